@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from cri_server.images import tar_headers
+from cri_server.images import layer_reader, tar_headers
 from cri_server.images.inflate import BadLayer, Limits, Stream
+from cri_server.images.layer_reader import bad_link, checked_members, components, joined
 from cri_server.images.reserve import BLOCK_BYTES, Reserve
-from cri_server.images.tar_headers import Entry, members, shown
+from cri_server.images.tar_headers import Entry, shown
 from cri_server.images.trees import Folders, in_depth, open_folder
 from cri_server.images.walk_budget import DIRECTORY_STEPS, WalkBudget
 from cri_server.images.zeros import is_hole
@@ -27,16 +28,9 @@ from pyrunc.kernel.full import FULL, reason
 from pyrunc.kernel.path import open_beneath
 from pyrunc.kernel.tree import remove_tree
 
-WHITEOUT = b".wh."
-OPAQUE = b".wh..wh..opq"
-AUFS = b".wh..wh."
 OPAQUE_XATTR = "trusted.overlay.opaque"
 _PARENTS_OPEN = 48
-LINKS_AT_MOST = 40
-STEPS_AT_MOST = 4096  # on the way to one name, those of the links included
 NAMES_LIMIT_BYTES = 256 << 20  # of all directories: they are kept until the end
-PATH_LIMIT_BYTES = 4095
-MAJOR_LIMIT, MINOR_LIMIT = 1 << 12, 1 << 20
 _TICK_BYTES = 4 << 20
 _TICK_ENTRIES = 500
 _FAULTS_OF_THE_LAYER = {
@@ -94,20 +88,49 @@ def in_our_words(error: OSError, name: bytes, folder: str) -> Exception:
     return KernelError("unpack", shown(name), number)
 
 
+class _Way:
+    """A directory of the layer: `folder` is a descriptor that the caller closes, `names` the way to it from the root."""
+
+    def __init__(self, extractor: _Extractor, make: bool) -> None:
+        self._extractor, self._make = extractor, make
+        self.folder, self.names = os.open(b".", _PLACE, dir_fd=extractor.root), list[bytes]()
+
+    def enter(self, name: bytes) -> tuple[int, bytes] | None:
+        link = self._extractor.step(self.folder, self.names, name, self._make)
+        if link is None:
+            self._move(name)
+            self.names.append(name)
+        return link
+
+    def leave(self) -> None:
+        if self.names:
+            self._move(b"..")
+            self.names.pop()
+
+    def restart(self) -> None:
+        self._move(b".", self._extractor.root)
+        self.names.clear()
+
+    def _move(self, name: bytes, start: int | None = None) -> None:
+        there = os.open(name, _PLACE, dir_fd=self.folder if start is None else start)
+        os.close(self.folder)
+        self.folder = there
+
+
 class _Extractor:
     def __init__(self, stream: Stream, root_fd: int, limits: Limits, tick: Callable[[], None]) -> None:
-        self._stream, self._root, self._limits, self._tick = stream, root_fd, limits, tick
+        self._stream, self.root, self._limits, self._tick = stream, root_fd, limits, tick
+        self._budget = WalkBudget()
+        self._hidden: set[Path] = set()  # what `.wh.` entries named
+        self.now = b""
         self._parents: dict[bytes, tuple[Path, int]] = {}  # as written -> (resolved, descriptor)
         self._through: dict[int, list[bytes]] = {}  # a link's inode -> those of `_parents` that lead over it
         self._stale: list[int] = []  # descriptors that the current entry may still use
         self._times: dict[Path, int] = {}
-        self._hidden: set[Path] = set()  # what `.wh.` entries named
         self._result = Extracted(implicit={b""}, inodes=1)
-        self._budget = WalkBudget()
         self._reserve = Reserve(root_fd, limits.folder)
         self._ticked_bytes = 0
         self._names_bytes = 0
-        self.now = b""
 
     def run(self) -> Extracted:
         make = {
@@ -118,21 +141,18 @@ class _Extractor:
             tar_headers.CHARACTER: self._node,
             tar_headers.BLOCK_DEVICE: self._node,
             tar_headers.FIFO: self._node,
+            layer_reader.ROOT: self._describe_root,
+            layer_reader.HIDDEN: self._hide,
+            layer_reader.OPAQUE: self._make_opaque,
         }
         self._times[b""] = 0
-        for entry in members(self._stream):
+        for what, entry, names in checked_members(
+            self._stream, self._limits, self._budget, self._tick, _TICK_ENTRIES
+        ):
             self.now = entry.name
             self._close_stale()
-            self._count()
-            names = components(entry.name)
-            if any(name.startswith(WHITEOUT) for name in names):
-                self._whiteout(entry, names)
-            elif names:
-                make[entry.kind](entry, names)
-            elif entry.kind == tar_headers.DIRECTORY:
-                self._describe_directory(entry, b"", open_folder(self._root, b""))
-            elif not is_root_link(entry):
-                raise BadLayer(f"{shown(entry.name)}: the root must be a directory")
+            self._reserve.charge(BLOCK_BYTES)
+            make[what](entry, names)
         self._set_directory_times()
         self._forget_lost_devices()
         return self._result
@@ -141,24 +161,9 @@ class _Extractor:
         self._forget_parents()
         self._close_stale()
 
-    def _count(self) -> None:
-        self._reserve.charge(BLOCK_BYTES)
-        self._budget.entries += 1
-        self._check_count(self._budget.entries)
-        if self._budget.entries % _TICK_ENTRIES == 0:
-            self._tick()
-
-    def _check_count(self, count: int) -> None:
-        if count > self._limits.entries:
-            raise ResourceExhausted(f"the layer has more than {self._limits.entries} entries")
-
     # ---- one method per kind
 
     def _file(self, entry: Entry, names: list[bytes]) -> None:
-        if entry.size > self._limits.size_bytes:
-            raise ResourceExhausted(
-                f"{shown(entry.name)}: a file of {entry.size} bytes: {self._limits.reason}"
-            )
         parent, path = self._parent(names)
         fd = self._fresh(path, parent, lambda name: os.open(name, _NEW, 0o600, dir_fd=parent))
         try:
@@ -220,22 +225,16 @@ class _Extractor:
         self._set_time(path, entry.mtime_ns)
         self._result.implicit.discard(path)
 
+    def _describe_root(self, entry: Entry, _: list[bytes]) -> None:
+        self._describe_directory(entry, b"", open_folder(self.root, b""))
+
     def _symlink(self, entry: Entry, names: list[bytes]) -> None:
-        if not entry.link:
-            raise BadLayer(f"{shown(entry.name)}: a symbolic link to nothing")
         parent, path = self._parent(names)
         self._fresh(path, parent, lambda name: os.symlink(entry.link, name, dir_fd=parent))
         self._describe_node(entry, parent, names[-1])
 
     def _node(self, entry: Entry, names: list[bytes]) -> None:
-        if entry.major >= MAJOR_LIMIT or entry.minor >= MINOR_LIMIT:
-            raise BadLayer(f"{shown(entry.name)}: device number {entry.major}:{entry.minor} is out of range")
-        kinds = {
-            tar_headers.CHARACTER: stat.S_IFCHR,
-            tar_headers.BLOCK_DEVICE: stat.S_IFBLK,
-            tar_headers.FIFO: stat.S_IFIFO,
-        }
-        mode, device = kinds[entry.kind] | 0o600, os.makedev(entry.major, entry.minor)
+        mode, device = layer_reader.NODES[entry.kind] | 0o600, os.makedev(entry.major, entry.minor)
         parent, path = self._parent(names)
         try:
             self._fresh(path, parent, lambda name: os.mknod(name, mode, device, dir_fd=parent))
@@ -257,49 +256,29 @@ class _Extractor:
         os.utime(name, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=parent, follow_symlinks=False)
 
     def _hardlink(self, entry: Entry, names: list[bytes]) -> None:
-        link_names = components(entry.link)
-        if not link_names or any(name.startswith(WHITEOUT) for name in link_names):
-            raise BadLayer(f"{shown(entry.name)}: a hard link to {shown(entry.link)}")
-        source, source_path = self._parent(link_names, make=False)
+        source = components(entry.link)
+        folder, source_path = self._parent(source, make=False)
         parent, path = self._parent(names)
         if source_path == path:
             return
         try:
-            found = os.lstat(link_names[-1], dir_fd=source)
+            found = os.lstat(source[-1], dir_fd=folder)
         except FileNotFoundError:
-            raise BadLayer(
-                f"{shown(entry.name)}: a hard link to {shown(entry.link)}, which the layer does not have"
-            ) from None
+            raise bad_link(entry, layer_reader.ABSENT) from None
         if stat.S_ISDIR(found.st_mode) or _is_whiteout(found):
-            raise BadLayer(f"{shown(entry.name)}: a hard link to {shown(entry.link)}, which is no file")
-        self._fresh(path, parent, lambda name: self._link(source, link_names[-1], parent, name))
+            raise bad_link(entry, layer_reader.NO_FILE)
+        self._fresh(
+            path,
+            parent,
+            lambda name: os.link(
+                source[-1], name, src_dir_fd=folder, dst_dir_fd=parent, follow_symlinks=False
+            ),
+        )
         self._result.inodes -= 1
         if source_path in self._result.devices:
             self._result.devices[path] = self._result.devices[source_path]
 
-    def _link(self, source: int, source_name: bytes, parent: int, name: bytes) -> None:
-        os.link(source_name, name, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
-
-    def _whiteout(self, entry: Entry, names: list[bytes]) -> None:
-        """`.wh.NAME` hides what lower layers have there, `.wh..wh..opq` all they have in its directory; what this layer has
-        stays, wherever it stands in the tar. Other `.wh..wh.` names are notes of aufs."""
-        if entry.kind == tar_headers.FILE:
-            tar_headers.skip(self._stream, entry.stored)
-        if any(name.startswith(AUFS) for name in names[:-1]):
-            return
-        if any(name.startswith(WHITEOUT) for name in names[:-1]):
-            raise BadLayer(f"{shown(entry.name)}: a whiteout cannot hold anything")
-        hidden = names[-1].removeprefix(WHITEOUT)
-        if names[-1] == OPAQUE:
-            self._opaque(names[:-1])
-        elif names[-1].startswith(AUFS):
-            return
-        elif hidden in (b"", b".", b".."):
-            raise BadLayer(f"{shown(entry.name)}: a whiteout of nothing")
-        else:
-            self._hide([*names[:-1], hidden])
-
-    def _opaque(self, folder: list[bytes]) -> None:
+    def _make_opaque(self, _: Entry, folder: list[bytes]) -> None:
         path, fd = self._enter(folder)
         if not path:
             self._result.opaque = (
@@ -308,7 +287,7 @@ class _Extractor:
             return
         _make_opaque_at(fd, b".")
 
-    def _hide(self, names: list[bytes]) -> None:
+    def _hide(self, _: Entry, names: list[bytes]) -> None:
         parent, path = self._parent(names)
         self._charge(path)
         self._hidden.add(path)
@@ -352,10 +331,7 @@ class _Extractor:
     def _parent(self, names: list[bytes], *, make: bool = True) -> tuple[int, Path]:
         """The directory that holds the last name, and the resolved path of that name."""
         folder, fd = self._enter(names[:-1], make=make)
-        path = b"/".join((folder, names[-1])) if folder else names[-1]
-        if len(path) > PATH_LIMIT_BYTES:
-            raise OSError(errno.ENAMETOOLONG, "path")
-        return fd, path
+        return fd, joined(folder, names[-1])
 
     def _enter(self, names: list[bytes], *, make: bool = True) -> tuple[Path, int]:
         written = b"/".join(names)
@@ -369,54 +345,20 @@ class _Extractor:
 
     def _open_parent(self, names: list[bytes], written: bytes, make: bool) -> tuple[Path, int]:
         try:
-            return written, open_beneath(self._root, written or b".", os.O_PATH | os.O_DIRECTORY)
+            return written, open_beneath(self.root, written or b".", os.O_PATH | os.O_DIRECTORY)
         except KernelError as error:
             if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
                 raise
-        path, links = self._walk(names, make)
-        for inode in links:
-            self._through.setdefault(inode, []).append(written)
-        return path, open_beneath(self._root, path or b".", os.O_PATH | os.O_DIRECTORY)
-
-    def _walk(self, names: list[bytes], make: bool) -> tuple[Path, list[int]]:
-        """The directory's path without links, which are followed as if the root were `/`, and the inodes of these links; missing
-        directories are made.
-
-        From one directory to the next, not each from the root: names may be thousands.
-        """
-        pending, done, links, steps = names[::-1], list[bytes](), list[int](), 0
-        folder = os.open(b".", _PLACE, dir_fd=self._root)
+        way = _Way(self, make)
         try:
-            while pending:
-                name = pending.pop()
-                if name in (b"", b"."):
-                    continue
-                steps += 1
-                if steps > STEPS_AT_MOST:
-                    raise OSError(errno.ELOOP, "steps")
-                if name == b"..":  # only links have it
-                    if done:
-                        folder = _moved(folder, name)
-                        done.pop()
-                    continue
-                link = self._step(folder, done, name, make)
-                if link is None:
-                    folder = _moved(folder, name)
-                    done.append(name)
-                    continue
-                inode, target = link
-                links.append(inode)
-                if len(links) > LINKS_AT_MOST:
-                    raise OSError(errno.ELOOP, "link")
-                if target.startswith(b"/"):
-                    folder, done = _moved(folder, b".", self._root), []
-                pending.extend(target.split(b"/")[::-1])
+            for inode in layer_reader.follow(names, way, self._budget):
+                self._through.setdefault(inode, []).append(written)
         finally:
-            os.close(folder)
-        self._budget.charge(steps)
-        return b"/".join(done), links
+            os.close(way.folder)
+        path = b"/".join(way.names)
+        return path, open_beneath(self.root, path or b".", os.O_PATH | os.O_DIRECTORY)
 
-    def _step(self, folder: int, done: list[bytes], name: bytes, make: bool) -> tuple[int, bytes] | None:
+    def step(self, folder: int, done: list[bytes], name: bytes, make: bool) -> tuple[int, bytes] | None:
         """None if `name` in `folder` (which is `done`) is a directory now, else the inode and the target of the link that it is."""
         try:
             found = os.lstat(name, dir_fd=folder)
@@ -443,7 +385,7 @@ class _Extractor:
         os.mkdir(name, 0o755, dir_fd=parent)
         os.chmod(name, 0o755, dir_fd=parent)  # whatever the umask is
         self._result.inodes += 1
-        self._check_count(self._result.inodes)
+        layer_reader.check_count(self._result.inodes, self._limits)
         self._result.implicit.add(path)
         self._set_time(path, 0)  # the same layer gives the same tree
 
@@ -481,7 +423,7 @@ class _Extractor:
 
         What a later entry took away or made something else is found out here, once, and forgotten.
         """
-        with Folders(self._root) as folders:
+        with Folders(self.root) as folders:
             for path in sorted(self._times, key=in_depth):
                 self.now = path
                 try:
@@ -495,7 +437,7 @@ class _Extractor:
                     os.utime(b".", ns=(time_ns, time_ns), dir_fd=fd)
 
     def _forget_lost_devices(self) -> None:
-        with Folders(self._root) as folders:
+        with Folders(self.root) as folders:
             for path in sorted(self._result.devices, key=in_depth):
                 folder, _, name = path.rpartition(b"/")
                 try:
@@ -505,26 +447,6 @@ class _Extractor:
                     continue
                 if not stat.S_ISREG(found.st_mode):
                     del self._result.devices[path]
-
-
-def _moved(folder: int, name: bytes, start: int | None = None) -> int:
-    """`name` in `folder` (or in `start`) instead of `folder`; `..` is the directory above."""
-    there = os.open(name, _PLACE, dir_fd=folder if start is None else start)
-    os.close(folder)
-    return there
-
-
-def components(name: bytes) -> list[bytes]:
-    """The components of a member's name; an absolute one is relative to the root."""
-    names = [part for part in name.split(b"/") if part not in (b"", b".")]
-    if b".." in names:
-        raise BadLayer(f"{shown(name)}: a name with '..'")
-    return names
-
-
-def is_root_link(entry: Entry) -> bool:
-    """Whether an entry for the root is a hard link to the root, as kaniko writes one (`/` to `.`), which says nothing."""
-    return entry.kind == tar_headers.HARDLINK and not components(entry.link)
 
 
 def _is_whiteout(found: os.stat_result) -> bool:
@@ -552,21 +474,10 @@ def _make_opaque_at(parent_fd: int, name: bytes) -> None:
 
 
 def _set_xattrs(target: int | bytes, entry: Entry) -> None:
-    """Those a container can make use of: file capabilities, POSIX ACLs, `user.*`. Others are the host's business, and
-    `*.overlay.*` would be orders to overlayfs. What the file system or the kind of file does not take is left out."""
-    for name, value in entry.xattrs.items():
-        if b"\0" in name:
-            raise BadLayer(f"{shown(entry.name)}: an attribute whose name has a NUL byte")
-        if not is_wanted(name):
-            continue
+    """What the file system or the kind of file does not take is left out."""
+    for name, value in layer_reader.wanted_attributes(entry).items():
         try:
             os.setxattr(target, name, value, follow_symlinks=isinstance(target, int))
         except OSError as error:
             if error.errno not in (errno.ENOTSUP, errno.EPERM, errno.EINVAL):
                 raise
-
-
-def is_wanted(name: bytes) -> bool:
-    if name in (b"security.capability", b"system.posix_acl_access", b"system.posix_acl_default"):
-        return True
-    return name.startswith(b"user.") and not name.startswith(b"user.overlay.")

@@ -11,36 +11,19 @@ import os
 import stat
 from collections.abc import Callable
 
-from cri_server.images import tar_headers
+from cri_server.images import layer_reader, tar_headers
 from cri_server.images.erofs import xattrs
 from cri_server.images.erofs.format import BLOCK
 from cri_server.images.erofs.node import Node, directory
 from cri_server.images.erofs.tar_file import TarFile
-from cri_server.images.extract import (
-    AUFS,
-    LINKS_AT_MOST,
-    MAJOR_LIMIT,
-    MINOR_LIMIT,
-    OPAQUE,
-    PATH_LIMIT_BYTES,
-    STEPS_AT_MOST,
-    WHITEOUT,
-    components,
-    is_root_link,
-    is_wanted,
-)
 from cri_server.images.inflate import BadLayer, Limits
-from cri_server.images.tar_headers import Entry, members, shown
+from cri_server.images.layer_reader import bad_link, checked_members, components, joined
+from cri_server.images.tar_headers import Entry, shown
 from cri_server.images.walk_budget import DIRECTORY_STEPS, WalkBudget
 from pyrunc.errors import ResourceExhausted
 
 NAME_LIMIT_BYTES = 255
 _TICK_ENTRIES = 5000
-_KINDS = {
-    tar_headers.CHARACTER: stat.S_IFCHR,
-    tar_headers.BLOCK_DEVICE: stat.S_IFBLK,
-    tar_headers.FIFO: stat.S_IFIFO,
-}
 
 
 def read_layer(tar: TarFile, device: int, limits: Limits, tick: Callable[[], None] = lambda: None) -> Node:
@@ -57,10 +40,41 @@ def read_layer(tar: TarFile, device: int, limits: Limits, tick: Callable[[], Non
         raise ResourceExhausted("the layer has more files than there is memory to index them") from None
 
 
+class _Way:
+    """A directory of the tree: `node`, and the way to it without links."""
+
+    def __init__(self, reader: _Reader, make: bool) -> None:
+        self._reader, self._make = reader, make
+        self._above: list[tuple[bytes, Node]] = []  # each directory below the root, with its name
+
+    @property
+    def node(self) -> Node:
+        return self._above[-1][1] if self._above else self._reader.root
+
+    def path_of(self, *name: bytes) -> bytes:
+        return b"/".join([*(above for above, _ in self._above), *name])
+
+    def enter(self, name: bytes) -> tuple[int, bytes] | None:
+        if len(name) > NAME_LIMIT_BYTES:
+            raise OSError(errno.ENAMETOOLONG, "name")
+        step = self._reader.step(self, name, self._make)
+        if step.children is None:
+            return id(step), step.link
+        self._above.append((name, step))
+        return None
+
+    def leave(self) -> None:
+        if self._above:
+            self._above.pop()
+
+    def restart(self) -> None:
+        self._above.clear()
+
+
 class _Reader:
     def __init__(self, tar: TarFile, device: int, limits: Limits, tick: Callable[[], None]) -> None:
         self._tar, self._device, self._limits, self._tick = tar, device, limits, tick
-        self._root = directory()
+        self.root = directory()
         self._parents: dict[bytes, tuple[bytes, Node]] = {}  # as written -> (resolved, directory)
         self._through: dict[
             int, list[bytes]
@@ -79,35 +93,20 @@ class _Reader:
             tar_headers.CHARACTER: self._device_node,
             tar_headers.BLOCK_DEVICE: self._device_node,
             tar_headers.FIFO: self._device_node,
+            layer_reader.ROOT: self._describe_root,
+            layer_reader.HIDDEN: self._hide,
+            layer_reader.OPAQUE: self._make_opaque,
         }
-        for entries, entry in enumerate(members(self._tar), 1):
+        for what, entry, names in checked_members(
+            self._tar, self._limits, self._budget, self._tick, _TICK_ENTRIES
+        ):
             self.now = entry.name
-            self._budget.entries = entries
-            self._check(entries)
-            if entries % _TICK_ENTRIES == 0:
-                self._tick()
-            names = components(entry.name)
-            if WHITEOUT in entry.name and any(name.startswith(WHITEOUT) for name in names):
-                self._whiteout(entry, names)
-            elif names:
-                make[entry.kind](entry, names)
-            elif entry.kind == tar_headers.DIRECTORY:
-                self._describe_directory(self._root, entry)
-            elif not is_root_link(entry):
-                raise BadLayer(f"{shown(entry.name)}: the root must be a directory")
-        return self._root
-
-    def _check(self, count: int) -> None:
-        if count > self._limits.entries:
-            raise ResourceExhausted(f"the layer has more than {self._limits.entries} entries")
+            make[what](entry, names)
+        return self.root
 
     # ---- one method per kind
 
     def _file(self, entry: Entry, names: list[bytes]) -> None:
-        if entry.size > self._limits.size_bytes:
-            raise ResourceExhausted(
-                f"{shown(entry.name)}: a file of {entry.size} bytes: {self._limits.reason}"
-            )
         path, parent = self._parent(names)
         node = self._described(entry, stat.S_IFREG)
         node.size, node.stored, node.sparse = entry.size, entry.stored, entry.sparse
@@ -132,10 +131,11 @@ class _Reader:
         node.take_attributes(described)
         node.implicit = False
 
+    def _describe_root(self, entry: Entry, _: list[bytes]) -> None:
+        self._describe_directory(self.root, entry)
+
     def _symlink(self, entry: Entry, names: list[bytes]) -> None:
-        if not entry.link:
-            raise BadLayer(f"{shown(entry.name)}: a symbolic link to nothing")
-        if len(entry.link) > PATH_LIMIT_BYTES:
+        if len(entry.link) > layer_reader.PATH_LIMIT_BYTES:
             raise OSError(errno.ENAMETOOLONG, "link")
         path, parent = self._parent(names)
         node = self._described(entry, stat.S_IFLNK)
@@ -144,52 +144,31 @@ class _Reader:
         self._put(path, parent, names[-1], node)
 
     def _device_node(self, entry: Entry, names: list[bytes]) -> None:
-        if entry.major >= MAJOR_LIMIT or entry.minor >= MINOR_LIMIT:
-            raise BadLayer(f"{shown(entry.name)}: device number {entry.major}:{entry.minor} is out of range")
         path, parent = self._parent(names)
-        node = self._described(entry, _KINDS[entry.kind])
+        node = self._described(entry, layer_reader.NODES[entry.kind])
         node.rdev = (entry.major, entry.minor)
         self._put(path, parent, names[-1], node)
 
     def _hardlink(self, entry: Entry, names: list[bytes]) -> None:
-        link_names = components(entry.link)
-        if not link_names or any(name.startswith(WHITEOUT) for name in link_names):
-            raise BadLayer(f"{shown(entry.name)}: a hard link to {shown(entry.link)}")
-        source_path, source = self._parent(link_names, make=False)
+        source = components(entry.link)
+        source_path, folder = self._parent(source, make=False)
         path, parent = self._parent(names)
         if source_path == path:
             return
-        assert source.children is not None
-        node = source.children.get(link_names[-1])
+        assert folder.children is not None
+        node = folder.children.get(source[-1])
         if node is None:
-            raise BadLayer(
-                f"{shown(entry.name)}: a hard link to {shown(entry.link)}, which the layer does not have"
-            )
+            raise bad_link(entry, layer_reader.ABSENT)
         if node.children is not None or node.is_whiteout:
-            raise BadLayer(f"{shown(entry.name)}: a hard link to {shown(entry.link)}, which is no file")
+            raise bad_link(entry, layer_reader.NO_FILE)
         if source_path.startswith(path + b"/"):  # the directory that would give way holds it
             raise OSError(errno.ENOENT, "link")
         self._put(path, parent, names[-1], node)
 
-    def _whiteout(self, entry: Entry, names: list[bytes]) -> None:
-        """As `images.extract` has it: in overlayfs' form, what this layer has itself stays."""
-        if entry.kind == tar_headers.FILE:
-            tar_headers.skip(self._tar, entry.stored)
-        if any(name.startswith(AUFS) for name in names[:-1]):
-            return
-        if any(name.startswith(WHITEOUT) for name in names[:-1]):
-            raise BadLayer(f"{shown(entry.name)}: a whiteout cannot hold anything")
-        hidden = names[-1].removeprefix(WHITEOUT)
-        if names[-1] == OPAQUE:
-            self._enter(names[:-1])[1].opaque = True
-        elif names[-1].startswith(AUFS):
-            return
-        elif hidden in (b"", b".", b".."):
-            raise BadLayer(f"{shown(entry.name)}: a whiteout of nothing")
-        else:
-            self._hide([*names[:-1], hidden])
+    def _make_opaque(self, _: Entry, folder: list[bytes]) -> None:
+        self._enter(folder)[1].opaque = True
 
-    def _hide(self, names: list[bytes]) -> None:
+    def _hide(self, _: Entry, names: list[bytes]) -> None:
         path, parent = self._parent(names)
         assert parent.children is not None
         self._hidden.add(path)
@@ -202,9 +181,7 @@ class _Reader:
     def _described(self, entry: Entry, kind: int) -> Node:
         node = Node(kind | entry.mode, entry.uid, entry.gid, entry.mtime_ns)
         if entry.xattrs:
-            if any(b"\0" in name for name in entry.xattrs):
-                raise BadLayer(f"{shown(entry.name)}: an attribute whose name has a NUL byte")
-            wanted = {name: value for name, value in entry.xattrs.items() if is_wanted(name)}
+            wanted = layer_reader.wanted_attributes(entry)
             try:
                 node.mode, node.xattrs = xattrs.settle(node.mode, wanted)
             except BadLayer as error:
@@ -228,7 +205,7 @@ class _Reader:
                 node.opaque = True
         else:
             self._nodes += 1
-            self._check(self._nodes)
+            layer_reader.check_count(self._nodes, self._limits)
         parent.children[name] = node
         return node
 
@@ -237,66 +214,32 @@ class _Reader:
         if len(names[-1]) > NAME_LIMIT_BYTES:
             raise OSError(errno.ENAMETOOLONG, "name")
         folder, node = self._enter(names[:-1], make=make)
-        path = b"/".join((folder, names[-1])) if folder else names[-1]
-        if len(path) > PATH_LIMIT_BYTES:
-            raise OSError(errno.ENAMETOOLONG, "path")
-        return path, node
+        return joined(folder, names[-1]), node
 
     def _enter(self, names: list[bytes], *, make: bool = True) -> tuple[bytes, Node]:
         written = b"/".join(names)
         found = self._parents.get(written)
         if found is None:
-            path, node, links = self._walk(names, make)
-            for link in links:
-                self._through.setdefault(id(link), []).append(written)
-            found = self._parents[written] = (path, node)
+            way = _Way(self, make)
+            for link in layer_reader.follow(names, way, self._budget):
+                self._through.setdefault(link, []).append(written)
+            found = self._parents[written] = (way.path_of(), way.node)
         return found
 
-    def _walk(self, names: list[bytes], make: bool) -> tuple[bytes, Node, list[Node]]:
-        """The directory's path without links, the directory, and the links on the way to it."""
-        pending, links, steps = names[::-1], list[Node](), 0
-        way: list[tuple[bytes, Node]] = []  # each directory below the root, with its name
-        while pending:
-            name = pending.pop()
-            if name in (b"", b"."):
-                continue
-            steps += 1
-            if steps > STEPS_AT_MOST:
-                raise OSError(errno.ELOOP, "steps")
-            if name == b"..":  # only links have it
-                if way:
-                    way.pop()
-                continue
-            if len(name) > NAME_LIMIT_BYTES:
-                raise OSError(errno.ENAMETOOLONG, "name")
-            found = self._step(way, name, make)
-            if found.children is not None:
-                way.append((name, found))
-                continue
-            links.append(found)
-            if len(links) > LINKS_AT_MOST:
-                raise OSError(errno.ELOOP, "link")
-            if found.link.startswith(b"/"):
-                way = []
-            pending.extend(found.link.split(b"/")[::-1])
-        self._budget.charge(steps)
-        return b"/".join(name for name, _ in way), way[-1][1] if way else self._root, links
-
-    def _step(self, way: list[tuple[bytes, Node]], name: bytes, make: bool) -> Node:
+    def step(self, way: _Way, name: bytes, make: bool) -> Node:
         """The directory or link `name`; a missing directory is made. Raises BadLayer, OSError (ENOTDIR)."""
-        folder = way[-1][1] if way else self._root
+        folder = way.node
         assert folder.children is not None
         found = folder.children.get(name)
         if found is None:
             if not make:
-                missing = b"/".join([*(part for part, _ in way), name])
-                raise BadLayer(f"{shown(self.now)}: the layer has no {shown(missing)}")
+                raise BadLayer(f"{shown(self.now)}: the layer has no {shown(way.path_of(name))}")
             self._budget.charge(DIRECTORY_STEPS)
             return self._put(b"", folder, name, directory())
         if found.children is not None or found.link:
             return found
         if make and found.is_whiteout:
-            path = b"/".join([*(part for part, _ in way), name])
+            path = way.path_of(name)
             if path in self._hidden:
                 return self._put(path, folder, name, directory())
         raise OSError(errno.ENOTDIR, "parent")

@@ -1,0 +1,175 @@
+"""Reads a layer's tar for those who make files of it and those who make a tree in memory: both refuse the same names.
+
+Names with `..` are refused, and links on the way to a name are followed as if the layer's root were `/`. The last name is
+never followed.
+"""
+
+from __future__ import annotations
+
+import errno
+import stat
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from cri_server.images import tar_headers
+from cri_server.images.inflate import BadLayer, Limits
+from cri_server.images.tar_headers import Entry, Source, members, shown
+from cri_server.images.walk_budget import WalkBudget
+from pyrunc.errors import ResourceExhausted
+
+ROOT, HIDDEN, OPAQUE = "root", "hidden", "opaque"
+ABSENT, NO_FILE = ", which the layer does not have", ", which is no file"  # of a hard link's target
+WHITEOUT = b".wh."
+OPAQUE_NAME = b".wh..wh..opq"
+AUFS = b".wh..wh."
+LINKS_AT_MOST = 40
+STEPS_AT_MOST = 4096  # on the way to one name, those of the links included
+PATH_LIMIT_BYTES = 4095
+MAJOR_LIMIT, MINOR_LIMIT = 1 << 12, 1 << 20
+NODES = {
+    tar_headers.CHARACTER: stat.S_IFCHR,
+    tar_headers.BLOCK_DEVICE: stat.S_IFBLK,
+    tar_headers.FIFO: stat.S_IFIFO,
+}
+
+
+class Way(Protocol):
+    """A place in a layer, at its root to begin with."""
+
+    def enter(self, name: bytes) -> tuple[int, bytes] | None:
+        """Go into the directory `name`, or stay where `name` is a link: the link's identity and target then."""
+
+    def leave(self) -> None:
+        """Go to the directory above; stay in the root."""
+
+    def restart(self) -> None:
+        """Go to the root."""
+
+
+def checked_members(
+    source: Source, limits: Limits, budget: WalkBudget, tick: Callable[[], None], tick_entries: int
+) -> Iterator[tuple[str, Entry, list[bytes]]]:
+    """The entries of a layer: what to make, one of tar_headers' kinds, ROOT, HIDDEN or OPAQUE; the entry; the components of the
+    name, or of what a whiteout hides. `tick` is called every `tick_entries`, and may raise.
+
+    Raises BadLayer for what can be refused without looking at the files made so far, ResourceExhausted.
+    """
+    for entry in members(source):
+        budget.entries += 1
+        check_count(budget.entries, limits)
+        if budget.entries % tick_entries == 0:
+            tick()
+        names = components(entry.name)
+        if WHITEOUT in entry.name and any(name.startswith(WHITEOUT) for name in names):
+            if entry.kind == tar_headers.FILE:
+                tar_headers.skip(source, entry.stored)
+            if hidden := _hidden(entry, *names):
+                yield hidden[0], entry, hidden[1]
+        elif names:
+            _check(entry, limits)
+            yield entry.kind, entry, names
+        elif entry.kind == tar_headers.DIRECTORY:
+            yield ROOT, entry, names
+        elif entry.kind != tar_headers.HARDLINK or components(entry.link):  # kaniko links `/` to `.`
+            raise BadLayer(f"{shown(entry.name)}: the root must be a directory")
+
+
+def check_count(count: int, limits: Limits) -> None:
+    """Raises ResourceExhausted when a layer has that many entries or files."""
+    if count > limits.entries:
+        raise ResourceExhausted(f"the layer has more than {limits.entries} entries")
+
+
+def _check(entry: Entry, limits: Limits) -> None:
+    name = shown(entry.name)
+    if entry.kind == tar_headers.FILE and entry.size > limits.size_bytes:
+        raise ResourceExhausted(f"{name}: a file of {entry.size} bytes: {limits.reason}")
+    if entry.kind == tar_headers.SYMLINK and not entry.link:
+        raise BadLayer(f"{name}: a symbolic link to nothing")
+    if entry.major >= MAJOR_LIMIT or entry.minor >= MINOR_LIMIT:
+        raise BadLayer(f"{name}: device number {entry.major}:{entry.minor} is out of range")
+    if entry.kind == tar_headers.HARDLINK:
+        target = components(entry.link)
+        if not target or any(part.startswith(WHITEOUT) for part in target):
+            raise bad_link(entry, "")
+
+
+def _hidden(entry: Entry, *names: bytes) -> tuple[str, list[bytes]] | None:
+    """`.wh.NAME` hides what lower layers have there, `.wh..wh..opq` all they have in its directory; what this layer has stays,
+    wherever it stands in the tar. Other `.wh..wh.` names are notes of aufs: None."""
+    *folder, last = names
+    if any(name.startswith(AUFS) for name in folder):
+        return None
+    if any(name.startswith(WHITEOUT) for name in folder):
+        raise BadLayer(f"{shown(entry.name)}: a whiteout cannot hold anything")
+    if last == OPAQUE_NAME:
+        return OPAQUE, folder
+    if last.startswith(AUFS):
+        return None
+    hidden = last.removeprefix(WHITEOUT)
+    if hidden in (b"", b".", b".."):
+        raise BadLayer(f"{shown(entry.name)}: a whiteout of nothing")
+    return HIDDEN, [*folder, hidden]
+
+
+def follow(names: list[bytes], way: Way, budget: WalkBudget) -> list[int]:
+    """Go along the directories `names`; the identities of the links on the way. From one directory to the next, not each from
+    the root: names may be thousands. Raises BadLayer, OSError."""
+    pending, links, steps = names[::-1], list[int](), 0
+    while pending:
+        name = pending.pop()
+        if name in (b"", b"."):
+            continue
+        steps += 1
+        if steps > STEPS_AT_MOST:
+            raise OSError(errno.ELOOP, "steps")
+        if name == b"..":  # only links have it
+            way.leave()
+            continue
+        link = way.enter(name)
+        if link is None:
+            continue
+        identity, target = link
+        links.append(identity)
+        if len(links) > LINKS_AT_MOST:
+            raise OSError(errno.ELOOP, "link")
+        if target.startswith(b"/"):
+            way.restart()
+        pending.extend(target.split(b"/")[::-1])
+    budget.charge(steps)
+    return links
+
+
+def components(name: bytes) -> list[bytes]:
+    """The components of a member's name; an absolute one is relative to the root."""
+    names = [part for part in name.split(b"/") if part not in (b"", b".")]
+    if b".." in names:
+        raise BadLayer(f"{shown(name)}: a name with '..'")
+    return names
+
+
+def joined(folder: bytes, name: bytes) -> bytes:
+    """The path of `name` in `folder`. Raises OSError where the kernel would take no path of that length."""
+    path = b"/".join((folder, name)) if folder else name
+    if len(path) > PATH_LIMIT_BYTES:
+        raise OSError(errno.ENAMETOOLONG, "path")
+    return path
+
+
+def bad_link(entry: Entry, why: str) -> BadLayer:
+    """The error for a hard link whose target is none."""
+    return BadLayer(f"{shown(entry.name)}: a hard link to {shown(entry.link)}{why}")
+
+
+def wanted_attributes(entry: Entry) -> dict[bytes, bytes]:
+    """The extended attributes that a container can make use of: file capabilities, POSIX ACLs, `user.*`. Others are the
+    host's business, and `*.overlay.*` would be orders to overlayfs. Raises BadLayer."""
+    if any(b"\0" in name for name in entry.xattrs):
+        raise BadLayer(f"{shown(entry.name)}: an attribute whose name has a NUL byte")
+    return {name: value for name, value in entry.xattrs.items() if _is_wanted(name)}
+
+
+def _is_wanted(name: bytes) -> bool:
+    if name in (b"security.capability", b"system.posix_acl_access", b"system.posix_acl_default"):
+        return True
+    return name.startswith(b"user.") and not name.startswith(b"user.overlay.")
