@@ -32,10 +32,10 @@ from cni_plugins.protocol.errors import (
 from cni_plugins.protocol.result import Result
 from cni_plugins.protocol.worker import Answer, Chain, Execute, Install, Living, Restore
 from cri_server.network.attachments import Attachment
-from cri_server.network.model import ErrandOutcome, Errands
 from cri_server.network.workers import Workers
 from cri_server.timeline.trace import span
 from pyrunc.errors import Error, InvalidArgument, PeerError, ResourceExhausted, WrongState
+from pyrunc.zygote.client import ErrandResult, Zygote
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class PluginRunner:
     """
 
     def __init__(
-        self, errands: Errands, bin_dirs: tuple[str, ...], own_dir: str, timeout_s: float, scope: str
+        self, errands: Zygote, bin_dirs: tuple[str, ...], own_dir: str, timeout_s: float, scope: str
     ) -> None:
         self._errands, self._bin_dirs, self._timeout_s, self._scope = errands, bin_dirs, timeout_s, scope
         self._own_dir = own_dir
@@ -306,7 +306,7 @@ class PluginRunner:
             raise _refused(step.kind, "ADD", from_json(answer))
         return _judge(answer, step.kind, network)
 
-    async def _run_foreign(self, call: Call, step: _Step, timeout_s: float | None = None) -> ErrandOutcome:
+    async def _run_foreign(self, call: Call, step: _Step, timeout_s: float | None = None) -> ErrandResult:
         """Run an executable; raises its refusal. DEL and the others may print nothing."""
         if not step.program:
             raise PeerError(f"there is no CNI plugin {step.kind!r} in {self.folders}")
@@ -383,7 +383,7 @@ def _environment(call: Call) -> dict[str, str]:
         raise InvalidArgument(error.message) from None
 
 
-def _decode(done: ErrandOutcome, names: str, command: str) -> dict[str, Any]:
+def _decode(done: ErrandResult, names: str, command: str) -> dict[str, Any]:
     if len(done.stdout) > LIMIT_BYTES:
         raise PeerError(f"CNI plugin {names} answered {command} with more than {LIMIT_BYTES} bytes")
     try:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-from pyrunc.records import Record
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,33 +76,3 @@ class Readiness:
     ready: bool
     reason: str = ""
     message: str = ""
-
-
-class ErrandOutcome(Protocol):
-    """How an errand ended. `exit_code` is 128 + n after signal n."""
-
-    @property
-    def exit_code(self) -> int: ...
-    @property
-    def stdout(self) -> bytes: ...
-    @property
-    def stderr(self) -> bytes: ...
-
-
-class Errands(Protocol):
-    """Runs `module:function(arguments, fds)` in a process of its own, stdio on pipes (`pyrunc.zygote.client.Zygote`).
-
-    Raises DeadlineExceeded after `timeout_s`, having killed the errand and its descendants; output beyond the limit is
-    cut off.
-    """
-
-    async def run(
-        self,
-        function: str,
-        arguments: Record | None = None,
-        fds: Sequence[int] = (),
-        timeout_s: float | None = None,
-        stdin: bytes = b"",
-        env: Mapping[str, str] | None = None,
-        output_limit_bytes: int = ...,
-    ) -> ErrandOutcome: ...

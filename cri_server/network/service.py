@@ -29,7 +29,7 @@ from cri_server.network.capabilities import capability_arguments, cni_arguments,
 from cri_server.network.chain import IFNAME, PluginRunner, Progress
 from cri_server.network.configuration import Configuration, Found
 from cri_server.network.leases import Usage, usage
-from cri_server.network.model import Errands, NetworkResult, PodNetwork, Readiness
+from cri_server.network.model import NetworkResult, PodNetwork, Readiness
 from cri_server.network.names import NamespaceNames, is_name
 from cri_server.network.names import remove as remove_name
 from cri_server.network.pod_ranges import PodRanges
@@ -37,6 +37,7 @@ from cri_server.together import together
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound, PeerError, WrongState
 from pyrunc.kernel.full import disk_error, disk_errors
+from pyrunc.zygote.client import Zygote
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class Network:
         conf_dir: str,
         bin_dir: str,
         state_dir: str,
-        errands: Errands,
+        errands: Zygote,
         *,
         netns_dir: str,
         default: dict[str, Any] | None = None,

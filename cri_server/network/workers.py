@@ -7,11 +7,11 @@ The kernel changes links under one lock. Measured on two processors, attaching a
 from __future__ import annotations
 
 from cni_plugins.protocol.worker import Answer
-from cri_server.network.model import Errands
 from pyrunc import ipc
 from pyrunc.errors import PeerError, Unavailable
 from pyrunc.records import Request
 from pyrunc.zygote import workers
+from pyrunc.zygote.client import Zygote
 
 _FUNCTION = "cni_plugins.errand:serve"
 _AT_WORK = _IDLE = 4
@@ -20,7 +20,7 @@ _AT_WORK = _IDLE = 4
 class Workers:
     """The workers of one server. Use from one event loop."""
 
-    def __init__(self, errands: Errands) -> None:
+    def __init__(self, errands: Zygote) -> None:
         self._workers = workers.Workers(errands, _FUNCTION, "a CNI worker", _AT_WORK, _IDLE)
 
     def close(self) -> None:
