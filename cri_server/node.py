@@ -61,11 +61,6 @@ class Node:
     oom_score_adj_floor: int | None
     limits: Limits
 
-    @property
-    def hybrid(self) -> bool:
-        """Whether controllers live in v1 hierarchies beside the v2 tree."""
-        return self.cgroup_root != Path("/sys/fs/cgroup")
-
 
 def probe(config: Config) -> Node:
     """Look at the host. Raises InvalidSpec when the configuration asks for what it has not."""

@@ -102,14 +102,3 @@ def write_sysctl(name: str, value: str) -> bool:
     finally:
         os.close(descriptor)
     return True
-
-
-def read_sysctl(name: str) -> str:
-    """The value, or an empty string where there is no such setting."""
-    try:
-        with open(f"/proc/sys/{name}", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError as error:
-        if error.errno in _GONE:
-            return ""
-        raise

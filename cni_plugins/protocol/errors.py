@@ -15,7 +15,6 @@ DECODING_FAILURE = 6
 INVALID_CONFIG = 7
 TRY_AGAIN_LATER = 11
 NOT_AVAILABLE = 50
-NOT_AVAILABLE_LIMITED = 51
 INTERNAL = 999
 """Codes from 100 on belong to the plugins; 999 is what the reference implementation says for anything else."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import secrets
 import time
@@ -34,8 +33,6 @@ from pyrunc.kernel import cgroup as tree
 from pyrunc.kernel.full import disk_error, disk_errors
 from pyrunc.kernel.tree import remove_path
 from pyrunc.records import Record
-
-log = logging.getLogger(__name__)
 
 PATIENCE_S = 1800.0  # with CRIU, or a disk: meanwhile the container cannot be stopped
 

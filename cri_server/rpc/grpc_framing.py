@@ -23,7 +23,6 @@ _ESCAPED = re.compile(rb"[^ -$&-~]")
 
 HEAD_BLOCK = hpack.STATUS_200 + hpack.literal(b"content-type", b"application/grpc")
 OK_BLOCK = hpack.literal(b"grpc-status", b"0")
-ACCEPTED_BLOCK = hpack.literal(b"grpc-accept-encoding", b",".join(ENCODINGS))
 
 
 class NotGrpc(Exception):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import dataclass
 
 from cri_server import events, orphans
@@ -14,8 +13,6 @@ from cri_server.status import sandbox as status
 from cri_server.steps import Step, Steps
 from cri_server.store import disk
 from cri_server.store.model import Sandbox
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)

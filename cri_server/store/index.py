@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
-from cri_server.store.model import Container, ContainerName, Sandbox, SandboxName
+from cri_server.store.model import Container, Sandbox
 from pyrunc.errors import NotFound
 
 Object = TypeVar("Object", Sandbox, Container)
-Name = TypeVar("Name", SandboxName, ContainerName)
 
 
 class Table(Generic[Object]):

@@ -22,8 +22,6 @@ from pyrunc.atomic_file import DamagedRecord
 from pyrunc.compiler.client import CompiledLaunch
 from pyrunc.shim import messages
 
-NAME_LABEL, NAMESPACE_LABEL = "io.kubernetes.pod.name", "io.kubernetes.pod.namespace"
-
 SandboxName = tuple[str, str, str, int]
 ContainerName = tuple[str, str, int]
 

@@ -41,10 +41,6 @@ class Rule:
         """Whether no rule before this one can matter."""
         return self.kind == 0 and self.major is None and self.minor is None and self.bits == ALL
 
-    def matches(self, kind: int, major: int, minor: int) -> bool:
-        """Whether the rule speaks about the device."""
-        return self.kind in (0, kind) and self.major in (None, major) and self.minor in (None, minor)
-
 
 DEFAULTS = (
     Rule(True, 2, None, None, ACCESS["m"]),
@@ -83,19 +79,6 @@ def parse(devices: Sequence[Mapping[str, Any]]) -> list[Rule]:
 def _number(device: Mapping[str, Any], key: str) -> int | None:
     value = device.get(key)
     return None if value is None or value < 0 else int(value)
-
-
-def allowed(rules: Sequence[Rule], kind: int, major: int, minor: int, bits: int) -> bool:
-    """What the program answers, in Python: the definition that the program is tested against."""
-    for rule in reversed(rules):
-        if rule.matches(kind, major, minor):
-            if not rule.allow and bits & rule.bits:
-                return False
-            if rule.allow:
-                bits &= ~rule.bits
-            if not bits:
-                return True
-    return False
 
 
 def program(devices: Sequence[Mapping[str, Any]]) -> bytes:

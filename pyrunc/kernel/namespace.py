@@ -53,16 +53,3 @@ def open_namespace(path: str, kind: str) -> int:
 def open_own(kind: str) -> int:
     """A descriptor of the calling thread's namespace of that kind."""
     return open_namespace(f"/proc/thread-self/ns/{kind}", kind)
-
-
-def open_new_network() -> int:
-    """A descriptor of a new network namespace; the calling thread stays in its own."""
-    before = open_own("net")
-    try:
-        unshare(NAMESPACES["net"])
-        try:
-            return open_own("net")
-        finally:
-            setns(before, NAMESPACES["net"])
-    finally:
-        os.close(before)

@@ -179,6 +179,3 @@ def readlinkat(dir_fd: int, name: Path) -> str:
     """readlinkat(2); an empty name reads the O_PATH descriptor of a link itself."""
     with kernel_errors("readlinkat", quoted(name)):
         return os.fsdecode(os.readlink(path_bytes(name), dir_fd=dir_fd))
-
-
-LEVELS_AT_ONCE = 50

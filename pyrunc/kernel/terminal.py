@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import struct
 import termios
 
 from pyrunc.errors import KernelError, kernel_errors
 
 _WINSIZE = struct.Struct("HHHH")  # rows, columns, two pixel sizes that nobody uses
-
-
-def open_terminal() -> tuple[int, int]:
-    """(master, slave) of a new pty in the caller's /dev/pts, both close-on-exec."""
-    with kernel_errors("openpty", ""):
-        return os.openpty()
 
 
 def set_size(fd: int, width: int, height: int) -> None:

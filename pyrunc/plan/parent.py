@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     Steps = Mapping[str, tuple[Step, ...]]
 
-SYNC_POINTS = ("born", "mounted", "before-pivot", "before-identity", "listener")
 HOOK_STATE, HOOK_STDERR = "hook-state", "hook-stderr"
 """The descriptors of the memfds with the state that startContainer hooks read, and with what the last one wrote."""
 

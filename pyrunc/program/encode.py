@@ -26,7 +26,6 @@ VERSION = 1
 ANY_ERRNO = 0xFFFF
 HEADER = Struct("<6I8x")
 OPERATION = Struct("<BBBxI4H7I4x6Q")
-OFFSET = Struct("<I")
 
 
 def encode(operations: Sequence[bytes], relocations: Sequence[int], data: bytes | bytearray) -> bytes:

@@ -38,8 +38,7 @@ MESSAGE = Struct("<IIqq")
 _TO_DEFAULT = [n for n in range(1, 65) if n not in (9, 19, 32, 33)]
 _TIMEVAL = Struct("@ll")
 
-# Exit codes of the launcher, besides those that a program chooses.
-EXIT_FAILED, EXIT_REFUSED, EXIT_ORPHANED = 125, 126, 124
+EXIT_REFUSED = 126  # of the launcher, for a program that it does not take
 
 _executable: tuple[int, int, int] | None = None  # number, device, inode
 

@@ -17,10 +17,10 @@ from pyrunc.compile.pause import PauseRequest
 from pyrunc.compile.sources import Directory, Overlay
 from pyrunc.container.create import Created, create
 from pyrunc.container.exec import Executed, execute
-from pyrunc.container.pause_process import Held, hold
 from pyrunc.spec.check import check
 from pyrunc.spec.default import default
 from pyrunc.spec.parse import parse
+from tests.kernel.pause_process import Held, hold
 from tests.support import session
 
 APPLETS = [

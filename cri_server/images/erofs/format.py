@@ -36,7 +36,6 @@ NID_UNIT = 1 << NID_BITS
 
 FLAT_PLAIN, FLAT_INLINE, CHUNK_BASED = 0, 2, 4
 CHUNK_INDEXES = 1 << 5  # chunks are listed with their device
-CHUNK_BITS_MAX = 31
 CHUNK_INDEX = Struct("<HHI")
 """high bits of the block, device, block."""
 NO_BLOCK = 0xFFFFFFFF

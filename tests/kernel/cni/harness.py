@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pyroute2 import IPRoute
@@ -281,3 +282,8 @@ def all_elements() -> list[host_rules.Element]:
 
 def nft(*words: str) -> str:
     return subprocess.run(["nft", *words], check=True, capture_output=True, text=True).stdout
+
+
+def read_sysctl(name: str) -> str:
+    """The value of a setting in the current network namespace."""
+    return Path("/proc/sys", name).read_text().strip()

@@ -27,6 +27,7 @@ from tests.kernel.cni.harness import (
     nft,
     nothing_was_lost,
     reach,
+    read_sysctl,
     unreachable,
 )
 
@@ -230,12 +231,10 @@ def test_routes_with_numbers(host: Host) -> None:
 
 def test_forwarding_is_switched_on_for_a_gateway_only(host: Host) -> None:
     attach(host.pod(), host.bridge_config(isGateway=False))
-    assert netns.read_sysctl("net/ipv4/ip_forward") == "0"
+    assert read_sysctl("net/ipv4/ip_forward") == "0"
     attach(host.pod(), host.bridge_config())
-    assert (
-        netns.read_sysctl("net/ipv4/ip_forward") == netns.read_sysctl("net/ipv6/conf/all/forwarding") == "1"
-    )
-    assert netns.read_sysctl("net/ipv6/conf/cni0/accept_ra") == "0"
+    assert read_sysctl("net/ipv4/ip_forward") == read_sysctl("net/ipv6/conf/all/forwarding") == "1"
+    assert read_sysctl("net/ipv6/conf/cni0/accept_ra") == "0"
 
 
 def test_del_removes_everything_and_may_be_repeated(host: Host) -> None:

@@ -28,6 +28,7 @@ from tests.kernel.cni.harness import (
     nft,
     portmap_config,
     reach,
+    read_sysctl,
     unreachable,
 )
 
@@ -111,7 +112,7 @@ def test_without_snat_the_neighbour_is_not_masqueraded(net: Host) -> None:
     with listen(pod.fd, "0.0.0.0", 80) as server:
         assert reach(net.outside, HOST_OUTER, 8080, server) == CLIENT
         assert unreachable(lambda: reach(None, "127.0.0.1", 8080, server))
-    assert netns.read_sysctl("net/ipv4/conf/cni0/route_localnet") == "0"
+    assert read_sysctl("net/ipv4/conf/cni0/route_localnet") == "0"
 
 
 def test_masquerade_for_all(net: Host) -> None:

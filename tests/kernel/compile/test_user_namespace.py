@@ -12,11 +12,11 @@ from pyrunc.compile import host as facts
 from pyrunc.compile.descriptors import CgroupChoice, Descriptors
 from pyrunc.compile.pause import PauseRequest
 from pyrunc.compile.sources import Overlay, open_overlay
-from pyrunc.container.pause_process import hold
 from pyrunc.errors import KernelError
 from pyrunc.kernel import mount as km
 from pyrunc.spec.model import IdMap, Linux, Namespace
 from tests.kernel.box import Box, mounts, release
+from tests.kernel.pause_process import hold
 from tests.support import session
 
 MAPS = [{"containerID": 0, "hostID": 100000, "size": 65536}]

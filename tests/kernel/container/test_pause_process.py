@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from pyrunc.abi.clone import CLONE_NEWNET
 from pyrunc.compile.descriptors import CgroupChoice
 from pyrunc.compile.pause import PauseRequest
-from pyrunc.container.pause_process import Held, hold
 from pyrunc.errors import InvalidArgument, InvalidSpec, KernelError
-from pyrunc.kernel.namespace import open_new_network
+from pyrunc.kernel import namespace
 from tests.kernel.box import Box
+from tests.kernel.pause_process import Held, hold
 from tests.support import session
 from tests.support.capabilities import holds
 from tests.support.processes import wait_until
@@ -115,7 +116,11 @@ def test_what_is_shared_with_the_host_is_not_set(path: str) -> None:
 
 
 def test_a_network_that_was_made_before() -> None:
-    network = open_new_network()
+    before = namespace.open_own("net")
+    namespace.unshare(CLONE_NEWNET)
+    network = namespace.open_own("net")
+    namespace.setns(before, CLONE_NEWNET)
+    os.close(before)
     try:
         with held(namespaces={**POD, "network": f"/proc/self/fd/{network}"}) as pod:
             assert os.stat(f"/proc/{pod.pid}/ns/net").st_ino == os.fstat(network).st_ino

@@ -11,10 +11,10 @@ import pytest
 from pyrunc.compile import host as facts
 from pyrunc.compile.descriptors import CgroupChoice
 from pyrunc.compile.pause import PauseRequest
-from pyrunc.container.pause_process import hold
 from pyrunc.kernel import detached
 from pyrunc.kernel import mount as km
 from tests.kernel.box import Box, release
+from tests.kernel.pause_process import hold
 from tests.support import session
 
 

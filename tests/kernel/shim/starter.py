@@ -15,7 +15,6 @@ from typing import Any
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.compiler.messages import CompiledContainer, CompiledExec, CompiledPause
 from pyrunc.errors import NotFound, WrongState
-from pyrunc.kernel import terminal
 from pyrunc.shim import tree
 from pyrunc.shim.session import Container
 from pyrunc.shim.starter import Holder, Process
@@ -88,7 +87,7 @@ class DirectStarter:
             os.close(os.open(process["blocks"], os.O_RDONLY))
         master = slave = None
         if tty:
-            master, slave = terminal.open_terminal()
+            master, slave = os.openpty()
         try:
             pid = _spawn(args, process.get("environment", {}), stdio, slave, group)
         finally:
