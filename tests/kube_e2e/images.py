@@ -12,6 +12,7 @@ from pathlib import Path
 from cri_server.images import build, manifest
 from cri_server.images.build import BuiltImage, Node
 from tests.support import busybox, debian, images, nginx, toolchain
+from tests.support.oci_archives import descriptor, manifest_of
 from tests.support.registry import archive_images
 
 E2E = "registry.k8s.io/e2e-test-images"
@@ -93,10 +94,10 @@ def _links(system: bytes) -> build.Files:
 
 def _fake_registry(name: str, tag: str, image: BuiltImage) -> build.Files:
     """An image as `agnhost fake-registry-server` serves it: an index, a manifest and blobs by digest, a file for each tag."""
-    data, blobs = build.manifest_of(image, docker=True)
+    data, blobs = manifest_of(image, docker=True)
     platform = manifest.host_platform()
     entry = {
-        **build.descriptor(data, manifest.DOCKER_MANIFEST),
+        **descriptor(data, manifest.DOCKER_MANIFEST),
         "platform": {"os": platform.os, "architecture": platform.architecture},
     }
     index = {"schemaVersion": 2, "mediaType": manifest.DOCKER_INDEX, "manifests": [entry]}

@@ -13,10 +13,11 @@ import pytest
 from cri_server.checkpoints.names import ANNOTATIONS
 from cri_server.containers.restore import holds_checkpoint
 from cri_server.images import manifest as types
-from cri_server.images.build import BuiltImage, Node, descriptor, image, layer, manifest_of, oci_archive
+from cri_server.images.build import BuiltImage, Node, image, layer
 from cri_server.images.service import Auth, ImageService
 from pyrunc.errors import Error, NotFound, PeerError
 from tests.cri.images.conftest import each_store, impatient, service, texts
+from tests.support.oci_archives import descriptor, manifest_of, oci_archive
 from tests.support.registry import Registry
 
 __all__ = ["each_store", "impatient", "service"]

@@ -36,6 +36,7 @@ from tests.cri.images.indexes import mounted, write_index
 from tests.cri.images.test_hostile import hardlink
 from tests.cri.images.test_unpack import raw_tar
 from tests.cri.images.trees import names
+from tests.support.oci_archives import manifest_of
 from tests.support.registry import Registry
 
 Members = list[tuple[str, Node]]
@@ -415,7 +416,7 @@ async def test_index_processes_have_turns(tmp_path: Path, monkeypatch: pytest.Mo
             content = random.Random(number).randbytes(6 << 20)
             built = build.image([build.layer({"large": content})])
             registry.push(f"large:{number}", built)
-            _, blobs = build.manifest_of(built)
+            _, blobs = manifest_of(built)
             registry.fault(f"GET .*{max(blobs, key=lambda d: len(blobs[d]))}", stall_at=5 << 20)
         async with with_errands(tmp_path) as service:
             pulls = [

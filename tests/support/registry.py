@@ -26,7 +26,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from cri_server.images import manifest as types
-from cri_server.images.build import BuiltImage, descriptor, manifest_of
+from cri_server.images.build import BuiltImage
+from tests.support.oci_archives import descriptor, manifest_of
 
 _CHUNK = 64 << 10
 

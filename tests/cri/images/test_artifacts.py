@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from cri_server.images import manifest as types
-from cri_server.images.build import Node, descriptor, image, layer, manifest_of
+from cri_server.images.build import Node, image, layer
 from cri_server.images.service import ImageService
 from pyrunc.errors import PeerError, Unsupported
 from tests.cri.images.conftest import texts
 from tests.cri.images.test_pull import left_over
+from tests.support.oci_archives import descriptor, manifest_of
 from tests.support.registry import Registry
 
 pytestmark = pytest.mark.usefixtures("each_store")

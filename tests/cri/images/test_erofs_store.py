@@ -13,7 +13,7 @@ import pytest
 
 from cri_server.images import service as services
 from cri_server.images import store as stores
-from cri_server.images.build import BuiltImage, directory, image, layer, oci_archive
+from cri_server.images.build import BuiltImage, directory, image, layer
 from cri_server.images.service import ImageService
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import Unsupported
@@ -21,6 +21,7 @@ from pyrunc.kernel import verity
 from tests.cri.images.conftest import texts
 from tests.cri.images.test_pull import make
 from tests.cri.images.trees import names
+from tests.support.oci_archives import oci_archive
 from tests.support.page_cache import cached_pages
 from tests.support.registry import Registry
 

@@ -28,6 +28,7 @@ from pyrunc.errors import DeadlineExceeded, Error, NotFound, PeerError, Unsuppor
 from tests.cri.images.conftest import only_erofs
 from tests.cri.images.test_pull import hosts_toml, left_over, make
 from tests.kernel.cni.harness import open_new_namespace
+from tests.support.oci_archives import descriptor, manifest_of
 from tests.support.registry import Fault, Registry
 
 pytestmark = pytest.mark.usefixtures("each_store")
@@ -435,7 +436,7 @@ async def test_no_secret_is_logged(
 def manifest_with(
     registry: Registry, change: Callable[[dict[str, Any]], object], built: build.BuiltImage | None = None
 ) -> None:
-    data, blobs = build.manifest_of(built or make())
+    data, blobs = manifest_of(built or make())
     for blob in blobs.values():
         registry.put_blob(blob)
     document = json.loads(data)
@@ -533,7 +534,7 @@ async def test_foreign_urls_are_never_fetched(
 
 
 async def test_a_key_that_occurs_twice(registry: Registry, service: ImageService) -> None:
-    data, _ = build.manifest_of(make())
+    data, _ = manifest_of(make())
     registry.put_manifest("app:v1", data[:-1] + b', "config": {}}', types.OCI_MANIFEST)
     assert "a key occurs twice" in (await refused(service, f"{registry.host}/app:v1")).message
 
@@ -542,13 +543,13 @@ async def test_nested_indexes(registry: Registry, service: ImageService) -> None
     """Two levels are fine, more than four are not; an index cannot hold itself, that would need its own digest."""
     built = make()
     platform = {"os": "linux", "architecture": types.host_platform().architecture}
-    data, blobs = build.manifest_of(built)
+    data, blobs = manifest_of(built)
     kind = types.OCI_MANIFEST
     for blob in blobs.values():
         registry.put_blob(blob)
     for level in range(6):
         registry.put_manifest(f"app:{level}", data, kind)
-        entry = {**build.descriptor(data, kind), "platform": platform}
+        entry = {**descriptor(data, kind), "platform": platform}
         kind = types.OCI_INDEX
         data = json.dumps({"schemaVersion": 2, "mediaType": kind, "manifests": [entry]}).encode()
     assert await service.pull(f"{registry.host}/app:3") == built.id

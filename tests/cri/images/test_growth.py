@@ -20,6 +20,7 @@ from pyrunc.errors import Error, ResourceExhausted
 from pyrunc.kernel.tree import remove_path
 from tests.cri.images.conftest import unpack_bytes
 from tests.support.growth import Work, check_growth
+from tests.support.oci_archives import oci_archive
 
 
 @pytest.fixture
@@ -201,7 +202,7 @@ def test_archives_that_name_one_image_often(kind: str, memory: Path) -> None:
         root = memory / str(next(count))
         root.mkdir()
         (root / "archive").write_bytes(
-            build.docker_archive(images) if kind == "docker" else build.oci_archive(images)
+            build.docker_archive(images) if kind == "docker" else oci_archive(images)
         )
         blobs = Blobs(root)
         blobs.prepare()

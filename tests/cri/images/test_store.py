@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 
 from cri_server.images import build
-from cri_server.images.build import BuiltImage, docker_archive, image, layer, oci_archive
+from cri_server.images.build import BuiltImage, docker_archive, image, layer
 from cri_server.images.service import ImageService
 from pyrunc.errors import Error, InvalidArgument, ResourceExhausted, WrongState
 from tests.cri.images.conftest import only_unpacked, texts
 from tests.cri.images.test_pull import left_over, make
 from tests.cri.images.trees import names, snapshot
 from tests.support import images
+from tests.support.oci_archives import oci_archive
 from tests.support.registry import Registry, wait_for
 
 pytestmark = pytest.mark.usefixtures("each_store")

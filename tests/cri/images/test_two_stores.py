@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cri_server.images import store as stores
-from cri_server.images.build import BuiltImage, image, oci_archive
+from cri_server.images.build import BuiltImage, image
 from cri_server.images.erofs import probe
 from cri_server.images.erofs.files import LayerFiles
 from cri_server.images.service import ImageService
@@ -19,6 +19,7 @@ from tests.cri.images.conftest import texts
 from tests.cri.images.test_erofs_store import layer_blobs, opened, pulled, serve
 from tests.cri.images.test_pull import make
 from tests.cri.images.trees import names
+from tests.support.oci_archives import oci_archive
 from tests.support.registry import Registry
 
 __all__ = ["opened"]

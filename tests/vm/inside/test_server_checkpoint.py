@@ -17,6 +17,7 @@ from cri_server.images import build
 from tests.cri.client_verbs import call, ok
 from tests.cri.conftest import server
 from tests.cri.server_harness import IMAGE, Server, image_archive
+from tests.support.oci_archives import oci_archive
 from tests.support.processes import wait_until
 from tests.vm.counting import (
     WORKLOAD,
@@ -148,7 +149,7 @@ def test_from_an_image_with_the_annotation(server: Server, tmp_path: Path) -> No
     archive = checkpoint(server, first, tmp_path / "a.tar")
     image = build.image([archive.read_bytes()])
     annotations = {"org.criu.checkpoint.container.name": "c"}
-    server.load_image(build.oci_archive({CHECKPOINT_IMAGE: image}, annotations=annotations))
+    server.load_image(oci_archive({CHECKPOINT_IMAGE: image}, annotations=annotations))
     again = restore(server, CHECKPOINT_IMAGE, config(server))
     wait_beyond(server, again, 3)
     assert server.status(again).image.image == IMAGE

@@ -13,6 +13,7 @@ import pytest
 
 from cri_server.images import build
 from tests.kube.pods import pod, shell
+from tests.support.oci_archives import oci_archive
 from tests.support.processes import installed
 from tests.vm.kubelet.node import NAMESPACE, Node
 
@@ -49,7 +50,7 @@ def test_a_pod_goes_on_in_another_one(node: Node, tmp_path: Path) -> None:
         node.until(lambda: count(node, "before") > at_dump, "the pod's further numbers")
         image = build.image([Path(archive).read_bytes()])
         annotations = {"org.criu.checkpoint.container.name": "c"}
-        (tmp_path / "image.tar").write_bytes(build.oci_archive({IMAGE: image}, annotations=annotations))
+        (tmp_path / "image.tar").write_bytes(oci_archive({IMAGE: image}, annotations=annotations))
         load = [*installed("pyrunc-cri"), "--address", f"unix://{node.socket}", "load", "-i", str(tmp_path / "image.tar")]  # fmt: skip
         subprocess.run(load, check=True)
         DROP_IN.parent.mkdir(exist_ok=True)

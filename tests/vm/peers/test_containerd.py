@@ -18,6 +18,7 @@ from tests.bench.peer import Containerd, pause_archive
 from tests.cri.inner_registry import inside
 from tests.cri.server_harness import IMAGE, RPC_TIMEOUT_S, Server
 from tests.support import cri
+from tests.support.oci_archives import manifest_of
 from tests.support.processes import wait_until
 from tests.vm.counting import WORKLOAD, config, goes_on, restore
 
@@ -89,7 +90,7 @@ def test_the_archive(server: Server, archive: Path) -> None:
 @pytest.mark.parametrize("annotation", names.ANNOTATIONS)
 def test_an_image_from_a_registry(server: Server, archive: Path, tmp_path: Path, annotation: str) -> None:
     """As kubelet has it: the image is pulled, and the container created from the id that the pull has answered."""
-    data, blobs = build.manifest_of(build.image([archive.read_bytes()]))
+    data, blobs = manifest_of(build.image([archive.read_bytes()]))
     data = json.dumps({**json.loads(data), "annotations": {annotation: "c"}}).encode()
     with inside(server, tmp_path) as registry:
         for blob in blobs.values():

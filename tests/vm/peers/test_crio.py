@@ -19,6 +19,7 @@ import pytest
 from cri_server.api import api_pb2 as api
 from cri_server.images import build
 from tests.cri.server_harness import IMAGE, Server
+from tests.support.oci_archives import oci_archive
 from tests.vm.counting import WORKLOAD, checkpoint, config, goes_on, restore, wait_beyond
 
 pytestmark = pytest.mark.timeout(900)
@@ -121,5 +122,5 @@ def test_the_archive(server: Server, archive: Path) -> None:
 def test_an_image(server: Server, archive: Path) -> None:
     annotations = {"io.kubernetes.cri-o.annotations.checkpoint.name": "c"}
     image = build.image([archive.read_bytes()])
-    server.load_image(build.oci_archive({CHECKPOINT_IMAGE: image}, annotations=annotations))
+    server.load_image(oci_archive({CHECKPOINT_IMAGE: image}, annotations=annotations))
     goes_on(server, restore(server, CHECKPOINT_IMAGE, config(server)))
