@@ -93,7 +93,8 @@ def serve(plugin: Plugin) -> NoReturn:
     if os.environ.get("CNI_COMMAND") != "VERSION":
         content = _read_all(0)
     code, output = answer(plugin, os.environ, content)
-    _write_all(1, output)
+    with open(1, "wb", closefd=False) as file:
+        file.write(output)
     sys.exit(code)
 
 
@@ -118,9 +119,3 @@ def _read_all(descriptor: int) -> bytes:
         if size > LIMIT_BYTES:
             raise CniError(DECODING_FAILURE, f"the configuration on stdin has more than {LIMIT_BYTES} bytes")
     return b"".join(parts)
-
-
-def _write_all(descriptor: int, content: bytes) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[os.write(descriptor, view) :]

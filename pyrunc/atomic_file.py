@@ -48,9 +48,7 @@ def write_bytes(
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         try:
-            view = memoryview(content)
-            while view:
-                view = view[os.write(descriptor, view) :]
+            write_all(descriptor, content)
             if named_first:
                 os.rename(temporary, path)
                 name = path
@@ -67,6 +65,13 @@ def write_bytes(
         raise
     if durable and named:
         sync_folder(os.path.dirname(path) or ".")
+
+
+def write_all(descriptor: int, content: bytes) -> None:
+    """Write to a blocking descriptor until nothing is left: write(2) may take a part. Raises OSError."""
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
 
 
 def write_json(

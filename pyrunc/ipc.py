@@ -11,6 +11,7 @@ import os
 from _socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, MSG_CTRUNC, MSG_NOSIGNAL, MSG_TRUNC, SCM_RIGHTS, SOL_SOCKET
 
 from pyrunc import jsontext
+from pyrunc.atomic_file import write_all
 from pyrunc.errors import PeerError
 
 TYPE_CHECKING = False
@@ -96,9 +97,7 @@ def open_memory(name: str, content: bytes) -> int:
     """A memfd that holds `content`, its offset at the beginning."""
     memory = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(memory, view) :]
+        write_all(memory, content)
         os.lseek(memory, 0, os.SEEK_SET)
     except BaseException:
         os.close(memory)

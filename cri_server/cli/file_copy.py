@@ -9,6 +9,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 
+from pyrunc.atomic_file import write_all
 from pyrunc.errors import WrongState
 from pyrunc.kernel.path import open_regular_at
 
@@ -122,7 +123,7 @@ class Copy:
         descriptor = os.open(growing, NEW, 0o600, dir_fd=target)
         try:
             for part in content:
-                _write_all(descriptor, part)
+                write_all(descriptor, part)
                 self._count(len(part))
             self.finish(status, descriptor)
             os.rename(growing, name, src_dir_fd=target, dst_dir_fd=target)
@@ -143,7 +144,7 @@ class Copy:
             writing = open_regular_at(target, name, os.O_WRONLY | os.O_TRUNC)
             try:
                 while part := os.read(reading, CHUNK_BYTES):
-                    _write_all(writing, part)
+                    write_all(writing, part)
             finally:
                 os.close(writing)
         finally:
@@ -166,9 +167,3 @@ class Copy:
 
     def _ids(self, status: os.stat_result) -> tuple[int, int] | None:
         return (status.st_uid, status.st_gid) if self._keep_owner else self._owner
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]

@@ -27,6 +27,7 @@ from cri_server.images.digests import (
 )
 from cri_server.images.reserve import Reserve
 from pyrunc import atomic_file
+from pyrunc.atomic_file import write_all
 from pyrunc.errors import Error, KernelError, NotFound, PeerError, ResourceExhausted
 from pyrunc.kernel.full import FULL, reason
 
@@ -129,11 +130,9 @@ class Ingest(Incoming):
         self.abandon()
 
     def _put(self, data: bytes) -> None:
-        view = memoryview(data)
         try:
-            self._reserve.charge(len(view))
-            while view:
-                view = view[os.write(self._fd, view) :]
+            self._reserve.charge(len(data))
+            write_all(self._fd, data)
         except OSError as error:
             raise node_error(error, "a blob", self._blobs.root) from None
 

@@ -11,6 +11,7 @@ from _signal import SIG_DFL, pidfd_send_signal  # type: ignore[import-not-found]
 from _signal import signal as set_handler
 
 from pyrunc import debug
+from pyrunc.atomic_file import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -147,9 +148,7 @@ class _Terminal:
             chunk = os.read(self._master, CHUNK_BYTES)
         except OSError:  # EIO: nobody has the other side any more
             return False
-        view = memoryview(chunk)
-        while view:
-            view = view[os.write(1, view) :]
+        write_all(1, chunk)
         return bool(chunk)
 
     def _to_process(self) -> bool:

@@ -50,7 +50,8 @@ def begins(name: str, prefixes: tuple[str, ...]) -> bool:
 PYRUNC_ROOMS = (
     ("errors", "debug", "undo", "parts"),
     ("abi", "jsontext"),
-    ("atomic_file", "ipc"),
+    ("atomic_file",),
+    ("ipc",),
     ("kernel", "peer", "keeper"),
     ("spec",),
     ("records",),
