@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pyrunc.varint import varint
+
 VARINT, LENGTH_DELIMITED = 0, 2
 
 
@@ -37,13 +39,3 @@ def tag(message: type[Any], field: str, kind: int = LENGTH_DELIMITED) -> bytes:
 def entry(begin: bytes, payload: bytes) -> bytes:
     """A message as the field whose tag is `begin`."""
     return begin + varint(len(payload)) + payload
-
-
-def varint(value: int) -> bytes:
-    """A number that is not negative."""
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)

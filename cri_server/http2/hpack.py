@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from cri_server.http2.huffman import BadHuffman
 from cri_server.http2.huffman import decode as decode_huffman
+from pyrunc.varint import varint
 
 Field = tuple[bytes, bytes]
 
@@ -166,9 +167,4 @@ def literal(name: bytes, value: bytes) -> bytes:
 def _prefixed(text: bytes) -> bytes:
     if len(text) < 0x7F:
         return bytes([len(text)]) + text
-    rest, octets = len(text) - 0x7F, bytearray([0x7F])
-    while rest >= 0x80:
-        octets.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    octets.append(rest)
-    return bytes(octets) + text
+    return b"\x7f" + varint(len(text) - 0x7F) + text

@@ -24,6 +24,7 @@ from cri_server.status import sandbox as sandbox_status
 from cri_server.store.model import Container, Sandbox
 from cri_server.streaming.server import StreamingServer
 from pyrunc.errors import InvalidArgument
+from pyrunc.varint import varint
 
 KUBELET_VERSION, API_VERSION = "0.1.0", "v1"
 NAME = "pyrunc"
@@ -300,7 +301,7 @@ def exec_response(outcome: execution.Outcome) -> Parts:
     """An ExecSyncResponse as it looks on the wire: two fields of bytes, which are read while they are sent, and the rest."""
     fields = api.ExecSyncResponse.DESCRIPTOR.fields_by_name
     outputs = [(fields["stdout"].number, outcome.stdout), (fields["stderr"].number, outcome.stderr)]
-    heads = [_varint(number << 3 | LENGTH_DELIMITED) + _varint(output.size) for number, output in outputs]
+    heads = [varint(number << 3 | LENGTH_DELIMITED) + varint(output.size) for number, output in outputs]
     rest = api.ExecSyncResponse(exit_code=outcome.exit_code).SerializeToString()
 
     async def content() -> AsyncGenerator[bytes, None]:
@@ -312,16 +313,6 @@ def exec_response(outcome: execution.Outcome) -> Parts:
 
     size = sum(map(len, heads)) + outcome.stdout.size + outcome.stderr.size + len(rest)
     return Parts(size, content(), outcome.discard)
-
-
-def _varint(value: int) -> bytes:
-    """A number as protobuf has it: seven bits to an octet, the lowest first."""
-    octets = bytearray()
-    while value >= 0x80:
-        octets.append(value & 0x7F | 0x80)
-        value >>= 7
-    octets.append(value)
-    return bytes(octets)
 
 
 def batches(items: Iterable[Item]) -> Iterator[list[Item]]:

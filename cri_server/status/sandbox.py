@@ -10,10 +10,11 @@ from typing import TypeVar
 
 from cri_server import events
 from cri_server.api import api_pb2 as api
-from cri_server.encoded import VARINT, entry, tag, varint
+from cri_server.encoded import VARINT, entry, tag
 from cri_server.services import Services
 from cri_server.status import container as container_status
 from cri_server.store.model import Sandbox
+from pyrunc.varint import varint
 
 LISTED = tag(api.ListPodSandboxResponse, "items")  # and of StreamPodSandboxesResponse
 STATUS = tag(api.PodSandboxStatusResponse, "status")

@@ -15,6 +15,7 @@ from struct import Struct
 from pyrunc.errors import Error, NotFound, PeerError
 from pyrunc.kernel import fd as _fd
 from pyrunc.kernel import restrict
+from pyrunc.varint import varint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,10 +70,10 @@ def message(fields: Fields) -> bytes:
     encoded = bytearray()
     for number, value in fields:
         if isinstance(value, int):
-            encoded += _varint(number << 3 | _VARINT) + _varint(value & (1 << 64) - 1)
+            encoded += varint(number << 3 | _VARINT) + varint(value & (1 << 64) - 1)
         else:
             content = os.fsencode(value) if isinstance(value, str) else value
-            encoded += _varint(number << 3 | _BYTES) + _varint(len(content)) + content
+            encoded += varint(number << 3 | _BYTES) + varint(len(content)) + content
     return bytes(encoded)
 
 
@@ -97,15 +98,6 @@ def decode(content: bytes) -> dict[int, int | bytes]:
         found[tag >> 3] = content[place : place + size]
         place += size
     return found
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
 
 
 def _read_varint(content: bytes, place: int) -> tuple[int, int]:
