@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any, TypeVar, cast
 
 from pyrunc.errors import AlreadyExists
@@ -77,6 +78,35 @@ class SingleFlight:
         self._left_at.pop(key, None)
         if not task.cancelled():
             task.exception()  # somebody has seen it: the caller that waited, or the log of the edge
+
+
+class KeyedLock:
+    """A lock per key, which is forgotten when nothing holds or awaits it."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._locks
+
+    @asynccontextmanager
+    async def hold(
+        self, key: str, waiting: AbstractContextManager[None] = nullcontext()
+    ) -> AsyncIterator[None]:
+        """Hold the key's lock; `waiting` is entered for as long as another holds it."""
+        lock, users = self._locks.get(key, (asyncio.Lock(), 0))
+        self._locks[key] = (lock, users + 1)
+        try:
+            with waiting:
+                await lock.acquire()
+            try:
+                yield
+            finally:
+                lock.release()
+        finally:
+            lock, users = self._locks.pop(key)
+            if users > 1:
+                self._locks[key] = (lock, users - 1)
 
 
 class Gate:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 Outcome = TypeVar("Outcome")
@@ -27,13 +28,20 @@ async def together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
 
 
 async def to_the_end(work: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """What cannot be stopped where it is, a thread or a fork: whoever is cancelled meanwhile waits all the same, so that what comes after
-    it does not overtake it."""
+    """Waits for work that cannot be stopped, a thread or a fork, even when cancelled: later steps, or a roll-back, must not run
+    before its end."""
     running = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
-        await asyncio.wait([running])
-        if not running.cancelled():
-            running.exception()  # nobody asks for it
+        await outlast(running)
         raise
+
+
+async def outlast(future: asyncio.Future[Any]) -> None:
+    """Wait for the future through every cancellation, which the caller raises afterwards. What it ended with is passed over."""
+    while not future.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([future])
+    if not future.cancelled():
+        future.exception()

@@ -31,7 +31,8 @@ from cri_server.images.room import Room
 from cri_server.images.sharing import Rate, SharedWork, StreamTurn
 from cri_server.images.streamed import OpenStream, StreamedBlob, streamed
 from cri_server.images.verified import VerifiedLayers
-from cri_server.images.waiting import KeyedLock, Watch, first_error, in_thread
+from cri_server.images.waiting import Watch, first_error, in_thread
+from cri_server.locks import KeyedLock
 
 log = logging.getLogger(__name__)
 
@@ -304,7 +305,7 @@ class LayerMaker:
     async def _commit_tar(self, folder: str, layer: Descriptor, diff_id: str, watch: Watch) -> None:
         """The tar in `folder`, made from this blob, is the layer. One that is here already
         stays: it may be mounted, and in memory."""
-        async with self._commits.of(f"tar {diff_id}", watch):
+        async with self._commits.hold(f"tar {diff_id}", watch.paused()):
             if not self._files.has_tar(diff_id):
                 await self._commit(lambda: self._files.commit_tar(folder, diff_id), watch)
         self._verified.add(layer.digest, diff_id)
@@ -349,7 +350,7 @@ class LayerMaker:
                     lambda tick: index_builder.build_in(work, tick, fds),
                     ticked,
                 )
-            async with self._commits.of(f"index {chain_id}", watch):
+            async with self._commits.hold(f"index {chain_id}", watch.paused()):
                 if not self._files.has_index(chain_id):  # one that is here may be mounted
                     await self._commit(lambda: self._files.commit_index(folder, chain_id), watch)
 
@@ -403,7 +404,7 @@ class LayerMaker:
                         )
                 if layer.below is not None:
                     await layer.below.wait()
-                async with self._commits.of(f"layer {layer.chain[-1]}", watch):
+                async with self._commits.hold(f"layer {layer.chain[-1]}", watch.paused()):
                     if self._layers.get(layer.chain[-1]) is None:  # one that is here is in use
                         await in_thread(lambda: self._layers.commit(folder, layer.chain))
             self._verified.add(layer.descriptor.digest, layer.diff_id)

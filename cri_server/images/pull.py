@@ -30,7 +30,8 @@ from cri_server.images.ring import Interrupted
 from cri_server.images.sharing import Rate
 from cri_server.images.store import Store
 from cri_server.images.streamed import OpenStream
-from cri_server.images.waiting import KeyedLock, Watch, in_thread
+from cri_server.images.waiting import Watch, in_thread
+from cri_server.locks import KeyedLock
 from cri_server.together import together
 from pyrunc.errors import Error, NotFound, ResourceExhausted, WrongState
 from pyrunc.kernel.scheduling import set_batch_policy
@@ -232,7 +233,7 @@ class Pull:
     async def _fetch(self, registry: Registry, descriptor: Descriptor, rate: Rate) -> None:
         """Download the blob, also when it is here: see `verified`. A manifest that names it
         twice has it once."""
-        async with self._turns.of(descriptor.digest, self._watch):
+        async with self._turns.hold(descriptor.digest, self._watch.paused()):
             if descriptor.digest in self._downloaded:
                 return
             async with self._fetches:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
+from cri_server.together import outlast
 from pyrunc.errors import DeadlineExceeded
 
 Outcome = TypeVar("Outcome")
@@ -63,20 +64,12 @@ async def in_thread(
     except asyncio.CancelledError:
         abort()
         if abandon_s is None:
-            await _outlast(future)
+            await outlast(future)
         else:
             await asyncio.wait([future], timeout=abandon_s)
         if future.done() and not future.cancelled():
             future.exception()
         raise
-
-
-async def _outlast(future: asyncio.Future[Outcome]) -> None:
-    """Wait for the future through every cancellation, which the caller raises afterwards: a lock that
-    it holds is not to be released while its thread works (`Watch.guard` cancels a second time)."""
-    while not future.done():
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait([future])
 
 
 class Watch:
@@ -135,32 +128,6 @@ class Watch:
         if self.stalled and (work.cancelled() or work.exception() is not None):
             raise DeadlineExceeded(f"{self._what}: no progress for {self._timeout_s:g} s")
         return work.result()
-
-
-class KeyedLock:
-    """A lock per key, for as long as somebody wants it."""
-
-    def __init__(self) -> None:
-        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
-
-    @asynccontextmanager
-    async def of(self, key: str, watch: Watch) -> AsyncIterator[None]:
-        """Hold the key's lock; waiting for it is not a lack of progress, whoever has it is watched himself."""
-        lock, users = self._locks.get(key, (asyncio.Lock(), 0))
-        self._locks[key] = (lock, users + 1)
-        try:
-            with watch.paused():
-                await lock.acquire()
-            try:
-                yield
-            finally:
-                lock.release()
-        finally:
-            lock, users = self._locks[key]
-            if users == 1:
-                del self._locks[key]
-            else:
-                self._locks[key] = (lock, users - 1)
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -24,6 +24,7 @@ from cni_plugins.protocol.call import check_identifier
 from cni_plugins.protocol.config import NetworkList
 from cni_plugins.protocol.errors import CniError
 from cni_plugins.protocol.result import Result
+from cri_server.locks import KeyedLock
 from cri_server.network.attachments import Attachment, Attachments
 from cri_server.network.capabilities import capability_arguments, cni_arguments, node_capabilities
 from cri_server.network.chain import IFNAME, PluginRunner, Progress
@@ -33,10 +34,10 @@ from cri_server.network.model import NetworkResult, PodNetwork, Readiness
 from cri_server.network.names import NamespaceNames, is_name
 from cri_server.network.names import remove as remove_name
 from cri_server.network.pod_ranges import PodRanges
-from cri_server.together import together
+from cri_server.together import to_the_end, together
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound, PeerError, WrongState
-from pyrunc.kernel.full import disk_error, disk_errors
+from pyrunc.kernel.full import disk_errors
 from pyrunc.zygote.client import Zygote
 
 log = logging.getLogger(__name__)
@@ -157,7 +158,7 @@ class Network:
                 else:
                     self._writing[pod.sandbox_id] = writing
             except BaseException as error:
-                await _unless_cancelled(self._roll_back(replace(attachment, begun=progress.begun), error))
+                await to_the_end(self._roll_back(replace(attachment, begun=progress.begun), error))
                 raise
             return answer
 
@@ -330,16 +331,8 @@ class Network:
         """Write the record. Who is cancelled meanwhile waits all the same: a thread cannot be stopped, and a roll-back that
         overtook it would leave the record behind. Raises ResourceExhausted, KernelError.
         """
-        writing = asyncio.ensure_future(
-            asyncio.to_thread(self._attachments.write, attachment, durable=durable)
-        )
-        try:
-            await asyncio.shield(writing)
-        except asyncio.CancelledError:
-            await _unless_cancelled(writing)
-            raise
-        except OSError as error:
-            raise disk_error(error, "write", "the network's record") from None
+        with disk_errors("write", "the network's record"):
+            await to_the_end(asyncio.to_thread(self._attachments.write, attachment, durable=durable))
 
     async def _roll_back(self, attachment: Attachment, error: BaseException) -> None:
         """DEL of what was ADDed. Where that fails the attachment stays, with how far ADD had come, for `detach`."""
@@ -384,32 +377,24 @@ class _Turns:
     """One verb at a time per sandbox; `alone` waits until no sandbox has its turn and keeps others waiting."""
 
     def __init__(self) -> None:
-        self._locks: dict[str, asyncio.Lock] = {}
-        self._users: dict[str, int] = {}
+        self._sandboxes = KeyedLock()
         self._running = 0
         self._alone = False
         self._changed = asyncio.Event()
 
     def busy(self, sandbox_id: str) -> bool:
-        return sandbox_id in self._users
+        return sandbox_id in self._sandboxes
 
     @contextlib.asynccontextmanager
     async def of(self, sandbox_id: str) -> AsyncIterator[None]:
-        lock = self._locks.setdefault(sandbox_id, asyncio.Lock())
-        self._users[sandbox_id] = self._users.get(sandbox_id, 0) + 1
-        try:
-            async with lock:
-                await self._until(lambda: not self._alone)
-                self._running += 1
-                try:
-                    yield
-                finally:
-                    self._running -= 1
-                    self._tell()
-        finally:
-            self._users[sandbox_id] -= 1
-            if not self._users[sandbox_id]:
-                del self._users[sandbox_id], self._locks[sandbox_id]
+        async with self._sandboxes.hold(sandbox_id):
+            await self._until(lambda: not self._alone)
+            self._running += 1
+            try:
+                yield
+            finally:
+                self._running -= 1
+                self._tell()
 
     @contextlib.asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
@@ -468,14 +453,3 @@ def _check_id(sandbox_id: str) -> None:
         check_identifier(sandbox_id, "sandbox id")
     except CniError as error:
         raise InvalidArgument(error.message) from None
-
-
-async def _unless_cancelled(work: Any) -> None:
-    """Finish `work` although this task is being cancelled: a roll-back is never left half done."""
-    task = asyncio.ensure_future(work)
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task.cancelled():
-                return

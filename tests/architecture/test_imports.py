@@ -68,9 +68,20 @@ PYRUNC_ROOMS = (
     ("accelerate",),
 )
 CRI_SERVER_ROOMS = (
-    ("logs", "meters", "debug", "explain", "together", "timeline", "typed", "notify", "log_rotation"),
+    (
+        "logs",
+        "meters",
+        "debug",
+        "explain",
+        "together",
+        "timeline",
+        "typed",
+        "notify",
+        "log_rotation",
+        "locks",
+    ),
     ("descriptor_store",),
-    ("encoded", "errands", "events", "locks", "steps", "images", "streaming", "http2", "selinux"),
+    ("encoded", "errands", "events", "steps", "images", "streaming", "http2", "selinux"),
     ("store",),
     ("config", "network", "checkpoints"),
     ("node",),
