@@ -11,11 +11,11 @@ from __future__ import annotations
 import errno
 import os
 import time
-from _signal import pidfd_send_signal  # type: ignore[import-not-found]  # (signal brings enum)
 
 from pyrunc.errors import AlreadyExists, DeadlineExceeded, InvalidSpec, KernelError, WrongState
 from pyrunc.kernel import cgroup as tree
 from pyrunc.kernel.credential import is_machine_root
+from pyrunc.kernel.process import send_signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -318,16 +318,9 @@ class Cgroup:
                 return False
             raise KernelError.of(error, "pidfd_open", str(pid)) from None
         try:
-            if not self._has(pid):
-                return False
-            pidfd_send_signal(process, number)
-        except ProcessLookupError:
-            return False
-        except OSError as error:
-            raise KernelError.of(error, "pidfd_send_signal", f"{number} to {pid}") from None
+            return self._has(pid) and send_signal(process, number)
         finally:
             os.close(process)
-        return True
 
     def _has(self, pid: int) -> bool:
         """Whether the process is in the group or below; in a threaded one, a thread of it."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from _signal import pidfd_send_signal  # type: ignore[import-not-found]
 
 from pyrunc import debug
 from pyrunc.cli.fd_passing import hand_out, open_missing_stdio, preserved
 from pyrunc.container import state as states
 from pyrunc.container import status as facts
 from pyrunc.errors import InvalidArgument, WrongState
+from pyrunc.kernel.process import kill_and_reap
 
 try:
     from pyrunc.accelerate import exec_cache
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pyrunc.launch.run import ChildProcess
 
 
-SIGKILL = 9
 # A process object is whole: what a writer in Go leaves out, as it is empty or false, is not the container's.
 NOT_INHERITED: dict[str, Any] = {"env": [], "noNewPrivileges": False}
 
@@ -51,22 +50,13 @@ def execute(call: Call, log: Log) -> int:
     try:
         hand_out(options, executed, not attached or bool(options["console_socket"]))
     except BaseException:
-        _end(executed)
+        kill_and_reap(executed.pidfd)
         raise
     if not attached:
         return 0
     from pyrunc.container.run import attend
 
     return attend(executed.pidfd, None if options["console_socket"] else executed.console_fd)
-
-
-def _end(executed: Executed | ChildProcess) -> None:
-    """Kill and reap a process that our caller cannot be told of."""
-    try:
-        pidfd_send_signal(executed.pidfd, SIGKILL)
-        os.waitid(os.P_PIDFD, executed.pidfd, os.WEXITED)
-    except (ProcessLookupError, ChildProcessError):
-        pass
 
 
 def _process_file(path: str | None) -> bytes | None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import select
-from _signal import SIG_DFL, pidfd_send_signal  # type: ignore[import-not-found]
+from _signal import SIG_DFL  # type: ignore[import-not-found]
 from _signal import signal as set_handler
 
 from pyrunc import debug
 from pyrunc.atomic_file import write_all
+from pyrunc.kernel.process import send_signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,10 +70,7 @@ def _forward_signals(pidfd: int) -> None:
 
     def forward(number: int, _: object) -> None:
         debug.say("forwarding signal %d", number)
-        try:
-            pidfd_send_signal(pidfd, number)
-        except ProcessLookupError:
-            pass
+        send_signal(pidfd, number)
 
     for number in range(1, LAST_SIGNAL + 1):
         if number not in NOT_FORWARDED:

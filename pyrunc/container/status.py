@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import select
-from _signal import pidfd_send_signal  # type: ignore[import-not-found]  # (signal brings enum)
 
 from pyrunc import debug
 from pyrunc.container import state as states
-from pyrunc.errors import KernelError, WrongState
-from pyrunc.kernel.process import alive_since
+from pyrunc.errors import WrongState
+from pyrunc.kernel.process import alive_since, open_pidfd, send_signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,18 +45,7 @@ def alive(pid: int, started: int) -> bool:
 
 def open_process(state: State) -> int | None:
     """A pidfd of the container's init; None when it is dead. The caller closes it."""
-    if state.pid <= 0:
-        return None
-    try:
-        descriptor = os.pidfd_open(state.pid)
-    except ProcessLookupError:
-        return None
-    except OSError as error:
-        raise KernelError.of(error, "pidfd_open", str(state.pid)) from None
-    if not alive(state.pid, state.start_time):
-        os.close(descriptor)
-        return None
-    return descriptor
+    return open_pidfd(state.pid, state.start_time) if state.pid > 0 else None
 
 
 def signal(state: State, number: int) -> bool:
@@ -67,14 +55,9 @@ def signal(state: State, number: int) -> bool:
         return False
     debug.say("signal %d to process %d", number, state.pid)
     try:
-        pidfd_send_signal(descriptor, number)
-    except ProcessLookupError:
-        return False
-    except OSError as error:
-        raise KernelError.of(error, "pidfd_send_signal", f"{number} to {state.pid}") from None
+        return send_signal(descriptor, number)
     finally:
         os.close(descriptor)
-    return True
 
 
 def wait_dead(state: State, timeout_s: float) -> bool:

@@ -1,9 +1,14 @@
 """Processes: what /proc/PID/stat tells of them, descriptors of another one, who adopts orphans.
 
-Importing this loads nothing else: the fast verbs and the shim's forks only read facts.
+Importing this loads nothing that a bare interpreter has not: the fast verbs and the shim's forks only read facts.
 """
 
 from __future__ import annotations
+
+import os
+from _signal import SIGKILL, pidfd_send_signal  # type: ignore[import-not-found]  # (signal brings enum)
+
+from pyrunc.errors import KernelError
 
 # linux/pidfd.h. struct pidfd_info has 64 bytes at least: u64 mask first, s32 exit_code last.
 _PIDFD_GET_INFO, _PIDFD_INFO_BYTES, _PIDFD_INFO_EXIT = 0xC040FF0B, 64, 1 << 3
@@ -69,6 +74,40 @@ def wait_status(pid: int, start_time: int, pidfd: int) -> int | None:
         return None
     is_known = int.from_bytes(info[:8], "little") & _PIDFD_INFO_EXIT
     return int.from_bytes(info[-4:], "little") if is_known else None
+
+
+def open_pidfd(pid: int, start_time: int) -> int | None:
+    """A pidfd of the process that started then, which the caller closes; None when it is dead. Raises KernelError."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    except OSError as error:
+        raise KernelError.of(error, "pidfd_open", str(pid)) from None
+    if alive_since(pid) == start_time:  # looked at while the pidfd keeps the number from being another's
+        return pidfd
+    os.close(pidfd)
+    return None
+
+
+def send_signal(pidfd: int, number: int) -> bool:
+    """pidfd_send_signal(2); False when the process has ended. Raises KernelError."""
+    try:
+        pidfd_send_signal(pidfd, number)
+    except ProcessLookupError:
+        return False
+    except OSError as error:
+        raise KernelError.of(error, "pidfd_send_signal", str(number)) from None
+    return True
+
+
+def kill_and_reap(pidfd: int) -> None:
+    """End a child of ours and wait for it; fine when it has ended or was reaped."""
+    send_signal(pidfd, SIGKILL)
+    try:
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+    except ChildProcessError:
+        pass
 
 
 def open_from_process(pidfd: int, number: int) -> int:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import select
-from _signal import pidfd_send_signal, valid_signals  # type: ignore[import-not-found]
+from _signal import valid_signals  # type: ignore[import-not-found]
 
 from pyrunc import debug, jsontext
 from pyrunc.errors import DeadlineExceeded, Error, KernelError, PeerError, kernel_errors
+from pyrunc.kernel.process import send_signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def _wait(pid: int, hook: Hook) -> int:
         waiter.register(descriptor, select.POLLIN)
         in_time = waiter.poll(None if hook.timeout_s is None else min(hook.timeout_s * 1000, LONGEST_WAIT_MS))
         if not in_time:
-            pidfd_send_signal(descriptor, SIGKILL)
+            send_signal(descriptor, SIGKILL)
         _, wait_status = os.waitpid(pid, 0)
     finally:
         os.close(descriptor)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import time
-from _signal import pidfd_send_signal  # type: ignore[import-not-found]  # (signal brings enum)
 from errno import (
     E2BIG,
     EACCES,
@@ -27,7 +26,7 @@ from errno import (
 from pyrunc import debug
 from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, PeerError, ResourceExhausted
 from pyrunc.kernel.fd import close_all
-from pyrunc.kernel.process import stat
+from pyrunc.kernel.process import kill_and_reap, stat
 from pyrunc.launch.stdio import give_to, own_nulls
 from pyrunc.parts import CLONED, RUNS, SPAWNED
 from pyrunc.program.errors import OperationFailed
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     Recorder = Callable[["ChildProcess"], object]
     Times = list[tuple[str, int]]
 
-SIGKILL = 9
 # What execve says about the program that the caller named, or about its arguments.
 NOT_EXECUTABLE = (E2BIG, EINVAL, ELIBBAD, ELOOP, ENAMETOOLONG, ENOEXEC)
 PID_TIMEOUT_S = 1.0
@@ -75,11 +73,7 @@ class ChildProcess:
 
     def kill(self) -> None:
         """End it, wait for it, close what it gave us."""
-        try:
-            pidfd_send_signal(self.pidfd, SIGKILL)
-            os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED)
-        except (ProcessLookupError, ChildProcessError):
-            pass
+        kill_and_reap(self.pidfd)
         for descriptor in (self.pidfd, self.console_fd, self.listener_fd):
             if descriptor is not None:
                 os.close(descriptor)
