@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-PASSED = "passed"
+from tests.support import ginkgo
+
 _NOT_RUN = ("skipped", "pending", "")
 
 
@@ -38,27 +37,14 @@ class Result:
         return len(self.passed) + len(self.failed) + len(self.limited) + len(self.not_run)
 
 
-def spec_name(spec: Mapping[str, Any]) -> str:
-    """A spec's whole name, as focus and skip expressions see it."""
-    return " ".join([*(spec["ContainerHierarchyTexts"] or []), spec["LeafNodeText"]])
-
-
-def specs(report: Path) -> list[dict[str, Any]]:
-    """The specs of ginkgo's JSON report; none where the run ended before it was written."""
-    if not report.exists():
-        return []
-    suites = json.loads(report.read_text())
-    return [spec for suite in suites for spec in suite["SpecReports"] if spec["LeafNodeType"] == "It"]
-
-
 def sum_up(selected: Iterable[str], ended: Iterable[Mapping[str, Any]], why: Callable[[str], str]) -> Result:
     """Sort the `selected` names by how they ended; `why` is the reason for not starting a spec, empty where there is none."""
-    by_name = {spec_name(spec): spec for spec in ended}
+    by_name = {ginkgo.name(spec): spec for spec in ended}
     result = Result()
     for name in selected:
         spec = by_name.get(name, {})
         state = spec.get("State", "")
-        if state == PASSED:
+        if state == ginkgo.PASSED:
             result.passed.append(name)
         elif state not in _NOT_RUN:
             result.failed[name] = _first_line(spec, state)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +10,7 @@ from pathlib import Path
 
 from tests.kube_conformance import limits, report
 from tests.kube_conformance.report import Result
-from tests.support import toolchain
+from tests.support import ginkgo, toolchain
 from tests.support.cluster import Cluster
 
 LABEL = "Conformance"
@@ -30,7 +27,7 @@ def selected(focus: str, folder: Path) -> list[str]:
          "--provider=local", "--kubeconfig=/dev/null"],
         check=True, capture_output=True, cwd=folder,
     )  # fmt: skip
-    names = [report.spec_name(spec) for spec in report.specs(out) if spec["State"] == report.PASSED]
+    names = [ginkgo.name(spec) for spec in ginkgo.specs(out) if spec["State"] == ginkgo.PASSED]
     out.unlink()
     return names
 
@@ -67,18 +64,8 @@ def run(target: Target, results: Path, focus: str, processes: int, timeout_s: in
         f"--kubeconfig={target.kubeconfig}", "--provider=local", f"--kubectl-path={toolchain.kubernetes()}/kubectl",
         *target.options, "--disable-log-dump", f"--report-dir={results}", "--report-complete-ginkgo", f"--e2e-output-dir={results}",
     ]  # fmt: skip
-    with open(results / LOG, "wb") as log:
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=results, start_new_session=True
-        )
-        try:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # what was not reported was not run
-                child.wait(timeout_s + 300)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-    result = report.sum_up(names, report.specs(results / _REPORT), lambda name: limits.reason(name, there))
+    ginkgo.run(command, results / LOG, timeout_s + 300)  # what was not reported when it ends was not run
+    result = report.sum_up(names, ginkgo.specs(results / _REPORT), lambda name: limits.reason(name, there))
     (results / "summary.txt").write_text(result.text() + "\n")
     shutil.rmtree(results / "ginkgo", ignore_errors=True)
     return result

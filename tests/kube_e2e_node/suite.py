@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tests.kube_e2e_node import systemd_stand_in
-from tests.support import toolchain
+from tests.support import ginkgo, toolchain
 from tests.support.cluster_node import POD_SUBNETS, REGISTRY, Node, bridge_network
 from tests.support.processes import Program, wait_until
 
@@ -43,8 +41,6 @@ KUBELET = {
     "evictionHard": {"imagefs.available": "1%", "nodefs.available": "1%", "memory.available": "50Mi"},
 }
 
-Spec = dict[str, Any]
-
 
 class SuiteNode(Node):
     """A node without a kubelet, with a registry, in a mount namespace that has `FIXED_FOLDERS` of its own."""
@@ -54,6 +50,7 @@ class SuiteNode(Node):
         self.pods_group = f"/{name}"
         self.registry = Program("registry", folder / "log")
         self.units = folder / "units"
+        self.log = folder / "ginkgo.log"
 
     def up(self, images: Sequence[Path]) -> None:
         """Starts the registry with the archives `images`, and the server; both answer on return."""
@@ -117,7 +114,7 @@ class SuiteNode(Node):
 
     def run(
         self, focus: str, skip: Sequence[str], timeout_s: int, processes: int = 1, *options: str
-    ) -> list[Spec]:
+    ) -> list[ginkgo.Spec]:
         """Runs the specs that match `focus` and no pattern of `skip`; ginkgo's reports of them."""
         reports = self.folder / "reports"
         reports.mkdir(exist_ok=True)
@@ -138,25 +135,5 @@ class SuiteNode(Node):
             f"--kubelet-config-file={configuration}", f"--kubelet-flags=--node-ip={self.address}",
             *options,
         ]  # fmt: skip
-        log = self.folder / "ginkgo.log"
-        with open(log, "ab") as output:
-            child = subprocess.Popen(
-                self.inside(*command), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                cwd=self.folder, env=self.environment(), start_new_session=True,
-            )  # fmt: skip
-            try:
-                child.wait(timeout_s + 120)
-            finally:
-                if child.poll() is None:
-                    os.killpg(child.pid, signal.SIGKILL)
-                    child.wait()
-        report = reports / "report.json"
-        if not report.exists():
-            tail = log.read_text(errors="replace")[-4000:]
-            raise AssertionError(f"ginkgo ended with {child.returncode}:\n{tail}")
-        return [
-            spec
-            for suite in json.loads(report.read_text())
-            for spec in suite["SpecReports"] or ()
-            if spec["LeafNodeType"] == "It" or spec["State"] not in ("passed", "skipped", "pending")
-        ]
+        ginkgo.run(self.inside(*command), self.log, timeout_s + 120, self.environment())
+        return ginkgo.specs(reports / "report.json")

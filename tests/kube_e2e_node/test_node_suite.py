@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.kube_e2e.test_node_conformance import shown, without_dummies
+from tests.kube_e2e.test_node_conformance import without_dummies
 from tests.kube_e2e_node import images
-from tests.kube_e2e_node.suite import Spec, SuiteNode
-from tests.support import ledger, session
+from tests.kube_e2e_node.suite import SuiteNode
+from tests.support import ginkgo, ledger, session
 
 PROCESSES = 8
 TIMEOUT_S = 3600
@@ -51,14 +51,7 @@ def node(tmp_path: Path) -> Iterator[SuiteNode]:
 def test_every_parallel_spec_passes(node: SuiteNode) -> None:
     skip = [*SKIP, *(["PrivilegedPod"] if without_dummies() else [])]
     specs = node.run("", skip, TIMEOUT_S, PROCESSES)
-    assert_passed(specs, FEWEST)
-
-
-def assert_passed(specs: list[Spec], fewest: int) -> None:
-    """Fails with the message of each spec that failed."""
-    bad = [shown(spec) for spec in specs if spec["State"] not in ("passed", "skipped", "pending")]
-    assert not bad, f"{len(bad)} specs failed:\n\n" + "\n\n".join(bad)
-    assert sum(spec["State"] == "passed" for spec in specs) >= fewest
+    ginkgo.assert_passed(specs, FEWEST, node.log)
 
 
 # Specs that need a node of their own: they change kubelet's configuration and restart it.
@@ -82,7 +75,7 @@ SERIAL_SKIP = (r"\[Slow\]", r"\[Flaky\]", "SRIOV", r"\[Alpha\]", "OffByDefault")
 @pytest.mark.timeout(TIMEOUT_S + 300)
 def test_every_serial_spec_passes(node: SuiteNode) -> None:
     specs = node.run("|".join(SERIAL), SERIAL_SKIP, TIMEOUT_S)
-    assert_passed(specs, FEWEST_SERIAL)
+    ginkgo.assert_passed(specs, FEWEST_SERIAL, node.log)
 
 
 @pytest.mark.kube
@@ -92,4 +85,4 @@ def test_every_spec_behind_a_proxy_of_the_socket_passes(node: SuiteNode) -> None
     """The suite's own CRI proxy stands between kubelet and the server, and injects errors."""
     options = ("--cri-proxy-enabled=true",)
     specs = node.run(r"\[Feature:CriProxy\]", SERIAL_SKIP, TIMEOUT_S, 1, *options)
-    assert_passed(specs, FEWEST_PROXIED)
+    ginkgo.assert_passed(specs, FEWEST_PROXIED, node.log)

@@ -1,0 +1,75 @@
+"""ginkgo, which runs Kubernetes' own specs several at a time: started, waited for, its report read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Spec = dict[str, Any]
+PASSED = "passed"
+NOT_FAILED = (PASSED, "skipped", "pending")
+
+
+def run(
+    command: Sequence[str], log: Path, timeout_s: float, environment: Mapping[str, str] | None = None
+) -> int | None:
+    """Write `log`, in whose folder ginkgo works; the exit code, None when the time was up.
+
+    The programs that ginkgo starts end with it, also when the caller is ended early.
+    """
+    with open(log, "wb") as output:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=log.parent,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            return child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def specs(report: Path) -> list[Spec]:
+    """The specs of a JSON report, and what failed beside them; none where the run ended before it was written."""
+    if not report.exists():
+        return []
+    return [
+        spec
+        for suite in json.loads(report.read_text())
+        for spec in suite["SpecReports"] or ()
+        if spec["LeafNodeType"] == "It" or spec["State"] not in NOT_FAILED
+    ]
+
+
+def name(spec: Mapping[str, Any]) -> str:
+    """A spec's whole name, as focus and skip expressions see it."""
+    return " ".join([*(spec["ContainerHierarchyTexts"] or []), spec["LeafNodeText"] or spec["LeafNodeType"]])
+
+
+def assert_passed(found: Sequence[Spec], fewest: int, log: Path) -> None:
+    """Fails with the message of each spec that failed, and where fewer than `fewest` passed with the end of the log."""
+    bad = [_shown(spec) for spec in found if spec["State"] not in NOT_FAILED]
+    assert not bad, f"{len(bad)} specs failed:\n\n" + "\n\n".join(bad)
+    passed = sum(spec["State"] == PASSED for spec in found)
+    assert passed >= fewest, f"{passed} specs passed:\n{log.read_text(errors='replace')[-4000:]}"
+
+
+def _shown(spec: Spec) -> str:
+    failure = spec.get("Failure", {})
+    place = failure.get("Location", {})
+    message = failure.get("Message", "")[:3000]
+    return f"{spec['State']}: {name(spec)}\n{message}\n{place.get('FileName')}:{place.get('LineNumber')}"
