@@ -45,6 +45,8 @@ KNOWN = {
     "timeline",
     "trash",
     "installed.json",
+    "keeper.lock",
+    "keeper.sock",
     "pods",
 }
 RUN_FOLDERS, RUN_OWNER = "pods", "pod"
