@@ -24,8 +24,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from tests.bench import servers
 from tests.bench.crio import Crio
 from tests.bench.load import busy_seconds, version
@@ -171,19 +169,10 @@ class Bench:
         for name in names:
             self._api.call("DELETE", f"{PODS}/{name}")
         self._wait(self._api.gone, names, "gone")
-        if not wait_until(self._remove_sandboxes, TIMEOUT_S):
-            raise RuntimeError(f"{self.name}: sandboxes are left:\n{self.node.server.tail()}")
+        cri.remove_pods_beside_others(self.node.socket, TIMEOUT_S)  # kubelet would within minutes
         cpu_s = busy_seconds() - cpu - idle * (time.perf_counter() - begin)
         self.samples["CPU of the machine per deleted pod"].append(cpu_s * 1e3 / pods)
         time.sleep(SETTLE_S)
-
-    def _remove_sandboxes(self) -> bool:
-        """Does at once what kubelet does within minutes. A call fails where kubelet removes the same container just now."""
-        try:
-            self.node.remove_everything()
-        except grpc.RpcError:
-            return False
-        return True
 
     def _wait(self, seen: dict[str, float], names: Sequence[str], what: str) -> None:
         if not wait_until(lambda: all(name in seen for name in names), TIMEOUT_S):

@@ -16,10 +16,11 @@ from pathlib import Path
 from tests.bench import memory
 from tests.bench.crio import Crio
 from tests.bench.peer import Containerd, pause_archive
-from tests.support import images, session
+from tests.support import cri, images, session
 from tests.support.cluster import Node
 from tests.support.processes import Program, clean_up_on_signals
 
+REMOVED_S = 60.0
 IMAGE = "docker.io/library/busybox:latest"
 
 
@@ -120,5 +121,8 @@ def running(folder: Path, kinds: Sequence[str] = TWO) -> Iterator[list[Server]]:
             stack.callback(subprocess.run, ["umount", "-l", str(state)], check=False)
             server, stop = KINDS[kind](folder / kind, namespace)
             stack.callback(stop)
+            stack.callback(
+                cri.remove_pods_beside_others, server.socket, REMOVED_S
+            )  # of a run that was cut short
             servers.append(server)
         yield servers

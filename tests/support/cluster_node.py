@@ -244,18 +244,10 @@ class Node:
                 group.rmdir()
 
     def remove_everything(self) -> None:
-        """Stop and remove every sandbox and container through CRI, as an administrator would with crictl."""
-        import grpc
+        """Stop and remove every sandbox and container."""
+        from tests.support.cri import remove_pods
 
-        from cri_server.api import api_pb2, api_pb2_grpc
-
-        with grpc.insecure_channel(f"unix://{self.socket}") as channel:
-            runtime = api_pb2_grpc.RuntimeServiceStub(channel)  # type: ignore[no-untyped-call]
-            for sandbox in runtime.ListPodSandbox(api_pb2.ListPodSandboxRequest()).items:
-                runtime.StopPodSandbox(api_pb2.StopPodSandboxRequest(pod_sandbox_id=sandbox.id), timeout=60)
-                runtime.RemovePodSandbox(
-                    api_pb2.RemovePodSandboxRequest(pod_sandbox_id=sandbox.id), timeout=60
-                )
+        remove_pods(self.socket)
 
     # ---- kubelet
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import grpc
 
+from tests.support.processes import wait_until
+
 
 class Client:
     """`runtime` and `image` are the generated stubs."""
@@ -37,3 +39,34 @@ class Client:
 def connect(socket: Path | str) -> Client:
     """Connect to a server's unix socket."""
     return Client(socket)
+
+
+def remove_pods(socket: Path | str) -> None:
+    """Stop and remove every sandbox with its containers, as an administrator would with crictl."""
+    from cri_server.api import api_pb2
+
+    with connect(socket) as client:
+        for sandbox in client.runtime.ListPodSandbox(api_pb2.ListPodSandboxRequest()).items:
+            client.runtime.StopPodSandbox(
+                api_pb2.StopPodSandboxRequest(pod_sandbox_id=sandbox.id), timeout=60
+            )
+            client.runtime.RemovePodSandbox(
+                api_pb2.RemovePodSandboxRequest(pod_sandbox_id=sandbox.id), timeout=60
+            )
+
+
+def remove_pods_beside_others(socket: Path | str, timeout_s: float) -> None:
+    """As `remove_pods`, and once more where a call fails since another client removes the same pod at that time."""
+    failed: grpc.RpcError | None = None
+
+    def removed() -> bool:
+        nonlocal failed
+        try:
+            remove_pods(socket)
+        except grpc.RpcError as error:
+            failed = error
+            return False
+        return True
+
+    if not wait_until(removed, timeout_s, every_s=0.5):
+        raise RuntimeError(f"pods are left on {socket}") from failed
