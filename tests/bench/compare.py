@@ -13,7 +13,6 @@ import concurrent.futures
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from tests.bench.load import Bench
 from tests.bench.tables import Result, Row, medians, table, where
 
 RESULT = Path("build/figures/bench.json")
-IDLE_S = 10.0  # after which a server whose pods have gone has come to rest
 STEPS = (
     "RunPodSandbox",
     "CreateContainer",
@@ -94,7 +92,7 @@ def _options() -> argparse.Namespace:
 
 
 def alternate(benches: list[Bench], pods: int, rounds: int, parallel: int) -> None:
-    """Runs a warm-up of each, then rounds in turn; after those one by one, idle servers, pods that rest and pods that log."""
+    """Runs a warm-up of each, then rounds in turn; after those one by one, servers and pods that rest, and pods that log."""
     for bench in benches:
         bench.round(f"warm{parallel}-{os.getpid()}", 2, 1)
         bench.forget()
@@ -102,9 +100,6 @@ def alternate(benches: list[Bench], pods: int, rounds: int, parallel: int) -> No
         for bench in benches:
             bench.round(f"b{parallel}-{os.getpid()}-{number}", pods, parallel)
     if parallel == 1:
-        time.sleep(IDLE_S)
-        for bench in benches:
-            bench.idle()
         with concurrent.futures.ThreadPoolExecutor() as pool:
             list(pool.map(lambda bench: bench.rest(f"rest-{os.getpid()}", pods), benches))
         for number in range(rounds):

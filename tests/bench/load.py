@@ -33,7 +33,6 @@ SERVICE = (
     "PORT_443_TCP_ADDR",
 )
 QUIET_S = 40.0
-ENDED_S = 2.0  # after which the processes of removed pods are gone
 LINES, LINE_BYTES = 400_000, 100
 RELISTS, MEASUREMENTS = 20, 5  # in one round
 
@@ -89,9 +88,8 @@ class Bench:
             self.rates["CPU of the machine per cycle"].append((busy_seconds() - cpu) * 1e3 / pods)
 
     def rest(self, label: str, pods: int) -> None:
-        """What pods cost that have had nothing to do for a while."""
-        time.sleep(ENDED_S)
-        before_kib = self.private_kib()
+        """Measures what the server and then pods cost that have had nothing to do for a while."""
+        before_kib = self.idle()
         running = [self.up(f"{label}-{i}") for i in range(pods)]
         for pair in running:
             self.ask(pair)
@@ -99,6 +97,12 @@ class Bench:
         self.rates["private memory per quiet pod"].append((self.private_kib() - before_kib) / pods)
         for pair in running:
             self.down(pair)
+
+    def idle(self) -> int:
+        """Measures what the server costs with all its helpers when it has had no pod for a while; returns `private_kib`."""
+        time.sleep(QUIET_S)
+        self.rates["idle server and helpers, PSS"].append(memory.pss_kib(self.server.processes()) / 1024)
+        return self.private_kib()
 
     def log(self, name: str) -> None:
         """A container that writes lines as fast as they are read; the CPU includes its own."""
@@ -149,10 +153,6 @@ class Bench:
         self._timed("ListContainerStats", runtime.ListContainerStats, api.ListContainerStatsRequest())
         with contextlib.suppress(grpc.RpcError):
             self._timed("ListPodSandboxStats", runtime.ListPodSandboxStats, api.ListPodSandboxStatsRequest())
-
-    def idle(self) -> None:
-        """Measures what the server costs with all its helpers when it has no pod."""
-        self.rates["idle server and helpers, PSS"].append(memory.pss_kib(self.server.processes()) / 1024)
 
     def private_kib(self) -> int:
         """Private memory of the server's helpers, of which a pod's share is what it grows by."""

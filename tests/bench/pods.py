@@ -30,7 +30,9 @@ Figures = dict[str, tuple[float, str]]
 def measure(bench: Bench, pods: int, label: str) -> Figures:
     """`pods` pods up, measured, and down again."""
     with concurrent.futures.ThreadPoolExecutor(PARALLEL) as pool:
-        before_kib = bench.private_kib()
+        bench.round(f"{label}-warm", PARALLEL, PARALLEL)
+        bench.forget()
+        before_kib = bench.idle()
         running = list(pool.map(bench.up, [f"{label}-{i}" for i in range(pods)]))
         try:
             return _figures(bench, pods, running, before_kib)
