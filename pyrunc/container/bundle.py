@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from pyrunc.compile.container import CreateRequest
     from pyrunc.container.create import Created
     from pyrunc.container.notify import Proxy
     from pyrunc.launch.run import ChildProcess
@@ -146,7 +147,7 @@ def make(
 def _create(state: State, bundle: Bundle, create_options: CreateOptions) -> Created:
     from pyrunc.container.create import create
 
-    return create(_request(state, bundle, create_options))
+    return create(create_request(state, bundle, create_options))
 
 
 def _may_have_cgroup(container_id: str, spec: Spec, driver: str) -> bool:
@@ -201,7 +202,8 @@ def _write_config(state: State, bundle: Bundle) -> None:
     atomic_file.write_bytes(f"{state.folder}/{states.CONFIG}", text)
 
 
-def _request(state: State, bundle: Bundle, create_options: CreateOptions) -> Any:
+def create_request(state: State, bundle: Bundle, create_options: CreateOptions) -> CreateRequest:
+    """What `create` takes for the bundle."""
     from pyrunc.compile.container import CreateRequest
     from pyrunc.compile.descriptors import CgroupChoice
     from pyrunc.compile.rootfs_probe import keeps_groups
