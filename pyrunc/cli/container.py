@@ -41,7 +41,7 @@ def run(call: Call, log: Log) -> int:
         set_child_subreaper()
     create_options = _create_options(call, start_immediately=True, attached=attached)
     state, created = _make(call, log, create_options)
-    _poststart(state, log)
+    _poststart(state, state.config(), log)
     if create_options.proxy is not None:
         _await_ready(create_options.proxy, created, attached, log)
     if not attached:
@@ -157,12 +157,13 @@ def start(call: Call, log: Log) -> int:
     state = states.find(states.root_of(call.globals["root"]), call.arguments[0])
     with states.Lock(state):
         _refuse_start(facts.status(state, locked=True))
-        process = state.config().get("process")
+        config = state.config()
+        process = config.get("process")
         if process is None:
             raise InvalidSpec("process", "process property must not be empty")
         ready = _listen_for_ready(state)
         release(state.folder, process.get("args") or [""], process.get("env") or ())
-    _poststart(state, log)
+    _poststart(state, config, log)
     if ready is not None:
         ready()
     return 0
@@ -193,18 +194,16 @@ def _refuse_start(status: str) -> None:
         raise WrongState(refusals[status])
 
 
-def _poststart(state: State, log: Log) -> None:
+def _poststart(state: State, config: dict[str, Any], log: Log) -> None:
     """The hooks after the program was executed; when one fails the container is ended (runtime-spec 1.3)."""
-    if not (state.config().get("hooks") or {}).get("poststart"):
+    if not (config.get("hooks") or {}).get("poststart"):
         return
     from pyrunc.container.delete import destroy
     from pyrunc.launch import hooks as programs
     from pyrunc.spec.parse import parse
 
     try:
-        programs.run(
-            parse(state.config()).hooks.poststart, "poststart", facts.oci_state(state, facts.RUNNING)
-        )
+        programs.run(parse(config).hooks.poststart, "poststart", facts.oci_state(state, facts.RUNNING))
     except Error:
         for warning in destroy(state):
             log.warning(warning)

@@ -14,6 +14,7 @@ from pyrunc.errors import DeadlineExceeded, Error, NotFound, WrongState
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from pyrunc.container.state import State
     from pyrunc.spec.model import Hook
@@ -47,14 +48,15 @@ def _refuse_a_living_one(state: State, force: bool) -> None:
 
 def destroy(state: State) -> list[str]:
     """Kill what lives, remove cgroup and files, run the poststop hooks; returns their failures as warnings."""
-    hooks = _poststop_hooks(state)
+    config = _config(state)
+    hooks = _poststop_hooks(config)
     _kill(state)
     group = state.cgroup()
     if group is not None:
         group.kill()
         group.remove()
         debug.say("removed cgroup %s", group.path)
-    leave_caches(state)
+    _leave_caches(state.id, config)
     states.remove(state)
     debug.say("removed %s", state.folder)
     if not hooks:
@@ -66,14 +68,23 @@ def destroy(state: State) -> list[str]:
 
 def leave_caches(state: State) -> None:
     """Remove what resctrl has of this container alone. Raises KernelError."""
-    try:
-        asked = (state.config().get("linux") or {}).get("intelRdt")
-    except (Error, ValueError):
-        return
-    if asked:
+    _leave_caches(state.id, _config(state))
+
+
+def _leave_caches(container_id: str, config: dict[str, Any]) -> None:
+    settings = (config.get("linux") or {}).get("intelRdt")
+    if settings:
         from pyrunc.launch import rdt
 
-        rdt.leave_mounted(asked, state.id)
+        rdt.leave_mounted(settings, container_id)
+
+
+def _config(state: State) -> dict[str, Any]:
+    """The configuration at create; empty when the create did not come that far, or it cannot be read."""
+    try:
+        return state.config()
+    except (Error, ValueError):
+        return {}
 
 
 def _kill(state: State) -> None:
@@ -83,11 +94,7 @@ def _kill(state: State) -> None:
         )
 
 
-def _poststop_hooks(state: State) -> Sequence[Hook]:
-    try:
-        config = state.config()
-    except (Error, ValueError):
-        return ()
+def _poststop_hooks(config: dict[str, Any]) -> Sequence[Hook]:
     if not (config.get("hooks") or {}).get("poststop"):
         return ()
     from pyrunc.spec.parse import parse

@@ -14,12 +14,12 @@ OBJECT_TYPES = {"dict[str, Any]", "dict[str, object]", "Mapping[str, Any]", "Map
 MAY_HOLD_OBJECTS = {
     # What others define.
     "OCI: config.json and its parts": """
-        pyrunc/accelerate/compiler_rehearsal.py
+        pyrunc/accelerate/command_rehearsal.py pyrunc/accelerate/compiler_rehearsal.py
         pyrunc/cgroups/convert.py pyrunc/cgroups/device_filter.py pyrunc/cgroups/group.py pyrunc/cgroups/limits.py
         pyrunc/cgroups/scope.py pyrunc/cgroups/scope_properties.py
         pyrunc/cli/execute.py pyrunc/cli/inspect.py pyrunc/cli/rootless.py pyrunc/cli/update.py
         pyrunc/compile/descriptors.py pyrunc/compile/exec.py pyrunc/compile/pause.py
-        pyrunc/container/bundle.py pyrunc/container/state.py
+        pyrunc/container/bundle.py pyrunc/container/delete.py pyrunc/container/state.py
         pyrunc/launch/rdt.py pyrunc/plan/model.py pyrunc/seccomp/
         pyrunc/spec/check.py pyrunc/spec/default.py pyrunc/spec/model.py pyrunc/spec/parse.py
         cri_server/cli/execute.py cri_server/containers/exec.py cri_server/containers/restore.py
