@@ -59,33 +59,24 @@ def images_fs(address: str, how: Output) -> None:
     output.say(output.table(("KIND", "PATH", "USED", "INODES"), rows))
 
 
-@click.command("runtime-config")
-@output.options(("json", "yaml"), listing=False)
-@click.pass_obj
-def runtime_config(address: str, how: Output) -> None:
-    """Show what the server tells kubelet of itself: the cgroup driver."""
-    with Client(address) as client:
-        output.say(how.document(output.plain(client.runtime("RuntimeConfig", api.RuntimeConfigRequest()))))
+def _answer(verb: str, call: str, text: str) -> click.Command:
+    """A verb that shows the answer of a call whose request is empty."""
+
+    @click.command(verb, help=text)
+    @output.options(("json", "yaml"), listing=False)
+    @click.pass_obj
+    def show(address: str, how: Output) -> None:
+        with Client(address) as client:
+            output.say(how.document(output.plain(client.runtime(call, getattr(api, f"{call}Request")()))))
+
+    return show
 
 
-@click.command()
-@output.options(("json", "yaml"), listing=False)
-@click.pass_obj
-def metricsp(address: str, how: Output) -> None:
-    """Show the metrics of pods, as kubelet asks for them."""
-    with Client(address) as client:
-        request = api.ListPodSandboxMetricsRequest()
-        output.say(how.document(output.plain(client.runtime("ListPodSandboxMetrics", request))))
-
-
-@click.command()
-@output.options(("json", "yaml"), listing=False)
-@click.pass_obj
-def metricdescs(address: str, how: Output) -> None:
-    """Show which metrics of pods there are."""
-    with Client(address) as client:
-        request = api.ListMetricDescriptorsRequest()
-        output.say(how.document(output.plain(client.runtime("ListMetricDescriptors", request))))
+runtime_config = _answer(
+    "runtime-config", "RuntimeConfig", "Show what the server tells kubelet of itself: the cgroup driver."
+)
+metricsp = _answer("metricsp", "ListPodSandboxMetrics", "Show the metrics of pods, as kubelet asks for them.")
+metricdescs = _answer("metricdescs", "ListMetricDescriptors", "Show which metrics of pods there are.")
 
 
 def _file_systems(response: Any) -> list[tuple[str, Any]]:

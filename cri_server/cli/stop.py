@@ -22,6 +22,7 @@ from pyrunc.kernel import process
 
 GRACE_S = 10
 SECONDS = click.IntRange(0, (1 << 31) - 1)
+FORCED = "With --force a pod goes also when its network plugins refuse to detach it, or are not there any more, with a warning."
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,16 @@ def _labels(client: Client, container: api.Container) -> Mapping[str, str]:
     """With its pod's, which say whose it is."""
     found = client.pods(id=container.pod_sandbox_id)
     return {**container.labels, **(found[0].labels if found else {})}
+
+
+def names_argument(*, only_pods: bool) -> Callable[[Any], Any]:
+    """What a verb that ends things is told to end."""
+    return click.argument(
+        "names",
+        nargs=-1,
+        metavar="POD..." if only_pods else "POD|CONTAINER...",
+        shell_complete=completion.pods if only_pods else completion.both,
+    )
 
 
 def time_option(default: int | None = None) -> Callable[[Any], Any]:
@@ -145,24 +156,20 @@ def _stop(address: str, choice: Choice, grace_s: int | None, *, only_pods: bool)
         choice.act(client, "stop", act, only_pods=only_pods)
 
 
-@click.command()
-@click.argument("names", nargs=-1, metavar="POD|CONTAINER...", shell_complete=completion.both)
-@time_option()
-@many_options
-@click.pass_obj
-def stop(address: str, /, names: tuple[str, ...], grace_s: int | None, **flags: Any) -> None:
-    """Stop pods, or single containers."""
-    _stop(address, Choice(names, **flags), grace_s, only_pods=False)
+def _stop_command(verb: str, text: str, *, only_pods: bool) -> click.Command:
+    @click.command(verb, help=text)
+    @names_argument(only_pods=only_pods)
+    @time_option()
+    @many_options
+    @click.pass_obj
+    def stop(address: str, /, names: tuple[str, ...], grace_s: int | None, **flags: Any) -> None:
+        _stop(address, Choice(names, **flags), grace_s, only_pods=only_pods)
+
+    return stop
 
 
-@click.command()
-@click.argument("names", nargs=-1, metavar="POD...", shell_complete=completion.pods)
-@time_option()
-@many_options
-@click.pass_obj
-def stopp(address: str, /, names: tuple[str, ...], grace_s: int | None, **flags: Any) -> None:
-    """Stop pods."""
-    _stop(address, Choice(names, **flags), grace_s, only_pods=True)
+stop = _stop_command("stop", "Stop pods, or single containers.", only_pods=False)
+stopp = _stop_command("stopp", "Stop pods.", only_pods=True)
 
 
 def _rm(address: str, choice: Choice, grace_s: int | None, folder: Path, *, only_pods: bool) -> None:
@@ -181,32 +188,21 @@ def _rm(address: str, choice: Choice, grace_s: int | None, folder: Path, *, only
         choice.act(client, "remove", act, only_pods=only_pods, kills=True)
 
 
-@click.command()
-@click.argument("names", nargs=-1, metavar="POD|CONTAINER...", shell_complete=completion.both)
-@time_option(0)
-@many_options
-@folders.option("Where `run` made the pod's folder.")
-@click.pass_obj
-def rm(address: str, /, names: tuple[str, ...], grace_s: int, folder: Path, **flags: Any) -> None:
-    """Remove pods with their containers, or single containers; what runs is stopped when you say so.
+def _rm_command(verb: str, text: str, *, only_pods: bool) -> click.Command:
+    @click.command(verb, help=f"{text}; what runs is stopped when you say so.\n\n{FORCED}")
+    @names_argument(only_pods=only_pods)
+    @time_option(0)
+    @many_options
+    @folders.option("Where `run` made the pod's folder.")
+    @click.pass_obj
+    def rm(address: str, /, names: tuple[str, ...], grace_s: int, folder: Path, **flags: Any) -> None:
+        _rm(address, Choice(names, **flags), grace_s, folder, only_pods=only_pods)
 
-    With --force a pod goes also when its network plugins refuse to detach it, or are not there any more, with a warning.
-    """
-    _rm(address, Choice(names, **flags), grace_s, folder, only_pods=False)
+    return rm
 
 
-@click.command()
-@click.argument("names", nargs=-1, metavar="POD...", shell_complete=completion.pods)
-@time_option(0)
-@many_options
-@folders.option("Where `run` made the pod's folder.")
-@click.pass_obj
-def rmp(address: str, /, names: tuple[str, ...], grace_s: int, folder: Path, **flags: Any) -> None:
-    """Remove pods with their containers; what runs is stopped when you say so.
-
-    With --force a pod goes also when its network plugins refuse to detach it, or are not there any more, with a warning.
-    """
-    _rm(address, Choice(names, **flags), grace_s, folder, only_pods=True)
+rm = _rm_command("rm", "Remove pods with their containers, or single containers", only_pods=False)
+rmp = _rm_command("rmp", "Remove pods with their containers", only_pods=True)
 
 
 @click.command()
