@@ -5,7 +5,7 @@ Completion never fails and never waits long: without a server there is nothing t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -26,38 +26,55 @@ SHORT = 12
 
 def containers(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """NAME, POD/NAME, and ids when one is begun."""
-    from cri_server.api import api_pb2 as api
-
-    found: list[tuple[str, str]] = []
-    try:
-        with _client(context) as client:
-            pods = client.runtime("ListPodSandbox", api.ListPodSandboxRequest(), TIMEOUT_S).items
-            names = _shortest(pods)
-            for c in client.runtime("ListContainers", api.ListContainersRequest(), TIMEOUT_S).containers:
-                pod = names.get(c.pod_sandbox_id, "")
-                found += [(c.metadata.name, f"in pod {pod}"), (f"{pod}/{c.metadata.name}", c.image.user_specified_image or c.image.image), (c.id[:SHORT], f"{pod}/{c.metadata.name}")]  # fmt: skip
-    except Error:
-        pass
-    return _offer(found, incomplete)
+    return _complete(context, incomplete, _containers)
 
 
 def pods(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names, and ids when one is begun."""
-    from cri_server.api import api_pb2 as api
+    return _complete(context, incomplete, _pods)
 
+
+def _complete(
+    context: click.Context, incomplete: str, words: Callable[[Client], Iterator[tuple[str, str]]]
+) -> list[CompletionItem]:
+    """Of the words, with their explanations, that the server has told before it failed, those that fit."""
     found: list[tuple[str, str]] = []
     try:
         with _client(context) as client:
-            pods = client.runtime("ListPodSandbox", api.ListPodSandboxRequest(), TIMEOUT_S).items
-            names = _shortest(pods)
-            for p in pods:
-                found += [
-                    (names[p.id], f"pod in {p.metadata.namespace}"),
-                    (p.id[:SHORT], p.metadata.name),
-                ]
+            found.extend(words(client))
     except Error:
         pass
     return _offer(found, incomplete)
+
+
+def _containers(client: Client) -> Iterator[tuple[str, str]]:
+    from cri_server.api import api_pb2 as api
+
+    names = _shortest(client.runtime("ListPodSandbox", api.ListPodSandboxRequest(), TIMEOUT_S).items)
+    for c in client.runtime("ListContainers", api.ListContainersRequest(), TIMEOUT_S).containers:
+        pod = names.get(c.pod_sandbox_id, "")
+        yield c.metadata.name, f"in pod {pod}"
+        yield f"{pod}/{c.metadata.name}", c.image.user_specified_image or c.image.image
+        yield c.id[:SHORT], f"{pod}/{c.metadata.name}"
+
+
+def _pods(client: Client) -> Iterator[tuple[str, str]]:
+    from cri_server.api import api_pb2 as api
+
+    pods = client.runtime("ListPodSandbox", api.ListPodSandboxRequest(), TIMEOUT_S).items
+    names = _shortest(pods)
+    for p in pods:
+        yield names[p.id], f"pod in {p.metadata.namespace}"
+        yield p.id[:SHORT], p.metadata.name
+
+
+def _images(client: Client) -> Iterator[tuple[str, str]]:
+    from cri_server.api import api_pb2 as api
+
+    for image in client.image("ListImages", api.ListImagesRequest(), TIMEOUT_S).images:
+        identifier = image.id.rpartition(":")[2][:SHORT]
+        yield from ((tag, identifier) for tag in image.repo_tags)
+        yield identifier, " ".join(image.repo_tags)
 
 
 def _shortest(pods: Iterable[api.PodSandbox]) -> dict[str, str]:
@@ -76,18 +93,7 @@ def both(context: click.Context, parameter: click.Parameter, incomplete: str) ->
 
 def images(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Tags, and ids when one is begun."""
-    from cri_server.api import api_pb2 as api
-
-    found: list[tuple[str, str]] = []
-    try:
-        with _client(context) as client:
-            for image in client.image("ListImages", api.ListImagesRequest(), TIMEOUT_S).images:
-                identifier = image.id.rpartition(":")[2][:SHORT]
-                found += [(tag, identifier) for tag in image.repo_tags]
-                found.append((identifier, " ".join(image.repo_tags)))
-    except Error:
-        pass
-    return _offer(found, incomplete)
+    return _complete(context, incomplete, _images)
 
 
 def states(*kinds: str) -> Completer:

@@ -124,21 +124,19 @@ def _show_origins(address: str, names: Sequence[str]) -> None:
             output.say(output.table(("VALUE OF", "VALUE", "FROM"), rows))
 
 
-@click.command()
-@click.argument("names", nargs=-1, required=True, metavar="POD...", shell_complete=completion.pods)
-@quiet_option
-@output.options(FORMATS, listing=False, short=True)
-@click.pass_obj
-def inspectp(address: str, names: tuple[str, ...], quiet: bool, how: Output) -> None:
-    """Show all about pods."""
-    show(address, names, pod, quiet, how)
+def _inspect_command(
+    verb: str, kind: str, describe: Callable[[Client, str, bool], dict[str, Any]], complete: Any
+) -> click.Command:
+    @click.command(verb, help=f"Show all about {kind}s.")
+    @click.argument("names", nargs=-1, required=True, metavar=f"{kind.upper()}...", shell_complete=complete)
+    @quiet_option
+    @output.options(FORMATS, listing=False, short=True)
+    @click.pass_obj
+    def inspect(address: str, names: tuple[str, ...], quiet: bool, how: Output) -> None:
+        show(address, names, describe, quiet, how)
+
+    return inspect
 
 
-@click.command()
-@click.argument("names", nargs=-1, required=True, metavar="IMAGE...", shell_complete=completion.images)
-@quiet_option
-@output.options(FORMATS, listing=False, short=True)
-@click.pass_obj
-def inspecti(address: str, names: tuple[str, ...], quiet: bool, how: Output) -> None:
-    """Show all about images."""
-    show(address, names, image, quiet, how)
+inspectp = _inspect_command("inspectp", "pod", pod, completion.pods)
+inspecti = _inspect_command("inspecti", "image", image, completion.images)
