@@ -49,26 +49,16 @@ def _look(host: Host, file: Path) -> Iterator[Finding]:
     try:
         content = read_file(file, registry, own=not is_default)
     except Error as error:
-        yield Finding(
-            "registries",
-            Level.WARNING,
-            _shown(host, error.message),
-            f"images of {of} cannot be pulled; other registries are not concerned",
-            f"mend {_shown(host, str(file))}; it is read again with each pull",
-        )
+        effect = f"images of {of} cannot be pulled; other registries are not concerned"
+        yield _broken(host, error, effect, f"mend {_shown(host, str(file))}; it is read again with each pull")
         return
     for each in content.hosts:
         try:
             if each.url.startswith("https:"):
                 tls_context(each)
         except Error as error:
-            yield Finding(
-                "registries",
-                Level.WARNING,
-                _shown(host, error.message),
-                f"{each.netloc} is not asked about images of {of}",
-                "mend the file, or what hosts.toml says of it",
-            )
+            effect = f"{each.netloc} is not asked about images of {of}"
+            yield _broken(host, error, effect, "mend the file, or what hosts.toml says of it")
     if content.warnings:
         yield Finding(
             "registries",
@@ -77,6 +67,10 @@ def _look(host: Host, file: Path) -> Iterator[Finding]:
             "the rest of the file is used",
             "see docs/registries.md for the keys that are known",
         )
+
+
+def _broken(host: Host, error: Error, effect: str, remedy: str) -> Finding:
+    return Finding("registries", Level.WARNING, _shown(host, error.message), effect, remedy)
 
 
 def _shown(host: Host, text: str) -> str:
