@@ -7,9 +7,17 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from cri_server.images.digests import algorithm_of
+from cri_server.images.inflate import LayerWork, Stream
+from cri_server.images.ring import Receiver
 from pyrunc.errors import KernelError, ResourceExhausted
+from pyrunc.kernel.allocator import keep_freed_memory
 from pyrunc.kernel.full import FULL, reason
 from pyrunc.kernel.scheduling import set_batch_policy
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyrunc.ipc import Message
 
 
 def begin(progress_fd: int) -> Callable[[], None]:
@@ -24,6 +32,17 @@ def begin(progress_fd: int) -> Callable[[], None]:
             pass
 
     return tick
+
+
+def receive(arguments: Message, fds: list[int]) -> tuple[LayerWork, Stream, Callable[[], None]]:
+    """The work, the layer's content that another process has decoded, and what tells of progress. `arguments` are a
+    `LayerWork`'s, `fds` a `Receiver`'s and the pipe of `begin`."""
+    *ends, progress_fd = fds
+    work = LayerWork.of(arguments)
+    receiver = Receiver(*ends, copying=True)
+    stream = Stream(receiver, work.limits, decoded=True, algorithm=algorithm_of(work.diff_id))
+    keep_freed_memory()
+    return work, stream, begin(progress_fd)
 
 
 @contextmanager

@@ -17,12 +17,9 @@ import msgspec
 
 from cri_server import typed
 from cri_server.images import jail, layer_errand
-from cri_server.images.digests import algorithm_of
 from cri_server.images.extract import extract
-from cri_server.images.inflate import LayerWork, Limits, Stream
-from cri_server.images.ring import Receiver
+from cri_server.images.inflate import Limits, Stream
 from pyrunc import atomic_file
-from pyrunc.kernel.allocator import keep_freed_memory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,15 +85,8 @@ def unpack(
 
 
 def errand(arguments: Message, fds: list[int]) -> int:
-    """What the zygote forks: `fds` are a `Receiver`'s of what was decoded, and a pipe that gets a byte now and then; the arguments are a
-    `LayerWork`'s."""
-    *ends, progress_fd = fds
-    asked = LayerWork.of(arguments)
-    stream = Stream(
-        Receiver(*ends, copying=True), asked.limits, decoded=True, algorithm=algorithm_of(asked.diff_id)
-    )
-    keep_freed_memory()
-    tick = layer_errand.begin(progress_fd)
+    """Runs in a fork of the zygote, see `layer_errand.receive`."""
+    asked, stream, tick = layer_errand.receive(arguments, fds)
     with layer_errand.writing(asked.folder, "unpacking a layer"):
         unpack(stream, jail.enter(asked.folder), asked.diff_id, asked.limits, tick)
     return 0

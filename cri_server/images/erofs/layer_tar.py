@@ -6,12 +6,9 @@ import os
 from collections.abc import Callable
 
 from cri_server.images import jail, layer_errand
-from cri_server.images.digests import algorithm_of
-from cri_server.images.inflate import LayerWork, Stream
+from cri_server.images.inflate import Stream
 from cri_server.images.reserve import Reserve
-from cri_server.images.ring import Receiver
 from cri_server.images.zeros import is_hole
-from pyrunc.kernel.allocator import keep_freed_memory
 from pyrunc.kernel.fd import start_writeback
 
 TYPE_CHECKING = False
@@ -70,15 +67,8 @@ def open_new(folder: str) -> int:
 
 
 def errand(arguments: Message, fds: list[int]) -> int:
-    """What the zygote forks: `fds` are a `Receiver`'s of what was decoded, and a pipe that gets a byte now and then; the arguments are a
-    `LayerWork`'s."""
-    *ends, progress_fd = fds
-    asked = LayerWork.of(arguments)
-    stream = Stream(
-        Receiver(*ends, copying=True), asked.limits, decoded=True, algorithm=algorithm_of(asked.diff_id)
-    )
-    keep_freed_memory()
-    tick = layer_errand.begin(progress_fd)
+    """Runs in a fork of the zygote, see `layer_errand.receive`."""
+    asked, stream, tick = layer_errand.receive(arguments, fds)
     with layer_errand.writing(asked.folder, "writing a layer's tar"):
         folder = jail.enter(asked.folder, jail.TAR_MEMORY_LIMIT_BYTES)
         write_tar(stream, folder, asked.diff_id, tick, asked.limits.folder)
