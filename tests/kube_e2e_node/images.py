@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cri_server.images import build
-from cri_server.images.build import BuiltImage
+from cri_server.images.build import BuiltImage, Node
 from tests.kube_conformance.images import picture
 from tests.kube_e2e import images
-from tests.support import busybox
+from tests.support import busybox, toolchain
 from tests.support.images import made_once
 from tests.support.registry import archive_images
 
@@ -23,7 +23,13 @@ def archives() -> list[Path]:
 
 def _additional(base: Mapping[str, BuiltImage]) -> Mapping[str, BuiltImage]:
     agnhost = base[f"{images.E2E}/agnhost:2.63.0"]
+    plugin = Node((toolchain.e2e_helpers() / "sample-device-plugin").read_bytes(), 0o755)
+    started = {"Entrypoint": ["/sampledeviceplugin", "-alsologtostderr"]}
     return {
         f"{images.E2E}/ipc-utils:1.4": build.busybox(busybox.program()),  # it has ipcs(1)
         f"{images.E2E}/kitten:1.8": picture(agnhost, "kitten"),
+        # The version is that of its DaemonSet in test/e2e/testing-manifests.
+        f"{images.E2E}/sample-device-plugin:1.7": build.image(
+            [build.layer({"sampledeviceplugin": plugin, "tmp": build.directory()})], started
+        ),
     }

@@ -22,7 +22,7 @@ from tests.support.processes import Program, wait_until
 REPOSITORY = Path(__file__).parents[2]
 IMAGE_HOSTS = ("docker.io", "registry.k8s.io", "gcr.io")
 # Folders that kubelet and what its specs mount expect at these places.
-FIXED_FOLDERS = ("/var/lib/kubelet", "/var/lib/cni", "/var/log/pods", "/var/log/containers")
+FIXED_FOLDERS = ("/var/lib/kubelet", "/var/lib/cni", "/var/log/pods", "/var/log/containers", "/run/cdi")
 # A hybrid host has no controllers in its v2 tree, so kubelet makes no groups for pods there.
 KUBELET = {
     "kind": "KubeletConfiguration",

@@ -14,21 +14,28 @@ from tests.support import ginkgo, ledger, session
 
 PROCESSES = 8
 TIMEOUT_S = 3600
-FEWEST, FEWEST_SERIAL, FEWEST_PROXIED = 200, 50, 10
+FEWEST, FEWEST_SERIAL, FEWEST_PROXIED = 450, 50, 10
 """Specs that pass at least: fewer are a wrong selection."""
 SKIP = (
     r"\[Slow\]", r"\[Serial\]", r"\[Disruptive\]", r"\[Flaky\]", r"\[Benchmark\]", r"\[Alpha\]",
     "OffByDefault", "StandaloneMode", "SeparateDiskGC",
     # Resizing needs controllers in the v2 tree; the guest runs these.
     "InPlacePod", "InPlace Resize",
+    # Without a cgroup for each pod (`cgroupsPerQOS`) kubelet 1.36 ends with a nil pointer at the first pod
+    # that has resources of its own: `doPodResizeAction` reads what `podContainerManagerNoop` does not have.
+    "PodLevelResources",
     # This kernel has no SCTP sockets.
     "SCTP",
     # An image by the digest of the original's bytes.
     r"\[Feature:ImageID\]",
     # The guest has CRIU.
     "CheckpointContainer",
-    # kubelet's statistics of a group come from cgroup v2's controllers.
-    "Summary API",
+    # cAdvisor knows the containers of containerd and CRI-O only (docs/operate.md): kubelet has no network and
+    # processes of a pod from it, and no metrics with a container's name. On a hybrid host Summary API also
+    # misses PSI, what is left of a memory limit, and the groups of kubelet, of the runtime and of the rest.
+    "Summary API", "ContainerMetrics",
+    # Its image lies behind a login of Google's.
+    "ImageCredentialProvider",
 )  # fmt: skip
 
 

@@ -162,10 +162,11 @@ def e2e() -> Path:
 
 
 def e2e_helpers() -> Path:
-    """The folder with `ginkgo`, which runs a suite's specs in parallel, and with `nonewprivs`, which one of the images of both
-    suites holds."""
+    """The folder with `ginkgo`, which runs a suite's specs in parallel, and with the programs of images: `nonewprivs`, and
+    `sample-device-plugin` of the node suite."""
     out = cache() / "kube" / f"{KUBERNETES}-e2e"
-    helpers = ["github.com/onsi/ginkgo/v2/ginkgo", "k8s.io/kubernetes/test/images/nonewprivs"]
+    programs = [f"k8s.io/kubernetes/test/images/{name}" for name in ("nonewprivs", "sample-device-plugin")]
+    helpers = ["github.com/onsi/ginkgo/v2/ginkgo", *programs]
     if not all((out / Path(helper).name).exists() for helper in helpers):
         source = _kubernetes_module("kubernetes-e2e-helpers", helpers)
         out.mkdir(parents=True, exist_ok=True)
