@@ -24,6 +24,9 @@
  *   NOTE    pid, start_time, status: a record like those of orphans,
  *           for a process that its parent is about to reap
  *
+ * PUT, DROP and NOTE with a count other than 0 are answered only when they fail (a DROP of what is not there has not failed): a sender
+ * that is killed, or does not wait, has it done all the same. What an older connection has sent is done before a newer one is answered.
+ *
  * `start_time` is field 22 of /proc/PID/stat. A request of another version is answered with EPROTO and this version, an unknown call
  * with ENOSYS. Whatever a peer sends or does not read costs at most its own connection: nothing here waits for one of them.
  *
@@ -42,6 +45,7 @@ enum {
 	SPARE_FDS = CONNECTIONS + 64 + 253, /* not given to the store: connections, and what one message brings */
 	STRINGS = 4096,
 	IDLE_MS = 5000,
+	TURN = 16, /* messages of one connection before the next one's */
 	DEAF_MS = 100, /* without a descriptor for a new connection */
 };
 
@@ -402,8 +406,10 @@ static void drop_connection(u32 index)
 {
 	close(polled[index].fd);
 	connections--;
-	polled[index] = polled[2 + connections];
-	last_used[index] = last_used[2 + connections];
+	for (u32 i = index; i < 2 + connections; i++) { /* in the order of their ages */
+		polled[i] = polled[i + 1];
+		last_used[i] = last_used[i + 1];
+	}
 }
 
 /* Those that are used least make room: an idle client connects again. */
@@ -477,6 +483,7 @@ static int serve(i32 client, u32 size, const i32 *fds, u32 fd_count, i32 error)
 	u8 *name = incoming + sizeof *request;
 	u32 name_size, data_size, answered = 0, copied = 0;
 	const i32 *copies = 0;
+	int quiet = 0;
 	const struct record *record;
 	struct entry *entry = 0;
 	i32 pidfd = -1;
@@ -494,6 +501,7 @@ static int serve(i32 client, u32 size, const i32 *fds, u32 fd_count, i32 error)
 		error = EPROTO;
 	if (!error && (name_size > NAME_LIMIT || name_size > size - sizeof *request || !is_name(name, name_size)))
 		error = EINVAL;
+	quiet = request->count && (request->call == PUT || request->call == DROP || request->call == NOTE);
 	if (error)
 		goto done;
 	if (request->call == GET || request->call == DROP) {
@@ -520,6 +528,7 @@ static int serve(i32 client, u32 size, const i32 *fds, u32 fd_count, i32 error)
 	case DROP:
 		if (entry)
 			remove_entry(entry);
+		error = quiet ? 0 : error;
 		break;
 	case LIST:
 		reply->count = request->count;
@@ -550,13 +559,17 @@ static int serve(i32 client, u32 size, const i32 *fds, u32 fd_count, i32 error)
 done:
 	reply->error = error;
 	close_all(fds, fd_count);
+	if (quiet && !error)
+		return 1;
 	int whole = answer(client, error ? 0 : answered, copies, error ? 0 : copied);
 	if (pidfd >= 0)
 		close(pidfd);
 	return whole;
 }
 
-/* One message of a connection, so that none of them waits long for the others. Returns whether it goes on. */
+enum { GONE, EMPTY, SERVED };
+
+/* Receives and serves one message of a connection. */
 static int receive(i32 client)
 {
 	struct piece piece = { incoming, sizeof incoming };
@@ -565,16 +578,34 @@ static int receive(i32 client)
 	i64 size = call(NR_RECVMSG, (u64)client, (u64)&packet, MSG_DONTWAIT | MSG_CMSG_CLOEXEC, 0, 0, 0);
 
 	if (size == -EAGAIN || size == -EINTR)
-		return 1;
+		return EMPTY;
 	if (size < 0)
-		return 0;
+		return GONE;
 	u32 fd_count = received_fds(&packet, &fds);
 	if (!size) {
 		close_all(fds, fd_count);
-		return 0;
+		return GONE;
 	}
 	i32 error = packet.flags & MSG_TRUNC || size > MESSAGE_LIMIT ? EMSGSIZE : packet.flags & MSG_CTRUNC ? EMFILE : 0;
-	return serve(client, (u32)size, fds, fd_count, error);
+	return serve(client, (u32)size, fds, fd_count, error) ? SERVED : GONE;
+}
+
+/* Some messages of each connection, so that none of them waits long for the others: the oldest first. */
+static void serve_all(void)
+{
+	for (u32 i = 2; i < 2 + connections;) {
+		int state = EMPTY;
+		if (polled[i].ready) {
+			last_used[i] = ++turn;
+			for (u32 count = 0; count < TURN; count++)
+				if ((state = receive(polled[i].fd)) != SERVED)
+					break;
+		}
+		if (state == GONE)
+			drop_connection(i);
+		else
+			i++;
+	}
 }
 
 /* ---- start and loop ---- */
@@ -689,13 +720,7 @@ static void __attribute__((noreturn)) keep(void)
 				if (signals[0] == SIGTERM)
 					end();
 		}
-		for (u32 i = 1 + connections; i > 1; i--) { /* from the end: one that goes is replaced by the last */
-			if (!polled[i].ready)
-				continue;
-			last_used[i] = ++turn;
-			if (!receive(polled[i].fd))
-				drop_connection(i);
-		}
+		serve_all();
 		if (polled[1].ready)
 			accept();
 	}

@@ -14,6 +14,7 @@ from _socket import (
     AF_UNIX,
     CMSG_SPACE,
     MSG_CMSG_CLOEXEC,
+    MSG_DONTWAIT,
     MSG_NOSIGNAL,
     SCM_RIGHTS,
     SO_RCVTIMEO,
@@ -46,6 +47,7 @@ ABSENT_S = 10.0
 LOCKED = 3
 """The program's exit code when another keeper has the folder."""
 _TRIES, _TRY_AGAIN_S = 100, 0.02
+_QUIET = 1
 _TIMEVAL = Struct("@ll")
 _CATCHABLE = [number for number in range(1, 65) if number not in (9, 19, 32, 33)]
 
@@ -96,6 +98,7 @@ class Keeper:
         self.folder = os.fspath(folder)
         self._timeout_s, self._on_close = timeout_s, on_close
         self._socket: socket | None = None
+        self.refused: list[int] = []
         self._absent_until = 0.0
 
     def fileno(self) -> int:
@@ -117,6 +120,32 @@ class Keeper:
     def put(self, name: str, data: bytes, fds: Sequence[int] = ()) -> None:
         """Store copies of the descriptors, in the place of what has this name. The caller keeps its own."""
         self._ask(PUT, name, data, fds)
+
+    def post_put(self, name: str, data: bytes, fds: Sequence[int] = ()) -> None:
+        """`put` without waiting: it is done even if we are killed now. What the keeper refuses is in `refused` after the next call, or
+        `collect`. Here and below, where too much is on its way, that is Unavailable."""
+        self._post(PUT, name, data, fds)
+
+    def post_drop(self, name: str) -> None:
+        """`drop` without waiting."""
+        self._post(DROP, name)
+
+    def post_note(self, pid: int, start_time: int, status: int) -> None:
+        """`note` without waiting."""
+        self._post(NOTE, process=(pid, start_time), status=status)
+
+    def collect(self) -> list[int]:
+        """The errnos with which the keeper has refused what was posted, so far. Raises Unavailable when it has hung up."""
+        try:
+            while self._socket is not None:
+                self._take_refusal(self._receive(self._socket, MSG_DONTWAIT)[0])
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self.close()
+            raise Unavailable(f"the keeper of {self.folder}: {error.strerror or error}") from None
+        refused, self.refused = self.refused, []
+        return refused
 
     def get(self, name: str) -> Stored | None:
         """The entry of this name, if there is one."""
@@ -185,15 +214,27 @@ class Keeper:
         process: tuple[int, int] = (0, 0),
         status: int = 0,
     ) -> _Answer:
-        encoded = name.encode()
-        pid, start_time = process
-        head = MESSAGE.pack(VERSION, call, len(encoded), 0, pid, status, count, start_time, 0)
-        packet = head + encoded + data
-        if len(packet) > MESSAGE_LIMIT_BYTES or len(fds) > MOST_FDS:
-            raise KernelError(
-                "keeper", name, EMSGSIZE, f"{len(packet)} bytes and {len(fds)} descriptors are too much"
-            )
+        packet = _packet(call, name, data, count, process, status)
+        _check_size(name, packet, fds)
         return self._checked(name, *self._exchange(packet, fds))
+
+    def _post(
+        self,
+        call: int,
+        name: str = "",
+        data: bytes = b"",
+        fds: Sequence[int] = (),
+        process: tuple[int, int] = (0, 0),
+        status: int = 0,
+    ) -> None:
+        packet = _packet(call, name, data, _QUIET, process, status)
+        _check_size(name, packet, fds)
+        try:
+            self._send(packet, fds, MSG_DONTWAIT)
+        except OSError as error:
+            if not isinstance(error, BlockingIOError):
+                self.close()
+            raise Unavailable(f"the keeper of {self.folder}: {error.strerror or error}") from None
 
     def _exchange(self, packet: bytes, fds: Sequence[int]) -> tuple[bytes, list[int]]:
         is_old = self._socket is not None
@@ -212,12 +253,27 @@ class Keeper:
             raise Unavailable(f"the keeper of {self.folder}: {error.strerror or error}") from None
 
     def _exchange_once(self, packet: bytes, fds: Sequence[int]) -> tuple[bytes, list[int]]:
+        connection = self._send(packet, fds)
+        while True:
+            answer, received = self._receive(connection)
+            if len(answer) < MESSAGE.size or answer[2:4] == packet[2:4]:  # of this call
+                return answer, received
+            self._take_refusal(answer)
+
+    def _send(self, packet: bytes, fds: Sequence[int], flags: int = 0) -> socket:
         if self._socket is None:
             self._socket = self._connected()
         rights = [(SOL_SOCKET, SCM_RIGHTS, array.array("i", fds))] if fds else []
-        self._socket.sendmsg([packet], rights, MSG_NOSIGNAL)
-        answer, control, _, _ = self._socket.recvmsg(
-            MESSAGE_LIMIT_BYTES, CMSG_SPACE(MOST_FDS * 4), MSG_CMSG_CLOEXEC
+        self._socket.sendmsg([packet], rights, MSG_NOSIGNAL | flags)
+        return self._socket
+
+    def _take_refusal(self, answer: bytes) -> None:
+        if len(answer) >= MESSAGE.size:
+            self.refused.append(MESSAGE.unpack_from(answer)[3])
+
+    def _receive(self, connection: socket, flags: int = 0) -> tuple[bytes, list[int]]:
+        answer, control, _, _ = connection.recvmsg(
+            MESSAGE_LIMIT_BYTES, CMSG_SPACE(MOST_FDS * 4), MSG_CMSG_CLOEXEC | flags
         )
         received = array.array("i")
         for level, kind, content in control:
@@ -258,6 +314,19 @@ class Keeper:
             connection.close()
             raise
         return connection
+
+
+def _packet(call: int, name: str, data: bytes, count: int, process: tuple[int, int], status: int) -> bytes:
+    encoded = name.encode()
+    pid, start_time = process
+    head = MESSAGE.pack(VERSION, call, len(encoded), 0, pid, status, count, start_time, 0)
+    return head + encoded + data
+
+
+def _check_size(name: str, packet: bytes, fds: Sequence[int]) -> None:
+    if len(packet) > MESSAGE_LIMIT_BYTES or len(fds) > MOST_FDS:
+        what = f"{len(packet)} bytes and {len(fds)} descriptors are too much"
+        raise KernelError("keeper", name, EMSGSIZE, what)
 
 
 def ensure(folder: str | os.PathLike[str]) -> Keeper:

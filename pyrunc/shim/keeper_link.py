@@ -7,6 +7,7 @@ their shim.
 
 from __future__ import annotations
 
+import os
 import sys
 
 from pyrunc import ipc, jsontext
@@ -38,7 +39,6 @@ class KeeperLink:
     def __init__(self, loop: Loop, folder: str | None) -> None:
         self._loop = loop
         self._keeper = None if folder is None else Keeper(folder, TIMEOUT_S, on_close=loop.unwatch)
-        self._pid = 0
         self._sources: dict[str, Source] = {}
         self._unsent: set[str] = set()
         self._undropped: set[str] = set()
@@ -90,7 +90,7 @@ class KeeperLink:
     def note_exit(self, pid: int, start_time: int, status: int) -> None:
         """For the shim after this one, should it be killed before it has written this down."""
         try:
-            self._call(lambda keeper: keeper.note(pid, start_time, status))
+            self._call(lambda keeper: keeper.post_note(pid, start_time, status))
         except Error:  # the kernel may tell
             pass
 
@@ -114,7 +114,7 @@ class KeeperLink:
             self._again_s = AGAIN_S
 
     def _drop(self, name: str) -> None:
-        self._call(lambda keeper: keeper.drop(name))
+        self._call(lambda keeper: keeper.post_drop(name))
         self._undropped.discard(name)
 
     def _put(self, name: str) -> None:
@@ -125,7 +125,7 @@ class KeeperLink:
             return
         try:
             data = ipc.encode(record.to_fields())
-            self._call(lambda keeper: keeper.put(name, data, fds))
+            self._call(lambda keeper: keeper.post_put(name, data, fds))
         except KernelError as error:
             print(
                 f"pyrunc-shim: not stored, so that it ends with this shim: {name}: {error}", file=sys.stderr
@@ -149,18 +149,22 @@ class KeeperLink:
         assert self._keeper is not None
         if self._keeper.fileno() >= 0:
             return
-        pid = self._keeper.hello()
-        if pid != self._pid:
-            self._pid, self._unsent = pid, set(self._sources)
-            if self._unsent:
-                self._send_later()
-        self._loop.watch(self._keeper.fileno(), READABLE, self._lost)
+        self._keeper.hello()
+        self._unsent = set(self._sources)  # it is another one, or has dropped what was on its way
+        if self._unsent:
+            self._send_later()
+        self._loop.watch(self._keeper.fileno(), READABLE, self._readable)
 
-    def _lost(self, events: int) -> None:
-        """It has been killed, or has made room for others."""
+    def _readable(self, events: int) -> None:
+        """It has refused something, or has been killed, or has made room for others."""
         assert self._keeper is not None
-        self._keeper.close()
-        self._send_later()
+        try:
+            refused = self._keeper.collect()
+        except Unavailable:
+            self._send_later()
+            return
+        for number in refused:
+            print(f"pyrunc-shim: the keeper stores no more: {os.strerror(number)}", file=sys.stderr)
 
     def _send_later(self) -> None:
         if self._again is None:

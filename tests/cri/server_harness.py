@@ -31,7 +31,7 @@ from cri_server.store.facts import Process
 from pyrunc.zygote.descendants import below
 from tests.support import session
 from tests.support.keeper import end_keeper, keeper_pid
-from tests.support.processes import wait_until
+from tests.support.processes import comm, wait_until
 from tests.support.service_manager import ServiceManager
 
 REPOSITORY = Path(__file__).parents[2]
@@ -209,6 +209,15 @@ class Server:
         """All that descend from the server and from its keeper, whose child the zygote of the shims is."""
         keeper = keeper_pid(self.state)
         return below(self.pid) | (below(keeper) if keeper else set())
+
+    def zygotes(self) -> list[int]:
+        """Those that live."""
+        found = []
+        for pid in self.processes():
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                if comm(pid) == "pyrunc-zygote":
+                    found.append(pid)
+        return found
 
     def kill(self) -> None:
         """SIGKILL, as a crash."""

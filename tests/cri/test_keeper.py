@@ -22,7 +22,7 @@ from tests.cri.server_harness import Server
 from tests.cri.test_recovery import nothing_left, pid_of, shim_pid
 from tests.cri.test_takeover import at_the_end, life_of, lose_shim
 from tests.support.keeper import end_keeper, keeper_pid
-from tests.support.processes import comm, wait_until
+from tests.support.processes import wait_until
 
 KILLS = 10
 MODULE = "tests.cri.without_exit_info"
@@ -42,11 +42,7 @@ def parent_of(pid: int) -> int:
 
 
 def zygote_of_shims(server: Server) -> int:
-    (zygote,) = [
-        pid
-        for pid in server.processes()
-        if comm(pid) == "pyrunc-zygote" and parent_of(pid) == keeper_pid(server.state)
-    ]
+    (zygote,) = [pid for pid in server.zygotes() if parent_of(pid) == keeper_pid(server.state)]
     return zygote
 
 
@@ -163,7 +159,7 @@ def test_all_killed_at_once_but_the_keeper(server: Server) -> None:
     )
     server.wait_logged(ending, "ready")
     process, lost = pid_of(server, ending), shims(server)
-    zygotes = {pid for pid in server.processes() if comm(pid) == "pyrunc-zygote"}
+    zygotes = server.zygotes()
     os.kill(server.pid, signal.SIGSTOP)  # so that nothing is done about the first ones
     kill(*lost, *zygotes)
     server.kill()
@@ -280,7 +276,7 @@ def kill_some(server: Server, kind: str, chance: random.Random) -> None:
         end_keeper(server.state, signal.SIGKILL)
         assert wait_until(lambda: before <= stored(server), 30), server.tail()
     elif kind == "zygotes":
-        kill(*(pid for pid in server.processes() if comm(pid) == "pyrunc-zygote"))
+        kill(*server.zygotes())
     kill(*lost)
     if "server" in kind:
         server.kill()

@@ -21,7 +21,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.steps import FAILPOINT, Steps
 from pyrunc.kernel.process import alive_since
 from tests.cri.server_harness import Server, code_of, message_of
-from tests.support.processes import comm, wait_until
+from tests.support.processes import wait_until
 
 
 def all_points() -> list[str]:
@@ -225,7 +225,7 @@ def test_a_deleted_folder_ends_no_container(server: Server) -> None:
 def test_dead_zygotes_are_replaced(server: Server) -> None:
     pod = server.run_pod()
     container = server.launch(pod)
-    zygotes = [pid for pid in server.processes() if comm(pid) == "pyrunc-zygote"]
+    zygotes = server.zygotes()
     assert len(zygotes) == 2
     for zygote in zygotes:
         os.kill(zygote, signal.SIGKILL)

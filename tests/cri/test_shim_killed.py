@@ -201,7 +201,7 @@ def test_calls_that_need_a_dead_shim_or_zygote(own_server: Server) -> None:
         os.kill(shim, signal.SIGKILL)
         assert executing.result(30) == grpc.StatusCode.UNAVAILABLE
     server.remove_all()
-    zygotes = [pid for pid in server.processes() if comm(pid) == "pyrunc-zygote"]
+    zygotes = server.zygotes()
     assert len(zygotes) == 2
     for zygote in zygotes:
         os.kill(zygote, signal.SIGSTOP)

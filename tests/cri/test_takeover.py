@@ -225,7 +225,7 @@ def test_zygotes_that_are_killed_as_well(own_server: Server) -> None:
     server = own_server
     pod = server.run_pod()
     container = server.launch(pod)
-    zygotes = [pid for pid in server.processes() if comm(pid) == "pyrunc-zygote"]
+    zygotes = server.zygotes()
     for pid in (*zygotes, shim_pid(server, pod)):
         os.kill(pid, signal.SIGKILL)
     wait_for_it(server, pod)
@@ -322,7 +322,7 @@ def executes(server: Server, container: str) -> bool:
 
 def shims_zygote(server: Server) -> int:
     """The one that has a spare shim; 0 while none does."""
-    zygotes = [pid for pid in server.processes() if comm(pid) == "pyrunc-zygote"]
+    zygotes = server.zygotes()
     return next((zygote for zygote in zygotes if "pyrunc-spare" in map(comm, below(zygote))), 0)
 
 

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from errno import EINVAL, EMSGSIZE, ENOENT, ENOSPC, ENOSYS, EPROTO
 from pathlib import Path
 
@@ -131,6 +132,56 @@ def test_names_that_are_refused(keeper: Keeper, name: str) -> None:
     with pytest.raises(KernelError) as refused:
         keeper.put(name, b"")
     assert refused.value.errno == EINVAL and keeper.names() == []
+
+
+# -- without waiting
+
+
+def test_what_was_posted_is_done_though_its_sender_is_gone(keeper: Keeper, tmp_path: Path) -> None:
+    """While the keeper stands still a client posts and is gone, and another one asks."""
+    pid = keeper.hello()
+    sender = Keeper(tmp_path)
+    sender.hello()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pipe() as (reading, _):
+            for number in range(10):
+                sender.post_put(f"a/{number}", b"posted", [reading])
+        sender.post_drop("a/9")
+        sender.post_note(5, 6, 7)
+        sender.close()
+        asker = Keeper(tmp_path)
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(asker.names)
+            time.sleep(0.2)
+            os.kill(pid, signal.SIGCONT)
+            assert sorted(asked.result(10)) == [f"a/{number}" for number in range(9)]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert (ended := asker.exit_of(5, 6)) is not None and ended.status == 7
+    asker.close()
+
+
+def test_only_what_is_refused_is_answered(keeper: Keeper) -> None:
+    keeper.post_put("a", b"")
+    keeper.post_drop("unknown")
+    keeper.post_put("bad name", b"")
+    assert keeper.names() == ["a"]
+    keeper.post_put("", b"")
+    assert wait_until(lambda: select.select([keeper], [], [], 0)[0], 10)
+    assert keeper.collect() == [EINVAL, EINVAL]
+
+
+def test_what_cannot_be_sent_is_said_at_once(keeper: Keeper) -> None:
+    pid = keeper.hello()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(Unavailable):
+            for number in range(10_000):
+                keeper.post_put(f"a/{number}", bytes(1000))
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert keeper.hello() == pid
 
 
 # -- what it starts and reaps
