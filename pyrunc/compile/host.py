@@ -65,8 +65,9 @@ def _cgroup_root() -> str:
 
 
 def _cgroup_options() -> tuple[str, ...]:
-    found = [mount.superblock for mount in mount_points() if mount.kind == "cgroup2"]
-    return tuple(word for word in found[0] if word not in ("rw", "ro")) if found else ()
+    # All mounts of the v2 tree show one superblock, and the first comes early: a node's other mounts are those of its pods.
+    superblocks = (mount.superblock for mount in mount_points() if mount.kind == "cgroup2")
+    return tuple(word for word in next(superblocks, ()) if word not in ("rw", "ro"))
 
 
 def _read(path: str) -> bytes:
