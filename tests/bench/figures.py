@@ -81,6 +81,8 @@ def main() -> None:
     parser.add_argument("--readme", type=Path, default=Path("README.md"))
     parser.add_argument("--svg", type=Path, default=CHART)
     options = parser.parse_args()
+    if missing := [str(path) for path in options.results if not path.exists()]:
+        parser.error(f"no {' and no '.join(missing)}: `make bench` and `make bench-kubelet` write them")
     results = [Result.read(path) for path in options.results]
     if any(result.names != results[0].names for result in results):
         parser.error(f"the results are of other servers: {[result.names for result in results]}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import os
 import shutil
 import ssl
 import statistics
@@ -29,7 +28,7 @@ from tests.bench.crio import Crio
 from tests.bench.load import busy_seconds, version
 from tests.bench.peer import Containerd, pause_archive
 from tests.bench.tables import Result, medians, table, where
-from tests.support import cri, images, toolchain
+from tests.support import cri, images, session, toolchain
 from tests.support.cluster import NODE_IP, Cluster, Node
 from tests.support.processes import clean_up_on_signals, wait_until
 
@@ -201,7 +200,7 @@ def _idle_rate() -> float:
 def cluster(folder: Path, kinds: Sequence[str]) -> Iterator[Cluster]:
     """A cluster with a node of each of these kinds, whose state is on a tmpfs, as /run is one."""
     clean_up_on_signals()
-    running = Cluster(folder, f"bench-kube-{os.getpid()}", kinds=[KINDS[kind] for kind in kinds])
+    running = Cluster(folder, session.name("bench-kube"), kinds=[KINDS[kind] for kind in kinds])
     try:
         for node in running.nodes:
             state = node.folder / "state"

@@ -87,5 +87,6 @@ def table(names: Sequence[str], rows: Iterable[Row]) -> list[str]:
 
 def where(versions: Iterable[str]) -> str:
     """When, on what and with which servers a benchmark is run."""
-    machine = f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"
+    kernel = platform.release().split("-")[0]
+    machine = f"{os.cpu_count()} cores, Linux {kernel}, Python {platform.python_version()}"
     return f"{time.strftime('%Y-%m-%d')}, {machine}: {', '.join(versions)}"
