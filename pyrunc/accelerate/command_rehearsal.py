@@ -42,7 +42,7 @@ NO_GROUP = {"path": f"/{NAME}", "driver": "cgroupfs"}
 def rehearse(folder: str) -> list[int]:
     """Do it all a few times with files in `folder`, which is made and removed; the exit codes of the commands."""
     modules = [module for name, module in sys.modules.items() if name.startswith("pyrunc.")]
-    before = [(module, name, value) for module in modules for name, value in vars(module).items()]
+    before = [(vars(module), name, value) for module in modules for name, value in vars(module).items()]
     streams = sys.stdout, sys.stderr
     sys.stdout = sys.stderr = io.StringIO()
     _use_marshal()
@@ -51,9 +51,13 @@ def rehearse(folder: str) -> list[int]:
         return [code for _ in range(ROUNDS) for code in _round(folder)]
     finally:
         sys.stdout, sys.stderr = streams
-        for module, name, value in before:
-            if getattr(module, name) is not value:
-                setattr(module, name, value)
+        for (
+            names,
+            name,
+            value,
+        ) in before:  # by dict: getattr would push all else out of the table of types' attributes
+            if names[name] is not value:
+                names[name] = value
         _remove(folder)
 
 
