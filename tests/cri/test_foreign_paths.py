@@ -127,6 +127,25 @@ def test_only_the_servers_look_asks_the_volume(server: Server, volume: fuse.Volu
     assert server.output(container, "cat", "/v/file") == "mine\n"
 
 
+def test_a_start_that_waits_for_the_volume_holds_up_no_other(server: Server, volume: fuse.Volume) -> None:
+    """A source below the top of a volume is looked up on it once more, by the container's process. The shim goes on meanwhile."""
+    pod = server.run_pod()
+    below = api.Mount(container_path="/v", host_path=str(volume.path / "file"))
+    first = server.create(pod, asked(server, below, name="first"))
+    second = server.create(pod, asked(server, name="second"))
+    volume.hang()
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(server.start_container, first)
+        assert wait_until(lambda: volume.held, 30)
+        began = time.monotonic()
+        server.start_container(second)
+        assert server.output(second, "echo", "mine") == "mine\n"
+        assert time.monotonic() - began < SOON_S and not waits.done()
+        volume.answer()
+        waits.result(60)
+    assert server.output(first, "cat", "/v") == "mine\n"
+
+
 @pytest.mark.parametrize("answers", [True, False])
 def test_what_a_device_brings_along(server: Server, volume: fuse.Volume, cdi: Path, answers: bool) -> None:
     """A CDI file names the volume, over a link, which is followed."""
