@@ -62,7 +62,7 @@ MAY_HOLD_OBJECTS = {
         pyrunc/shim/worker.py pyrunc/zygote/client.py pyrunc/zygote/loop.py""",
     "arguments before their record is read": """
         cni_plugins/errand.py cri_server/checkpoints/dump.py cri_server/checkpoints/read.py cri_server/errands.py
-        cri_server/images/decode.py cri_server/images/erofs/build.py cri_server/images/erofs/layer_tar.py cri_server/images/unpack.py
+        cri_server/images/decode.py cri_server/images/erofs/build.py cri_server/images/erofs/layer_tar.py cri_server/images/layer_errand.py cri_server/images/unpack.py
         cri_server/selinux/relabel.py pyrunc/compiler/service.py pyrunc/shim/main.py""",
     "arguments of any function": """
         pyrunc/zygote/child.py pyrunc/zygote/messages.py pyrunc/zygote/preload.py pyrunc/zygote/spare.py""",
