@@ -34,7 +34,6 @@ build: .venv/built $(API) $(NRI) native ## compile the C programs, generate the 
 .PHONY: native
 native:
 	@$(MAKE) -s -C pause
-	@[ ! -d pyrunc/accelerate ] || $(MAKE) -s -C pyrunc/accelerate
 
 .venv/built: pyproject.toml
 	@$(call packages,$(RUN_PACKAGES))

@@ -21,8 +21,6 @@ BUILT = [
     "cri_server/api/api_pb2.py",
     "cri_server/api/api_pb2_grpc.py",
 ]
-if os.path.isdir(os.path.join(ROOT, "pyrunc/accelerate")):  # which may be removed
-    BUILT.append("pyrunc/native/template.so")
 
 
 class Binary(Distribution):

@@ -36,6 +36,7 @@ from cri_server.rpc.image_admin import ImageAdmin
 from cri_server.rpc.runtime import RuntimeService
 from cri_server.rpc.server import Server
 from cri_server.services import Services
+from cri_server.shim_processes import ShimProcesses
 from cri_server.shims import Shims
 from cri_server.status import sandbox as status
 from cri_server.store import disk, file_system
@@ -47,19 +48,15 @@ from cri_server.streaming.server import StreamingServer
 from cri_server.streaming.tls import Tls
 from cri_server.timeline.export import Exporter
 from cri_server.together import together
-from pyrunc.compiler.client import Compilers
 from pyrunc.errors import Error, WrongState
-from pyrunc.shim.client import SHIM
 from pyrunc.zygote.client import Zygote
 
 log = logging.getLogger(__name__)
 
 RECONCILE_INTERVAL_S = 10.0
 THREADS = 32
-SHIM_MODULES = ["pyrunc.shim.main", "pyrunc.accelerate.shim_rehearsal", "pyrunc.accelerate.template"]
+SHIM_MODULES = ["pyrunc.shim.main"]
 ERRAND_MODULES = [
-    "pyrunc.compiler.service",
-    "pyrunc.accelerate.compiler_rehearsal",
     "cri_server.errands",
     "cri_server.selinux.relabel",
     *layer_maker.ERRAND_MODULES,
@@ -124,6 +121,7 @@ async def _start(
     server = await open_grpc(config, services, streaming, stack)
     await open_metrics(config, services, server, streaming, stack)
     await asyncio.gather(*(zygote.ready() for zygote in services.zygotes.values()))
+    await services.shims.processes.ready()
     await stack.enter_async_context(_reconciling(services))
     await stack.enter_async_context(rotating(services))
     await stack.enter_async_context(reloading(services, read, changed))
@@ -139,7 +137,7 @@ def _begin(services: Services) -> None:
         zygote.begin()
     if services.keeper is not None:
         services.keeper.begin()
-    services.compilers.warm()
+    services.shims.processes.begin()
 
 
 def open_services(config: Config, stack: contextlib.AsyncExitStack, stored: DescriptorStore) -> Services:
@@ -149,7 +147,8 @@ def open_services(config: Config, stack: contextlib.AsyncExitStack, stored: Desc
     facts = node.probe(config)
     zygote, errands = _open_zygotes(paths, stack)
     index = Index()
-    shims = Shims(zygote, paths, index, config.shim.pods_per_shim)
+    shims = Shims(ShimProcesses(zygote, paths.shims, config.shims.count), paths, index)
+    shims.time_operations(config.timeline.operations)
     stack.callback(shims.disconnect)
     images = _open_images(config, paths, index, errands, stored, stack)
     given, folder = config.network, paths.root / "network"
@@ -171,7 +170,6 @@ def open_services(config: Config, stack: contextlib.AsyncExitStack, stored: Desc
         network,
         shims,
         errands,
-        _open_compilers(config, errands, stack),
         Events(),
     )
     services.zygotes = {"shims": zygote, "errands": errands}
@@ -179,8 +177,6 @@ def open_services(config: Config, stack: contextlib.AsyncExitStack, stored: Desc
     stack.push_async_callback(services.keeper.close)
     shims.moved = lambda sandbox: _moved(services, sandbox)
     shims.told = lambda sandbox, container: _told(services, sandbox, container)
-    if services.kept_launches:
-        stack.callback(services.kept_launches.close)
     stack.callback(services.timeline.flush)
     if config.tracing.endpoint:
         services.tracing = Exporter(config.tracing.endpoint, config.tracing.sampling)
@@ -192,17 +188,11 @@ def open_services(config: Config, stack: contextlib.AsyncExitStack, stored: Desc
 
 
 def _open_zygotes(paths: Paths, stack: contextlib.AsyncExitStack) -> tuple[Zygote, Zygote]:
-    """For shims, which stay small and have the keeper above them, and for errands."""
-    zygote, errands = Zygote(SHIM_MODULES, keep=SHIM, keeper=str(paths.state)), Zygote(ERRAND_MODULES)
+    """For shims, which have the keeper above them, and for errands."""
+    zygote, errands = Zygote(SHIM_MODULES, keeper=str(paths.state)), Zygote(ERRAND_MODULES)
     stack.push_async_callback(zygote.close)
     stack.push_async_callback(errands.close)
     return zygote, errands
-
-
-def _open_compilers(config: Config, errands: Zygote, stack: contextlib.AsyncExitStack) -> Compilers:
-    compilers = Compilers(errands, timed=config.timeline.operations)
-    stack.callback(compilers.close)
-    return compilers
 
 
 def _open_images(

@@ -26,23 +26,28 @@ FORKS_TIMEOUT_S, FORKS_INTERVAL_S = 10.0, 0.005
 
 
 async def wait_for_forks(paths: Paths, sandbox_id: str) -> None:
-    """Until the sandbox's shim and all its forks have ended, which share the lock of its log.
+    """Until the sandbox's shim and all its forks have ended, which share a lock in its folder (up to version 0.1.0 its log's).
 
     They die with it, but later: one that is making a cgroup would make it after we have looked for it.
     """
-    try:
-        log_file = os.open(paths.sandbox_state(sandbox_id) / messages.LOG, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        deadline = time.monotonic() + FORKS_TIMEOUT_S
-        while not _locked(log_file):
-            if time.monotonic() > deadline:
-                log.error("sandbox %s: forks of its dead shim do not end", sandbox_id)
-                return
-            await asyncio.sleep(FORKS_INTERVAL_S)
-    finally:
-        os.close(log_file)
+    for name in (messages.LOCK, messages.LOG):
+        try:
+            lock = os.open(paths.sandbox_state(sandbox_id) / name, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        try:
+            await _wait_for_lock(lock, sandbox_id)
+        finally:
+            os.close(lock)
+
+
+async def _wait_for_lock(lock: int, sandbox_id: str) -> None:
+    deadline = time.monotonic() + FORKS_TIMEOUT_S
+    while not _locked(lock):
+        if time.monotonic() > deadline:
+            log.error("sandbox %s: forks of its dead shim do not end", sandbox_id)
+            return
+        await asyncio.sleep(FORKS_INTERVAL_S)
 
 
 def read_facts(paths: Paths, container: Container) -> None:

@@ -70,7 +70,7 @@ def take(services: Services, found: Config) -> list[Change]:
     services.images.reconfigure(
         certificate_folders(config), config.images.pinned, config.registry.no_progress_timeout_s
     )
-    services.compilers.timed = config.timeline.operations
+    services.shims.time_operations(config.timeline.operations)
     services.images.policy = config.registry.signature_policy
     services.config = config
     return differences

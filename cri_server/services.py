@@ -21,21 +21,10 @@ from cri_server.store.paths import Paths
 from cri_server.store.trash import Trash
 from cri_server.timeline.export import Exporter
 from cri_server.timeline.ring import Ring
-from pyrunc.compiler.client import Compilers
 from pyrunc.zygote.client import Zygote
-
-try:
-    from pyrunc.accelerate.kept_launches import KeptLaunches
-except ImportError:  # that folder may be removed
-    KeptLaunches = None  # type: ignore[assignment,misc]
 
 if TYPE_CHECKING:
     from cri_server.nri.service import Nri
-
-
-def open_kept_launches() -> KeptLaunches | None:
-    """None where `pyrunc.accelerate` was removed."""
-    return KeptLaunches() if KeptLaunches is not None else None
 
 
 @dataclass(slots=True)
@@ -50,7 +39,6 @@ class Services:
     network: Network
     shims: Shims
     errands: Zygote
-    compilers: Compilers
     events: Events
     zygotes: dict[str, Zygote] = field(default_factory=dict)  # by what they fork
     keeper: KeeperWatch | None = None
@@ -61,7 +49,6 @@ class Services:
     running: SingleFlight = field(default_factory=SingleFlight)
     selinux_levels: Levels = field(init=False)
     trash: Trash = field(init=False)
-    kept_launches: KeptLaunches | None = field(default_factory=open_kept_launches)
     nri: Nri | None = None  # None: no plugins, and nothing of them is imported
     pending: set[str] = field(default_factory=set)  # ids of sandboxes that are being made
 

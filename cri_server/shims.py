@@ -16,20 +16,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from cri_server import orphans
 from cri_server.keeper import StoredPods
 from cri_server.network.names import after_take_over
+from cri_server.shim_processes import ANSWER_S, ShimProcesses
 from cri_server.store.facts import Process
 from cri_server.store.index import Index
 from cri_server.store.model import Container, Exit, Sandbox
 from cri_server.store.paths import Paths
 from cri_server.together import to_the_end
-from pyrunc.errors import Error, NotFound, Unavailable, Unsupported
+from pyrunc.errors import Error, NotFound, Unavailable
 from pyrunc.kernel.process import alive_since
 from pyrunc.shim import messages
-from pyrunc.shim.client import ExecSession, ShimClient, ShimState, start_shim
-from pyrunc.zygote.client import Zygote
+from pyrunc.shim.client import ExecSession, ShimClient, ShimState
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 2.0  # so long a caller waits for a shim that may be silent
 LOOK_S = 1.0  # between two looks at the pod of a silent one
 LOST_S = 0.1  # before a connection that was lost is made again
 TAKE_OVER_AFTER_S = (0.0, 0.2, 1.0, 3.0)  # the zygote may have been killed too, and be replaced
@@ -42,19 +41,25 @@ class Shims:
     """Starts, finds and hears shims. `told(sandbox, container)` is called after an exit was noted; None: the holder's.
     `moved(sandbox)` after another shim has taken over."""
 
-    def __init__(self, zygote: Zygote, paths: Paths, index: Index, pods_per_shim: int = 1) -> None:
-        self._zygote, self._paths, self._index, self._pods_per_shim = zygote, paths, index, pods_per_shim
+    def __init__(self, processes: ShimProcesses, paths: Paths, index: Index) -> None:
+        self.processes, self._paths, self._index = processes, paths, index
         self._clients: dict[str, ShimClient] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._meeting: dict[str, asyncio.Task[bool]] = {}
         self._awaited: dict[str, asyncio.Task[None]] = {}
         self._taking_over: set[str] = set()
         self._placed: dict[str, Sandbox] = {}
-        self._placing = asyncio.Lock()
         self._lost_sessions: dict[str, list[ExecSession]] = {}
+        self._timed = False
         self.stored = StoredPods(paths.state)
         self.told: Told = lambda sandbox, container: None
         self.moved: Moved = _nobody_is_told
+
+    def time_operations(self, timed: bool) -> None:
+        """Whether shims tell the time of each operation of a launch (`ShimClient.timed`)."""
+        self._timed = timed
+        for client in self._clients.values():
+            client.timed = timed
 
     def get(self, sandbox: Sandbox) -> ShimClient:
         """The connection. Raises Unavailable when its shim is gone or does not answer."""
@@ -80,66 +85,19 @@ class Shims:
         """How many are connected, and how many live but do not answer."""
         return {"connected": len(self._clients), "silent": len(self._awaited)}
 
-    async def start(self, sandbox: Sandbox) -> str | None:
-        """Fork a shim for the sandbox's state folder, or give it to one that has room, and connect to it; the path of the
-        network namespace that it had made ahead, if any."""
-        if self._pods_per_shim == 1:
-            return await self._fork(sandbox)
-        async with self._placing:  # two that begin together are to share one
-            if await self._started_in_another(sandbox):
-                await self.connect(sandbox)
-                return None
-            return await self._fork(sandbox)
-
-    async def _fork(self, sandbox: Sandbox) -> str | None:
-        folder = self._paths.sandbox_state(sandbox.id)
-        shim = await start_shim(self._zygote, folder, self._paths.container_states)
-        started = alive_since(shim.pid)
-        sandbox.shim = Process(shim.pid, started) if started is not None else None
-        await self.connect(sandbox)
-        return shim.netns_path
-
-    async def _started_in_another(self, sandbox: Sandbox) -> bool:
-        """Whether a shim that has room has taken the sandbox. Raises Unavailable."""
-        found = self._with_room()
-        if found is None:
-            return False
-        client, process = found
-        sandbox.shim, self._placed[sandbox.id] = process, sandbox
-        try:
-            folder, containers = self._paths.sandbox_state(sandbox.id), self._paths.container_states
-            async with asyncio.timeout(ANSWER_S):
-                await client.take_pod(folder, containers)
-            return True
-        except Unsupported:  # it is an older server's
-            sandbox.shim = None
-            self._placed.pop(sandbox.id)
-            return False
-        except BaseException as error:  # it may take it yet, so that this sandbox can have no other
-            self._placed.pop(sandbox.id)
-            if isinstance(error, TimeoutError):
-                what = f"the shim {process.pid}, which was to take sandbox {sandbox.id}"
-                raise Unavailable(f"{what}, does not answer") from None
-            raise
-
-    def _with_room(self) -> tuple[ShimClient, Process] | None:
-        """The fullest shim that answers and may have another pod."""
+    async def start(self, sandbox: Sandbox, *, network: bool = False) -> str | None:
+        """Have a shim serve the sandbox, and connect to it; the path of the pod's network namespace if `network` is true. Raises
+        Unavailable."""
+        folder, containers = self._paths.sandbox_state(sandbox.id), self._paths.container_states
         pods = Counter(one.shim for one in self._placed.values() if one.shim is not None)
-        clients = {
-            one.shim: client
-            for one in self._placed.values()
-            if one.shim is not None and one.phase == "ready" and (client := self.find(one)) is not None
-        }
-        rooms = [process for process in clients if pods[process] < self._pods_per_shim]
-        if not rooms:
-            return None
-        fullest = max(rooms, key=lambda process: pods[process])
-        return clients[fullest], fullest
+        self._placed[sandbox.id] = sandbox
+        sandbox.shim, path = await self.processes.take_pod(folder, containers, pods, network=network)
+        await self.connect(sandbox)
+        return path
 
     def _is_left(self, sandbox: Sandbox) -> bool:
-        """Whether the sandbox's shim lives for other pods only: what leaves one takes its record along."""
-        shared = any(other.shim == sandbox.shim for other in self._index.sandboxes if other is not sandbox)
-        return shared and not (self._paths.sandbox_state(sandbox.id) / messages.SHIM_RECORD).exists()
+        """Whether the sandbox's shim serves other pods only: when it drops a pod it removes its record there."""
+        return not (self._paths.sandbox_state(sandbox.id) / messages.SHIM_RECORD).exists()
 
     async def connect(self, sandbox: Sandbox) -> ShimClient:
         """Connect to the shim that lives already. Raises NotFound, Unavailable."""
@@ -155,6 +113,7 @@ class Shims:
     def _take(self, sandbox: Sandbox, client: ShimClient) -> None:
         """The connection is the sandbox's from here on."""
         client.on_close = lambda: self._closed(sandbox, client)
+        client.timed = self._timed
         self._clients[sandbox.id], self._placed[sandbox.id] = client, sandbox
         sandbox.reachable = True
 
@@ -431,6 +390,7 @@ class Shims:
         for client in self._clients.values():
             client.close()
         self._clients.clear()
+        self.processes.close()
 
     async def settle(self, sandbox: Sandbox | None = None) -> None:
         """Wait for what is being done about a lost shim, this sandbox's or any."""

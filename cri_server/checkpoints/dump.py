@@ -19,11 +19,11 @@ from pyrunc.checkpoint.checkpoint import Choices, Dump, checkpoint
 from pyrunc.compile.descriptors import Descriptors
 from pyrunc.compile.image_mount import open_image
 from pyrunc.compile.sources import Overlay, open_overlay
-from pyrunc.compiler.files import LaunchFile
 from pyrunc.container import state as states
 from pyrunc.errors import Unsupported
 from pyrunc.kernel.full import disk_errors
 from pyrunc.records import Record
+from pyrunc.shim.files import LaunchFile
 from pyrunc.spec.model import Linux
 
 TYPE_CHECKING = False

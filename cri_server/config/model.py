@@ -219,16 +219,23 @@ class Pods(Table):
     ] = False
 
 
+class Shims(Table):
+    """The processes that supervise pods: they start containers, read their output, and know their exit codes."""
+
+    count: Annotated[
+        int,
+        msgspec.Meta(ge=0, le=8),
+        explained("How many such processes serve all pods. 0: as many as processors, at most 8."),
+    ] = 0
+
+
 class Shim(Table):
-    """The process that holds a pod: its containers' exit codes, logs and terminals."""
+    """Kept for configurations of earlier versions."""
 
     pods_per_shim: Annotated[
         int,
         msgspec.Meta(ge=1, le=100),
-        explained(
-            "How many pods share one such process. More than 1 saves most of the 1.0 MiB (2.7 while it is busy) of each further pod; with a shim that is "
-            "killed the exec sessions of all its pods end."
-        ),
+        explained("Has no effect any more: see `[shims] count`."),
     ] = 1
 
 
@@ -476,6 +483,7 @@ class Config(Table):
     images: Images = msgspec.field(default_factory=Images)
     streaming: Streaming = msgspec.field(default_factory=Streaming)
     pods: Pods = msgspec.field(default_factory=Pods)
+    shims: Shims = msgspec.field(default_factory=Shims)
     shim: Shim = msgspec.field(default_factory=Shim)
     containers: Containers = msgspec.field(default_factory=Containers)
     runtimes: dict[str, Runtime] = msgspec.field(default_factory=dict)

@@ -55,11 +55,10 @@ from cri_server.store.model import Container, Sandbox
 from pyrunc import atomic_file
 from pyrunc.compile.descriptors import CgroupChoice
 from pyrunc.compile.sources import Overlay
-from pyrunc.compiler.files import LaunchFile, Place
-from pyrunc.compiler.messages import OtherRuntime
 from pyrunc.errors import AlreadyExists, InvalidArgument, NotFound, PeerError, Unsupported, WrongState
 from pyrunc.kernel.full import disk_error
 from pyrunc.kernel.tree import remove_path
+from pyrunc.shim.files import LaunchFile, OtherRuntime, Place
 
 RELABEL_TIMEOUT_S = 100.0  # kubelet gives a call two minutes
 CALLER_GRACE_S = 45.0  # kubelet repeats a call that took too long within half a minute
@@ -513,7 +512,7 @@ async def unsave(work: Work) -> None:
 
 async def prepare_launch(work: Work) -> None:
     assert work.container is not None
-    await launch.prepare(work.services, work.container, work.opened, work.binds)
+    await launch.prepare(work.services, work.sandbox, work.container, work.opened, work.binds)
 
 
 async def drop_launch(work: Work) -> None:

@@ -7,21 +7,17 @@ import errno
 import logging
 import os
 import tempfile
-from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from cri_server.config import handlers
 from cri_server.containers import pause
 from cri_server.services import Services
 from cri_server.spec import process
 from cri_server.store.model import Container, Sandbox
 from cri_server.timeline.trace import graft, span
 from pyrunc import atomic_file
-from pyrunc.compiler.client import CompiledLaunch
-from pyrunc.compiler.files import LaunchFile
-from pyrunc.compiler.messages import CompiledExec, OtherRuntime
 from pyrunc.errors import (
     DeadlineExceeded,
     Error,
@@ -38,7 +34,6 @@ log = logging.getLogger(__name__)
 # Both streams together; the client takes 16 MiB per message and the rest of the message needs room.
 OUTPUT_LIMIT_BYTES = (16 << 20) - (64 << 10)
 READ_BYTES = 1 << 16
-LAUNCH_TIMEOUT_S = 60.0
 MEMORY_BYTES = 1 << 15  # of each stream; what is beyond goes to a file, so that many large outputs fit
 
 
@@ -240,69 +235,24 @@ async def begin(
     """
     pause.refuse_paused(container)
     try:
-        with span("compile"):
-            launch = await _launch(services, container, command, tty=tty, changes=changes)
-            graft(launch.parts)
-        with launch, span("execute"):
+        described = oci_process(services, container, command, tty=tty)
+        if changes is not None:
+            described = process.changed(described, changes)
+        with span("execute"):
             _, _, client = running(services, container.id)
-            session = await client.exec(container.id, new_exec_id(), launch, tty=tty, **streams)
+            session = await client.exec(
+                container.id,
+                new_exec_id(),
+                described,
+                tty=tty,
+                **streams,
+            )
             graft(session.parts)
         return session
-    except Error as error:
-        if services.kept_launches:
-            services.kept_launches.drop(container.id)
-        if isinstance(error, NotFound) and container.running:
+    except NotFound as error:
+        if container.running:
             raise InvalidArgument(error.message) from None
         raise
-
-
-async def _launch(
-    services: Services,
-    container: Container,
-    command: Sequence[str],
-    *,
-    tty: bool,
-    changes: Mapping[str, Any] | None,
-) -> CompiledLaunch:
-    """One that is kept, or a new one; with `changes` always a new one."""
-    folder = str(services.paths.container_state(container.id))
-    kept = services.kept_launches if changes is None else None
-    key = _key(folder, container, command, tty)
-    launch = kept.find(container.id, key) if kept else None
-    if launch is not None:
-        return launch
-    described = oci_process(services, container, command, tty=tty)
-    if changes is not None:
-        described = process.changed(described, changes)
-    runtime = other_runtime(services, container)
-    if runtime is not None:
-        return CompiledLaunch(CompiledExec(runtime=runtime, process=described).to_fields())
-    assert container.process is not None
-    launch = await services.compilers.exec(
-        folder, container.process.pid, described, LAUNCH_TIMEOUT_S, tty=tty
-    )
-    # Without a home in its environment, a process gets that of the container's passwd file, which may change.
-    if kept and any(entry.startswith("HOME=/") for entry in described.get("env", ())):
-        kept.keep(container.id, key, launch)
-    return launch
-
-
-def _key(folder: str, container: Container, command: Sequence[str], tty: bool) -> Hashable:
-    """All that a launch is made from: the container's process and its configuration, which an update writes anew."""
-    try:
-        facts = os.stat(f"{folder}/config.json")
-    except OSError as error:
-        raise KernelError("stat", f"{folder}/config.json", error.errno or 0) from None
-    return container.process, facts.st_ino, facts.st_mtime_ns, facts.st_size, tuple(command), tty
-
-
-def other_runtime(services: Services, container: Container) -> OtherRuntime | None:
-    """The OCI runtime that runs the container, as it was when that was created; None for ours."""
-    sandbox = services.index.sandboxes.get(container.sandbox_id)
-    if sandbox.runtime_handler in handlers.OURS:
-        return None
-    folder = services.paths.container_state(container.id)
-    return LaunchFile.read(folder).other_runtime
 
 
 async def _exit_code(client: ShimClient, session: ExecSession, container: Container, timeout_s: float) -> int:

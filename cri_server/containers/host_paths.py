@@ -32,7 +32,7 @@ async def open_all(
 
 
 def descriptors(binds: Sequence[HostBind], opened: OpenSources) -> dict[str, int]:
-    """Those that the compiler needs: what the container's process opens itself needs none."""
+    """Those that the shim needs: what the container's process opens itself needs none."""
     return {
         bind.source: opened.fds[bind.source]
         for bind in binds

@@ -49,8 +49,6 @@ async def tell_plugins(work: Work) -> None:
 
 async def leave_shim(work: Work) -> None:
     await launch.drop(work.services, work.container)
-    if work.services.kept_launches:
-        work.services.kept_launches.drop(work.container.id)
     sandbox = work.services.index.sandboxes.find(work.container.sandbox_id)
     client = work.services.shims.find(sandbox) if sandbox is not None else None
     try:

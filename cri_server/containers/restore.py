@@ -29,10 +29,10 @@ from cri_server.services import Services
 from cri_server.spec import sources
 from cri_server.spec.mounts import Asked
 from pyrunc.checkpoint import file_images
-from pyrunc.compiler.files import RestoreFolders
 from pyrunc.errors import InvalidArgument, NotFound, WrongState, kernel_errors
 from pyrunc.kernel.full import disk_errors
 from pyrunc.kernel.tree import remove_path
+from pyrunc.shim.files import RestoreFolders
 
 ARCHIVE, LAYER = "archive", "layer"
 SEPARATE = ("network", "pid", "ipc")

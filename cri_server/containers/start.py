@@ -19,7 +19,6 @@ from cri_server.steps import Step, Steps
 from cri_server.store.facts import Process
 from cri_server.store.model import Container, Exit, Sandbox
 from cri_server.timeline.trace import graft
-from pyrunc.compiler.messages import CompiledContainer
 from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, WrongState
 
 START_ERROR, START_ERROR_CODE = "StartError", 128
@@ -93,9 +92,9 @@ async def make_log_folder(work: Work) -> None:
 async def execute(work: Work) -> None:
     container = work.container
     try:
-        client = work.services.shims.get(work.sandbox)
-        with await launch.take(work.services, container) as taken:
-            started = await client.start_container(container.id, taken)
+        await launch.ensure(work.services, work.sandbox, container)
+        container.created_in = None
+        started = await work.services.shims.get(work.sandbox).start_container(container.id)
         graft(started.parts)
     except Error as error:
         await work.services.shims.settle(work.sandbox)
@@ -108,7 +107,7 @@ async def execute(work: Work) -> None:
         raise
     container.process = Process(started.pid, started.start_time)
     container.started_at_ns = started.started_at_ns
-    if CompiledContainer.of(taken.compiled).restore is not None:
+    if work.services.paths.restore_folder(container.id).exists():
         await restore.forget(work.services, container.id)
 
 

@@ -25,7 +25,7 @@ _TEXTS = {
     "leftover-groups": ("Groups of containers that nobody knows", "Looked for by our names in the v2 tree.", "`pyrunc-cri gc`; by hand `rmdir` of the group, after `echo 1 > GROUP/cgroup.kill`."),
     "leftover-mounts": ("Mounts below our folders", "We make none there: a container's root is mounted in its own namespace.", "`umount` each, after `findmnt` has shown whose it is."),
     "leftover-names": ("Names of network namespaces that nobody knows", "A pod's network namespace has its name below [network] netns_dir, the sandbox's id, from RunPodSandbox to StopPodSandbox.", "`umount` and remove the name; a server that starts does so for its own."),
-    "leftover-shims": ("Shims without a record", "Each pod has a shim, which outlives the server; without the pod's record nobody asks it.", "Restart the server: it ends them when it starts, and pods with a record run on."),
+    "leftover-shims": ("Shims without a record", "A shim that has pods outlives the server; no server asks about a pod without a record.", "Restart the server: it ends them when it starts, and pods with a record run on."),
     "module-br-netfilter": ("Bridged packets and the firewall", "kube-proxy rewrites addresses of Services; on a bridge it sees both directions only with br_netfilter.", "`modprobe br_netfilter`, and its name in a file of /etc/modules-load.d."),
     "module-overlay": ("overlayfs", "Each container's root is an overlay of its image's layers.", "`modprobe overlay`, and its name in a file of /etc/modules-load.d."),
     "namespaces": ("Namespaces", "Pods are made of them; user namespaces are for hostUsers: false.", "A kernel with the namespaces that are named; `sysctl -w user.max_user_namespaces=15000` for user namespaces."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -27,19 +26,17 @@ from cri_server.steps import Beside, Step, Steps
 from cri_server.store import disk
 from cri_server.store.facts import Process
 from cri_server.store.model import Sandbox, sandbox_name
-from cri_server.timeline.trace import graft, span
+from cri_server.timeline.trace import graft
 from cri_server.together import to_the_end, together
 from pyrunc.compile.descriptors import CgroupChoice
-from pyrunc.compiler.client import CompiledLaunch
-from pyrunc.compiler.files import HolderFile
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError, Unsupported
 from pyrunc.kernel.full import disk_errors
 from pyrunc.shim import messages
+from pyrunc.shim.files import HolderFile
 
 log = logging.getLogger(__name__)
 
 HOLDER_OOM_SCORE_ADJ = -998
-LAUNCH_TIMEOUT_S = 60.0
 SANDBOX_ID = re.compile(r"\b[0-9a-f]{64}\b")
 MODES = {api.POD: "new", api.CONTAINER: "new", api.NODE: "host"}
 
@@ -53,7 +50,6 @@ class Work:
     sandbox: Sandbox
     hostname: str
     namespace: str = ""  # where the shim has the pod's network namespace
-    compiling: asyncio.Task[CompiledLaunch] | None = None
 
 
 async def run(services: Services, config: api.PodSandboxConfig, handler: str) -> str:
@@ -159,10 +155,9 @@ async def make_state(work: Work) -> None:
 
 
 async def write_files(work: Work) -> None:
-    """What the pod's containers mount and what the holder is compiled from, which begins at once: it needs no shim."""
+    """Write what the pod's containers mount, and what the shim compiles the pause process from."""
     record, folder = holder(work), work.services.paths.sandbox_state(work.sandbox.id)
     await disk.write_in_thread(lambda: _write_files(work, record), folder)
-    work.compiling = asyncio.create_task(_compile(work))
 
 
 def _write_files(work: Work, holder_file: HolderFile) -> None:
@@ -187,7 +182,7 @@ async def remove_state(work: Work) -> None:
 
 
 def holder(work: Work) -> HolderFile:
-    """What a compiler reads to make the holder's launch."""
+    """What the shim reads to compile the pause process."""
     security_context = work.config.linux.security_context
     options = security_context.namespace_options
     settings = work.services.config.cgroup
@@ -242,42 +237,21 @@ def _sandbox_seccomp(context: api.LinuxSandboxSecurityContext) -> api.LinuxSandb
 
 
 async def start_shim(work: Work) -> None:
-    """With the network namespace that it has made ahead, if it was the zygote's spare."""
-    shims, sandbox = work.services.shims, work.sandbox
-    made_ahead = await to_the_end(shims.start(sandbox))
-    if has_pinned_network(sandbox.options):
-        work.namespace = made_ahead or await shims.get(sandbox).make_network()
-
-
-async def _compile(work: Work) -> CompiledLaunch:
-    folder = str(work.services.paths.sandbox_state(work.sandbox.id))
-    with span("compile", beside=True):
-        launch = await work.services.compilers.pause(folder, LAUNCH_TIMEOUT_S)
-        graft(launch.parts)
-    return launch
+    """Have a shim serve the pod; it makes the pod's network namespace."""
+    sandbox = work.sandbox
+    network = has_pinned_network(sandbox.options)
+    path = await to_the_end(work.services.shims.start(sandbox, network=network))
+    work.namespace = path or ""
 
 
 async def end_shim(work: Work) -> None:
     await work.services.shims.shutdown(work.sandbox)
 
 
-async def forget_launch(work: Work) -> None:
-    """Nobody started the holder, or it was started and has ended: its cgroup goes, whoever made it."""
-    compiling = work.compiling
-    if compiling is None:
-        return
-    compiling.cancel()
-    await asyncio.wait([compiling])
-    if not compiling.cancelled() and compiling.exception() is None:
-        compiling.result().close()
-    await orphans.kill_group(work.sandbox.cgroups_path, work.sandbox.id)
-
-
 async def start_holder(work: Work) -> None:
-    assert work.compiling is not None
+    client = work.services.shims.get(work.sandbox)
     try:
-        with await work.compiling as launch:
-            started = await work.services.shims.get(work.sandbox).start_holder(launch)
+        started = await client.start_holder()
         graft(started.parts)
     except KernelError as error:
         if sysctls.is_refused(error):
@@ -292,6 +266,7 @@ async def end_holder(work: Work) -> None:
     client = work.services.shims.find(work.sandbox)
     if client is not None:
         await client.stop_holder()
+    await orphans.kill_group(work.sandbox.cgroups_path, work.sandbox.id)
     work.sandbox.holder_alive = False
 
 
@@ -415,7 +390,7 @@ STEPS: Steps[Work] = Steps(
     "run_sandbox",
     [
         Step("state", make_state, remove_state),
-        Beside((Step("files", write_files, forget_launch), Step("shim", start_shim, end_shim))),
+        Beside((Step("files", write_files), Step("shim", start_shim, end_shim))),
         Beside(
             (Step("holder", start_holder, end_holder), Step("network", attach_network, detach_network)),
             in_turn,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cri_server.spec.mounts import OUR_MOUNTS, POD_SHM, Asked
-from pyrunc.compiler.files import Place
+from pyrunc.shim.files import Place
 
 ROOT, MOUNTS = "rootfs", "mounts"
 OCI_VERSION = "1.0.2"  # all accept it; crun 1.8 refuses 1.1 and later

@@ -9,8 +9,8 @@ from typing import Any
 
 from pyrunc import atomic_file
 from pyrunc.compile.rootfs_probe import may_be_made_inside
-from pyrunc.compiler.files import LaunchFile, Place
 from pyrunc.plan.mounts import is_bind, is_remount
+from pyrunc.shim.files import LaunchFile, Place
 from pyrunc.spec.model import Spec
 from pyrunc.spec.parse import parse
 

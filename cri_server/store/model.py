@@ -19,7 +19,6 @@ from cri_server.selinux.labels import Labels
 from cri_server.store.facts import Process
 from cri_server.store.records import ContainerRecord, SandboxRecord
 from pyrunc.atomic_file import DamagedRecord
-from pyrunc.compiler.client import CompiledLaunch
 from pyrunc.shim import messages
 
 SandboxName = tuple[str, str, str, int]
@@ -191,7 +190,8 @@ class Container:
     started_at_ns: int = 0
     exit: Exit | None = None
     lost: bool = False
-    launch: CompiledLaunch | None = None  # waits for the start
+    created_in: Process | None = None  # the shim that has compiled it
+    has_cgroup: bool = False  # since then
     starting: bool = False  # an exit meanwhile is told by the start, after its own event
     exited: asyncio.Event = field(default_factory=asyncio.Event)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -38,6 +38,11 @@ class Paths:
         return self.state / "containers"
 
     @property
+    def shims(self) -> Path:
+        """Holds a folder of each shim: its socket, record and log."""
+        return self.state / "shims"
+
+    @property
     def trash(self) -> Path:
         """Holds writable layers of removed containers until they are deleted."""
         return self.root / "trash"
@@ -90,6 +95,7 @@ class Paths:
             self.container_records,
             self.sandbox_states,
             self.container_states,
+            self.shims,
             self.images,
             self.trash,
         ):

@@ -1,6 +1,6 @@
 """Opens the source of a bind on the host, once, as an O_PATH descriptor, and looks at what it is.
 
-The command line opens its sources itself. A server opens them for its compilers, in a thread that can be given up: storage such as
+The command line opens its sources itself. A server opens them for its shims, in a thread that can be given up: storage such as
 FUSE or NFS may never answer, and fstat(2) of an open descriptor asks it again.
 """
 

@@ -17,6 +17,7 @@ from pyrunc.compile.descriptors import (
     CgroupChoice,
     Descriptors,
     compiled_filter,
+    filter_devices,
     open_cgroup,
     open_namespaces,
     open_start_socket,
@@ -63,7 +64,7 @@ class CreateRequest(Value):
     stay its own: their paths are not looked up again. Those of binds that the container's process makes need no descriptor.
     `start_immediately`: return when the program was executed; else it waits on `<state_dir>/start.sock`. `record`: puts the process
     into the container's state on disk as soon as it exists. `attached`: see `plan.parent.Parent`. `preserve_fds`: numbers of the
-    caller that become 3, 4, …. `cgroup` None: stay in the caller's. `mount_namespace`: path of the one to which a `holder` attached
+    caller that become 3, 4, …. `cgroup` None: stay in the caller's; `made_cgroup`: it exists. `mount_namespace`: path of the one to which a `holder` attached
     the mounts of `mount_fds`, for kernels that cannot clone them detached. `images`: mounts of images that the caller holds, by the
     paths of their indexes; `image_volumes`: what `pyrunc:NAME` as the source of a bind means. `pivot` False: the root covers the
     host's, `keep_groups`: the caller's groups stay, see `plan.build`.
@@ -79,6 +80,7 @@ class CreateRequest(Value):
     nulls: tuple[int, ...] = ()
     state_dir: str = ""
     cgroup: CgroupChoice | None = CgroupChoice()
+    made_cgroup: Cgroup | None = None
     mount_fds: Mapping[str, int] = _NO_MOUNTS
     pinned: tuple[str, ...] = ()
     mount_namespace: str = ""
@@ -122,8 +124,16 @@ def compile_container(
     found = _look(request, descriptors)
     parts.end("root and sources")
     cgroup, warnings = open_cgroup(
-        request.id, spec.linux, spec.annotations, request.cgroup, descriptors, undo
+        request.id,
+        spec.linux,
+        spec.annotations,
+        request.cgroup,
+        descriptors,
+        undo,
+        made=request.made_cgroup,
     )
+    if cgroup is not None:
+        filter_devices(cgroup, spec.linux)
     parts.end("cgroup")
     if not request.start_immediately:
         descriptors.take("start", open_start_socket(request.state_dir, undo))

@@ -20,7 +20,7 @@ from pyrunc.spec.check import settings_by_namespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from typing import Any
 
     from pyrunc.cgroups.group import Cgroup
@@ -53,9 +53,13 @@ class Descriptors:
     def __enter__(self) -> Descriptors:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         for number in self.numbers.values():
             os.close(number)
+        self.numbers.clear()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 def open_namespaces(linux: Linux, descriptors: Descriptors) -> None:
@@ -85,31 +89,29 @@ def open_cgroup(
     descriptors: Descriptors,
     undo: Undo,
     *,
-    filter_devices: bool = True,
+    made: Cgroup | None = None,
 ) -> tuple[Cgroup | None, list[str]]:
-    """The container's cgroup with its limits in force before the first process enters: clone puts it in.
-
-    Without device rules all but the default nodes are refused: else CAP_MKNOD would open the host's disks.
-    """
+    """The container's cgroup with its limits in force before the first process enters: clone puts it in. `made`: it exists already,
+    and stays when the work is undone."""
     if choice is None:
         return None, []
     from pyrunc.cgroups.naming import place
 
     resources = linux.resources or {}
-    cgroup = place(linux.cgroups_path, container_id, choice.driver)
-    cgroup.create(resources, annotations)
-    undo.push(f"cgroup {cgroup.path}", cgroup.remove)
+    cgroup = made or place(linux.cgroups_path, container_id, choice.driver)
+    if made is None:
+        cgroup.create(resources, annotations)
+        undo.push(f"cgroup {cgroup.path}", cgroup.remove)
     warnings = cgroup.apply(resources, choice.missing_controllers) if resources else []
-    if filter_devices:
-        _filter_devices(cgroup, resources.get("devices") or ())
     descriptors.take("cgroup", cgroup.open_directory())
     return cgroup, warnings
 
 
-def _filter_devices(cgroup: Cgroup, rules: Sequence[Mapping[str, Any]]) -> None:
-    """Where our root is only a user namespace's, bpf(2) is forbidden, and so is making devices."""
+def filter_devices(cgroup: Cgroup, linux: Linux) -> None:
+    """Put the device rules on the cgroup. Without rules all but the default nodes are refused: else CAP_MKNOD would open the host's
+    disks. Where our root is only a user namespace's, bpf(2) is forbidden, and so is making devices."""
     try:
-        cgroup.set_devices(rules)
+        cgroup.set_devices((linux.resources or {}).get("devices") or ())
     except KernelError as error:
         if error.errno != EPERM or not facts.host().in_user_namespace:
             raise

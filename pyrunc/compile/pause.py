@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from pyrunc.cgroups.group import Cgroup
     from pyrunc.spec.model import IdMap
     from pyrunc.undo import Undo
 
@@ -45,7 +46,7 @@ class PauseRequest(Value):
     launches adds (`Launch.pinned`), or `host` or `none` for the caller's. The mount namespace is always its own. A new user
     namespace needs the mappings, and owns the others.
     `mounts`: folder in it -> a detached mount that containers will get clones of; attached only where the kernel needs it.
-    `timed`: the program tells when each operation is done. `selinux_label`: the process's; `program_label`: of the file that it
+    `timed`: the program tells when each operation is done. `made_cgroup`: it exists. `selinux_label`: the process's; `program_label`: of the file that it
     executes, which is in memory and has no label that a policy lets it enter by.
     """
 
@@ -65,6 +66,7 @@ class PauseRequest(Value):
     timed: bool = False
     selinux_label: str = ""
     program_label: str = ""
+    made_cgroup: Cgroup | None = None
 
 
 def compile_pause(
@@ -95,7 +97,13 @@ def compile_pause(
         descriptors.take(f"mount:{place}", os.dup(request.mounts[place]))
     parts.end("check, namespaces, filter")
     cgroup, warnings = open_cgroup(
-        request.id, linux, {}, request.cgroup, descriptors, undo, filter_devices=False
+        request.id,
+        linux,
+        {},
+        request.cgroup,
+        descriptors,
+        undo,
+        made=request.made_cgroup,
     )
     parts.end("cgroup")
     plan = plans.build_holder(

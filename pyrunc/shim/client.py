@@ -10,14 +10,14 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pyrunc import ipc
-from pyrunc.compiler.client import CompiledLaunch
-from pyrunc.errors import Error, NotFound, PeerError, Unavailable
+from pyrunc.errors import Error, NotFound, PeerError, ResourceExhausted, Unavailable
 from pyrunc.peer import Peer, answered, answered_without_fds, fail
+from pyrunc.plan.bind_source import BindSource
 from pyrunc.records import Record, Request
 from pyrunc.shim import messages
 from pyrunc.shim.messages import (
@@ -34,15 +34,9 @@ Answered = TypeVar("Answered", bound=Record)
 log = logging.getLogger(__name__)
 _CONNECT_TIMEOUT_S = 2.0
 SHIM = "pyrunc.shim.main:main"
-"""What a zygote forks, and may keep a spare child of."""
-
-
-@dataclass(frozen=True)
-class StartedShim:
-    """A shim. `netns_path`: the network namespace that it had made ahead; None: `make_network` makes one."""
-
-    pid: int
-    netns_path: str | None
+"""What a zygote forks."""
+MOST_FDS = ipc.MOST_FDS - 1
+"""One is left for a message that travels in a memfd."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +79,16 @@ class Streams:
                 setattr(self, name, None)
 
 
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What a container needs from outside, opened by the server, whose descriptors these stay: `images`, mounts of images by the paths
+    of their indexes; `sources` and `source_fds`: see `compile.container.CreateRequest`."""
+
+    images: Mapping[str, int] = field(default_factory=dict)
+    sources: Mapping[str, BindSource] = field(default_factory=dict)
+    source_fds: Mapping[str, int] = field(default_factory=dict)
+
+
 @dataclass
 class ExecSession(Streams):
     """A process started by `exec`. `exited` gets its exit code (Unavailable when the shim is lost)."""
@@ -118,6 +122,8 @@ class ShimClient:
     ) -> None:
         self.on_event = on_event
         self.on_close = on_close
+        self.timed = False
+        """Whether `parts` tell the time of each operation of a launch, which makes it slower."""
         self._execs: dict[str, ExecSession] = {}
         self.lost_sessions: list[ExecSession] = []
         """Those that ran when the shim went, which it has not ended."""
@@ -157,20 +163,35 @@ class ShimClient:
             raise
         return cls(sock, on_event, on_close)
 
-    async def make_network(self) -> str:
-        """The path of the network namespace that the shim pins for the pod, made if it is not there."""
-        answer = await self._ask(messages.MakeNetwork(), messages.Network)
-        return str(answer.netns_path)
-
-    async def start_holder(self, launch: CompiledLaunch) -> StartedHolder:
-        """Start the pod's pause process. The launch is closed, unless this raises before it is sent; here and below."""
-        answer = await self._launch(messages.StartHolder(launch.compiled), messages.HolderStarted, launch)
+    async def start_holder(self) -> StartedHolder:
+        """Start the pod's pause process, which holder.json describes."""
+        answer = await self._ask(messages.StartHolder(self.timed), messages.HolderStarted)
         return StartedHolder(answer.pid, answer.start_time, answer.netns_path, answer.parts)
 
-    async def start_container(self, container: str, launch: CompiledLaunch) -> Started:
-        """Start the container; on failure its exit record is written and its cgroup removed."""
-        request = messages.StartContainer(container, launch.compiled)
-        answer = await self._launch(request, messages.ContainerStarted, launch)
+    async def create_container(
+        self, container: str, outside: Outside | None = None
+    ) -> Sequence[Sequence[Any]]:
+        """Compile the container, whose files are in its folder; its cgroup exists from here on. Where the time went (`pyrunc.parts`).
+        Raises Error, ResourceExhausted for more descriptors than fit a message."""
+        outside = outside or Outside()
+        fds = [*outside.images.values(), *outside.source_fds.values()]
+        if len(fds) > MOST_FDS:
+            raise ResourceExhausted(
+                f"{len(fds)} images and sources of mounts to open for the container, of which {MOST_FDS} fit a message"
+            )
+        request = messages.CreateContainer(
+            container, list(outside.images), self.timed, dict(outside.sources), list(outside.source_fds)
+        )
+        answer = await self._ask(request, messages.ContainerCreated, fds)
+        return answer.parts
+
+    async def drop_container(self, container: str) -> None:
+        """Forget a container that was created and is not started. Unknown ones are fine."""
+        await self._ask(messages.DropContainer(container), messages.Nothing)
+
+    async def start_container(self, container: str) -> Started:
+        """Start a container that was created; on failure its exit record is written and its cgroup removed."""
+        answer = await self._ask(messages.StartContainer(container), messages.ContainerStarted)
         return Started(answer.pid, answer.start_time, answer.started_at_ns, answer.parts)
 
     async def adopt_holder(self) -> str | None:
@@ -187,19 +208,19 @@ class ShimClient:
         self,
         container: str,
         exec_id: str,
-        launch: CompiledLaunch,
+        process: ipc.Message,
         *,
         stdin: bool = False,
         stdout: bool = True,
         stderr: bool = True,
         tty: bool = False,
     ) -> ExecSession:
-        """Run a process in the container. The session is killed when this connection ends."""
+        """Run an OCI process object in the container. The session is killed when this connection ends."""
         session = ExecSession(exec_id=exec_id, container=container)
         self._execs[exec_id] = session
         try:
-            request = messages.StartExec(container, exec_id, launch.compiled, stdin, stdout, stderr, tty)
-            answer, fds = await self._call(request, messages.ExecStarted, launch)
+            request = messages.StartExec(container, exec_id, process, stdin, stdout, stderr, tty, self.timed)
+            answer, fds = await self._call(request, messages.ExecStarted)
         except BaseException as error:
             self._execs.pop(exec_id, None)
             if isinstance(error, asyncio.CancelledError):
@@ -267,13 +288,22 @@ class ShimClient:
         )
 
     async def take_pod(
-        self, sandbox_dir: str | os.PathLike[str], containers_dir: str | os.PathLike[str]
-    ) -> StartedShim:
-        """Another pod for the same process; `ShimClient.connect` to its folder works then. Unsupported: an older shim."""
+        self,
+        sandbox_dir: str | os.PathLike[str],
+        containers_dir: str | os.PathLike[str],
+        *,
+        network: bool = False,
+    ) -> str | None:
+        """Have the shim, to whose own folder this is a connection, serve a pod: `connect` to the pod's folder works then. The path
+        of a new network namespace, which the shim holds, if `network` is true."""
         with _listener(sandbox_dir) as listener:
-            request = messages.TakePod(os.fspath(sandbox_dir), os.fspath(containers_dir))
+            request = messages.TakePod(os.fspath(sandbox_dir), os.fspath(containers_dir), network)
             answer = await self._ask(request, messages.Taken, [listener.fileno()])
-        return StartedShim(answer.pid, None)
+        return answer.netns_path
+
+    async def shim(self) -> messages.ShimInfo:
+        """What the shim is, to whose own folder this is a connection."""
+        return await self._ask(messages.GetShim(), messages.ShimInfo)
 
     async def stop_holder(self) -> None:
         """End the pod's holder; its network namespace stays until `shutdown`."""
@@ -284,7 +314,7 @@ class ShimClient:
         await self._ask(messages.Forget(container), messages.Nothing)
 
     async def shutdown(self) -> None:
-        """End the shim, which closes the network namespace. Raises WrongState while a container or the holder runs."""
+        """Have the shim drop the pod and its network namespace. Raises WrongState while a container or the holder runs."""
         self.on_close = None
         await self._ask(messages.Shutdown(), messages.Nothing)
         self.close()
@@ -301,20 +331,9 @@ class ShimClient:
         _, answering = self._peer.ask(request.to_message(), fds)
         return kind.of(await answered_without_fds(answering), PeerError)
 
-    async def _launch(self, request: Request, kind: type[Answered], launch: CompiledLaunch) -> Answered:
-        """The answer to a launch, which has no descriptors."""
-        answer, fds = await self._call(request, kind, launch)
-        ipc.close_all(fds)
-        return answer
-
-    async def _call(
-        self, request: Request, kind: type[Answered], launch: CompiledLaunch | None = None
-    ) -> tuple[Answered, list[int]]:
-        """The answer and its descriptors. Those of `launch` are closed as soon as they are on their way: ours would keep a scope's
-        placeholder in the container's cgroup until after the answer."""
-        _, answering = self._peer.ask(request.to_message(), () if launch is None else launch.fds)
-        if launch is not None:
-            launch.close()
+    async def _call(self, request: Request, kind: type[Answered]) -> tuple[Answered, list[int]]:
+        """The answer and its descriptors."""
+        _, answering = self._peer.ask(request.to_message())
         fields, fds = await answered(answering)
         try:
             return kind.of(fields, PeerError), fds
@@ -350,25 +369,30 @@ class ShimClient:
 
 
 async def start_shim(
-    zygote: Zygote,
-    sandbox_dir: str | os.PathLike[str],
-    containers_dir: str | os.PathLike[str],
-    *,
-    starter: str | None = None,
-) -> StartedShim:
-    """Fork a shim for the sandbox whose folder is `sandbox_dir`. `ShimClient.connect` works at once.
+    zygote: Zygote, folder: str | os.PathLike[str], version: str = "", *, starter: str | None = None
+) -> tuple[int, ShimClient]:
+    """Fork a shim whose socket, record and log are in `folder`: its pid, and a connection, with whose end a shim without pods ends.
 
     The zygote must have been started with `pyrunc.shim.main` preloaded. The socket is bound here, so that there is no
-    moment in which the shim lives but cannot be reached; a stale socket file of a dead shim is replaced. `starter`
-    (`module:class`) replaces the runtime library.
+    moment in which the shim lives but cannot be reached. `starter` (`module:class`) replaces the runtime library.
     """
-    with _listener(sandbox_dir) as listener:
-        arguments = messages.Arguments(
-            os.fspath(sandbox_dir), os.fspath(containers_dir), starter, zygote.keeper
-        )
-        forked = await zygote.fork(SHIM, arguments, [listener.fileno()])
-    network = messages.Prepared.of(forked.prepared, PeerError).network
-    return StartedShim(forked.pid, None if network is None else f"/proc/{forked.pid}/fd/{network}")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    try:
+        with theirs, _listener(folder) as listener:
+            arguments = messages.Arguments(
+                os.fspath(folder), version, _own_oom_score(), starter, zygote.keeper
+            )
+            pid = await zygote.fork(SHIM, arguments, [listener.fileno(), theirs.fileno()])
+    except BaseException:
+        ours.close()
+        raise
+    return pid, ShimClient(ours, None, None)
+
+
+def _own_oom_score() -> int:
+    with open("/proc/self/oom_score_adj", encoding="ascii") as file:
+        return int(file.read())
 
 
 @contextlib.contextmanager

@@ -48,8 +48,6 @@ class Loop:
         self._handlers: dict[int, Handler] = {}
         self._timers: list[Timer] = []
         self._stopped = False
-        self._after_work: tuple[float, Callable[[], object]] | None = None
-        self._tidying: Timer | None = None
 
     def watch(self, fd: int, events: int, handler: Handler) -> None:
         """Call `handler(events)` when `fd` is ready; errors and hang-ups are always reported."""
@@ -69,10 +67,6 @@ class Loop:
         timer = Timer(time.monotonic() + delay_s, function)
         heapq.heappush(self._timers, timer)
         return timer
-
-    def after_work(self, delay_s: float, function: Callable[[], object]) -> None:
-        """Call `function()` `delay_s` after a descriptor was ready, once for all that happens until then."""
-        self._after_work = delay_s, function
 
     def close(self) -> None:
         """Watch nothing any more."""
@@ -94,17 +88,10 @@ class Loop:
             handler = self._handlers.get(fd)
             if handler is not None:
                 _guarded(handler, events)
-        if ready and self._after_work is not None and self._tidying is None:
-            self._tidying = self.after(self._after_work[0], self._tidy)
         while self._timers and self._timers[0].at <= time.monotonic():
             function = heapq.heappop(self._timers).function
             if function is not None:
                 _guarded(function)
-
-    def _tidy(self) -> None:
-        assert self._after_work is not None
-        self._tidying = None
-        self._after_work[1]()
 
     def _wait_s(self) -> float | None:
         while self._timers and self._timers[0].function is None:

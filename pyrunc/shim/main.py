@@ -1,7 +1,6 @@
-"""A shim's life: become the pod's reaper, say who we are, serve. Forked from the zygote as `pyrunc.shim.main:main`.
+"""A shim's life: become the reaper of its pods' processes, serve. Forked from the zygote as `pyrunc.shim.main:main`.
 
-What is the same for all shims the zygote does once, and they inherit it (`inherit`). Most shims were the zygote's spare before:
-what needs no pod has been done then (`prepare`), while nobody was waiting.
+What is the same for all shims the zygote does once, and they inherit it (`inherit`).
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ from _signal import SIG_IGN, SIGHUP, SIGINT, signal  # type: ignore[import-not-f
 from errno import EINVAL, ENOSYS, EPERM
 
 from pyrunc.errors import KernelError
-from pyrunc.kernel import inherited, reaper
+from pyrunc.kernel import bpf, inherited, reaper
 from pyrunc.launch import null
 from pyrunc.program import launch
-from pyrunc.shim.messages import Arguments, Prepared
-from pyrunc.shim.network import open_network
-from pyrunc.shim.pods import Pods, open_log
+from pyrunc.shim.messages import LOG, Arguments
+from pyrunc.shim.pods import Pods
 from pyrunc.shim.starter import LibraryStarter
 
 TYPE_CHECKING = False
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from pyrunc.shim.starter import Starter
 
 OOM_SCORE_ADJ = -999
-GIVE_BACK_AFTER_S = 30.0  # at most so often, as what is given back is copied again by the next probe
 RESETS = (
     inherited.reset_scheduling,
     inherited.reset_timer_slack,
@@ -43,9 +40,6 @@ RESETS = (
     inherited.leave_session_keyring,
 )
 
-_begun = False
-_network: int | None = None
-
 
 def inherit(lowest: int) -> list[int]:
     """Called once in the zygote: what forks hand down. Returns descriptors that all children keep, numbered from `lowest`."""
@@ -54,43 +48,24 @@ def inherit(lowest: int) -> list[int]:
     return [launch.executable(lowest)]
 
 
-def prepare(fds: list[int]) -> Message:
-    """Called in the zygote's spare, before there is a pod: its network namespace is made. The fields of `Prepared`. Where that is
-    refused the pod's own shim will say why."""
-    global _begun, _network
-    _begin()
-    _begun = True
-    try:
-        _network = open_network()
-    except KernelError as error:
-        print(f"pyrunc-shim: no network namespace ahead: {error}", file=sys.stderr)
-    return Prepared(_network).to_fields()
-
-
 def main(arguments: Message, fds: list[int]) -> None:
-    """`arguments`: the fields of `Arguments`; `fds`: the listening socket."""
-    asked = Arguments.of(arguments)
+    """`arguments`: the fields of `Arguments`; `fds`: the listening socket, and one that is connected to the server."""
+    given = Arguments.of(arguments)
     reaper.set_name("pyrunc-shim")
-    log = open_log(asked.sandbox_dir)
-    os.dup2(log, 2)
-    if not _begun:
-        _begin()
-    starter: Starter = _named(asked.starter) if asked.starter else LibraryStarter()
-    pods = Pods(starter, asked.keeper)
-    pods.add(asked.sandbox_dir, asked.containers_dir, fds[0], _network, log)
-    try:
-        from pyrunc.accelerate.template import give_back
-    except ImportError:  # that folder may be removed
-        pass
-    else:
-        pods.loop.after_work(GIVE_BACK_AFTER_S, give_back)
-    pods.loop.run()
-
-
-def _begin() -> None:
-    """What needs no pod."""
+    _log_to(f"{given.folder}/{LOG}")
     reaper.set_child_subreaper()  # not inherited: PR_SET_CHILD_SUBREAPER(2const)
     null.prepare()  # forks inherit it
+    bpf.keep_programs()
+    starter: Starter = _named(given.starter) if given.starter else LibraryStarter(given.oom_score_adj)
+    listener, client = fds
+    Pods(given, listener, client, starter).run()
+
+
+def _log_to(path: str) -> None:
+    """Write stderr to a file: the server may end before this process does."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    os.dup2(log, 2)
+    os.close(log)
 
 
 def _be_steady() -> None:

@@ -4,16 +4,18 @@ Request {"id": n, "call": name, …} -> {"id": n, "ok": {…}} + descriptors, or
 Events {"event": …} go to every connected client, after the fact is on disk. A shim may be older or newer than its client:
 unknown fields are ignored, an unknown call is `unsupported`, and `state` tells the shim's protocol version.
 
-A call is a `Request`, `pyrunc.shim.serve` reads it and `pyrunc.shim.client` sends it. `parts` are where the time of a start went
-(`pyrunc.parts`). `compiled` is what a compiler has answered (`compiler.messages`), with its descriptors.
+A call is a `Request`, `pyrunc.shim.serve` reads it and `pyrunc.shim.client` sends it. `parts` are where the time of a call went
+(`pyrunc.parts`), `timed` asks for the time of each operation of a launch, too.
 
-Files. `shim.sock` and `shim.json` {pid, start_time} in the sandbox's folder. In a container's folder `state.json` is written when
+Files. `shim.sock` and `shim.json` {pid, start_time} in the shim's own folder (calls `take_pod` and `shim`), and in the folder of each
+sandbox that it serves (all other calls). In a container's folder `state.json` is written when
 it runs (`container.state`, with started_at_ns), `exit.json` {exit_code, signal, finished_at_ns, oom_killed, reason?, message?}
 before anyone is told; `config.json` is read for poststop hooks.
 """
 
 from __future__ import annotations
 
+from pyrunc.plan.bind_source import BindSource
 from pyrunc.records import Record, Request
 
 TYPE_CHECKING = False
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
     from pyrunc.ipc import Message
     from pyrunc.records import AbsolutePath, Id
-PROTOCOL = 2
+PROTOCOL = 3
 SOCKET = "shim.sock"
 SHIM_RECORD = "shim.json"
 STATE_RECORD = "state.json"
@@ -31,9 +33,10 @@ CONFIG = "config.json"
 LAUNCH = "launch.json"
 EXIT_RECORD = "exit.json"
 LOG = "shim.log"
+LOCK = "shim.lock"
 
 PINNED = "pinned"
-"""In `holder.json`, namespaces.network: the one that the shim has made, ahead or at `make_network` (pyrunc.shim.network)."""
+"""In `holder.json`, namespaces.network: the one that the shim makes when it takes the pod (pyrunc.shim.network)."""
 
 STREAMS = ("stdin", "stdout", "stderr")
 UNKNOWN_REASON, UNKNOWN_CODE = "Unknown", 255
@@ -48,19 +51,15 @@ OOM_KILLED = "OOMKilled"
 
 
 class Arguments(Record):
-    """Of a new shim, with its listening socket. `starter` (`module:class`) replaces the runtime library. `keeper`: the folder of the
-    keeper (`pyrunc.keeper.client`)."""
+    """Of a new shim, with its listening socket, which is bound in `folder`. `version`: the server's, which `ShimInfo` repeats;
+    `oom_score_adj`: of processes whose configuration has none. `starter` (`module:class`) replaces the runtime library. `keeper`:
+    the folder of the keeper (`pyrunc.keeper.client`)."""
 
-    sandbox_dir: AbsolutePath
-    containers_dir: AbsolutePath
+    folder: AbsolutePath
+    version: str = ""
+    oom_score_adj: int = 0
     starter: str | None = None
     keeper: AbsolutePath | None = None
-
-
-class Prepared(Record):
-    """What a shim has made ahead. `network`: the descriptor of a network namespace."""
-
-    network: int | None = None
 
 
 # ---- how something ended
@@ -177,12 +176,6 @@ class Nothing(Record):
     """The answer of a call that has none but that it was done."""
 
 
-class MakeNetwork(Request):
-    """Have the pod's network namespace made, if it is not there."""
-
-    call = "make_network"
-
-
 class Network(Record):
     """`netns_path`: of the network namespace that the shim pins, if there is one."""
 
@@ -190,10 +183,10 @@ class Network(Record):
 
 
 class StartHolder(Request):
-    """Start the pod's pause process, with the descriptors of the launch (`compiler.messages.CompiledPause`)."""
+    """Start the pod's pause process, which holder.json describes."""
 
     call = "start_holder"
-    compiled: Message
+    timed: bool = False
 
 
 class HolderStarted(Record):
@@ -205,12 +198,37 @@ class HolderStarted(Record):
     parts: Sequence[Any] = ()
 
 
+class CreateContainer(Request):
+    """Compile the container whose config.json and launch.json are in its folder, and make its cgroup; one that was created before is
+    made again. `images`: paths of the indexes of mounted images, whose mounts come along; `sources`: what the server knows of the
+    host paths that are bound, `opened`: those whose descriptors come after the images'."""
+
+    call = "create_container"
+    container: Id
+    images: Sequence[str] = ()
+    timed: bool = False
+    sources: dict[str, BindSource] | None = None
+    opened: Sequence[str] = ()
+
+
+class ContainerCreated(Record):
+    """The container's process can be started."""
+
+    parts: Sequence[Any] = ()
+
+
+class DropContainer(Request):
+    """Forget a container that was created and will not be started; its cgroup stays. An unknown one is fine."""
+
+    call = "drop_container"
+    container: Id
+
+
 class StartContainer(Request):
-    """Start a container, with the descriptors of the launch (`compiler.messages.CompiledContainer`)."""
+    """Start a container that was created. Raises NotFound when it was not, or has been started."""
 
     call = "start_container"
     container: Id
-    compiled: Message
 
 
 class ContainerStarted(Record):
@@ -238,16 +256,17 @@ class AdoptContainer(Request):
 
 
 class StartExec(Request):
-    """Run a process in a container, with the descriptors of the launch (`compiler.messages.CompiledExec`)."""
+    """Run `process`, an OCI process object, in a container."""
 
     call = "exec"
     container: Id
     exec: Id
-    compiled: Message
+    process: Message
     stdin: bool = False
     stdout: bool = False
     stderr: bool = False
     tty: bool = False
+    timed: bool = False
 
 
 class ExecStarted(Record):
@@ -360,23 +379,40 @@ class Forget(Request):
 
 
 class Shutdown(Request):
-    """End the pod's shim, in which nothing runs any more."""
+    """Serve the pod no longer, in which nothing runs any more."""
 
     call = "shutdown"
 
 
 class TakePod(Request):
-    """Serve another pod as well, on the listening socket that goes with this."""
+    """Serve a pod, on the listening socket that goes with this. `network`: with a network namespace of its own."""
 
     call = "take_pod"
     sandbox_dir: AbsolutePath
     containers_dir: AbsolutePath
+    network: bool = False
 
 
 class Taken(Record):
-    """`pid`: the shim's."""
+    """`netns_path`: of the network namespace, if one was requested."""
 
+    netns_path: str | None = None
+
+
+class GetShim(Request):
+    """What the shim is: a `ShimInfo`."""
+
+    call = "shim"
+
+
+class ShimInfo(Record):
+    """A shim. `version`: that of the server which started it; `pods`: the folders of the pods that it serves."""
+
+    protocol: int
+    version: str
     pid: int
+    start_time: int
+    pods: Sequence[str]
 
 
 class ShimRecord(Record):

@@ -1,4 +1,4 @@
-"""The pod's network namespace, made by the shim: ahead, in the zygote's spare, or when it is asked for.
+"""The pod's network namespace, made by the shim, one ahead of the pods.
 
 It is never used again for another pod: it ends with the shim that made it. It belongs to the shim's user namespace, so a pod
 with a user namespace of its own does not take it: there the holder's clone makes one that the pod's root owns.

@@ -35,8 +35,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from pyrunc.compiler.messages import CompiledContainer, CompiledExec, OtherRuntime
     from pyrunc.ipc import Message
+    from pyrunc.shim import messages
+    from pyrunc.shim.compile import CompiledContainer
+    from pyrunc.shim.files import OtherRuntime
     from pyrunc.shim.session import Container
     from pyrunc.shim.starter import Holder
 
@@ -165,12 +167,10 @@ class _Listener:
         os.unlink(self._name)
 
 
-def start(
-    compiled: CompiledContainer, fds: Sequence[int], directory: str, stdio: Stdio, holder: Holder | None
-) -> Process:
+def start(compiled: CompiledContainer, directory: str, stdio: Stdio, holder: Holder | None) -> Process:
     """In a fork of its own: the container's first process, which runs. Raises Error."""
     assert compiled.runtime is not None and compiled.cgroup is not None
-    attach(compiled, fds, directory, holder)
+    attach(compiled, directory, holder)
     runtime = Runtime(compiled.runtime, directory, os.path.basename(directory))
     console = None
     try:
@@ -181,15 +181,14 @@ def start(
             os.close(console)
         _try(runtime.delete)
         raise
-    return _process(pid, Cgroup.from_record(compiled.cgroup), console)
+    return _process(pid, compiled.cgroup, console)
 
 
-def execute(compiled: CompiledExec, container: Container, stdio: Stdio, tty: bool) -> Process:
+def execute(record: OtherRuntime, request: messages.StartExec, container: Container, stdio: Stdio) -> Process:
     """In a fork of its own: another process in a container that runs. Raises Error."""
-    assert compiled.runtime is not None and compiled.process is not None
-    runtime = Runtime(compiled.runtime, container.directory, container.id)
+    runtime = Runtime(record, container.directory, container.id)
     name = f"exec-{os.getpid()}"
-    pid, console = runtime.execute(compiled.process, stdio, tty=tty, name=name)
+    pid, console = runtime.execute(request.process, stdio, tty=request.tty, name=name)
     return _process(pid, container.group, console)
 
 
@@ -203,7 +202,7 @@ def delete(record: OtherRuntime, directory: str) -> None:
     Runtime(record, directory, os.path.basename(directory)).delete()
 
 
-def attach(compiled: CompiledContainer, fds: Sequence[int], directory: str, holder: Holder | None) -> None:
+def attach(compiled: CompiledContainer, directory: str, holder: Holder | None) -> None:
     """Put the mounts in their places, for this process and what it starts."""
     unshare(CLONE_NEWNS)
     real = os.path.realpath(directory)
@@ -213,15 +212,15 @@ def attach(compiled: CompiledContainer, fds: Sequence[int], directory: str, hold
     )
     # This one mount alone: volumes that are shared with the host go on being so.
     kernel_mount.mount(None, above, None, MS_SLAVE)
-    for place, number in zip(compiled.attached, fds, strict=True):
+    for place, number in zip(compiled.attached, compiled.fds, strict=True):
         kernel_mount.move_mount(number, f"{directory}/{place}")
-    for place, name in (compiled.pinned or {}).items():
+    for place, name in compiled.pinned.items():
         if holder is None or name not in holder.mounts:
             raise InvalidArgument(f"there is no mount called {name!r} in this pod")
         clone = pinned.clone(holder.mounts[name], f"/proc/{holder.pid}/ns/mnt")
         kernel_mount.move_mount(clone, f"{directory}/{place}")
         os.close(clone)
-    ipc.close_all(fds)
+    compiled.close()
 
 
 def _process(pid: int, group: Cgroup, console: int | None) -> Process:

@@ -7,11 +7,11 @@ import signal
 import sys
 
 from pyrunc import atomic_file, ipc
-from pyrunc.compiler.messages import CompiledContainer, CompiledExec, CompiledPause
+from pyrunc.cgroups.group import Cgroup
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError, NotFound, WrongState
 from pyrunc.launch.run import drive
 from pyrunc.parts import Parts
-from pyrunc.shim import kept, messages, tree
+from pyrunc.shim import kept, messages
 from pyrunc.shim.network import open_network
 from pyrunc.shim.oom import KillCounts
 from pyrunc.shim.serve import Server, handler
@@ -24,8 +24,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyrunc.cgroups.group import Cgroup
     from pyrunc.ipc import Message
+    from pyrunc.shim.compile import CompiledContainer, CompiledPause, Made
     from pyrunc.shim.pods import Pods
     from pyrunc.shim.reaper import Ended
     from pyrunc.shim.serve import Call, Connection, Handler
@@ -44,11 +44,12 @@ class Pod:
     """One sandbox. `sandbox_dir` and `containers_dir` are the folders of the module `messages`."""
 
     def __init__(
-        self, pods: Pods, sandbox_dir: str, containers_dir: str, listener: int, network: int | None = None
+        self, pods: Pods, sandbox_dir: str, containers_dir: str, listener: int, network: int = -1
     ) -> None:
-        """`network`: the pod's namespace, made ahead."""
-        self._sandbox_dir, self._containers_dir = sandbox_dir, containers_dir
+        """Serves on the socket `listener`. `network`: the pod's network namespace, -1 if it has none of its own yet."""
+        self.sandbox_dir, self._containers_dir = sandbox_dir, containers_dir
         self._pods, self._starter, self.loop, self._reaper = pods, pods.starter, pods.loop, pods.reaper
+        self._created: dict[str, CompiledContainer] = {}
         self._containers: dict[str, Container] = {}
         self._execs: dict[str, Exec] = {}
         self._holder: Holder | None = None
@@ -66,6 +67,9 @@ class Pod:
     def close(self) -> None:
         """Hang up on everybody; nothing is served any more."""
         self._server.close()
+        for compiled in self._created.values():
+            compiled.close()
+        self._created.clear()
         self._drop_network()
 
     def descriptors(self) -> list[int]:
@@ -74,8 +78,9 @@ class Pod:
 
     def _calls(self) -> list[Handler]:
         return [
-            handler(messages.MakeNetwork, self._make_network),
             handler(messages.StartHolder, self._start_holder),
+            handler(messages.CreateContainer, self._create_container),
+            handler(messages.DropContainer, self._drop_container),
             handler(messages.StartContainer, self._start_container),
             handler(messages.StartExec, self._exec),
             handler(messages.KillExec, self._kill_exec),
@@ -88,42 +93,61 @@ class Pod:
             handler(messages.StopHolder, self._stop_holder),
             handler(messages.Forget, self._forget),
             handler(messages.Shutdown, self._shutdown),
-            handler(messages.TakePod, self._pods.take),
             handler(messages.AdoptHolder, self._adopt_holder),
             handler(messages.AdoptContainer, self._adopt_container),
         ]
 
     # -- the network namespace, which is there before the holder
 
-    def _make_network(self, call: Call, asked: messages.MakeNetwork) -> None:
-        call.answer(messages.Network(self._own_network()))
-
-    def _own_network(self) -> str:
-        """The path of the pod's namespace that this process pins."""
-        if self._network is None:
-            self._network = open_network()
-        return f"/proc/{os.getpid()}/fd/{self._network}"
+    def netns_path(self) -> str | None:
+        """The path of the pod's network namespace, as long as this process lives."""
+        return f"/proc/{os.getpid()}/fd/{self._network}" if self._network >= 0 else None
 
     def _drop_network(self) -> None:
-        """The pod has another one, or the host's."""
-        if self._network is not None:
+        """Close the pod's network namespace; fine when it has none."""
+        if self._network >= 0:
             os.close(self._network)
-            self._network = None
+            self._network = -1
 
     # -- the holder
 
     def _start_holder(self, call: Call, asked: messages.StartHolder) -> None:
         if self._holder or self._holder_starting:
             raise AlreadyExists("the pod's holder was started before")
-        compiled, fds = CompiledPause.of(asked.compiled), call.take_fds()
-        if compiled.network == messages.PINNED:
-            self._own_network()
-        else:
-            self._drop_network()
         self._holder_starting = True
+
+        def compiled(made: Made | None) -> None:
+            try:
+                self._launch_holder(
+                    call, self._starter.compile_pause(self.sandbox_dir, made, timed=asked.timed)
+                )
+            except Exception as error:
+                failed(error)
+
+        def failed(error: Exception) -> None:
+            self._holder_starting = False
+            call.fail(_told(error))
+            self._holder_is_gone()
+
+        try:
+            first = self._starter.fork_first_for_pause(self.sandbox_dir)
+        except BaseException:
+            self._holder_starting = False
+            raise
+        if first is None:
+            compiled(None)
+        else:
+            self._in_worker(first, lambda fields, fds: compiled((fields, fds)), failed)
+
+    def _launch_holder(self, call: Call, compiled: CompiledPause) -> None:
+        launch = compiled.launch
+        if launch is not None and launch.pinned and self._network < 0:
+            self._network = open_network()
 
         def done(holder: Holder) -> None:
             self._holder_starting, self._holder_running, self._holder = False, True, holder
+            if holder.netns_fd is not None:
+                self._network = holder.netns_fd
             self._store_holder(holder)
             path = holder.netns_path()
             call.answer(messages.HolderStarted(holder.pid, holder.start_time, path, holder.parts))
@@ -135,11 +159,12 @@ class Pod:
 
         def failed(error: Exception) -> None:
             self._holder_starting = False
-            self._clear_away(self._starter.group(compiled))
+            self._clear_away(compiled.cgroup)
             call.fail(_told(error))
             self._holder_is_gone()
 
-        Steps(self.loop, self._reaper, self._starter.holder(compiled, fds, self._network), done, failed)
+        network = self._network if self._network >= 0 else None
+        Steps(self.loop, self._reaper, self._starter.holder(compiled, network), done, failed)
 
     def _stop_holder(self, call: Call, asked: messages.StopHolder) -> None:
         """One whose start is under way is ended when it runs: whoever asked for it has given up."""
@@ -162,8 +187,8 @@ class Pod:
         self._store_holder(self._holder)
         self._holder_running = True
         self._drop_network()
-        self._network = self._holder.netns_fd
-        call.answer(messages.Network(None if self._network is None else self._own_network()))
+        self._network = -1 if self._holder.netns_fd is None else self._holder.netns_fd
+        call.answer(messages.Network(self.netns_path()))
         if self._holder.group:
             self._kill_counts.watch(self._holder.group)
         self._reaper.expect_other(self._holder, self._holder_ended)
@@ -174,7 +199,7 @@ class Pod:
 
     @property
     def _holder_name(self) -> str:
-        return kept.holder_name(os.path.basename(self._sandbox_dir))
+        return kept.holder_name(os.path.basename(self.sandbox_dir))
 
     def _kill_holder(self) -> None:
         if self._holder and self._holder_running:
@@ -198,12 +223,61 @@ class Pod:
 
     # -- containers
 
+    def _create_container(self, call: Call, request: messages.CreateContainer) -> None:
+        container_id = request.container
+        if container_id in self._containers:
+            raise AlreadyExists(f"container {container_id} was started before")
+        self._drop(container_id)
+        directory, fds = f"{self._containers_dir}/{container_id}", call.take_fds()
+
+        def compile(made: Made | None) -> None:
+            try:
+                compiled = self._starter.create(container_id, directory, request, fds, made)
+            finally:
+                ipc.close_all(fds)
+            self._created[container_id] = compiled
+            call.answer(messages.ContainerCreated(compiled.parts.noted))
+
+        def forked(fields: Message, descriptors: list[int]) -> None:
+            try:
+                compile((fields, descriptors))
+            except Exception as error:
+                call.fail(_told(error))
+                if "cgroup" in fields:
+                    self._clear_away(Cgroup.from_record(fields["cgroup"]))
+
+        def failed(error: Exception) -> None:
+            ipc.close_all(fds)
+            call.fail(_told(error))
+
+        try:
+            first = self._starter.fork_first(container_id, directory, request, fds)
+        except BaseException:
+            ipc.close_all(fds)
+            raise
+        if first is None:
+            compile(None)
+        else:
+            self._in_worker(first, forked, failed)
+
+    def _drop_container(self, call: Call, request: messages.DropContainer) -> None:
+        self._drop(request.container)
+        call.answer()
+
+    def _drop(self, container_id: str) -> None:
+        compiled = self._created.pop(container_id, None)
+        if compiled is not None:
+            compiled.close()
+
     def _start_container(self, call: Call, asked: messages.StartContainer) -> None:
-        container_id, compiled = asked.container, CompiledContainer.of(asked.compiled)
+        container_id = asked.container
         if container_id in self._containers:
             raise AlreadyExists(f"container {container_id} was started before")
         if self._holder and not self._holder_running:  # its namespaces' names hold a pid, which may be reused
             raise WrongState("the pod's holder has ended")
+        compiled = self._created.pop(container_id, None)
+        if compiled is None:
+            raise NotFound(f"container {container_id} was not created in this shim")
         directory = f"{self._containers_dir}/{container_id}"
         container = Container(self.loop, container_id, directory, self._kill_counts, self._container_exited)
         container.signal_by_runtime = self._signal_by_runtime
@@ -211,6 +285,7 @@ class Pod:
         try:
             self._launch(container, call, compiled)
         except Exception as error:
+            compiled.close()
             container.failed(error)
             raise
 
@@ -219,7 +294,6 @@ class Pod:
         container.open_log(io.log_path, io.log_directory or "")
         tty, stdin, once = bool(io.tty), bool(io.stdin), bool(io.stdin_once)
         streams = Streams(stdin=stdin and not tty, stdout=not tty, stderr=not tty)
-        fds = call.take_fds()  # nothing above closes them when it fails, as for a log that is a link
         parts.end("log and pipes")
 
         def done(process: Process) -> None:
@@ -237,16 +311,16 @@ class Pod:
 
         def failed(error: Exception) -> None:
             streams.close()
-            self._clear_away(self._starter.group(compiled))
+            self._clear_away(compiled.cgroup)
             container.failed(error)
             call.fail(_told(error))
 
-        steps = self._starter.container(compiled, fds, container.directory, streams.stdio, self._holder)
+        steps = self._starter.container(compiled, container.directory, streams.stdio, self._holder)
         if self._starter.waits(compiled):
             container.starting = self._in_worker(
                 lambda: _outcome(drive(steps)), lambda *started: done(_process(*started)), failed
             )
-            ipc.close_all(fds)  # the fork has its own
+            compiled.close()  # the fork has its own
         else:
             container.starting = Steps(self.loop, self._reaper, steps, done, failed)
 
@@ -390,11 +464,9 @@ class Pod:
 
     def _exec(self, call: Call, asked: messages.StartExec) -> None:
         container, exec_id, tty = self._running(asked.container), asked.exec, asked.tty
-        compiled = CompiledExec.of(asked.compiled)
         if exec_id in self._execs:
             raise AlreadyExists(f"exec session {exec_id} was started before")
         streams = Streams(**{n: getattr(asked, n) and not tty for n in messages.STREAMS})
-        fds = call.take_fds()
         session = self._execs[exec_id] = Exec(exec_id, container, call.connection)
 
         def done(started: Process) -> None:
@@ -410,8 +482,8 @@ class Pod:
             self._drop_exec(session)
             call.fail(_told(error))
 
-        steps = self._starter.execute(compiled, fds, container, streams.stdio, tty)
-        if compiled.runtime is not None:  # a command line, which takes its time
+        steps = self._starter.execute(asked, container, streams.stdio)
+        if self._starter.exec_waits(container):
             session.starting = self._in_worker(
                 lambda: _outcome(drive(steps)), lambda *started: done(_process(*started)), failed
             )
@@ -464,7 +536,7 @@ class Pod:
                 protocol=messages.PROTOCOL,
                 pid=os.getpid(),
                 holder=holder,
-                netns_path=None if self._network is None else self._own_network(),
+                netns_path=self.netns_path(),
                 containers=[container.state() for container in self._containers.values()],
                 execs=[session.id for session in self._execs.values() if not session.exited],
             )
@@ -522,10 +594,10 @@ class Pod:
         self._left = True
         for name in (messages.SOCKET, messages.SHIM_RECORD):
             try:
-                os.unlink(f"{self._sandbox_dir}/{name}")
+                os.unlink(f"{self.sandbox_dir}/{name}")
             except FileNotFoundError:
                 pass
-        self._pods.left(self)
+        self._pods.remove(self)
 
     def _container(self, container_id: str) -> Container:
         container = self._containers.get(container_id)
@@ -579,11 +651,3 @@ def _told(error: Exception) -> Error:
         return KernelError("start", str(error.filename or ""), error.errno or 0, error.strerror or "")
     sys.excepthook(type(error), error, error.__traceback__)
     return Error(f"{type(error).__name__}: {error}")
-
-
-def write_own_record(sandbox_dir: str) -> None:
-    """Who we are, for a server that finds the folder."""
-    own = tree.stat(os.getpid())
-    assert own is not None
-    record = messages.ShimRecord(os.getpid(), own.start_time)
-    atomic_file.write_json(f"{sandbox_dir}/{messages.SHIM_RECORD}", record.to_fields())

@@ -1,97 +1,140 @@
-"""The pods of one shim, which share its process, loop and reaper: one, or more where memory counts for more than isolation.
+"""A shim's pods, which share its process, loop and reaper, and the socket by which the server gives it more of them.
 
-Each has its own socket, record and log in its sandbox's folder. The process ends with the last of them; when it is killed, all of
-them are lost.
+Each pod has its own socket, record and log in its sandbox's folder. A shim without pods waits for the next one as long as a
+server is connected, and ends when there is none.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import sys
 
-from pyrunc.errors import InvalidArgument
-from pyrunc.shim import messages, pod
+from pyrunc import atomic_file
+from pyrunc.errors import InvalidArgument, KernelError
+from pyrunc.shim import messages, pod, tree
 from pyrunc.shim.keeper_link import KeeperLink
 from pyrunc.shim.loop import Loop
+from pyrunc.shim.network import open_network
 from pyrunc.shim.reaper import Reaper
+from pyrunc.shim.serve import Server, handler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pyrunc.shim.serve import Call
+    from pyrunc.shim.serve import Call, Connection
     from pyrunc.shim.starter import Starter
 
-_STDERR = 2
+NETWORK_AFTER_S = 0.1
+"""After a pod was taken, whose processes start first, the next network namespace is made."""
 
 
 class Pods:
-    """Those that live. They all start their processes by `starter`. `keeper`: the folder of the keeper, if there is one."""
+    """The pods of one shim."""
 
-    def __init__(self, starter: Starter, keeper: str | None = None) -> None:
+    def __init__(self, arguments: messages.Arguments, listener: int, client: int, starter: Starter) -> None:
+        """Serves on the socket `listener`, which is bound in the shim's folder, and the socket `client`, whose other end the server has
+        that started this shim. `starter` starts the pods' processes."""
         self.starter = starter
         self.loop = Loop()
-        self.keeper = KeeperLink(self.loop, keeper)
+        self.keeper = KeeperLink(self.loop, arguments.keeper)
         self.reaper = Reaper(self.loop, self.keeper)
+        self._folder, self._version = arguments.folder, arguments.version
         self._logs: dict[pod.Pod, int] = {}
+        self._network: int | None = None
+        calls = [handler(messages.TakePod, self._take_pod), handler(messages.GetShim, self._describe)]
+        self._server = Server(self.loop, listener, calls, self._disconnected)
+        self._server.add_client(client)
 
-    def add(
-        self, sandbox_dir: str, containers_dir: str, listener: int, network: int | None = None, log: int = -1
-    ) -> None:
-        """Serve another pod on the socket `listener`, which is ours from now on. `network`: its namespace, made ahead. Raises
-        OSError; then the listener is still the caller's."""
-        log = open_log(sandbox_dir) if log < 0 else log
-        try:
-            pod.write_own_record(sandbox_dir)
-            self._logs[pod.Pod(self, sandbox_dir, containers_dir, listener, network)] = log
-        except BaseException:
-            os.close(log)
-            raise
+    def run(self) -> None:
+        """Serve until there is neither a pod nor a server."""
+        write_record(self._folder)
+        self._make_network()
+        self.loop.run()
+        for name in (messages.SOCKET, messages.SHIM_RECORD, messages.LOG):
+            try:
+                os.unlink(f"{self._folder}/{name}")
+            except FileNotFoundError:
+                pass
 
-    def take(self, call: Call, asked: messages.TakePod) -> None:
-        """The call `take_pod`."""
-        fds = call.take_fds()
-        try:
-            if len(fds) != 1:
-                raise InvalidArgument("take_pod: there is no listening socket")
-            self.add(asked.sandbox_dir, asked.containers_dir, fds[0])
-        except BaseException:
-            for fd in fds:
-                os.close(fd)
-            raise
-        call.answer(messages.Taken(os.getpid()))
-
-    def left(self, gone: pod.Pod) -> None:
-        """A pod is at its end; with the last one the shim is."""
+    def remove(self, gone: pod.Pod) -> None:
+        """Serve this pod no longer."""
         log = self._logs.pop(gone)
-        if self._logs:
-            gone.close()
-            os.dup2(next(iter(self._logs.values())), _STDERR, inheritable=True)
-        else:
-            self.loop.stop()
+        gone.close()
         os.close(log)
-
-    def close(self) -> None:
-        """Hang up on everybody, at once; what runs is not ended."""
-        for one, log in self._logs.items():
-            one.close()
-            os.close(log)
-        self._logs.clear()
-        self.loop.close()
+        self._end_if_unused()
 
     def descriptors(self) -> list[int]:
         """The sockets of all, which a fork must not keep open."""
-        return [fd for one in self._logs for fd in one.descriptors()]
+        return [*self._server.descriptors(), *(fd for one in self._logs for fd in one.descriptors())]
+
+    def _take_pod(self, call: Call, request: messages.TakePod) -> None:
+        fds = call.take_fds()
+        log = network = -1
+        try:
+            if len(fds) != 1:
+                raise InvalidArgument("take_pod: there is no listening socket")
+            log = _open_lock(request.sandbox_dir)
+            if request.network:
+                network = self._take_network()
+            write_record(request.sandbox_dir)
+            taken = pod.Pod(self, request.sandbox_dir, request.containers_dir, fds[0], network)
+        except BaseException:
+            for fd in (*fds, log, network):
+                if fd >= 0:
+                    os.close(fd)
+            raise
+        self._logs[taken] = log
+        call.answer(messages.Taken(taken.netns_path()))
+
+    def _describe(self, call: Call, request: messages.GetShim) -> None:
+        own = tree.stat(os.getpid())
+        assert own is not None
+        call.answer(
+            messages.ShimInfo(
+                messages.PROTOCOL,
+                self._version,
+                os.getpid(),
+                own.start_time,
+                [one.sandbox_dir for one in self._logs],
+            )
+        )
+
+    def _take_network(self) -> int:
+        """A network namespace for a pod alone: the one that was made ahead, or a new one. Raises KernelError."""
+        network, self._network = self._network, None
+        self.loop.after(NETWORK_AFTER_S, self._make_network)
+        return open_network() if network is None else network
+
+    def _make_network(self) -> None:
+        if self._network is None:
+            try:
+                self._network = open_network()
+            except KernelError as error:  # the next pod's own attempt reports it
+                print(f"pyrunc-shim: no network namespace ahead: {error}", file=sys.stderr)
+
+    def _disconnected(self, connection: Connection) -> None:
+        self._end_if_unused()
+
+    def _end_if_unused(self) -> None:
+        if not self._logs and not self._server.connections:
+            self.loop.stop()
 
 
-def open_log(sandbox_dir: str) -> int:
-    """The shim's log in the sandbox's folder: the server's stderr may be gone tomorrow.
+def write_record(folder: str) -> None:
+    """Write to shim.json which process serves the socket in this folder."""
+    own = tree.stat(os.getpid())
+    assert own is not None
+    record = messages.ShimRecord(os.getpid(), own.start_time)
+    atomic_file.write_json(f"{folder}/{messages.SHIM_RECORD}", record.to_fields())
 
-    The lock is the open file's, which our forks have as well: whoever gets it alone knows that all of us have ended.
-    """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    log = os.open(f"{sandbox_dir}/{messages.LOG}", flags, 0o600)
+
+def _open_lock(sandbox_dir: str) -> int:
+    """The pod's lock, which this shim and its forks share: a process that gets it alone knows that all of them have ended."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+    lock = os.open(f"{sandbox_dir}/{messages.LOCK}", flags, 0o600)
     try:
-        fcntl.flock(log, fcntl.LOCK_SH)
+        fcntl.flock(lock, fcntl.LOCK_SH)
     except BaseException:
-        os.close(log)
+        os.close(lock)
         raise
-    return log
+    return lock

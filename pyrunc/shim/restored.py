@@ -21,9 +21,7 @@ from pyrunc.spec.parse import parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pyrunc.compiler.messages import CompiledContainer
+    from pyrunc.shim.compile import CompiledContainer
     from pyrunc.shim.starter import Holder
     from pyrunc.spec.model import Spec
 
@@ -32,7 +30,6 @@ ROOT = "rootfs"
 
 def start(
     compiled: CompiledContainer,
-    fds: Sequence[int],
     directory: str,
     stdio: tuple[int, int, int],
     holder: Holder | None,
@@ -40,7 +37,7 @@ def start(
     """In a fork of its own: the container's processes, which run. Raises Error."""
     asked, record = compiled.restore, StateFile.of(compiled.state)
     assert asked is not None
-    attach(compiled, fds, directory, holder)
+    attach(compiled, directory, holder)
     with open(f"{directory}/{messages.CONFIG}", "rb", buffering=0) as file:
         document = jsontext.loads(file.readall() or b"")
     spec = parse(document)
@@ -57,7 +54,7 @@ def start(
     created = restore.restore(
         state,
         Bundle(directory, document, spec),
-        CreateOptions(**asked.cgroup),
+        CreateOptions(**compiled.restore_cgroup),
         Choices(image_path=asked.images, work_path=asked.work, **asked.options),
         _labels(spec),
         stdio,

@@ -199,10 +199,14 @@ class Server:
                 fd, _ = self._listener._accept()  # type: ignore[attr-defined]
             except BlockingIOError:
                 return
-            client = socket(fileno=fd)
-            client.setblocking(False)
-            _, uid, _ = _UCRED.unpack(client.getsockopt(SOL_SOCKET, SO_PEERCRED, _UCRED.size))
-            if uid in (0, os.geteuid()):
-                self.connections.append(Connection(self, client))
-            else:
-                client.close()
+            self.add_client(fd)
+
+    def add_client(self, fd: int) -> None:
+        """Serve a connected socket, which belongs to this server from here on."""
+        client = socket(fileno=fd)
+        client.setblocking(False)
+        _, uid, _ = _UCRED.unpack(client.getsockopt(SOL_SOCKET, SO_PEERCRED, _UCRED.size))
+        if uid in (0, os.geteuid()):
+            self.connections.append(Connection(self, client))
+        else:
+            client.close()

@@ -1,4 +1,4 @@
-"""The shim's door to the runtime library: carry out the launches that the server has had compiled.
+"""The shim's door to the runtime library: compile, and carry out what was compiled.
 
 The caller becomes the parent of what is started. All is done in steps, between other work; what waits for others on its way
 (hooks, a seccomp agent) is for a fork to do, see `pod`. What comes back from there is a record and descriptors.
@@ -11,44 +11,58 @@ import sys
 import time
 from _signal import pidfd_send_signal  # type: ignore[import-not-found]  # (signal brings enum)
 
-from pyrunc import atomic_file, ipc, jsontext
+from pyrunc import ipc, jsontext
 from pyrunc.cgroups.group import Cgroup
-from pyrunc.compiler.messages import OtherRuntime
-from pyrunc.errors import VISIBLE, InvalidArgument, InvalidSpec, KernelError
+from pyrunc.errors import VISIBLE, InvalidSpec, KernelError
 from pyrunc.kernel.namespace import open_namespace
 from pyrunc.launch import pinned
 from pyrunc.launch.enter import entering
 from pyrunc.launch.run import first_process_steps
-from pyrunc.launch.sealed import OpenedLaunch, cgroup_of, kinds_of_steps
 from pyrunc.parts import CLOCK_MONOTONIC_RAW, STAGES, of_launch
 from pyrunc.records import Record
-from pyrunc.shim import messages
+from pyrunc.shim import compile, messages
+from pyrunc.shim.files import LaunchFile
 from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
     from typing import Any, Protocol
 
-    from pyrunc.compiler.messages import CompiledContainer, CompiledExec, CompiledPause
     from pyrunc.launch.model import Launch
     from pyrunc.launch.run import ChildProcess, Times
     from pyrunc.parts import Part
+    from pyrunc.shim.compile import CompiledContainer, CompiledPause, Made
+    from pyrunc.shim.files import OtherRuntime
     from pyrunc.shim.session import Container
-    from pyrunc.spec.model import Spec
+    from pyrunc.spec.model import Hook, Spec
 
     class Starter(Protocol):
-        """What the shim needs somebody to start for it. The records are a compiler's answers (`compiler.messages`); their descriptors
-        belong to the starter from the first step on."""
+        """What the shim uses to compile and start processes. Descriptors of what is compiled belong to the starter from the first step
+        of a start on."""
 
-        def holder(
-            self, compiled: CompiledPause, fds: Sequence[int], network: int | None
-        ) -> Generator[int, None, Holder]: ...
+        def fork_first(
+            self, container_id: str, directory: str, request: messages.CreateContainer, fds: Sequence[int]
+        ) -> Callable[[], Made] | None: ...
+
+        def create(
+            self,
+            container_id: str,
+            directory: str,
+            request: messages.CreateContainer,
+            fds: Sequence[int],
+            made: Made | None,
+        ) -> CompiledContainer: ...
+
+        def fork_first_for_pause(self, sandbox_dir: str) -> Callable[[], Made] | None: ...
+
+        def compile_pause(self, sandbox_dir: str, made: Made | None, *, timed: bool) -> CompiledPause: ...
+
+        def holder(self, compiled: CompiledPause, network: int | None) -> Generator[int, None, Holder]: ...
 
         def container(
             self,
             compiled: CompiledContainer,
-            fds: Sequence[int],
             directory: str,
             stdio: tuple[int, int, int],
             holder: Holder | None,
@@ -56,16 +70,14 @@ if TYPE_CHECKING:
 
         def execute(
             self,
-            compiled: CompiledExec,
-            fds: Sequence[int],
+            request: messages.StartExec,
             container: Container,
             stdio: tuple[int, int, int],
-            tty: bool,
         ) -> Generator[int, None, Process]: ...
 
         def waits(self, compiled: CompiledContainer) -> bool: ...
 
-        def group(self, compiled: CompiledContainer | CompiledPause) -> Cgroup | None: ...
+        def exec_waits(self, container: Container) -> bool: ...
 
         def after_stop(self, container_id: str, directory: str) -> None: ...
 
@@ -187,21 +199,37 @@ class Holder(OfPod):
 
 
 class LibraryStarter:
-    """Starts by the runtime library."""
+    """Compiles and starts by the runtime library."""
 
-    def holder(
-        self, compiled: CompiledPause, fds: Sequence[int], network: int | None
-    ) -> Generator[int, None, Holder]:
-        """The pod's pause process, its pinned mounts (the last descriptors), its network namespace: `network`, which stays the
-        caller's, or one that is made with the process. Raises Error."""
-        first_pin = len(fds) - len(compiled.pins)
-        mounts = dict(zip(compiled.pins, fds[first_pin:], strict=True))
+    fork_first = staticmethod(compile.fork_first)
+    fork_first_for_pause = staticmethod(compile.fork_first_for_pause)
+    compile_pause = staticmethod(compile.pause)
+
+    def __init__(self, oom_score_adj: int) -> None:
+        """`oom_score_adj`: of processes whose configuration has none."""
+        self._oom_score_adj = oom_score_adj
+
+    def create(
+        self,
+        container_id: str,
+        directory: str,
+        request: messages.CreateContainer,
+        fds: Sequence[int],
+        made: Made | None,
+    ) -> CompiledContainer:
+        """The container, compiled. Raises Error, OSError."""
+        return compile.container(container_id, directory, request, fds, made, self._oom_score_adj)
+
+    def holder(self, compiled: CompiledPause, network: int | None) -> Generator[int, None, Holder]:
+        """The pod's pause process, its pinned mounts, its network namespace: `network`, which stays the caller's, or one that is made
+        with the process. Raises Error."""
         with Undo() as undo:
-            undo.push("pinned mounts", ipc.close_all, list(mounts.values()))
-            opened = OpenedLaunch(compiled.launch, fds[:first_pin])
+            undo.push("pinned mounts", ipc.close_all, list(compiled.pins.values()))
+            launch = compiled.launch
+            assert launch is not None
             null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
             try:
-                launch = opened.launch.replace(stdio=(null, null, null))
+                launch = launch.replace(stdio=(null, null, null))
                 if launch.pinned:
                     assert network is not None
                     pins = dict.fromkeys(launch.pinned, network)
@@ -211,21 +239,21 @@ class LibraryStarter:
                 clock.stop()
             finally:
                 os.close(null)
-                opened.close()
+                compiled.close()
             os.close(child.pidfd)
             _warn(compiled.warnings)
             netns_fd = network
-            if compiled.network == "new":
+            if compiled.new_network:
                 netns_fd = open_namespace(f"/proc/{child.pid}/ns/net", "net")
             undo.commit()
-        holder = Holder(child.pid, child.start_time, netns_fd, mounts, launch.cgroup)
-        holder.parts = clock.parts
+        holder = Holder(child.pid, child.start_time, netns_fd, compiled.pins, launch.cgroup)
+        compiled.parts.include(clock.parts)
+        holder.parts = compiled.parts.noted
         return holder
 
     def container(
         self,
         compiled: CompiledContainer,
-        fds: Sequence[int],
         directory: str,
         stdio: tuple[int, int, int],
         holder: Holder | None,
@@ -234,15 +262,15 @@ class LibraryStarter:
         if compiled.runtime is not None:
             from pyrunc.shim import other_runtime
 
-            return other_runtime.start(compiled, fds, directory, stdio, holder)
+            return other_runtime.start(compiled, directory, stdio, holder)
         if compiled.restore is not None:
             from pyrunc.shim import restored
 
-            return restored.start(compiled, fds, directory, stdio, holder)
-        opened = OpenedLaunch(compiled.launch or {}, fds)
+            return restored.start(compiled, directory, stdio, holder)
+        launch = compiled.launch
+        assert launch is not None and launch.cgroup is not None
         clones: dict[str, int] = {}
         try:
-            launch = opened.launch
             clock = _Clock(launch)
             _clone_pinned(launch, holder, clones)
             launch = launch.replace(stdio=stdio, descriptors={**launch.descriptors, **clones})
@@ -252,71 +280,74 @@ class LibraryStarter:
                 undo.commit()
         finally:
             ipc.close_all(list(clones.values()))
-            opened.close()
+            compiled.close()
         os.close(child.pidfd)
         _warn(compiled.warnings)
-        assert launch.cgroup is not None
         if compiled.poststart:
             _run_poststart(compiled.poststart, launch, child)
+        assert launch.cgroup is not None
         process = Process(child.pid, child.start_time, launch.cgroup, child.console_fd)
         process.has_poststop, process.parts = compiled.poststop, clock.parts
         return process
 
     def execute(
         self,
-        compiled: CompiledExec,
-        fds: Sequence[int],
+        request: messages.StartExec,
         container: Container,
         stdio: tuple[int, int, int],
-        tty: bool,
     ) -> Generator[int, None, Process]:
         """Another process in a container that runs. Raises Error."""
-        if compiled.runtime is not None:
+        if container.of_other_runtime:
             from pyrunc.shim import other_runtime
 
-            return other_runtime.execute(compiled, container, stdio, tty)
-        opened = OpenedLaunch(compiled.launch or {}, fds)
+            return other_runtime.execute(_runtime_of(container.directory), request, container, stdio)
+        pidfd = container.open_pidfd()
         try:
-            pidfd = container.open_pidfd()
-            try:
-                launch = opened.launch
-                if launch.container_pid != container.pid:
-                    raise InvalidArgument(
-                        f"exec: process {launch.container_pid} is not container {container.id}'s"
-                    )
-                launch = launch.replace(stdio=stdio, descriptors={**launch.descriptors, "container": pidfd})
-                clock = _Clock(launch)
-                with Undo() as undo:
-                    child, _ = yield from entering(launch, undo, clock.times)
-                    clock.stop()
-                    undo.commit()
-            finally:
-                os.close(pidfd)
+            compiled = compile.execute(
+                container.directory,
+                container.pid,
+                request.process,
+                pidfd,
+                self._oom_score_adj,
+                tty=request.tty,
+                timed=request.timed,
+            )
         finally:
-            opened.close()
+            os.close(pidfd)
+        try:
+            assert compiled.launch is not None
+            launch = compiled.launch.replace(stdio=stdio)
+            clock = _Clock(launch)
+            with Undo() as undo:
+                child, _ = yield from entering(launch, undo, clock.times)
+                clock.stop()
+                undo.commit()
+        finally:
+            compiled.close()
         os.close(child.pidfd)
         _warn(compiled.warnings)
         process = Process(child.pid, child.start_time, container.group, child.console_fd)
-        process.parts = clock.parts
+        compiled.parts.include(clock.parts)
+        process.parts = compiled.parts.noted
         return process
 
     def waits(self, compiled: CompiledContainer) -> bool:
-        """Whether the parent waits for somebody else while it carries the launch out, so that a fork should do it."""
-        if compiled.launch is None:
+        """Whether the parent waits for other processes while it carries the launch out, so that a fork should do it."""
+        launch = compiled.launch
+        if launch is None or compiled.poststart:
             return True
-        return bool(compiled.poststart) or not WAITING_STEPS.isdisjoint(kinds_of_steps(compiled.launch))
+        return any(
+            type(step).__name__ in WAITING_STEPS for steps in launch.lowered.steps.values() for step in steps
+        )
 
-    def group(self, compiled: CompiledContainer | CompiledPause) -> Cgroup | None:
-        """Where the process lives or would have lived."""
-        if compiled.launch is not None:
-            return cgroup_of(compiled.launch)
-        record = getattr(compiled, "cgroup", None)
-        return Cgroup.from_record(record) if record else None
+    def exec_waits(self, container: Container) -> bool:
+        """As `waits`: another runtime's command line takes its time."""
+        return container.of_other_runtime
 
     def after_stop(self, container_id: str, directory: str) -> None:
         """What resctrl has of a container that has exited, and its poststop hooks; what fails is reported on stderr (runtime-spec).
         Of another runtime's container all that it keeps of it."""
-        if (runtime := _other_runtime(directory)) is not None:
+        if (runtime := LaunchFile.read(directory).other_runtime) is not None:
             from pyrunc.shim import other_runtime
 
             other_runtime.delete(runtime, directory)
@@ -342,14 +373,14 @@ class LibraryStarter:
         """Through the other runtime that runs the container. Raises Error."""
         from pyrunc.shim import other_runtime
 
-        runtime = _other_runtime(directory)
-        assert runtime is not None
-        other_runtime.send_signal(runtime, directory, number)
+        other_runtime.send_signal(_runtime_of(directory), directory, number)
 
 
-def _other_runtime(directory: str) -> OtherRuntime | None:
-    """What launch.json says of the runtime; None for a container of ours."""
-    return OtherRuntime.in_launch(atomic_file.read_json(f"{directory}/{messages.LAUNCH}"))
+def _runtime_of(directory: str) -> OtherRuntime:
+    """The other runtime of a container that has one."""
+    runtime = LaunchFile.read(directory).other_runtime
+    assert runtime is not None
+    return runtime
 
 
 class _Clock:
@@ -378,13 +409,11 @@ def _clone_pinned(launch: Launch, holder: Holder | None, clones: dict[str, int])
         clones[descriptor] = pinned.clone(holder.mounts[name], f"/proc/{holder.pid}/ns/mnt")
 
 
-def _run_poststart(found: Sequence[Any], launch: Launch, child: ChildProcess) -> None:
+def _run_poststart(found: tuple[Hook, ...], launch: Launch, child: ChildProcess) -> None:
     from pyrunc.launch import hooks
-    from pyrunc.launch.sealed import value_of
     from pyrunc.launch.steps import oci_state
 
-    told = oci_state(launch, child.pid, "running")
-    _warn(hooks.run_all(tuple(map(value_of, found)), "poststart", told))
+    _warn(hooks.run_all(found, "poststart", oci_state(launch, child.pid, "running")))
 
 
 def _leave_caches(spec: Spec, container_id: str) -> None:

@@ -20,7 +20,7 @@ from pyrunc.errors import DeadlineExceeded, Error, PeerError, Unavailable, from_
 from pyrunc.keeper.client import ensure
 from pyrunc.peer import Peer, answered_without_fds, fail
 from pyrunc.records import Record
-from pyrunc.zygote.messages import UNANSWERED, Cancel, Ended, Fork, Forked, Keep, Outcome, Ready, Run
+from pyrunc.zygote.messages import UNANSWERED, Cancel, Ended, Fork, Forked, Outcome, Ready, Run
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +53,10 @@ class ErrandResult:
 class Zygote:
     """A zygote process, replaced by a new one when it is found dead. Use from one event loop."""
 
-    def __init__(self, preload: Sequence[str], keep: str = "", keeper: str | None = None) -> None:
-        """It is to import the modules `preload`, and always have a child ready for the next `fork` of `keep` (`module:function`): see
-        pyrunc.zygote.spare. `keeper`: the folder of a keeper, which becomes the ancestor of all that is forked, and is started if it
-        does not live; where it cannot be, the server itself is the ancestor."""
-        self._preload, self._keep = list(preload), keep
+    def __init__(self, preload: Sequence[str], keeper: str | None = None) -> None:
+        """It is to import the modules `preload`. `keeper`: the folder of a keeper, which becomes the ancestor of all that is forked, and
+        is started if it does not live; where it cannot be, the server itself is the ancestor."""
+        self._preload = list(preload)
         self.keeper = keeper
         self._process: _Process | None = None
         self._starting = asyncio.Lock()
@@ -65,9 +64,9 @@ class Zygote:
         self._first: asyncio.Task[_Process] | None = None
 
     @classmethod
-    async def start(cls, preload: Sequence[str], keep: str = "") -> Zygote:
+    async def start(cls, preload: Sequence[str]) -> Zygote:
         """One that is `ready`. Raises PeerError."""
-        zygote = cls(preload, keep)
+        zygote = cls(preload)
         zygote.begin()
         try:
             await zygote.ready()
@@ -95,8 +94,8 @@ class Zygote:
         """Whether there is none any more."""
         return self.pid is None and self._first is not None and self._first.done()
 
-    async def fork(self, function: str, arguments: Record | None = None, fds: Sequence[int] = ()) -> Forked:
-        """Start a detached child that calls `module:function(arguments, fds)`, where the arguments are the record's fields.
+    async def fork(self, function: str, arguments: Record | None = None, fds: Sequence[int] = ()) -> int:
+        """Start a detached child that calls `module:function(arguments, fds)`, where the arguments are the record's fields; its pid.
 
         The child has a session of its own, /dev/null as stdio and only `fds` (renumbered from 3). It is not killed with
         the server or the zygote. The caller keeps its `fds`. Raises Unavailable when the zygote dies meanwhile.
@@ -104,7 +103,7 @@ class Zygote:
         process = await self._live()
         asked = Fork(function, _fields(arguments))
         _, answering = process.peer.ask(asked.to_message(), fds)
-        return Forked.of(await answered_without_fds(answering), PeerError)
+        return Forked.of(await answered_without_fds(answering), PeerError).pid
 
     async def run(
         self,
@@ -173,10 +172,7 @@ class Zygote:
             return self._process
 
     async def _start(self) -> _Process:
-        process = await _Process.start(self._preload, self.keeper)
-        if self._keep:
-            process.peer.tell({"id": UNANSWERED, **Keep(self._keep).to_message()})
-        return process
+        return await _Process.start(self._preload, self.keeper)
 
     async def renew(self) -> None:
         """Replace a living zygote by a new one, which the keeper that lives now starts; the old one ends when it has answered what it

@@ -11,8 +11,7 @@ import time
 from pyrunc import ipc
 from pyrunc.errors import Error, InvalidArgument, KernelError
 from pyrunc.zygote import child, descendants, preload
-from pyrunc.zygote.messages import UNANSWERED, Cancel, Ended, Fork, Forked, Keep, Run
-from pyrunc.zygote.spare import Spare
+from pyrunc.zygote.messages import UNANSWERED, Cancel, Ended, Fork, Forked, Run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from pyrunc.ipc import Message
     from pyrunc.records import Record
 
-REFILL_AFTER_S = 0.1  # whoever took the spare is busy: its pod is made, and its first container follows
-REFILL_AGAIN_S = 1.0  # a spare that dies before it is used would die again
 LONGEST_WAIT_MS = 86_400_000.0  # poll(2) counts in an int; a deadline may be years away
 
 
@@ -41,9 +38,6 @@ class Loop:
     def __init__(self, server: socket) -> None:
         self._server = server
         self._errands: dict[int, _Errand] = {}
-        self._kept_function = ""
-        self._spare: Spare | None = None
-        self._refill_at: float | None = None
 
     def serve(self) -> None:
         """Fork on request; returns when the server has gone. Errands do not outlive the zygote."""
@@ -58,7 +52,6 @@ class Loop:
                     _empty(wakeup)
                 self._reap()
                 self._expire()
-                self._refill()
                 if self._server.fileno() in ready and not self._request():
                     return
         except (BrokenPipeError, ConnectionResetError):
@@ -85,30 +78,15 @@ class Loop:
     def _dispatch(self, request: Message, fds: list[int]) -> None:
         call = request.get("call")
         if call == Fork.call:
-            self._answer(request["id"], self._fork(Fork.of(request), fds))
+            fork = Fork.of(request)
+            pid = child.fork_detached(preload.resolve(fork.function), fork.arguments, fds)
+            self._answer(request["id"], Forked(pid))
         elif call == Run.call:
             self._run(request["id"], Run.of(request), fds)
-        elif call == Keep.call:
-            self._kept_function, self._refill_at = Keep.of(request).function, time.monotonic()
         elif call == Cancel.call:
             self._cancel(Cancel.of(request))
         else:
             raise InvalidArgument(f"the zygote has no call {call!r}")
-
-    def _fork(self, asked: Fork, fds: list[int]) -> Forked:
-        forked = self._from_spare(asked, fds)
-        if forked is None:
-            forked = Forked(child.fork_detached(preload.resolve(asked.function), asked.arguments, fds), {})
-        return forked
-
-    def _from_spare(self, asked: Fork, fds: list[int]) -> Forked | None:
-        """The spare that took the request, None if there was none for it."""
-        spare = self._spare
-        if spare is None or asked.function != self._kept_function:
-            return None
-        self._spare, self._refill_at = None, time.monotonic() + REFILL_AFTER_S
-        prepared = spare.give(asked.arguments, fds)
-        return None if prepared is None else Forked(spare.pid, prepared)
 
     def _run(self, request_id: int, asked: Run, fds: list[int]) -> None:
         pid = child.fork_errand(asked, fds)
@@ -122,16 +100,6 @@ class Loop:
 
     def _answer(self, request_id: int, answer: Record) -> None:
         ipc.send(self._server, {"id": request_id, "ok": answer.to_fields()})
-
-    def _refill(self) -> None:
-        if self._refill_at is None or self._refill_at > time.monotonic():
-            return
-        self._refill_at = None
-        try:
-            self._spare = Spare(self._kept_function)
-        except (Error, OSError) as error:
-            print(f"pyrunc-zygote: no spare child: {error}", file=sys.stderr)
-            self._refill_at = time.monotonic() + REFILL_AGAIN_S
 
     def _fail(self, request: Message, error: Error) -> None:
         print(f"pyrunc-zygote: {error}", file=sys.stderr)
@@ -149,8 +117,6 @@ class Loop:
             if errand:
                 descendants.kill(errand.pid)  # its number is held by the zombie until the next line
             os.waitpid(ended.si_pid, 0)
-            if self._spare and self._spare.pid == ended.si_pid:
-                self._spare, self._refill_at = None, time.monotonic() + REFILL_AGAIN_S
             if errand:
                 code = ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status
                 self._answer(errand.request_id, Ended(code, errand.timed_out))
@@ -164,8 +130,6 @@ class Loop:
 
     def _wait_ms(self) -> float | None:
         deadlines = [errand.deadline for errand in self._errands.values() if errand.deadline is not None]
-        if self._refill_at is not None:
-            deadlines.append(self._refill_at)
         if not deadlines:
             return None
         return min(max(0.0, (min(deadlines) - time.monotonic()) * 1000 + 1), LONGEST_WAIT_MS)

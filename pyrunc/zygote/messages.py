@@ -1,9 +1,9 @@
 """What the server and the zygote say to each other. One JSON object per packet (pyrunc.ipc).
 
 Request {"id": n, "call": name, …} -> {"id": n, "ok": {…}} or {"id": n, "error": …} (pyrunc.errors), as between server and shim.
-`Keep` and `Cancel` have no answer, and number 0. First of all the zygote says `Ready`.
+`Cancel` has no answer, and number 0. First of all the zygote says `Ready`.
 
-`arguments` and `prepared` are what the function and who asks for it have agreed on: the zygote passes them on.
+The function that is called and its caller agree on `arguments`; the zygote passes them on.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ class Fork(Request):
 
 
 class Forked(Record):
-    """`prepared` is what the child says that it has made ahead (`prepare` of its module, see spare), empty for nothing."""
+    """The child."""
 
     pid: int
-    prepared: Message
 
 
 class Run(Request):
@@ -63,13 +62,6 @@ class Cancel(Request):
 
     call = "cancel"
     run: int
-
-
-class Keep(Request):
-    """From now on have a child ready for the next `Fork` of the function."""
-
-    call = "keep"
-    function: str
 
 
 class Outcome(Record):

@@ -14,7 +14,7 @@ OBJECT_TYPES = {"dict[str, Any]", "dict[str, object]", "Mapping[str, Any]", "Map
 MAY_HOLD_OBJECTS = {
     # What others define.
     "OCI: config.json and its parts": """
-        pyrunc/accelerate/command_rehearsal.py pyrunc/accelerate/compiler_rehearsal.py
+        pyrunc/accelerate/command_rehearsal.py
         pyrunc/cgroups/convert.py pyrunc/cgroups/device_filter.py pyrunc/cgroups/group.py pyrunc/cgroups/limits.py
         pyrunc/cgroups/scope.py pyrunc/cgroups/scope_properties.py
         pyrunc/cli/execute.py pyrunc/cli/inspect.py pyrunc/cli/rootless.py pyrunc/cli/update.py
@@ -63,15 +63,12 @@ MAY_HOLD_OBJECTS = {
     "arguments before their record is read": """
         cni_plugins/errand.py cri_server/checkpoints/dump.py cri_server/checkpoints/read.py cri_server/errands.py
         cri_server/images/decode.py cri_server/images/erofs/build.py cri_server/images/erofs/layer_tar.py cri_server/images/layer_errand.py cri_server/images/unpack.py
-        cri_server/selinux/relabel.py pyrunc/compiler/service.py pyrunc/shim/main.py""",
+        cri_server/selinux/relabel.py pyrunc/shim/main.py""",
     "arguments of any function": """
-        pyrunc/zygote/child.py pyrunc/zygote/messages.py pyrunc/zygote/preload.py pyrunc/zygote/spare.py""",
-    "what a compiler answers and a shim passes on": """
-        pyrunc/accelerate/shim_rehearsal.py pyrunc/compiler/client.py pyrunc/compiler/messages.py
-        pyrunc/launch/sealed.py pyrunc/shim/messages.py""",
-    "OCI's seccomp object, and what checkpoint.Choices is told": "pyrunc/compiler/files.py",
-    "OCI process objects for another runtime's command line": "pyrunc/shim/other_runtime.py",
-    "state.json as a compiler made it (StateFile would cost each shim memory)": "pyrunc/shim/pod.py",
+        pyrunc/zygote/child.py pyrunc/zygote/messages.py pyrunc/zygote/preload.py""",
+    "OCI process objects; the fields of what a fork of a shim has made": """
+        pyrunc/shim/messages.py pyrunc/shim/compile.py pyrunc/shim/other_runtime.py pyrunc/shim/pod.py""",
+    "OCI's seccomp object, and what checkpoint.Choices is told": "pyrunc/shim/files.py",
     "a login, which the errors of a record would show": "cri_server/rpc/image_admin.py",
     "fields of a log line, which differ by call": """
         cri_server/logs/fields.py cri_server/rpc/verbs.py cri_server/rpc/admin.py

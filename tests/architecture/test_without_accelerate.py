@@ -13,7 +13,6 @@ from tests.system.harness import reap
 TESTS = (
     "tests/system/test_exec.py",
     "tests/cri/rpc/test_exec.py",
-    "tests/cri/test_kept_launches.py",
     "tests/kernel/shim/test_containers.py",
 )
 

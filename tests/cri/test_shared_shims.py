@@ -1,9 +1,11 @@
-"""`[shim] pods_per_shim`: pods that share a shim live, end and are found again as others do."""
+"""The node's shims, which many pods share: pods live, end and are found again in them."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,31 +21,36 @@ from tests.support.processes import wait_until
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server(settings={"shim": {"pods_per_shim": 2}}) as started:
+    with Server(settings={"shims": {"count": 2}}) as started:
         started.load_image()
         yield started
 
 
-def test_each_shim_has_two_pods(server: Server) -> None:
-    with ThreadPoolExecutor(5) as pool:
-        pods = list(pool.map(lambda _: server.run_pod(), range(5)))
-    shims = Counter(shim_pid(server, pod) for pod in pods)
-    assert sorted(shims.values()) == [1, 2, 2]
+def shims(server: Server) -> set[int]:
+    """The pids of the shims that are there."""
+    return {json.loads(record.read_text())["pid"] for record in (server.state / "shims").glob("*/shim.json")}
+
+
+def test_pods_are_spread_over_the_shims(server: Server) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        pods = list(pool.map(lambda _: server.run_pod(), range(6)))
+    used = Counter(shim_pid(server, pod) for pod in pods)
+    assert used.keys() == shims(server) and sorted(used.values()) == [3, 3]
     containers = [server.launch(pod) for pod in pods]
     addresses = {server.pod_status(pod).network.ip for pod in pods}
-    assert len(addresses) == 5
+    assert len(addresses) == 6
     for number, container in enumerate(containers):
         assert server.exec(container, "echo", str(number)).stdout == b"%d\n" % number
     server.remove_all()
-    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in shims), 30)
     nothing_left(server)
+    assert shims(server) == used.keys(), "they wait for the next pods"
 
 
-def test_one_that_ends_leaves_the_other(server: Server) -> None:
-    first, second = server.run_pod(), server.run_pod()
+def test_one_pod_that_ends_leaves_the_others(server: Server) -> None:
+    first, _, third = (server.run_pod() for _ in range(3))
     shim = shim_pid(server, first)
-    assert shim_pid(server, second) == shim
-    container = server.launch(second)
+    assert shim_pid(server, third) == shim
+    container = server.launch(third)
     gone = server.launch(first)
     before = descriptors(shim)
     server.stop_container(gone)
@@ -51,29 +58,45 @@ def test_one_that_ends_leaves_the_other(server: Server) -> None:
     assert not (server.state / "sandboxes" / first).exists()
     assert server.status(container).state == api.CONTAINER_RUNNING
     assert len(descriptors(shim)) < len(before)
-    third = server.run_pod()
-    assert shim_pid(server, third) == shim, "there is room again"
     server.stop_container(container)
     assert server.status(container).exit_code == 137
     server.remove_all()
     nothing_left(server)
 
 
-def test_a_restarted_server_finds_both(server: Server) -> None:
+def test_a_shim_holds_no_more_descriptors_after_many_pods_than_after_one(server: Server) -> None:
+    def live() -> int:
+        pod = server.run_pod()
+        server.launch(pod)
+        shim = shim_pid(server, pod)
+        server.remove_pod(pod)
+        time.sleep(0.3)  # the next network namespace is made
+        return shim
+
+    shim = live()
+    held = len(descriptors(shim))
+    for _ in range(5):
+        assert live() == shim
+    assert wait_until(lambda: len(descriptors(shim)) <= held, 30)
+
+
+def test_a_restarted_server_uses_the_same_shims(server: Server) -> None:
     pods = [server.run_pod(), server.run_pod()]
     containers = [server.launch(pod) for pod in pods]
+    before = shims(server)
     server.remove_pod(pods[0])
     server.restart()
     assert server.status(containers[1]).state == api.CONTAINER_RUNNING
-    assert shim_pid(server, server.run_pod()) == shim_pid(server, pods[1])
+    assert shim_pid(server, pods[1]) in before and shim_pid(server, server.run_pod()) in shims(server)
+    assert len(shims(server)) == 2
     server.remove_all()
     nothing_left(server)
 
 
 def test_a_stopped_pod_does_not_end_the_other(server: Server) -> None:
-    """Its record says which shim it had; that lives on for the other pod, through stops and restarts."""
-    first, second = server.run_pod(), server.run_pod()
-    container = server.launch(second)
+    """Its record says which shim it had; that lives on for the other pods, through stops and restarts."""
+    first, _, third = (server.run_pod() for _ in range(3))
+    container = server.launch(third)
     server.stop_pod(first)
     server.restart()
     server.stop_pod(first)
@@ -83,17 +106,30 @@ def test_a_stopped_pod_does_not_end_the_other(server: Server) -> None:
     nothing_left(server)
 
 
-def test_the_pods_of_a_killed_shim_go_on_in_another(server: Server) -> None:
-    pods = [server.run_pod() for _ in range(3)]
+def test_the_pods_of_a_killed_shim_go_on_in_the_others(server: Server) -> None:
+    pods = [server.run_pod() for _ in range(4)]
     containers = [server.launch(pod) for pod in pods]
     lost = shim_pid(server, pods[0])
+    mine = [pod for pod in pods if shim_pid(server, pod) == lost]
     os.kill(lost, signal.SIGKILL)
     assert wait_until(lambda: lost not in {shim_pid(server, pod) for pod in pods}, 30)
     for pod, container in zip(pods, containers, strict=True):
         shown = f"sandbox {pod}: another shim has taken over"
-        assert pod == pods[2] or wait_until(lambda text=shown: text in server.tail(1000), 30)  # type: ignore[misc]
+        assert pod not in mine or wait_until(lambda text=shown: text in server.tail(1000), 30)  # type: ignore[misc]
         assert server.output(container, "echo", "here") == "here\n"
-    assert max(Counter(shim_pid(server, pod) for pod in pods).values()) == 2
+    assert wait_until(lambda: len(shims(server)) == 2, 30), "it is replaced"
+    assert lost not in shims(server)
+    server.remove_all()
+    nothing_left(server)
+
+
+def test_shims_without_pods_end_with_the_server(server: Server) -> None:
+    pod = server.run_pod()
+    kept = shim_pid(server, pod)
+    all_of_them = shims(server)
+    server.stop()
+    assert wait_until(lambda: [p for p in all_of_them if Path(f"/proc/{p}").exists()] == [kept], 30)
+    server.start()
     server.remove_all()
     nothing_left(server)
 

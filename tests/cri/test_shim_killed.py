@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +21,8 @@ from cri_server.api import api_pb2 as api
 from pyrunc.zygote.descendants import below
 from tests.cri.server_harness import Server, code_of
 from tests.cri.test_recovery import nothing_left, shim_pid
-from tests.support.processes import comm, wait_until
+from tests.cri.test_shared_shims import shims
+from tests.support.processes import wait_until
 
 HELD_US = 20_000_000
 
@@ -105,24 +107,23 @@ def test_a_shim_killed_during_a_containers_start(
     nothing_left(server)
 
 
-def test_a_compiler_killed_while_it_makes_a_containers_cgroup(server: Server) -> None:
+def test_a_shim_killed_while_it_makes_a_containers_cgroup(server: Server) -> None:
     """The caller may try again, and finds another one."""
     pod = server.run_pod(host_network=True)
     server.remove_container(server.create(pod))
-    compilers = {pid for pid in below(server.pid) if comm(pid) == "pyrunc-compile"}
+    shim = shim_pid(server, pod)
     folders = server.state / "containers"
     with ThreadPoolExecutor(1) as pool:
-        with holding(compilers, "mkdir", "exit"):
+        with holding({shim}, "mkdir", "exit"):
             creating = pool.submit(code_of, lambda: server.create(pod))
             assert wait_until(
                 lambda: any(made(groups(server, name)) for name in os.listdir(folders)), 30, 0.001
             ), server.tail()
             (container,) = os.listdir(folders)
-            for pid in compilers:
-                os.kill(pid, signal.SIGKILL)
+            os.kill(shim, signal.SIGKILL)
         assert creating.result(30) == grpc.StatusCode.UNAVAILABLE
     assert groups(server, container) == [], "when the call returns nothing is left"
-    assert wait_until(lambda: not compilers & below(server.pid), 30)  # the other one, too, which was idle
+    assert wait_until(lambda: shim_pid(server, pod) != shim, 30)
     server.launch(pod)
     server.remove_all()
     nothing_left(server)
@@ -205,12 +206,21 @@ def test_calls_that_need_a_dead_shim_or_zygote(own_server: Server) -> None:
     assert len(zygotes) == 2
     for zygote in zygotes:
         os.kill(zygote, signal.SIGSTOP)
+    pod = server.run_pod(host_network=True)  # needs neither of them
+    server.launch(pod)
+    server.remove_all()
+    known = shims(server)
+    for pid in known:
+        os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: not shims(server) & known, 30)
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(message_and_code, lambda: server.run_pod(host_network=True))
-        assert wait_until(lambda: list((server.state / "sandboxes").glob("*/shim.sock")), 30)
+        running = pool.submit(code_of, lambda: server.run_pod(host_network=True))
+        time.sleep(0.5)
+        assert not running.done(), "there is no shim, and no zygote that forks one"
         for zygote in zygotes:
             os.kill(zygote, signal.SIGKILL)
-        assert running.result(30) == ("the zygote is gone", grpc.StatusCode.UNAVAILABLE)
+        assert running.result(30) == grpc.StatusCode.UNAVAILABLE
+    server.run_pod(host_network=True)
     server.remove_all()
     nothing_left(server)
 
@@ -218,11 +228,3 @@ def test_calls_that_need_a_dead_shim_or_zygote(own_server: Server) -> None:
 def words_below(pid: int) -> str:
     files = [Path(f"/proc/{child}/cmdline") for child in below(pid)]
     return "".join(file.read_bytes().decode() for file in files if file.exists())
-
-
-def message_and_code(call: Callable[[], object]) -> tuple[str, grpc.StatusCode]:
-    try:
-        call()
-    except grpc.RpcError as error:
-        return str(error.details()), error.code()  # type: ignore[attr-defined]
-    raise AssertionError("the call succeeded")

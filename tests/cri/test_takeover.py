@@ -321,9 +321,9 @@ def executes(server: Server, container: str) -> bool:
 
 
 def shims_zygote(server: Server) -> int:
-    """The one that has a spare shim; 0 while none does."""
+    """The one that has forked shims; 0 while none has."""
     zygotes = server.zygotes()
-    return next((zygote for zygote in zygotes if "pyrunc-spare" in map(comm, below(zygote))), 0)
+    return next((zygote for zygote in zygotes if "pyrunc-shim" in map(comm, below(zygote))), 0)
 
 
 def test_a_stop_while_there_is_no_shim_ends_nothing_else(own_server: Server) -> None:
@@ -401,9 +401,13 @@ def test_a_server_killed_before_it_has_handed_over(own_server: Server) -> None:
 
 async def begin_shim(server: Server, pod: str) -> None:
     zygote = Zygote(["pyrunc.shim.main"], keeper=str(server.state))
+    folder = server.state / "shims" / "next"
+    folder.mkdir()
     try:
         zygote.begin()
         await zygote.ready()
-        await start_shim(zygote, server.state / "sandboxes" / pod, server.state / "containers")
+        _, client = await start_shim(zygote, folder)
+        await client.take_pod(server.state / "sandboxes" / pod, server.state / "containers")
+        client.close()
     finally:
         await zygote.close()

@@ -28,10 +28,10 @@ import pytest
 from cri_server.api import api_pb2 as api
 from cri_server.images import build
 from cri_server.spec import sources
-from pyrunc.zygote.descendants import below
 from tests.cri.server_harness import Server, code_of, message_of
+from tests.cri.test_recovery import shim_pid
 from tests.security.attack import Canary
-from tests.support.processes import comm, wait_until
+from tests.support.processes import wait_until
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 CLIMB = "../../../../../../../../../../.."
@@ -487,28 +487,24 @@ def test_a_source_that_is_swapped_before_the_start(server: Server, pod: str, can
 
 
 def test_a_source_that_is_swapped_before_it_is_opened(server: Server, pod: str, canary: Canary) -> None:
-    """The same between the server's look at a host path and the compiler's work (which is stopped for that long). Proof: the compiler
-    looks at no path; the start's error speaks of the link, and the clone of the server's descriptor is of what was there; the
-    canary saw nobody."""
+    """The same between the server's look at a host path and the shim's work (which is stopped for that long). Proof: the shim looks
+    at no path; the start's error speaks of the link, and the clone of the server's descriptor is of what was there; the canary saw
+    nobody."""
     folder = server.folder / "swapped early"
     (folder / "d").mkdir(parents=True)
     mapping = [api.IDMapping(host_id=0, container_id=0, length=1)]
     for options in ({}, {"uidMappings": mapping, "gidMappings": mapping}):  # type: ignore[var-annotated]
-        server.remove_container(server.create(pod))  # a compiler is there
         mount = api.Mount(container_path="/v", host_path=str(folder / "d"), **options)
-        compilers = [pid for pid in below(server.pid) if comm(pid) == "pyrunc-compile"]
-        assert compilers
+        shim = shim_pid(server, pod)
         known = len(looked_up(server))
-        for pid in compilers:
-            os.kill(pid, signal.SIGSTOP)
+        os.kill(shim, signal.SIGSTOP)
         try:
             with ThreadPoolExecutor(1) as pool:
                 creating = pool.submit(server.create, pod, asked(server, "cat", "/v/passwd", mounts=[mount]))
                 assert wait_until(lambda n=known: len(looked_up(server)) > n, 30, 0.001)  # type: ignore[misc]
                 (folder / "d").rename(folder / "taken")
                 (folder / "d").symlink_to(canary.path)
-                for pid in compilers:
-                    os.kill(pid, signal.SIGCONT)
+                os.kill(shim, signal.SIGCONT)
                 container = creating.result(30)
             if options:
                 server.start_container(container)
@@ -516,14 +512,13 @@ def test_a_source_that_is_swapped_before_it_is_opened(server: Server, pod: str, 
             else:
                 assert "no link" in message_of(lambda c=container: server.start_container(c))  # type: ignore[misc]
         finally:
-            for pid in compilers:
-                os.kill(pid, signal.SIGCONT)
+            os.kill(shim, signal.SIGCONT)
         (folder / "d").unlink()
         (folder / "taken").rename(folder / "d")
 
 
 def looked_up(server: Server) -> list[Path]:
-    """One file for each container whose launch is or was asked of a compiler."""
+    """One file for each container that was created."""
     return list(server.state.glob("containers/*/launch.json"))
 
 

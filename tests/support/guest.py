@@ -482,8 +482,7 @@ def native_programs(architecture: Architecture) -> list[Path]:
     """The project's C programs for the guest's processors."""
     if architecture.is_native:
         return list(PROJECT.glob("pyrunc/native/*"))
-    for folder in ("pause", "pyrunc/accelerate"):
-        _run("make", "-s", "-C", str(PROJECT / folder), architecture.debian)
+    _run("make", "-s", "-C", str(PROJECT / "pause"), architecture.debian)
     return list((PROJECT / f"pause/build/{architecture.python}").iterdir())
 
 

@@ -297,11 +297,11 @@ def _children(task: str) -> list[str]:
 
 
 def _kept_by_a_zygote(pid: str, there: Processes) -> bool:
-    """Whether it is a zygote's spare child, one that compiles or one that attaches to networks: some there always are, others each
-    time, and they end with the zygote. Without a zygote above it is a leak like any other."""
+    """Whether it is a shim of the node, which may be another than before, or a zygote's child that attaches to networks. Without a
+    zygote above it is a leak like any other."""
     process = there[pid]
     above = there.get(process.parent)
-    kept = process.name in ("pyrunc-spare", "pyrunc-compile", "pyrunc-cni")
+    kept = process.name in ("pyrunc-shim", "pyrunc-cni")
     return kept and above is not None and above.name == "pyrunc-zygote"
 
 

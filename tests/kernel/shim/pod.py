@@ -18,14 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cri_server.app import SHIM_MODULES
 from pyrunc.cgroups.group import Cgroup
-from pyrunc.compiler.client import CompiledLaunch, Compilers
-from pyrunc.compiler.messages import CompiledContainer, CompiledExec, CompiledPause, Io
-from pyrunc.errors import Error, NotFound
+from pyrunc.errors import Error
 from pyrunc.kernel.cgroup import root as cgroup_root
 from pyrunc.shim import messages, tree
-from pyrunc.shim.client import SHIM, ExecSession, Exit, ShimClient, Started, StartedHolder, start_shim
+from pyrunc.shim.client import ExecSession, Exit, ShimClient, Started, StartedHolder, start_shim
 from pyrunc.spec.default import default
 from pyrunc.zygote.client import Zygote
 from tests.support import session
@@ -52,11 +49,6 @@ APPLETS = (
 RECORD = re.compile(rb"\S+ (stdout|stderr) ([FP]) (.*)", re.DOTALL)
 
 
-def direct_exec(process: dict[str, Any]) -> CompiledLaunch:
-    """What `shim_starter.DirectStarter` takes for an exec."""
-    return CompiledLaunch(CompiledExec({"process": process}).to_fields())
-
-
 class TestPod:
     __test__ = False
 
@@ -65,13 +57,13 @@ class TestPod:
         folder: Path,
         *,
         library: bool = False,
-        rehearsed: bool = False,
         zygote: Zygote | None = None,
+        network: bool = False,
     ) -> None:
-        """`zygote`: one that the caller keeps; else the pod has its own, with a rehearsal if it is to be `rehearsed`."""
+        """`zygote`: one that the caller keeps; else the pod has its own. `network`: the shim makes the pod's network namespace."""
         self.folder, self.library = folder, library
         self.starter = None if library else DIRECT
-        self.rehearsed = rehearsed
+        self.network = network
         self.sandbox, self.containers, self.logs = folder / "sandbox", folder / "containers", folder / "logs"
         self.events: list[messages.Event] = []
         self.closed = 0
@@ -79,10 +71,10 @@ class TestPod:
         self.netns_path: str | None = None
         self.group = f"/{session.name('shim')}-{time.monotonic_ns()}"
         self._client: ShimClient | None = None
+        self._shim: ShimClient | None = None
         self._zygote, self._given = zygote, zygote is not None
-        self._errands: Zygote | None = None
-        self._compilers: Compilers | None = None
-        for path in (self.sandbox, self.containers):
+        self.shim = folder / "shim"
+        for path in (self.sandbox, self.containers, self.shim):
             path.mkdir(parents=True)
 
     @property
@@ -91,17 +83,11 @@ class TestPod:
         return self._client
 
     async def __aenter__(self) -> TestPod:
-        keep = SHIM if self.library and not self.starter else ""
-        modules = SHIM_MODULES if self.rehearsed else ["pyrunc.shim.main"]
         if self._zygote is None:
-            self._zygote = await Zygote.start(
-                [*modules, *([] if self.library else [DIRECT.partition(":")[0]])], keep
-            )
-        if self.library:
-            self._errands = await Zygote.start(["pyrunc.compiler.service"])
-            self._compilers = Compilers(self._errands)
-        shim = await start_shim(self._zygote, self.sandbox, self.containers, starter=self.starter)
-        self.pid, self.netns_path = shim.pid, shim.netns_path
+            starter = [] if self.library else [DIRECT.partition(":")[0]]
+            self._zygote = await Zygote.start(["pyrunc.shim.main", *starter])
+        self.pid, self._shim = await start_shim(self._zygote, self.shim, starter=self.starter)
+        self.netns_path = await self._shim.take_pod(self.sandbox, self.containers, network=self.network)
         self._client = await self.connect()
         return self
 
@@ -112,10 +98,6 @@ class TestPod:
         return await ShimClient.connect(self.sandbox, on_event=self.events.append, on_close=self._on_close)
 
     async def close_zygote(self) -> None:
-        if self._errands and self._compilers:
-            self._compilers.close()
-            await self._errands.close()
-            self._errands = None
         if self._zygote and not self._given:
             await self._zygote.close()
             self._zygote = None
@@ -141,50 +123,20 @@ class TestPod:
         return await self.start(name)
 
     async def start(self, name: str, client: ShimClient | None = None) -> Started:
-        """Start a container whose files are written."""
-        with await self.compiled(name) as launch:
-            return await (client or self.client).start_container(name, launch)
-
-    async def compiled(self, name: str) -> CompiledLaunch:
-        """A container's launch."""
-        directory = self.containers / name
-        if self.library:
-            assert self._compilers
-            return await self._compilers.container(name, str(directory), TIMEOUT_S)
-        try:
-            config = json.loads((directory / "config.json").read_text())
-        except FileNotFoundError:
-            raise NotFound(f"no record of {name}") from None
-        io = json.loads((directory / "launch.json").read_text())
-        launch = {"process": config["process"], "cgroup": config["linux"]["cgroupsPath"]}
-        return CompiledLaunch(CompiledContainer({"version": 1}, Io.of(io), launch).to_fields())
+        """Create and start a container whose files are written."""
+        client = client or self.client
+        await client.create_container(name)
+        return await client.start_container(name)
 
     async def hold(self) -> StartedHolder:
         """Start the pause process that holder.json describes."""
-        with await self.compiled_holder() as launch:
-            return await self.client.start_holder(launch)
-
-    async def compiled_holder(self) -> CompiledLaunch:
-        """The launch of the pause process."""
-        if self.library:
-            assert self._compilers
-            return await self._compilers.pause(str(self.sandbox), TIMEOUT_S)
-        wanted = json.loads((self.sandbox / "holder.json").read_text())
-        launch = {"cgroup": wanted["cgroups_path"], **wanted}
-        return CompiledLaunch(CompiledPause(launch, "host").to_fields())
+        return await self.client.start_holder()
 
     async def exec(
         self, name: str, exec_id: str, process: dict[str, Any], tty: bool = False, **streams: bool
     ) -> ExecSession:
         """Run a process in a container."""
-        if not self.library:
-            with direct_exec(process) as launch:
-                return await self.client.exec(name, exec_id, launch, tty=tty, **streams)
-        assert self._compilers
-        record = json.loads((self.containers / name / "state.json").read_text())
-        directory = str(self.containers / name)
-        with await self._compilers.exec(directory, record["pid"], process, TIMEOUT_S, tty=tty) as launch:
-            return await self.client.exec(name, exec_id, launch, tty=tty, **streams)
+        return await self.client.exec(name, exec_id, process, tty=tty, **streams)
 
     async def exited(self, name: str, timeout_s: float = TIMEOUT_S) -> Exit:
         """Wait for a container's exit event."""
@@ -212,7 +164,7 @@ class TestPod:
         return Path(cgroup_root() + self.group) / name
 
     def shim_log(self) -> str:
-        return (self.sandbox / "shim.log").read_text()
+        return (self.shim / "shim.log").read_text()
 
     def processes(self) -> list[int]:
         """All that lives in the pod's cgroups."""
@@ -220,8 +172,9 @@ class TestPod:
 
     async def clean_up(self) -> None:
         """Kill the shim if it is still there, then everything in its cgroups."""
-        if self._client:
-            self._client.close()
+        for client in (self._client, self._shim):
+            if client:
+                client.close()
         await self.close_zygote()
         if self.pid and not gone(self.pid):
             with contextlib.suppress(ProcessLookupError):  # it may be leaving by itself

@@ -12,23 +12,71 @@ import signal
 from collections.abc import Generator, Sequence
 from typing import Any
 
+from pyrunc import jsontext
 from pyrunc.cgroups.group import Cgroup
-from pyrunc.compiler.messages import CompiledContainer, CompiledExec, CompiledPause
 from pyrunc.errors import NotFound, WrongState
-from pyrunc.shim import tree
+from pyrunc.parts import Parts
+from pyrunc.shim import messages, tree
+from pyrunc.shim.compile import CompiledContainer, CompiledPause
+from pyrunc.shim.files import Io
 from pyrunc.shim.session import Container
 from pyrunc.shim.starter import Holder, Process
 
 KEPT_FD = 1000
 
 
-class DirectStarter:
-    """The `launch` of what is compiled is `{"process": …, "cgroup": path}`."""
+class Direct(CompiledContainer):
+    """A container whose `process` is run on the host."""
 
-    def holder(
-        self, compiled: CompiledPause, fds: Sequence[int], network: int | None
-    ) -> Generator[int, None, Holder]:
-        fields, group = compiled.launch, Cgroup(compiled.launch["cgroup"])
+    process: dict[str, Any]
+
+
+class DirectPause(CompiledPause):
+    """A pause process; `fields` are those of holder.json."""
+
+    fields: dict[str, Any]
+
+    @property
+    def cgroup(self) -> Cgroup:
+        return Cgroup(self.fields["cgroups_path"])
+
+
+class DirectStarter:
+    """Reads the same files as the library."""
+
+    def fork_first(
+        self, container_id: str, directory: str, request: messages.CreateContainer, fds: Sequence[int]
+    ) -> None:
+        return None
+
+    def create(
+        self,
+        container_id: str,
+        directory: str,
+        request: messages.CreateContainer,
+        fds: Sequence[int],
+        made: Any,
+    ) -> CompiledContainer:
+        try:
+            config = _read(f"{directory}/config.json")
+        except FileNotFoundError:
+            raise NotFound(f"no record of {container_id}") from None
+        io = Io.of(_read(f"{directory}/launch.json"))
+        direct = Direct(None, (), (), Parts(), {"version": 1}, io)
+        direct.process, direct.group = config["process"], Cgroup(config["linux"]["cgroupsPath"])
+        return direct
+
+    def fork_first_for_pause(self, sandbox_dir: str) -> None:
+        return None
+
+    def compile_pause(self, sandbox_dir: str, made: Any, *, timed: bool) -> CompiledPause:
+        pause = DirectPause(None, (), (), Parts(), {})  # type: ignore[arg-type]
+        pause.fields = _read(f"{sandbox_dir}/holder.json")
+        return pause
+
+    def holder(self, compiled: CompiledPause, network: int | None) -> Generator[int, None, Holder]:
+        assert isinstance(compiled, DirectPause)
+        fields, group = compiled.fields, compiled.cgroup
         group.create()
         pid = _spawn(["/bin/sleep", "1000"], {}, (0, 1, 2), None, group)
         try:
@@ -45,13 +93,12 @@ class DirectStarter:
     def container(
         self,
         compiled: CompiledContainer,
-        fds: Sequence[int],
         directory: str,
         stdio: tuple[int, int, int],
         holder: Holder | None,
     ) -> Generator[int, None, Process]:
-        fields = _launch(compiled)
-        group, process = Cgroup(fields["cgroup"]), fields["process"]
+        assert isinstance(compiled, Direct) and compiled.group is not None
+        group, process = compiled.group, compiled.process
         group.create()
         if "gate" in process:
             yield from _wait(process["gate"])
@@ -59,22 +106,21 @@ class DirectStarter:
 
     def execute(
         self,
-        compiled: CompiledExec,
-        fds: Sequence[int],
+        request: messages.StartExec,
         container: Container,
-        stdio: Sequence[int],
-        tty: bool,
+        stdio: tuple[int, int, int],
     ) -> Generator[int, None, Process]:
-        process = _launch(compiled)["process"]
+        process = request.process
         if "gate" in process:
             yield from _wait(process["gate"])
-        return self._start(process, stdio, tty, container.group)
+        return self._start(process, stdio, request.tty, container.group)
 
     def waits(self, compiled: CompiledContainer) -> bool:
-        return bool(_launch(compiled)["process"].get("blocks"))
+        assert isinstance(compiled, Direct)
+        return bool(compiled.process.get("blocks"))
 
-    def group(self, compiled: CompiledContainer | CompiledPause) -> Cgroup:
-        return Cgroup(_launch(compiled)["cgroup"])
+    def exec_waits(self, container: Container) -> bool:
+        return False
 
     def after_stop(self, container_id: str, directory: str) -> None:
         raise NotImplementedError("plain processes have no hooks")
@@ -96,9 +142,10 @@ class DirectStarter:
         return Process(pid, _start_time(pid), group, master)
 
 
-def _launch(compiled: CompiledContainer | CompiledPause | CompiledExec) -> dict[str, Any]:
-    assert compiled.launch is not None
-    return compiled.launch
+def _read(path: str) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        found: dict[str, Any] = jsontext.loads(file.read())
+    return found
 
 
 def _spawn(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -16,14 +15,12 @@ import pytest
 import pytest_asyncio
 
 from pyrunc.errors import Error, NotFound, WrongState
-from pyrunc.shim.client import SHIM, StartedHolder
+from pyrunc.shim.client import StartedHolder
 from pyrunc.shim.messages import HolderExited
-from pyrunc.zygote.client import Zygote
 from tests.kernel.shim.pod import (
     TIMEOUT_S,
     TestPod,
     children,
-    descriptors,
     gone,
     read_all,
     read_some,
@@ -84,10 +81,17 @@ async def test_the_holder_and_what_the_shim_pins_for_the_pod(pod: TestPod) -> No
     await pod.client.shutdown()
 
 
-async def test_the_network_namespace_is_made_ahead_and_joined_by_the_holder(pod: TestPod) -> None:
-    """The zygote keeps a spare that has made one; a shim that was forked when it was asked for makes one then."""
-    path = await pod.client.make_network()
-    assert path == f"/proc/{pod.pid}/fd/{path.rpartition('/')[2]}" and pod.netns_path in (path, None)
+@pytest_asyncio.fixture
+async def networked(tmp_path: Path) -> AsyncIterator[TestPod]:
+    async with TestPod(tmp_path / "networked", library=True, network=True) as one:
+        yield one
+
+
+async def test_the_network_namespace_is_made_with_the_pod_and_joined_by_the_holder(
+    networked: TestPod,
+) -> None:
+    pod, path = networked, networked.netns_path
+    assert path and path == f"/proc/{pod.pid}/fd/{path.rpartition('/')[2]}"
     made = os.stat(path)
     assert (await pod.client.state()).netns_path == path and made.st_ino != os.stat(
         "/proc/self/ns/net"
@@ -101,16 +105,14 @@ async def test_the_network_namespace_is_made_ahead_and_joined_by_the_holder(pod:
     await pod.client.stop_holder()
     assert os.stat(path).st_ino == made.st_ino
     await pod.client.shutdown()
-    await until(lambda: not os.path.exists(path))
+    await until(lambda: not os.path.exists(path) or os.stat(path).st_ino != made.st_ino)
 
 
 async def test_a_holder_that_is_stopped_while_it_is_started_is_gone_then(pod: TestPod) -> None:
     """A server that gives up on the pod meanwhile stops the holder, and then the shim."""
     describe(pod)
-    launch = await pod.compiled_holder()
-    starting = asyncio.ensure_future(pod.client.start_holder(launch))
+    starting = asyncio.ensure_future(pod.client.start_holder())
     await asyncio.sleep(0)
-    launch.close()
     await pod.client.stop_holder()
     assert not (await pod.client.state()).holder_running
     await pod.client.shutdown()
@@ -120,58 +122,12 @@ async def test_a_holder_that_is_stopped_while_it_is_started_is_gone_then(pod: Te
 
 async def test_a_holder_that_cannot_be_started_while_it_is_stopped(pod: TestPod) -> None:
     describe(pod, sysctls={"net.no.such": "1"})
-    launch = await pod.compiled_holder()
-    starting = asyncio.ensure_future(pod.client.start_holder(launch))
+    starting = asyncio.ensure_future(pod.client.start_holder())
     await asyncio.sleep(0)
-    launch.close()
     await pod.client.stop_holder()
     with pytest.raises(Error, match="such"):
         await starting
     await pod.client.shutdown()
-
-
-async def test_a_pod_with_another_network_does_not_keep_the_one_that_was_made_ahead(pod: TestPod) -> None:
-    made = os.stat(await pod.client.make_network())
-    held = await hold(pod)
-    assert os.stat(f"/proc/{held.pid}/ns/net").st_ino != made.st_ino
-    assert os.stat(held.netns_path or "").st_ino != made.st_ino
-    kept = set()
-    for name in descriptors(pod.pid):
-        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
-            kept.add(os.stat(f"/proc/{pod.pid}/fd/{name}").st_ino)
-    assert made.st_ino not in kept
-    await pod.client.stop_holder()
-
-
-async def test_a_spare_tells_which_network_namespace_it_has_made(tmp_path: Path) -> None:
-    """And that one goes with a spare that is not used."""
-    zygote = await Zygote.start(["pyrunc.shim.main"], SHIM)
-    try:
-        assert zygote.pid is not None
-        await until(lambda: _own_networks(children(zygote.pid)))  # type: ignore[arg-type]
-        ((spare, path),) = _own_networks(children(zygote.pid))
-        made = os.stat(path).st_ino
-        async with TestPod(tmp_path / "pod", library=True, zygote=zygote) as pod:
-            assert (pod.pid, pod.netns_path) == (spare, path) and await pod.client.make_network() == path
-            assert os.stat(path).st_ino == made
-            await pod.client.shutdown()
-            await until(lambda: gone(spare) and _own_networks(children(zygote.pid)))  # type: ignore[arg-type]
-            ((spare, path),) = _own_networks(children(zygote.pid))
-    finally:
-        await zygote.close()
-    await until(lambda: gone(spare))
-
-
-def _own_networks(pids: list[int]) -> list[tuple[int, str]]:
-    """The processes that hold a network namespace other than ours, and its path."""
-    home, found = os.readlink("/proc/self/ns/net"), []
-    for pid in pids:
-        for name in descriptors(pid):
-            path = f"/proc/{pid}/fd/{name}"
-            with contextlib.suppress(FileNotFoundError):
-                if os.readlink(path).startswith("net:") and os.readlink(path) != home:
-                    found.append((pid, path))
-    return found
 
 
 async def test_nothing_starts_in_a_pod_whose_holder_has_ended(pod: TestPod) -> None:

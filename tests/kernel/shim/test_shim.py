@@ -253,8 +253,8 @@ async def test_shutdown_refuses_while_something_runs_and_then_leaves_nothing(pod
         await pod.client.forget("a")
     await pod.client.stop("a", 15, 0)
     await pod.client.shutdown()
-    await until(lambda: gone(pod.pid))
-    assert {path.name for path in pod.sandbox.iterdir()} == {"shim.log"}
+    await until(lambda: {path.name for path in pod.sandbox.iterdir()} == {"shim.lock"})
+    assert not gone(pod.pid)
     assert pod.shim_log() == ""
     with pytest.raises(NotFound):
         await pod.connect()

@@ -20,7 +20,6 @@ from tests.kernel.shim.pod import (
     TestPod,
     children,
     descriptors,
-    direct_exec,
     gone,
     name_of,
     open_gate,
@@ -453,8 +452,7 @@ async def test_sessions_of_a_server_that_dies_are_killed_and_the_container_is_no
     await pod.run("a", "exec sleep 1000")
     dying = await ShimClient.connect(pod.sandbox)
     process = {"args": ["/bin/sh", "-c", "sleep 100 & sleep 100"]}
-    with direct_exec(process) as launch:
-        session = await dying.exec("a", "e1", launch)
+    session = await dying.exec("a", "e1", process)
     await until(lambda: len(pod.processes()) >= 3)
     dying.close()
     with pytest.raises(PeerError):

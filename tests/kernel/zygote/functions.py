@@ -16,8 +16,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pyrunc.ipc import Message
 
-_prepared = False
-
 
 class Asked(Record):
     """Arguments of the functions here; each takes what it needs."""
@@ -128,13 +126,5 @@ def answer_on(arguments: Message, fds: list[int]) -> None:
         sock.send(f"{os.getppid()} {request.decode()}".encode())
 
 
-def prepare(fds: list[int]) -> Message:
-    global _prepared
-    if "PREPARE_GATE" in os.environ:
-        open(os.environ["PREPARE_GATE"], "rb").close()  # waits for somebody who writes
-    _prepared = True
-    return {"made": os.getpid()}
-
-
 def append(arguments: Message, fds: list[int]) -> None:
-    os.write(fds[0], (("prepared " if _prepared else "") + Asked.of(arguments).text + " ").encode())
+    os.write(fds[0], (Asked.of(arguments).text + " ").encode())

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import os
 import select
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -23,7 +20,7 @@ from pyrunc import ipc
 from pyrunc.errors import DeadlineExceeded, InvalidArgument, NotFound, PeerError, Unavailable
 from pyrunc.peer import answered
 from pyrunc.zygote.client import Zygote
-from tests.kernel.shim.pod import TIMEOUT_S, children, descriptors, gone, name_of
+from tests.kernel.shim.pod import TIMEOUT_S, children, descriptors, gone
 from tests.kernel.zygote.functions import Asked
 from tests.support.processes import wait_until
 
@@ -50,7 +47,7 @@ async def detached(zygote: Zygote) -> tuple[int, socket.socket, list[str]]:
     """A detached child that answers on a socket: its pid, the socket, what it said first."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        pid = (await zygote.fork(f"{HERE}:answer_on", None, [theirs.fileno()])).pid
+        pid = await zygote.fork(f"{HERE}:answer_on", None, [theirs.fileno()])
     ours.settimeout(TIMEOUT_S)
     return pid, ours, ours.recv(100).decode().split()
 
@@ -112,7 +109,7 @@ async def test_a_function_that_does_not_exist_is_an_error_and_no_process(zygote:
     [
         ({"call": "fork", "arguments": {}}, "fork: function is missing"),
         ({"call": "run", "function": f"{HERE}:leave", "arguments": {}}, "run: environment is missing"),
-        ({"call": "keep", "function": 1}, "keep: function is 1, not a text"),
+        ({"call": "fork", "function": 1, "arguments": {}}, "fork: function is 1, not a text"),
         ({"call": "brew"}, "the zygote has no call 'brew'"),
     ],
 )
@@ -232,88 +229,6 @@ async def test_it_ends_when_the_server_goes_and_kills_errands_but_not_detached_c
     assert await until_gone([pid])
 
 
-async def test_a_spare_child_serves_one_request_and_another_takes_its_place(tmp_path: Path) -> None:
-    function = f"{HERE}:append"
-    zygote = await Zygote.start([HERE], keep=function)
-    try:
-        pids = []
-        for n in range(3):
-            (spare,) = await _spares(zygote, pids)
-            with open(tmp_path / "out", "ab") as out:
-                forked = await zygote.fork(function, Asked(text=str(n)), [out.fileno()])
-            assert forked.prepared in ({"made": forked.pid}, {})
-            pids.append(forked.pid)
-            assert pids[-1] == spare
-        await _until(lambda: (tmp_path / "out").read_text() == "prepared 0 prepared 1 prepared 2 ")
-        (spare,) = await _spares(zygote, pids)
-        assert (await zygote.fork(f"{HERE}:leave")).pid != spare and await _spares(zygote, pids) == [spare]
-    finally:
-        await zygote.close()
-    await _until(lambda: gone(spare))
-
-
-async def test_a_spare_child_may_be_asked_before_it_is_ready(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    monkeypatch.setenv("PREPARE_GATE", str(gate))
-    zygote = await Zygote.start([HERE], keep=f"{HERE}:append")
-    try:
-        (spare,) = await _spares(zygote)
-        with open(tmp_path / "out", "ab") as out:
-            forked = await zygote.fork(f"{HERE}:append", Asked(text="0"), [out.fileno()])
-        assert (forked.pid, forked.prepared) == (spare, {})
-        opened = os.open(gate, os.O_RDWR)  # for the next spare, too, whenever it comes
-        await _until(lambda: (tmp_path / "out").read_text() == "prepared 0 ")
-    finally:
-        await zygote.close()
-        os.close(opened)
-
-
-async def test_a_spare_child_that_died_is_not_missed(tmp_path: Path) -> None:
-    function = f"{HERE}:append"
-    zygote = await Zygote.start([HERE], keep=function)
-    try:
-        killed: list[int] = []
-        for n in range(2):
-            (spare,) = await _spares(zygote, killed)
-            killed.append(spare)
-            os.kill(spare, signal.SIGKILL)
-            await _until(lambda pid=spare: gone(pid))  # type: ignore[misc]
-            with open(tmp_path / "out", "ab") as out:
-                assert (await zygote.fork(function, Asked(text=str(n)), [out.fileno()])).pid != spare
-        await _until(lambda: (tmp_path / "out").read_text() == "0 1 ")
-    finally:
-        await zygote.close()
-
-
-async def test_a_spare_child_ends_with_a_zygote_that_is_killed() -> None:
-    zygote = await Zygote.start([HERE], keep=f"{HERE}:append")
-    try:
-        (spare,) = await _spares(zygote)
-        assert zygote.pid
-        os.kill(zygote.pid, signal.SIGKILL)
-        await _until(lambda: gone(spare) and zygote.pid is None)
-        await zygote.fork(f"{HERE}:leave")
-        assert await _spares(zygote)
-    finally:
-        await zygote.close()
-
-
-async def _spares(zygote: Zygote, used: Collection[int] = ()) -> list[int]:
-    """Waits until there are some that were not used."""
-    found: list[int] = []
-
-    def look() -> bool:
-        assert zygote.pid
-        found[:] = [pid for pid in children(zygote.pid) if pid not in used and name_of(pid) == "pyrunc-spare"]
-        return bool(found)
-
-    await _until(look)
-    return found
-
-
 async def _until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(TIMEOUT_S):
         while not condition():
@@ -371,27 +286,6 @@ async def test_a_zygote_that_is_closed_as_it_starts_leaves_no_process() -> None:
     assert set(children(os.getpid())) == before
     with pytest.raises(Unavailable, match="closed"):
         await zygote.run(f"{HERE}:leave")
-
-
-async def test_a_zygote_that_is_closed_in_its_rehearsal_leaves_no_folder() -> None:
-    before = set(children(os.getpid()))
-    zygote = Zygote(["pyrunc.shim.main", "pyrunc.accelerate.shim_rehearsal"])
-    zygote.begin()
-    await _until(lambda: bool(set(children(os.getpid())) - before))
-    (pid,) = set(children(os.getpid())) - before
-    await _until(lambda: bool(rehearsals_of(pid)))
-    await zygote.close()
-    assert not rehearsals_of(pid) and set(children(os.getpid())) == before
-
-
-def rehearsals_of(pid: int) -> list[Path]:
-    """Folders in which the process is, or was, a shim."""
-    found = []
-    for record in Path("/tmp").glob("pyrunc-*/*/shim.json"):
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            if json.loads(record.read_text())["pid"] == pid:
-                found.append(record)
-    return found
 
 
 @pytest.mark.parametrize("function", ["hand_over_many", "hand_over_with_an_error", "hand_over_nonsense"])
@@ -460,19 +354,3 @@ def test_a_server_that_goes_with_an_answer_unread_is_no_failure() -> None:
         result.close()
         os.kill(process.pid, signal.SIGCONT)
         assert process.communicate(timeout=30)[1] == b"" and process.returncode == 0
-
-
-async def test_a_zygote_that_is_killed_in_its_rehearsal_leaves_no_process(tmp_path: Path) -> None:
-    """The process that it has started waits for a signal, which nobody else would send."""
-    script = (
-        "import os, signal, sys; from pyrunc.accelerate import shim_rehearsal as rehearse; stage = rehearse._Stage(sys.argv[1]); "
-        "print(stage.start('c0'), flush=True); os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    # The folder holds a socket, whose path must be short.
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", script, f"{folder}/pod"]
-        done = await asyncio.to_thread(
-            subprocess.run, command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-        )
-        assert done.returncode == -signal.SIGKILL, done.stderr
-        assert await until_gone([int(done.stdout)])

@@ -14,8 +14,8 @@ from cri_server.config.changes import changes, taken
 from cri_server.spec import external_runtime
 from cri_server.spec.mounts import Asked
 from pyrunc.compile.image_mount import Image
-from pyrunc.compiler.files import Place
 from pyrunc.errors import InvalidSpec
+from pyrunc.shim.files import Place
 
 TEXT = """
 [containers]

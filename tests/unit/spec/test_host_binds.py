@@ -10,8 +10,7 @@ from cri_server.spec import host_binds
 from cri_server.spec.host_binds import HostBind
 from pyrunc.compile.descriptors import CgroupChoice
 from pyrunc.compile.sources import Overlay
-from pyrunc.compiler.files import LaunchFile, Place
-from pyrunc.compiler.messages import OtherRuntime
+from pyrunc.shim.files import LaunchFile, OtherRuntime, Place
 
 OWN = ("/root", "/state")
 LAUNCH = LaunchFile(Overlay(), CgroupChoice(), settled=["/volume", "/root/asked for"])

@@ -12,7 +12,7 @@ from tests.support import groups
 from tests.support.processes import comm, wait_until
 from tests.vm.kubelet.api import Api, Json, Refused
 
-PLACEHOLDER = "pyrunc-compile"
+PLACEHOLDER = "pyrunc-shim"
 NAMESPACE = "default"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 CGROUPS = Path("/sys/fs/cgroup")

@@ -1,4 +1,4 @@
-"""The files between a server and its compilers: what a version wrote, the next one reads, and the other way round."""
+"""The files between a server and its shims: what a version wrote, the next one reads, and the other way round."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from pyrunc.atomic_file import DamagedRecord
 from pyrunc.compile.descriptors import CgroupChoice
 from pyrunc.compile.image_mount import Image
 from pyrunc.compile.sources import Overlay
-from pyrunc.compiler.files import HolderFile, LaunchFile, Place, RestoreFolders
-from pyrunc.compiler.messages import OtherRuntime
+from pyrunc.shim.files import HolderFile, LaunchFile, OtherRuntime, Place, RestoreFolders
 
 IMAGE = Image("/i/index", ["/i/tar"], "/i/empty")
 ROOTFS = Overlay(["/top", "/bottom"], "/c/upper", "/c/work", volatile=True)

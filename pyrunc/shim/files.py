@@ -1,5 +1,5 @@
-"""What a server writes for its compilers, and reads again itself: `launch.json` beside a container's config.json, `holder.json` in a
-pod's folder. A later version reads them too. No shim imports this: what it needs of launch.json is `OtherRuntime.in_launch`.
+"""What a server writes for its shims, and reads again itself: `launch.json` beside a container's config.json, `holder.json` in a
+sandbox's folder. A later version reads them too.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 from pyrunc.compile.descriptors import CgroupChoice
 from pyrunc.compile.image_mount import Image
 from pyrunc.compile.sources import Overlay
-from pyrunc.compiler.messages import Io, OtherRuntime
 from pyrunc.record_file import RecordFile
 from pyrunc.records import Record
 
@@ -16,6 +15,24 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyrunc.ipc import Message
+
+
+class Io(Record):
+    """What launch.json says about streams and the log."""
+
+    tty: bool | None = None
+    stdin: bool | None = None
+    stdin_once: bool | None = None
+    log_path: str | None = None
+    log_directory: str | None = None
+
+
+class OtherRuntime(Record):
+    """An OCI runtime: its command line. `systemd`: it is to ask systemd for the cgroup."""
+
+    binary: str
+    arguments: Sequence[str] = ()
+    systemd: bool = False
 
 
 class Place(Record):

@@ -1,0 +1,176 @@
+"""The node's shim processes: started with the server, warm, `[shims] count` of them, each for many pods.
+
+A shim outlives the server as long as it has pods, and is used again by a server of the same version. One of another version keeps
+the pods that it has and gets no more. A shim that dies is replaced; what becomes of its pods is `cri_server.shims`' part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+
+import pyrunc
+from cri_server.store.facts import Process, entries
+from pyrunc.errors import Error, NotFound, Unavailable
+from pyrunc.shim.client import ShimClient, start_shim
+from pyrunc.shim.messages import PROTOCOL
+from pyrunc.zygote.client import Zygote
+
+log = logging.getLogger(__name__)
+
+MOST = 8
+ANSWER_S = 2.0
+RESTART_S = 1.0  # between two attempts to replace a shim
+
+
+def default_count() -> int:
+    """As many as processors: a shim is one thread."""
+    return min(os.cpu_count() or 1, MOST)
+
+
+class ShimProcess:
+    """A living shim, with the connection to its own folder. `silent`: it does not answer at the moment; `taking`: how many pods
+    are on their way to it."""
+
+    def __init__(self, folder: Path, client: ShimClient, process: Process) -> None:
+        self.folder, self.client, self.process = folder, client, process
+        self.silent, self.taking = False, 0
+
+    async def await_answer(self) -> None:
+        """Returns when it answers again, or is dead."""
+        try:
+            await self.client.shim()
+        except Error:
+            return
+        self.silent = False
+
+
+class ShimProcesses:
+    """The shims of one server. Use from one event loop."""
+
+    def __init__(self, zygote: Zygote, folder: Path, count: int = 0) -> None:
+        """`folder` holds a folder of each shim; `count` 0: `default_count`."""
+        self._zygote, self._folder, self._count = zygote, folder, count or default_count()
+        self._shims: list[ShimProcess] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._started: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def begin(self) -> None:
+        """Find the shims of an earlier server and fork those that are missing, in the background; fine when that has begun."""
+        if self._started is None:
+            self._started = self._in_background(self._start())
+
+    async def ready(self) -> None:
+        """Wait until there are as many as there should be. Raises Error."""
+        self.begin()
+        assert self._started is not None
+        await asyncio.shield(self._started)
+
+    def close(self) -> None:
+        """Hang up. Shims without pods end."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        for shim in self._shims:
+            shim.client.close()
+        self._shims.clear()
+
+    async def take_pod(
+        self, sandbox_dir: Path, containers_dir: Path, pods: Mapping[Process, int], *, network: bool
+    ) -> tuple[Process, str | None]:
+        """Have the shim with the fewest `pods` serve another: the shim, and the path of the pod's network namespace if `network` is
+        true. Raises Unavailable when it does not answer, and what prevents the fork of a new one when none lives."""
+        await self.ready()
+        while True:
+            shim = self._emptiest(pods) or await self._fork()
+            shim.taking += 1
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    path = await shim.client.take_pod(sandbox_dir, containers_dir, network=network)
+                return shim.process, path
+            except TimeoutError:
+                shim.silent = True
+                self._in_background(shim.await_answer())
+                raise Unavailable(f"the shim {shim.process.pid} does not answer") from None
+            except Unavailable:
+                if not shim.client.closed:
+                    raise
+            finally:
+                shim.taking -= 1
+
+    def _emptiest(self, pods: Mapping[Process, int]) -> ShimProcess | None:
+        living = [shim for shim in self._shims if not shim.client.closed]
+        answering = [shim for shim in living if not shim.silent] or living
+        return min(answering, key=lambda shim: pods.get(shim.process, 0) + shim.taking, default=None)
+
+    async def _start(self) -> None:
+        for name in entries(self._folder):
+            await self._use_again(self._folder / name)
+        while len(self._shims) < self._count:
+            await self._fork()
+
+    async def _use_again(self, folder: Path) -> None:
+        """A shim of an earlier server, if it is of this version."""
+        try:
+            client = await ShimClient.connect(folder)
+        except NotFound:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            return
+        except Error as error:
+            log.warning("shim in %s: %s", folder, error)
+            return
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                info = await client.shim()
+        except (Error, TimeoutError) as error:
+            log.warning("shim in %s: %s", folder, error or "it does not answer")
+            client.close()
+            return
+        if (info.protocol, info.version) != (PROTOCOL, pyrunc.__version__):
+            log.info("shim %d is of version %s and gets no more pods", info.pid, info.version)
+            client.close()
+            return
+        self._add(ShimProcess(folder, client, Process(info.pid, info.start_time)))
+
+    async def _fork(self) -> ShimProcess:
+        folder = self._folder / os.urandom(4).hex()
+        folder.mkdir(mode=0o700)
+        _, client = await start_shim(self._zygote, folder, pyrunc.__version__)
+        try:
+            info = await client.shim()
+        except BaseException:
+            client.close()
+            raise
+        shim = ShimProcess(folder, client, Process(info.pid, info.start_time))
+        self._add(shim)
+        return shim
+
+    def _add(self, shim: ShimProcess) -> None:
+        shim.client.on_close = lambda: self._lost(shim)
+        self._shims.append(shim)
+
+    def _lost(self, shim: ShimProcess) -> None:
+        self._shims.remove(shim)
+        if not self._closed:
+            log.warning("shim %d has ended", shim.process.pid)
+            self._in_background(self._replace(shim))
+
+    async def _replace(self, lost: ShimProcess) -> None:
+        await asyncio.to_thread(shutil.rmtree, lost.folder, ignore_errors=True)
+        while len(self._shims) < self._count:
+            try:
+                await self._fork()
+            except (Error, OSError) as error:
+                log.error("no other shim can be started: %s", error)
+                await asyncio.sleep(RESTART_S)
+
+    def _in_background(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

@@ -1,1 +1,0 @@
-"""Launches for the shims, made in processes that stay warm."""
