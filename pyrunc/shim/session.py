@@ -104,14 +104,13 @@ class Container:
         return process
 
     def kill_sessions(self, leaders: Sequence[Sequence[int]]) -> None:
-        """Those of a shim that was lost, by pid and start time of their first processes: nobody has their streams."""
+        """Those of a shim that was lost, whose streams are gone: by pid and start time of their first processes, and those that can be
+        told from the container's own, for a server that was killed as well names none."""
         for pid, start_time in leaders:
             found = tree.stat(pid)
             if found is not None and found.start_time == start_time:
                 tree.kill_session(pid, False, self.processes)
-        for pid in tree.orphaned_sessions(
-            self.pid, self.processes()
-        ):  # a server that was killed, too, cannot name them
+        for pid in tree.orphaned_sessions(self.pid, self.processes()):
             tree.kill_session(pid, False, self.processes)
 
     def _take(self, process: Process, started_at_ns: int, outputs: Mapping[str, int]) -> None:

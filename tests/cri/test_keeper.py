@@ -183,9 +183,9 @@ def test_sessions_of_killed_shims_are_ended_by_the_next_server(server: Server) -
     with ThreadPoolExecutor(1) as pool:
         executing = pool.submit(answers_nothing, server, container)
         assert wait_until(lambda: "1006" in server.output(container, "ps"), 30)
-        shim = shim_pid(server, pod)
+        os.kill(server.pid, signal.SIGSTOP)  # the shim would end a session whose client has gone
+        kill(shim_pid(server, pod))
         server.kill()
-        kill(shim)
         executing.result(60)
     server.start()
     assert wait_until(lambda: "1006" not in server.output(container, "ps"), 30)
@@ -208,6 +208,23 @@ def test_a_new_keeper_is_filled_again(server: Server) -> None:
     assert server.output(container, "echo", "here") == "here\n"
     server.stop_container(container)
     assert stored(server) == {f"pod/{pod}"}
+    server.remove_all()
+    nothing_left(server)
+
+
+def test_a_keeper_that_is_stopped_holds_nothing_up(server: Server) -> None:
+    keeper = keeper_pid(server.state)
+    os.kill(keeper, signal.SIGSTOP)
+    try:
+        begun = time.monotonic()
+        pod, container = launch_counting(server)
+        assert time.monotonic() - begun < 10
+        assert server.output(container, "echo", "here") == "here\n"
+    finally:
+        os.kill(keeper, signal.SIGCONT)
+    assert wait_until(lambda: stored(server) == {f"pod/{pod}", f"container/{container}"}, 30)
+    lose_shim(server, pod)
+    counted_on(server, container, 1)
     server.remove_all()
     nothing_left(server)
 
