@@ -77,7 +77,7 @@ class SuiteNode(Node):
     def environment(self) -> dict[str, str]:
         """The suite's: the stand-ins for systemd come first in its PATH."""
         programs = self.folder / "stand-ins"
-        programs.mkdir(exist_ok=True)
+        programs.mkdir(parents=True, exist_ok=True)
         self.units.mkdir(exist_ok=True)
         for name in systemd_stand_in.PROGRAMS:
             script = programs / name

@@ -31,8 +31,9 @@ SKIP = (
     # The guest has CRIU.
     "CheckpointContainer",
     # cAdvisor knows the containers of containerd and CRI-O only (docs/operate.md): kubelet has no network and
-    # processes of a pod from it, and no metrics with a container's name. On a hybrid host Summary API also
-    # misses PSI, what is left of a memory limit, and the groups of kubelet, of the runtime and of the rest.
+    # processes of a pod from it, and no metrics with a container's name. With PodAndContainerStatsFromCRI, where
+    # ContainerMetrics skips itself, Summary API misses what a hybrid host lacks: the groups of kubelet, of the
+    # runtime and of the rest, limits of memory, and pressure of pods, which have no group each.
     "Summary API", "ContainerMetrics",
     # Its image lies behind a login of Google's.
     "ImageCredentialProvider",
@@ -74,6 +75,7 @@ SERIAL = (
     r"SeccompDefault \[Serial\]",
     r"Not Change Container Status",
 )
+# Those of PodResources skip themselves where fewer than four processors are.
 SERIAL_SKIP = (r"\[Slow\]", r"\[Flaky\]", "SRIOV", r"\[Alpha\]", "OffByDefault")
 
 
