@@ -79,14 +79,13 @@ def write_json(
     value: dict[str, Any],
     *,
     version: int = 1,
-    mode: int = 0o600,
     durable: bool = False,
     named: bool = True,
     named_first: bool = False,
 ) -> None:
     """Put `value` at `path` as JSON with its `version`."""
     content = jsontext.dumps({"version": version, **value}).encode("utf-8", "surrogateescape")
-    write_bytes(path, content, mode=mode, durable=durable, named=named, named_first=named_first)
+    write_bytes(path, content, durable=durable, named=named, named_first=named_first)
 
 
 def read_json(path: str, *, version: int = 1) -> dict[str, Any]:

@@ -131,17 +131,17 @@ class KernelError(Error):
 class kernel_errors:
     """A block whose OSError is raised as a KernelError of `call` on `subject`."""
 
-    __slots__ = ("_call", "_note", "_subject")
+    __slots__ = ("_call", "_subject")
 
-    def __init__(self, call: str, subject: str, note: str = "") -> None:
-        self._call, self._subject, self._note = call, subject, note
+    def __init__(self, call: str, subject: str) -> None:
+        self._call, self._subject = call, subject
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OSError):
-            raise KernelError.of(error, self._call, self._subject, self._note) from None
+            raise KernelError.of(error, self._call, self._subject) from None
 
 
 class ResourceExhausted(Error):

@@ -149,8 +149,6 @@ def set_link(
     flags: int = 0,
     change: int = 0,
     alias: str = "",
-    mac: str = "",
-    mtu: int = 0,
     hairpin: bool | None = None,
     isolated: bool | None = None,
 ) -> Request:
@@ -158,8 +156,6 @@ def set_link(
     body = _link_header(index=index, flags=flags, change=change)
     body += attribute(_IFLA_IFNAME, name) if name and not index else b""
     body += attribute(_IFLA_IFALIAS, alias.encode()) if alias else b""
-    body += attribute(_IFLA_ADDRESS, pack_mac(mac)) if mac else b""
-    body += attribute(_IFLA_MTU, mtu) if mtu else b""
     port = b"" if hairpin is None else attribute(_BRPORT_MODE, bytes([hairpin]))
     port += b"" if isolated is None else attribute(_BRPORT_ISOLATED, bytes([isolated]))
     if port:
@@ -169,10 +165,10 @@ def set_link(
     return Request(_NEWLINK, body, "RTM_NEWLINK", f"link {name or index}")
 
 
-def delete_link(*, index: int = 0, name: str = "") -> Request:
+def delete_link(name: str) -> Request:
     """Removing one end of a veth removes both; the kernel answers after a grace period, 16 to 24 ms."""
-    body = _link_header(index=index) + (attribute(_IFLA_IFNAME, name) if name else b"")
-    return Request(_DELLINK, body, "RTM_DELLINK", f"link {name or index}")
+    body = _link_header() + attribute(_IFLA_IFNAME, name)
+    return Request(_DELLINK, body, "RTM_DELLINK", f"link {name}")
 
 
 def new_address(index: int, address: IPv4Interface | IPv6Interface, *, skip_dad: bool = True) -> Request:
@@ -196,15 +192,13 @@ def new_route(
     *,
     oif: int,
     gateway: IPv4Address | IPv6Address | None = None,
-    scope: int | None = None,
     numbers: Iterable[tuple[str, int]] = (),
 ) -> Request:
     """A unicast route out of link `oif`. `numbers`: mtu, advmss, priority, table and scope as CNI names them."""
     given = dict(numbers)
     family = socket.AF_INET if destination.version == 4 else socket.AF_INET6
     table = given.get("table", _TABLE_MAIN)
-    if scope is None:
-        scope = given.get("scope", _SCOPE_UNIVERSE if gateway else _SCOPE_LINK)
+    scope = given.get("scope", _SCOPE_UNIVERSE if gateway else _SCOPE_LINK)
     body = struct.pack(
         "BBBBBBBBI",
         family,

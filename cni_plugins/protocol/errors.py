@@ -58,5 +58,5 @@ def from_json(value: dict[str, Any]) -> CniError:
     )
 
 
-def _one_line(value: object, limit: int = 2000) -> str:
-    return " ".join(value.split())[:limit] if isinstance(value, str) else ""
+def _one_line(value: object) -> str:
+    return " ".join(value.split())[:2000] if isinstance(value, str) else ""

@@ -59,16 +59,16 @@ def at_least(version: str, other: str) -> bool:
     return parse(version) >= parse(other)
 
 
-def require_supported(version: str, supported: tuple[str, ...] = SUPPORTED) -> None:
-    """Raises CniError for a version that is not in `supported`."""
-    if version not in supported:
+def require_supported(version: str) -> None:
+    """Raises CniError for a version that is not in SUPPORTED."""
+    if version not in SUPPORTED:
         raise CniError(
             INCOMPATIBLE_VERSION,
             f"CNI version {version[:40]!r} is not supported",
-            f"supported are {', '.join(supported)}",
+            f"supported are {', '.join(SUPPORTED)}",
         )
 
 
-def announcement(supported: tuple[str, ...] = SUPPORTED) -> dict[str, object]:
+def announcement() -> dict[str, object]:
     """The answer to the command VERSION."""
-    return {"cniVersion": supported[-1], "supportedVersions": list(supported)}
+    return {"cniVersion": SUPPORTED[-1], "supportedVersions": list(SUPPORTED)}

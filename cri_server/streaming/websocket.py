@@ -53,9 +53,9 @@ TUNNEL = "SPDY/3.1+portforward.k8s.io"
 class Messages:
     """Whole messages over a `Wire`. One task receives, any may send."""
 
-    def __init__(self, wire: Wire, side: Side = Side.SERVER) -> None:
+    def __init__(self, wire: Wire) -> None:
         self._wire = wire
-        self._core = Protocol(side, max_size=MESSAGE_LIMIT_BYTES, logger=_QUIET)
+        self._core = Protocol(Side.SERVER, max_size=MESSAGE_LIMIT_BYTES, logger=_QUIET)
         self._fragments: list[bytes] = []
         self._ready: deque[bytes] = deque()
         self._unread = memoryview(b"")

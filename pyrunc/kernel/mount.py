@@ -59,9 +59,9 @@ def umount2(path: Path, flags: int = 0) -> None:
     syscall("umount2", quoted(path), path_bytes(path), flags)
 
 
-def open_fs(fstype: str, flags: int = FSOPEN_CLOEXEC) -> int:
+def open_fs(fstype: str) -> int:
     """fsopen(2): the configuration of a file system that is to be made."""
-    return syscall("fsopen", f"'{fstype}'", fstype.encode(), flags | FSOPEN_CLOEXEC)
+    return syscall("fsopen", f"'{fstype}'", fstype.encode(), FSOPEN_CLOEXEC)
 
 
 def fsconfig_flag(fs_fd: int, key: str) -> None:

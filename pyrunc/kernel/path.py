@@ -50,9 +50,9 @@ def openat2(dir_fd: int, path: Path, flags: int, mode: int = 0, resolve: int = 0
     return result
 
 
-def open_in_root(root_fd: int, path: Path, flags: int = O_PATH, mode: int = 0) -> int:
+def open_in_root(root_fd: int, path: Path, flags: int = O_PATH) -> int:
     """Opens `path` as a process chrooted to `root_fd` would."""
-    return openat2(root_fd, path, flags, mode, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
+    return openat2(root_fd, path, flags, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
 
 
 def open_beneath(root_fd: int, path: Path, flags: int = O_PATH, mode: int = 0, *, links: bool = False) -> int:

@@ -193,9 +193,9 @@ def require(
 # ---- paths
 
 
-def open_how(a: Assembler, flags: int, mode: int, resolve: int) -> Address:
+def open_how(a: Assembler, flags: int, resolve: int) -> Address:
     """`struct open_how` of openat2(2)."""
-    return a.constant(pack("<3Q", flags | O_CLOEXEC, mode, resolve))
+    return a.constant(pack("<3Q", flags | O_CLOEXEC, 0, resolve))
 
 
 def open_at(
@@ -204,11 +204,9 @@ def open_at(
     path: str,
     flags: int = O_PATH,
     *,
-    mode: int = 0,
     resolve: int = IN_ROOT,
     store: Slot | None = None,
     skip: Mapping[int, Label] | None = None,
-    skip_any: Label | None = None,
     ok: Label = NEXT,
 ) -> Slot:
     """openat2(2) beneath a root descriptor, close-on-exec, with the retries it needs; the slot holds the descriptor.
@@ -217,19 +215,8 @@ def open_at(
     negative errno on that way.
     """
     fd = a.slot(4) if store is None else store
-    how = open_how(a, flags, mode, resolve)
-    a.sys(
-        "openat2",
-        root,
-        path or ".",
-        how,
-        OPEN_HOW_SIZE,
-        store=fd,
-        skip=skip,
-        skip_any=skip_any,
-        ok=ok,
-        retry=RETRY,
-    )
+    how = open_how(a, flags, resolve)
+    a.sys("openat2", root, path or ".", how, OPEN_HOW_SIZE, store=fd, skip=skip, ok=ok, retry=RETRY)
     return fd
 
 

@@ -287,10 +287,10 @@ class Connection:
         self._out.append(frames.syn_stream(stream_id, self._packer.pack(headers), fin=fin))
         return stream_id
 
-    def reply(self, stream_id: int, headers: Headers | None = None) -> None:
+    def reply(self, stream_id: int) -> None:
         """Accept a stream of the peer."""
         if stream_id in self._streams:
-            self._out.append(frames.syn_reply(stream_id, self._packer.pack(headers or {})))
+            self._out.append(frames.syn_reply(stream_id, self._packer.pack({})))
 
     def data_head(self, stream_id: int, length: int, *, fin: bool = False) -> bytes:
         """The head of a data frame; the caller sends it and then `length` bytes, behind `data_to_send`.

@@ -70,16 +70,14 @@ def data_head(stream_id: int, length: int, fin: bool) -> bytes:
     return HEAD.pack(stream_id, (FIN if fin else 0) << 24 | length)
 
 
-def syn_stream(stream_id: int, block: bytes, *, fin: bool = False, priority: int = 0) -> bytes:
-    """Opens a stream; `block` are the compressed headers. No associated stream, priority 0 (highest) to 7."""
-    return control(
-        Type.SYN_STREAM, FIN if fin else 0, struct.pack(">IIBB", stream_id, 0, priority << 5, 0) + block
-    )
+def syn_stream(stream_id: int, block: bytes, *, fin: bool = False) -> bytes:
+    """Opens a stream; `block` are the compressed headers. No associated stream, the highest priority."""
+    return control(Type.SYN_STREAM, FIN if fin else 0, struct.pack(">IIBB", stream_id, 0, 0, 0) + block)
 
 
-def syn_reply(stream_id: int, block: bytes, *, fin: bool = False) -> bytes:
+def syn_reply(stream_id: int, block: bytes) -> bytes:
     """Accepts a stream."""
-    return control(Type.SYN_REPLY, FIN if fin else 0, WORD.pack(stream_id) + block)
+    return control(Type.SYN_REPLY, 0, WORD.pack(stream_id) + block)
 
 
 def rst_stream(stream_id: int, status: int) -> bytes:
