@@ -204,7 +204,13 @@ class TestProcesses:
         facts = process.stat(sleeper)
         assert facts is not None and facts.alive
         assert (facts.parent, facts.session) == (os.getpid(), os.getsid(0))
-        assert facts.resident > 0 and facts.start_time == process.alive_since(sleeper)
+        assert facts.start_time == process.alive_since(sleeper)
+
+        def has_memory() -> bool:  # none is counted just after execve(2)
+            facts = process.stat(sleeper)
+            return facts is not None and facts.resident > 0
+
+        assert wait_until(has_memory, 30, 0.01)
 
     def test_a_zombie_has_facts_but_is_not_alive(self, sleeper: int) -> None:
         started = process.alive_since(sleeper)
