@@ -113,10 +113,12 @@ class Source:
 
     def _processes(self) -> Snapshot:
         sessions = _counted(self.streaming.sessions, "exec", "attach", "portforward")
+        keeper = self.services.keeper
         alive = _labelled({name: z.pid is not None for name, z in self.services.zygotes.items()})
         return [
             _gauge("pyrunc_shims", "Shims by whether they answer.", ("state",), _labelled(self.services.shims.count())),
             _gauge("pyrunc_zygote_up", "Whether the process lives that forks shims, errands.", ("role",), alive),
+            _gauge("pyrunc_keeper_up", "Whether the process lives with which pods outlive their shims.", (), {(): keeper is not None and keeper.pid > 0}),
             _gauge("pyrunc_sessions", "Streaming sessions that are open.", ("kind",), sessions),
             _gauge("pyrunc_event_subscribers", "Clients that are told of containers' events.", (), {(): self.services.events.subscribers}),
         ]  # fmt: skip

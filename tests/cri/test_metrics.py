@@ -98,6 +98,7 @@ def test_a_pods_life_in_numbers(server: Server, address: Path) -> None:
         == 1
     )
     assert value(up, "pyrunc_network_addresses") == 65534 and value(up, "pyrunc_images") == 1
+    assert value(up, "pyrunc_keeper_up") == 1
     assert value(up, "pyrunc_zygote_up", role="shims") == value(up, "pyrunc_zygote_up", role="errands") == 1
     server.stop_container(container)
     server.remove_pod(pod)

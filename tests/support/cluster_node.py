@@ -228,8 +228,9 @@ class Node:
         subprocess.run(command, check=True, capture_output=True)
 
     def kill_everything(self) -> None:
-        """What a reboot does: no shim and no process of a container is left."""
+        """What a reboot does: neither keeper nor shim nor a process of a container is left."""
         self.server.stop(signal.SIGKILL)
+        end_keeper(self.folder / "state", signal.SIGKILL)
         for record in (self.folder / "state" / "sandboxes").glob("*/shim.json"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(json.loads(record.read_text())["pid"], signal.SIGKILL)
