@@ -35,15 +35,6 @@ def peer() -> Path:
     return out
 
 
-def crun() -> Path:
-    """The program crun of Debian 13, which runs on any Debian."""
-    out = toolchain.cache() / "peer" / f"crio-{VERSION}-{SUITE}"
-    out.mkdir(parents=True, exist_ok=True)
-    if not (out / "crun").exists():
-        _unpack(out)
-    return out / "crun"
-
-
 def _build(out: Path) -> None:
     """Compile CRI-O and its program that pins namespaces, which is C, in a copy of the module.
 
