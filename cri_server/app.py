@@ -122,6 +122,7 @@ async def _start(
     await open_metrics(config, services, server, streaming, stack)
     await asyncio.gather(*(zygote.ready() for zygote in services.zygotes.values()))
     await services.shims.processes.ready()
+    await services.shims.replace_outdated()
     await stack.enter_async_context(_reconciling(services))
     await stack.enter_async_context(rotating(services))
     await stack.enter_async_context(reloading(services, read, changed))

@@ -1,7 +1,7 @@
 """The node's shim processes: started with the server, warm, `[shims] count` of them, each for many pods.
 
-A shim outlives the server as long as it has pods, and is used again by a server of the same version. One of another version keeps
-the pods that it has and gets no more. A shim that dies is replaced; what becomes of its pods is `cri_server.shims`' part.
+A shim outlives the server as long as it has pods, and is used again by a server of the same version. One of another version gets
+no more pods. A shim that dies is replaced; what becomes of its pods is `cri_server.shims`' part.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class ShimProcesses:
         """`folder` holds a folder of each shim; `count` 0: `default_count`."""
         self._zygote, self._folder, self._count = zygote, folder, count or default_count()
         self._shims: list[ShimProcess] = []
+        self._outdated: dict[Process, Path] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._started: asyncio.Task[None] | None = None
         self._closed = False
@@ -70,6 +71,16 @@ class ShimProcesses:
         self.begin()
         assert self._started is not None
         await asyncio.shield(self._started)
+
+    def of_this_version(self) -> set[Process]:
+        """The living shims that get pods."""
+        return {shim.process for shim in self._shims}
+
+    async def remove_outdated(self, process: Process) -> None:
+        """Remove the folder of a shim of another version, which has ended."""
+        folder = self._outdated.pop(process, None)
+        if folder is not None:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     def close(self) -> None:
         """Hang up. Shims without pods end."""
@@ -134,6 +145,7 @@ class ShimProcesses:
         if (info.protocol, info.version) != (PROTOCOL, pyrunc.__version__):
             log.info("shim %d is of version %s and gets no more pods", info.pid, info.version)
             client.close()
+            self._outdated[Process(info.pid, info.start_time)] = folder
             return
         self._add(ShimProcess(folder, client, Process(info.pid, info.start_time)))
 

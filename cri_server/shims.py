@@ -30,6 +30,7 @@ from pyrunc.shim.client import ExecSession, ShimClient, ShimState
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0  # between two looks at the pod of a silent one
+MOVED_S = 0.01  # between two looks at a shim that was killed
 LOST_S = 0.1  # before a connection that was lost is made again
 TAKE_OVER_AFTER_S = (0.0, 0.2, 1.0, 3.0)  # the zygote may have been killed too, and be replaced
 TAKE_OVER_S = 30.0  # so long a caller waits while another shim takes over: giving up ends the whole pod
@@ -352,6 +353,29 @@ class Shims:
             log.error("container %s: cannot make %s: %s", container.id, folder, error)
             return
         log.warning("container %s runs, but its folder %s was deleted", container.id, folder)
+
+    async def replace_outdated(self) -> None:
+        """End shims of another version, one after the other: their pods go on in shims of this one. A shim of whose pods the keeper does
+        not have everything stays until they end."""
+        current = self.processes.of_this_version()
+        pods: dict[Process, list[Sandbox]] = {}
+        for sandbox in self._index.sandboxes:
+            if sandbox.shim is not None and sandbox.shim not in current and self.find(sandbox) is not None:
+                pods.setdefault(sandbox.shim, []).append(sandbox)
+        for process, sandboxes in pods.items():
+            running = [c.id for s in sandboxes for c in self._index.containers_of(s) if c.running]
+            if {*running, *(s.id for s in sandboxes if s.holder_alive)} <= await self.stored.ids():
+                log.info("shim %d is of another version: its pods move", process.pid)
+                orphans.kill_process(process)
+                await asyncio.gather(*(self._wait_until_moved(sandbox, process) for sandbox in sandboxes))
+                await self.processes.remove_outdated(process)
+
+    async def _wait_until_moved(self, sandbox: Sandbox, process: Process) -> None:
+        client = self._clients.get(sandbox.id)
+        while client is not None and not client.closed and process.alive():
+            await asyncio.sleep(MOVED_S)
+        await self.reach(sandbox)
+        await self.settle(sandbox)
 
     async def give_up(self, sandbox: Sandbox) -> None:
         """Kill a shim that does not answer, with all that it held."""

@@ -80,7 +80,7 @@ class Server:
         self.names = self.folder / "netns"
         self.socket = self.folder / "cri.sock"
         self.log = self.folder / "server.log"
-        self._prefix, self._module = prefix, module
+        self._prefix, self.module = prefix, module
         self._manager = manager
         self._network, self._settings = network, settings or {}
         self._mount = tuple(mount)
@@ -135,7 +135,7 @@ class Server:
     def start(self, **environment: str) -> None:
         """Start it and wait until it answers."""
         command = [
-            *self.in_its_network(*self._prefix, sys.executable, "-m", self._module, "serve"),
+            *self.in_its_network(*self._prefix, sys.executable, "-m", self.module, "serve"),
             *("--config", str(self.folder / "config.toml")),
             *("--listen", f"unix://{self.socket}", "--root", str(self.root), "--state", str(self.state)),
             *("--cni-conf-dir", str(self.folder / "net.d"), "--cni-bin-dir", str(self.folder / "bin")),

@@ -1,0 +1,82 @@
+"""A server of another version starts over pods that run: shims of its version take over, and nothing of the pods ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cri_server.api import api_pb2 as api
+from tests.cri.server_harness import Server
+from tests.cri.test_recovery import nothing_left, shim_pid
+from tests.cri.test_shared_shims import shims
+from tests.support.processes import wait_until
+
+OTHER, THIS = "tests.cri.other_version", "cri_server.cli.main"
+COUNTS = ["sh", "-c", "i=0; while true; do echo $i; i=$((i+1)); usleep 20000; done"]
+ENDS = ["sh", "-c", "trap 'exit 7' TERM; echo ready; sleep 1000 & wait"]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server(module=OTHER) as started:
+        started.load_image()
+        yield started
+
+
+@pytest.mark.parametrize("how", [Server.kill, Server.stop], ids=["killed", "stopped"])
+def test_pods_move_to_shims_of_the_new_version(server: Server, how: object) -> None:
+    pods = [server.run_pod() for _ in range(3)]
+    counting = [server.launch(pod, server.container_config(COUNTS)) for pod in pods]
+    ends = server.launch(pods[0], _named(server, ENDS, "ends"))
+    created = server.create(pods[1], _named(server, ["sleep", "1000"], "created"))
+    server.wait_logged(ends, "ready")
+    before, first = shims(server), [server.status(c).started_at for c in counting]
+    server.module = THIS
+    server.restart(how)  # type: ignore[arg-type]
+    assert wait_until(lambda: {shim_pid(server, pod) for pod in pods} <= shims(server) - before, 30)
+    wait_until_moved(server, pods)
+    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in before), 30)
+    for container in counting:
+        assert server.status(container).state == api.CONTAINER_RUNNING
+        assert server.output(container, "echo", "here") == "here\n"
+    assert [server.status(c).started_at for c in counting] == first, "they are the same processes"
+    server.start_container(created)
+    server.stop_container(ends, 10)
+    assert server.status(ends).exit_code == 7
+    for container in counting:
+        server.stop_container(container)
+        numbers = [int(line) for line in server.log_lines(container)]
+        assert numbers == sorted(set(numbers)) and numbers[-1] + 1 - len(numbers) <= 1
+    server.remove_all()
+    nothing_left(server)
+
+
+def test_the_version_before_takes_them_back(server: Server) -> None:
+    server.module = THIS
+    server.restart()
+    pod = server.run_pod()
+    container = server.launch(pod, server.container_config(ENDS))
+    server.wait_logged(container, "ready")
+    before = shims(server)
+    server.module = OTHER
+    server.restart()
+    assert wait_until(lambda: not shims(server) & before, 30)
+    wait_until_moved(server, [pod])
+    server.stop_container(container, 10)
+    assert server.status(container).exit_code == 7
+    server.remove_all()
+    nothing_left(server)
+
+
+def wait_until_moved(server: Server, pods: list[str]) -> None:
+    for pod in pods:
+        shown = f"sandbox {pod}: another shim has taken over"
+        assert wait_until(lambda text=shown: text in server.tail(1000), 30)  # type: ignore[misc]
+
+
+def _named(server: Server, command: list[str], name: str) -> api.ContainerConfig:
+    config = server.container_config(command, log_path=f"{name}.log")
+    config.metadata.name = name
+    return config
