@@ -30,9 +30,9 @@ class StoredPods:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    async def ids(self) -> set[str]:
-        """All of them; none when there is no keeper."""
-        return await asyncio.to_thread(self._ids)
+    async def ids(self, tries: int = TRIES) -> set[str]:
+        """All of them; none when there is no keeper after so many tries."""
+        return await asyncio.to_thread(self._ids, tries)
 
     async def drop(self, *ids: str) -> None:
         """Close what is stored of these; fine when nothing is, or there is no keeper."""
@@ -57,8 +57,8 @@ class StoredPods:
             ipc.close_all(stored.fds)
             raise
 
-    def _ids(self) -> set[str]:
-        for number in range(TRIES):
+    def _ids(self, tries: int) -> set[str]:
+        for number in range(tries):
             time.sleep(TRY_AGAIN_S if number else 0)
             keeper = Keeper(self._folder)
             try:

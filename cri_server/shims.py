@@ -447,7 +447,7 @@ class Shims:
         """Have the keeper close what belongs to no pod: left by what was killed between the end of a process and its last word."""
         known = {sandbox.id for sandbox in self._index.sandboxes}
         known |= {container.id for container in self._index.containers if container.exit is None}
-        await self.stored.drop(*(await self.stored.ids() - known))
+        await self.stored.drop(*(await self.stored.ids(tries=1) - known))
 
     async def _end_once(self, sandbox: Sandbox) -> None:
         """`end_orphans`, also when it is under way already."""
