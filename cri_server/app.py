@@ -174,7 +174,7 @@ def open_services(config: Config, stack: contextlib.AsyncExitStack, stored: Desc
         Events(),
     )
     services.zygotes = {"shims": zygote, "errands": errands}
-    services.keeper = KeeperWatch(paths.state, zygote.renew)
+    services.keeper = KeeperWatch(paths.state, lambda: _renew(zygote, shims))
     stack.push_async_callback(services.keeper.close)
     shims.moved = lambda sandbox: _moved(services, sandbox)
     shims.told = lambda sandbox, container: _told(services, sandbox, container)
@@ -218,6 +218,12 @@ def _open_images(
     images.policy = config.registry.signature_policy
     stack.push_async_callback(images.close)
     return images
+
+
+async def _renew(zygote: Zygote, shims: Shims) -> None:
+    """The keeper was replaced: the next pods get shims below the new one."""
+    await zygote.renew()
+    await shims.processes.renew()
 
 
 async def _moved(services: Services, sandbox: Sandbox) -> None:

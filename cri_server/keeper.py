@@ -1,7 +1,7 @@
 """The server's side of the keeper (`pyrunc.keeper.client`): what it stores of pods, and a watch that replaces one that has died.
 
-The shims fill a new one again; the zygote is replaced, so that the next shims are below it. The orphans of shims from before have
-another ancestor: how they end is known from Linux 6.15 on.
+The shims fill a new one again; zygote and shims are replaced, so that the next pods' shims are below it. The orphans of shims from
+before have another ancestor: how they end is known from Linux 6.15 on.
 """
 
 from __future__ import annotations
@@ -136,4 +136,4 @@ class KeeperWatch:
             try:
                 await self._on_replaced()
             except Error as error:
-                log.error("no zygote below the new keeper: %s", error)
+                log.error("no shims below the new keeper: %s", error)

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 MOST = 8
 ANSWER_S = 2.0
+RENEW_S = 0.02  # between two looks whether a pod on its way to a shim has arrived
 RESTART_S = 1.0  # between two attempts to replace a shim
 
 
@@ -81,6 +82,19 @@ class ShimProcesses:
         folder = self._outdated.pop(process, None)
         if folder is not None:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    async def renew(self) -> None:
+        """Replace all shims by new ones, whose ancestor is the keeper that lives now; the old ones keep the pods that they have, and end
+        with the last of them. Raises Error."""
+        old = list(self._shims)
+        for _ in old:
+            await self._fork()
+        for shim in old:
+            while shim.taking:
+                await asyncio.sleep(RENEW_S)
+            if shim in self._shims:
+                self._shims.remove(shim)
+                shim.client.close()
 
     def close(self) -> None:
         """Hang up. Shims without pods end."""

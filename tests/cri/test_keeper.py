@@ -15,16 +15,19 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
+from cri_server.shim_processes import default_count
 from pyrunc.errors import Unavailable
 from pyrunc.keeper.client import Keeper
 from pyrunc.kernel.process import alive_since, stat
+from pyrunc.zygote.descendants import below
 from tests.cri.server_harness import Server
 from tests.cri.test_recovery import nothing_left, pid_of, shim_pid
 from tests.cri.test_takeover import at_the_end, life_of, lose_shim
 from tests.support.keeper import end_keeper, keeper_pid
-from tests.support.processes import wait_until
+from tests.support.processes import comm, wait_until
 
 KILLS = 10
+SHIMS = default_count()
 MODULE = "tests.cri.without_exit_info"
 
 
@@ -39,6 +42,18 @@ def parent_of(pid: int) -> int:
     found = stat(pid)
     assert found is not None
     return found.parent
+
+
+def shims_below(server: Server) -> set[int]:
+    """Those that are below the keeper."""
+    return {pid for pid in below(keeper_pid(server.state)) if is_called(pid, "pyrunc-shim")}
+
+
+def is_called(pid: int, name: str) -> bool:
+    try:
+        return comm(pid) == name
+    except OSError:  # it has ended meanwhile
+        return False
 
 
 def zygote_of_shims(server: Server) -> int:
@@ -71,16 +86,22 @@ def test_a_killed_keeper_costs_at_most_a_code_of_its_own_time(server: Server) ->
     end_keeper(server.state, signal.SIGKILL)
     assert wait_until(lambda: alive_since(zygote) is None and keeper_pid(server.state), 30), server.tail()
     assert parent_of(zygote_of_shims(server)) == keeper_pid(server.state)
+    assert wait_until(
+        lambda: "has taken its place" in server.tail() and len(shims_below(server)) == SHIMS, 30
+    )
+    assert shim_pid(server, pod) not in shims_below(server), "it keeps its pods"
     lose_shim(server, pod)
     assert server.output(container, "echo", "on") == "on\n"
     server.stop_container(container, 30)
     # 42 if the shim sees the zombie before init reaps it.
     assert server.status(container).exit_code in (255, 42)
-    other = server.launch(pod, server.container_config(at_the_end("exit 43"), metadata={"name": "other"}))
+    next_pod = server.run_pod()
+    other = server.launch(next_pod, server.container_config(at_the_end("exit 43")))
     server.wait_logged(other, "ready")
-    lose_shim(server, pod)
+    assert shim_pid(server, next_pod) in below(keeper_pid(server.state))
+    lose_shim(server, next_pod)
     server.stop_container(other, 30)
-    assert server.status(other).exit_code == 43, "the next shims are below the new keeper"
+    assert server.status(other).exit_code == 43
     server.remove_all()
     nothing_left(server)
 
