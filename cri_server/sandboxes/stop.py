@@ -6,7 +6,9 @@ Every step may find its work done already: kubelet calls this many times, after 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import signal
 from dataclasses import dataclass
 
 from cri_server.containers import launch
@@ -21,6 +23,8 @@ from cri_server.store.model import Sandbox
 from pyrunc.errors import Error, PeerError, WrongState
 
 log = logging.getLogger(__name__)
+
+START_PATIENCE_S = 5.0
 
 
 async def release_network(services: Services, reference: str) -> list[str]:
@@ -77,11 +81,30 @@ def _stopped(services: Services, sandbox: Sandbox) -> bool:
 
 
 async def refuse_more(work: Work) -> None:
-    """No container is created or started from here on; those that are being wait to be ended."""
+    """No container is created or started from here on; those that are being are waited for, and starts that take long are ended: a
+    volume may not answer."""
     work.sandbox.phase = "stopping"
-    await work.sandbox.gate.empty()
+    try:
+        async with asyncio.timeout(START_PATIENCE_S):
+            await work.sandbox.gate.empty()
+    except TimeoutError:
+        await _end_starts(work)
+        await work.sandbox.gate.empty()
     if work.services.shims.is_silent(work.sandbox):
         await work.services.shims.reach(work.sandbox)
+
+
+async def _end_starts(work: Work) -> None:
+    client = work.services.shims.find(work.sandbox)
+    starting = [c for c in work.services.index.containers_of(work.sandbox) if c.starting]
+    if client is None:
+        return
+    for container in starting:
+        log.warning(
+            "container %s: its start, which takes long, is ended: its pod is being stopped", container.id
+        )
+        with contextlib.suppress(Error):  # it has ended meanwhile, or its shim
+            await client.stop(container.id, signal.SIGKILL, 0.0)
 
 
 async def end_containers(work: Work) -> None:

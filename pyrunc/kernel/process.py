@@ -10,6 +10,8 @@ from _signal import SIGKILL, pidfd_send_signal  # type: ignore[import-not-found]
 
 from pyrunc.errors import KernelError
 
+KILLED_S = 1.0
+
 # linux/pidfd.h. struct pidfd_info has 64 bytes at least: u64 mask first, s32 exit_code last.
 _PIDFD_GET_INFO, _PIDFD_INFO_BYTES, _PIDFD_INFO_EXIT = 0xC040FF0B, 64, 1 << 3
 
@@ -102,8 +104,15 @@ def send_signal(pidfd: int, number: int) -> bool:
 
 
 def kill_and_reap(pidfd: int) -> None:
-    """End a child of ours and wait for it; fine when it has ended or was reaped."""
+    """End a child of ours and wait for it, at most `KILLED_S`: a process that waits for storage which does not answer may not end
+    before that does (uninterruptible sleep). Fine when it has ended or was reaped."""
+    from select import POLLIN, poll
+
     send_signal(pidfd, SIGKILL)
+    ended = poll()
+    ended.register(pidfd, POLLIN)
+    if not ended.poll(KILLED_S * 1000):
+        return
     try:
         os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
     except ChildProcessError:

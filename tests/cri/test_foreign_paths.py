@@ -146,6 +146,21 @@ def test_a_start_that_waits_for_the_volume_holds_up_no_other(server: Server, vol
     assert server.output(first, "cat", "/v") == "mine\n"
 
 
+def test_a_pod_is_stopped_while_a_start_waits_for_the_volume(server: Server, volume: fuse.Volume) -> None:
+    pod = server.run_pod()
+    below = api.Mount(container_path="/v", host_path=str(volume.path / "file"))
+    container = server.create(pod, asked(server, below))
+    volume.hang()
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(message_of, lambda: server.start_container(container))
+        assert wait_until(lambda: volume.held, 30)
+        server.stop_pod(pod)
+        assert "it was killed before it ran" in waits.result(60)
+    assert server.status(container).state == api.CONTAINER_EXITED
+    volume.answer()
+    server.remove_pod(pod)
+
+
 @pytest.mark.parametrize("answers", [True, False])
 def test_what_a_device_brings_along(server: Server, volume: fuse.Volume, cdi: Path, answers: bool) -> None:
     """A CDI file names the volume, over a link, which is followed."""
