@@ -24,9 +24,11 @@ from cri_server.descriptor_store import DescriptorStore, receive
 from cri_server.events import Events
 from cri_server.images import layer_maker
 from cri_server.images.service import ImageService as Images
-from cri_server.keeper import KeeperWatch
 from cri_server.logs import fields
 from cri_server.network.service import Network
+from cri_server.pod.keeper import KeeperWatch
+from cri_server.pod.processes import ShimProcesses
+from cri_server.pod.shims import Shims
 from cri_server.recovery import live_networks, recover
 from cri_server.reload import Read, certificate_folders, configure_log, default_network, reloading
 from cri_server.rpc import methods, verbs
@@ -36,8 +38,6 @@ from cri_server.rpc.image_admin import ImageAdmin
 from cri_server.rpc.runtime import RuntimeService
 from cri_server.rpc.server import Server
 from cri_server.services import Services
-from cri_server.shim_processes import ShimProcesses
-from cri_server.shims import Shims
 from cri_server.status import sandbox as status
 from cri_server.store import disk, file_system
 from cri_server.store.claim import claimed
@@ -48,8 +48,8 @@ from cri_server.streaming.server import StreamingServer
 from cri_server.streaming.tls import Tls
 from cri_server.timeline.export import Exporter
 from cri_server.together import together
+from cri_server.zygote.client import Zygote
 from pyrunc.errors import Error, WrongState
-from pyrunc.zygote.client import Zygote
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from cri_server.errands import COMPILE_APPARMOR, Parse
 from cri_server.node import Node, loaded_apparmor_profiles
+from cri_server.zygote.client import Zygote
 from pyrunc.errors import PeerError
-from pyrunc.zygote.client import Zygote
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from cri_server.api import api_pb2 as api
 from cri_server.config import handlers
 from cri_server.config.model import Config, Runtime
 from cri_server.errands import FEATURES, Command
+from cri_server.zygote.client import Zygote
 from pyrunc.errors import Error
-from pyrunc.zygote.client import Zygote
 
 log = logging.getLogger(__name__)
 

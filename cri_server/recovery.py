@@ -17,11 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cri_server import orphans
 from cri_server.checkpoints.names import UNFINISHED
-from cri_server.orphans import kill_process
+from cri_server.pod import orphans
+from cri_server.pod.client import ShimClient
+from cri_server.pod.orphans import kill_process
+from cri_server.pod.processes import ANSWER_S
 from cri_server.services import Services
-from cri_server.shim_processes import ANSWER_S
 from cri_server.spec import groups
 from cri_server.store import disk
 from cri_server.store.facts import Process, boot_time_ns, entries
@@ -30,7 +31,6 @@ from pyrunc import atomic_file
 from pyrunc.errors import Error
 from pyrunc.kernel.tree import remove_path
 from pyrunc.shim import messages
-from pyrunc.shim.client import ShimClient
 from pyrunc.shim.files import HolderFile
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cri_server import events, orphans
+from cri_server import events
 from cri_server import pod_files as files
 from cri_server.api import api_pb2 as api
 from cri_server.checkpoints.read import Checkpoint
@@ -28,6 +28,7 @@ from cri_server.containers.accounts import read_accounts
 from cri_server.images.service import Image, Rootfs
 from cri_server.images.waiting import Abandoned, in_thread
 from cri_server.node import effective_capabilities
+from cri_server.pod import orphans
 from cri_server.selinux import labels, relabel
 from cri_server.services import Services
 from cri_server.spec import (

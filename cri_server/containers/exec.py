@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cri_server.containers import pause
+from cri_server.pod.client import ExecSession, ShimClient
 from cri_server.services import Services
 from cri_server.spec import process
 from cri_server.store.model import Container, Sandbox
@@ -27,7 +28,6 @@ from pyrunc.errors import (
     PeerError,
     WrongState,
 )
-from pyrunc.shim.client import ExecSession, ShimClient
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from cri_server import orphans
 from cri_server.containers import host_paths
+from cri_server.pod import orphans
+from cri_server.pod.client import Outside
+from cri_server.pod.processes import ANSWER_S
 from cri_server.services import Services
-from cri_server.shim_processes import ANSWER_S
 from cri_server.spec import groups
 from cri_server.spec.host_binds import HostBind
 from cri_server.spec.open_sources import OpenSources
@@ -21,7 +22,6 @@ from cri_server.store.model import Container, Sandbox
 from cri_server.timeline.trace import graft, span
 from pyrunc.cgroups.limits import CANNOT_SET, NOT_ON_THE_TREE
 from pyrunc.errors import DeadlineExceeded, Error, Unsupported
-from pyrunc.shim.client import Outside
 
 TIMEOUT_S = 60.0
 

@@ -6,8 +6,9 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from cri_server import events, orphans
+from cri_server import events
 from cri_server.containers import launch, stop
+from cri_server.pod import orphans
 from cri_server.services import Services
 from cri_server.status import sandbox as status
 from cri_server.steps import Beside, Step, Steps

@@ -11,11 +11,11 @@ from cri_server.api import api_pb2 as api
 from cri_server.containers import exec as execution
 from cri_server.containers import pause
 from cri_server.errands import DIAL, Dial
+from cri_server.pod.client import ExecSession, ShimClient, Streams
 from cri_server.services import Services
 from cri_server.store.model import Container, Sandbox
 from cri_server.streaming.backend import AttachOptions, Descriptors, ExecOptions, PortForwardOptions, Session
 from pyrunc.errors import InvalidArgument, PeerError, WrongState
-from pyrunc.shim.client import ExecSession, ShimClient, Streams
 
 DIAL_TIMEOUT_S = 10.0
 

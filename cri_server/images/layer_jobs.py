@@ -17,10 +17,10 @@ from cri_server.images.ring import Receiver
 from cri_server.images.sharing import Streams, StreamTurn
 from cri_server.images.turns import Turns
 from cri_server.images.waiting import Abandoned, Watch, first_error, in_thread
+from cri_server.zygote.client import Zygote
 from pyrunc.errors import PeerError
 from pyrunc.kernel.fd import close_all
 from pyrunc.records import Record
-from pyrunc.zygote.client import Zygote
 
 log = logging.getLogger(__name__)
 

@@ -33,8 +33,8 @@ from cri_server.images.reference import Reference
 from cri_server.images.store import Store
 from cri_server.images.unused import Entry
 from cri_server.images.waiting import Watch, in_thread
+from cri_server.zygote.client import Zygote
 from pyrunc.errors import InvalidArgument, NotFound, WrongState
-from pyrunc.zygote.client import Zygote
 
 if TYPE_CHECKING:
     from cri_server.images.hosts import Host

@@ -24,10 +24,10 @@ from cri_server.images.layers import Layers, chain_ids
 from cri_server.images.room import Room
 from cri_server.images.unused import Entry, unused
 from cri_server.images.waiting import Watch, in_thread
+from cri_server.zygote.client import Zygote
 from pyrunc.errors import Error, ResourceExhausted, Unsupported
 from pyrunc.kernel.full import FULL
 from pyrunc.kernel.tree import remove_path
-from pyrunc.zygote.client import Zygote
 
 log = logging.getLogger(__name__)
 

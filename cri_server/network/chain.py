@@ -34,8 +34,8 @@ from cni_plugins.protocol.worker import Answer, Chain, Execute, Install, Living,
 from cri_server.network.attachments import Attachment
 from cri_server.network.workers import Workers
 from cri_server.timeline.trace import span
+from cri_server.zygote.client import ErrandResult, Zygote
 from pyrunc.errors import Error, InvalidArgument, PeerError, ResourceExhausted, WrongState
-from pyrunc.zygote.client import ErrandResult, Zygote
 
 log = logging.getLogger(__name__)
 

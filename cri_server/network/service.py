@@ -35,10 +35,10 @@ from cri_server.network.names import NamespaceNames, is_name
 from cri_server.network.names import remove as remove_name
 from cri_server.network.pod_ranges import PodRanges
 from cri_server.together import to_the_end, together
+from cri_server.zygote.client import Zygote
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound, PeerError, WrongState
 from pyrunc.kernel.full import disk_errors
-from pyrunc.zygote.client import Zygote
 
 log = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ The kernel changes links under one lock. Measured on two processors, attaching a
 from __future__ import annotations
 
 from cni_plugins.protocol.worker import Answer
+from cri_server.zygote import workers
+from cri_server.zygote.client import Zygote
 from pyrunc import ipc
 from pyrunc.errors import PeerError, Unavailable
 from pyrunc.records import Request
-from pyrunc.zygote import workers
-from pyrunc.zygote.client import Zygote
 
 _FUNCTION = "cni_plugins.errand:serve"
 _AT_WORK = _IDLE = 4

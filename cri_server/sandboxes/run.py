@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address as parse_address
 
-from cri_server import events, orphans
+from cri_server import events
 from cri_server import pod_files as files
 from cri_server.api import api_pb2 as api
 from cri_server.config import handlers
 from cri_server.config.model import Containers
 from cri_server.network.model import Dns, PodNetwork, PortMapping
+from cri_server.pod import orphans
 from cri_server.sandboxes import sysctls
 from cri_server.selinux import labels
 from cri_server.services import Services

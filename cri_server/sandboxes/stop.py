@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from cri_server.containers import launch
 from cri_server.containers import stop as container_stop
 from cri_server.containers.stop import SHIM_PATIENCE_S
-from cri_server.orphans import kill_process
+from cri_server.pod.orphans import kill_process
 from cri_server.services import Services
 from cri_server.status import sandbox as status
 from cri_server.steps import Step, Steps

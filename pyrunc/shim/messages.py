@@ -4,7 +4,7 @@ Request {"id": n, "call": name, …} -> {"id": n, "ok": {…}} + descriptors, or
 Events {"event": …} go to every connected client, after the fact is on disk. A shim may be older or newer than its client:
 unknown fields are ignored, an unknown call is `unsupported`, and `state` tells the shim's protocol version.
 
-A call is a `Request`, `pyrunc.shim.serve` reads it and `pyrunc.shim.client` sends it. `parts` are where the time of a call went
+A call is a `Request`, `pyrunc.shim.serve` reads it and `cri_server.pod.client` sends it. `parts` are where the time of a call went
 (`pyrunc.parts`), `timed` asks for the time of each operation of a launch, too.
 
 Files. `shim.sock` and `shim.json` {pid, start_time} in the shim's own folder (calls `take_pod` and `shim`), and in the folder of each

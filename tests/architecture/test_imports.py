@@ -49,7 +49,7 @@ PYRUNC_ROOMS = (
     ("abi", "jsontext"),
     ("atomic_file",),
     ("ipc",),
-    ("kernel", "peer", "keeper"),
+    ("kernel", "keeper"),
     ("spec",),
     ("records",),
     ("record_file",),
@@ -76,15 +76,15 @@ CRI_SERVER_ROOMS = (
         "log_rotation",
         "locks",
     ),
+    ("zygote",),
     ("descriptor_store",),
     ("encoded", "errands", "events", "steps", "images", "streaming", "http2", "selinux"),
     ("store",),
     ("config", "network", "checkpoints"),
     ("node",),
-    ("spec", "apparmor", "doctor", "keeper"),
-    ("orphans",),
-    ("shim_processes",),
-    ("pod_files", "shims", "node_check", "oci_features"),
+    ("spec", "apparmor", "doctor"),
+    ("pod",),
+    ("pod_files", "node_check", "oci_features"),
     ("services",),
     ("status", "recovery"),
     ("containers",),
@@ -96,6 +96,12 @@ CRI_SERVER_ROOMS = (
     ("app", "install"),
     ("cli",),
 )
+
+
+def test_the_runtime_has_no_event_loop_but_the_shims() -> None:
+    """`pyrunc` is the OCI runtime and what supervises its processes; clients with asyncio are the server's."""
+    found = [path for _, path in modules("pyrunc") for name, _ in imports(path) if begins(name, ("asyncio",))]
+    assert not found
 
 
 def runtime_imports(path: Path) -> Iterator[tuple[str, int]]:

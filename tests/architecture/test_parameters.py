@@ -9,7 +9,6 @@ from tests.architecture.test_imports import MAY_IMPORT, modules
 MOST = 7
 MAY_HAVE_MORE = {
     "cni_plugins.bridge.links.connect": "the two ends of a veth, which the plugin knows one by one",
-    "cni_plugins.net.rtnetlink.set_link": "attributes of one RTM_NEWLINK, each optional, as ip-link(8) has them",
     "cri_server.cli.execute.exec_": "the verb's options",
     "cri_server.cli.logs.logs": "the verb's options",
     "cri_server.cli.update.update": "the verb's options",

@@ -58,8 +58,8 @@ MAY_HOLD_OBJECTS = {
         pyrunc/accelerate/exec_cache.py pyrunc/cli/fd_passing.py pyrunc/cli/log.py pyrunc/cli/migrate.py pyrunc/cli/parse.py
         pyrunc/cli/process.py pyrunc/container/update.py""",
     "the framing: one object, whatever it is": """
-        pyrunc/atomic_file.py pyrunc/ipc.py pyrunc/peer.py pyrunc/records.py pyrunc/shim/client.py pyrunc/shim/serve.py
-        pyrunc/shim/worker.py pyrunc/zygote/client.py pyrunc/zygote/loop.py""",
+        pyrunc/atomic_file.py pyrunc/ipc.py cri_server/zygote/peer.py pyrunc/records.py cri_server/pod/client.py pyrunc/shim/serve.py
+        pyrunc/shim/worker.py cri_server/zygote/client.py pyrunc/zygote/loop.py""",
     "arguments before their record is read": """
         cni_plugins/errand.py cri_server/checkpoints/dump.py cri_server/checkpoints/read.py cri_server/errands.py
         cri_server/images/decode.py cri_server/images/erofs/build.py cri_server/images/erofs/layer_tar.py cri_server/images/layer_errand.py cri_server/images/unpack.py

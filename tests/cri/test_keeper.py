@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
-from cri_server.shim_processes import default_count
+from cri_server.pod.processes import default_count
 from pyrunc.errors import Unavailable
 from pyrunc.keeper.client import Keeper
 from pyrunc.kernel.process import alive_since, stat

@@ -20,11 +20,11 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
-from cri_server.shims import ANSWER_S
+from cri_server.pod.client import start_shim
+from cri_server.pod.shims import ANSWER_S
+from cri_server.zygote.client import Zygote
 from pyrunc.keeper.client import Keeper
 from pyrunc.kernel.process import alive_since
-from pyrunc.shim.client import start_shim
-from pyrunc.zygote.client import Zygote
 from pyrunc.zygote.descendants import below
 from tests.cri.server_harness import Server, code_of
 from tests.cri.test_recovery import nothing_left, pid_of, shim_pid

@@ -8,9 +8,9 @@ from socket import AF_UNIX, SOCK_SEQPACKET, socketpair
 
 import pytest
 
+from cri_server.zygote.peer import Peer, answered
 from pyrunc import ipc
 from pyrunc.errors import Error
-from pyrunc.peer import Peer, answered
 
 
 def test_an_answer_that_comes_with_a_cancellation_is_closed() -> None:

@@ -21,8 +21,8 @@ from typing import Any
 
 from cri_server.images.layer_maker import ERRAND_MODULES
 from cri_server.images.service import ImageService
+from cri_server.zygote.client import Zygote
 from pyrunc.errors import Error
-from pyrunc.zygote.client import Zygote
 
 STORE = "PYRUNC_TESTS_IMAGE_STORE"
 ERRANDS = "PYRUNC_TESTS_IMAGE_ERRANDS"

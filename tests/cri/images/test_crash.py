@@ -18,8 +18,8 @@ import pytest
 from cri_server.images.build import BuiltImage, image, layer
 from cri_server.images.layer_maker import ERRAND_MODULES
 from cri_server.images.service import ImageService
+from cri_server.zygote.client import Zygote
 from pyrunc.errors import PeerError
-from pyrunc.zygote.client import Zygote
 from tests.cri.images import ended_errands
 from tests.cri.images.ended_errands import EXIT_CODE, Changes
 from tests.cri.images.puller import ERRANDS

@@ -13,10 +13,10 @@ import pytest
 
 from cri_server.images.layers import Layers
 from cri_server.images.ring import Receiver, open_ends
+from cri_server.zygote.client import Zygote
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.kernel.call import raw, syscall
 from pyrunc.kernel.fd import close_all
-from pyrunc.zygote.client import Zygote
 from tests.cri.images import exploit
 
 IPC_PRIVATE, IPC_RMID = 0, 0

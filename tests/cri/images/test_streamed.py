@@ -22,8 +22,8 @@ from cri_server.images.ring import Interrupted, Receiver
 from cri_server.images.service import ImageService
 from cri_server.images.streamed import streamed
 from cri_server.images.tar_headers import members, skip
+from cri_server.zygote.client import Zygote
 from pyrunc.errors import ResourceExhausted
-from pyrunc.zygote.client import Zygote
 from tests.cri.images.test_pull import left_over
 from tests.cri.images.trees import names
 from tests.support.processes import wait_until

@@ -17,7 +17,7 @@ from cri_server.network.configuration import builtin_network
 from cri_server.network.model import NetworkResult, PodNetwork
 from cri_server.network.names import remove as remove_name
 from cri_server.network.service import Network
-from pyrunc.zygote.client import Zygote
+from cri_server.zygote.client import Zygote
 from tests.kernel.cni.harness import Host, Pod, all_elements, link_names, new_host
 
 RESULT = '{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"\'"$CNI_NETNS"\'"}],"ips":[{"address":"10.9.9.9/24","interface":0}]}'

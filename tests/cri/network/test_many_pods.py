@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from cri_server.network.model import PortMapping
+from cri_server.zygote import workers
 from pyrunc.errors import PeerError
-from pyrunc.zygote import workers
 from pyrunc.zygote.descendants import below
 from tests.bench import memory
 from tests.cri.network.conftest import ADD_ONLY, Node, clean, until

@@ -13,8 +13,8 @@ from cri_server.api import api_pb2 as api
 from cri_server.containers.create import Work, label_volumes
 from cri_server.selinux import relabel
 from cri_server.selinux.labels import Labels
+from cri_server.zygote.client import Zygote
 from pyrunc.errors import PeerError
-from pyrunc.zygote.client import Zygote
 from tests.unit.selinux.test_labels import POLICY
 
 LABELS = Labels("system_u:system_r:container_t:s0:c1,c2", "system_u:object_r:container_file_t:s0:c1,c2")

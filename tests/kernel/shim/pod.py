@@ -18,13 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cri_server.pod.client import ExecSession, Exit, ShimClient, Started, StartedHolder, start_shim
+from cri_server.zygote.client import Zygote
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.errors import Error
 from pyrunc.kernel.cgroup import root as cgroup_root
 from pyrunc.shim import messages, tree
-from pyrunc.shim.client import ExecSession, Exit, ShimClient, Started, StartedHolder, start_shim
 from pyrunc.spec.default import default
-from pyrunc.zygote.client import Zygote
 from tests.support import session
 
 TIMEOUT_S = 30.0  # for what takes milliseconds when the machine has nothing else to do

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from cri_server.pod.client import StartedHolder
 from pyrunc.errors import Error, NotFound, WrongState
-from pyrunc.shim.client import StartedHolder
 from pyrunc.shim.messages import HolderExited
 from tests.kernel.shim.pod import (
     TIMEOUT_S,

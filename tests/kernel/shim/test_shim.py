@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from cri_server.pod.client import ShimClient
+from cri_server.zygote.peer import answered
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound, PeerError, Unsupported, WrongState
-from pyrunc.peer import answered
 from pyrunc.shim import tree
-from pyrunc.shim.client import ShimClient
 from tests.kernel.shim.pod import TestPod, children, descriptors, gone, name_of, open_gate, settled, until
 from tests.support.capabilities import holds
 
@@ -210,7 +210,7 @@ async def test_a_server_killed_in_the_middle_of_a_stop(pod: TestPod) -> None:
     await _ready(pod, "a", "trap 'echo asked' TERM; echo ready; while :; do sleep 0.05; done")
     script = (
         "import asyncio, sys\n"
-        "from pyrunc.shim.client import ShimClient\n"
+        "from cri_server.pod.client import ShimClient\n"
         "async def main():\n"
         "    await (await ShimClient.connect(sys.argv[1])).stop('a', 15, 3)\n"
         "asyncio.run(main())\n"

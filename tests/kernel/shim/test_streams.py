@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from cri_server.pod.client import ExecSession, ShimClient
 from pyrunc.errors import Error, KernelError, NotFound, PeerError, WrongState
-from pyrunc.shim.client import ExecSession, ShimClient
 from tests.kernel.shim.pod import (
     TestPod,
     children,

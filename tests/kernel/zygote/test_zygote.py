@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from cri_server.zygote.client import Zygote
+from cri_server.zygote.peer import answered
 from pyrunc import ipc
 from pyrunc.errors import DeadlineExceeded, InvalidArgument, NotFound, PeerError, Unavailable
-from pyrunc.peer import answered
-from pyrunc.zygote.client import Zygote
 from tests.kernel.shim.pod import TIMEOUT_S, children, descriptors, gone
 from tests.kernel.zygote.functions import Asked
 from tests.support.processes import wait_until

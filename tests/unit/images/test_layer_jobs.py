@@ -12,8 +12,8 @@ import pytest
 from cri_server.images.inflate import LayerWork, Limits
 from cri_server.images.layer_jobs import LayerJobs
 from cri_server.images.layers import Layers
+from cri_server.zygote.client import ErrandResult, Zygote
 from pyrunc.records import Record
-from pyrunc.zygote.client import ErrandResult, Zygote
 
 
 class Ended:

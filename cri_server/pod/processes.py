@@ -1,7 +1,7 @@
 """The node's shim processes: started with the server, warm, `[shims] count` of them, each for many pods.
 
 A shim outlives the server as long as it has pods, and is used again by a server of the same version. One of another version gets
-no more pods. A shim that dies is replaced; what becomes of its pods is `cri_server.shims`' part.
+no more pods. A shim that dies is replaced; what becomes of its pods is `cri_server.pod.shims`' part.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Coroutine, Mapping
 from pathlib import Path
 
 import pyrunc
+from cri_server.pod.client import ShimClient, start_shim
 from cri_server.store.facts import Process, entries
+from cri_server.zygote.client import Zygote
 from pyrunc.errors import Error, NotFound, Unavailable
-from pyrunc.shim.client import ShimClient, start_shim
 from pyrunc.shim.messages import PROTOCOL
-from pyrunc.zygote.client import Zygote
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from cri_server.zygote.client import Zygote
+from cri_server.zygote.peer import Peer, answered, answered_without_fds, fail
 from pyrunc import ipc
 from pyrunc.errors import Error, NotFound, PeerError, ResourceExhausted, Unavailable
-from pyrunc.peer import Peer, answered, answered_without_fds, fail
 from pyrunc.plan.bind_source import BindSource
 from pyrunc.records import Record, Request
 from pyrunc.shim import messages
@@ -27,7 +28,6 @@ from pyrunc.shim.messages import (
     Exit,
     event_of,
 )
-from pyrunc.zygote.client import Zygote
 
 EventHandler = Callable[[Event], None]
 Answered = TypeVar("Answered", bound=Record)

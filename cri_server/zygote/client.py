@@ -15,10 +15,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from cri_server.zygote.peer import Peer, answered_without_fds, fail
 from pyrunc import ipc
 from pyrunc.errors import DeadlineExceeded, Error, PeerError, Unavailable, from_wire
 from pyrunc.keeper.client import ensure
-from pyrunc.peer import Peer, answered_without_fds, fail
 from pyrunc.records import Record
 from pyrunc.zygote.messages import UNANSWERED, Cancel, Ended, Fork, Forked, Outcome, Ready, Run
 

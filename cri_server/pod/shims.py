@@ -13,10 +13,11 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
-from cri_server import orphans
-from cri_server.keeper import StoredPods
 from cri_server.network.names import after_take_over
-from cri_server.shim_processes import ANSWER_S, ShimProcesses
+from cri_server.pod import orphans
+from cri_server.pod.client import ExecSession, ShimClient, ShimState
+from cri_server.pod.keeper import StoredPods
+from cri_server.pod.processes import ANSWER_S, ShimProcesses
 from cri_server.store.facts import Process
 from cri_server.store.index import Index
 from cri_server.store.model import Container, Exit, Sandbox
@@ -25,7 +26,6 @@ from cri_server.together import to_the_end
 from pyrunc.errors import Error, NotFound, Unavailable
 from pyrunc.kernel.process import alive_since
 from pyrunc.shim import messages
-from pyrunc.shim.client import ExecSession, ShimClient, ShimState
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
+from cri_server.zygote.peer import Answer, Peer, answered
 from pyrunc import ipc
 from pyrunc.errors import DeadlineExceeded, Error, PeerError, Unavailable
-from pyrunc.peer import Answer, Peer, answered
 from pyrunc.records import Record, Request
 from pyrunc.zygote.messages import FromWorker
 

@@ -1,0 +1,1 @@
+"""The node's shims and the keeper, as the server has them."""

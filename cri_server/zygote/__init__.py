@@ -1,0 +1,1 @@
+"""The zygotes, as the server has them."""
