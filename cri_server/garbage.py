@@ -47,6 +47,7 @@ KNOWN = {
     "installed.json",
     "keeper.lock",
     "keeper.sock",
+    "shims",
     "pods",
 }
 RUN_FOLDERS, RUN_OWNER = "pods", "pod"

@@ -4,7 +4,7 @@
  * Started as: keeper FOLDER. It locks FOLDER/keeper.lock (one instance; the file holds its pid), listens at FOLDER/keeper.sock
  * (mode 0600, only uid 0) and goes on as a child with a session of its own: when the first process has ended with 0, it listens.
  * Exit codes: 2 the folder cannot be used, 3 another keeper has the lock. SIGTERM ends it, and so do IDLE_MS without a connection, a
- * child or a stored descriptor.
+ * child or a stored descriptor, or without a connection when the lock was deleted: no server finds this keeper again.
  *
  * One packet (SOCK_SEQPACKET) is one message, a request or its answer, in the machine's byte order: `struct message`, then the
  * name, then the data; descriptors go beside it. pyrunc/keeper/client.py speaks it from the other side.
@@ -69,7 +69,7 @@ enum { MSG_CTRUNC = 8, MSG_TRUNC = 0x20, MSG_DONTWAIT = 0x40, MSG_NOSIGNAL = 0x4
 enum { O_RDONLY = 0, O_WRONLY = 1, O_RDWR = 2, O_CREAT = 0100, O_CLOEXEC = 02000000, F_DUPFD_CLOEXEC = 1030, LOCK_EX = 2, LOCK_NB = 4 };
 enum { POLLIN = 1, POLLERR = 8, POLLHUP = 16 };
 enum { P_ALL = 0, WNOHANG = 1, WEXITED = 4, WNOWAIT = 0x01000000, CLD_EXITED = 1, CLD_DUMPED = 3 };
-enum { PR_SET_NAME = 15, PR_SET_CHILD_SUBREAPER = 36, RLIMIT_NOFILE = 7, CLONE_PIDFD = 0x1000, AT_FDCWD = -100 };
+enum { PR_SET_NAME = 15, PR_SET_CHILD_SUBREAPER = 36, RLIMIT_NOFILE = 7, CLONE_PIDFD = 0x1000, AT_FDCWD = -100, AT_EMPTY_PATH = 0x1000, STATX_NLINK = 4 };
 
 struct poll {
 	i32 fd;
@@ -697,7 +697,19 @@ static void __attribute__((noreturn)) end(void)
 	leave(0);
 }
 
-static void __attribute__((noreturn)) keep(void)
+static int is_deleted(i32 lock)
+{
+	struct {
+		u32 mask, block_size;
+		u64 attributes;
+		u32 links;
+		u8 rest[236];
+	} status = { .links = 1 }; /* struct statx, linux/stat.h */
+
+	return call(NR_STATX, (u64)lock, (u64)"", AT_EMPTY_PATH, STATX_NLINK, (u64)&status, 0) == 0 && !status.links;
+}
+
+static void __attribute__((noreturn)) keep(i32 lock)
 {
 	i64 pause[2];
 
@@ -708,9 +720,11 @@ static void __attribute__((noreturn)) keep(void)
 		pause[0] = wait_ms / 1000;
 		pause[1] = wait_ms % 1000 * 1000000;
 		polled[1].events = deaf ? 0 : POLLIN;
-		i64 ready = call(NR_PPOLL, (u64)polled, 2 + connections, idle || wait_ms != IDLE_MS ? (u64)pause : 0, 0, 0, 0);
+		i64 ready = call(NR_PPOLL, (u64)polled, 2 + connections, !connections || wait_ms != IDLE_MS ? (u64)pause : 0, 0, 0, 0);
 		if (!ready && idle && !deaf)
 			end();
+		if (!ready && !connections && is_deleted(lock))
+			leave(0); /* the socket of this name, if there is one, is another keeper's */
 		deaf = 0;
 		if (ready <= 0)
 			continue;
@@ -748,7 +762,7 @@ static void __attribute__((used, noreturn)) start_keeper(const u64 *stack)
 	raise_limit();
 	use_null_as_stdio();
 	polled[0] = (struct poll){ (i32)call(NR_SIGNALFD4, ~0UL, (u64)&awaited, sizeof awaited, SOCK_CLOEXEC | SOCK_NONBLOCK, 0, 0), POLLIN, 0 };
-	keep();
+	keep(lock);
 }
 
 START_WITH(start_keeper);

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from pyrunc.kernel.process import alive_since
+from pyrunc.zygote.descendants import below
 from tests.cri.server_harness import IMAGE, REPOSITORY, Server, image_archive
+from tests.support.processes import comm
 
 OTHER = "registry.test/other:1"
 ID = "0123456789abcdef" * 4
@@ -160,6 +163,7 @@ def test_a_half_made_pod_with_a_shim_is_ended() -> None:
         server.start()
         kept.rename(hidden)
         shim = json.loads((hidden / "shim.json").read_text())["pid"]
-        assert os.path.exists(f"/proc/{shim}")
+        pauses = [pid for pid in below(shim) if comm(pid) == "pause"]
+        assert len(pauses) == 1
         assert ("pod's folders", pod) in gone(gc(server))
-        assert not hidden.exists() and not os.path.exists(f"/proc/{shim}/exe")
+        assert not hidden.exists() and alive_since(pauses[0]) is None

@@ -20,6 +20,7 @@ import pytest
 from pyrunc.errors import KernelError, Unavailable, Unsupported
 from pyrunc.keeper import client
 from pyrunc.keeper.client import MESSAGE, Keeper, ensure
+from pyrunc.kernel.process import alive_since
 from pyrunc.kernel.process import stat as stat_of
 from tests.support.keeper import end_keeper, is_gone, keeper_pid
 from tests.support.processes import wait_until
@@ -424,3 +425,14 @@ def test_another_version_is_said(keeper: Keeper, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(client, "VERSION", 2)
     with pytest.raises(Unsupported, match="version 1, not 2"):
         keeper.hello()
+
+
+def test_one_that_no_server_finds_again_ends(keeper: Keeper, tmp_path: Path) -> None:
+    """Its folder was deleted, as a tmpfs is with its boot; what it stores would stay for ever."""
+    keeper.put("a", b"content")
+    pid = keeper.hello()
+    keeper.close()
+    time.sleep(6.0)
+    assert alive_since(pid) is not None, "another server may come"
+    (tmp_path / "keeper.lock").unlink()
+    assert wait_until(lambda: alive_since(pid) is None, 30)
