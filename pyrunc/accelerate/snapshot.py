@@ -65,6 +65,8 @@ def _load_without_search(name: str) -> Callable[[], ModuleType]:
     """What loads the C module `name` from where it lies now: a command need not go through the folders of sys.path."""
     specs = (finder.find_spec(name, None) for finder in sys.meta_path)
     spec = next(spec for spec in specs if spec is not None)
+    if not spec.has_location:  # part of the interpreter, as on Debian 13
+        return lambda: __import__(name)
 
     def load() -> ModuleType:
         module: ModuleType = _imp.create_dynamic(spec)
