@@ -246,7 +246,7 @@ def test_a_damaged_checkpoint_starts_nothing(server: Server, tmp_path: Path) -> 
 @pytest.mark.requirement("4.12.1", "4.12.2")
 def test_a_pod(server: Server, tmp_path: Path) -> None:
     """Two containers that share memory: what one has read is never ahead of what the other has written."""
-    writer = "i=0; while :; do i=$((i+1)); echo $i > /dev/shm/next; mv /dev/shm/next /dev/shm/n; echo $i > /count; sleep 0.02; done"
+    writer = "i=0; while :; do i=$((i+1)); echo $i > /dev/shm/next; mv /dev/shm/next /dev/shm/n; echo $i > /next; mv /next /count; sleep 0.02; done"
     reader = "while :; do cat /dev/shm/n > /next 2>/dev/null && mv /next /count; sleep 0.02; done"
     configs = []
     for name, script in (("writer", writer), ("reader", reader)):
