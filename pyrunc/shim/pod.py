@@ -70,6 +70,9 @@ class Pod:
         for compiled in self._created.values():
             compiled.close()
         self._created.clear()
+        for container in self._containers.values():
+            container.release()
+        self._containers.clear()
         self._drop_network()
 
     def descriptors(self) -> list[int]:
