@@ -189,7 +189,9 @@ def _rm(address: str, choice: Choice, grace_s: int | None, folder: Path, *, only
 
 
 def _rm_command(verb: str, text: str, *, only_pods: bool) -> click.Command:
-    @click.command(verb, help=f"{text}; what runs is stopped when you say so.\n\n{FORCED}")
+    @click.command(
+        verb, help=f"{text}; one that runs is stopped first, after a question or with --force.\n\n{FORCED}"
+    )
     @names_argument(only_pods=only_pods)
     @time_option(0)
     @many_options

@@ -312,7 +312,7 @@ class Containers(Table):
         bool,
         explained(
             "Images that hold a checkpoint are restored. What CRIU reads decides what processes may do and what is mounted for them, "
-            "so whoever may name an image in a pod can then be root of the node. Archives on the node, named by their path, are restored "
+            "so a user who may name an image in a pod can then be root of the node. Archives on the node, named by their path, are restored "
             "in any case."
         ),
     ] = False
@@ -348,7 +348,7 @@ class Metrics(Table):
     address: Annotated[
         str,
         explained(
-            "Where they are served: unix:///PATH, or HOST:PORT such as 127.0.0.1:9477, without a password for whoever can "
+            "Where they are served: unix:///PATH, or HOST:PORT such as 127.0.0.1:9477, without a password for clients that can "
             "connect. Empty: not at all.",
             reloads=False,
         ),
@@ -382,7 +382,7 @@ class Tracing(Table):
         float,
         msgspec.Meta(ge=0, le=1),
         explained(
-            "The share of calls that are sent. Calls of who traces itself, as kubelet can, are sent if it says so.",
+            "The share of calls that are sent. A client that sends a `traceparent`, as kubelet can, decides that for its own calls.",
             reloads=False,
         ),
     ] = 1.0

@@ -130,7 +130,7 @@ def programs(host: Host) -> Iterator[Finding]:
             "nft",
             Level.WRONG,
             "there is no program nft",
-            "pods reach nobody outside the node (masquerade), and host ports are refused",
+            "pods reach nothing outside the node (masquerade), and host ports are refused",
             "apt install nftables",
         )
 

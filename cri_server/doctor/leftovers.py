@@ -32,7 +32,9 @@ def server(host: Host) -> Iterator[Finding]:
         yield fine("server", f"answers at {path}")
         return
     shims = len(_shims(host))
-    pods = f"{shims} pods run on, but nobody can stop, probe or list them" if shims else "no pod can be run"
+    pods = (
+        f"{shims} pods run on, but kubelet cannot stop, probe or list them" if shims else "no pod can be run"
+    )
     start = f"pyrunc-cri serve --listen unix://{path}"
     mend = host.service("start", "pyrunc-cri", f"{start} (no systemd runs here)")
     yield Finding("server", Level.WARNING, f"no server at {path}: {problem}", pods, mend)
@@ -57,7 +59,7 @@ def pods(host: Host) -> Iterator[Finding]:
             "leftover-shims",
             Level.WARNING,
             f"{len(stray)} shims hold pods without a record: {_some(f'{n[:12]} (pid {p})' for n, p in stray.items())}",
-            "their processes and addresses are used by nobody",
+            "their processes and addresses serve no pod",
             f"{host.service('restart', 'pyrunc-cri', 'end the server and run pyrunc-cri serve again')} (the server ends them when it starts; pods with a record run on)",
         )
     else:
@@ -137,7 +139,7 @@ def records(host: Host) -> Iterator[Finding]:
             "damaged-records",
             Level.NOTE,
             f"{len(damaged)} records were put aside: {_some(map(str, damaged))}",
-            "a disk failed or somebody wrote to them; their pods were given up",
+            "a disk failed, or another program wrote to them; their pods were given up",
             f"look at them, then rm {damaged[0]}",
         )
     else:

@@ -135,7 +135,7 @@ def forwarding(host: Host) -> Iterator[Finding]:
         "net.ipv4.ip_forward is 0",
         "the plugin bridge turns it on with the first pod; kubeadm wants it before"
         if ours
-        else "pods reach nobody outside the node, unless their plugin turns it on; kubeadm refuses the node",
+        else "pods reach nothing outside the node, unless their plugin turns it on; kubeadm refuses the node",
         "sysctl -w net.ipv4.ip_forward=1 && echo net.ipv4.ip_forward=1 > /etc/sysctl.d/90-forward.conf",
     )
 

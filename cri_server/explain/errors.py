@@ -96,7 +96,7 @@ ERRORS = (
     ),
     Page(
         "signature-validation-failed", "errors", "The policy of this node does not let the image in",
-        "The message names the policy's file and scope: it rejects the image, or wants a signature that the image has not, by a key that it has not, or for another name.",
+        "The message names the policy's file and scope: it rejects the image, or the image lacks the signature that it requires, is signed with another key, or is signed for another name.",
         "Sign the image (`cosign sign --key`), or change the policy: [registry] signature_policy.",
         "the caller", "UNKNOWN", ("cri_server.images.signatures.SignatureValidationFailed",), ("SignatureValidationFailed",),
     ),
@@ -195,7 +195,7 @@ REASONS = (
 ERRNOS = (
     Page("EACCES", "errno", "Permission denied", "A mode, an owner or a security module forbids it; for an executable also: no x bit, or a mount with noexec.", "`ls -lZ`, and `dmesg | grep -i -e apparmor -e avc`.", patterns=(r"(?i)Permission denied",)),
     Page("EBUSY", "errno", "In use", "Something is mounted there, a group has processes, a file is a running program.", "`findmnt`, `fuser -vm PATH`, `cat …/cgroup.procs`.", patterns=(r"(?i)Device or resource busy",)),
-    Page("EEXIST", "errno", "It is there already", "Something else made the name first.", "Remove it if it is nobody's: `pyrunc-cri gc --dry-run`, `pyrunc-cri doctor`.", patterns=(r"(?i)File exists",)),
+    Page("EEXIST", "errno", "It is there already", "Something else made the name first.", "Remove it if nothing uses it: `pyrunc-cri gc --dry-run`, `pyrunc-cri doctor`.", patterns=(r"(?i)File exists",)),
     Page("EINVAL", "errno", "An argument is refused", "The kernel does not know the option, or not in this combination; it often says more in dmesg.", "`dmesg | tail`; `pyrunc-cri doctor` finds features that are missing.", patterns=(r"(?i)Invalid argument",)),
     Page("EMFILE", "errno", "Too many open files", "A process is at its limit of descriptors; with inotify: the user is at fs.inotify.max_user_instances.", "LimitNOFILE= in the unit; `sysctl -w fs.inotify.max_user_instances=8192`.", also=("ENFILE",), patterns=(r"(?i)Too many open files",)),
     Page("ENODEV", "errno", "No such device or file system", "The kernel has no driver of this kind: for a mount the file system is not built in or its module is not loaded.", "`cat /proc/filesystems`, `modprobe NAME`.", patterns=(r"(?i)No such device",)),

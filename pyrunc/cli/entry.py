@@ -2,7 +2,7 @@
 
 What pip installs goes through `site`, and a site-packages with .pth files costs 13 to 15 ms per start; PYTHONPATH and a user's
 own packages would be code in a root process. Two forms have neither: a script for `python -IS`, and front.c, the same
-interpreter linked into a program that begins at a snapshot of itself, in a fifth of the script's time. The program needs a C
+interpreter linked into a program that begins at a snapshot of itself, which takes a fifth of the script's time. The program needs a C
 compiler and Python's static library (Debian: libpython3-dev, which python3-dev brings); without these the script is installed.
 
 Usage: `python -m pyrunc.cli.entry install BIN_DIR`. A package compiles the program where it is built (`compile_program`) and
