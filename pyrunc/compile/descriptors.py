@@ -110,8 +110,9 @@ def open_cgroup(
 def filter_devices(cgroup: Cgroup, linux: Linux) -> None:
     """Put the device rules on the cgroup. Without rules all but the default nodes are refused: else CAP_MKNOD would open the host's
     disks. Where our root is only a user namespace's, bpf(2) is forbidden, and so is making devices."""
+    rules = (linux.resources or {}).get("devices") or ()
     try:
-        cgroup.set_devices((linux.resources or {}).get("devices") or ())
+        cgroup.set_devices(rules)
     except KernelError as error:
         if error.errno != EPERM or not facts.host().in_user_namespace:
             raise

@@ -172,7 +172,7 @@ class World:
 
     def left(self) -> dict[str, list[str]]:
         """What the server keeps on disk for pods and containers."""
-        below = ("sandboxes", "containers", "pods", "shims")
+        below = ("sandboxes", "containers", "pods")
         folders = [f / name for f in (self.server.root, self.server.state) for name in below]
         return {str(f): sorted(os.listdir(f)) for f in folders if f.is_dir()}
 

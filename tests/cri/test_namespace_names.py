@@ -13,6 +13,7 @@ from cri_server.api import api_pb2 as api
 from tests.cri.server_harness import Server
 from tests.cri.test_recovery import nothing_left, pid_of, shim_pid
 from tests.cri.test_takeover import known_of, lose_shim
+from tests.support.keeper import keeper_pid
 from tests.support.processes import wait_until
 
 PLUGIN = """#!/bin/sh
@@ -83,12 +84,13 @@ def test_the_name_of_a_pod_with_users_of_its_own(server: Server) -> None:
     assert called(server) == [f"ADD {name}", f"DEL {name}"]
 
 
-def test_when_shim_and_server_are_killed_del_still_gets_the_namespace(server: Server) -> None:
+def test_when_all_that_hold_it_are_killed_del_still_gets_the_namespace(server: Server) -> None:
     pod = server.run_pod()
     name, inode = f"{server.names}/{pod}", network_of(known_of(server, pod)["pid"])
     shim = shim_pid(server, pod)
     server.kill()
-    os.kill(shim, signal.SIGKILL)
+    for pid in (keeper_pid(server.state), shim):
+        os.kill(pid, signal.SIGKILL)
     server.start()
     assert wait_until(lambda: server.pod_status(pod).state == api.SANDBOX_NOTREADY, 30)
     assert os.stat(name).st_ino == inode

@@ -22,6 +22,7 @@ from pyrunc.zygote.descendants import below
 from tests.cri.server_harness import Server, code_of
 from tests.cri.test_recovery import nothing_left, shim_pid
 from tests.cri.test_shared_shims import shims
+from tests.cri.test_takeover import wait_for_it
 from tests.support.processes import wait_until
 
 HELD_US = 20_000_000
@@ -124,6 +125,7 @@ def test_a_shim_killed_while_it_makes_a_containers_cgroup(server: Server) -> Non
         assert creating.result(30) == grpc.StatusCode.UNAVAILABLE
     assert groups(server, container) == [], "when the call returns nothing is left"
     assert wait_until(lambda: shim_pid(server, pod) != shim, 30)
+    wait_for_it(server, pod)
     server.launch(pod)
     server.remove_all()
     nothing_left(server)

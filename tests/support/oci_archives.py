@@ -41,7 +41,7 @@ def manifest_of(
     built: BuiltImage, compress: str = "gzip", docker: bool = False
 ) -> tuple[bytes, dict[str, bytes]]:
     """An image's manifest and its blobs by digest; `compress` is gzip, zstd or nothing."""
-    packed = [_compressed(data, compress) for data in built.layers]
+    packed = [compressed(data, compress) for data in built.layers]
     config_type = manifests.DOCKER_CONFIG if docker else manifests.OCI_CONFIG
     layer_type = "application/vnd.docker.image.rootfs.diff.tar" if docker else manifests.OCI_LAYER
     suffix = "" if not compress else f".{compress}" if docker else f"+{compress}"
@@ -60,7 +60,7 @@ def descriptor(data: bytes, media_type: str) -> dict[str, Any]:
     return {"mediaType": media_type, "digest": _digest(data), "size": len(data)}
 
 
-def _compressed(data: bytes, kind: str) -> bytes:
+def compressed(data: bytes, kind: str) -> bytes:
     if kind == "zstd":
         return bytes(zstd.compress(data))
     return gzip.compress(data, compresslevel=1, mtime=0) if kind == "gzip" else data

@@ -27,6 +27,7 @@ from cri_server.images.layers import Layers, chain_ids
 from pyrunc.errors import ResourceExhausted
 from tests.cri.images.conftest import Unpack, unpack_bytes
 from tests.cri.images.trees import names, snapshot
+from tests.support.oci_archives import compressed
 
 CAPABILITY = bytes.fromhex("0100000200040000000000000000000000000000")  # cap_net_bind_service+ep
 
@@ -133,7 +134,7 @@ def test_ustar_with_a_prefix(tmp_path: Path, unpacked: Unpack) -> None:
 @pytest.mark.parametrize("compress", ["", "gzip", "zstd"])
 def test_every_compression(unpacked: Unpack, compress: str) -> None:
     data = layer({"a": b"x" * 3_000_000, "b": "b"})
-    packed = build._compressed(data, compress)
+    packed = compressed(data, compress)
     tree = unpacked(packed)
     assert (tree / "a").read_bytes() == b"x" * 3_000_000 and (tree / "b").read_text() == "b"
 
@@ -141,9 +142,7 @@ def test_every_compression(unpacked: Unpack, compress: str) -> None:
 @pytest.mark.parametrize("compress", ["gzip", "zstd"])
 def test_concatenated_members_and_the_diff_id(tmp_path: Path, compress: str) -> None:
     data = layer({"a": random.Random(2).randbytes(900_000), "b": "b"})
-    packed = b"".join(
-        build._compressed(data[at : at + 10_000], compress) for at in range(0, len(data), 10_000)
-    )
+    packed = b"".join(compressed(data[at : at + 10_000], compress) for at in range(0, len(data), 10_000))
     (tmp_path / "layer").mkdir()
     assert unpack_bytes(packed, tmp_path / "layer").diff_id == build._digest(data)
     assert len((tmp_path / "layer" / "tree" / "a").read_bytes()) == 900_000
@@ -336,7 +335,7 @@ def test_many_layers_give_what_gnu_tar_gives_one_over_the_other(stack: Stack, tm
 @pytest.mark.parametrize("compress", ["gzip", "zstd"])
 def test_a_bomb_is_stopped_where_the_disk_is_full(tmp_path: Path, compress: str) -> None:
     """By the bytes that come out, however few went in, and before they are written."""
-    data = build._compressed(layer({"zeros": bytes(60 << 20), "more": bytes(60 << 20)}), compress)
+    data = compressed(layer({"zeros": bytes(60 << 20), "more": bytes(60 << 20)}), compress)
     (tmp_path / "layer").mkdir()
     with pytest.raises(ResourceExhausted, match="unpacks to more than 67108864 bytes"):
         unpack_bytes(data, tmp_path / "layer", Limits(size_bytes=64 << 20))
@@ -347,7 +346,7 @@ def test_layers_that_compress_well_are_taken_and_take_no_blocks(tmp_path: Path, 
     """A preallocated file, or a lastlog, compresses to a thousandth."""
     size = 120 << 20
     tar = layer({"preallocated": bytes(size), "var/log/lastlog": bytes(5000) + b"login" + bytes(300_000)})
-    data = gzip.compress(tar, 9) if compress == "gzip" else build._compressed(tar, compress)
+    data = gzip.compress(tar, 9) if compress == "gzip" else compressed(tar, compress)
     assert len(tar) > 500 * len(data)
     (tmp_path / "layer").mkdir()
     unpack_bytes(data, tmp_path / "layer")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.kube_conformance import limits, report
+from tests.support import ginkgo
 
 NAMES = [
     "a passes",
@@ -40,7 +41,7 @@ def test_every_selected_spec_is_counted_once(tmp_path: Path) -> None:
     ]
     path = tmp_path / "report.json"
     path.write_text(json.dumps([{"SpecReports": written}]))
-    result = report.sum_up(NAMES, report.specs(path), lambda name: "one machine" if name[0] == "d" else "")
+    result = report.sum_up(NAMES, ginkgo.specs(path), lambda name: "one machine" if name[0] == "d" else "")
     assert result.passed == ["a passes"]
     assert result.failed == {"b fails": "failed: expected 1 to equal 2", "c is interrupted": "interrupted"}
     assert result.limited == {"d has a limit": "one machine", "e skips itself": "needs ten nodes"}
@@ -50,7 +51,7 @@ def test_every_selected_spec_is_counted_once(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_report_ran_nothing(tmp_path: Path) -> None:
-    result = report.sum_up(NAMES, report.specs(tmp_path / "none.json"), lambda name: "")
+    result = report.sum_up(NAMES, ginkgo.specs(tmp_path / "none.json"), lambda name: "")
     assert result.not_run == NAMES
 
 
