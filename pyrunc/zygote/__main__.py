@@ -23,13 +23,18 @@ def main() -> None:
     os.set_inheritable(server.fileno(), False)
     reaper.set_name("pyrunc-zygote")
     signal(SIGTERM, _give_up)
+    ready = Ready(os.getpid())
     try:
         preload.load(sys.argv[3:])
     except Error as error:
-        ipc.send(server, Ready(error=error.to_wire()).to_fields())
-        return
+        ready = Ready(error=error.to_wire())
     signal(SIGTERM, SIG_DFL)
-    ipc.send(server, Ready(os.getpid()).to_fields())
+    try:
+        ipc.send(server, ready.to_fields())
+    except (BrokenPipeError, ConnectionResetError):  # the server has ended meanwhile
+        return
+    if ready.error is not None:
+        return
     preload.freeze()  # the server does other things meanwhile
     loop.Loop(server).serve()
 

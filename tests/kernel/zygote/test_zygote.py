@@ -326,6 +326,18 @@ async def test_a_hundred_errands_leave_nothing_in_the_zygote(zygote: Zygote) -> 
     await _until(lambda: descriptors(pid) <= before and not children(pid))
 
 
+@pytest.mark.parametrize("module", ["json", "no.such.module"])
+def test_a_server_that_goes_while_it_imports_is_no_failure(module: str) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.close()
+    command = [sys.executable, "-m", "pyrunc.zygote", str(theirs.fileno()), ":".join(sys.path), module]
+    done = subprocess.run(
+        command, pass_fds=[theirs.fileno()], capture_output=True, text=True, timeout=60, check=False
+    )
+    theirs.close()
+    assert done.returncode == 0 and "BrokenPipe" not in done.stderr
+
+
 def test_a_server_that_goes_with_an_answer_unread_is_no_failure() -> None:
     """The kernel then resets the connection: the next answer, here an errand's end, meets ECONNRESET."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
