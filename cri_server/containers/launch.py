@@ -92,7 +92,7 @@ async def drop(services: Services, container: Container) -> None:
     sandbox = services.index.sandboxes.find(container.sandbox_id)
     client = services.shims.find(sandbox) if sandbox is not None else None
     if client is not None:
-        with contextlib.suppress(Error):  # its shim was killed meanwhile
+        with contextlib.suppress(Error, TimeoutError):  # its shim was killed meanwhile, or is silent
             async with asyncio.timeout(ANSWER_S):
                 await client.drop_container(container.id)
     await orphans.kill_group(container.cgroups_path, container.id)

@@ -43,20 +43,8 @@ class Placeholder:
         os.waitpid(self.pid, 0)
 
     def release(self) -> int:
-        """The pipe's write end, for somebody else to close; the child stays ours to reap, as soon as it ends (`released`): until
-        then it counts for the container's pids.max."""
-        released[os.pidfd_open(self.pid)] = self.pid
+        """The pipe's write end, for another process to close; the child is reaped by that one, or by this one's parent."""
         return self._write_end
-
-
-released: dict[int, int] = {}
-"""Children whose pipes others have: pid by pidfd."""
-
-
-def reap_released(pidfd: int) -> None:
-    """The child of this pidfd, which became readable, has ended."""
-    os.waitpid(released.pop(pidfd), 0)
-    os.close(pidfd)
 
 
 def _wait_for_end_of_file(read_end: int) -> None:

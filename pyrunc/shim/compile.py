@@ -125,10 +125,9 @@ def fork_first(
     if file.runtime or file.restore:
         return lambda: _open_places(_with_root(container_id, directory, request, fds), file)
     if file.cgroup.driver == "systemd":
-        linux, annotations = _linux_of(directory)
-        return lambda: _make_scope(
-            naming.place(linux.cgroups_path, container_id, "systemd"), linux.resources or {}, annotations
-        )
+        spec = _spec(directory)
+        group = naming.place(spec.linux.cgroups_path, container_id, "systemd")
+        return lambda: _make_scope(group, spec.linux.resources or {}, spec.annotations)
     return None
 
 
@@ -141,11 +140,6 @@ def fork_first_for_pause(sandbox_dir: str) -> Callable[[], Made] | None:
     return lambda: _make_scope(group, {}, {})
 
 
-def _linux_of(directory: str) -> tuple[Any, Mapping[str, str]]:
-    spec = _spec(directory)
-    return spec.linux, spec.annotations
-
-
 def _make_scope(group: Cgroup, resources: Mapping[str, Any], annotations: Mapping[str, str]) -> Made:
     """The cgroup, with the process that holds it until the container's is in: that one becomes the shim's child."""
     group.create(resources, annotations)
@@ -155,7 +149,7 @@ def _make_scope(group: Cgroup, resources: Mapping[str, Any], annotations: Mappin
 
 def made_group(made: Made | None) -> Cgroup | None:
     """The cgroup that a fork has made, if it has."""
-    if made is None or "cgroup" not in made[0] or "attached" in made[0]:
+    if made is None or "cgroup" not in made[0]:
         return None
     group = Cgroup.from_record(made[0]["cgroup"])
     if made[1]:

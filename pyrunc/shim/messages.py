@@ -30,7 +30,6 @@ SOCKET = "shim.sock"
 SHIM_RECORD = "shim.json"
 STATE_RECORD = "state.json"
 CONFIG = "config.json"
-LAUNCH = "launch.json"
 EXIT_RECORD = "exit.json"
 LOG = "shim.log"
 LOCK = "shim.lock"
@@ -406,13 +405,12 @@ class GetShim(Request):
 
 
 class ShimInfo(Record):
-    """A shim. `version`: that of the server which started it; `pods`: the folders of the pods that it serves."""
+    """A shim. `version`: that of the server which started it."""
 
     protocol: int
     version: str
     pid: int
     start_time: int
-    pods: Sequence[str]
 
 
 class ShimRecord(Record):

@@ -121,10 +121,17 @@ class Pod:
 
         def compiled(made: Made | None) -> None:
             try:
-                self._launch_holder(
-                    call, self._starter.compile_pause(self.sandbox_dir, made, timed=asked.timed)
-                )
+                pause = self._starter.compile_pause(self.sandbox_dir, made, timed=asked.timed)
             except Exception as error:
+                self._take_back(made)
+                failed(error)
+                return
+            try:
+                self._launch_holder(call, pause)
+            except Exception as error:
+                pause.close()
+                ipc.close_all(list(pause.pins.values()))
+                self._clear_away(pause.cgroup)
                 failed(error)
 
         def failed(error: Exception) -> None:
@@ -246,8 +253,7 @@ class Pod:
                 compile((fields, descriptors))
             except Exception as error:
                 call.fail(_told(error))
-                if "cgroup" in fields:
-                    self._clear_away(Cgroup.from_record(fields["cgroup"]))
+                self._take_back((fields, descriptors))
 
         def failed(error: Exception) -> None:
             ipc.close_all(fds)
@@ -346,6 +352,15 @@ class Pod:
         call.answer()
         self._reaper.expect_other(process, container.ended)
         container.kill_sessions(asked.sessions)
+
+    def _take_back(self, made: Made | None) -> None:
+        """Close and remove what a fork has made for a process that was not compiled then."""
+        if made is None:
+            return
+        fields, descriptors = made
+        ipc.close_all(descriptors)
+        if "cgroup" in fields:
+            self._clear_away(Cgroup.from_record(fields["cgroup"]))
 
     def _clear_away(self, group: Cgroup | None) -> None:
         """A start has failed: its cgroup was made for it, and what may be left of it is in there."""

@@ -87,17 +87,8 @@ class Pods:
         call.answer(messages.Taken(taken.netns_path()))
 
     def _describe(self, call: Call, request: messages.GetShim) -> None:
-        own = tree.stat(os.getpid())
-        assert own is not None
-        call.answer(
-            messages.ShimInfo(
-                messages.PROTOCOL,
-                self._version,
-                os.getpid(),
-                own.start_time,
-                [one.sandbox_dir for one in self._logs],
-            )
-        )
+        own = _own_record()
+        call.answer(messages.ShimInfo(messages.PROTOCOL, self._version, own.pid, own.start_time))
 
     def _take_network(self) -> int:
         """A network namespace for a pod alone: the one that was made ahead, or a new one. Raises KernelError."""
@@ -122,10 +113,13 @@ class Pods:
 
 def write_record(folder: str) -> None:
     """Write to shim.json which process serves the socket in this folder."""
+    atomic_file.write_json(f"{folder}/{messages.SHIM_RECORD}", _own_record().to_fields())
+
+
+def _own_record() -> messages.ShimRecord:
     own = tree.stat(os.getpid())
     assert own is not None
-    record = messages.ShimRecord(os.getpid(), own.start_time)
-    atomic_file.write_json(f"{folder}/{messages.SHIM_RECORD}", record.to_fields())
+    return messages.ShimRecord(os.getpid(), own.start_time)
 
 
 def _open_lock(sandbox_dir: str) -> int:

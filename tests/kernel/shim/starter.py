@@ -46,8 +46,20 @@ class DirectStarter:
 
     def fork_first(
         self, container_id: str, directory: str, request: messages.CreateContainer, fds: Sequence[int]
-    ) -> None:
-        return None
+    ) -> Any:
+        """`process.first`: a fork makes a cgroup and a pipe's end, and the container is refused then."""
+        if not os.path.exists(f"{directory}/config.json"):
+            return None
+        config = _read(f"{directory}/config.json")
+        if "first" not in config["process"]:
+            return None
+        group = Cgroup(config["linux"]["cgroupsPath"])
+
+        def work() -> tuple[dict[str, Any], list[int]]:
+            group.create()
+            return {"cgroup": group.record()}, [os.pipe2(os.O_CLOEXEC)[1]]
+
+        return work
 
     def create(
         self,
@@ -61,6 +73,8 @@ class DirectStarter:
             config = _read(f"{directory}/config.json")
         except FileNotFoundError:
             raise NotFound(f"no record of {container_id}") from None
+        if made is not None:
+            raise WrongState(config["process"]["first"])
         io = Io.of(_read(f"{directory}/launch.json"))
         direct = Direct(None, (), (), Parts(), {"version": 1}, io)
         direct.process, direct.group = config["process"], Cgroup(config["linux"]["cgroupsPath"])

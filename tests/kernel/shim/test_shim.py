@@ -383,6 +383,16 @@ async def test_a_start_can_be_stopped(pod: TestPod) -> None:
         await slow
 
 
+async def test_what_a_fork_made_for_a_container_that_is_refused_is_taken_back(pod: TestPod) -> None:
+    await pod.run("other", "exec sleep 1000")
+    before = await settled(pod, running=1)
+    pod.container("a", "exit 0", process={"first": "no luck"})
+    with pytest.raises(WrongState, match="no luck"):
+        await pod.client.create_container("a")
+    await until(lambda: not pod.cgroup("a").exists())
+    assert await settled(pod, running=1) == before
+
+
 async def test_a_pause_process_whose_start_fails_leaves_nothing(pod: TestPod) -> None:
     os.mkfifo(gate := pod.folder / "gate")
     holder = {"version": 1, "cgroups_path": f"{pod.group}/holder"}
