@@ -1,8 +1,8 @@
-"""A shim's connection to the keeper: what another shim would need to go on with the pods is stored there (`kept`), and how processes
-have ended that are not, or will not be, children of this shim.
+"""A shim's connection to the keeper: what another shim would need to go on with the pods is stored
+there (`kept`), and how processes have ended that are not, or will not be, children of this shim.
 
-A keeper that was killed is replaced by the server; its successor is filled again from here. Without one pods run, but end with
-their shim.
+A keeper that was killed is replaced by the server; its successor is filled again from here. Without
+one pods run, but end with their shim.
 """
 
 from __future__ import annotations
@@ -11,7 +11,15 @@ import os
 import sys
 
 from pyrunc import ipc, jsontext
-from pyrunc.errors import Error, KernelError, NotFound, PeerError, Unavailable, Unsupported, WrongState
+from pyrunc.errors import (
+    Error,
+    KernelError,
+    NotFound,
+    PeerError,
+    Unavailable,
+    Unsupported,
+    WrongState,
+)
 from pyrunc.keeper.client import Keeper
 from pyrunc.kernel.process import wait_status
 from pyrunc.shim.loop import READABLE
@@ -29,7 +37,7 @@ if TYPE_CHECKING:
     Stored = TypeVar("Stored", bound=Record)
 
 TIMEOUT_S = 0.5
-AGAIN_S, LONGEST_AGAIN_S = 0.1, 30.0
+AGAIN_S, LONGEST_AGAIN_S = 0.01, 30.0
 """After the connection was lost; twice as long after each attempt that fails."""
 
 
@@ -48,8 +56,9 @@ class KeeperLink:
     # -- descriptors
 
     def put(self, name: str, source: Source) -> None:
-        """Store a record and descriptors under `name`, and again in every new keeper until `drop`. `source` makes them, the descriptors
-        to be closed here, or raises WrongState. A keeper that does not answer gets them later."""
+        """Store a record and descriptors under `name`, and again in every new keeper until `drop`.
+        `source` makes them, the descriptors to be closed here, or raises WrongState. A keeper that
+        does not answer gets them later."""
         self._sources[name] = source
         self._unsent.add(name)
         self._undropped.discard(name)
@@ -63,7 +72,8 @@ class KeeperLink:
             self._send()
 
     def get(self, name: str, kind: type[Stored]) -> tuple[Stored, list[int]]:
-        """What another shim has put there; the descriptors are the caller's. Raises NotFound, Unavailable, Error."""
+        """What another shim has put there; the descriptors are the caller's. Raises NotFound,
+        Unavailable, Error."""
         stored = self._call(lambda keeper: keeper.get(name))
         if stored is None:
             raise NotFound(f"the keeper has no {name}")
@@ -76,8 +86,8 @@ class KeeperLink:
     # -- exits
 
     def exit_status(self, pid: int, start_time: int, pidfd: int) -> int | None:
-        """How a process that is no child of ours has ended, as of wait(2): what the kernel tells, from Linux 6.15 on, else the keeper.
-        None: it runs, or that is not known."""
+        """How a process that is no child of ours has ended, as of wait(2): what the kernel tells,
+        from Linux 6.15 on, else the keeper. None: it runs, or that is not known."""
         status = wait_status(pid, start_time, pidfd)
         if status is not None:
             return status
@@ -128,14 +138,16 @@ class KeeperLink:
             self._call(lambda keeper: keeper.post_put(name, data, fds))
         except KernelError as error:
             print(
-                f"pyrunc-shim: not stored, so that it ends with this shim: {name}: {error}", file=sys.stderr
+                f"pyrunc-shim: not stored, so that it ends with this shim: {name}: {error}",
+                file=sys.stderr,
             )
         finally:
             ipc.close_all(fds)
         self._unsent.discard(name)
 
     def _call(self, operation: Callable[[Keeper], Result]) -> Result:
-        """Repeats an operation on a connection that has broken once: it can be evicted by others. Raises Unavailable, Error."""
+        """Repeats an operation on a connection that has broken once: it can be evicted by others.
+        Raises Unavailable, Error."""
         if self._keeper is None:
             raise Unavailable("there is no keeper")
         try:

@@ -1,4 +1,5 @@
-"""What the keeper (pause/keeper.c) is for: any and all of the other processes are killed, and pods go on, on every kernel."""
+"""What the keeper (pause/keeper.c) is for: any and all of the other processes are killed, and pods
+go on, on every kernel."""
 
 from __future__ import annotations
 
@@ -77,19 +78,23 @@ def test_the_exit_code_of_a_killed_shims_container(server: Server, number: int, 
 
 
 def test_a_killed_keeper_costs_at_most_a_code_of_its_own_time(server: Server) -> None:
-    """Of a container whose shim is killed after the keeper: init reaps it, and the kernel does not tell. Pods of the next shims are as
-    before."""
+    """Of a container whose shim is killed after the keeper: init reaps it, and the kernel does not
+    tell. Pods of the next shims are as before."""
     pod = server.run_pod()
     container = server.launch(pod, server.container_config(at_the_end("exit 42")))
     server.wait_logged(container, "ready")
     zygote = zygote_of_shims(server)
     end_keeper(server.state, signal.SIGKILL)
-    assert wait_until(lambda: alive_since(zygote) is None and keeper_pid(server.state), 30), server.tail()
+    assert wait_until(lambda: alive_since(zygote) is None and keeper_pid(server.state), 30), (
+        server.tail()
+    )
     assert parent_of(zygote_of_shims(server)) == keeper_pid(server.state)
     assert wait_until(
         lambda: "has taken its place" in server.tail() and len(shims_below(server)) == SHIMS, 30
     )
     assert shim_pid(server, pod) not in shims_below(server), "it keeps its pods"
+    # Until the shim has filled the new keeper, the pod's descriptors exist in the shim alone.
+    assert wait_until(lambda: f"container/{container}" in stored(server), 30), server.tail()
     lose_shim(server, pod)
     assert server.output(container, "echo", "on") == "on\n"
     server.stop_container(container, 30)
@@ -124,7 +129,11 @@ def test_a_keeper_survives_the_server_and_its_zygote_does_not(server: Server) ->
     assert wait_until(lambda: not keeper_pid(server.state), 30), "nothing is left to keep"
 
 
-COUNTS = ["sh", "-c", "trap 'exit 42' TERM; i=0; while true; do echo $i; i=$((i+1)); usleep 2000; done"]
+COUNTS = [
+    "sh",
+    "-c",
+    "trap 'exit 42' TERM; i=0; while true; do echo $i; i=$((i+1)); usleep 2000; done",
+]
 
 
 def shims(server: Server) -> set[int]:
@@ -156,7 +165,8 @@ def answers(server: Server, container: str) -> bool:
 
 
 def counted_on(server: Server, container: str, kills: int) -> None:
-    """Ends a container that counts: with its code, and its lines in order, each once, but for one that a killed shim had read."""
+    """Ends a container that counts: with its code, and its lines in order, each once, but for one
+    that a killed shim had read."""
     server.stop_container(container, 30)
     assert server.status(container).exit_code == 42
     numbers = [int(line) for line in server.log_lines(container)]
@@ -176,7 +186,9 @@ def test_all_killed_at_once_but_the_keeper(server: Server) -> None:
     pod, *_ = pods
     ending = server.launch(
         pod,
-        server.container_config(at_the_end("echo last; exit 9"), log_path="e.log", metadata={"name": "e"}),
+        server.container_config(
+            at_the_end("echo last; exit 9"), log_path="e.log", metadata={"name": "e"}
+        ),
     )
     server.wait_logged(ending, "ready")
     process, lost = pid_of(server, ending), shims(server)
@@ -278,8 +290,8 @@ def test_entries_of_no_pod_are_dropped_by_the_next_server(server: Server) -> Non
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_kills_of_all_kinds(seed: int) -> None:
-    """With lives of other containers meanwhile, of which a call that meets the moment fails. The keeper is killed alone: two that go
-    within a second take what only they have along."""
+    """With lives of other containers meanwhile, of which a call that meets the moment fails. The
+    keeper is killed alone: two that go within a second take what only they have along."""
     chance = random.Random(seed)
     with Server() as server:
         server.load_image()
