@@ -1,7 +1,8 @@
 """What pyproject.toml cannot say: the wheel's tag. Everything else is there.
 
-The wheel holds three programs and a library for one machine and no extension module: any Python 3, this architecture. They are
-without a C library, so both families of Linux distributions can run them.
+The wheel holds three programs and a library for one machine and no extension module: any Python 3,
+this architecture. They are without a C library, so both families of Linux distributions can run
+them.
 """
 
 from __future__ import annotations

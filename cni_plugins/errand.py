@@ -1,12 +1,14 @@
-"""Our plugins in forks of the server's zygote: workers that serve request after request, and foreign executables.
+"""Our plugins in forks of the server's zygote: workers that serve request after request, and
+foreign executables.
 
     serve(arguments, fds)      a worker: answers requests on a socket until that is closed
     execute(arguments, fds)    become a foreign plugin's executable
     install(arguments, fds)    write ours as executables, for foreign ones that delegate to them
 
-A worker is a fork that stays: forking anew and touching copied pages costs more than a plugin's work (measured: 6 ms for a
-new fork, 3 for a worker that has done it before). Consecutive plugins of a chain are one request. Requests and answers
-are the records of `protocol.worker`, in messages of pyrunc.ipc with an `id`.
+A worker is a fork that stays: forking anew and touching copied pages costs more than a plugin's
+work (measured: 6 ms for a new fork, 3 for a worker that has done it before). Consecutive plugins of
+a chain are one request. Requests and answers are the records of `protocol.worker`, in messages of
+pyrunc.ipc with an `id`.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ PLUGINS = {plugin.name: plugin for plugin in (BRIDGE, HOST_LOCAL, LOOPBACK, PORT
 
 
 def serve(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
-    """Answer requests on the packet socket `fds[0]`; ends with it, or when it finds itself in another namespace."""
+    """Answer requests on the packet socket `fds[0]`; ends with it, or when it finds itself in
+    another namespace."""
     reaper.set_name("pyrunc-cni")
     home = netns.identity()
     for part in (netns, nfnetlink, rtnetlink):
@@ -60,7 +63,11 @@ def serve(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
             else:
                 # It came with CHECK, GC or the flows of a UDP port: the process has grown.
                 ipc.send(
-                    link, {"id": request["id"], "ok": answered.replace(last=LARGE in sys.modules).to_fields()}
+                    link,
+                    {
+                        "id": request["id"],
+                        "ok": answered.replace(last=LARGE in sys.modules).to_fields(),
+                    },
                 )
             if netns.identity() != home:
                 return 1
@@ -92,7 +99,8 @@ def install(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
 
 
 def answer(request: Mapping[str, Any]) -> Answer:
-    """The answer to one request; every exception of a plugin becomes a refusal. Raises InvalidArgument for what is no request."""
+    """The answer to one request; every exception of a plugin becomes a refusal. Raises
+    InvalidArgument for what is no request."""
     name = request.get("call")
     if name == Chain.call:
         return _answered(chain, Chain.of(request))
@@ -109,7 +117,8 @@ def _answered(verb: Callable[[Asked], Answer], asked: Asked) -> Answer:
 
 
 def chain(asked: Chain) -> Answer:
-    """Run plugins in their order, each with the result of the one before; the last result of an ADD."""
+    """Run plugins in their order, each with the result of the one before; the last result of an
+    ADD."""
     call = Call.from_environment(asked.environment)
     if call.command != "ADD":
         return _in_turn(call, asked.inputs, None)
@@ -121,8 +130,11 @@ def chain(asked: Chain) -> Answer:
     return answered
 
 
-def _in_turn(call: Call, inputs: Sequence[dict[str, Any]], previous: dict[str, Any] | None) -> Answer:
-    """Run one plugin after the other; results are handed on as they are, without a detour through JSON."""
+def _in_turn(
+    call: Call, inputs: Sequence[dict[str, Any]], previous: dict[str, Any] | None
+) -> Answer:
+    """Run one plugin after the other; results are handed on as they are, without a detour through
+    JSON."""
     result: Result | None = None
     for value in inputs:
         plugin = PLUGINS[value["type"]]
@@ -130,7 +142,8 @@ def _in_turn(call: Call, inputs: Sequence[dict[str, Any]], previous: dict[str, A
             value["prevResult"] = previous
         try:
             result = (
-                perform(plugin, call, replace(PluginConfig.from_object(value), previous=result)) or result
+                perform(plugin, call, replace(PluginConfig.from_object(value), previous=result))
+                or result
             )
         except Exception as error:
             return _refuse(plugin.name, error, value["cniVersion"])
@@ -140,7 +153,8 @@ def _in_turn(call: Call, inputs: Sequence[dict[str, Any]], previous: dict[str, A
 
 
 def restore(asked: Restore) -> Answer:
-    """Put back rules and elements of living attachments, given as plugin inputs with their prevResult."""
+    """Put back rules and elements of living attachments, given as plugin inputs with their
+    prevResult."""
     wanted: dict[tuple[str, bytes], nfnetlink.Element] = {}
     subnets: set[host_rules.Subnet] = set()
     for attachment in asked.attachments:

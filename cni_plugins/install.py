@@ -1,4 +1,5 @@
-"""Write our plugins as executables into a folder, for any CNI runtime: `python -m cni_plugins.install DIR`."""
+"""Write our plugins as executables into a folder, for any CNI runtime: `python -m
+cni_plugins.install DIR`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Ask an address plugin: host-local by a function call, any other by running it, as the specification's "delegation".
+"""Ask an address plugin: host-local by a function call, any other by running it, as the
+specification's "delegation".
 
 An executable called host-local in CNI_PATH that is not ours wins over our own, as everywhere.
 """
@@ -13,14 +14,21 @@ from cni_plugins.host_local import plugin as host_local
 from cni_plugins.protocol.builtin import HEAD_BYTES, is_ours
 from cni_plugins.protocol.call import Call
 from cni_plugins.protocol.config import PluginConfig, decode_object
-from cni_plugins.protocol.errors import DECODING_FAILURE, INVALID_CONFIG, IO_FAILURE, CniError, from_json
+from cni_plugins.protocol.errors import (
+    DECODING_FAILURE,
+    INVALID_CONFIG,
+    IO_FAILURE,
+    CniError,
+    from_json,
+)
 from cni_plugins.protocol.result import Result
 
 _ERROR_TEXT_LIMIT = 500
 
 
 def plugin_of(config: PluginConfig) -> str:
-    """The address plugin's name, or an empty string for a network without addresses. Raises CniError 7."""
+    """The address plugin's name, or an empty string for a network without addresses. Raises
+    CniError 7."""
     ipam = config.raw.get("ipam")
     if ipam is None or ipam == {}:
         return ""
@@ -33,12 +41,15 @@ def plugin_of(config: PluginConfig) -> str:
 
 
 def allocate(call: Call, config: PluginConfig, *, link: str) -> Result:
-    """ADD of the address plugin; an empty result where there is none. `link`: the host's interface of the attachment."""
+    """ADD of the address plugin; an empty result where there is none. `link`: the host's interface
+    of the attachment."""
     kind = plugin_of(config)
     if not kind:
         return Result()
     if program := _program(kind, call):
-        return Result.from_json(_run(program, call, config), default_version=config.cni_version, strict=True)
+        return Result.from_json(
+            _run(program, call, config), default_version=config.cni_version, strict=True
+        )
     return host_local.allocate(call, config, link=link)
 
 
@@ -76,7 +87,8 @@ def _delegate(command: str, call: Call, config: PluginConfig) -> None:
 
 
 def _program(kind: str, call: Call) -> str:
-    """The executable to run, or an empty string for our own host-local. Raises CniError 5 where there is neither."""
+    """The executable to run, or an empty string for our own host-local. Raises CniError 5 where
+    there is neither."""
     for folder in call.path:
         path = os.path.join(folder, kind)
         if os.path.isabs(path) and os.access(path, os.X_OK) and os.path.isfile(path):
@@ -86,7 +98,8 @@ def _program(kind: str, call: Call) -> str:
     if kind == "host-local":
         return ""
     raise CniError(
-        IO_FAILURE, f"there is no address plugin {kind!r} in {':'.join(call.path) or 'an empty CNI_PATH'}"
+        IO_FAILURE,
+        f"there is no address plugin {kind!r} in {':'.join(call.path) or 'an empty CNI_PATH'}",
     )
 
 
@@ -116,5 +129,7 @@ def _run(program: str, call: Call, config: PluginConfig) -> dict[str, Any]:
         refused = from_json(decode_object(done.stdout, f"the answer of {name}"))
     except CniError:
         words = " ".join(done.stderr.decode("utf-8", "replace").split())[:_ERROR_TEXT_LIMIT]
-        raise CniError(DECODING_FAILURE, f"{name} failed with {done.returncode} and said: {words}") from None
+        raise CniError(
+            DECODING_FAILURE, f"{name} failed with {done.returncode} and said: {words}"
+        ) from None
     raise refused

@@ -1,7 +1,8 @@
-"""What is the same in every plugin: read the request, check the version, call the command, print the answer.
+"""What is the same in every plugin: read the request, check the version, call the command, print
+the answer.
 
-`answer` is the whole contract without a process around it: environment and stdin in, exit code and stdout out. `serve` is
-`answer` on this process's own; the server's errands use `answer` too.
+`answer` is the whole contract without a process around it: environment and stdin in, exit code and
+stdout out. `serve` is `answer` on this process's own; the server's errands use `answer` too.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def answer(plugin: Plugin, environment: Mapping[str, str], content: bytes) -> tu
         if call.command == "VERSION":
             return 0, _encode(version.announcement())
         config = PluginConfig.parse(content)
-        cni_version = config.cni_version if config.cni_version in version.SUPPORTED else version.LATEST
+        cni_version = (
+            config.cni_version if config.cni_version in version.SUPPORTED else version.LATEST
+        )
         result = perform(plugin, call, config)
         return 0, b"" if result is None else _encode(result.to_json(cni_version))
     except Exception as error:
@@ -70,7 +73,8 @@ def perform(plugin: Plugin, call: Call, config: PluginConfig) -> Result | None:
 
 
 def refusal(name: str, error: Exception) -> CniError:
-    """Any exception as the error that the specification wants; a bug leaves its traceback on stderr."""
+    """Any exception as the error that the specification wants; a bug leaves its traceback on
+    stderr."""
     if isinstance(error, CniError):
         return CniError(error.code, f"{name}: {error.message}", error.details)
     if isinstance(error, InvalidArgument):
@@ -117,5 +121,7 @@ def _read_all(descriptor: int) -> bytes:
         parts.append(part)
         size += len(part)
         if size > LIMIT_BYTES:
-            raise CniError(DECODING_FAILURE, f"the configuration on stdin has more than {LIMIT_BYTES} bytes")
+            raise CniError(
+                DECODING_FAILURE, f"the configuration on stdin has more than {LIMIT_BYTES} bytes"
+            )
     return b"".join(parts)

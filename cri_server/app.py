@@ -1,7 +1,9 @@
-"""The server from start to end: what it opens, in which order, and that it answers only once it knows what is there.
+"""The server from start to end: what it opens, in which order, and that it answers only once it
+knows what is there.
 
-The event loop never forks, blocks on foreign storage or enters a namespace: two zygotes fork (shims; errands), threads wait
-for disks. Ending the server, in whatever way, leaves pods as they are.
+The event loop never forks, blocks on foreign storage or enters a namespace: two zygotes fork
+(shims; errands), threads wait for disks. Ending the server, in whatever way, leaves pods as they
+are.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ ERRAND_MODULES = [
 
 
 def serve(config: Config, read: Read) -> None:
-    """Run the server until SIGTERM or SIGINT; `read` answers SIGHUP. Raises Error when it cannot start."""
+    """Run the server until SIGTERM or SIGINT; `read` answers SIGHUP. Raises Error when it cannot
+    start."""
     configure_log(config)
     stored = DescriptorStore(receive(os.environ))
     prepare_process()
@@ -76,7 +79,8 @@ def serve(config: Config, read: Read) -> None:
 def prepare_process() -> None:
     """umask, no core dumps (they hold pull secrets), as many descriptors as permitted.
 
-    Hard limits stay: a container may be given one of them, and raising one again may not be permitted.
+    Hard limits stay: a container may be given one of them, and raising one again may not be
+    permitted.
     """
     os.umask(0o022)
     for number, soft in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, None)):
@@ -100,7 +104,8 @@ async def _serve(config: Config, read: Read, stored: DescriptorStore) -> None:
 
 
 async def _unless(stopping: asyncio.Event, starting: Coroutine[Any, Any, None]) -> None:
-    """A start may take minutes, for imports or images; who ends the server meanwhile does not wait for it. Raises what it raises."""
+    """A start may take minutes, for imports or images; who ends the server meanwhile does not wait
+    for it. Raises what it raises."""
     start, stop = asyncio.create_task(starting), asyncio.create_task(stopping.wait())
     await asyncio.wait([start, stop], return_when=asyncio.FIRST_COMPLETED)
     for task in (stop, start):
@@ -132,8 +137,9 @@ async def _start(
 
 
 def _begin(services: Services) -> None:
-    """Have processes import that nobody has asked for yet: as late as this, since their imports take the processor from those questions
-    that a kubelet asks first, and as early as this, since after those it asks for pods."""
+    """Have processes import that nobody has asked for yet: as late as this, since their imports
+    take the processor from those questions that a kubelet asks first, and as early as this, since
+    after those it asks for pods."""
     for zygote in services.zygotes.values():
         zygote.begin()
     if services.keeper is not None:
@@ -141,7 +147,9 @@ def _begin(services: Services) -> None:
     services.shims.processes.begin()
 
 
-def open_services(config: Config, stack: contextlib.AsyncExitStack, stored: DescriptorStore) -> Services:
+def open_services(
+    config: Config, stack: contextlib.AsyncExitStack, stored: DescriptorStore
+) -> Services:
     """Everything the verbs need; closed by `stack` in reverse."""
     paths = stack.enter_context(claimed(config.root, config.state))
     file_system.check(paths)
@@ -266,7 +274,11 @@ async def open_streaming(
 ) -> StreamingServer:
     """The HTTP server of exec, attach and port-forward."""
     given = config.streaming
-    tls = Tls(given.tls_certificate, given.tls_key, given.tls_client_ca) if given.tls_certificate else None
+    tls = (
+        Tls(given.tls_certificate, given.tls_key, given.tls_client_ca)
+        if given.tls_certificate
+        else None
+    )
     server = StreamingServer(Sessions(services), given.host, given.port, tls=tls)
     try:
         await server.start()
@@ -327,7 +339,8 @@ async def _settle(services: Services) -> None:
 
 @contextlib.asynccontextmanager
 async def _afterwards(config: Config) -> AsyncIterator[None]:
-    """Beside the first calls, so that they do not wait for it: import what serves sessions, log what is wrong with this machine."""
+    """Beside the first calls, so that they do not wait for it: import what serves sessions, log
+    what is wrong with this machine."""
     working = asyncio.create_task(asyncio.to_thread(_work_afterwards, config))
     try:
         yield
@@ -345,7 +358,8 @@ def _work_afterwards(config: Config) -> None:
 
 @contextlib.asynccontextmanager
 async def _reconciling(services: Services) -> AsyncIterator[None]:
-    """While inside: every few seconds, networks without a pod are released and lost host rules put back."""
+    """While inside: every few seconds, networks without a pod are released and lost host rules put
+    back."""
     task = asyncio.create_task(_reconcile(services))
     try:
         yield

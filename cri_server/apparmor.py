@@ -1,9 +1,10 @@
-"""The AppArmor profile of containers that ask for the runtime's default, as docker and containerd know it: everything that a
-container does with its own files, network and processes, and nothing that reaches the host through /proc, /sys or mounts.
+"""The AppArmor profile of containers that ask for the runtime's default, as docker and containerd
+know it: everything that a container does with its own files, network and processes, and nothing
+that reaches the host through /proc, /sys or mounts.
 
-Only apparmor_parser can compile policy; the kernel takes the result through /sys/kernel/security/apparmor/.replace. The
-first container of a server's life loads the profile, so a new version replaces an old one, and a container that finds it
-unloaded loads it again.
+Only apparmor_parser can compile policy; the kernel takes the result through
+/sys/kernel/security/apparmor/.replace. The first container of a server's life loads the profile, so
+a new version replaces an old one, and a container that finds it unloaded loads it again.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ NAME = "cri-pyrunc-default"
 PARSER_TIMEOUT_S = 60.0
 SEARCH_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
 
-# Paths are what the container sees; `attach_disconnected` gives names to descriptors that come from outside its mounts.
-# A deny rule wins over every allow rule, so what is denied here stays denied for root with all capabilities.
+# Paths are what the container sees; `attach_disconnected` gives names to descriptors that come from
+# outside its mounts. A deny rule wins over every allow rule, so what is denied here stays denied
+# for root with all capabilities.
 POLICY = f"""
 profile {NAME} flags=(attach_disconnected,mediate_deleted) {{
   network,
@@ -96,5 +98,7 @@ async def _load(parser: str, errands: Zygote) -> None:
     )
     if done.exit_code:
         words = done.stderr.decode(errors="replace").strip()
-        raise PeerError(f"apparmor_parser did not load {NAME}: {words or f'exit code {done.exit_code}'}")
+        raise PeerError(
+            f"apparmor_parser did not load {NAME}: {words or f'exit code {done.exit_code}'}"
+        )
     log.info("loaded the AppArmor profile %s", NAME)

@@ -1,6 +1,7 @@
 """What the running server is doing: the stacks of its threads and tasks, and where its time goes.
 
-SIGUSR1 writes the threads' stacks to stderr, also when the event loop hangs and no call is answered.
+SIGUSR1 writes the threads' stacks to stderr, also when the event loop hangs and no call is
+answered.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def enable_signal() -> None:
 
 
 def stacks() -> str:
-    """The stacks of all threads, and of all tasks down to what each waits for. Call on the event loop."""
+    """The stacks of all threads, and of all tasks down to what each waits for. Call on the event
+    loop."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
     for ident, frame in sys._current_frames().items():
@@ -46,13 +48,17 @@ def _task(task: asyncio.Task[Any]) -> str:
         if frame is not None:
             code = frame.f_code
             lines.append(f"  {code.co_filename}:{frame.f_lineno} in {code.co_qualname}\n")
-        waiting, awaited = awaited, getattr(awaited, "cr_await", None) or getattr(awaited, "ag_await", None)
+        waiting, awaited = (
+            awaited,
+            getattr(awaited, "cr_await", None) or getattr(awaited, "ag_await", None),
+        )
     reason = "" if hasattr(waiting, "cr_frame") else f"  waits for {type(waiting).__name__}\n"
     return f"task {task.get_name()}\n{''.join(lines)}{reason}"
 
 
 def profile(seconds: float) -> list[str]:
-    """Look at all threads every 5 ms for `seconds`; lines of `thread;outermost;…;innermost COUNT`, as flame graphs take them.
+    """Look at all threads every 5 ms for `seconds`; lines of `thread;outermost;…;innermost COUNT`,
+    as flame graphs take them.
 
     Blocks: run it in a thread. What only waits is seen as well, at the line where it does.
     """
@@ -65,7 +71,8 @@ def profile(seconds: float) -> list[str]:
                 found[names.get(ident, "?"), _codes(frame)] += 1
         time.sleep(INTERVAL_S)
     lines = (
-        (";".join([thread.replace(" ", "_"), *map(_name, codes)]), n) for (thread, codes), n in found.items()
+        (";".join([thread.replace(" ", "_"), *map(_name, codes)]), n)
+        for (thread, codes), n in found.items()
     )
     return [f"{stack} {count}" for stack, count in sorted(lines, key=lambda each: -each[1])]
 

@@ -1,7 +1,9 @@
-"""Messages kept in their wire form: lists and statuses that kubelet asks for every second join bytes instead of building.
+"""Messages kept in their wire form: lists and statuses that kubelet asks for every second join
+bytes instead of building.
 
-On the wire a message is its fields one after the other, in any order, each with its tag, and a message among them with its
-length (protobuf's encoding guide): a list's answer is a join of entries that were encoded when they last changed.
+On the wire a message is its fields one after the other, in any order, each with its tag, and a
+message among them with its length (protobuf's encoding guide): a list's answer is a join of entries
+that were encoded when they last changed.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ VARINT, LENGTH_DELIMITED = 0, 2
 
 
 class CachedEncoding:
-    """The wire form of one message about an object, made again when a fact that it was made of has changed."""
+    """The wire form of one message about an object, made again when a fact that it was made of has
+    changed."""
 
     __slots__ = ("_facts", "_wire")
 
@@ -24,7 +27,8 @@ class CachedEncoding:
         self._wire = b""
 
     def get(self, facts: tuple[Any, ...], make: Callable[[], bytes]) -> bytes:
-        """`facts` are all that can change; objects among them are replaced when they change, never altered."""
+        """`facts` are all that can change; objects among them are replaced when they change, never
+        altered."""
         if self._facts != facts:
             self._wire = make()
             self._facts = facts

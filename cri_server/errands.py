@@ -1,4 +1,5 @@
-"""Errands of the server: functions that run in a forked child of the zygote, never in the server itself.
+"""Errands of the server: functions that run in a forked child of the zygote, never in the server
+itself.
 
 This module is preloaded by the zygote, so it imports neither gRPC nor asyncio.
 """
@@ -48,7 +49,8 @@ class Command(Record):
 
 
 def dial(arguments: Message, fds: list[int]) -> list[int]:
-    """A TCP socket to the port of a `Dial` on the loopback of the process's network namespace. Raises PeerError."""
+    """A TCP socket to the port of a `Dial` on the loopback of the process's network namespace.
+    Raises PeerError."""
     asked = Dial.of(arguments)
     pid, port = asked.pid, asked.port
     if pid:
@@ -73,7 +75,8 @@ def dial(arguments: Message, fds: list[int]) -> list[int]:
 
 
 def compile_apparmor(arguments: Message, fds: list[int]) -> None:
-    """Become the parser of a `Parse`, which compiles the policy on stdin and replaces it in the kernel, past its cache."""
+    """Become the parser of a `Parse`, which compiles the policy on stdin and replaces it in the
+    kernel, past its cache."""
     parser = Parse.of(arguments).parser
     os.execv(parser, [parser, "--replace", "--skip-cache"])
 

@@ -1,6 +1,7 @@
 """Container events for those who asked: a bounded queue per subscriber, new events only.
 
-A subscriber that does not read loses its stream with an error, never an event in the middle; the others do not notice.
+A subscriber that does not read loses its stream with an error, never an event in the middle; the
+others do not notice.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Events:
                 queue.put_nowait(event)
 
     async def subscribe(self) -> AsyncIterator[api.ContainerEventResponse]:
-        """Events from now on, until the caller stops. Raises ResourceExhausted for one that did not keep up."""
+        """Events from now on, until the caller stops. Raises ResourceExhausted for one that did not
+        keep up."""
         queue: Queue = asyncio.Queue()
         self._queues.add(queue)
         try:

@@ -1,8 +1,10 @@
-"""What is on disk for nobody: found, told with its reason, and removed; and why everything else is kept.
+"""What is on disk for nobody: found, told with its reason, and removed; and why everything else is
+kept.
 
-A server that starts and every removal clean up behind themselves, so there is little: what a full or failing disk, a power cut
-or an older version left. Nothing is taken from an operation under way: what was listed while none was, and is known to
-nobody afterwards, is nobody's, for each operation makes names of its own.
+A server that starts and every removal clean up behind themselves, so there is little: what a full
+or failing disk, a power cut or an older version left. Nothing is taken from an operation under way:
+what was listed while none was, and is known to nobody afterwards, is nobody's, for each operation
+makes names of its own.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ KNOWN = {
     "pods",
 }
 RUN_FOLDERS, RUN_OWNER = "pods", "pod"
-"""Where `pyrunc-cri run` makes folders with the logs and volumes of its pods, and the file there with the pod's id."""
+"""Where `pyrunc-cri run` makes folders with the logs and volumes of its pods, and the file there
+with the pod's id."""
 DOCTOR, DOCTOR_AGE_S = ".doctor-", 3600.0  # the folder that a doctor tries an overlay in
 BUSY = "operations are under way: it may be one's of theirs"
 NAMES_SHOWN = 3
@@ -59,8 +62,8 @@ NAMES_SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A thing on disk. `action`: `keep`, `remove` and `convert` (it would be), `removed`, `converted`, or `failed`; `why` says it in
-    words."""
+    """A thing on disk. `action`: `keep`, `remove` and `convert` (it would be), `removed`,
+    `converted`, or `failed`; `why` says it in words."""
 
     kind: str
     name: str
@@ -69,7 +72,9 @@ class Item:
     size_bytes: int = 0
 
 
-async def collect(services: Services, *, dry_run: bool, images: bool, force: bool = False) -> list[Item]:
+async def collect(
+    services: Services, *, dry_run: bool, images: bool, force: bool = False
+) -> list[Item]:
     """Remove files, cgroups and mounts that no record refers to.
 
     `images`: also images that no container uses. `force`: also the addresses of lost pods whose
@@ -113,7 +118,10 @@ class _Collector:
                 await self._convert(image, name)
             elif why or not unused:
                 self._keep(
-                    "image", name, why or "no container uses it; --images removes it", image.size_bytes
+                    "image",
+                    name,
+                    why or "no container uses it; --images removes it",
+                    image.size_bytes,
                 )
             else:
                 await self._remove(
@@ -126,9 +134,13 @@ class _Collector:
         images, index = self._services.images, self._services.index
         why = f"{images.to_convert(image.id)} as [images] store says"
         try:
-            done = not index.users_of(image.id) and (self._dry_run or await images.convert(image.id))
+            done = not index.users_of(image.id) and (
+                self._dry_run or await images.convert(image.id)
+            )
         except (Error, OSError) as error:
-            self.items.append(Item("image", name, "failed", f"to be {why}, but {error}", image.size_bytes))
+            self.items.append(
+                Item("image", name, "failed", f"to be {why}, but {error}", image.size_bytes)
+            )
             return
         if done:
             action: Literal["convert", "converted"] = "convert" if self._dry_run else "converted"
@@ -145,7 +157,8 @@ class _Collector:
         return "pinned ([images] pinned)" if image.pinned else ""
 
     async def store(self) -> None:
-        """Blobs, layers and downloads. The store itself knows which of them a pull holds, and forgets none of these."""
+        """Blobs, layers and downloads. The store itself knows which of them a pull holds, and
+        forgets none of these."""
         for entry in await self._services.images.unused():
             if entry.kind == "unknown":
                 self._unknown(entry)
@@ -155,10 +168,17 @@ class _Collector:
             else:
                 gone = await self._services.images.discard(entry)
             if gone is False:
-                self._keep(entry.kind, entry.path.name, "a pull that is under way needs it", entry.size_bytes)
+                self._keep(
+                    entry.kind,
+                    entry.path.name,
+                    "a pull that is under way needs it",
+                    entry.size_bytes,
+                )
                 continue
             action: Literal["remove", "removed"] = "removed" if gone else "remove"
-            self.items.append(Item(entry.kind, entry.path.name, action, _WHY[entry.kind], entry.size_bytes))
+            self.items.append(
+                Item(entry.kind, entry.path.name, action, _WHY[entry.kind], entry.size_bytes)
+            )
 
     def _unknown(self, entry: Entry) -> None:
         why = "a file that was damaged and put aside: look at it, then remove it by hand"
@@ -171,7 +191,9 @@ class _Collector:
         for sandbox in services.index.sandboxes:
             metadata = sandbox.config.metadata
             ready = sandbox.state == api.SANDBOX_READY
-            why = "it is ready" if ready else "it is stopped: kubelet, or `pyrunc-cri rm`, removes it"
+            why = (
+                "it is ready" if ready else "it is stopped: kubelet, or `pyrunc-cri rm`, removes it"
+            )
             if not ready and sandbox.phase != "ready" and sandbox.network == "attached":
                 why = (
                     "it is stopped, but its network is not detached: kubelet, or `pyrunc-cri rm`, tries that again; "
@@ -192,7 +214,9 @@ class _Collector:
             await self._file(path, idle)
         for path in [paths.trash / name for name in await services.trash.settle(PATIENCE_S)]:
             size = await asyncio.to_thread(size_of, path)
-            await self._remove("folder", str(path), _WHY["trash"], size, partial(_remove_tree, path))
+            await self._remove(
+                "folder", str(path), _WHY["trash"], size, partial(_remove_tree, path)
+            )
         for folder in (paths.root, paths.state):
             for name in sorted(set(entries(folder)) - KNOWN):
                 await self._stranger(folder / name)
@@ -202,7 +226,12 @@ class _Collector:
     def _list(self) -> tuple[list[str], list[str], list[Path]]:
         paths = self._services.paths
         folders = (paths.sandbox_records, paths.container_records)
-        odd = [f / n for f in folders for n in sorted(entries(f)) if "." in n and not n.endswith(".json")]
+        odd = [
+            f / n
+            for f in folders
+            for n in sorted(entries(f))
+            if "." in n and not n.endswith(".json")
+        ]
         return half_made_sandboxes(self._services), half_made_containers(self._services), odd
 
     async def _idle(self) -> bool:
@@ -222,7 +251,8 @@ class _Collector:
         still: Callable[[Services], list[str]],
         drop: Callable[[Services, str], Any],
     ) -> None:
-        """Folders of a pod or container without a record. What an operation had begun and has now finished is known."""
+        """Folders of a pod or container without a record. What an operation had begun and has now
+        finished is known."""
         unknown = set(still(self._services))
         for identifier in sorted(unknown.intersection(listed)):
             size = await asyncio.to_thread(self._size, kind, identifier)
@@ -237,21 +267,28 @@ class _Collector:
     def _size(self, kind: str, identifier: str) -> int:
         paths = self._services.paths
         if kind == "pod":
-            return size_of(paths.sandbox_root(identifier)) + size_of(paths.sandbox_state(identifier))
-        return size_of(paths.container_root(identifier)) + size_of(paths.container_state(identifier))
+            return size_of(paths.sandbox_root(identifier)) + size_of(
+                paths.sandbox_state(identifier)
+            )
+        return size_of(paths.container_root(identifier)) + size_of(
+            paths.container_state(identifier)
+        )
 
     async def _file(self, path: Path, idle: bool) -> None:
         size = size_of(path)
         if path.name.endswith(ENDING):
             if idle:
-                await self._remove("file", str(path), "its writer was killed", size, partial(_unlink, path))
+                await self._remove(
+                    "file", str(path), "its writer was killed", size, partial(_unlink, path)
+                )
             else:
                 self._keep("file", str(path), BUSY, size)
         else:
             self._unknown(Entry("unknown", path, size))
 
     async def _run_folder(self, path: Path) -> None:
-        """Always kept: the pod may be another server's, and what a container wrote there is its user's."""
+        """Always kept: the pod may be another server's, and what a container wrote there is its
+        user's."""
         try:
             owner = (path / RUN_OWNER).read_text()
         except (OSError, UnicodeDecodeError):
@@ -279,7 +316,8 @@ class _Collector:
             self._unknown(Entry("unknown", path, size))
 
     async def network(self, force: bool) -> None:
-        """Attachments of pods that are gone; the reconciliation of every ten seconds releases them as well.
+        """Attachments of pods that are gone; the reconciliation of every ten seconds releases them
+        as well.
 
         force: what plugins refuse is a warning in the log, and the attachment is given up.
         """

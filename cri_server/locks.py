@@ -1,7 +1,8 @@
-"""Calls about the same thing meet here: a repeated call joins the running one, and work outlives a caller that hangs up.
+"""Calls about the same thing meet here: a repeated call joins the running one, and work outlives a
+caller that hangs up.
 
-A kubelet whose deadline passed repeats the call. The first one was not cancelled with its caller (it runs in a task of its
-own), and the repetition gets its outcome.
+A kubelet whose deadline passed repeats the call. The first one was not cancelled with its caller
+(it runs in a task of its own), and the repetition gets its outcome.
 """
 
 from __future__ import annotations
@@ -41,11 +42,14 @@ class SingleFlight:
     ) -> Outcome:
         """The outcome of the operation `key`, started by `start` unless it runs already.
 
-        Cancelling the caller does not cancel the operation. Raises AlreadyExists when it runs for another `request`.
+        Cancelling the caller does not cancel the operation. Raises AlreadyExists when it runs for
+        another `request`.
         """
         task = self._running.get(key)
         if task is not None and self._requests.get(key) != request:
-            raise AlreadyExists(f"a request of the same name with another configuration is under way: {key}")
+            raise AlreadyExists(
+                f"a request of the same name with another configuration is under way: {key}"
+            )
         if task is None:
             self._requests[key] = request
             task = asyncio.get_running_loop().create_task(start(), name=str(key))
@@ -60,7 +64,8 @@ class SingleFlight:
                 self._left_at[key] = time.monotonic()
 
     def seconds_without_caller(self, key: Hashable) -> float:
-        """How long nothing has waited for the running operation `key`; 0 while a caller does. Thread-safe."""
+        """How long nothing has waited for the running operation `key`; 0 while a caller does.
+        Thread-safe."""
         if self._callers.get(key, 0) or key not in self._left_at:
             return 0.0
         return time.monotonic() - self._left_at[key]

@@ -1,4 +1,5 @@
-"""Log files that the server rotates, because no kubelet does: limits, names of rotated files, the steps on disk.
+"""Log files that the server rotates, because no kubelet does: limits, names of rotated files, the
+steps on disk.
 
 A rotated file is called as kubelet calls it, `LOG.YYYYMMDD-HHMMSS` in UTC; unlike kubelet's it is
 not compressed, so that `pyrunc-cri logs` reads it.
@@ -46,7 +47,9 @@ def rotated(path: str) -> list[str]:
         names = os.listdir(folder)
     except FileNotFoundError:
         return []
-    found = [each for each in names if each.startswith(name) and ROTATED.fullmatch(each[len(name) :])]
+    found = [
+        each for each in names if each.startswith(name) and ROTATED.fullmatch(each[len(name) :])
+    ]
     return [os.path.join(folder, each) for each in sorted(found)]
 
 

@@ -1,7 +1,8 @@
-"""How often and how long: verbs by outcome, and the steps that they are made of, counted all the time.
+"""How often and how long: verbs by outcome, and the steps that they are made of, counted all the
+time.
 
-A measurement is a search in twenty numbers and two additions (0.5 µs), so that it needs no switch. What shows the numbers is
-elsewhere (`telemetry/`), and is loaded only when it is asked for.
+A measurement is a search in twenty numbers and two additions (0.5 µs), so that it needs no switch.
+What shows the numbers is elsewhere (`telemetry/`), and is loaded only when it is asked for.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Durations:
 
 
 class Meters:
-    """Durations by two names, such as verb and outcome. The names come from our tables, never from a caller."""
+    """Durations by two names, such as verb and outcome. The names come from our tables, never from
+    a caller."""
 
     def __init__(self) -> None:
         self._by_name: dict[tuple[str, str], Durations] = {}

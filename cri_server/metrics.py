@@ -1,8 +1,10 @@
-"""Metrics of pods and containers for a kubelet without cAdvisor: one table of what exists, and the figures for it.
+"""Metrics of pods and containers for a kubelet without cAdvisor: one table of what exists, and the
+figures for it.
 
-Names and label keys are announced once, at kubelet's start, so every metric of the table is given for every running
-container; what this kernel does not count is 0, but for pressure and huge pages, which are left out then: a node without them
-must not look like one at rest. Values are whole numbers: seconds are rounded down.
+Names and label keys are announced once, at kubelet's start, so every metric of the table is given
+for every running container; what this kernel does not count is 0, but for pressure and huge pages,
+which are left out then: a node without them must not look like one at rest. Values are whole
+numbers: seconds are rounded down.
 """
 
 from __future__ import annotations
@@ -132,30 +134,54 @@ def _working_set(figures: Figures) -> int:
 
 CONTAINER = (
     _counter("cpu_usage_seconds_total", "CPU time consumed", lambda f: f.usec("usage_usec")),
-    _counter("cpu_user_seconds_total", "CPU time consumed in user mode", lambda f: f.usec("user_usec")),
-    _counter("cpu_system_seconds_total", "CPU time consumed in the kernel", lambda f: f.usec("system_usec")),
     _counter(
-        "cpu_cfs_periods_total", "Enforcement periods that have passed", lambda f: f.cpu.get("nr_periods", 0)
+        "cpu_user_seconds_total", "CPU time consumed in user mode", lambda f: f.usec("user_usec")
     ),
-    _counter("cpu_cfs_throttled_periods_total", "Throttled periods", lambda f: f.cpu.get("nr_throttled", 0)),
-    _counter("cpu_cfs_throttled_seconds_total", "Time throttled", lambda f: f.usec("throttled_usec")),
+    _counter(
+        "cpu_system_seconds_total",
+        "CPU time consumed in the kernel",
+        lambda f: f.usec("system_usec"),
+    ),
+    _counter(
+        "cpu_cfs_periods_total",
+        "Enforcement periods that have passed",
+        lambda f: f.cpu.get("nr_periods", 0),
+    ),
+    _counter(
+        "cpu_cfs_throttled_periods_total",
+        "Throttled periods",
+        lambda f: f.cpu.get("nr_throttled", 0),
+    ),
+    _counter(
+        "cpu_cfs_throttled_seconds_total", "Time throttled", lambda f: f.usec("throttled_usec")
+    ),
     _gauge("memory_cache", "Page cache in bytes", lambda f: f.stat("file")),
     _gauge("memory_rss", "Anonymous memory in bytes", lambda f: f.stat("anon")),
     _gauge("memory_swap", "Swap in use in bytes", lambda f: f.memory.swap_current or 0),
     _gauge("memory_mapped_file", "Mapped files in bytes", lambda f: f.stat("file_mapped")),
     _gauge("memory_kernel_usage", "Kernel memory in bytes", lambda f: f.stat("kernel")),
-    _counter("memory_failcnt", "Times that the limit was hit", lambda f: f.memory.events.get("max", 0)),
+    _counter(
+        "memory_failcnt", "Times that the limit was hit", lambda f: f.memory.events.get("max", 0)
+    ),
     _gauge("memory_usage_bytes", "Memory in use", lambda f: f.memory.current),
-    _gauge("memory_max_usage_bytes", "The most memory that was in use", lambda f: f.memory.peak or 0),
-    _gauge("memory_working_set_bytes", "Memory in use that cannot be dropped at once", _working_set),
+    _gauge(
+        "memory_max_usage_bytes", "The most memory that was in use", lambda f: f.memory.peak or 0
+    ),
+    _gauge(
+        "memory_working_set_bytes", "Memory in use that cannot be dropped at once", _working_set
+    ),
     _counter("memory_failures_total", "Page faults", _failures, "failure_type", "scope"),
     _counter(
-        "oom_events_total", "Processes that the OOM killer took", lambda f: f.memory.events.get("oom_kill", 0)
+        "oom_events_total",
+        "Processes that the OOM killer took",
+        lambda f: f.memory.events.get("oom_kill", 0),
     ),
     _gauge("fs_inodes_free", "Free inodes of the writable layer's disk", lambda f: f.disk.f_ffree),
     _gauge("fs_inodes_total", "Inodes of the writable layer's disk", lambda f: f.disk.f_files),
     _gauge(
-        "fs_limit_bytes", "Size of the writable layer's disk", lambda f: f.disk.f_blocks * f.disk.f_frsize
+        "fs_limit_bytes",
+        "Size of the writable layer's disk",
+        lambda f: f.disk.f_blocks * f.disk.f_frsize,
     ),
     _gauge("fs_usage_bytes", "Bytes that the writable layer takes", lambda f: f.layer_bytes),
     _counter("fs_reads_total", "Reads completed", _io("rios"), "device"),
@@ -173,29 +199,43 @@ CONTAINER = (
     ),
     _gauge("processes", "Processes", lambda f: f.processes),
     _gauge("threads", "Threads", lambda f: f.threads),
-    _gauge("threads_max", "The most threads that are permitted, 0 for no limit", lambda f: f.threads_limit),
+    _gauge(
+        "threads_max",
+        "The most threads that are permitted, 0 for no limit",
+        lambda f: f.threads_limit,
+    ),
     _gauge("sockets", "Open sockets", lambda f: f.sockets),
     _gauge("file_descriptors", "Open descriptors", lambda f: f.descriptors),
     _gauge("last_seen", "When this was measured", lambda f: int(time.time())),
     _gauge(
-        "start_time_seconds", "When the container was started", lambda f: f.started_at_ns // 1_000_000_000
+        "start_time_seconds",
+        "When the container was started",
+        lambda f: f.started_at_ns // 1_000_000_000,
     ),
     _gauge("spec_cpu_period", "CPU period in microseconds", lambda f: f.limits.cpu_period),
     _gauge("spec_cpu_shares", "CPU shares", lambda f: f.limits.cpu_shares),
-    _gauge("spec_memory_limit_bytes", "Memory limit", lambda f: max(0, f.limits.memory_limit_in_bytes)),
+    _gauge(
+        "spec_memory_limit_bytes", "Memory limit", lambda f: max(0, f.limits.memory_limit_in_bytes)
+    ),
     _gauge(
         "spec_memory_swap_limit_bytes",
         "Memory and swap limit",
         lambda f: max(0, f.limits.memory_swap_limit_in_bytes),
     ),
-    _gauge("spec_cpu_quota", "CPU time in a period, 0 for no limit", lambda f: max(0, f.limits.cpu_quota)),
+    _gauge(
+        "spec_cpu_quota",
+        "CPU time in a period, 0 for no limit",
+        lambda f: max(0, f.limits.cpu_quota),
+    ),
     _gauge(
         "spec_memory_reservation_limit_bytes",
         "Memory that is never reclaimed",
         lambda f: f.memory.min or 0,
     ),
     _gauge("ulimits_soft", "Soft limits of the container's first process", _soft_limits, "ulimit"),
-    _gauge("hugetlb_usage_bytes", "Huge pages in use, in bytes", _huge_pages("current"), "pagesize"),
+    _gauge(
+        "hugetlb_usage_bytes", "Huge pages in use, in bytes", _huge_pages("current"), "pagesize"
+    ),
     _gauge(
         "hugetlb_max_usage_bytes",
         "The most huge pages, which cgroup v2 does not count",
@@ -218,7 +258,11 @@ CONTAINER = (
 
 # Columns of /proc/PID/net/dev; these are measured per pod and interface.
 NETWORK = tuple(
-    (f"network_{direction}_{what}_total", f"{what.replace('_', ' ').capitalize()} {word}", column + offset)
+    (
+        f"network_{direction}_{what}_total",
+        f"{what.replace('_', ' ').capitalize()} {word}",
+        column + offset,
+    )
     for direction, word, column in (("receive", "received", 0), ("transmit", "sent", 8))
     for what, offset in (("bytes", 0), ("packets", 1), ("errors", 2), ("packets_dropped", 3))
 )
@@ -248,7 +292,9 @@ async def of_sandbox(services: Services, sandbox: Sandbox) -> api.PodSandboxMetr
     return result
 
 
-async def _of_container(services: Services, sandbox: Sandbox, container: Container) -> list[api.Metric]:
+async def _of_container(
+    services: Services, sandbox: Sandbox, container: Container
+) -> list[api.Metric]:
     root = services.paths.container_root(container.id)
     _, layer_bytes, _ = await stats.layers.of(container.id, root)
     figures = await asyncio.to_thread(_measure, services, container, layer_bytes)

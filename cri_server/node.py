@@ -20,9 +20,10 @@ CAP_SYS_RESOURCE = 24
 Limits = dict[str, tuple[int, int]]  # RLIMIT_… -> soft, hard; -1 is unlimited
 UNLIMITED = -1
 
-# Those of a service of systemd, under which containerd and CRI-O run and for which images are made, but for processes, which
-# pids.max counts: RLIMIT_NPROC counts a user's on the whole machine. A soft limit of a million descriptors, as a server needs
-# for itself, breaks programs that use select(2) or close them all.
+# Those of a service of systemd, under which containerd and CRI-O run and for which images are made,
+# but for processes, which pids.max counts: RLIMIT_NPROC counts a user's on the whole machine. A
+# soft limit of a million descriptors, as a server needs for itself, breaks programs that use
+# select(2) or close them all.
 DEFAULT_LIMITS: Limits = {
     "RLIMIT_AS": (UNLIMITED, UNLIMITED),
     "RLIMIT_CORE": (0, UNLIMITED),
@@ -46,8 +47,9 @@ DEFAULT_LIMITS: Limits = {
 class Node:
     """What the rest of the server asks about the host.
 
-    `cgroup_root` is the mount point of the v2 tree; `cgroup_controllers` those that v2 has. `oom_score_adj_floor` is the
-    lowest score that we may set, None when any is permitted. `selinux`: None where nothing gets labels.
+    `cgroup_root` is the mount point of the v2 tree; `cgroup_controllers` those that v2 has.
+    `oom_score_adj_floor` is the lowest score that we may set, None when any is permitted.
+    `selinux`: None where nothing gets labels.
     """
 
     boot_id: str
@@ -82,9 +84,11 @@ def probe(config: Config) -> Node:
 
 
 def limits(asked: Sequence[str]) -> Limits:
-    """What containers get: the defaults, as far as they are permitted, and what the configuration asks for in their place.
+    """What containers get: the defaults, as far as they are permitted, and what the configuration
+    asks for in their place.
 
-    Raises InvalidSpec for what is asked for and not permitted: without CAP_SYS_RESOURCE no hard limit above our own.
+    Raises InvalidSpec for what is asked for and not permitted: without CAP_SYS_RESOURCE no hard
+    limit above our own.
     """
     may_raise = bool(effective_capabilities() >> CAP_SYS_RESOURCE & 1)
     result = {}
@@ -96,7 +100,9 @@ def limits(asked: Sequence[str]) -> Limits:
         name, soft, hard = _parse_limit(text, path)
         highest = _highest(name, may_raise)
         if _size(hard) > _size(highest):
-            raise InvalidSpec(path, f"{text!r} is above {highest}, the highest that this server may set")
+            raise InvalidSpec(
+                path, f"{text!r} is above {highest}, the highest that this server may set"
+            )
         result[name] = soft, hard
     return result
 
@@ -105,11 +111,16 @@ def _highest(name: str, may_raise: bool) -> int:
     """The highest hard limit that we may give (setrlimit(2), EPERM)."""
     if not may_raise:
         return resource.getrlimit(RLIMITS[name])[1]
-    return int(_text(Path("/proc/sys/fs/nr_open")) or UNLIMITED) if name == "RLIMIT_NOFILE" else UNLIMITED
+    return (
+        int(_text(Path("/proc/sys/fs/nr_open")) or UNLIMITED)
+        if name == "RLIMIT_NOFILE"
+        else UNLIMITED
+    )
 
 
 def _default_limits() -> Limits:
-    """DEFAULT_LIMITS, and the one that the kernel derives from the memory, as its first process has it."""
+    """DEFAULT_LIMITS, and the one that the kernel derives from the memory, as its first process has
+    it."""
     return {**DEFAULT_LIMITS, "RLIMIT_SIGPENDING": resource.prlimit(1, resource.RLIMIT_SIGPENDING)}
 
 
@@ -118,12 +129,17 @@ def _parse_limit(text: str, path: str) -> tuple[str, int, int]:
     word, _, values = text.partition("=")
     name = f"RLIMIT_{word.upper().removeprefix('RLIMIT_')}"
     numbers = [
-        UNLIMITED if value == "unlimited" else int(value) if value.isascii() and value.isdecimal() else None
+        UNLIMITED
+        if value == "unlimited"
+        else int(value)
+        if value.isascii() and value.isdecimal()
+        else None
         for value in values.split(":")
     ]
     if name not in RLIMITS or not 1 <= len(numbers) <= 2 or None in numbers:
         raise InvalidSpec(
-            path, f"{text!r} is not NAME=SOFT[:HARD] with a limit of setrlimit(2), such as nofile=1024:524288"
+            path,
+            f"{text!r} is not NAME=SOFT[:HARD] with a limit of setrlimit(2), such as nofile=1024:524288",
         )
     soft, hard = numbers[0], numbers[-1]
     assert soft is not None and hard is not None
@@ -169,7 +185,8 @@ def _driver(asked: str, systemd: bool) -> str:
 def oom_score_adj_floor(asked: str) -> int | None:
     """The lowest score that we may set, None for any; `asked`: auto, always, never.
 
-    Lowering oom_score_adj below its own value needs CAP_SYS_RESOURCE in the initial user namespace (proc(5)).
+    Lowering oom_score_adj below its own value needs CAP_SYS_RESOURCE in the initial user namespace
+    (proc(5)).
     """
     if asked == "never":
         return None

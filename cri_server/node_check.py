@@ -1,4 +1,5 @@
-"""What of a configuration only this machine can tell: whether limits are permitted and files that are named can be used."""
+"""What of a configuration only this machine can tell: whether limits are permitted and files that
+are named can be used."""
 
 from __future__ import annotations
 
@@ -19,19 +20,24 @@ def check(config: Config) -> None:
 
 
 def problems(config: Config) -> Iterator[InvalidSpec]:
-    """All that is wrong, as InvalidSpec whose path is the key. For others than root nothing is looked at: they may read neither the
-    limits of the first process nor root's files, and no server of theirs will run."""
+    """All that is wrong, as InvalidSpec whose path is the key. For others than root nothing is
+    looked at: they may read neither the limits of the first process nor root's files, and no server
+    of theirs will run."""
     if os.geteuid() != 0:
         return
     given = config.containers
     yield from _problem("containers.rlimits", lambda: node.limits(given.rlimits))
     if given.seccomp_profile:
         profile = security.Profile(security.LOCALHOST, given.seccomp_profile)
-        yield from _problem("containers.seccomp_profile", lambda: security.seccomp_object(profile, []))
+        yield from _problem(
+            "containers.seccomp_profile", lambda: security.seccomp_object(profile, [])
+        )
     if given.hooks_dirs:
         yield from _problem("containers.hooks_dirs", lambda: hooks.read(given.hooks_dirs))
     if given.block_io_classes:
-        yield from _problem("containers.block_io_classes", lambda: block_io.check(given.block_io_classes))
+        yield from _problem(
+            "containers.block_io_classes", lambda: block_io.check(given.block_io_classes)
+        )
     if given.rdt_classes:
         yield from _problem("containers.rdt_classes", lambda: rdt.read(given.rdt_classes))
     for name, runtime in config.runtimes.items():
@@ -47,10 +53,13 @@ def problems(config: Config) -> Iterator[InvalidSpec]:
 
 
 def _runtime_problems(table: str, runtime: Runtime) -> Iterator[InvalidSpec]:
-    """Not its binary: that may come with a package later, and the other handlers work without it (`doctor` says so)."""
+    """Not its binary: that may come with a package later, and the other handlers work without it
+    (`doctor` says so)."""
     if runtime.seccomp_profile:
         profile = security.Profile(security.LOCALHOST, runtime.seccomp_profile)
-        yield from _problem(f"{table}.seccomp_profile", lambda: security.seccomp_object(profile, []))
+        yield from _problem(
+            f"{table}.seccomp_profile", lambda: security.seccomp_object(profile, [])
+        )
     if runtime.hooks_dirs:
         folders = runtime.hooks_dirs
         yield from _problem(f"{table}.hooks_dirs", lambda: hooks.read(folders))

@@ -1,7 +1,8 @@
-"""What the server tells its service manager: that it is ready, that it stops and, where a watchdog is set, that its event
-loop still turns (sd_notify(3), sd_watchdog_enabled(3)).
+"""What the server tells its service manager: that it is ready, that it stops and, where a watchdog
+is set, that its event loop still turns (sd_notify(3), sd_watchdog_enabled(3)).
 
-A loop that hangs sends nothing; systemd then ends the server and starts another one, which finds all pods as they are.
+A loop that hangs sends nothing; systemd then ends the server and starts another one, which finds
+all pods as they are.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ async def supervised() -> AsyncIterator[None]:
 
 
 def watchdog_interval_s(environment: Mapping[str, str]) -> float:
-    """How often to say WATCHDOG=1: half of the time that the manager allows; 0 when it does not watch this process."""
+    """How often to say WATCHDOG=1: half of the time that the manager allows; 0 when it does not
+    watch this process."""
     try:
         allowed_us = int(environment.get("WATCHDOG_USEC", ""))
         watched = int(environment.get("WATCHDOG_PID", os.getpid()))

@@ -1,4 +1,5 @@
-"""What the OCI runtimes of handlers can do, as they say themselves (`RUNTIME features`, runtime-spec features.md)."""
+"""What the OCI runtimes of handlers can do, as they say themselves (`RUNTIME features`,
+runtime-spec features.md)."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class OciFeatures:
         return found
 
     async def mounts_rro(self, runtime: Runtime) -> bool:
-        """Whether it makes mounts read-only with all that is mounted below: ours does, another one says so."""
+        """Whether it makes mounts read-only with all that is mounted below: ours does, another one
+        says so."""
         if not runtime.binary:
             return True
         said = await self._ask(runtime.binary, runtime.arguments)

@@ -1,8 +1,9 @@
-"""What a started server does before it answers: read the records, ask the shims, finish what was half done.
+"""What a started server does before it answers: read the records, ask the shims, finish what was
+half done.
 
-States are derived from what is found, never taken from memory: a container that exited while nobody was there has its exit
-record, one whose shim is gone is ended, and after a reboot everything has ended. A damaged record is put aside; it never
-keeps the server from starting.
+States are derived from what is found, never taken from memory: a container that exited while nobody
+was there has its exit record, one whose shim is gone is ended, and after a reboot everything has
+ended. A damaged record is put aside; it never keeps the server from starting.
 """
 
 from __future__ import annotations
@@ -47,10 +48,17 @@ async def recover(services: Services) -> None:
     for container in _load(paths.container_records, disk.read_container):
         known = services.index.sandboxes.find(container.sandbox_id) is not None
         services.index.containers.add(container) if known else orphans.append(container.id)
-    await asyncio.gather(*(_guarded(_recover_sandbox, services, s) for s in services.index.sandboxes))
-    await asyncio.gather(*(_guarded(drop_sandbox, services, i) for i in half_made_sandboxes(services)))
     await asyncio.gather(
-        *(_guarded(drop_container, services, i) for i in {*orphans, *half_made_containers(services)})
+        *(_guarded(_recover_sandbox, services, s) for s in services.index.sandboxes)
+    )
+    await asyncio.gather(
+        *(_guarded(drop_sandbox, services, i) for i in half_made_sandboxes(services))
+    )
+    await asyncio.gather(
+        *(
+            _guarded(drop_container, services, i)
+            for i in {*orphans, *half_made_containers(services)}
+        )
     )
     await services.shims.drop_unknown()
     log.info(
@@ -84,7 +92,9 @@ def _load(folder: Path, read: Callable[[Path], Thing]) -> list[Thing]:
 def _put_aside(path: Path, reason: Exception) -> None:
     try:
         if atomic_file.is_unwritten(path):
-            log.info("%s is dropped: the power was cut before the call that made it was answered", path)
+            log.info(
+                "%s is dropped: the power was cut before the call that made it was answered", path
+            )
             path.unlink()
             return
         log.error("record of %s put aside: %s", path.stem, reason)
@@ -131,7 +141,9 @@ def _ended_with_the_boot(services: Services, containers: list[Container]) -> Non
     for container in containers:
         orphans.read_facts(services.paths, container)
         if container.exit is None:
-            container.ended(Exit(messages.UNKNOWN_CODE, boot_time_ns(), reason=messages.UNKNOWN_REASON))
+            container.ended(
+                Exit(messages.UNKNOWN_CODE, boot_time_ns(), reason=messages.UNKNOWN_REASON)
+            )
 
 
 def half_made_sandboxes(services: Services) -> list[str]:
@@ -156,7 +168,11 @@ async def drop_sandbox(services: Services, identifier: str) -> None:
     try:
         await _end_shim(services, identifier, folder)
     except (Error, TimeoutError) as error:
-        log.info("sandbox %s, which was never finished: %s", identifier, error or "its shim does not answer")
+        log.info(
+            "sandbox %s, which was never finished: %s",
+            identifier,
+            error or "its shim does not answer",
+        )
         await _detach(services, identifier, None)
         _kill_shim(folder)
     await orphans.wait_for_forks(services.paths, identifier)
@@ -178,13 +194,16 @@ async def _end_shim(services: Services, identifier: str, folder: Path) -> None:
 
 
 async def _detach(services: Services, identifier: str, netns_path: str | None) -> None:
-    """A plugin that fails or hangs holds up neither the start nor the end of the processes: `network.reconcile` asks it again."""
+    """A plugin that fails or hangs holds up neither the start nor the end of the processes:
+    `network.reconcile` asks it again."""
     try:
         async with asyncio.timeout(ANSWER_S):
             await services.network.detach(identifier, netns_path)
     except (Error, TimeoutError) as error:
         log.warning(
-            "network of sandbox %s, which was never finished: %s", identifier, error or "it takes too long"
+            "network of sandbox %s, which was never finished: %s",
+            identifier,
+            error or "it takes too long",
         )
 
 

@@ -1,6 +1,7 @@
 """SIGHUP: the configuration is read again, and what a running server can change is changed.
 
-All that can fail comes first, so that a file that is wrong changes nothing. What cannot change is named and stays.
+All that can fail comes first, so that a file that is wrong changes nothing. What cannot change is
+named and stays.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ Read = Callable[[], Config]
 
 @contextlib.asynccontextmanager
 async def reloading(services: Services, read: Read, wanted: asyncio.Event) -> AsyncIterator[None]:
-    """While inside, each time that `wanted` is set the configuration is `read` and taken. Several in a row are one."""
+    """While inside, each time that `wanted` is set the configuration is `read` and taken. Several
+    in a row are one."""
     task = asyncio.create_task(_reload_when_wanted(services, read, wanted), name="reload")
     try:
         yield
@@ -55,7 +57,8 @@ async def _reload_when_wanted(services: Services, read: Read, wanted: asyncio.Ev
 
 
 def take(services: Services, found: Config) -> list[Change]:
-    """Change to `found` what can be changed; all differences. Raises InvalidSpec, WrongState: nothing has changed then."""
+    """Change to `found` what can be changed; all differences. Raises InvalidSpec, WrongState:
+    nothing has changed then."""
     before = services.config
     differences = changes(before, found)
     config = taken(before, found)
@@ -83,7 +86,9 @@ def report(differences: list[Change]) -> None:
         if change.reloads:
             log.info("%s is now %s, it was %s", change.key, after, before)
         else:
-            log.warning("%s stays %s until the server is restarted: %s was read", change.key, before, after)
+            log.warning(
+                "%s stays %s until the server is restarted: %s was read", change.key, before, after
+            )
     count = sum(change.reloads for change in differences)
     log.info("the configuration is reloaded: %d of %d differences taken", count, len(differences))
 

@@ -1,4 +1,5 @@
-"""What the verbs work with, made once at start: configuration, facts of the node, the index and the parts that act."""
+"""What the verbs work with, made once at start: configuration, facts of the node, the index and the
+parts that act."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Usage of containers and pods, read from their cgroups when asked.
 
-On a host whose controllers are on v1 the v2 group has no memory files: memory is then added up over the group's processes.
+On a host whose controllers are on v1 the v2 group has no memory files: memory is then added up over
+the group's processes.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ NO_MEMORY = Memory(0, {}, {})
 
 
 class LayerSizes:
-    """Sizes of writable layers. A layer is walked by one thread at a time and rests then, longer the longer that took: a
-    container with millions of files must not keep the server busy."""
+    """Sizes of writable layers. A layer is walked by one thread at a time and rests then, longer
+    the longer that took: a container with millions of files must not keep the server busy."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[float, int, int, int]] = {}
         self._walks: dict[str, asyncio.Task[tuple[int, int, int]]] = {}
 
     async def of(self, container_id: str, root: Path) -> tuple[int, int, int]:
-        """timestamp ns, bytes, inodes of the layer and the anonymous volumes in a container's folder; those of the last walk
-        while another is under way."""
+        """timestamp ns, bytes, inodes of the layer and the anonymous volumes in a container's
+        folder; those of the last walk while another is under way."""
         known = self._known.get(container_id)
         if known is not None and (time.monotonic() < known[0] or container_id in self._walks):
             return known[1:]
@@ -57,11 +58,13 @@ class LayerSizes:
         return await asyncio.shield(walk)
 
     def measured(self, roots: Mapping[str, Path]) -> tuple[int, int]:
-        """Bytes and inodes of all these containers' layers, by what is known of them: nobody waits for a walk here. One is begun
-        for a layer that was never measured."""
+        """Bytes and inodes of all these containers' layers, by what is known of them: nobody waits
+        for a walk here. One is begun for a layer that was never measured."""
         for container_id, root in roots.items():
             if container_id not in self._known and container_id not in self._walks:
-                walk = self._walks[container_id] = asyncio.create_task(self._walk(container_id, root))
+                walk = self._walks[container_id] = asyncio.create_task(
+                    self._walk(container_id, root)
+                )
                 walk.add_done_callback(lambda done, name=container_id: self._forget(name, done))  # type: ignore[misc]
         found = [self._known[container_id] for container_id in roots if container_id in self._known]
         return sum(used for _, _, used, _ in found), sum(inodes for _, _, _, inodes in found)
@@ -102,7 +105,8 @@ class CpuRates:
         ] = {}  # when, used until then, and the rate until then
 
     def of(self, key: str, now_ns: int, used_ns: int) -> int | None:
-        """Nanoseconds of CPU time in a second; None with the first sample, and after one that goes back: another group."""
+        """Nanoseconds of CPU time in a second; None with the first sample, and after one that goes
+        back: another group."""
         known = self._known.get(key)
         if known is not None and used_ns >= known[1] and now_ns - known[0] < RATE_WINDOW_NS:
             return known[2]
@@ -132,15 +136,21 @@ async def of_container(services: Services, container: Container) -> api.Containe
     return result
 
 
-async def of_containers(services: Services, containers: Iterable[Container]) -> list[api.ContainerStats]:
+async def of_containers(
+    services: Services, containers: Iterable[Container]
+) -> list[api.ContainerStats]:
     """Of each, measured together in one thread."""
     wanted = list(containers)
     groups_of = {c.id: groups.place(c.cgroups_path, c.id) for c in wanted if c.running}
     figures = await asyncio.to_thread(_measure_all, groups_of)
-    return [await _container(services, container, figures.get(container.id)) for container in wanted]
+    return [
+        await _container(services, container, figures.get(container.id)) for container in wanted
+    ]
 
 
-async def _container(services: Services, container: Container, figures: Figures | None) -> api.ContainerStats:
+async def _container(
+    services: Services, container: Container, figures: Figures | None
+) -> api.ContainerStats:
     result = api.ContainerStats.FromString(_attributes(services, container))
     stamp, used, inodes = await layers.of(container.id, services.paths.container_root(container.id))
     result.writable_layer.timestamp = stamp
@@ -174,8 +184,11 @@ async def of_sandbox(services: Services, sandbox: Sandbox) -> api.PodSandboxStat
     return result
 
 
-async def of_sandboxes(services: Services, sandboxes: Iterable[Sandbox]) -> list[api.PodSandboxStats]:
-    """Of each, measured together in one thread; a group is measured once, though its pod counts it too."""
+async def of_sandboxes(
+    services: Services, sandboxes: Iterable[Sandbox]
+) -> list[api.PodSandboxStats]:
+    """Of each, measured together in one thread; a group is measured once, though its pod counts it
+    too."""
     wanted = [(sandbox, services.index.containers_of(sandbox)) for sandbox in sandboxes]
     groups_of: dict[str, Cgroup] = {}
     for sandbox, containers in wanted:
@@ -184,13 +197,20 @@ async def of_sandboxes(services: Services, sandboxes: Iterable[Sandbox]) -> list
             pod = _pod_group(sandbox)
             groups_of[sandbox.id] = pod or groups.place(sandbox.cgroups_path, sandbox.id)
     figures = await asyncio.to_thread(_measure_all, groups_of)
-    return [await _sandbox(services, sandbox, containers, figures) for sandbox, containers in wanted]
+    return [
+        await _sandbox(services, sandbox, containers, figures) for sandbox, containers in wanted
+    ]
 
 
 async def _sandbox(
-    services: Services, sandbox: Sandbox, containers: list[Container], figures: Mapping[str, Figures]
+    services: Services,
+    sandbox: Sandbox,
+    containers: list[Container],
+    figures: Mapping[str, Figures],
 ) -> api.PodSandboxStats:
-    result = api.PodSandboxStats.FromString(sandbox.kept_stats.get((), lambda: _pod_attributes(sandbox)))
+    result = api.PodSandboxStats.FromString(
+        sandbox.kept_stats.get((), lambda: _pod_attributes(sandbox))
+    )
     linux = result.linux
     if (own := figures.get(sandbox.id)) is not None:
         whole = (
@@ -244,7 +264,9 @@ def _pod_group(sandbox: Sandbox) -> Cgroup | None:
     if not sandbox.config.linux.cgroup_parent.strip("/"):
         return None
     driver = groups.driver_of(sandbox.cgroup_parent)
-    path = naming.expand_slice(sandbox.cgroup_parent) if driver == "systemd" else sandbox.cgroup_parent
+    path = (
+        naming.expand_slice(sandbox.cgroup_parent) if driver == "systemd" else sandbox.cgroup_parent
+    )
     return Cgroup(path, driver)
 
 
@@ -321,7 +343,8 @@ def _psi(message: Any, found: Stats, name: str) -> None:
 
 
 def _network(usage: api.NetworkUsage, pid: int) -> None:
-    """Counters of the namespace of `pid`, from its /proc/PID/net/dev; the default interface is always named."""
+    """Counters of the namespace of `pid`, from its /proc/PID/net/dev; the default interface is
+    always named."""
     usage.timestamp = time.time_ns()
     usage.default_interface.name = DEFAULT_INTERFACE
     try:

@@ -1,8 +1,10 @@
-"""Every verb is a list of named steps, each with what takes it back: the journal that tests enumerate and break.
+"""Every verb is a list of named steps, each with what takes it back: the journal that tests
+enumerate and break.
 
-`Steps` registers its verb when its module is imported, so a test can walk all steps there are and fail, delay or kill the
-server at each (`PYRUNC_FAILPOINT`); a new step cannot be left out of that matrix. An undo is idempotent, because it also
-runs for the step that failed half-way. Effects that need nothing of each other run side by side (`Beside`).
+`Steps` registers its verb when its module is imported, so a test can walk all steps there are and
+fail, delay or kill the server at each (`PYRUNC_FAILPOINT`); a new step cannot be left out of that
+matrix. An undo is idempotent, because it also runs for the step that failed half-way. Effects that
+need nothing of each other run side by side (`Beside`).
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ Work = TypeVar("Work")
 Effect = Callable[[Work], Awaitable[None]]
 
 FAILPOINT = "PYRUNC_FAILPOINT"
-_ENTRY = re.compile(r"(?P<point>[\w.]+)=(?:(?P<times>\d+)\*)?(?P<action>kill|error|delay\((?P<ms>\d+)\))")
+_ENTRY = re.compile(
+    r"(?P<point>[\w.]+)=(?:(?P<times>\d+)\*)?(?P<action>kill|error|delay\((?P<ms>\d+)\))"
+)
 
 
 class InjectedError(Error):
@@ -44,10 +48,12 @@ class _Failpoint:
 
 @dataclass(slots=True)
 class Failpoints:
-    """Faults to inject, by `verb.step`: `PYRUNC_FAILPOINT=run_sandbox.network=1*error,stop_container.signal=kill`.
+    """Faults to inject, by `verb.step`:
+    `PYRUNC_FAILPOINT=run_sandbox.network=1*error,stop_container.signal=kill`.
 
-    The action happens after the step's effect, so that there is something to take back: `kill` ends the server as SIGKILL
-    does, `error` fails the step, `delay(MS)` waits; `N*` limits how often. Raises ValueError for anything else.
+    The action happens after the step's effect, so that there is something to take back: `kill` ends
+    the server as SIGKILL does, `error` fails the step, `delay(MS)` waits; `N*` limits how often.
+    Raises ValueError for anything else.
     """
 
     points: dict[str, _Failpoint] = field(default_factory=dict)
@@ -58,10 +64,14 @@ class Failpoints:
         for entry in filter(None, text.split(",")):
             match = _ENTRY.fullmatch(entry.strip())
             if match is None:
-                raise ValueError(f"{FAILPOINT}: {entry!r} is not VERB.STEP=[N*]kill|error|delay(MS)")
+                raise ValueError(
+                    f"{FAILPOINT}: {entry!r} is not VERB.STEP=[N*]kill|error|delay(MS)"
+                )
             times = match["times"]
             points[match["point"]] = _Failpoint(
-                match["action"].partition("(")[0], int(match["ms"] or 0) / 1e3, int(times) if times else None
+                match["action"].partition("(")[0],
+                int(match["ms"] or 0) / 1e3,
+                int(times) if times else None,
             )
         return cls(points)
 
@@ -94,9 +104,11 @@ class Step(Generic[Work]):
 
 @dataclass(frozen=True, slots=True)
 class Beside(Generic[Work]):
-    """Steps whose effects run at the same time; when one fails the others are cancelled, and all are undone, last first.
+    """Steps whose effects run at the same time; when one fails the others are cancelled, and all
+    are undone, last first.
 
-    `in_turn(work)` may say that for this piece of work one needs another: their names in the order to run in, else nothing.
+    `in_turn(work)` may say that for this piece of work one needs another: their names in the order
+    to run in, else nothing.
     """
 
     steps: tuple[Step[Work], ...]
@@ -115,9 +127,14 @@ class Steps(Generic[Work]):
     registered: ClassVar[dict[str, Steps[Any]]] = {}
 
     def __init__(
-        self, verb: str, steps: Sequence[Step[Work] | Beside[Work]], *, stuck: Effect[Work] | None = None
+        self,
+        verb: str,
+        steps: Sequence[Step[Work] | Beside[Work]],
+        *,
+        stuck: Effect[Work] | None = None,
     ) -> None:
-        """`stuck` runs when some undo failed: the place to leave a thing that the caller can remove later."""
+        """`stuck` runs when some undo failed: the place to leave a thing that the caller can remove
+        later."""
         self._stages = [step if isinstance(step, Beside) else Beside((step,)) for step in steps]
         self.steps = tuple(step for stage in self._stages for step in stage.steps)
         names = [step.name for step in self.steps]
@@ -129,11 +146,13 @@ class Steps(Generic[Work]):
     @classmethod
     def points(cls) -> list[str]:
         """All failpoints there are: `verb.step`."""
-        return [f"{verb}.{step.name}" for verb, steps in cls.registered.items() for step in steps.steps]
+        return [
+            f"{verb}.{step.name}" for verb, steps in cls.registered.items() for step in steps.steps
+        ]
 
     async def run(self, work: Work) -> None:
-        """Do the steps. On failure undo all that were begun, last first, and raise what happened, with a note for each
-        undo that failed and the step's name as `failed_step`."""
+        """Do the steps. On failure undo all that were begun, last first, and raise what happened,
+        with a note for each undo that failed and the step's name as `failed_step`."""
         begun: list[Step[Work]] = []
         times: list[tuple[str, float]] = []
         try:
@@ -149,9 +168,13 @@ class Steps(Generic[Work]):
                 await self._stuck(work)
             raise
         if log.isEnabledFor(logging.DEBUG):
-            log.debug("%s: %s", self.verb, ", ".join(f"{name} {s * 1e3:.1f} ms" for name, s in times))
+            log.debug(
+                "%s: %s", self.verb, ", ".join(f"{name} {s * 1e3:.1f} ms" for name, s in times)
+            )
 
-    async def _do(self, group: tuple[Step[Work], ...], work: Work, times: list[tuple[str, float]]) -> None:
+    async def _do(
+        self, group: tuple[Step[Work], ...], work: Work, times: list[tuple[str, float]]
+    ) -> None:
         """The effects of `group`, all at once."""
         if len(group) == 1:
             await self._do_one(group[0], work, times)

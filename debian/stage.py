@@ -1,7 +1,9 @@
-"""What the package holds beside the Python modules: `python -P debian/stage.py debian/pyrunc`, in a tree that is built.
+"""What the package holds beside the Python modules: `python -P debian/stage.py debian/pyrunc`, in a
+tree that is built.
 
-The programs, the CNI plugins, everything of cri_server/install, and for debhelper: the unit, tmpfiles.d, the trigger that takes
-the snapshot again when the interpreter has changed, and what the package depends on.
+The programs, the CNI plugins, everything of cri_server/install, and for debhelper: the unit,
+tmpfiles.d, the trigger that takes the snapshot again when the interpreter has changed, and what the
+package depends on.
 """
 
 from __future__ import annotations
@@ -58,10 +60,15 @@ def programs(staged: Path, place: entry.Place) -> None:
 
 
 def plugins(staged: Path, place: entry.Place) -> None:
-    """In a folder of our own: /opt/cni/bin holds files of the same names of the package kubernetes-cni."""
+    """In a folder of our own: /opt/cni/bin holds files of the same names of the package
+    kubernetes-cni."""
     path = [library(), f"{library()}/lib-dynload", *place.searched]
     for name in builtin.MODULES:
-        write(staged / PACKAGED_PLUGINS.lstrip("/") / name, builtin.script(name, place.python, path), 0o755)
+        write(
+            staged / PACKAGED_PLUGINS.lstrip("/") / name,
+            builtin.script(name, place.python, path),
+            0o755,
+        )
 
 
 def library() -> str:
@@ -69,7 +76,8 @@ def library() -> str:
 
 
 def substitutions() -> str:
-    """The modules are compiled for one minor version of Python; the program has the interpreter's code in it."""
+    """The modules are compiled for one minor version of Python; the program has the interpreter's
+    code in it."""
     major, minor = sys.version_info[:2]
     version = sysconfig.get_python_version()
     interpreter = f"python3 (>= {version}), python3 (<< {major}.{minor + 1}), python{version}"

@@ -1,4 +1,5 @@
-"""What the runtime does, told step by step to who asked for it (`--debug`). Without a listener a call costs nothing to speak of.
+"""What the runtime does, told step by step to who asked for it (`--debug`). Without a listener a
+call costs nothing to speak of.
 
 Not the standard library's logging, whose import alone takes longer than a whole command.
 """

@@ -1,10 +1,11 @@
 """What can go wrong, sorted by who must act.
 
-The caller acts on a bad request (`InvalidSpec`, `InvalidArgument`, `NotFound`, `AlreadyExists`, `WrongState`), the node's
-owner on `KernelError` and `ResourceExhausted`, a peer's owner on `PeerError` (its kind `Unavailable` is about our own
-processes); `Unsupported` says that this build or this
-kernel cannot do it, `DeadlineExceeded` that the time was up. Every error knows its `kind`, which travels between our
-processes and is turned into an exit code or a gRPC code in one table at the edge.
+The caller acts on a bad request (`InvalidSpec`, `InvalidArgument`, `NotFound`, `AlreadyExists`,
+`WrongState`), the node's owner on `KernelError` and `ResourceExhausted`, a peer's owner on
+`PeerError` (its kind `Unavailable` is about our own processes); `Unsupported` says that this build
+or this kernel cannot do it, `DeadlineExceeded` that the time was up. Every error knows its `kind`,
+which travels between our processes and is turned into an exit code or a gRPC code in one table at
+the edge.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import os
 
 Wire = dict[str, str | int]
 
-# Names in a message may be an image's or a pod's: they move no cursor, rename no window and begin no line of their own.
+# Names in a message may be an image's or a pod's: they move no cursor, rename no window and begin
+# no line of their own.
 VISIBLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 
 
 class Error(Exception):
-    """The base of all errors that are meant to be read by a person. `message` is one line without a full stop."""
+    """The base of all errors that are meant to be read by a person. `message` is one line without a
+    full stop."""
 
     kind = "internal"
 
@@ -46,7 +49,8 @@ class InvalidArgument(Error):
 
 
 class InvalidSpec(InvalidArgument):
-    """A value of a configuration file is wrong; `path` is its JSON path, such as `process.rlimits[0].type`."""
+    """A value of a configuration file is wrong; `path` is its JSON path, such as
+    `process.rlimits[0].type`."""
 
     kind = "invalid_spec"
 
@@ -60,7 +64,12 @@ class InvalidSpec(InvalidArgument):
         self.detail = f"{self.detail} ({text})"
 
     def to_wire(self) -> Wire:
-        return {"kind": self.kind, "message": self.message, "path": self.path, "detail": self.detail}
+        return {
+            "kind": self.kind,
+            "message": self.message,
+            "path": self.path,
+            "detail": self.detail,
+        }
 
 
 class NotFound(Error):
@@ -84,13 +93,17 @@ class WrongState(Error):
 class KernelError(Error):
     """A system call failed: `mount 'proc' on '/proc': EPERM`.
 
-    `call` is the manual page's name, `subject` the object it was about, `errno` the number; `note` an optional explanation.
+    `call` is the manual page's name, `subject` the object it was about, `errno` the number; `note`
+    an optional explanation.
     """
 
     kind = "kernel"
 
     def __init__(self, call: str, subject: str, errno: int, note: str = "") -> None:
-        self.call, self.subject, self.errno, self.note = call, subject, errno, note
+        self.call = call
+        self.subject = subject
+        self.errno = errno
+        self.note = note
         super().__init__(self._words())
 
     @classmethod
@@ -113,9 +126,12 @@ class KernelError(Error):
 
     @property
     def text(self) -> str:
-        """The message with the errno in strerror's words, in lower case, which callers of a runtime look for."""
+        """The message with the errno in strerror's words, in lower case, which callers of a runtime
+        look for."""
         where = f"{self.call} {self.subject}" if self.subject else self.call
-        return f"{where}: {os.strerror(self.errno).lower()}" + (f" ({self.note})" if self.note else "")
+        return f"{where}: {os.strerror(self.errno).lower()}" + (
+            f" ({self.note})" if self.note else ""
+        )
 
     def to_wire(self) -> Wire:
         return {
@@ -163,7 +179,8 @@ class PeerError(Error):
 
 
 class Unavailable(PeerError):
-    """A process of ours that the request went through is gone: a shim, a zygote, a worker. Another try may find a new one."""
+    """A process of ours that the request went through is gone: a shim, a zygote, a worker. Another
+    try may find a new one."""
 
     kind = "unavailable"
 

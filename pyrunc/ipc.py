@@ -1,14 +1,24 @@
-"""Messages between our own processes: one JSON object per SOCK_SEQPACKET packet, descriptors beside it (SCM_RIGHTS).
+"""Messages between our own processes: one JSON object per SOCK_SEQPACKET packet, descriptors beside
+it (SCM_RIGHTS).
 
-A packet is the JSON text itself, or, when that is longer than a socket buffer takes comfortably, the byte `M` with the
-text in a memfd that travels as the first descriptor. Both ends run as the same user on sockets in folders of mode 0700.
+A packet is the JSON text itself, or, when that is longer than a socket buffer takes comfortably,
+the byte `M` with the text in a memfd that travels as the first descriptor. Both ends run as the
+same user on sockets in folders of mode 0700.
 """
 
 from __future__ import annotations
 
 import array
 import os
-from _socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, MSG_CTRUNC, MSG_NOSIGNAL, MSG_TRUNC, SCM_RIGHTS, SOL_SOCKET
+from _socket import (
+    CMSG_SPACE,
+    MSG_CMSG_CLOEXEC,
+    MSG_CTRUNC,
+    MSG_NOSIGNAL,
+    MSG_TRUNC,
+    SCM_RIGHTS,
+    SOL_SOCKET,
+)
 
 from pyrunc import jsontext
 from pyrunc.atomic_file import write_all
@@ -34,7 +44,8 @@ def encode(message: Message) -> bytes:
 
 
 def send(sock: socket, message: Message, fds: Sequence[int] = ()) -> None:
-    """Send one message; the caller keeps its descriptors. Raises OSError (BlockingIOError on a full non-blocking socket)."""
+    """Send one message; the caller keeps its descriptors. Raises OSError (BlockingIOError on a full
+    non-blocking socket)."""
     send_text(sock, encode(message), fds)
 
 
@@ -51,11 +62,12 @@ def send_text(sock: socket, text: bytes, fds: Sequence[int] = ()) -> None:
 
 
 def receive(sock: socket, fds_limit: int = MOST_FDS) -> tuple[Message, list[int]] | None:
-    """The next message and its descriptors, which are the caller's to close; None when the peer has gone.
+    """The next message and its descriptors, which are the caller's to close; None when the peer has
+    gone.
 
     A message with more than `fds_limit` descriptors is refused; the kernel closes those for which
-    there is no room. With 0 the text cannot be in a memfd either.
-    Raises BlockingIOError (nothing there, non-blocking socket), PeerError (not one of our messages).
+    there is no room. With 0 the text cannot be in a memfd either. Raises BlockingIOError (nothing
+    there, non-blocking socket), PeerError (not one of our messages).
     """
     room = CMSG_SPACE(fds_limit * 4) if fds_limit else 0
     try:
@@ -106,7 +118,8 @@ def open_memory(name: str, content: bytes) -> int:
 
 
 def read_memory(memory: int) -> bytes:
-    """All of a file descriptor's file, whatever its offset. Raises PeerError above `MESSAGE_LIMIT_BYTES`."""
+    """All of a file descriptor's file, whatever its offset. Raises PeerError above
+    `MESSAGE_LIMIT_BYTES`."""
     size = os.fstat(memory).st_size
     if size > MESSAGE_LIMIT_BYTES:
         raise PeerError(f"a message has {size} bytes, more than {MESSAGE_LIMIT_BYTES}")

@@ -1,7 +1,9 @@
-"""JSON without importing `json`: that module brings `re` and `enum`, 8 ms, more than a whole `pyrunc state` may cost.
+"""JSON without importing `json`: that module brings `re` and `enum`, 8 ms, more than a whole
+`pyrunc state` may cost.
 
-The scanner and the encoder are the C halves of the standard library's own module; what they cannot do (a broken text, a float
-that is not finite) is handed to `json`, which words the error. Texts are compact and ASCII; surrogate escapes survive.
+The scanner and the encoder are the C halves of the standard library's own module; what they cannot
+do (a broken text, a float that is not finite) is handed to `json`, which words the error. Texts are
+compact and ASCII; surrogate escapes survive.
 """
 
 from __future__ import annotations
@@ -42,18 +44,22 @@ def load() -> ModuleType:
 
 
 def _load() -> tuple[Scan, Encode]:
-    """Not before it is needed: a shared object cannot be in the snapshot from which `pyrunc` starts (cli/front.c)."""
+    """Not before it is needed: a shared object cannot be in the snapshot from which `pyrunc` starts
+    (cli/front.c)."""
     global _halves
     _json = load()
     _halves = (
         _json.make_scanner(_Scanning),
-        _json.make_encoder(None, _refuse, _json.encode_basestring_ascii, None, ":", ",", False, False, False),
+        _json.make_encoder(
+            None, _refuse, _json.encode_basestring_ascii, None, ":", ",", False, False, False
+        ),
     )
     return _halves
 
 
 def loads(text: str | bytes) -> Any:
-    """The value of a JSON text (UTF-8 when bytes; surrogate escapes for what is not). Raises ValueError."""
+    """The value of a JSON text (UTF-8 when bytes; surrogate escapes for what is not). Raises
+    ValueError."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "surrogateescape")
     scan, _ = _halves or _load()
@@ -73,7 +79,8 @@ def loads(text: str | bytes) -> Any:
 
 
 def dumps(value: object) -> str:
-    """A compact ASCII text. Raises TypeError for what JSON cannot hold, RecursionError for a circle."""
+    """A compact ASCII text. Raises TypeError for what JSON cannot hold, RecursionError for a
+    circle."""
     _, encode = _halves or _load()
     return "".join(encode(value, 0))
 

@@ -1,5 +1,5 @@
-"""Where the time of a piece of work goes: parts that follow each other, noted for the server's timeline. A part costs a look at the
-clock, so they are always noted."""
+"""Where the time of a piece of work goes: parts that follow each other, noted for the server's
+timeline. A part costs a look at the clock, so they are always noted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ CLOCK_MONOTONIC_RAW = 4
 
 
 class Parts:
-    """`noted`: (name, begin, end, index of the part that it belongs to or -1), in seconds of CLOCK_MONOTONIC, parents first."""
+    """`noted`: (name, begin, end, index of the part that it belongs to or -1), in seconds of
+    CLOCK_MONOTONIC, parents first."""
 
     __slots__ = ("_last_s", "noted")
 
@@ -37,24 +38,34 @@ class Parts:
         self._last_s = time.perf_counter()
 
 
-def of_launch(started_ns: int, times: Sequence[tuple[str, int]], texts: dict[str, str]) -> list[Part]:
-    """The parts of a launch: from `times` as `launch.run.launch_steps` notes them, in nanoseconds of CLOCK_MONOTONIC_RAW.
+def of_launch(
+    started_ns: int, times: Sequence[tuple[str, int]], texts: dict[str, str]
+) -> list[Part]:
+    """The parts of a launch: from `times` as `launch.run.launch_steps` notes them, in nanoseconds
+    of CLOCK_MONOTONIC_RAW.
 
-    `texts`: the words for the numbers of the plan's lines, which become parts of the clone or of the program.
+    `texts`: the words for the numbers of the plan's lines, which become parts of the clone or of
+    the program.
     """
-    shift_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - time.clock_gettime_ns(CLOCK_MONOTONIC_RAW)
+    shift_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - time.clock_gettime_ns(
+        CLOCK_MONOTONIC_RAW
+    )
     stages: list[Part] = []
     before_ns = started_ns
     for label, now_ns in times:
         if label in STAGES:
-            stages.append((STAGES[label], (before_ns + shift_ns) / 1e9, (now_ns + shift_ns) / 1e9, -1))
+            stages.append(
+                (STAGES[label], (before_ns + shift_ns) / 1e9, (now_ns + shift_ns) / 1e9, -1)
+            )
             before_ns = now_ns
     found, before_ns = stages[:], started_ns
     for label, now_ns in sorted(times, key=lambda each: each[1]):
         if label not in STAGES:
             begin_s, end_s = (before_ns + shift_ns) / 1e9, (now_ns + shift_ns) / 1e9
             around = [n for n, (_, _, end, _) in enumerate(stages) if end_s <= end]
-            found.append((f"{label} {texts.get(label, '')}".strip(), begin_s, end_s, (around or [-1])[0]))
+            found.append(
+                (f"{label} {texts.get(label, '')}".strip(), begin_s, end_s, (around or [-1])[0])
+            )
         before_ns = max(before_ns, now_ns) if label != CLONED else before_ns
     return found
 

@@ -1,4 +1,5 @@
-"""Records that are files: each has one class that writes it and reads it again (`atomic_file`), in this version and in others."""
+"""Records that are files: each has one class that writes it and reads it again (`atomic_file`), in
+this version and in others."""
 
 from __future__ import annotations
 

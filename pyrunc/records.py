@@ -1,8 +1,10 @@
-"""Records that our own processes exchange and write: `Value`s that both ends read and write by the same class.
+"""Records that our own processes exchange and write: `Value`s that both ends read and write by the
+same class.
 
-A record travels as a JSON object of its fields. The other end may be older or newer: what it does not know it ignores, and a field
-that it may lack has a default. A field's annotation says what it takes: `int`, `float`, `bool`, `str`, `Id` (a name without a
-slash), `AbsolutePath`, another record, `Sequence[…]`, `dict[str, …]`, `X | None`, `Message` (an object that somebody else reads).
+A record travels as a JSON object of its fields. The other end may be older or newer: what it does
+not know it ignores, and a field that it may lack has a default. A field's annotation says what it
+takes: `int`, `float`, `bool`, `str`, `Id` (a name without a slash), `AbsolutePath`, another record,
+`Sequence[…]`, `dict[str, …]`, `X | None`, `Message` (an object that somebody else reads).
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class Record(Value):
 
     @classmethod
     def of(cls, found: Mapping[str, Any], error: type[Error] = InvalidArgument) -> Self:
-        """The record that `to_fields` made. Raises `error`, which names the field that is missing or not what it must be."""
+        """The record that `to_fields` made. Raises `error`, which names the field that is missing
+        or not what it must be."""
         values = []
         for name, read, what, default in _shape_of(cls).fields:
             value = found.get(name, _MISSING)
@@ -96,7 +99,8 @@ _shapes: dict[type[Record], _Shape] = {}
 
 
 def know(kind: type[Record] = Record) -> None:
-    """Look at all kinds of records that there are, of `kind`, which happens at the first use of each otherwise."""
+    """Look at all kinds of records that there are, of `kind`, which happens at the first use of
+    each otherwise."""
     for each in kind.__subclasses__():
         if each._fields:  # type: ignore[attr-defined]
             _shape_of(each)
@@ -128,7 +132,8 @@ def _plain(value: Any) -> Any:
 
 
 def _reader(text: str, kind: type[Record]) -> tuple[Read, str]:
-    """What reads a value of this annotation, and the words for it. Raises TypeError for an annotation that is not one of a record."""
+    """What reads a value of this annotation, and the words for it. Raises TypeError for an
+    annotation that is not one of a record."""
     if text.endswith(" | None"):
         read, what = _reader(text.removesuffix(" | None"), kind)
         return (lambda value: None if value is None else read(value)), what
@@ -137,7 +142,9 @@ def _reader(text: str, kind: type[Record]) -> tuple[Read, str]:
     head, _, inner = text.removesuffix("]").partition("[")
     if head == "Sequence":
         item, what = _reader(inner, kind)
-        return (lambda value: [item(one) for one in _a(list, value)]), f"a list of which each is {what}"
+        return (
+            lambda value: [item(one) for one in _a(list, value)]
+        ), f"a list of which each is {what}"
     if head == "dict" and inner.startswith("str, "):
         item, what = _reader(inner.removeprefix("str, "), kind)
         return (

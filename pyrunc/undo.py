@@ -1,6 +1,7 @@
 """Everything acquired pushes its undo on one stack; when the work fails, all of it runs in reverse.
 
-What could not be undone is added to the exception as a note, so that nobody has to guess what was left behind.
+What could not be undone is added to the exception as a note, so that nobody has to guess what was
+left behind.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Undo:
         self._steps.clear()
 
     def run(self) -> list[str]:
-        """Undo all, last first; each step runs whatever the others did. Returns a line for each that failed."""
+        """Undo all, last first; each step runs whatever the others did. Returns a line for each
+        that failed."""
         failed = []
         while self._steps:
             name, function, arguments = self._steps.pop()
@@ -53,7 +55,10 @@ class Undo:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> Literal[False]:
         for line in self.run():
             if error is not None:

@@ -1,4 +1,5 @@
-"""Integers of any size as protobuf and HPACK write them: seven bits to a byte, the lowest first; all but the last have the high bit."""
+"""Integers of any size as protobuf and HPACK write them: seven bits to a byte, the lowest first;
+all but the last have the high bit."""
 
 from __future__ import annotations
 

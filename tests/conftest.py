@@ -1,4 +1,5 @@
-"""What holds for every test: it leaves nothing behind, and a skip that nobody expected is a failure in CI."""
+"""What holds for every test: it leaves nothing behind, and a skip that nobody expected is a failure
+in CI."""
 
 from __future__ import annotations
 
@@ -12,14 +13,16 @@ import pytest
 from tests.support import builds, ledger, schedule, session
 
 TESTS = Path(__file__).parent
-INTEGRATION = ("kernel", "system", "cri")  # a cluster is counted around its whole life, in tests/kube
+# a cluster is counted around its whole life, in tests/kube
+INTEGRATION = ("kernel", "system", "cri")
 # Reasons that may skip a test in CI; everything else that skips there fails the run.
 EXPECTED_SKIPS: tuple[str, ...] = ()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     session.begin(schedule.worker(config))  # workers of xdist count apart from each other
-    # In the background of a shell without jobs SIGINT is ignored, also in what tests start and interrupt.
+    # In the background of a shell without jobs SIGINT is ignored, also in what tests start and
+    # interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -34,13 +37,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Long builds come before the first test, outside of its time limit. The guest has nothing to build with."""
+    """Long builds come before the first test, outside of its time limit. The guest has nothing to
+    build with."""
     if not session.config.option.collectonly and "PYRUNC_GUEST" not in os.environ:
         builds.make_for({item.path for item in session.items}, lambda line: print(line, flush=True))
 
 
 @pytest.fixture(autouse=True, scope="session")
-def folders_of_the_session(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> None:
+def folders_of_the_session(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     base = tmp_path_factory.getbasetemp()
     ledger.FOLDERS.add(f"{base}/")
     if schedule.worker(pytestconfig):
@@ -49,7 +55,8 @@ def folders_of_the_session(pytestconfig: pytest.Config, tmp_path_factory: pytest
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails an integration test that leaks descriptors, children, mounts, links, cgroups or processes."""
+    """Fails an integration test that leaks descriptors, children, mounts, links, cgroups or
+    processes."""
     part = request.path.relative_to(TESTS).parts[0]
     if part not in INTEGRATION:
         yield
@@ -85,7 +92,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     skips = config.pluginmanager.get_plugin("unexpected-skips")
     if skips is not None and skips.unexpected:
         terminalreporter.section("skips that were not expected: the run fails")

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
+from ipaddress import (
+    IPv4Address,
+    IPv4Interface,
+    IPv4Network,
+    IPv6Address,
+    IPv6Interface,
+    IPv6Network,
+)
 
 from cni_plugins.bridge.settings import Settings
 from cni_plugins.protocol.errors import INVALID_CONFIG, CniError
 from cni_plugins.protocol.result import AssignedAddress, Result, Route
 
-_ANYWHERE: dict[int, IPv4Network | IPv6Network] = {4: IPv4Network("0.0.0.0/0"), 6: IPv6Network("::/0")}
+_ANYWHERE: dict[int, IPv4Network | IPv6Network] = {
+    4: IPv4Network("0.0.0.0/0"),
+    6: IPv6Network("::/0"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +50,9 @@ def derive(answer: Result, settings: Settings, seed: str) -> Addressing:
     reported = list(answer.routes)
     if settings.is_default_gateway:
         present = {route.destination for route in reported}
-        defaults = (Route(_ANYWHERE[version], gateway) for version, gateway in first_gateways(ips).items())
+        defaults = (
+            Route(_ANYWHERE[version], gateway) for version, gateway in first_gateways(ips).items()
+        )
         reported += [route for route in defaults if route.destination not in present]
     return Addressing(
         ips=ips,
@@ -77,7 +89,9 @@ def _filled(route: Route, gateways: dict[int, IPv4Address | IPv6Address]) -> Rou
     return replace(route, gateway=gateways.get(route.destination.version))
 
 
-def _bridge_addresses(ips: tuple[AssignedAddress, ...]) -> tuple[IPv4Interface | IPv6Interface, ...]:
+def _bridge_addresses(
+    ips: tuple[AssignedAddress, ...],
+) -> tuple[IPv4Interface | IPv6Interface, ...]:
     found: dict[IPv4Interface | IPv6Interface, None] = {}
     for assigned in ips:
         prefix = assigned.address.network.prefixlen
@@ -89,6 +103,7 @@ def _bridge_addresses(ips: tuple[AssignedAddress, ...]) -> tuple[IPv4Interface |
 
 
 def _derived_mac(ips: tuple[AssignedAddress, ...], seed: str) -> str:
-    """0a:58 and the IPv4 address: who gets the address later has the same hardware address, so no ARP entry is stale."""
+    """0a:58 and the IPv4 address: who gets the address later has the same hardware address, so no
+    ARP entry is stale."""
     packed = next((a.address.ip.packed for a in ips if a.address.version == 4), None)
     return (b"\x0a\x58" + (packed or hashlib.sha256(seed.encode()).digest()[:4])).hex(":")

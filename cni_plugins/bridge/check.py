@@ -1,4 +1,5 @@
-"""The bridge plugin's CHECK: is everything as ADD left it? Read through pyroute2, each sentence names one damage."""
+"""The bridge plugin's CHECK: is everything as ADD left it? Read through pyroute2, each sentence
+names one damage."""
 
 from __future__ import annotations
 
@@ -30,18 +31,26 @@ def check(call: Call, config: PluginConfig) -> None:
 
 def _check_host(settings: Settings, name: str) -> None:
     bridge, port = link_named(settings.bridge), link_named(name)
-    _require(bridge is not None and bridge.kind == "bridge", f"the bridge {settings.bridge} is gone")
+    _require(
+        bridge is not None and bridge.kind == "bridge", f"the bridge {settings.bridge} is gone"
+    )
     assert bridge is not None
     _require(bridge.up, f"the bridge {bridge.name} is down")
-    _require(not settings.promiscuous or bridge.promiscuous, f"the bridge {bridge.name} is not promiscuous")
+    _require(
+        not settings.promiscuous or bridge.promiscuous,
+        f"the bridge {bridge.name} is not promiscuous",
+    )
     _require(port is not None, f"the host's interface {name} is gone")
     assert port is not None
     _require(port.up, f"the host's interface {name} is down")
     _require(port.master == bridge.index, f"the host's interface {name} is not on {bridge.name}")
     _require(
-        not settings.hairpin or bool(port.hairpin), f"the host's interface {name} is not in hairpin mode"
+        not settings.hairpin or bool(port.hairpin),
+        f"the host's interface {name} is not in hairpin mode",
     )
-    _require(not settings.isolated or bool(port.isolated), f"the host's interface {name} is not isolated")
+    _require(
+        not settings.isolated or bool(port.isolated), f"the host's interface {name} is not isolated"
+    )
 
 
 def _check_pod(call: Call, previous: Result, settings: Settings) -> None:
@@ -52,7 +61,9 @@ def _check_pod(call: Call, previous: Result, settings: Settings) -> None:
         _check_pod_link(link, call, previous, settings)
         present = addresses(link.index)
         for assigned in previous.addresses_of(call.ifname, call.netns):
-            _require(assigned.address in present, f"the pod's {call.ifname} has lost {assigned.address}")
+            _require(
+                assigned.address in present, f"the pod's {call.ifname} has lost {assigned.address}"
+            )
         known = {(r.destination, r.gateway) for r in routes()}
         for route in filled(previous.routes, previous.ips):
             wanted = (route.destination, str(route.gateway or ""))
@@ -62,11 +73,17 @@ def _check_pod(call: Call, previous: Result, settings: Settings) -> None:
 def _check_pod_link(link: FoundLink, call: Call, previous: Result, settings: Settings) -> None:
     _require(link.kind == "veth", f"the pod's {link.name} is not a veth")
     _require(link.up or settings.container_interface_down, f"the pod's {link.name} is down")
-    _require(not settings.mtu or link.mtu == settings.mtu, f"the pod's {link.name} has mtu {link.mtu}")
-    said = next((i.mac for i in previous.interfaces if i.name == call.ifname and i.sandbox == call.netns), "")
+    _require(
+        not settings.mtu or link.mtu == settings.mtu, f"the pod's {link.name} has mtu {link.mtu}"
+    )
+    said = next(
+        (i.mac for i in previous.interfaces if i.name == call.ifname and i.sandbox == call.netns),
+        "",
+    )
     said = said.lower().replace("-", ":")
     _require(
-        not said or link.mac == said, f"the pod's {link.name} has the hardware address {link.mac}, not {said}"
+        not said or link.mac == said,
+        f"the pod's {link.name} has the hardware address {link.mac}, not {said}",
     )
 
 

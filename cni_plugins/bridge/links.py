@@ -43,14 +43,16 @@ _FORWARDING = {4: "net/ipv4/ip_forward", 6: "net/ipv6/conf/all/forwarding"}
 
 
 def ensure_bridge(host: NetlinkSocket, settings: Settings) -> Link:
-    """The bridge, made if there is none; two plugins may try at the same time. Raises CniError 7 for another kind of link."""
+    """The bridge, made if there is none; two plugins may try at the same time. Raises CniError 7
+    for another kind of link."""
     link = find_link(host, name=settings.bridge)
     if link is None:
         (made,) = host.attempt(new_bridge(settings.bridge, mac=_own_mac(), mtu=settings.mtu))
         if isinstance(made, KernelError) and made.errno != errno.EEXIST:
             raise made
         netns.write_sysctl(f"net/ipv6/conf/{settings.bridge}/accept_ra", "0")  # CVE-2020-10749
-        # Without its link-local address the host cannot ask for a pod's neighbour entry: detection would cost 2 s.
+        # Without its link-local address the host cannot ask for a pod's neighbour entry: detection
+        # would cost 2 s.
         netns.write_sysctl(f"net/ipv6/conf/{settings.bridge}/accept_dad", "0")
         link = find_link(host, name=settings.bridge)
     if link is None or link.kind != "bridge":
@@ -76,9 +78,15 @@ def connect(
     port = set_link(
         name=name, alias=tag, hairpin=settings.hairpin or None, isolated=settings.isolated or None
     )
-    veth = new_veth(name, ifname, peer_netns=pod.fd, master=bridge.index, mtu=settings.mtu, peer_mac=mac)
+    veth = new_veth(
+        name, ifname, peer_netns=pod.fd, master=bridge.index, mtu=settings.mtu, peer_mac=mac
+    )
     made, labelled = host.attempt(veth, port)
-    if isinstance(made, KernelError) and made.errno == errno.EEXIST and _remove_quiesced(host, name):
+    if (
+        isinstance(made, KernelError)
+        and made.errno == errno.EEXIST
+        and _remove_quiesced(host, name)
+    ):
         made, labelled = host.attempt(veth, port)
     for outcome in (made, labelled):
         if isinstance(outcome, KernelError):
@@ -88,7 +96,8 @@ def connect(
 
 
 def configure_pod(pod: Pod, ifname: str, addressing: Addressing, settings: Settings) -> Link:
-    """Addresses and routes of the pod's end in one send; returns it. The only visit to the namespace."""
+    """Addresses and routes of the pod's end in one send; returns it. The only visit to the
+    namespace."""
     with pod.inside() as inner:
         if 6 in addressing.versions:
             netns.write_sysctl(f"net/ipv6/conf/{ifname}/disable_ipv6", "0")
@@ -113,7 +122,9 @@ def configure_pod(pod: Pod, ifname: str, addressing: Addressing, settings: Setti
     return link
 
 
-def be_gateway(host: NetlinkSocket, bridge: Link, addressing: Addressing, settings: Settings) -> None:
+def be_gateway(
+    host: NetlinkSocket, bridge: Link, addressing: Addressing, settings: Settings
+) -> None:
     """The bridge's own addresses, and forwarding for their families."""
     if not addressing.gateways:
         return
@@ -134,8 +145,9 @@ def be_gateway(host: NetlinkSocket, bridge: Link, addressing: Addressing, settin
 
 
 def await_forwarding(host: NetlinkSocket, name: str, settings: Settings) -> Link:
-    """The host's end once the bridge forwards what comes from it, 0.3 ms later: else the pod's first packets are lost and
-    sent again after a second. A bridge with STP may take longer; it is not waited for.
+    """The host's end once the bridge forwards what comes from it, 0.3 ms later: else the pod's
+    first packets are lost and sent again after a second. A bridge with STP may take longer; it is
+    not waited for.
     """
     deadline = time.monotonic() + _FORWARDING_TIMEOUT_S
     while True:
@@ -147,14 +159,20 @@ def await_forwarding(host: NetlinkSocket, name: str, settings: Settings) -> Link
         time.sleep(0.0002)
 
 
-def introduce(host: NetlinkSocket, pod: Pod, bridge: Link, inner: Link, addressing: Addressing) -> None:
-    """Tell those who may still know an address under its last owner's hardware address: the host, and IPv6 neighbours.
+def introduce(
+    host: NetlinkSocket, pod: Pod, bridge: Link, inner: Link, addressing: Addressing
+) -> None:
+    """Tell those who may still know an address under its last owner's hardware address: the host,
+    and IPv6 neighbours.
 
-    IPv4 neighbours need no word: there the hardware address follows from the address. The kernel finishes new IPv6
-    addresses in a work queue (addrconf_dad_work), a moment in which it takes no packet for them.
+    IPv4 neighbours need no word: there the hardware address follows from the address. The kernel
+    finishes new IPv6 addresses in a work queue (addrconf_dad_work), a moment in which it takes no
+    packet for them.
     """
     if addressing.gateways:
-        host.attempt(*(new_neighbour(bridge.index, a.address.ip, inner.mac) for a in addressing.ips))
+        host.attempt(
+            *(new_neighbour(bridge.index, a.address.ip, inner.mac) for a in addressing.ips)
+        )
     addresses6 = [a.address.ip for a in addressing.ips if isinstance(a.address.ip, IPv6Address)]
     if addresses6 and pod.advertiser is not None:
         deadline = time.monotonic() + _FORWARDING_TIMEOUT_S
@@ -164,7 +182,8 @@ def introduce(host: NetlinkSocket, pod: Pod, bridge: Link, inner: Link, addressi
 
 
 def disconnect(host: NetlinkSocket, name: str) -> bool:
-    """Remove the host's end and with it the pod's; waits for the kernel, 16 to 24 ms. False where there was none."""
+    """Remove the host's end and with it the pod's; waits for the kernel, 16 to 24 ms. False where
+    there was none."""
     (outcome,) = host.attempt(delete_link(name=name))
     if isinstance(outcome, KernelError):
         if outcome.errno == errno.ENODEV:
@@ -174,7 +193,8 @@ def disconnect(host: NetlinkSocket, name: str) -> bool:
 
 
 def quiesce(host: NetlinkSocket, name: str) -> bool:
-    """Set the host's end down: no packet passes any more, and the kernel removes both when the namespace ends (0.1 ms)."""
+    """Set the host's end down: no packet passes any more, and the kernel removes both when the
+    namespace ends (0.1 ms)."""
     (outcome,) = host.attempt(set_link(name=name, change=IFF_UP))
     if isinstance(outcome, KernelError):
         if outcome.errno == errno.ENODEV:
@@ -184,7 +204,8 @@ def quiesce(host: NetlinkSocket, name: str) -> bool:
 
 
 def remove_from_pod(path: str, ifname: str) -> None:
-    """Remove the pod's end of an attachment that another bridge plugin made, whose host end has an unknown name."""
+    """Remove the pod's end of an attachment that another bridge plugin made, whose host end has an
+    unknown name."""
     if not path or not netns.exists(path):
         return
     with netns.opened(path) as pod, netns.inside(pod), open_route_socket() as inner:
@@ -194,13 +215,17 @@ def remove_from_pod(path: str, ifname: str) -> None:
 
 
 def _remove_quiesced(host: NetlinkSocket, name: str) -> bool:
-    """An earlier attachment of the same pod that was quiesced, while its namespace stayed: remove it for good."""
+    """An earlier attachment of the same pod that was quiesced, while its namespace stayed: remove
+    it for good."""
     link = find_link(host, name=name)
     return link is not None and not link.up and disconnect(host, name)
 
 
-def _collides(found: LinkAddress, gateway: IPv4Interface | IPv6Interface, addressing: Addressing) -> bool:
-    """IPv4: any other address of the bridge; IPv6: one whose subnet overlaps. Never one that is wanted too."""
+def _collides(
+    found: LinkAddress, gateway: IPv4Interface | IPv6Interface, addressing: Addressing
+) -> bool:
+    """IPv4: any other address of the bridge; IPv6: one whose subnet overlaps. Never one that is
+    wanted too."""
     if found.address.version != gateway.version or found.address in addressing.gateways:
         return False
     if gateway.version == 4:
@@ -223,7 +248,9 @@ def _wait_for_dad(route: NetlinkSocket, index: int) -> None:
         if not any(f & IFA_F_TENTATIVE for f in flags):
             return
         if time.monotonic() > deadline:
-            raise CniError(IO_FAILURE, f"duplicate address detection took longer than {_DAD_TIMEOUT_S:g} s")
+            raise CniError(
+                IO_FAILURE, f"duplicate address detection took longer than {_DAD_TIMEOUT_S:g} s"
+            )
         time.sleep(0.05)
 
 

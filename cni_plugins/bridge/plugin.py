@@ -1,7 +1,9 @@
-"""The plugin bridge: a veth between the pod and a bridge of the host, addresses, routes, masquerade.
+"""The plugin bridge: a veth between the pod and a bridge of the host, addresses, routes,
+masquerade.
 
-ADD is the list of steps in `add`; every step that leaves something behind pushes its undo. DEL needs nothing but the
-attachment's names: they are derived from container id and interface, so it works after a kill anywhere in ADD.
+ADD is the list of steps in `add`; every step that leaves something behind pushes its undo. DEL
+needs nothing but the attachment's names: they are derived from container id and interface, so it
+works after a kill anywhere in ADD.
 """
 
 from __future__ import annotations
@@ -93,35 +95,49 @@ def status(call: Call, config: PluginConfig) -> None:
 
 
 def collect(call: Call, config: PluginConfig) -> None:
-    """GC: links, masquerades and addresses of attachments of this network that are not valid any more."""
+    """GC: links, masquerades and addresses of attachments of this network that are not valid any
+    more."""
     from cni_plugins.net.inventory import links as all_links
 
-    valid = {host_rules.owner_tag(config.name, *pair, config.scope()) for pair in config.valid_attachments()}
+    valid = {
+        host_rules.owner_tag(config.name, *pair, config.scope())
+        for pair in config.valid_attachments()
+    }
 
     def stale(tag: str) -> bool:
         return host_rules.belongs_to(tag, config.name, config.scope()) and tag not in valid
 
-    leftover = [link.name for link in all_links() if link.kind == "veth" and link.alias and stale(link.alias)]
+    leftover = [
+        link.name
+        for link in all_links()
+        if link.kind == "veth" and link.alias and stale(link.alias)
+    ]
     with host_socket() as host:
         for name in leftover:
             links.disconnect(host, name)
-    host_rules.retract(e for e in host_rules.everything(host_rules.MASQUERADE_SETS) if stale(e.comment))
+    host_rules.retract(
+        e for e in host_rules.everything(host_rules.MASQUERADE_SETS) if stale(e.comment)
+    )
     ipam.collect(call, config)
 
 
 def _masquerade(addressing: Addressing, tag: str) -> None:
-    found = [host_rules.masquerade_element(a.address.ip, a.address.network, tag) for a in addressing.ips]
+    found = [
+        host_rules.masquerade_element(a.address.ip, a.address.network, tag) for a in addressing.ips
+    ]
     host_rules.publish(found, {a.address.network for a in addressing.ips})
 
 
 def _result(answer: Result, addressing: Addressing, config: PluginConfig) -> Result:
-    """The address plugin's answer with what we derived; the network's own `dns` where that plugin gave none."""
+    """The address plugin's answer with what we derived; the network's own `dns` where that plugin
+    gave none."""
     dns = answer.dns if answer.dns != Result().dns else dns_from_json(config.raw.get("dns"))
     return Result(ips=addressing.ips, routes=addressing.reported, dns=dns)
 
 
 def _retract_masquerade(call: Call, config: PluginConfig, tag: str) -> None:
-    """By the addresses that are remembered; where nothing is, by looking through all elements for the owner."""
+    """By the addresses that are remembered; where nothing is, by looking through all elements for
+    the owner."""
     try:
         previous = config.previous_result()
     except CniError:
@@ -134,7 +150,11 @@ def _retract_masquerade(call: Call, config: PluginConfig, tag: str) -> None:
 
 def _take_down(call: Call, settings: Settings, link: str) -> None:
     with host_socket() as host:
-        done = links.quiesce(host, link) if settings.background_teardown else links.disconnect(host, link)
+        done = (
+            links.quiesce(host, link)
+            if settings.background_teardown
+            else links.disconnect(host, link)
+        )
     if not done and not settings.background_teardown:
         links.remove_from_pod(call.netns, call.ifname)
 

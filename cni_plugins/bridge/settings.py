@@ -1,4 +1,5 @@
-"""The bridge plugin's part of the configuration. What we cannot do is refused by its name, never ignored."""
+"""The bridge plugin's part of the configuration. What we cannot do is refused by its name, never
+ignored."""
 
 from __future__ import annotations
 
@@ -9,7 +10,12 @@ from typing import Any
 
 from cni_plugins.protocol.call import Call, check_interface_name
 from cni_plugins.protocol.config import PluginConfig
-from cni_plugins.protocol.errors import INVALID_CONFIG, INVALID_ENVIRONMENT, UNSUPPORTED_FIELD, CniError
+from cni_plugins.protocol.errors import (
+    INVALID_CONFIG,
+    INVALID_ENVIRONMENT,
+    UNSUPPORTED_FIELD,
+    CniError,
+)
 
 _MAC = re.compile(r"[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}\Z")
 _NOT_BUILT = ("vlan", "vlanTrunk", "macspoofchk")
@@ -17,7 +23,8 @@ _NOT_BUILT = ("vlan", "vlanTrunk", "macspoofchk")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The options as the reference names them; `mac` is empty where nobody asked for one, `mtu` 0 for the kernel's."""
+    """The options as the reference names them; `mac` is empty where nobody asked for one, `mtu` 0
+    for the kernel's."""
 
     bridge: str
     is_gateway: bool
@@ -82,7 +89,11 @@ def _flag(raw: dict[str, Any], key: str) -> bool:
 def _mtu(value: object) -> int:
     if value is None:
         return 0
-    if isinstance(value, bool) or not isinstance(value, int) or (value != 0 and not 68 <= value <= 65535):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or (value != 0 and not 68 <= value <= 65535)
+    ):
         raise CniError(INVALID_CONFIG, f"mtu: {str(value)[:20]} is not 0 or 68 to 65535")
     return value
 
@@ -98,7 +109,8 @@ def _mac(config: PluginConfig, call: Call) -> str:
             continue
         if not isinstance(value, str) or not _MAC.match(value) or int(value[:2], 16) & 1:
             raise CniError(
-                INVALID_ENVIRONMENT, f"{where}: {str(value)[:30]!r} is not the hardware address of one host"
+                INVALID_ENVIRONMENT,
+                f"{where}: {str(value)[:30]!r} is not the hardware address of one host",
             )
         return value.lower().replace("-", ":")
     return ""

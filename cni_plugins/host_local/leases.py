@@ -7,10 +7,12 @@
     last_reserved_ip.<n>  where range set n goes on (round robin)
     lock                  flock(2)
 
-A lease of another boot is void: its pod cannot live (kernel.random.boot_id); one of the reference plugin tells no boot and stays
-until it is released. So nothing is synced: after a power cut all of ours are void, also those whose owner's record has lost its
-content. That its name is there suffices: a file system puts names into its journal in the order of the renames. A released address
-is not handed out while its veth still exists, because the kernel tears links down in the background and would mix up two pods.
+A lease of another boot is void: its pod cannot live (kernel.random.boot_id); one of the reference
+plugin tells no boot and stays until it is released. So nothing is synced: after a power cut all of
+ours are void, also those whose owner's record has lost its content. That its name is there
+suffices: a file system puts names into its journal in the order of the renames. A released address
+is not handed out while its veth still exists, because the kernel tears links down in the background
+and would mix up two pods.
 """
 
 from __future__ import annotations
@@ -94,8 +96,9 @@ class Leases:
     ) -> list[Lease]:
         """One address of each set for `owner` (`container id/interface`); all or none.
 
-        link: the host's interface that must be gone before the addresses are reused; scope: whose `collect` may take them.
-        Raises CniError 110 when a set is used up, 5 when `owner` has addresses already or a requested one is taken.
+        link: the host's interface that must be gone before the addresses are reused; scope: whose
+        `collect` may take them. Raises CniError 110 when a set is used up, 5 when `owner` has
+        addresses already or a requested one is taken.
         """
         if any(self._owner_in(address) == owner for address in self.addresses_of(owner)):
             raise CniError(IO_FAILURE, f"{owner} has addresses already")
@@ -134,7 +137,8 @@ class Leases:
         return owner if record and record.boot == self._boot else ""
 
     def collect(self, valid: Callable[[str], bool], *, scope: str = "") -> list[str]:
-        """Release what owners have that are not valid, drop what is void; returns the owners that lost something.
+        """Release what owners have that are not valid, drop what is void; returns the owners that
+        lost something.
 
         With a `scope` only its own owners can lose anything: several runtimes may share a network.
         """
@@ -144,7 +148,9 @@ class Leases:
             record = self._record(path, OwnerRecord)
             if record is None:
                 self._drop_damaged(path)
-            elif record.boot != self._boot or not ((scope and record.scope != scope) or valid(record.owner)):
+            elif record.boot != self._boot or not (
+                (scope and record.scope != scope) or valid(record.owner)
+            ):
                 self._drop(record)
             else:
                 continue
@@ -173,7 +179,9 @@ class Leases:
 
     def _let_go(self, address: str, link: str) -> None:
         if self._link_exists(link):
-            self._write(f"leaving/{address}", json.dumps(LeavingRecord(self._boot, link).to_fields()))
+            self._write(
+                f"leaving/{address}", json.dumps(LeavingRecord(self._boot, link).to_fields())
+            )
         self._remove(address)
 
     def _scan(self, owner: str) -> list[str]:
@@ -194,7 +202,8 @@ class Leases:
         return self._next_free(index, each)
 
     def _next_free(self, index: int, each: RangeSet) -> Lease:
-        """Round robin. The first probes look at single files; in a crowded range the folder is listed once."""
+        """Round robin. The first probes look at single files; in a crowded range the folder is
+        listed once."""
         taken: set[str] | None = None
         leaving: Lease | None = None
         for probe, (address, found) in enumerate(each.after(self._last(index))):
@@ -233,7 +242,9 @@ class Leases:
         deadline = time.monotonic() + _DEPARTURE_TIMEOUT_S
         while self._exists(f"leaving/{name}") and not self._departed(name):
             if time.monotonic() > deadline:
-                raise CniError(TRY_AGAIN_LATER, f"{name} is released, but its old interface still exists")
+                raise CniError(
+                    TRY_AGAIN_LATER, f"{name} is released, but its old interface still exists"
+                )
             time.sleep(0.01)
 
     def _last(self, index: int) -> Address | None:
@@ -243,7 +254,8 @@ class Leases:
             return None
 
     def _remember_last(self, index: int, address: Address) -> None:
-        """Overwritten in place, padded: a rename onto an existing file makes ext4 allocate and flush at once (5 ms)."""
+        """Overwritten in place, padded: a rename onto an existing file makes ext4 allocate and
+        flush at once (5 ms)."""
         os.pwrite(self._last_file(index), str(address).ljust(_LAST_WIDTH).encode() + b"\n", 0)
 
     def _last_file(self, index: int) -> int:
@@ -255,7 +267,8 @@ class Leases:
         return descriptor
 
     def _write(self, name: str, text: str) -> None:
-        """Whole or not at all: written under another name, then renamed. The lock makes the name ours."""
+        """Whole or not at all: written under another name, then renamed. The lock makes the name
+        ours."""
         temporary = f"{self._folder}/write.tmp"
         descriptor = os.open(
             temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
@@ -272,7 +285,9 @@ class Leases:
 
     def _read(self, name: str) -> bytes:
         try:
-            descriptor = os.open(f"{self._folder}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = os.open(
+                f"{self._folder}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+            )
         except FileNotFoundError:
             return b""
         try:
@@ -291,7 +306,8 @@ class Leases:
             return None
 
     def _owner_in(self, name: str) -> str:
-        """The owner that a lease names, empty where it is missing or damaged. Old leases name no interface."""
+        """The owner that a lease names, empty where it is missing or damaged. Old leases name no
+        interface."""
         words = self._read(name).decode("utf-8", "replace").split()
         return "/".join(words) if 0 < len(words) <= 2 else ""
 
@@ -301,7 +317,9 @@ class Leases:
 
     def _names(self, below: str) -> list[str]:
         try:
-            return sorted(n for n in os.listdir(f"{self._folder}/{below}") if not n.endswith(".tmp"))
+            return sorted(
+                n for n in os.listdir(f"{self._folder}/{below}") if not n.endswith(".tmp")
+            )
         except FileNotFoundError:
             return []
 
@@ -310,7 +328,9 @@ class Leases:
 
 
 @contextlib.contextmanager
-def opened(folder: str, link_exists: Callable[[str], bool], *, boot: str | None = None) -> Iterator[Leases]:
+def opened(
+    folder: str, link_exists: Callable[[str], bool], *, boot: str | None = None
+) -> Iterator[Leases]:
     """The leases below `folder` with the lock held. Raises CniError 5."""
     try:
         try:

@@ -1,6 +1,7 @@
 """The plugin host-local: an address of each range set for a pod, from leases on this host.
 
-The bridge plugin calls `allocate` and `release` directly: running a program for them would cost more than they do.
+The bridge plugin calls `allocate` and `release` directly: running a program for them would cost
+more than they do.
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ from cni_plugins.skel import Plugin, serve
 
 
 def allocate(call: Call, config: PluginConfig, *, link: str = "") -> Result:
-    """ADD. `link` is the host's interface of the attachment, where the caller knows it. Raises CniError."""
+    """ADD. `link` is the host's interface of the attachment, where the caller knows it. Raises
+    CniError."""
     wanted = settings.parse(config, call)
     with leases.opened(wanted.folder, link_exists) as store:
         owner = leases.owner_name(call.container_id, call.ifname)
         taken = store.take(owner, wanted.sets, wanted.requested, link=link, scope=config.scope())
-    ips = tuple(AssignedAddress(lease.range.interface(lease.address), lease.range.gateway) for lease in taken)
+    ips = tuple(
+        AssignedAddress(lease.range.interface(lease.address), lease.range.gateway)
+        for lease in taken
+    )
     return Result(ips=ips, routes=wanted.routes, dns=wanted.dns)
 
 

@@ -1,7 +1,7 @@
 """Ranges and sets of ranges, as written in `ipam.ranges`: pure arithmetic on addresses.
 
-A range is a subnet with a first, a last and a gateway address; a set is a list of ranges of one family, of which one
-address is taken; the list of sets gives a pod one address each.
+A range is a subnet with a first, a last and a gateway address; a set is a list of ranges of one
+family, of which one address is taken; the list of sets gives a pod one address each.
 """
 
 from __future__ import annotations
@@ -9,7 +9,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
+from ipaddress import (
+    IPv4Address,
+    IPv4Interface,
+    IPv4Network,
+    IPv6Address,
+    IPv6Interface,
+    IPv6Network,
+)
 from ipaddress import ip_address as parse_address
 from ipaddress import ip_network as parse_network
 
@@ -35,22 +42,24 @@ class Range:
         if not isinstance(value, dict):
             raise CniError(INVALID_CONFIG, f"{where}: not an object")
         subnet = _subnet(value.get("subnet"), f"{where}.subnet")
-        lowest, highest = (
-            subnet.network_address + 1,
-            subnet.broadcast_address - (1 if subnet.version == 4 else 0),
-        )
+        lowest = subnet.network_address + 1
+        highest = subnet.broadcast_address - (1 if subnet.version == 4 else 0)
         first = _inside(value.get("rangeStart"), subnet, f"{where}.rangeStart") or lowest
         last = _inside(value.get("rangeEnd"), subnet, f"{where}.rangeEnd") or highest
         gateway = _address(value.get("gateway"), f"{where}.gateway") or lowest
         if gateway.version != subnet.version:
-            raise CniError(INVALID_CONFIG, f"{where}.gateway: {gateway} is not of the family of {subnet}")
+            raise CniError(
+                INVALID_CONFIG, f"{where}.gateway: {gateway} is not of the family of {subnet}"
+            )
         first, last = _clamp(first, lowest, highest), _clamp(last, lowest, highest)
         if int(first) > int(last):
             raise CniError(INVALID_CONFIG, f"{where}: rangeStart {first} is behind rangeEnd {last}")
         return cls(subnet=subnet, first=first, last=last, gateway=gateway)
 
     def __contains__(self, address: Address) -> bool:
-        return address.version == self.subnet.version and int(self.first) <= int(address) <= int(self.last)
+        return address.version == self.subnet.version and int(self.first) <= int(address) <= int(
+            self.last
+        )
 
     def interface(self, address: Address) -> IPv4Interface | IPv6Interface:
         """`address` with the subnet's prefix length."""
@@ -111,7 +120,9 @@ class RangeSet:
 def check_disjoint(sets: tuple[RangeSet, ...], where: str) -> None:
     """Raises CniError 7 where two sets share addresses: a requested one could not be told apart."""
     ordered = sorted(
-        (r.subnet.version, int(r.first), int(r.last), i) for i, s in enumerate(sets) for r in s.ranges
+        (r.subnet.version, int(r.first), int(r.last), i)
+        for i, s in enumerate(sets)
+        for r in s.ranges
     )
     for left, right in itertools.pairwise(ordered):
         if left[0] == right[0] and left[2] >= right[1]:

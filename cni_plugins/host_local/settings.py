@@ -1,7 +1,7 @@
 """host-local's part of the configuration, with the addresses that somebody asked for by name.
 
-Ranges come from `runtimeConfig.ipRanges` (first), `ipam.ranges` and the old form with `subnet` in `ipam` itself. Addresses
-are requested by `runtimeConfig.ips`, `args.cni.ips` or `IP=` in CNI_ARGS.
+Ranges come from `runtimeConfig.ipRanges` (first), `ipam.ranges` and the old form with `subnet` in
+`ipam` itself. Addresses are requested by `runtimeConfig.ips`, `args.cni.ips` or `IP=` in CNI_ARGS.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def parse(config: PluginConfig, call: Call) -> Settings:
 
 
 def folder_of(config: PluginConfig) -> str:
-    """The network's folder; enough for DEL and GC, which do not care about ranges. Raises CniError 7."""
+    """The network's folder; enough for DEL and GC, which do not care about ranges. Raises CniError
+    7."""
     ipam = config.raw.get("ipam")
     return network_folder(config, ipam if isinstance(ipam, dict) else {})
 
@@ -66,7 +67,8 @@ def network_folder(config: PluginConfig, ipam: dict[str, Any]) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _ranges_and_routes(told: bytes) -> tuple[tuple[RangeSet, ...], tuple[Route, ...]]:
-    """What `ipam` and `runtimeConfig.ipRanges` say, marshalled: the same for pod after pod, and 0.2 ms of parsing addresses."""
+    """What `ipam` and `runtimeConfig.ipRanges` say, marshalled: the same for pod after pod, and 0.2
+    ms of parsing addresses."""
     ipam, given = marshal.loads(told)
     routes = ipam.get("routes")
     routes = [] if routes is None else routes
@@ -79,7 +81,9 @@ def _ranges_and_routes(told: bytes) -> tuple[tuple[RangeSet, ...], tuple[Route, 
 def _range_sets(ipam: dict[str, Any], given: Any) -> tuple[RangeSet, ...]:
     if not isinstance(given, list):
         raise CniError(INVALID_CONFIG, "runtimeConfig.ipRanges: not a list")
-    sets = [RangeSet.parse(item, f"runtimeConfig.ipRanges[{index}]") for index, item in enumerate(given)]
+    sets = [
+        RangeSet.parse(item, f"runtimeConfig.ipRanges[{index}]") for index, item in enumerate(given)
+    ]
     if "subnet" in ipam:
         sets.append(RangeSet.parse([ipam], "ipam"))
     written = ipam.get("ranges") or []
@@ -111,7 +115,9 @@ def _requested_address(value: object, where: str) -> Address:
     try:
         return parse_address(str(value).split("/", 1)[0])
     except ValueError:
-        raise CniError(INVALID_ENVIRONMENT, f"{where}: {str(value)[:60]!r} is not an address") from None
+        raise CniError(
+            INVALID_ENVIRONMENT, f"{where}: {str(value)[:60]!r} is not an address"
+        ) from None
 
 
 def _check_requests(requested: tuple[Address, ...], sets: tuple[RangeSet, ...]) -> None:

@@ -9,7 +9,8 @@ _UDP, _ENOENT = 17, 2
 
 
 def drop_udp_flows(ports: Collection[int]) -> int:
-    """Drop every UDP flow whose first packet went to one of `ports`; returns how many. Flows that end meanwhile are fine."""
+    """Drop every UDP flow whose first packet went to one of `ports`; returns how many. Flows that
+    end meanwhile are fine."""
     from pyroute2.netlink.exceptions import NetlinkError
     from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple, NFCTSocket
 

@@ -7,11 +7,13 @@ The rules never change; pods are elements of maps:
     ports4/6_on    protocol . host address . port    -> pod address . port
     near4/6(_on)   the same keys                     -> jump: mark clients next to the pod or on loopback
 
-A marked packet leaves under the host's address, else the pod's answer would not come back through the host. The mark is
-bit 13, as in the reference's portmap; it is set in prerouting or output and cleared in postrouting.
+A marked packet leaves under the host's address, else the pod's answer would not come back through
+the host. The mark is bit 13, as in the reference's portmap; it is set in prerouting or output and
+cleared in postrouting.
 
-The chains of subnets are made when the first pod of a subnet asks. An element's comment is its owner's tag. The rules are
-written by one `nft -f -` when an element finds no table (ENOENT), so a flushed ruleset heals with the next pod.
+The chains of subnets are made when the first pod of a subnet asks. An element's comment is its
+owner's tag. The rules are written by one `nft -f -` when an element finds no table (ENOENT), so a
+flushed ruleset heals with the next pod.
 """
 
 from __future__ import annotations
@@ -40,7 +42,14 @@ MASQUERADE_SETS = ("masquerade4", "masquerade6")
 PROTOCOLS = {"tcp": socket.IPPROTO_TCP, "udp": socket.IPPROTO_UDP, "sctp": socket.IPPROTO_SCTP}
 NFT_TIMEOUT_S = 20.0
 _NFT_FOLDERS = ("/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/sbin")
-_EXPECTED_RULES = {"guard": 1, "prerouting": 1, "output": 1, "to_pod": 10, "postrouting": 4, "from_pod": 2}
+_EXPECTED_RULES = {
+    "guard": 1,
+    "prerouting": 1,
+    "output": 1,
+    "to_pod": 10,
+    "postrouting": 4,
+    "from_pod": 2,
+}
 
 _RULES = """
 table inet TABLE {
@@ -135,7 +144,8 @@ def port_elements(
     near: Subnet | None,
     tag: str,
 ) -> tuple[Element, ...]:
-    """A host port's elements. `near`: masquerade clients of that subnet and of loopback; None: nobody (no snat)."""
+    """A host port's elements. `near`: masquerade clients of that subnet and of loopback; None:
+    nobody (no snat)."""
     packed_protocol, port = struct.pack("B3x", PROTOCOLS[protocol]), _port(host_port)
     target = pod.packed + _port(pod_port)
     if host_address is None:
@@ -157,8 +167,9 @@ def everyone(version: int) -> Subnet:
 def publish(new: Iterable[Element], subnets: Iterable[Subnet]) -> None:
     """Add elements in one transaction, making table and chains where they are missing.
 
-    A masquerade that is there already is taken over: its address has been leased anew. Raises AlreadyExists naming the owner
-    of a taken port, KernelError, PeerError (nft refused), Unsupported (no nft).
+    A masquerade that is there already is taken over: its address has been leased anew. Raises
+    AlreadyExists naming the owner of a taken port, KernelError, PeerError (nft refused),
+    Unsupported (no nft).
     """
     added = tuple(new)
     if not added:
@@ -222,7 +233,8 @@ def intact() -> bool:
 
 
 def restore(wanted: list[Element], subnets: Iterable[Subnet]) -> int:
-    """Make rules and `wanted` elements be there; returns how many elements were missing. A key taken by others is left."""
+    """Make rules and `wanted` elements be there; returns how many elements were missing. A key
+    taken by others is left."""
     if wanted and not intact():
         install(subnets)
     missing = [e for e, found in zip(wanted, lookup(wanted), strict=True) if found is None]
@@ -231,7 +243,8 @@ def restore(wanted: list[Element], subnets: Iterable[Subnet]) -> int:
 
 
 def install(subnets: Iterable[Subnet]) -> None:
-    """Write the rules and the chains of `subnets` in one transaction; elements of an existing table stay."""
+    """Write the rules and the chains of `subnets` in one transaction; elements of an existing table
+    stay."""
     run_nft(_RULES + "".join(_subnet_chains(subnet) for subnet in subnets))
 
 
@@ -241,8 +254,8 @@ def nft_program() -> str:
 
 
 def run_nft(script: str) -> str:
-    """Run `nft -f -`. Raises Unsupported where there is no nft, PeerError with its message where it refuses, DeadlineExceeded
-    where it does not end in NFT_TIMEOUT_S."""
+    """Run `nft -f -`. Raises Unsupported where there is no nft, PeerError with its message where it
+    refuses, DeadlineExceeded where it does not end in NFT_TIMEOUT_S."""
     import subprocess
 
     program = nft_program()
@@ -284,7 +297,9 @@ add rule inet {TABLE} {masquerade} masquerade
 def _conflict(wanted: tuple[Element, ...]) -> AlreadyExists:
     for element, found in zip(wanted, lookup(wanted), strict=True):
         if found is not None:
-            return AlreadyExists(f"{describe(element)} is already taken by {found.comment or 'somebody'}")
+            return AlreadyExists(
+                f"{describe(element)} is already taken by {found.comment or 'somebody'}"
+            )
     return AlreadyExists(f"{describe(wanted[0])} is taken twice in this request")
 
 

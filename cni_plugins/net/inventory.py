@@ -1,7 +1,8 @@
-"""What is there, read through pyroute2: for CHECK and GC, which are rare and must not see with the eyes of ADD.
+"""What is there, read through pyroute2: for CHECK and GC, which are rare and must not see with the
+eyes of ADD.
 
-pyroute2 takes 150 ms and 23 MiB to import, so it is imported when first needed, by the worker that needs it.
-Every function looks at the namespace that the process is in.
+pyroute2 takes 150 ms and 23 MiB to import, so it is imported when first needed, by the worker that
+needs it. Every function looks at the namespace that the process is in.
 """
 
 from __future__ import annotations
@@ -92,7 +93,11 @@ def routes() -> list[FoundRoute]:
 
 def _link(message: Any) -> FoundLink:
     info = message.get("IFLA_LINKINFO")
-    port = info.get("IFLA_INFO_SLAVE_DATA") if info and info.get("IFLA_INFO_SLAVE_KIND") == "bridge" else None
+    port = (
+        info.get("IFLA_INFO_SLAVE_DATA")
+        if info and info.get("IFLA_INFO_SLAVE_KIND") == "bridge"
+        else None
+    )
     return FoundLink(
         index=message["index"],
         name=message.get("IFLA_IFNAME"),

@@ -1,4 +1,5 @@
-"""Unsolicited neighbour advertisements (RFC 4861, 7.2.6): IPv6's word that an address has another hardware address now."""
+"""Unsolicited neighbour advertisements (RFC 4861, 7.2.6): IPv6's word that an address has another
+hardware address now."""
 
 from __future__ import annotations
 
@@ -20,8 +21,11 @@ def open_advertiser() -> socket.socket:
     return socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6)
 
 
-def advertise(sender: socket.socket, index: int, mac: str, addresses: Iterable[IPv6Address]) -> None:
-    """Send one for each address from link `index` of the sender's namespace. What cannot be sent is not an error."""
+def advertise(
+    sender: socket.socket, index: int, mac: str, addresses: Iterable[IPv6Address]
+) -> None:
+    """Send one for each address from link `index` of the sender's namespace. What cannot be sent is
+    not an error."""
     sender.setblocking(False)
     sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, _HOPS)
     sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, index)

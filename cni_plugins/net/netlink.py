@@ -1,8 +1,10 @@
-"""Netlink framing shared by the two codecs: a request is built as bytes, a batch is sent at once, every answer is read.
+"""Netlink framing shared by the two codecs: a request is built as bytes, a batch is sent at once,
+every answer is read.
 
-One `send` carries many requests: a whole pod is set up in two round trips. The kernel handles them in order and reports every
-error; of successes only the last one's is asked for, which is the word that all are done. Errors become `KernelError` with the
-request's name, its subject and the kernel's extended explanation (netlink(7), NETLINK_EXT_ACK).
+One `send` carries many requests: a whole pod is set up in two round trips. The kernel handles them
+in order and reports every error; of successes only the last one's is asked for, which is the word
+that all are done. Errors become `KernelError` with the request's name, its subject and the kernel's
+extended explanation (netlink(7), NETLINK_EXT_ACK).
 """
 
 from __future__ import annotations
@@ -79,11 +81,14 @@ def text(value: bytes | None) -> str:
 
 
 class NetlinkSocket:
-    """A netlink socket of the namespace that the process is in when it is made. Close it, or use it in `with`."""
+    """A netlink socket of the namespace that the process is in when it is made. Close it, or use it
+    in `with`."""
 
     def __init__(self, protocol: int) -> None:
         with kernel_errors("socket", f"AF_NETLINK protocol {protocol}"):
-            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
+            self._socket = socket.socket(
+                socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol
+            )
         # Python's own timeout is a poll(2) before every send and receive.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _RECEIVE_TIMEOUT)
         for option in (_CAP_ACK, _EXT_ACK, _STRICT_CHECK):
@@ -98,12 +103,16 @@ class NetlinkSocket:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
     def call(self, *requests: Request) -> list[list[bytes]]:
-        """Send all at once; the answers' bodies per request. Raises the first request's KernelError after reading all."""
+        """Send all at once; the answers' bodies per request. Raises the first request's KernelError
+        after reading all."""
         outcomes = self.attempt(*requests)
         for outcome in outcomes:
             if isinstance(outcome, KernelError):
@@ -111,7 +120,8 @@ class NetlinkSocket:
         return [outcome for outcome in outcomes if not isinstance(outcome, KernelError)]
 
     def attempt(self, *requests: Request) -> list[list[bytes] | KernelError]:
-        """Send all at once; per request its answers or its error. The kernel goes on after a failed request."""
+        """Send all at once; per request its answers or its error. The kernel goes on after a failed
+        request."""
         first = self._sequence + 1
         self._sequence += len(requests)
         last = len(requests) - 1
@@ -135,29 +145,42 @@ class NetlinkSocket:
                 elif error := _error(requests[index], flags, body):
                     errors[index] = error
                 done |= index == last and (
-                    kind in (_NLMSG_ERROR, _NLMSG_DONE) or not requests[last].flags & (NLM_F_ACK | NLM_F_DUMP)
+                    kind in (_NLMSG_ERROR, _NLMSG_DONE)
+                    or not requests[last].flags & (NLM_F_ACK | NLM_F_DUMP)
                 )
         return [errors.get(i) or answers[i] for i in range(len(requests))]
 
     def dump(self, request: Request) -> list[bytes]:
-        """All objects of a kind, asked for again while something changed in between (NLM_F_DUMP_INTR)."""
+        """All objects of a kind, asked for again while something changed in between
+        (NLM_F_DUMP_INTR)."""
         whole = Request(
-            request.kind, request.body, request.name, request.subject, request.flags & ~NLM_F_ACK | NLM_F_DUMP
+            request.kind,
+            request.body,
+            request.name,
+            request.subject,
+            request.flags & ~NLM_F_ACK | NLM_F_DUMP,
         )
         for _ in range(_DUMP_ATTEMPTS):
             self._interrupted = False
             (answers,) = self.call(whole)
             if not self._interrupted:
                 return answers
-        raise KernelError(request.name, request.subject, errno.EINTR, "what is listed changes all the time")
+        raise KernelError(
+            request.name, request.subject, errno.EINTR, "what is listed changes all the time"
+        )
 
-    def send_batch(self, begin: bytes, requests: tuple[Request, ...], end: bytes) -> list[KernelError | None]:
-        """nfnetlink's form: a transaction between two frames that are not answered. The first error decides for all."""
+    def send_batch(
+        self, begin: bytes, requests: tuple[Request, ...], end: bytes
+    ) -> list[KernelError | None]:
+        """nfnetlink's form: a transaction between two frames that are not answered. The first error
+        decides for all."""
         first = self._sequence + 1
         self._sequence += len(requests) + 2
         frames = [_HEADER.pack(16 + len(begin), 0x10, NLM_F_REQUEST, first - 1, 0) + begin]
         frames += [_encode(r, first + i, r.flags) for i, r in enumerate(requests)]
-        frames.append(_HEADER.pack(16 + len(end), 0x11, NLM_F_REQUEST, first + len(requests), 0) + end)
+        frames.append(
+            _HEADER.pack(16 + len(end), 0x11, NLM_F_REQUEST, first + len(requests), 0) + end
+        )
         self._send(b"".join(frames), requests[0])
         outcomes: dict[int, KernelError | None] = {}
         while len(outcomes) < len(requests):
@@ -193,12 +216,14 @@ class NetlinkSocket:
 
 def _encode(request: Request, sequence: int, flags: int) -> bytes:
     return (
-        _HEADER.pack(16 + len(request.body), request.kind, flags | NLM_F_REQUEST, sequence, 0) + request.body
+        _HEADER.pack(16 + len(request.body), request.kind, flags | NLM_F_REQUEST, sequence, 0)
+        + request.body
     )
 
 
 def _error(request: Request, flags: int, body: bytes) -> KernelError | None:
-    """The error in an answer, None for an acknowledgement. The kernel's explanation follows the echoed header."""
+    """The error in an answer, None for an acknowledgement. The kernel's explanation follows the
+    echoed header."""
     number = -struct.unpack_from("i", body)[0] if len(body) >= 4 else 0
     if number <= 0:
         return None

@@ -1,7 +1,8 @@
 """Network namespaces: open one by path, be inside it for a while, write its sysctls.
 
-A path may be `/proc/<pid>/fd/<n>`, `/proc/<pid>/ns/net` or a bind mount; what it leads to is checked to be a network
-namespace before anything else is done with it. Entering changes the calling thread; plugins have only one.
+A path may be `/proc/<pid>/fd/<n>`, `/proc/<pid>/ns/net` or a bind mount; what it leads to is
+checked to be a network namespace before anything else is done with it. Entering changes the calling
+thread; plugins have only one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _home: int | None = None
 
 
 def open_netns(path: str) -> int:
-    """A descriptor of the namespace at `path`. Raises CniError 3 where there is none, or something else."""
+    """A descriptor of the namespace at `path`. Raises CniError 3 where there is none, or something
+    else."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
@@ -64,7 +66,8 @@ def identity() -> tuple[int, int]:
 
 
 def keep_open() -> None:
-    """Remember the present namespace as the one that `inside` comes from; for processes that serve many requests."""
+    """Remember the present namespace as the one that `inside` comes from; for processes that serve
+    many requests."""
     global _home
     _home = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
 
@@ -85,7 +88,8 @@ def inside(descriptor: int) -> Iterator[None]:
 
 
 def write_sysctl(name: str, value: str) -> bool:
-    """Set `name`, such as `net/ipv4/ip_forward`, in the present namespace unless it has the value already.
+    """Set `name`, such as `net/ipv4/ip_forward`, in the present namespace unless it has the value
+    already.
 
     Returns False where the kernel has no such setting (IPv6 switched off). Raises OSError.
     """

@@ -1,7 +1,8 @@
-"""Elements of nftables sets and maps as nfnetlink transactions (include/uapi/linux/netfilter/nf_tables.h).
+"""Elements of nftables sets and maps as nfnetlink transactions
+(include/uapi/linux/netfilter/nf_tables.h).
 
-Running `nft` costs 3 to 12 ms, one element through the socket 0.02 ms: rules are written by `nft` once per boot, and a
-pod only adds and removes elements.
+Running `nft` costs 3 to 12 ms, one element through the socket 0.02 ms: rules are written by `nft`
+once per boot, and a pod only adds and removes elements.
 """
 
 from __future__ import annotations
@@ -42,9 +43,11 @@ _kept: NetlinkSocket | None = None
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """A member of set or map `set_name`. A map's value is `data` or, for a verdict map, a jump to `chain`.
+    """A member of set or map `set_name`. A map's value is `data` or, for a verdict map, a jump to
+    `chain`.
 
-    Fields of a concatenation are padded to four bytes each, numbers in network order. `comment` is what `nft` shows.
+    Fields of a concatenation are padded to four bytes each, numbers in network order. `comment` is
+    what `nft` shows.
     """
 
     set_name: str
@@ -55,10 +58,11 @@ class Element:
 
 
 def keep_open() -> None:
-    """Make one socket in the present namespace and use it for all that follows; for processes that serve many requests.
+    """Make one socket in the present namespace and use it for all that follows; for processes that
+    serve many requests.
 
-    Closing a netfilter socket waits until the kernel has destroyed removed elements, 6 to 20 ms (nft_rcv_nl_event,
-    net/netfilter/nf_tables_api.c).
+    Closing a netfilter socket waits until the kernel has destroyed removed elements, 6 to 20 ms
+    (nft_rcv_nl_event, net/netfilter/nf_tables_api.c).
     """
     global _kept
     _kept = NetlinkSocket(_NETLINK_NETFILTER)
@@ -75,11 +79,16 @@ def filter_socket() -> Iterator[NetlinkSocket]:
 
 
 def change_elements(
-    netfilter: NetlinkSocket, table: str, *, add: tuple[Element, ...] = (), remove: tuple[Element, ...] = ()
+    netfilter: NetlinkSocket,
+    table: str,
+    *,
+    add: tuple[Element, ...] = (),
+    remove: tuple[Element, ...] = (),
 ) -> None:
     """Remove and add in one transaction: all of it happens or nothing.
 
-    Raises KernelError: ENOENT where the table, the set, the chain or a removed element is missing, EEXIST for a key taken.
+    Raises KernelError: ENOENT where the table, the set, the chain or a removed element is missing,
+    EEXIST for a key taken.
     """
     requests = _requests(_DELSETELEM, table, remove, NLM_F_ACK)
     requests += _requests(_NEWSETELEM, table, add, NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL)
@@ -94,11 +103,12 @@ def change_elements(
 def elements(
     netfilter: NetlinkSocket, table: str, set_name: str, comment: str | None = None
 ) -> list[Element]:
-    """The elements of a set, those with `comment` if given; empty where the table or the set does not exist.
+    """The elements of a set, those with `comment` if given; empty where the table or the set does
+    not exist.
 
-    A set is a hash table that grows in the background. Between two packets of a list that moves elements past the reader
-    without NLM_F_DUMP_INTR (rhashtable_walk_next() starts over, nf_tables skips by count), so that a list of several packets
-    counts only when the next one agrees with it.
+    A set is a hash table that grows in the background. Between two packets of a list that moves
+    elements past the reader without NLM_F_DUMP_INTR (rhashtable_walk_next() starts over, nf_tables
+    skips by count), so that a list of several packets counts only when the next one agrees with it.
     """
     request = Request(_GETSETELEM, _address(table, set_name), "NFT_MSG_GETSETELEM", set_name)
     before: set[Element] | None = None
@@ -150,7 +160,8 @@ def count_rules(netfilter: NetlinkSocket, table: str) -> dict[str, int]:
 
 
 def _requests(kind: int, table: str, given: tuple[Element, ...], flags: int) -> list[Request]:
-    """One request per set and hundred elements: a nested list is at most 64 KiB, and many answers overflow the socket."""
+    """One request per set and hundred elements: a nested list is at most 64 KiB, and many answers
+    overflow the socket."""
     by_set: dict[str, list[Element]] = {}
     for element in given:
         by_set.setdefault(element.set_name, []).append(element)
@@ -159,10 +170,16 @@ def _requests(kind: int, table: str, given: tuple[Element, ...], flags: int) -> 
     for set_name, members in by_set.items():
         for start in range(0, len(members), _ELEMENTS_PER_REQUEST):
             part = members[start : start + _ELEMENTS_PER_REQUEST]
-            listed = nested(_LIST_ELEMENTS, *(_encode(e, with_data=kind == _NEWSETELEM) for e in part))
+            listed = nested(
+                _LIST_ELEMENTS, *(_encode(e, with_data=kind == _NEWSETELEM) for e in part)
+            )
             found.append(
                 Request(
-                    kind, _address(table, set_name) + listed, name, f"{set_name} {part[0].key.hex()}", flags
+                    kind,
+                    _address(table, set_name) + listed,
+                    name,
+                    f"{set_name} {part[0].key.hex()}",
+                    flags,
                 )
             )
     return found
@@ -184,7 +201,11 @@ def _encode(element: Element, *, with_data: bool) -> bytes:
 
 
 def _address(table: str, set_name: str) -> bytes:
-    return struct.pack(">BBH", _INET, 0, 0) + attribute(_LIST_TABLE, table) + attribute(_LIST_SET, set_name)
+    return (
+        struct.pack(">BBH", _INET, 0, 0)
+        + attribute(_LIST_TABLE, table)
+        + attribute(_LIST_SET, set_name)
+    )
 
 
 def _elements(set_name: str, answer: bytes) -> list[Element]:

@@ -1,7 +1,8 @@
-"""A pod's network namespace during a request: opened once, entered once, and spoken to through the sockets made there.
+"""A pod's network namespace during a request: opened once, entered once, and spoken to through the
+sockets made there.
 
-A socket belongs to the namespace that it was made in, whoever uses it from where. Plugins of one request get the same `Pod`
-(`sharing`), so that a chain of ours visits the namespace a single time.
+A socket belongs to the namespace that it was made in, whoever uses it from where. Plugins of one
+request get the same `Pod` (`sharing`), so that a chain of ours visits the namespace a single time.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Pod:
         self.pending: list[Request] = []
         """What is to be sent with the next requests."""
         self.advertiser: socket.socket | None = None
-        """Sends neighbour advertisements, where somebody has put one here (cni_plugins.net.neighbours)."""
+        """Sends neighbour advertisements, where somebody has put one here
+        (cni_plugins.net.neighbours)."""
 
     @property
     def route(self) -> NetlinkSocket:

@@ -1,8 +1,9 @@
-"""Links, addresses and routes as rtnetlink requests (rtnetlink(7); include/uapi/linux/{if_link,rtnetlink,if_addr}.h).
+"""Links, addresses and routes as rtnetlink requests (rtnetlink(7);
+include/uapi/linux/{if_link,rtnetlink,if_addr}.h).
 
-Only what the plugins need. The veth is born in place: one RTM_NEWLINK makes the host's end, enslaved and up, and the
-pod's end inside the pod's namespace under its final name. Moving a link between namespaces costs an RCU grace period
-under the rtnl lock (measured 20 ms against 0.4).
+Only what the plugins need. The veth is born in place: one RTM_NEWLINK makes the host's end,
+enslaved and up, and the pod's end inside the pod's namespace under its final name. Moving a link
+between namespaces costs an RCU grace period under the rtnl lock (measured 20 ms against 0.4).
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
+from ipaddress import (
+    IPv4Address,
+    IPv4Interface,
+    IPv4Network,
+    IPv6Address,
+    IPv6Interface,
+    IPv6Network,
+)
 
 from cni_plugins.net.netlink import (
     NLM_F_ACK,
@@ -55,10 +63,11 @@ _TABLE_MAIN, _PROTO_BOOT, _SCOPE_UNIVERSE, _SCOPE_LINK, _UNICAST = 254, 3, 0, 25
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link as the kernel describes it; `master` is 0 for none, `forwarding` is for a bridge's port.
+    """A link as the kernel describes it; `master` is 0 for none, `forwarding` is for a bridge's
+    port.
 
-    A port is shown as forwarding for a moment when it is made, before the kernel has looked at its carrier: `forwarding`
-    wants the link to be operational too.
+    A port is shown as forwarding for a moment when it is made, before the kernel has looked at its
+    carrier: `forwarding` wants the link to be operational too.
     """
 
     index: int
@@ -92,7 +101,8 @@ def open_route_socket() -> NetlinkSocket:
 
 
 def keep_open() -> None:
-    """Make one socket in the present namespace for all that use `host_socket`; for processes that serve many requests."""
+    """Make one socket in the present namespace for all that use `host_socket`; for processes that
+    serve many requests."""
     global _kept
     _kept = open_route_socket()
 
@@ -108,9 +118,16 @@ def host_socket() -> Iterator[NetlinkSocket]:
 
 
 def new_veth(
-    host_name: str, peer_name: str, *, peer_netns: int, master: int = 0, mtu: int = 0, peer_mac: str = ""
+    host_name: str,
+    peer_name: str,
+    *,
+    peer_netns: int,
+    master: int = 0,
+    mtu: int = 0,
+    peer_mac: str = "",
 ) -> Request:
-    """Both ends of a veth: the host's end up and enslaved to `master`, the peer in the namespace of fd `peer_netns`."""
+    """Both ends of a veth: the host's end up and enslaved to `master`, the peer in the namespace of
+    fd `peer_netns`."""
     queues = attribute(_IFLA_TXQ, 1) + attribute(_IFLA_RXQ, 1)
     size = attribute(_IFLA_MTU, mtu) if mtu else b""
     peer = (
@@ -126,20 +143,32 @@ def new_veth(
         _IFLA_LINKINFO,
         attribute(_INFO_KIND, b"veth") + attribute(_INFO_DATA, attribute(_VETH_PEER, peer)),
     )
-    body = _link_header(flags=IFF_UP, change=IFF_UP) + attribute(_IFLA_IFNAME, host_name) + queues + size
+    body = (
+        _link_header(flags=IFF_UP, change=IFF_UP)
+        + attribute(_IFLA_IFNAME, host_name)
+        + queues
+        + size
+    )
     if master:
         body += attribute(_IFLA_MASTER, master)
     return Request(
-        _NEWLINK, body + info, "RTM_NEWLINK", f"veth {host_name}", NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
+        _NEWLINK,
+        body + info,
+        "RTM_NEWLINK",
+        f"veth {host_name}",
+        NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL,
     )
 
 
 def new_bridge(name: str, *, mac: str, mtu: int = 0) -> Request:
-    """A bridge that is up. Its own `mac` keeps it from taking a port's, which would change with the ports."""
+    """A bridge that is up. Its own `mac` keeps it from taking a port's, which would change with the
+    ports."""
     body = _link_header(flags=IFF_UP, change=IFF_UP) + attribute(_IFLA_IFNAME, name)
     body += attribute(_IFLA_ADDRESS, pack_mac(mac)) + (attribute(_IFLA_MTU, mtu) if mtu else b"")
     body += attribute(_IFLA_LINKINFO, attribute(_INFO_KIND, b"bridge"))
-    return Request(_NEWLINK, body, "RTM_NEWLINK", f"bridge {name}", NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL)
+    return Request(
+        _NEWLINK, body, "RTM_NEWLINK", f"bridge {name}", NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
+    )
 
 
 def set_link(
@@ -160,26 +189,37 @@ def set_link(
     port += b"" if isolated is None else attribute(_BRPORT_ISOLATED, bytes([isolated]))
     if port:
         body += attribute(
-            _IFLA_LINKINFO, attribute(_INFO_SLAVE_KIND, b"bridge") + attribute(_INFO_SLAVE_DATA, port)
+            _IFLA_LINKINFO,
+            attribute(_INFO_SLAVE_KIND, b"bridge") + attribute(_INFO_SLAVE_DATA, port),
         )
     return Request(_NEWLINK, body, "RTM_NEWLINK", f"link {name or index}")
 
 
 def delete_link(name: str) -> Request:
-    """Removing one end of a veth removes both; the kernel answers after a grace period, 16 to 24 ms."""
+    """Removing one end of a veth removes both; the kernel answers after a grace period, 16 to 24
+    ms."""
     body = _link_header() + attribute(_IFLA_IFNAME, name)
     return Request(_DELLINK, body, "RTM_DELLINK", f"link {name}")
 
 
-def new_address(index: int, address: IPv4Interface | IPv6Interface, *, skip_dad: bool = True) -> Request:
-    """An address on a link; IPv6 ones are usable at once with `skip_dad`: nobody else has the address."""
+def new_address(
+    index: int, address: IPv4Interface | IPv6Interface, *, skip_dad: bool = True
+) -> Request:
+    """An address on a link; IPv6 ones are usable at once with `skip_dad`: nobody else has the
+    address."""
     packed = address.ip.packed
-    body = _address_header(address, index) + attribute(_IFA_LOCAL, packed) + attribute(_IFA_ADDRESS, packed)
+    body = (
+        _address_header(address, index)
+        + attribute(_IFA_LOCAL, packed)
+        + attribute(_IFA_ADDRESS, packed)
+    )
     if isinstance(address, IPv6Interface):
         body += attribute(_IFA_FLAGS, IFA_F_NODAD) if skip_dad else b""
     elif address.network.prefixlen < 31:
         body += attribute(_IFA_BROADCAST, address.network.broadcast_address.packed)
-    return Request(_NEWADDR, body, "RTM_NEWADDR", str(address), NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL)
+    return Request(
+        _NEWADDR, body, "RTM_NEWADDR", str(address), NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
+    )
 
 
 def delete_address(index: int, address: IPv4Interface | IPv6Interface) -> Request:
@@ -194,7 +234,8 @@ def new_route(
     gateway: IPv4Address | IPv6Address | None = None,
     numbers: Iterable[tuple[str, int]] = (),
 ) -> Request:
-    """A unicast route out of link `oif`. `numbers`: mtu, advmss, priority, table and scope as CNI names them."""
+    """A unicast route out of link `oif`. `numbers`: mtu, advmss, priority, table and scope as CNI
+    names them."""
     given = dict(numbers)
     family = socket.AF_INET if destination.version == 4 else socket.AF_INET6
     table = given.get("table", _TABLE_MAIN)
@@ -227,11 +268,14 @@ def new_route(
 
 
 def new_neighbour(index: int, address: IPv4Address | IPv6Address, mac: str) -> Request:
-    """Who has an address on a link, replacing what was known; the kernel confirms it when it is used (NUD_STALE)."""
+    """Who has an address on a link, replacing what was known; the kernel confirms it when it is
+    used (NUD_STALE)."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     body = struct.pack("BxxxiHBB", family, index, _NUD_STALE, 0, 0)
     body += attribute(_NDA_DST, address.packed) + attribute(_NDA_LLADDR, pack_mac(mac))
-    return Request(_NEWNEIGH, body, "RTM_NEWNEIGH", str(address), NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE)
+    return Request(
+        _NEWNEIGH, body, "RTM_NEWNEIGH", str(address), NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE
+    )
 
 
 def find_link(route: NetlinkSocket, *, name: str = "", index: int = 0) -> Link | None:
@@ -249,7 +293,11 @@ def find_link(route: NetlinkSocket, *, name: str = "", index: int = 0) -> Link |
 def addresses(route: NetlinkSocket, index: int) -> list[LinkAddress]:
     """The addresses of one link, both families."""
     request = Request(_GETADDR, struct.pack("BBBBI", 0, 0, 0, 0, index), "RTM_GETADDR", str(index))
-    return [found for answer in route.dump(request) if (found := _address(answer)) and found.index == index]
+    return [
+        found
+        for answer in route.dump(request)
+        if (found := _address(answer)) and found.index == index
+    ]
 
 
 def route_to(route: NetlinkSocket, destination: IPv4Address | IPv6Address) -> int:
@@ -295,7 +343,11 @@ def _link(body: bytes) -> Link:
     _, _, index, flags, _ = struct.unpack_from("BxHiII", body)
     found = attributes(body, 16)
     info = attributes(found.get(_IFLA_LINKINFO, b""))
-    port = attributes(info.get(_INFO_SLAVE_DATA, b"")) if text(info.get(_INFO_SLAVE_KIND)) == "bridge" else {}
+    port = (
+        attributes(info.get(_INFO_SLAVE_DATA, b""))
+        if text(info.get(_INFO_SLAVE_KIND)) == "bridge"
+        else {}
+    )
     return Link(
         index=index,
         name=text(found.get(_IFLA_IFNAME)),
@@ -305,7 +357,8 @@ def _link(body: bytes) -> Link:
         master=_int(found.get(_IFLA_MASTER)),
         kind=text(info.get(_INFO_KIND)),
         alias=text(found.get(_IFLA_IFALIAS)),
-        forwarding=port.get(_BRPORT_STATE) == _FORWARDING and found.get(_IFLA_OPERSTATE) == _OPERATIONAL,
+        forwarding=port.get(_BRPORT_STATE) == _FORWARDING
+        and found.get(_IFLA_OPERSTATE) == _OPERATIONAL,
     )
 
 
@@ -316,7 +369,9 @@ def _address(body: bytes) -> LinkAddress | None:
     if packed is None or family not in (socket.AF_INET, socket.AF_INET6):
         return None
     address = (IPv4Interface if family == socket.AF_INET else IPv6Interface)((packed, prefix))
-    return LinkAddress(index=index, address=address, flags=_int(found.get(_IFA_FLAGS)) or flags, scope=scope)
+    return LinkAddress(
+        index=index, address=address, flags=_int(found.get(_IFA_FLAGS)) or flags, scope=scope
+    )
 
 
 def _int(value: bytes | None) -> int:

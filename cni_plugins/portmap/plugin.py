@@ -1,7 +1,7 @@
 """The plugin portmap: host ports as elements of our nftables maps, one transaction per change.
 
-A port on loopback leads into the pod as well: the client's address is masqueraded and the bridge may route 127.0.0.0/8
-(route_localnet); the table's guard keeps everybody else from using that.
+A port on loopback leads into the pod as well: the client's address is masqueraded and the bridge
+may route 127.0.0.0/8 (route_localnet); the table's guard keeps everybody else from using that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from cni_plugins.skel import Plugin, serve
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """An attachment's elements, the subnets whose chains they jump into, and the IPv4 addresses that loopback may reach."""
+    """An attachment's elements, the subnets whose chains they jump into, and the IPv4 addresses
+    that loopback may reach."""
 
     elements: tuple[Element, ...]
     subnets: frozenset[host_rules.Subnet]
@@ -32,7 +33,8 @@ class Rules:
 
 
 def add(call: Call, config: PluginConfig) -> Result:
-    """ADD: opens the ports and hands the result on. Raises CniError, AlreadyExists for a port that is taken."""
+    """ADD: opens the ports and hands the result on. Raises CniError, AlreadyExists for a port that
+    is taken."""
     previous = _previous(config)
     rules = derive(call, config, previous)
     if rules.elements:
@@ -43,9 +45,11 @@ def add(call: Call, config: PluginConfig) -> Result:
 
 
 def delete(call: Call, config: PluginConfig) -> None:
-    """DEL: whatever carries the attachment's tag; the configuration may have changed or be incomplete.
+    """DEL: whatever carries the attachment's tag; the configuration may have changed or be
+    incomplete.
 
-    Our own server says at DEL what it said at ADD: without ports there is nothing to look for among all pods' elements.
+    Our own server says at DEL what it said at ADD: without ports there is nothing to look for among
+    all pods' elements.
     """
     if config.scope() and not config.capability("portMappings"):
         return
@@ -75,7 +79,10 @@ def status(call: Call, config: PluginConfig) -> None:
 
 def collect(call: Call, config: PluginConfig) -> None:
     """GC: the ports of attachments of this network that are not valid any more."""
-    valid = {host_rules.owner_tag(config.name, *pair, config.scope()) for pair in config.valid_attachments()}
+    valid = {
+        host_rules.owner_tag(config.name, *pair, config.scope())
+        for pair in config.valid_attachments()
+    }
     stale = [
         e
         for e in host_rules.everything(host_rules.PORT_SETS)
@@ -95,7 +102,9 @@ def derive(call: Call, config: PluginConfig, previous: Result) -> Rules:
             if version in pods:
                 pod = pods[version].address
                 everyone = host_rules.everyone(version)
-                near = everyone if settings.masquerade_all else pod.network if settings.snat else None
+                near = (
+                    everyone if settings.masquerade_all else pod.network if settings.snat else None
+                )
                 elements += host_rules.port_elements(
                     mapping.protocol,
                     mapping.host_port,
@@ -105,13 +114,17 @@ def derive(call: Call, config: PluginConfig, previous: Result) -> Rules:
                     near,
                     _tag(call, config),
                 )
-    everyone_of = {host_rules.everyone(version) for version in pods} if settings.masquerade_all else set()
+    everyone_of = (
+        {host_rules.everyone(version) for version in pods} if settings.masquerade_all else set()
+    )
     loopback = settings.snat or settings.masquerade_all
     return Rules(
         elements=tuple(dict.fromkeys(elements)),
         subnets=frozenset(everyone_of | {a.address.network for a in pods.values()}),
         from_loopback=tuple(
-            a.address.ip for a in pods.values() if loopback and isinstance(a.address.ip, IPv4Address)
+            a.address.ip
+            for a in pods.values()
+            if loopback and isinstance(a.address.ip, IPv4Address)
         ),
     )
 
@@ -119,7 +132,9 @@ def derive(call: Call, config: PluginConfig, previous: Result) -> Rules:
 def _previous(config: PluginConfig) -> Result:
     previous = config.previous_result()
     if previous is None:
-        raise CniError(INVALID_CONFIG, "portmap must come behind a plugin that gives the pod addresses")
+        raise CniError(
+            INVALID_CONFIG, "portmap must come behind a plugin that gives the pod addresses"
+        )
     return previous
 
 
@@ -138,11 +153,14 @@ def _route_loopback(pods: Iterable[IPv4Address]) -> None:
     with host_socket() as route:
         for pod in pods:
             if index := route_to(route, pod):
-                netns.write_sysctl(f"net/ipv4/conf/{socket.if_indextoname(index)}/route_localnet", "1")
+                netns.write_sysctl(
+                    f"net/ipv4/conf/{socket.if_indextoname(index)}/route_localnet", "1"
+                )
 
 
 def _forget_udp_flows(elements: Iterable[Element]) -> None:
-    """Conntrack keeps sending a known UDP flow to where it went before; such flows of changed ports are dropped."""
+    """Conntrack keeps sending a known UDP flow to where it went before; such flows of changed ports
+    are dropped."""
     ports = {host_rules.port_of(e) for e in elements if host_rules.protocol_of(e) == "udp"}
     if ports:
         from cni_plugins.net.conntrack import drop_udp_flows

@@ -17,7 +17,8 @@ _MOST_MAPPINGS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """One host port. `versions`: the address families that it serves; `host_address` None: all of the host's addresses."""
+    """One host port. `versions`: the address families that it serves; `host_address` None: all of
+    the host's addresses."""
 
     protocol: str
     host_port: int
@@ -28,7 +29,8 @@ class Mapping:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`snat`: clients next to the pod and on loopback are masqueraded; `masquerade_all`: every client is."""
+    """`snat`: clients next to the pod and on loopback are masqueraded; `masquerade_all`: every
+    client is."""
 
     mappings: tuple[Mapping, ...]
     snat: bool
@@ -42,8 +44,12 @@ def parse(config: PluginConfig) -> Settings:
             raise CniError(UNSUPPORTED_FIELD, f"{key}: not supported by this portmap plugin")
     given = config.capability("portMappings") or []
     if not isinstance(given, list) or len(given) > _MOST_MAPPINGS:
-        raise CniError(INVALID_CONFIG, f"runtimeConfig.portMappings: not a list of at most {_MOST_MAPPINGS}")
-    found = (_mapping(item, f"runtimeConfig.portMappings[{index}]") for index, item in enumerate(given))
+        raise CniError(
+            INVALID_CONFIG, f"runtimeConfig.portMappings: not a list of at most {_MOST_MAPPINGS}"
+        )
+    found = (
+        _mapping(item, f"runtimeConfig.portMappings[{index}]") for index, item in enumerate(given)
+    )
     return Settings(
         mappings=tuple(mapping for mapping in found if mapping is not None),
         snat=_flag(config.raw, "snat", True),
@@ -57,13 +63,17 @@ def _mapping(value: object, where: str) -> Mapping | None:
         raise CniError(INVALID_CONFIG, f"{where}: not an object")
     protocol = value.get("protocol") or "tcp"
     if not isinstance(protocol, str) or protocol.lower() not in PROTOCOLS:
-        raise CniError(INVALID_CONFIG, f"{where}.protocol: {str(protocol)[:20]!r} is not tcp, udp or sctp")
+        raise CniError(
+            INVALID_CONFIG, f"{where}.protocol: {str(protocol)[:20]!r} is not tcp, udp or sctp"
+        )
     host_port = _port(value.get("hostPort", 0), f"{where}.hostPort", lowest=0)
     if host_port == 0:
         return None
     address = _address(value.get("hostIP"), f"{where}.hostIP")
     if address is not None and address.version == 6 and address.is_loopback:
-        raise CniError(IMPOSSIBLE, f"{where}.hostIP: the kernel routes no packets from ::1 to a pod")
+        raise CniError(
+            IMPOSSIBLE, f"{where}.hostIP: the kernel routes no packets from ::1 to a pod"
+        )
     return Mapping(
         protocol=protocol.lower(),
         host_port=host_port,

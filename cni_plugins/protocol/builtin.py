@@ -1,7 +1,9 @@
-"""Which plugins are ours, what an executable of ours looks like, and how it is recognised: by its second line.
+"""Which plugins are ours, what an executable of ours looks like, and how it is recognised: by its
+second line.
 
-An executable is a script for an isolated interpreter (-I: no environment, no user site; -S: no site-packages hooks) whose
-import path is fixed when it is written. The mark tells it from foreign ones: our server need not run what it has built in.
+An executable is a script for an isolated interpreter (-I: no environment, no user site; -S: no
+site-packages hooks) whose import path is fixed when it is written. The mark tells it from foreign
+ones: our server need not run what it has built in.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ def script(name: str, python: str, path: Sequence[str]) -> str:
 
 
 def import_path() -> list[str]:
-    """This interpreter's standard library and site-packages, and the folder that holds this package; absolute."""
+    """This interpreter's standard library and site-packages, and the folder that holds this
+    package; absolute."""
     own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     found = [own, *(p for p in sys.path if p and os.path.isabs(p) and os.path.exists(p))]
     return list(dict.fromkeys(found))

@@ -1,6 +1,7 @@
 """What a plugin is asked: a command in the environment, a configuration on stdin.
 
-`Call.from_environment` is the plugin's side, `environment` the runtime's. Which variables a command needs is a table.
+`Call.from_environment` is the plugin's side, `environment` the runtime's. Which variables a command
+needs is a table.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _ARGUMENT_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}\Z")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request to a plugin. `netns` is empty when the namespace is gone (DEL) or does not matter."""
+    """One request to a plugin. `netns` is empty when the namespace is gone (DEL) or does not
+    matter."""
 
     command: str
     container_id: str = ""
@@ -42,11 +44,15 @@ class Call:
         command = environment.get("CNI_COMMAND", "")
         if command not in COMMANDS:
             raise CniError(
-                INVALID_ENVIRONMENT, f"CNI_COMMAND is {command[:40]!r}", f"known are {', '.join(COMMANDS)}"
+                INVALID_ENVIRONMENT,
+                f"CNI_COMMAND is {command[:40]!r}",
+                f"known are {', '.join(COMMANDS)}",
             )
         missing = [name for name in _NEEDS[command] if not environment.get(name)]
         if missing:
-            raise CniError(INVALID_ENVIRONMENT, f"{command} needs {', '.join(missing)} in the environment")
+            raise CniError(
+                INVALID_ENVIRONMENT, f"{command} needs {', '.join(missing)} in the environment"
+            )
         container_id, ifname = environment.get(_CONTAINER, ""), environment.get(_INTERFACE, "")
         if container_id:
             check_identifier(container_id, _CONTAINER)
@@ -62,7 +68,8 @@ class Call:
         )
 
     def environment(self) -> dict[str, str]:
-        """The variables that carry this request; the runtime adds none of its own environment. Raises CniError."""
+        """The variables that carry this request; the runtime adds none of its own environment.
+        Raises CniError."""
         return {
             "CNI_COMMAND": self.command,
             _CONTAINER: self.container_id,
@@ -98,13 +105,15 @@ def format_arguments(pairs: tuple[tuple[str, str], ...]) -> str:
             raise CniError(INVALID_ENVIRONMENT, f"CNI_ARGS: {key[:60]!r} is not a key")
         if len(value) > 1024 or not value.isprintable() or any(c in value for c in ";="):
             raise CniError(
-                INVALID_ENVIRONMENT, f"CNI_ARGS: the value of {key} holds what it must not: {value[:60]!r}"
+                INVALID_ENVIRONMENT,
+                f"CNI_ARGS: the value of {key} holds what it must not: {value[:60]!r}",
             )
     return ";".join(f"{key}={value}" for key, value in pairs)
 
 
 def check_identifier(value: str, what: str) -> None:
-    """Raises CniError unless `value` may be a container id or a network's name (spec, "Parameters")."""
+    """Raises CniError unless `value` may be a container id or a network's name (spec,
+    "Parameters")."""
     if len(value) > 255 or not _IDENTIFIER.match(value):
         raise CniError(
             INVALID_ENVIRONMENT, f"{what}: {value[:60]!r} does not match [A-Za-z0-9][A-Za-z0-9_.-]*"
@@ -112,11 +121,14 @@ def check_identifier(value: str, what: str) -> None:
 
 
 def check_interface_name(value: str, what: str) -> None:
-    """Raises CniError unless Linux takes `value` as an interface's name (dev_valid_name, net/core/dev.c)."""
+    """Raises CniError unless Linux takes `value` as an interface's name (dev_valid_name,
+    net/core/dev.c)."""
     bad = (
         not 0 < len(value.encode()) < 16
         or value in (".", "..")
         or any(c in "/:" or c.isspace() for c in value)
     )
     if bad or not value.isprintable():
-        raise CniError(INVALID_ENVIRONMENT, f"{what}: {value[:60]!r} cannot be the name of an interface")
+        raise CniError(
+            INVALID_ENVIRONMENT, f"{what}: {value[:60]!r} cannot be the name of an interface"
+        )

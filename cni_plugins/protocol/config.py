@@ -1,8 +1,8 @@
 """Configurations: the list that an administrator writes, and what one plugin of it gets on stdin.
 
-A runtime loads a list (`parse_list_object`) and derives each plugin's input (`plugin_input`): the list's name and version, the
-capability arguments that the plugin asked for, the result so far. A plugin reads its input with `PluginConfig.parse`.
-Unknown keys are kept: they belong to the plugin.
+A runtime loads a list (`parse_list_object`) and derives each plugin's input (`plugin_input`): the
+list's name and version, the capability arguments that the plugin asked for, the result so far. A
+plugin reads its input with `PluginConfig.parse`. Unknown keys are kept: they belong to the plugin.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _OTHER_ATTACHMENTS = "cni.dev/attachments"
 class PluginConfig:
     """One plugin's input. `raw` is the whole object; `kind` is its `type`.
 
-    `previous`, where it is given, stands for `prevResult`: a plugin of ours that ran before this one in the same process.
+    `previous`, where it is given, stands for `prevResult`: a plugin of ours that ran before this
+    one in the same process.
     """
 
     name: str
@@ -43,12 +44,11 @@ class PluginConfig:
 
     @classmethod
     def from_object(cls, value: dict[str, Any]) -> PluginConfig:
-        """A `*.conflist`, or a lone plugin's configuration, which becomes a list of one. Raises CniError 1 or 7."""
-        name, kind, cni_version = (
-            value.get("name"),
-            value.get("type"),
-            value.get("cniVersion") or version.DEFAULT,
-        )
+        """A `*.conflist`, or a lone plugin's configuration, which becomes a list of one. Raises
+        CniError 1 or 7."""
+        name = value.get("name")
+        kind = value.get("type")
+        cni_version = value.get("cniVersion") or version.DEFAULT
         if not isinstance(name, str) or not name:
             raise CniError(INVALID_CONFIG, "name: missing or not a string")
         check_name(name)
@@ -83,7 +83,8 @@ class PluginConfig:
         return inner.get(name) if isinstance(inner, dict) else None
 
     def scope(self) -> str:
-        """`args.cni.scope`, a word by which a runtime tells its attachments from other runtimes' on the same network.
+        """`args.cni.scope`, a word by which a runtime tells its attachments from other runtimes' on
+        the same network.
 
         Ours sets it; GC with a scope leaves attachments of other scopes alone. Raises CniError 7.
         """
@@ -93,13 +94,17 @@ class PluginConfig:
             or len(value) > 16
             or not (value.isascii() and (value.isalnum() or not value))
         ):
-            raise CniError(INVALID_CONFIG, "args.cni.scope: not a word of at most 16 letters and digits")
+            raise CniError(
+                INVALID_CONFIG, "args.cni.scope: not a word of at most 16 letters and digits"
+            )
         return value
 
     def valid_attachments(self) -> set[tuple[str, str]]:
-        """GC's (container id, interface) pairs. Raises CniError when the list is missing: nothing may be guessed here.
+        """GC's (container id, interface) pairs. Raises CniError when the list is missing: nothing
+        may be guessed here.
 
-        libcni writes an empty list as null, and has a second name for it (an error of the first edition of 1.1.0).
+        libcni writes an empty list as null, and has a second name for it (an error of the first
+        edition of 1.1.0).
         """
         key = VALID_ATTACHMENTS if VALID_ATTACHMENTS in self.raw else _OTHER_ATTACHMENTS
         value = self.raw.get(key, False)
@@ -109,7 +114,11 @@ class PluginConfig:
         found = set()
         for index, item in enumerate(value):
             where = f"{VALID_ATTACHMENTS}[{index}]"
-            pair = (item.get("containerID"), item.get("ifname")) if isinstance(item, dict) else (None, None)
+            pair = (
+                (item.get("containerID"), item.get("ifname"))
+                if isinstance(item, dict)
+                else (None, None)
+            )
             if not isinstance(pair[0], str) or not isinstance(pair[1], str):
                 raise CniError(INVALID_CONFIG, f"{where}: needs containerID and ifname")
             found.add((pair[0], pair[1]))
@@ -138,7 +147,8 @@ class NetworkList:
 
 
 def parse_list_object(value: dict[str, Any]) -> NetworkList:
-    """A `*.conflist`, or a lone plugin's configuration, which becomes a list of one. Raises CniError 1 or 7."""
+    """A `*.conflist`, or a lone plugin's configuration, which becomes a list of one. Raises
+    CniError 1 or 7."""
     name = value.get("name")
     if not isinstance(name, str) or not name:
         raise CniError(INVALID_CONFIG, "name: missing or not a string")
@@ -158,7 +168,8 @@ def parse_list_object(value: dict[str, Any]) -> NetworkList:
 
 
 def plugin_folder(value: dict[str, Any]) -> str:
-    """The folder beside a list's file whose plugins are appended to its own (spec 1.1.0): it is called like the network.
+    """The folder beside a list's file whose plugins are appended to its own (spec 1.1.0): it is
+    called like the network.
 
     Empty for a lone plugin's configuration and with `loadOnlyInlinedPlugins`. Raises CniError 7.
     """
@@ -181,13 +192,18 @@ def plugin_input(
 ) -> dict[str, Any]:
     """What `plugin` of `network` gets on stdin (spec, section 4, "Deriving request configuration").
 
-    capabilities: all that the runtime has to offer; the plugin gets those that its `capabilities` name.
+    capabilities: all that the runtime has to offer; the plugin gets those that its `capabilities`
+    name.
     """
-    value = {k: v for k, v in plugin.items() if k not in ("capabilities", "prevResult", "runtimeConfig")}
+    value = {
+        k: v for k, v in plugin.items() if k not in ("capabilities", "prevResult", "runtimeConfig")
+    }
     value["name"], value["cniVersion"] = network.name, network.cni_version
     asked = plugin.get("capabilities")
     wanted = {
-        k: v for k, v in (capabilities or {}).items() if isinstance(asked, dict) and asked.get(k) is True
+        k: v
+        for k, v in (capabilities or {}).items()
+        if isinstance(asked, dict) and asked.get(k) is True
     }
     if wanted:
         value["runtimeConfig"] = wanted

@@ -1,4 +1,5 @@
-"""How a plugin refuses: an object with a numeric code on stdout, and exit status 1 (CNI spec, section 5, "Error")."""
+"""How a plugin refuses: an object with a numeric code on stdout, and exit status 1 (CNI spec,
+section 5, "Error")."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ INVALID_CONFIG = 7
 TRY_AGAIN_LATER = 11
 NOT_AVAILABLE = 50
 INTERNAL = 999
-"""Codes from 100 on belong to the plugins; 999 is what the reference implementation says for anything else."""
+"""Codes from 100 on belong to the plugins; 999 is what the reference implementation says for
+anything else."""
 
 NO_ADDRESS_LEFT = 110
 """Ours: host-local has handed out every address of a range."""

@@ -1,12 +1,15 @@
-"""What a plugin answers: interfaces, addresses, routes and dns, in every version of the specification.
+"""What a plugin answers: interfaces, addresses, routes and dns, in every version of the
+specification.
 
-A result comes from another program. It is refused for what is read of it: the version, the lists, the addresses of the
-pod's interface. Everything else is carried through as the plugin wrote it, for a later plugin, DEL and CHECK:
-plugins keep notes for themselves there (the AWS VPC CNI writes "mac": "0" and, for a branch interface, its VLAN).
-A plugin that acts on routes, gateways and dns reads the result with `strict`.
+A result comes from another program. It is refused for what is read of it: the version, the lists,
+the addresses of the pod's interface. Everything else is carried through as the plugin wrote it, for
+a later plugin, DEL and CHECK: plugins keep notes for themselves there (the AWS VPC CNI writes
+"mac": "0" and, for a branch interface, its VLAN). A plugin that acts on routes, gateways and dns
+reads the result with `strict`.
 
-Inside there is one form, the newest; `to_json` writes the form of a version. A result that has that form already, and
-was not changed, is written as it was read; otherwise what the version does not know is left out.
+Inside there is one form, the newest; `to_json` writes the form of a version. A result that has that
+form already, and was not changed, is written as it was read; otherwise what the version does not
+know is left out.
 """
 
 from __future__ import annotations
@@ -14,7 +17,14 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass, field, replace
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
+from ipaddress import (
+    IPv4Address,
+    IPv4Interface,
+    IPv4Network,
+    IPv6Address,
+    IPv6Interface,
+    IPv6Network,
+)
 from ipaddress import ip_address as parse_address
 from ipaddress import ip_interface as parse_interface
 from ipaddress import ip_network as parse_network
@@ -35,14 +45,21 @@ _CONTAINED = {form: {form} for form in version.Form} | {
 }
 """The forms that are valid as another one as they are: 1.1.0 only adds keys to 1.0.0."""
 _DNS_WORD = re.compile(r"[A-Za-z0-9_.:/*-]{1,253}\Z")
-_ROUTE_NUMBERS = {"mtu": 1 << 31, "advmss": 1 << 31, "priority": 1 << 32, "table": 1 << 32, "scope": 256}
+_ROUTE_NUMBERS = {
+    "mtu": 1 << 31,
+    "advmss": 1 << 31,
+    "priority": 1 << 32,
+    "table": 1 << 32,
+    "scope": 256,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Interface:
     """A link that a plugin made or changed, as it says; `sandbox` is empty for one on the host.
 
-    Nothing is checked but the types: a field of another type is empty here, and `Result.raw` has it.
+    Nothing is checked but the types: a field of another type is empty here, and `Result.raw` has
+    it.
     """
 
     name: str
@@ -86,7 +103,8 @@ class Dns:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """An entry of `ips` that is no address: which interface it belongs to, and what is wrong with it."""
+    """An entry of `ips` that is no address: which interface it belongs to, and what is wrong with
+    it."""
 
     interface: int | None
     error: CniError
@@ -96,7 +114,8 @@ class Unreadable:
 class Result:
     """What a chain of plugins has done so far. Addresses are in the plugins' order.
 
-    `raw` is the object that it was read from, which `to_json` prefers; None for a result that was made here.
+    `raw` is the object that it was read from, which `to_json` prefers; None for a result that was
+    made here.
     """
 
     interfaces: tuple[Interface, ...] = ()
@@ -108,10 +127,11 @@ class Result:
 
     @classmethod
     def from_json(cls, value: object, *, default_version: str, strict: bool = False) -> Result:
-        """A result of any version that we speak; one without a version has that of the configuration, as in libcni.
+        """A result of any version that we speak; one without a version has that of the
+        configuration, as in libcni.
 
-        strict: for a plugin that sets up what the result says; every address, gateway, route and dns entry must parse.
-        Raises CniError 1 or 6.
+        strict: for a plugin that sets up what the result says; every address, gateway, route and
+        dns entry must parse. Raises CniError 1 or 6.
         """
         raw = _object(value, "the result")
         found = raw.get("cniVersion") or default_version
@@ -145,29 +165,34 @@ class Result:
         return replace(self, interfaces=interfaces, ips=ips, raw=None)
 
     def moved(self, before: str, after: str) -> Result:
-        """The same after the pod's namespace, which was found at the path `before`, is at another one."""
+        """The same after the pod's namespace, which was found at the path `before`, is at another
+        one."""
         moved = (replace(i, sandbox=after) if i.sandbox == before else i for i in self.interfaces)
         raw = self.raw
         if raw is not None and raw.get("interfaces"):
             changed = [
-                {**i, "sandbox": after} if i.get("sandbox") == before else i for i in raw["interfaces"]
+                {**i, "sandbox": after} if i.get("sandbox") == before else i
+                for i in raw["interfaces"]
             ]
             raw = {**raw, "interfaces": changed}
         return replace(self, interfaces=tuple(moved), raw=raw)
 
     def addresses_of(self, ifname: str, netns: str) -> tuple[AssignedAddress, ...]:
-        """The addresses of the pod's interface, and those that name no interface. Raises CniError 6 where one is unreadable.
+        """The addresses of the pod's interface, and those that name no interface. Raises CniError 6
+        where one is unreadable.
 
-        The pod's interface is `ifname` in `netns`. Where no address belongs to such a one it is `ifname` in any
-        sandbox or none (kindnet and OVN name none, others the container's id), as containerd takes it,
-        and then whatever is in `netns` (kube-ovn has its own name for a port).
+        The pod's interface is `ifname` in `netns`. Where no address belongs to such a one it is
+        `ifname` in any sandbox or none (kindnet and OVN name none, others the container's id), as
+        containerd takes it, and then whatever is in `netns` (kube-ovn has its own name for a port).
         """
         inside = {
             index
             for index, interface in enumerate(self.interfaces)
             if interface.sandbox and (not netns or interface.sandbox == netns)
         }
-        called = {index for index, interface in enumerate(self.interfaces) if interface.name == ifname}
+        called = {
+            index for index, interface in enumerate(self.interfaces) if interface.name == ifname
+        }
         owners = {a.interface for a in self.ips} | {u.interface for u in self.unreadable}
         pods = next((group for group in (called & inside, called, inside) if group & owners), set())
         for entry in self.unreadable:
@@ -209,7 +234,9 @@ def _read_single_addresses(raw: dict[str, Any], strict: bool) -> Result:
             continue
         entry = _object(raw[key], key)
         try:
-            assigned = _assigned({**entry, "address": entry.get("ip")}, key, None, strict, name="ip")
+            assigned = _assigned(
+                {**entry, "address": entry.get("ip")}, key, None, strict, name="ip"
+            )
             if assigned.address.version != family:
                 raise _bad(f"{key}.ip", f"{assigned.address} is not an IPv{family} address")
             ips.append(assigned)
@@ -247,7 +274,8 @@ def _lists_json(result: Result, form: version.Form) -> dict[str, Any]:
 
 
 def _single_addresses_json(result: Result) -> dict[str, Any]:
-    """The first address of each family with the family's routes, as libcni converts a result to 0.2.0."""
+    """The first address of each family with the family's routes, as libcni converts a result to
+    0.2.0."""
     value: dict[str, Any] = {}
     for key, family in _FAMILIES.items():
         first = next((a for a in result.ips if a.address.version == family), None)
@@ -330,7 +358,9 @@ def _assigned(
     try:
         address = parse_interface(text)
     except ValueError:
-        raise _bad(f"{where}.{name}", f"{text[:60]!r} is not an address with a prefix length") from None
+        raise _bad(
+            f"{where}.{name}", f"{text[:60]!r} is not an address with a prefix length"
+        ) from None
     try:
         gateway = _optional_address(raw.get("gateway"), f"{where}.gateway")
     except CniError:
@@ -351,10 +381,13 @@ def _route(value: object, where: str) -> Route:
         raise _bad(f"{where}.dst", f"{str(text)[:60]!r} is not a network")
     gateway = _optional_address(raw.get("gw"), f"{where}.gw")
     numbers = (
-        (name, _number(raw.get(name), f"{where}.{name}", limit)) for name, limit in _ROUTE_NUMBERS.items()
+        (name, _number(raw.get(name), f"{where}.{name}", limit))
+        for name, limit in _ROUTE_NUMBERS.items()
     )
     return Route(
-        destination=destination, gateway=gateway, numbers=tuple((k, n) for k, n in numbers if n is not None)
+        destination=destination,
+        gateway=gateway,
+        numbers=tuple((k, n) for k, n in numbers if n is not None),
     )
 
 
@@ -392,7 +425,8 @@ def _route_json(route: Route, newest: bool) -> dict[str, Any]:
     return value
 
 
-# Gateways and destinations are the same in pod after pod; to parse them took a third of what a result costs.
+# Gateways and destinations are the same in pod after pod; to parse them took a third of what a
+# result costs.
 @functools.lru_cache(maxsize=256)
 def _known_address(text: str) -> Address:
     return parse_address(text)
@@ -445,7 +479,8 @@ def _number(value: object, where: str, limit: int) -> int | None:
 
 
 def _address(value: object, where: str) -> Address:
-    """Refuses zones too (`fe80::1%eth0`): they mean nothing outside the namespace that they were written in."""
+    """Refuses zones too (`fe80::1%eth0`): they mean nothing outside the namespace that they were
+    written in."""
     if not isinstance(value, str) or "%" in value or len(value) > 64:
         raise _bad(where, "not an address")
     try:

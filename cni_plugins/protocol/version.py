@@ -18,7 +18,8 @@ from cni_plugins.protocol.errors import DECODING_FAILURE, INCOMPATIBLE_VERSION, 
 SUPPORTED = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 LATEST = SUPPORTED[-1]
 DEFAULT = "0.1.0"
-"""What a configuration without cniVersion means, or with an empty one (libcni, pkg/version/conf.go)."""
+"""What a configuration without cniVersion means, or with an empty one (libcni,
+pkg/version/conf.go)."""
 
 
 class Form(Enum):

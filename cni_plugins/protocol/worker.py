@@ -1,6 +1,8 @@
-"""What the server and a worker of our plugins (`cni_plugins.errand`) say to each other, and what forks beside it are given.
+"""What the server and a worker of our plugins (`cni_plugins.errand`) say to each other, and what
+forks beside it are given.
 
-Plugin inputs, results and errors are CNI's JSON objects; both ends read them with `cni_plugins.protocol`.
+Plugin inputs, results and errors are CNI's JSON objects; both ends read them with
+`cni_plugins.protocol`.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ if TYPE_CHECKING:
 
 
 class Chain(Request):
-    """Run plugins of ours in the order of their inputs, each with the result of the one before, the first one with `previous`.
-    `environment`: CNI's variables; `loopback`: bring lo up before an ADD. Answered with an `Answer`."""
+    """Run plugins of ours in the order of their inputs, each with the result of the one before, the
+    first one with `previous`. `environment`: CNI's variables; `loopback`: bring lo up before an
+    ADD. Answered with an `Answer`."""
 
     call = "chain"
     environment: dict[str, str]
@@ -49,8 +52,8 @@ class Refused(Record):
 
 
 class Answer(Record):
-    """`result`: the last one of an ADD; `restored`: how many elements of rules were missing; or who refused. `last`: see
-    `zygote.messages.FromWorker`."""
+    """`result`: the last one of an ADD; `restored`: how many elements of rules were missing; or who
+    refused. `last`: see `zygote.messages.FromWorker`."""
 
     result: Message | None = None
     restored: int = 0

@@ -1,4 +1,5 @@
-"""What a checkpoint says of its container: config.dump, status.dump and containerd's status file, in the forms that others read."""
+"""What a checkpoint says of its container: config.dump, status.dump and containerd's status file,
+in the forms that others read."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The errands of a checkpoint: CRIU and the writable layer while the container stands still, the archive when it runs again.
+"""The errands of a checkpoint: CRIU and the writable layer while the container stands still, the
+archive when it runs again.
 
-Each runs in a process of its own (`zygote`): CRIU is its child, and a source that does not answer holds nobody up.
+Each runs in a process of its own (`zygote`): CRIU is its child, and a source that does not answer
+holds nobody up.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ PACK = "cri_server.checkpoints.dump:pack"
 
 
 class TakeDump(Record):
-    """Of `dump`. `directory`: the container's state; `upper`: its writable layer; `work`: an existing folder; `volumes`: the
-    container's own folders by their places in it; `images`: paths of indexes."""
+    """Of `dump`. `directory`: the container's state; `upper`: its writable layer; `work`: an
+    existing folder; `volumes`: the container's own folders by their places in it; `images`: paths
+    of indexes."""
 
     directory: AbsolutePath
     upper: AbsolutePath
@@ -63,8 +66,8 @@ class WriteTree(Record):
 def dump(arguments: Message, fds: list[int]) -> int:
     """A `TakeDump` + the mounts of the indexes.
 
-    The container stands still and goes on doing so. Leaves CRIU's images, its log, the writable layer and `spec.dump` in `work`.
-    Raises Error.
+    The container stands still and goes on doing so. Leaves CRIU's images, its log, the writable
+    layer and `spec.dump` in `work`. Raises Error.
     """
     wanted = TakeDump.of(arguments)
     directory, work = wanted.directory, wanted.work
@@ -92,11 +95,14 @@ def dump(arguments: Message, fds: list[int]) -> int:
 
 
 def pack(arguments: Message, fds: list[int]) -> int:
-    """A `Pack`: the content of `work` as the new file `target`, synced. Raises Error; the file is gone then."""
+    """A `Pack`: the content of `work` as the new file `target`, synced. Raises Error; the file is
+    gone then."""
     wanted = Pack.of(arguments)
     work, target = wanted.work, wanted.target
     with disk_errors("checkpoint", target):
-        number = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        number = os.open(
+            target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
         try:
             with open(number, "wb") as file:
                 write_archive(work, file)
@@ -121,7 +127,8 @@ def _refuse_opaque() -> int:
 
 
 def write_archive(work: str, file: Any) -> None:
-    """The files of a folder and its folders as a tar: small ones first, so that what a checkpoint is need not be searched for."""
+    """The files of a folder and its folders as a tar: small ones first, so that what a checkpoint
+    is need not be searched for."""
     with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
         present = os.listdir(work)
         for name in (*(n for n in names.FILES if n in present), names.IMAGES):

@@ -1,7 +1,9 @@
-"""A container's writable layer as a tar of what it has written and a list of what it has removed of its image.
+"""A container's writable layer as a tar of what it has written and a list of what it has removed of
+its image.
 
-overlayfs keeps a removal as a character device 0:0, and a folder that hides the image's with `trusted.overlay.opaque`; both become
-paths in the list, as checkpointctl, podman and CRI-O read it. Nobody writes to the layer meanwhile: the container stands still.
+overlayfs keeps a removal as a character device 0:0, and a folder that hides the image's with
+`trusted.overlay.opaque`; both become paths in the list, as checkpointctl, podman and CRI-O read it.
+Nobody writes to the layer meanwhile: the container stands still.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from pyrunc.kernel.tree import FOLDER
 
 OVERLAY = "trusted.overlay."
 OPAQUE = f"{OVERLAY}opaque"
-# A file without its data, a folder under another name: the kernel writes these where it is told to (redirect_dir, metacopy).
+# A file without its data, a folder under another name: the kernel writes these where it is told to
+# (redirect_dir, metacopy).
 POINTERS = (f"{OVERLAY}redirect", f"{OVERLAY}metacopy")
 _NONE: Mapping[str, str] = {}
 _XATTR = "SCHILY.xattr."
@@ -41,9 +44,10 @@ def write(
 ) -> list[str]:
     """Write the layer at `upper` to the new file `target`; the removed paths, absolute and sorted.
 
-    `open_lower`: a descriptor of the image's tree, which is asked for when a folder hides what the image has there; it is closed here.
-    `without`: absolute paths that are left out with all below, the places of mounts. `volumes`: folders of the container's own, by
-    their absolute paths in it, which are written as if they were in the layer. Raises Unsupported, KernelError, OSError.
+    `open_lower`: a descriptor of the image's tree, which is asked for when a folder hides what the
+    image has there; it is closed here. `without`: absolute paths that are left out with all below,
+    the places of mounts. `volumes`: folders of the container's own, by their absolute paths in it,
+    which are written as if they were in the layer. Raises Unsupported, KernelError, OSError.
     """
     root = os.open(upper, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -78,7 +82,10 @@ class _Writer:
     def __init__(
         self, folders: Folders, tar: tarfile.TarFile, without: set[bytes], prefix: bytes = b""
     ) -> None:
-        self._folders, self._tar, self._without, self._prefix = folders, tar, without, prefix
+        self._folders = folders
+        self._tar = tar
+        self._without = without
+        self._prefix = prefix
         self._links: dict[tuple[int, int], str] = {}
         self.removed: list[bytes] = []
         self.opaque: list[bytes] = []
@@ -154,10 +161,14 @@ def _attributes(number: int, path: str) -> Iterator[tuple[str, str]]:
     """Extended attributes as PAX has them; overlayfs' own stay here. Raises Unsupported."""
     for name in os.listxattr(number):
         if name in POINTERS:
-            raise Unsupported(f"{path!r} has {name}: what it points to is not in the writable layer")
+            raise Unsupported(
+                f"{path!r} has {name}: what it points to is not in the writable layer"
+            )
         if not name.startswith(OVERLAY):
             if "=" in name or not _is_utf8(name):  # the end of a PAX key, and no PAX key
-                raise Unsupported(f"{path!r} has the extended attribute {name!r}, whose name no tar can hold")
+                raise Unsupported(
+                    f"{path!r} has the extended attribute {name!r}, whose name no tar can hold"
+                )
             yield _XATTR + name, os.getxattr(number, name).decode("utf-8", "surrogateescape")
 
 

@@ -8,10 +8,12 @@
 | status.dump, status | CRI's status, and the same in containerd's form |
 | rootfs-diff.tar | what the container has written: files and directories of its writable layer |
 | deleted.files | what it has removed of its image: a JSON list of paths |
-| bind.mounts | what was mounted from the host: a JSON list of {source, destination, file_type, permissions} |
+| bind.mounts | what was mounted from the host: a JSON list of {source, destination, file_type,
+permissions} |
 | dump.log, stats-dump | what CRIU logged and measured |
 
-Source: checkpointctl lib/metadata.go v1.6, containerd 2.4 container_checkpoint_linux.go, CRI-O internal/lib/checkpoint.go.
+Source: checkpointctl lib/metadata.go v1.6, containerd 2.4 container_checkpoint_linux.go, CRI-O
+internal/lib/checkpoint.go.
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ CONFIG, SPEC, STATUS, CONTAINERD_STATUS = "config.dump", "spec.dump", "status.du
 LAYER, DELETED, BIND_MOUNTS = "rootfs-diff.tar", "deleted.files", "bind.mounts"
 LOG, STATISTICS = "dump.log", "stats-dump"
 UNFINISHED = (
-    "unfinished"  # beside the parts of an archive that is being made: the path of what will be the archive
+    # beside the parts of an archive that is being made: the path of what will be the archive
+    "unfinished"
 )
 FILES = (CONFIG, SPEC, STATUS, CONTAINERD_STATUS, LAYER, DELETED, BIND_MOUNTS, LOG, STATISTICS)
 
-# Of an image that holds an archive's files as its only layer, in its manifest: checkpointctl's, CRI-O's, podman's.
+# Of an image that holds an archive's files as its only layer, in its manifest: checkpointctl's,
+# CRI-O's, podman's.
 ANNOTATIONS = (
     "org.criu.checkpoint.container.name",
     "io.kubernetes.cri-o.annotations.checkpoint.name",

@@ -1,7 +1,8 @@
-"""What CRIU is told for a container of a pod, in both directions; by the names of `pyrunc.checkpoint.checkpoint.Choices`.
+"""What CRIU is told for a container of a pod, in both directions; by the names of
+`pyrunc.checkpoint.checkpoint.Choices`.
 
-Connections are with peers that go on without the container, at an address that a restored pod has no more: they are not dumped,
-and come back closed. Listeners come back as they were.
+Connections are with peers that go on without the container, at an address that a restored pod has
+no more: they are not dumped, and come back closed. Listeners come back as they were.
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ _ID = re.compile(r"[0-9a-f]{64}")
 
 
 class Options(msgspec.Struct):
-    """pod.options, as checkpointctl has it (lib/metadata.go, CheckpointedPodOptions): container names -> ids."""
+    """pod.options, as checkpointctl has it (lib/metadata.go, CheckpointedPodOptions): container
+    names -> ids."""
 
     containers: dict[str, str]
     annotations: dict[str, str] = {}
@@ -34,10 +35,14 @@ def decode(content: bytes) -> Options:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"the checkpoint's {OPTIONS}: {error}") from None
     if found.version != VERSION:
-        raise InvalidArgument(f"the checkpoint's {OPTIONS} has version {found.version}, not {VERSION}")
+        raise InvalidArgument(
+            f"the checkpoint's {OPTIONS} has version {found.version}, not {VERSION}"
+        )
     for identifier in found.containers.values():
         if not _ID.fullmatch(identifier):
-            raise InvalidArgument(f"the checkpoint's {OPTIONS}: {identifier[:80]!r} is no container's id")
+            raise InvalidArgument(
+                f"the checkpoint's {OPTIONS}: {identifier[:80]!r} is no container's id"
+            )
     return found
 
 

@@ -1,7 +1,9 @@
-"""A checkpoint taken from an archive or an image: what is needed of it ends up as plain files of our own. All of it is hostile.
+"""A checkpoint taken from an archive or an image: what is needed of it ends up as plain files of
+our own. All of it is hostile.
 
-An archive is unpacked like an image's layer, by a process that can do nothing but make files in one folder; so is the writable
-layer in it. From an image the files are copied. Whatever comes, only regular files of known names are taken, and JSON is checked.
+An archive is unpacked like an image's layer, by a process that can do nothing but make files in one
+folder; so is the writable layer in it. From an image the files are copied. Whatever comes, only
+regular files of known names are taken, and JSON is checked.
 """
 
 from __future__ import annotations
@@ -81,8 +83,9 @@ class _Spec(msgspec.Struct):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """What a restore must know. `images`: references of the container's image, the best first; `binds`: the places where something of
-    the host was mounted; `terminal`: whether it had one; `namespaces`: the kinds that were not the host's, in the words of OCI."""
+    """What a restore must know. `images`: references of the container's image, the best first;
+    `binds`: the places where something of the host was mounted; `terminal`: whether it had one;
+    `namespaces`: the kinds that were not the host's, in the words of OCI."""
 
     name: str
     images: list[str]
@@ -96,7 +99,9 @@ def read(folder: str) -> Checkpoint:
     config = _document(folder, names.CONFIG, _Config)
     spec = _document(folder, names.SPEC, _Spec)
     references = (config.rootfs_image_ref, config.rootfs_image_name, config.rootfs_image)
-    binds = [m.destination for m in spec.mounts or () if m.type == "bind" or _binds(m.options or ())]
+    binds = [
+        m.destination for m in spec.mounts or () if m.type == "bind" or _binds(m.options or ())
+    ]
     return Checkpoint(
         config.name,
         [reference for reference in dict.fromkeys(references) if reference],
@@ -115,7 +120,9 @@ def _document(folder: str, name: str, kind: type[Any]) -> Any:
         with open(f"{folder}/{name}", "rb") as file:
             content = file.read(DOCUMENT_LIMIT_BYTES + 1)
         if len(content) > DOCUMENT_LIMIT_BYTES:
-            raise InvalidArgument(f"the checkpoint's {name} is larger than {DOCUMENT_LIMIT_BYTES} bytes")
+            raise InvalidArgument(
+                f"the checkpoint's {name} is larger than {DOCUMENT_LIMIT_BYTES} bytes"
+            )
         return typed.decode(content, kind)
     except FileNotFoundError:
         raise InvalidArgument(f"the checkpoint has no {name}: it is not {NAMES}") from None
@@ -143,7 +150,8 @@ class Fill(Record):
 
 
 def unpack_archive(arguments: Message, fds: list[int]) -> int:
-    """An `Unpack` + the archive: its files in TREE of the folder. Raises InvalidArgument, ResourceExhausted."""
+    """An `Unpack` + the archive: its files in TREE of the folder. Raises InvalidArgument,
+    ResourceExhausted."""
     wanted = Unpack.of(arguments)
     folder = wanted.folder
     with disk_errors("unpack a checkpoint", folder):
@@ -155,7 +163,8 @@ def unpack_archive(arguments: Message, fds: list[int]) -> int:
 
 
 def take(arguments: Message, fds: list[int]) -> int:
-    """A `Take` + a folder with an archive's files, of which the known ones are copied. Raises Error."""
+    """A `Take` + a folder with an archive's files, of which the known ones are copied. Raises
+    Error."""
     target = Take.of(arguments).target
     with disk_errors("unpack a checkpoint", target):
         for name in TAKEN:
@@ -168,7 +177,9 @@ def _copy_images(source: int, target: str) -> None:
     try:
         folder = open_beneath(source, names.IMAGES, os.O_RDONLY | os.O_DIRECTORY)
     except KernelError:
-        raise InvalidArgument(f"the checkpoint has no folder {names.IMAGES}: it is not {NAMES}") from None
+        raise InvalidArgument(
+            f"the checkpoint has no folder {names.IMAGES}: it is not {NAMES}"
+        ) from None
     os.mkdir(target, 0o700)
     try:
         found = os.listdir(folder)
@@ -211,7 +222,8 @@ def fill(arguments: Message, fds: list[int]) -> int:
 
 
 def finish_layer(folder: str, deleted: Sequence[str]) -> Layer:
-    """Of a layer that was unpacked into `folder`: device nodes and whiteouts of what was removed. Raises InvalidArgument, Error."""
+    """Of a layer that was unpacked into `folder`: device nodes and whiteouts of what was removed.
+    Raises InvalidArgument, Error."""
     refuse_links(folder)
     layer = Layer.read(folder)
     tree = os.path.join(folder, TREE)
@@ -238,7 +250,9 @@ def deleted(folder: str) -> list[str]:
             raise InvalidArgument(f"the checkpoint's {names.DELETED} names {path[:200]!r}")
         split.append(parts)
     if _count_folders(split) > MOST_FOLDERS:
-        raise InvalidArgument(f"the checkpoint's {names.DELETED} names more than {MOST_FOLDERS} folders")
+        raise InvalidArgument(
+            f"the checkpoint's {names.DELETED} names more than {MOST_FOLDERS} folders"
+        )
     return found
 
 

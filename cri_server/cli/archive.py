@@ -15,7 +15,8 @@ from pyrunc.kernel.path import open_regular_at
 
 
 def write(folder: int, name: str) -> None:
-    """`name` in `folder`, with all beneath it, to stdout. Raises InvalidArgument on a terminal, OSError."""
+    """`name` in `folder`, with all beneath it, to stdout. Raises InvalidArgument on a terminal,
+    OSError."""
     if sys.stdout.isatty():
         raise InvalidArgument("an archive is not for a terminal: redirect stdout")
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMAT) as archive:
@@ -26,12 +27,10 @@ def _add(archive: tarfile.TarFile, folder: int, name: str, path: str) -> None:
     """Depth first, with a descriptor for each level."""
     status = os.lstat(name, dir_fd=folder)
     info = tarfile.TarInfo(path or ".")
-    info.mode, info.uid, info.gid, info.mtime = (
-        stat.S_IMODE(status.st_mode),
-        status.st_uid,
-        status.st_gid,
-        status.st_mtime,
-    )
+    info.mode = stat.S_IMODE(status.st_mode)
+    info.uid = status.st_uid
+    info.gid = status.st_gid
+    info.mtime = status.st_mtime
     if stat.S_ISLNK(status.st_mode):
         info.type, info.linkname = tarfile.SYMTYPE, os.readlink(name, dir_fd=folder)
         archive.addfile(info)
@@ -51,7 +50,8 @@ def _add(archive: tarfile.TarFile, folder: int, name: str, path: str) -> None:
 
 
 def extract(copy: Copy, target: int) -> None:
-    """The archive on stdin (plain or compressed) into the folder `target`. Raises WrongState, OSError."""
+    """The archive on stdin (plain or compressed) into the folder `target`. Raises WrongState,
+    OSError."""
     try:
         with tarfile.open(fileobj=sys.stdin.buffer, mode="r|*") as archive:
             for member in archive:
@@ -99,7 +99,9 @@ def _make(
     elif member.issym():
         copy.link(status, member.linkname, folder, name)
     else:
-        raise WrongState(f"the archive has {member.name!r}, which is neither a file, a folder nor a link")
+        raise WrongState(
+            f"the archive has {member.name!r}, which is neither a file, a folder nor a link"
+        )
 
 
 def _parts(content: IO[bytes]) -> Iterator[bytes]:

@@ -1,8 +1,10 @@
-"""gRPC calls over a unix socket, for a command that makes a few of them and ends: HTTP/2 (RFC 9113) by blocking reads and writes.
+"""gRPC calls over a unix socket, for a command that makes a few of them and ends: HTTP/2 (RFC 9113)
+by blocking reads and writes.
 
-The library for gRPC takes longer to import (80 ms of CPU) than everything else that `ps` does. What it offers beyond this is for
-clients that stay: names, balancing, retries, many calls on a connection. Here a call has a connection to itself, which is used
-again by the next one when it is in order. Threads may call at the same time.
+The library for gRPC takes longer to import (80 ms of CPU) than everything else that `ps` does. What
+it offers beyond this is for clients that stay: names, balancing, retries, many calls on a
+connection. Here a call has a connection to itself, which is used again by the next one when it is
+in order. Threads may call at the same time.
 """
 
 from __future__ import annotations
@@ -79,10 +81,14 @@ class Channel:
         return answers[0]
 
     def stream(
-        self, path: str, request: bytes, decode: Callable[[bytes], Item], timeout_s: float | None = None
+        self,
+        path: str,
+        request: bytes,
+        decode: Callable[[bytes], Item],
+        timeout_s: float | None = None,
     ) -> Iterator[Item]:
-        """The messages that answer `request`, until the server ends the call. Raises CallError. One that is left early is
-        cancelled."""
+        """The messages that answer `request`, until the server ends the call. Raises CallError. One
+        that is left early is cancelled."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         connection = self._connect(deadline)
         try:
@@ -114,10 +120,12 @@ class Channel:
 
 
 class _Connection:
-    """One connection, which carries one call at a time. What its methods raise: CallError, OSError (TimeoutError: the deadline)."""
+    """One connection, which carries one call at a time. What its methods raise: CallError, OSError
+    (TimeoutError: the deadline)."""
 
     def __init__(self, path: str, deadline: float | None) -> None:
-        self.deadline, self.in_order, self.ended = deadline, True, True  # ended: no call is under way
+        # ended: no call is under way
+        self.deadline, self.in_order, self.ended = deadline, True, True
         self._stream_id, self._greeted = -1, False
         self._received, self._decoder = bytearray(), hpack.Decoder()
         self._unread_bytes = 0  # that the server's windows have not got back
@@ -169,7 +177,9 @@ class _Connection:
             self._window -= len(part)
             self._stream_window -= len(part)
             flags = 0 if payload else frames.END_STREAM
-            self._unsent += frames.head(len(part), frames.DATA, flags, self._stream_id) + bytes(part)
+            self._unsent += frames.head(len(part), frames.DATA, flags, self._stream_id) + bytes(
+                part
+            )
         self._send()
 
     def messages(self) -> Iterator[bytes]:
@@ -241,14 +251,17 @@ class _Connection:
                 self._stream_window += increment
         elif kind == frames.GOAWAY:
             self.in_order = False  # for another call; this one may be answered
-            last, code = frames.WORD.unpack_from(body)[0], frames.WORD.unpack_from(body, frames.WORD.size)[0]
+            last = frames.WORD.unpack_from(body)[0]
+            code = frames.WORD.unpack_from(body, frames.WORD.size)[0]
             if last < self._stream_id or code:
                 words = body[2 * frames.WORD.size :].decode("utf-8", "replace")
                 raise CallError(Code.UNAVAILABLE, words or "the server is going away")
         elif kind == frames.RST_STREAM and stream_id == self._stream_id:
             self.in_order = False
             reset = frames.WORD.unpack(body)[0]
-            raise CallError(BY_RESET.get(reset, Code.INTERNAL), f"the call was reset with code {reset}")
+            raise CallError(
+                BY_RESET.get(reset, Code.INTERNAL), f"the call was reset with code {reset}"
+            )
         elif kind in (frames.DATA, frames.HEADERS, frames.CONTINUATION, frames.PUSH_PROMISE):
             raise self._broken(f"a frame of kind {kind} where none was due")
 
@@ -281,7 +294,9 @@ class _Connection:
             try:
                 data = self._socket.recv(READ_BYTES)
             except TimeoutError:
-                if self._greeted or (self.deadline is not None and time.monotonic() >= self.deadline):
+                if self._greeted or (
+                    self.deadline is not None and time.monotonic() >= self.deadline
+                ):
                     raise
                 raise self._broken(f"no greeting in {CONNECT_TIMEOUT_S:g} s") from None
             if not data:
@@ -326,7 +341,8 @@ def _take(body: bytearray) -> bytes | None:
         raise CallError(Code.INTERNAL, "a compressed answer, though none was asked for")
     if size > MESSAGE_LIMIT_BYTES:
         raise CallError(
-            Code.RESOURCE_EXHAUSTED, f"an answer of {size} bytes is longer than {MESSAGE_LIMIT_BYTES}"
+            Code.RESOURCE_EXHAUSTED,
+            f"an answer of {size} bytes is longer than {MESSAGE_LIMIT_BYTES}",
         )
     if len(body) < 5 + size:
         return None
@@ -351,4 +367,6 @@ def _check_status(fields: dict[bytes, bytes], rest: bytearray) -> None:
 def _not_grpc(fields: dict[bytes, bytes]) -> CallError:
     status = fields.get(b":status", b"")
     code = BY_HTTP_STATUS.get(int(status), Code.UNKNOWN) if status.isdigit() else Code.UNKNOWN
-    return CallError(code, f"no gRPC answer: HTTP status {status.decode('ascii', 'replace') or 'missing'}")
+    return CallError(
+        code, f"no gRPC answer: HTTP status {status.decode('ascii', 'replace') or 'missing'}"
+    )

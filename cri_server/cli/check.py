@@ -1,5 +1,5 @@
-"""What the types of a manifest cannot say: names, ranges, and what must not come twice or together. The rules are Kubernetes'
-(pkg/apis/core/validation).
+"""What the types of a manifest cannot say: names, ranges, and what must not come twice or together.
+The rules are Kubernetes' (pkg/apis/core/validation).
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def pod(asked: Pod) -> None:
     for path, container in named:
         _container(container, path, spec)
         if container.restart_policy and path.startswith("spec.containers"):
-            raise InvalidSpec(f"{path}.restartPolicy", "is for sidecars, which are in initContainers")
+            raise InvalidSpec(
+                f"{path}.restartPolicy", "is for sidecars, which are in initContainers"
+            )
     _host_ports([(path, c) for path, c in named if path.startswith("spec.containers")], spec)
     _pod_security(spec)
     _host_and_dns(spec)
@@ -57,7 +59,10 @@ def _metadata(metadata: manifest.Metadata) -> None:
     for key, value in metadata.labels.items():
         if value:
             _name(value, f"metadata.labels.{key}", "a label's value", QUALIFIED, LABEL_LIMIT)
-    if sum(len(f"{k}{v}".encode()) for k, v in metadata.annotations.items()) > ANNOTATIONS_LIMIT_BYTES:
+    if (
+        sum(len(f"{k}{v}".encode()) for k, v in metadata.annotations.items())
+        > ANNOTATIONS_LIMIT_BYTES
+    ):
         raise InvalidSpec("metadata.annotations", f"have more than {ANNOTATIONS_LIMIT_BYTES} bytes")
     log_limits(metadata)
 
@@ -88,11 +93,14 @@ def _volumes(spec: Spec) -> None:
         _name(volume.name, f"{path}.name", "a volume's name", LABEL, LABEL_LIMIT)
         if [volume.host_path, volume.empty_dir, volume.files].count(None) != 2:
             raise InvalidSpec(
-                path, "one of hostPath, emptyDir, configMap, secret, downwardAPI and projected is supported"
+                path,
+                "one of hostPath, emptyDir, configMap, secret, downwardAPI and projected is supported",
             )
         if volume.host_path is not None:
             _host_path(volume.host_path.path, f"{path}.hostPath.path")
-    _once(((f"spec.volumes[{i}].name", v.name) for i, v in enumerate(spec.volumes)), "is used twice")
+    _once(
+        ((f"spec.volumes[{i}].name", v.name) for i, v in enumerate(spec.volumes)), "is used twice"
+    )
 
 
 def _container(container: Container, path: str, spec: Spec) -> None:
@@ -101,7 +109,9 @@ def _container(container: Container, path: str, spec: Spec) -> None:
         raise InvalidSpec(f"{path}.image", f"{container.image!r} is not an image's name")
     for i, variable in enumerate(container.env):
         if not VARIABLE.fullmatch(variable.name):
-            raise InvalidSpec(f"{path}.env[{i}].name", f"{variable.name!r} is not a variable's name")
+            raise InvalidSpec(
+                f"{path}.env[{i}].name", f"{variable.name!r} is not a variable's name"
+            )
     _ports(container, path)
     _resources(container.resources, f"{path}.resources")
     _mounts(container, path, {v.name for v in spec.volumes})
@@ -115,7 +125,10 @@ def _ports(container: Container, path: str) -> None:
         if port.name:
             _name(port.name, f"{where}.name", "a port's name", PORT_NAME, PORT_NAME_LIMIT)
             named.append((f"{where}.name", port.name))
-        for key, value, least in (("containerPort", port.container_port, 1), ("hostPort", port.host_port, 0)):
+        for key, value, least in (
+            ("containerPort", port.container_port, 1),
+            ("hostPort", port.host_port, 0),
+        ):
             if not least <= value <= 65535:
                 raise InvalidSpec(f"{where}.{key}", f"{value} is not a port")
         if port.host_ip:
@@ -149,14 +162,18 @@ def _resources(resources: Resources, path: str) -> None:
             if wanted > largest:
                 raise InvalidSpec(f"{path}.requests.{key}", f"{request!r} is too large")
             if most is not None and wanted > most:
-                raise InvalidSpec(f"{path}.requests.{key}", f"{request} is more than the limit of {limit}")
+                raise InvalidSpec(
+                    f"{path}.requests.{key}", f"{request} is more than the limit of {limit}"
+                )
 
 
 def _mounts(container: Container, path: str, volumes: set[str]) -> None:
     for i, mount in enumerate(container.volume_mounts):
         _mount(mount, f"{path}.volumeMounts[{i}]", volumes)
         if mount.mount_propagation == "Bidirectional" and not container.security_context.privileged:
-            raise InvalidSpec(f"{path}.volumeMounts[{i}].mountPropagation", "Bidirectional needs privileged")
+            raise InvalidSpec(
+                f"{path}.volumeMounts[{i}].mountPropagation", "Bidirectional needs privileged"
+            )
     places = (
         (f"{path}.volumeMounts[{i}].mountPath", posixpath.normpath(m.mount_path))
         for i, m in enumerate(container.volume_mounts)
@@ -175,7 +192,9 @@ def _mount(mount: VolumeMount, path: str, volumes: set[str]) -> None:
         raise InvalidSpec(path, "has both subPath and subPathExpr")
     sub_path(mount.sub_path, f"{path}.subPath")
     sub_path(mount.sub_path_expr, f"{path}.subPathExpr")
-    if mount.recursive_read_only != "Disabled" and (not mount.read_only or mount.mount_propagation != "None"):
+    if mount.recursive_read_only != "Disabled" and (
+        not mount.read_only or mount.mount_propagation != "None"
+    ):
         raise InvalidSpec(f"{path}.recursiveReadOnly", "needs readOnly, and no mountPropagation")
 
 
@@ -203,17 +222,26 @@ def _security(own: manifest.ContainerSecurity, path: str) -> None:
                 f"{path}.allowPrivilegeEscalation", "cannot be false for a privileged container"
             )
         if {"SYS_ADMIN", "CAP_SYS_ADMIN"} & set(own.capabilities.add):
-            raise InvalidSpec(f"{path}.allowPrivilegeEscalation", "cannot be false with CAP_SYS_ADMIN")
+            raise InvalidSpec(
+                f"{path}.allowPrivilegeEscalation", "cannot be false with CAP_SYS_ADMIN"
+            )
 
 
 def _pod_security(spec: Spec) -> None:
     own, path = spec.security_context, "spec.securityContext"
-    _ids({"runAsUser": own.run_as_user, "runAsGroup": own.run_as_group, "fsGroup": own.fs_group}, path)
-    _ids({f"supplementalGroups[{i}]": group for i, group in enumerate(own.supplemental_groups)}, path)
+    _ids(
+        {"runAsUser": own.run_as_user, "runAsGroup": own.run_as_group, "fsGroup": own.fs_group},
+        path,
+    )
+    _ids(
+        {f"supplementalGroups[{i}]": group for i, group in enumerate(own.supplemental_groups)}, path
+    )
     _profile(own.seccomp_profile, f"{path}.seccompProfile")
     for i, sysctl in enumerate(own.sysctls):
         _name(sysctl.name, f"{path}.sysctls[{i}].name", "a sysctl", SYSCTL, SUBDOMAIN_LIMIT)
-    _once(((f"{path}.sysctls[{i}].name", s.name) for i, s in enumerate(own.sysctls)), "is set twice")
+    _once(
+        ((f"{path}.sysctls[{i}].name", s.name) for i, s in enumerate(own.sysctls)), "is set twice"
+    )
     if spec.host_pid and spec.share_process_namespace:
         raise InvalidSpec("spec.shareProcessNamespace", "cannot be had with hostPID")
 
@@ -238,7 +266,13 @@ def _host_and_dns(spec: Spec) -> None:
     for i, alias in enumerate(spec.host_aliases):
         _address(alias.ip, f"spec.hostAliases[{i}].ip")
         for n, name in enumerate(alias.hostnames):
-            _name(name, f"spec.hostAliases[{i}].hostnames[{n}]", "a host's name", SUBDOMAIN, SUBDOMAIN_LIMIT)
+            _name(
+                name,
+                f"spec.hostAliases[{i}].hostnames[{n}]",
+                "a host's name",
+                SUBDOMAIN,
+                SUBDOMAIN_LIMIT,
+            )
     _ids({"terminationGracePeriodSeconds": spec.termination_grace_period_seconds}, "spec")
     _dns(spec, spec.dns_config or manifest.Dns())
 

@@ -1,4 +1,5 @@
-"""`pyrunc-cri checkpoint`: a running container, or a pod's containers, as archives that can be restored; they go on."""
+"""`pyrunc-cri checkpoint`: a running container, or a pod's containers, as archives that can be
+restored; they go on."""
 
 from __future__ import annotations
 
@@ -26,12 +27,17 @@ SECONDS = click.IntRange(0, (1 << 31) - 1)
     help="Where to: a new file, for a pod a new folder. By default one in this folder, named after container or pod and time.",
 )
 @click.option(
-    "-t", "--timeout", type=SECONDS, default=0, metavar="S", help="Give up after these seconds; 0: never."
+    "-t",
+    "--timeout",
+    type=SECONDS,
+    default=0,
+    metavar="S",
+    help="Give up after these seconds; 0: never.",
 )
 @click.pass_obj
 def checkpoint(address: str, name: str, export: Path | None, timeout: int) -> None:
-    """Write what a container's processes and files are to an archive, by CRIU; it goes on. All containers of a pod stand still
-    together, and become a folder.
+    """Write what a container's processes and files are to an archive, by CRIU; it goes on. All
+    containers of a pod stand still together, and become a folder.
 
     `image: /PATH/OF/ARCHIVE` in a manifest for `run` goes on where the container was.
     """
@@ -66,7 +72,9 @@ def default_name(target: stop.Target) -> str:
 
 def _pod(client: Client, target: stop.Target, place: Path, timeout: int) -> None:
     request = api.CheckpointPodRequest(
-        pod_sandbox_id=target.id, output_path=str(place), container_ids=[c.id for c in target.running]
+        pod_sandbox_id=target.id,
+        output_path=str(place),
+        container_ids=[c.id for c in target.running],
     )
     with kernel_errors("mkdir", repr(str(place))):
         place.mkdir(mode=0o700)

@@ -45,7 +45,9 @@ def remove(client: Client, reference: str) -> None:
 @click.option("-p", "--prune", is_flag=True, help="All images that no container uses.")
 @click.option("-f", "--force", is_flag=True, help="Do not ask.")
 @click.pass_obj
-def rmi(address: str, references: tuple[str, ...], everything: bool, prune: bool, force: bool) -> None:
+def rmi(
+    address: str, references: tuple[str, ...], everything: bool, prune: bool, force: bool
+) -> None:
     """Remove images by name or id; one that a container uses stays."""
     if [bool(references), everything, prune].count(True) != 1:
         raise click.UsageError("name images, or say --all or --prune")
@@ -59,7 +61,9 @@ def rmi(address: str, references: tuple[str, ...], everything: bool, prune: bool
         if references:
             each(references, act)
             return
-        found = unused(client) if prune else client.image("ListImages", api.ListImagesRequest()).images
+        found = (
+            unused(client) if prune else client.image("ListImages", api.ListImagesRequest()).images
+        )
         found = [i for i in found if not i.pinned]
         if ownership.confirm("remove", [title(i) for i in found], force=force):
             each([i.id for i in found], act)
@@ -71,7 +75,8 @@ def rmi(address: str, references: tuple[str, ...], everything: bool, prune: bool
 @click.option("--images", "only_images", is_flag=True, help="Only images.")
 @click.pass_obj
 def prune(address: str, everything: bool, force: bool, only_images: bool) -> None:
-    """Remove pods and containers that have ended, and images that nobody uses and that have no name. Kubelet's pods stay."""
+    """Remove pods and containers that have ended, and images that nobody uses and that have no
+    name. Kubelet's pods stay."""
     _prune(address, everything, force, only_images)
 
 
@@ -124,7 +129,11 @@ def _ended(client: Client) -> tuple[list[api.PodSandbox], list[api.Container]]:
     own = [p for p in client.pods() if ownership.owner(p.labels) != "kubelet"]
     pods = [p for p in own if p.state == api.SANDBOX_NOTREADY]
     ready = {p.id for p in own} - {p.id for p in pods}
-    exited = [c for c in client.containers() if c.state == api.CONTAINER_EXITED and c.pod_sandbox_id in ready]
+    exited = [
+        c
+        for c in client.containers()
+        if c.state == api.CONTAINER_EXITED and c.pod_sandbox_id in ready
+    ]
     return pods, exited
 
 
@@ -133,7 +142,8 @@ def _ended(client: Client) -> tuple[list[api.PodSandbox], list[api.Container]]:
 @output.options()
 @click.pass_obj
 def history(address: str, image: str, how: Output) -> None:
-    """Show the steps that IMAGE was made by, the newest first, where the server tells the image's configuration."""
+    """Show the steps that IMAGE was made by, the newest first, where the server tells the image's
+    configuration."""
     with Client(address) as client:
         info = inspect.image(client, image, True).get("info", {})
     steps = list((info.get("imageSpec") or {}).get("history") or [])

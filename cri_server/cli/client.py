@@ -92,7 +92,9 @@ class Client:
         """The images of an archive that the server reads."""
         return self.admin(private.LoadImage(path, name), private.Images, None).images
 
-    def admin(self, asked: Request, answer: type[Answer], timeout_s: float | None = TIMEOUT_S) -> Answer:
+    def admin(
+        self, asked: Request, answer: type[Answer], timeout_s: float | None = TIMEOUT_S
+    ) -> Answer:
         """A private call of ours. Raises ServerError, also for an answer that lacks something."""
         found = self._unary(private.path(asked.call), private.encode_record(asked), timeout_s)
         return answer.of(private.decode(found), ServerError)
@@ -151,9 +153,13 @@ class Client:
             reason = unreachable(self._address, self._path)
             if reason is None and self._answered:
                 reason = f"the connection to {self._address} broke: {details}"
-            return ServerError(reason or f"what listens at {self._address} is no CRI server: {details}")
+            return ServerError(
+                reason or f"what listens at {self._address} is no CRI server: {details}"
+            )
         if code == Code.UNIMPLEMENTED and re.match(UNKNOWN_CALL, details, re.IGNORECASE):
-            return Unsupported(f"the server at {self._address} cannot do this: {details}{_hint(details)}")
+            return Unsupported(
+                f"the server at {self._address} cannot do this: {details}{_hint(details)}"
+            )
         if (
             code == Code.DEADLINE_EXCEEDED
             and timeout_s is not None
@@ -175,8 +181,8 @@ class Client:
         return list(self.runtime("ListContainers", request).containers)
 
     def either(self, reference: str) -> api.PodSandbox | api.Container:
-        """A pod or a container; a name of either before the beginning of an id, which may be anybody's. Raises NotFound,
-        ServerError."""
+        """A pod or a container; a name of either before the beginning of an id, which may be
+        anybody's. Raises NotFound, ServerError."""
         for find in (self.pod, self.container):
             with contextlib.suppress(NotFound):
                 return find(reference, prefix=False)
@@ -185,13 +191,16 @@ class Client:
             with contextlib.suppress(NotFound):
                 found.append(find(reference))
         if len(found) > 1:
-            raise ServerError(f"{reference!r} begins the ids of a pod and of a container; use more of it")
+            raise ServerError(
+                f"{reference!r} begins the ids of a pod and of a container; use more of it"
+            )
         if found:
             return found[0]
         raise NotFound(f"no such pod or container: {reference!r}")
 
     def container(self, reference: str, *, prefix: bool = True) -> api.Container:
-        """One container by id, NAME, POD/NAME, NAMESPACE/POD/NAME, the pod that it is alone in, or a prefix of its id.
+        """One container by id, NAME, POD/NAME, NAMESPACE/POD/NAME, the pod that it is alone in, or
+        a prefix of its id.
 
         Raises NotFound, ServerError.
         """
@@ -275,7 +284,11 @@ def _method(service: str, call: str) -> tuple[str, Callable[[bytes], Any]]:
 
 
 def _hint(details: str) -> str:
-    return " (it is not pyrunc-cri's, and CRI has no call for it)" if private.SERVICE in details else ""
+    return (
+        " (it is not pyrunc-cri's, and CRI has no call for it)"
+        if private.SERVICE in details
+        else ""
+    )
 
 
 def _latest_attempts(found: list[api.Container]) -> list[api.Container]:

@@ -18,12 +18,14 @@ def complain(text: str) -> None:
 
 
 def exit_code(error: Error) -> int:
-    """2 for a wrong value on the command line, 1 for what else fails; what is wrong in a file is not the command line's."""
+    """2 for a wrong value on the command line, 1 for what else fails; what is wrong in a file is
+    not the command line's."""
     return 2 if isinstance(error, InvalidArgument) and not isinstance(error, InvalidSpec) else 1
 
 
 def each(names: Iterable[str], act: Callable[[str], None]) -> None:
-    """Do it to each; what fails does not keep the others from it. Raises the only error, or Exit when there were several names."""
+    """Do it to each; what fails does not keep the others from it. Raises the only error, or Exit
+    when there were several names."""
     names = list(names)
     failed = False
     for name in names:

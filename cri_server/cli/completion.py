@@ -1,4 +1,5 @@
-"""What a shell is offered for an argument: names of containers, pods and images from the running server; click does the rest.
+"""What a shell is offered for an argument: names of containers, pods and images from the running
+server; click does the rest.
 
 Completion never fails and never waits long: without a server there is nothing to offer.
 """
@@ -24,12 +25,16 @@ PROGRAM = "pyrunc-cri"
 SHORT = 12
 
 
-def containers(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def containers(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
     """NAME, POD/NAME, and ids when one is begun."""
     return _complete(context, incomplete, _containers)
 
 
-def pods(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def pods(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
     """Names, and ids when one is begun."""
     return _complete(context, incomplete, _pods)
 
@@ -37,7 +42,8 @@ def pods(context: click.Context, parameter: click.Parameter, incomplete: str) ->
 def _complete(
     context: click.Context, incomplete: str, words: Callable[[Client], Iterator[tuple[str, str]]]
 ) -> list[CompletionItem]:
-    """Of the words, with their explanations, that the server has told before it failed, those that fit."""
+    """Of the words, with their explanations, that the server has told before it failed, those that
+    fit."""
     found: list[tuple[str, str]] = []
     try:
         with _client(context) as client:
@@ -50,7 +56,9 @@ def _complete(
 def _containers(client: Client) -> Iterator[tuple[str, str]]:
     from cri_server.api import api_pb2 as api
 
-    names = _shortest(client.runtime("ListPodSandbox", api.ListPodSandboxRequest(), TIMEOUT_S).items)
+    names = _shortest(
+        client.runtime("ListPodSandbox", api.ListPodSandboxRequest(), TIMEOUT_S).items
+    )
     for c in client.runtime("ListContainers", api.ListContainersRequest(), TIMEOUT_S).containers:
         pod = names.get(c.pod_sandbox_id, "")
         yield c.metadata.name, f"in pod {pod}"
@@ -86,12 +94,16 @@ def _shortest(pods: Iterable[api.PodSandbox]) -> dict[str, str]:
     return {p.id: pod_names(p)[p.metadata.name in shared] for p in pods}
 
 
-def both(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def both(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
     """Pods and containers."""
     return [*pods(context, parameter, incomplete), *containers(context, parameter, incomplete)]
 
 
-def images(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def images(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
     """Tags, and ids when one is begun."""
     return _complete(context, incomplete, _images)
 

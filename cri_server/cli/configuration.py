@@ -1,4 +1,5 @@
-"""`pyrunc-cri config`: the file with all keys, what a server would use and from where, and whether a file is right."""
+"""`pyrunc-cri config`: the file with all keys, what a server would use and from where, and whether
+a file is right."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def default() -> None:
 
 @config.command()
 @settings
-@click.option("--origin", is_flag=True, help="Beside each value FILE:LINE, default or command line.")
+@click.option(
+    "--origin", is_flag=True, help="Beside each value FILE:LINE, default or command line."
+)
 def dump(config: Path | None, origin: bool, **flags: Any) -> None:
     """What `serve` with the same flags would use, as TOML."""
     import msgspec
@@ -49,7 +52,8 @@ def dump(config: Path | None, origin: bool, **flags: Any) -> None:
 @config.command()
 @click.argument("file", type=click.Path(path_type=Path, readable=False), required=False)
 def check(file: Path | None) -> None:
-    """Whether FILE and its drop-ins can be used [/etc/pyrunc/config.toml]: all unknown keys, wrong types and values."""
+    """Whether FILE and its drop-ins can be used [/etc/pyrunc/config.toml]: all unknown keys, wrong
+    types and values."""
     from cri_server import node_check
     from cri_server.config.loader import all_problems
 

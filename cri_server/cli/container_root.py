@@ -1,6 +1,8 @@
-"""A running container's files, from this machine: /proc/PID/root, beneath which the kernel resolves every path (openat2).
+"""A running container's files, from this machine: /proc/PID/root, beneath which the kernel resolves
+every path (openat2).
 
-Links in a container point where the container sees it, and never out of it. Needs root, and a server on this machine.
+Links in a container point where the container sees it, and never out of it. Needs root, and a
+server on this machine.
 """
 
 from __future__ import annotations
@@ -24,14 +26,19 @@ class ContainerRoot:
         try:
             if not pid:
                 raise FileNotFoundError
-            self.descriptor = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            self.descriptor = os.open(
+                f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+            )
         except PermissionError:
             raise WrongState(f"container {name}: only root may see its files") from None
         except OSError:
             raise WrongState(f"container {name} does not run, or not on this machine") from None
         try:
             self.owner = _first_id(pid, "uid"), _first_id(pid, "gid")
-            if process.stat(pid) is None or show.container_info(client, container).get("pid", 0) != pid:
+            if (
+                process.stat(pid) is None
+                or show.container_info(client, container).get("pid", 0) != pid
+            ):
                 raise WrongState(f"container {name} has ended")
         except OSError:
             os.close(self.descriptor)

@@ -1,4 +1,5 @@
-"""`pyrunc-cri cp`: files between this machine and a running container, by docker's rules for what the destination means."""
+"""`pyrunc-cri cp`: files between this machine and a running container, by docker's rules for what
+the destination means."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from pyrunc.kernel.path import open_in_root, resolve
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A path, in a container or (`container` is empty) here; `-` here is an archive on stdin or stdout."""
+    """A path, in a container or (`container` is empty) here; `-` here is an archive on stdin or
+    stdout."""
 
     container: str
     path: str
@@ -34,7 +36,8 @@ class Place:
 
 
 def parse(text: str) -> Place:
-    """`CONTAINER:PATH` or `POD/NAME:PATH`, else a path here, which begins with `.` or `/` when it has a colon."""
+    """`CONTAINER:PATH` or `POD/NAME:PATH`, else a path here, which begins with `.` or `/` when it
+    has a colon."""
     container, colon, path = text.partition(":")
     if colon and container and not container.startswith((".", "/")):
         return Place(container, "/" + path.lstrip("/"))
@@ -43,16 +46,23 @@ def parse(text: str) -> Place:
 
 @click.command()
 @click.argument("source", metavar="[CONTAINER:]SOURCE|-", shell_complete=completion.containers)
-@click.argument("destination", metavar="[CONTAINER:]DESTINATION|-", shell_complete=completion.containers)
+@click.argument(
+    "destination", metavar="[CONTAINER:]DESTINATION|-", shell_complete=completion.containers
+)
 @click.option("-a", "--archive", "keep_owner", is_flag=True, help="Keep owners and groups.")
-@click.option("-L", "--follow-link", "follow", is_flag=True, help="Copy what a link SOURCE leads to.")
+@click.option(
+    "-L", "--follow-link", "follow", is_flag=True, help="Copy what a link SOURCE leads to."
+)
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @click.pass_obj
-def cp(address: str, source: str, destination: str, keep_owner: bool, follow: bool, quiet: bool) -> None:
-    """Copy files and folders to or from a running container; `-` is a tar archive on stdin or stdout.
+def cp(
+    address: str, source: str, destination: str, keep_owner: bool, follow: bool, quiet: bool
+) -> None:
+    """Copy files and folders to or from a running container; `-` is a tar archive on stdin or
+    stdout.
 
-    A folder that ends with `/.` means what is in it. A destination that is a folder gets the source into it; else it is the
-    new name. Needs root on the server's machine.
+    A folder that ends with `/.` means what is in it. A destination that is a folder gets the source
+    into it; else it is the new name. Needs root on the server's machine.
     """
     taken, given = parse(source), parse(destination)
     if bool(taken.container) == bool(given.container):
@@ -61,7 +71,9 @@ def cp(address: str, source: str, destination: str, keep_owner: bool, follow: bo
     with Client(address) as client, contextlib.ExitStack() as stack:
         root = stack.enter_context(ContainerRoot(client, client.container(name).id, name))
         here = stack.enter_context(_folder_at(None, "/"))
-        progress = stack.enter_context(Progress(f"copying {source}", quiet=quiet or given.is_archive))
+        progress = stack.enter_context(
+            Progress(f"copying {source}", quiet=quiet or given.is_archive)
+        )
         owner = root.owner if given.container else None
         copy = Copy(progress.add, complain, keep_owner=keep_owner, owner=owner)
         source_root = root.descriptor if taken.container else here
@@ -79,7 +91,8 @@ def cp(address: str, source: str, destination: str, keep_owner: bool, follow: bo
 def between(
     copy: Copy, source: tuple[int, str], destination: tuple[int, str], *, follow: bool = False
 ) -> None:
-    """Copy by docker's rules; both are a root's descriptor and an absolute path in it. Raises Error, OSError."""
+    """Copy by docker's rules; both are a root's descriptor and an absolute path in it. Raises
+    Error, OSError."""
     (source_root, source_path), (root, path) = source, destination
     contents = source_path.endswith("/.") or not source_path.strip("/")
     with _last(source_root, source_path, follow) as (folder, name), contextlib.ExitStack() as stack:
@@ -104,7 +117,8 @@ def between(
 
 @contextlib.contextmanager
 def _last(root: int, path: str, follow: bool) -> Iterator[tuple[int, str]]:
-    """The folder that holds the last name of a path, and that name; `.` for the root. Raises KernelError."""
+    """The folder that holds the last name of a path, and that name; `.` for the root. Raises
+    KernelError."""
     path = resolve(root, path) if follow else path
     while path.endswith(("/", "/.")):
         path = path.removesuffix("/").removesuffix("/.")
@@ -119,7 +133,9 @@ def _last(root: int, path: str, follow: bool) -> Iterator[tuple[int, str]]:
 def _folder_at(root: int | None, path: str) -> Iterator[int]:
     """Raises KernelError when there is no folder at the path."""
     flags = os.O_RDONLY | os.O_DIRECTORY
-    number = os.open(path, flags | os.O_CLOEXEC) if root is None else open_in_root(root, path, flags)
+    number = (
+        os.open(path, flags | os.O_CLOEXEC) if root is None else open_in_root(root, path, flags)
+    )
     try:
         yield number
     finally:

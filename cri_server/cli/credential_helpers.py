@@ -1,8 +1,11 @@
-"""Programs that know logins at registries: kubelet's credential providers, and the helpers that docker's config.json names.
+"""Programs that know logins at registries: kubelet's credential providers, and the helpers that
+docker's config.json names.
 
-A provider is configured by a file of kubelet's form (CredentialProviderConfig, kubelet.config.k8s.io/v1) in a folder; its program
-is in `bin` there. It reads a CredentialProviderRequest and writes a CredentialProviderResponse (credentialprovider.kubelet.k8s.io/v1).
-A docker helper is `docker-credential-NAME get` on the PATH, which reads the registry and writes {Username, Secret}.
+A provider is configured by a file of kubelet's form (CredentialProviderConfig,
+kubelet.config.k8s.io/v1) in a folder; its program is in `bin` there. It reads a
+CredentialProviderRequest and writes a CredentialProviderResponse
+(credentialprovider.kubelet.k8s.io/v1). A docker helper is `docker-credential-NAME get` on the PATH,
+which reads the registry and writes {Username, Secret}.
 """
 
 from __future__ import annotations
@@ -85,16 +88,20 @@ def providers(image: str) -> list[Found]:
             raise WrongState(f"{path}: {' '.join(str(error).split())}") from None
         for provider in config.providers:
             if "/" in provider.name or provider.api_version != PROTOCOL:
-                raise WrongState(f"{path}: {provider.name}: not a program's name with apiVersion {PROTOCOL}")
+                raise WrongState(
+                    f"{path}: {provider.name}: not a program's name with apiVersion {PROTOCOL}"
+                )
             if any(matches(pattern, repository) for pattern in provider.match_images):
                 found.append(Found(path, provider))
     return found
 
 
 def matches(pattern: str, repository: str) -> bool:
-    """Whether `pattern` (HOST[:PORT][/PATH], `*` within a part of the host's name) is for a repository in its normal form.
+    """Whether `pattern` (HOST[:PORT][/PATH], `*` within a part of the host's name) is for a
+    repository in its normal form.
 
-    It is when the host has as many parts, the port is the same if the pattern has one, and the path begins so.
+    It is when the host has as many parts, the port is the same if the pattern has one, and the path
+    begins so.
     """
     wanted, _, wanted_path = pattern.removeprefix("https://").removeprefix("http://").partition("/")
     registry, _, path = repository.partition("/")
@@ -110,12 +117,17 @@ def matches(pattern: str, repository: str) -> bool:
 
 
 def from_provider(image: str) -> api.AuthConfig | None:
-    """The login that the first provider has for an image; of several in one answer the most specific. Raises PeerError, WrongState."""
+    """The login that the first provider has for an image; of several in one answer the most
+    specific. Raises PeerError, WrongState."""
     reference = Reference.parse(image)
     for found in providers(image):
         provider = found.provider
         program = str(folder() / "bin" / provider.name)
-        request = {"apiVersion": PROTOCOL, "kind": "CredentialProviderRequest", "image": str(reference)}
+        request = {
+            "apiVersion": PROTOCOL,
+            "kind": "CredentialProviderRequest",
+            "image": str(reference),
+        }
         variables = {each.name: each.value for each in provider.env or []}
         answer = _run([program, *(provider.args or [])], json.dumps(request), variables, _Response)
         logins = answer.auth or {}
@@ -123,7 +135,9 @@ def from_provider(image: str) -> api.AuthConfig | None:
             if matches(key, reference.repository):
                 login = logins[key]
                 return api.AuthConfig(
-                    username=login.username, password=login.password, server_address=reference.registry
+                    username=login.username,
+                    password=login.password,
+                    server_address=reference.registry,
                 )
     return None
 
@@ -151,10 +165,14 @@ def _run(command: list[str], text: str, variables: Mapping[str, str], kind: Any)
     except OSError as error:
         raise PeerError(f"credential helper {command[0]}: {error.strerror}") from None
     except subprocess.TimeoutExpired:
-        raise PeerError(f"credential helper {command[0]} does not answer after {TIMEOUT_S:g} s") from None
+        raise PeerError(
+            f"credential helper {command[0]} does not answer after {TIMEOUT_S:g} s"
+        ) from None
     if done.returncode:
         said = " ".join(done.stderr.decode(errors="replace").split())[:300]
-        raise PeerError(f"credential helper {command[0]} ended with {done.returncode}: {said or 'no reason'}")
+        raise PeerError(
+            f"credential helper {command[0]} ended with {done.returncode}: {said or 'no reason'}"
+        )
     try:
         return msgspec.json.decode(done.stdout, type=kind)
     except msgspec.MsgspecError:

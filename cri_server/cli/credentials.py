@@ -1,8 +1,9 @@
-"""Logins at registries, where podman and docker keep them: `auth.json`, an object per registry with base64 of USER:PASSWORD.
+"""Logins at registries, where podman and docker keep them: `auth.json`, an object per registry with
+base64 of USER:PASSWORD.
 
-Where none of them knows the registry, credential providers are asked. Read: $REGISTRY_AUTH_FILE, else podman's files and docker's,
-the first that knows the registry. Written: the first of these, closed to others. Sources: containers-auth.json(5), docker's
-config.json.
+Where none of them knows the registry, credential providers are asked. Read: $REGISTRY_AUTH_FILE,
+else podman's files and docker's, the first that knows the registry. Written: the first of these,
+closed to others. Sources: containers-auth.json(5), docker's config.json.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def files(chosen: Path | None = None) -> list[Path]:
 
 
 def find(reference: str, chosen: Path | None = None) -> api.AuthConfig | None:
-    """The login for an image: of its repository or what that lies in, as containers-auth.json(5) says, else of its registry.
-    Raises InvalidSpec."""
+    """The login for an image: of its repository or what that lies in, as containers-auth.json(5)
+    says, else of its registry. Raises InvalidSpec."""
     found = _entry(reference, chosen)
     if found is None:
         return credential_helpers.from_provider(reference)
@@ -94,13 +95,15 @@ def _entry(reference: str, chosen: Path | None) -> tuple[Path, str, Any, str] | 
 
 
 def _by_normal_key(table: dict[str, Any]) -> dict[str, str]:
-    """normal form of a key -> the key. The one that is written in its normal form comes first, then the first in the file."""
+    """normal form of a key -> the key. The one that is written in its normal form comes first, then
+    the first in the file."""
     keys = sorted(table, key=lambda key: key != _normal_key(key))
     return {_normal_key(key): key for key in reversed(keys)}
 
 
 def _normal_key(key: str) -> str:
-    """A key of `auths`: a registry, a repository or what that lies in. docker writes a URL of its API for Docker Hub."""
+    """A key of `auths`: a registry, a repository or what that lies in. docker writes a URL of its
+    API for Docker Hub."""
     host, slash, path = key.removeprefix("https://").removeprefix("http://").partition("/")
     registry = normal_registry(host)
     path = path.rstrip("/")
@@ -132,7 +135,9 @@ def forget(registry: str | None, chosen: Path | None) -> list[str]:
     for path in files(chosen):
         document = _read(path)
         auths = document.get("auths") or {}
-        same = [key for key in auths if registry is None or _normal_key(key) == _normal_key(registry)]
+        same = [
+            key for key in auths if registry is None or _normal_key(key) == _normal_key(registry)
+        ]
         for key in same:
             del auths[key]
             gone.append(key)

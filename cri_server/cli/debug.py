@@ -21,19 +21,24 @@ def debug() -> None:
 @debug.command()
 @click.pass_obj
 def stacks(address: str) -> None:
-    """What its threads and tasks are at. When it does not answer: kill -USR1 PID writes the threads to its log."""
+    """What its threads and tasks are at. When it does not answer: kill -USR1 PID writes the threads
+    to its log."""
     with Client(address) as client:
         click.echo(client.admin(private.DebugStacks(), private.Text, ANSWER_S).text)
 
 
 @debug.command()
 @click.argument("seconds", type=click.FloatRange(0, PROFILE_LIMIT_S, min_open=True))
-@click.option("--folded", is_flag=True, help="Whole stacks with counts, for flame graphs and speedscope.")
+@click.option(
+    "--folded", is_flag=True, help="Whole stacks with counts, for flame graphs and speedscope."
+)
 @click.pass_obj
 def profile(address: str, seconds: float, folded: bool) -> None:
     """Where its time goes: looks at its threads every 5 ms for SECONDS."""
     with Client(address) as client:
-        found = list(client.admin(private.DebugProfile(seconds), private.Stacks, seconds + ANSWER_S).stacks)
+        found = list(
+            client.admin(private.DebugProfile(seconds), private.Stacks, seconds + ANSWER_S).stacks
+        )
     if folded:
         click.echo("\n".join(line.translate(VISIBLE) for line in found))
         return
@@ -41,7 +46,8 @@ def profile(address: str, seconds: float, folded: bool) -> None:
 
 
 def _table(stacks: list[str]) -> str:
-    """Functions of the event loop's thread by the samples that they were in, themselves or what they called."""
+    """Functions of the event loop's thread by the samples that they were in, themselves or what
+    they called."""
     samples, total, own = 0, dict[str, int](), dict[str, int]()
     for line in stacks:
         stack, _, number = line.rpartition(" ")

@@ -1,7 +1,8 @@
-"""`pyrunc-cri demo POD.YAML`: a server of its own in a network of its own, the pod, what came to be, and nothing left.
+"""`pyrunc-cri demo POD.YAML`: a server of its own in a network of its own, the pod, what came to
+be, and nothing left.
 
-For a first look at the project on a machine where nothing is set up. The image `busybox` is made from the host's own when
-no registry is reached.
+For a first look at the project on a machine where nothing is set up. The image `busybox` is made
+from the host's own when no registry is reached.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from pyrunc.errors import Error, NotFound
 from pyrunc.kernel.namespace import unshare
 
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
-START_TIMEOUT_S = 300.0  # as long as the server waits for its zygotes: emulated processors take a minute
+# as long as the server waits for its zygotes: emulated processors take a minute
+START_TIMEOUT_S = 300.0
 EXEC = ("sh", "-c", "echo this is $(hostname), process $$; id")
 NETWORK = {
     "cniVersion": "1.0.0",
@@ -105,7 +107,8 @@ def _loopback_up() -> None:
 
 @contextlib.contextmanager
 def _server(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """In a session of its own: an interrupt of the user's is for the client, which needs the server to clean up."""
+    """In a session of its own: an interrupt of the user's is for the client, which needs the server
+    to clean up."""
     network = NETWORK | {}
     network["plugins"][0]["ipam"]["dataDir"] = str(folder / "leases")  # type: ignore[index]
     (folder / "net.d").mkdir()
@@ -114,7 +117,9 @@ def _server(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "cri_server.cli.main", "demo-server", str(folder)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     with open(folder / "server.log", "wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, env=environment, start_new_session=True
+        )
     try:
         yield process
     finally:

@@ -1,7 +1,8 @@
 """`pyrunc-cri diff`: what a container has changed of its image's files, from its writable layer.
 
 overlayfs has a removed file there as a character device 0:0, and marks a folder that hides the
-image's as opaque (Documentation/filesystems/overlayfs.rst). Needs root, and a server on this machine.
+image's as opaque (Documentation/filesystems/overlayfs.rst). Needs root, and a server on this
+machine.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # no folder, or a link in its
 @click.argument("container", shell_complete=completion.containers)
 @click.pass_obj
 def diff(address: str, container: str) -> None:
-    """Show which files CONTAINER has added (A), changed (C) and deleted (D) of its image's, as docker does.
+    """Show which files CONTAINER has added (A), changed (C) and deleted (D) of its image's, as
+    docker does.
 
     Files in volumes and other mounts are not the container's; their places may be.
     """
@@ -56,10 +58,11 @@ def diff(address: str, container: str) -> None:
 
 
 def changes(upper: int, lower: int) -> Iterator[tuple[str, bytes]]:
-    """What the writable layer `upper` adds to, changes and deletes of the image's tree `lower`, both
-    directories: kinds and paths, each folder before what is in it.
+    """What the writable layer `upper` adds to, changes and deletes of the image's tree `lower`,
+    both directories: kinds and paths, each folder before what is in it.
 
-    The container may run meanwhile: a folder that it removes is left out. Raises KernelError, OSError.
+    The container may run meanwhile: a folder that it removes is left out. Raises KernelError,
+    OSError.
     """
     pending = _below(upper, lower, b"", False)[::-1]
     while pending:
@@ -95,7 +98,9 @@ def _below(upper: int, lower: int, path: bytes, hides: bool) -> list[Change]:
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)
                 found[name] = _change(os.path.join(path, name), status, name in in_image, hides)
         if hides:
-            found |= {name: Change(DELETED, os.path.join(path, name)) for name in in_image - found.keys()}
+            found |= {
+                name: Change(DELETED, os.path.join(path, name)) for name in in_image - found.keys()
+            }
     finally:
         os.close(folder)
     return [found[name] for name in sorted(found)]

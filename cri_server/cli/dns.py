@@ -1,4 +1,5 @@
-"""dnsConfig of a manifest: what it adds to the host's resolver, as kubelet merges it, or with dnsPolicy None all there is."""
+"""dnsConfig of a manifest: what it adds to the host's resolver, as kubelet merges it, or with
+dnsPolicy None all there is."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ HOST = Path("/etc/resolv.conf")
 
 
 def config(asked: manifest.Dns, *, own: bool) -> api.DNSConfig:
-    """`own`: without the host's. A resolver takes three servers (resolv.conf(5)), the host's first. Raises OSError."""
+    """`own`: without the host's. A resolver takes three servers (resolv.conf(5)), the host's first.
+    Raises OSError."""
     servers, searches, options = ([], [], {}) if own else host(HOST.read_text())
     options |= {option.name: option.value for option in asked.options}
     return api.DNSConfig(

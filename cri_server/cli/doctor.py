@@ -36,16 +36,19 @@ COLOURS = {Level.FINE: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Lev
 
 @click.command()
 @click.option(
-    "--config", type=click.Path(path_type=Path, readable=False), help="The server's [/etc/pyrunc/config.toml]"
+    "--config",
+    type=click.Path(path_type=Path, readable=False),
+    help="The server's [/etc/pyrunc/config.toml]",
 )
 @click.option("--json", "as_json", is_flag=True, help="An array of all findings.")
 @click.option("-a", "--all", "everything", is_flag=True, help="Also what is fine.")
 @click.pass_context
 def doctor(context: click.Context, config: Path | None, as_json: bool, everything: bool) -> None:
-    """Look for what is missing or wrong on this machine, for the server that --address names, and say what follows from it and how to mend it.
+    """Look for what is missing or wrong on this machine, for the server that --address names, and
+    say what follows from it and how to mend it.
 
-    Ends with exit code 1 if something is wrong. Changes nothing; as root it mounts an overlay below the server's root for a
-    moment.
+    Ends with exit code 1 if something is wrong. Changes nothing; as root it mounts an overlay below
+    the server's root for a moment.
     """
     logging.getLogger("cri_server").addHandler(logging.NullHandler())  # findings say it all
     findings = list(examine(Host(load(config, _of_server(context)))))
@@ -65,7 +68,9 @@ def _of_server(context: click.Context) -> dict[str, Any]:
     address = f"unix://{socket_path(root.params['address'])}"
     found: dict[str, Any] = {"server.listen": address}
     with contextlib.suppress(Error), Client(address) as client:
-        status = output.with_info(client.runtime("Status", api.StatusRequest(verbose=True), ANSWER_S))
+        status = output.with_info(
+            client.runtime("Status", api.StatusRequest(verbose=True), ANSWER_S)
+        )
         told = (status.get("info") or {}).get("config") or {}
         found |= {key: told[name] for name, key in TOLD.items() if isinstance(told.get(name), str)}
     return found
@@ -82,5 +87,7 @@ def _tell(findings: list[Finding], everything: bool) -> None:
         for head, text in (("so", finding.follows), ("mend", finding.mend)):
             if text:
                 click.echo(f"           {head}: {text}".translate(VISIBLE))
-    counts = [f"{sum(f.level == level for f in findings)} {word.lower()}" for level, word in WORDS.items()]
+    counts = [
+        f"{sum(f.level == level for f in findings)} {word.lower()}" for level, word in WORDS.items()
+    ]
     click.echo(", ".join(counts))

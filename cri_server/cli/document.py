@@ -1,4 +1,5 @@
-"""From a file's text to one Pod, and what it uses, as plain values: YAML or JSON, with a clear word about anything else."""
+"""From a file's text to one Pod, and what it uses, as plain values: YAML or JSON, with a clear word
+about anything else."""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ Loader.yaml_implicit_resolvers = {
 
 
 def parse(text: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The one Pod of a text, and the ConfigMaps and Secrets beside it, in documents or in a List; without the keys whose value
-    is null: they say nothing. Raises InvalidSpec."""
+    """The one Pod of a text, and the ConfigMaps and Secrets beside it, in documents or in a List;
+    without the keys whose value is null: they say nothing. Raises InvalidSpec."""
     try:
         documents = [d for d in yaml.load_all(text, Loader) if d is not None]
     except (yaml.YAMLError, ValueError) as error:
@@ -91,7 +92,8 @@ def _object(document: Any) -> dict[str, Any]:
         )
     if kind not in RUN:
         raise InvalidSpec(
-            "kind", f"only Pod is run, with {', '.join(RUN[1:])} beside it; {kind!r} is for a cluster"
+            "kind",
+            f"only Pod is run, with {', '.join(RUN[1:])} beside it; {kind!r} is for a cluster",
         )
     if document.get("apiVersion") != "v1":
         raise InvalidSpec("apiVersion", f"{document.get('apiVersion')!r} is not 'v1'")

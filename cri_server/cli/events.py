@@ -31,15 +31,23 @@ from pyrunc.errors import InvalidArgument
     help="Only of pods with these labels.",
 )
 @click.option(
-    "--since", metavar="TIME", help="Also what was since then: 42m, or 2026-11-22T10:00:00Z; without labels."
+    "--since",
+    metavar="TIME",
+    help="Also what was since then: 42m, or 2026-11-22T10:00:00Z; without labels.",
 )
 @click.option("--until", metavar="TIME", help="With --since: only what was before then, and end.")
 @output.options(("table", "json"), listing=False)
 @click.pass_obj
 def events(
-    address: str, pod: str, labels: tuple[str, ...], since: str | None, until: str | None, how: Output
+    address: str,
+    pod: str,
+    labels: tuple[str, ...],
+    since: str | None,
+    until: str | None,
+    how: Output,
 ) -> None:
-    """Follow what happens to containers and pods until interrupted; each line of -o json is an object."""
+    """Follow what happens to containers and pods until interrupted; each line of -o json is an
+    object."""
     selection = Selection(pod=pod)
     tests = [selector(text) for text in labels]
     begin_ns, end_ns = _times(since, until, labels)
@@ -50,13 +58,17 @@ def events(
             found = _since(client, pod, begin_ns, end_ns)
         for event in found:
             status = event.pod_sandbox_status
-            if (pod and not selection.in_pod(status)) or not all(test(status.labels) for test in tests):
+            if (pod and not selection.in_pod(status)) or not all(
+                test(status.labels) for test in tests
+            ):
                 continue
             output.say(_line(event, how))
             sys.stdout.flush()
 
 
-def _times(since: str | None, until: str | None, labels: tuple[str, ...]) -> tuple[int | None, int | None]:
+def _times(
+    since: str | None, until: str | None, labels: tuple[str, ...]
+) -> tuple[int | None, int | None]:
     """Nanoseconds since 1970. Raises InvalidArgument."""
     if since is None:
         if until is not None:
@@ -76,8 +88,8 @@ def _nanoseconds(when: datetime.datetime | None) -> int | None:
 
 
 def _since(client: Client, pod: str, begin_ns: int, end_ns: int | None) -> Iterator[Any]:
-    """The events of the timeline from `begin_ns` on, and those that come, up to `end_ns`. All entries
-    are read: an older one may have made a container that goes with its pod."""
+    """The events of the timeline from `begin_ns` on, and those that come, up to `end_ns`. All
+    entries are read: an older one may have made a container that goes with its pod."""
     if end_ns is None:
         entries: Iterable[Any] = client.admin_stream(private.FollowTimeline(pod), private.decode)
     else:

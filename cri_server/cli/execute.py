@@ -1,6 +1,8 @@
-"""`pyrunc-cri exec` and `attach`: a command in a container, or the container's own process, with its streams on ours.
+"""`pyrunc-cri exec` and `attach`: a command in a container, or the container's own process, with
+its streams on ours.
 
-Never ExecSync: that answers when the command has ended, and with no more than a message's 16 MiB of its output.
+Never ExecSync: that answers when the command has ended, and with no more than a message's 16 MiB of
+its output.
 """
 
 from __future__ import annotations
@@ -20,7 +22,19 @@ from pyrunc.kernel.path import read_in_root
 
 # options of `exec` that take a value
 VALUED = frozenset(
-    ("-n", "--namespace", "-c", "--container", "--timeout", "-u", "--user", "-e", "--env", "-w", "--workdir")
+    (
+        "-n",
+        "--namespace",
+        "-c",
+        "--container",
+        "--timeout",
+        "-u",
+        "--user",
+        "-e",
+        "--env",
+        "-w",
+        "--workdir",
+    )
 )
 
 
@@ -29,11 +43,14 @@ def _variable(text: str) -> str:
     name, equals, _ = text.partition("=")
     if name and (equals or name in os.environ):
         return text if equals else f"{name}={os.environ[name]}"
-    raise InvalidArgument(f"--env {text}: expected NAME=VALUE, or the name of a variable that is set here")
+    raise InvalidArgument(
+        f"--env {text}: expected NAME=VALUE, or the name of a variable that is set here"
+    )
 
 
 def _user(client: Client, container: str, text: str) -> dict[str, object]:
-    """USER[:GROUP] by the container's own passwd and group files. Raises InvalidArgument, WrongState."""
+    """USER[:GROUP] by the container's own passwd and group files. Raises InvalidArgument,
+    WrongState."""
     from cri_server.cli.container_root import ContainerRoot
     from cri_server.spec.user import Accounts, resolve
 
@@ -44,7 +61,8 @@ def _user(client: Client, container: str, text: str) -> dict[str, object]:
 
 
 def _read(root: int, path: str) -> bytes:
-    """A regular file in `root`, where its links point as the container sees them; empty for anything else."""
+    """A regular file in `root`, where its links point as the container sees them; empty for
+    anything else."""
     try:
         return read_in_root(root, path)
     except (KernelError, NotFound):
@@ -59,7 +77,8 @@ class _Exec(click.Command):
 
 
 def _options_first(args: list[str]) -> list[str]:
-    """`POD -c NAME -- COMMAND` as `-c NAME POD -- COMMAND`; anything else as it is, such as `POD sh -c TEXT -- ARGUMENT`."""
+    """`POD -c NAME -- COMMAND` as `-c NAME POD -- COMMAND`; anything else as it is, such as `POD sh
+    -c TEXT -- ARGUMENT`."""
     if "--" not in args:
         return args
     head, rest = args[: args.index("--")], args[args.index("--") :]
@@ -74,14 +93,25 @@ def _options_first(args: list[str]) -> list[str]:
     return [*options, *others, *rest] if len(others) == 1 else args
 
 
-@click.command(cls=_Exec, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(
+    cls=_Exec, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
 @click.option("-i", "--stdin", "--interactive", is_flag=True, help="Pass our stdin on.")
 @click.option("-t", "--tty", is_flag=True, help="Give the command a terminal.")
 @click.option(
-    "-n", "--namespace", default="", metavar="NAMESPACE", help="CONTAINER is a pod in it, as kubectl has it."
+    "-n",
+    "--namespace",
+    default="",
+    metavar="NAMESPACE",
+    help="CONTAINER is a pod in it, as kubectl has it.",
 )
 @click.option(
-    "-c", "--container", "of_pod", default="", metavar="NAME", help="CONTAINER is a pod, this its container."
+    "-c",
+    "--container",
+    "of_pod",
+    default="",
+    metavar="NAME",
+    help="CONTAINER is a pod, this its container.",
 )
 @click.option(
     "--timeout",
@@ -91,11 +121,17 @@ def _options_first(args: list[str]) -> list[str]:
     metavar="SECONDS",
     help="End the command after so long. [0: never]",
 )
-@click.option("-u", "--user", default="", metavar="USER[:GROUP]", help="As this user, a name or a number.")
-@click.option("-e", "--env", multiple=True, metavar="NAME=VALUE", help="Another variable; may be repeated.")
+@click.option(
+    "-u", "--user", default="", metavar="USER[:GROUP]", help="As this user, a name or a number."
+)
+@click.option(
+    "-e", "--env", multiple=True, metavar="NAME=VALUE", help="Another variable; may be repeated."
+)
 @click.option("-w", "--workdir", default="", metavar="DIR", help="In this directory.")
 @click.argument("container", shell_complete=completion.both)
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND...")
+@click.argument(
+    "command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND..."
+)
 @click.pass_obj
 def exec_(
     address: str,
@@ -110,7 +146,8 @@ def exec_(
     container: str,
     command: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """Run COMMAND in CONTAINER (an id, a name, POD/NAME, NAMESPACE/POD/NAME, or a pod's name); exits with its code."""
+    """Run COMMAND in CONTAINER (an id, a name, POD/NAME, NAMESPACE/POD/NAME, or a pod's name);
+    exits with its code."""
     command = command[1:] if command[0] == "--" else command
     if not command:
         raise click.UsageError("Missing argument 'COMMAND'.")
@@ -134,7 +171,12 @@ def exec_(
             url = client.admin(changed, private.Session).url
         else:
             request = api.ExecRequest(
-                container_id=identifier, cmd=command, stdin=stdin, stdout=True, stderr=not tty, tty=tty
+                container_id=identifier,
+                cmd=command,
+                stdin=stdin,
+                stdout=True,
+                stderr=not tty,
+                tty=tty,
             )
             url = client.runtime("Exec", request).url
     sys.exit(session.run(url, stdin=stdin, tty=tty, timeout_s=timeout_s))
@@ -143,10 +185,16 @@ def exec_(
 @click.command()
 @click.option("-i", "--stdin", is_flag=True, help="Pass our stdin on.")
 @click.option(
-    "-t", "--tty", is_flag=True, help="The container has a terminal. [found out where the server tells]"
+    "-t",
+    "--tty",
+    is_flag=True,
+    help="The container has a terminal. [found out where the server tells]",
 )
 @click.option(
-    "--detach-keys", default=session.DETACH_KEYS, show_default=True, help="Keys that leave it running."
+    "--detach-keys",
+    default=session.DETACH_KEYS,
+    show_default=True,
+    help="Keys that leave it running.",
 )
 @click.argument("container", shell_complete=completion.both)
 @click.pass_obj

@@ -1,5 +1,5 @@
-"""`$(NAME)` in a container's command, arguments, environment and subPathExpr, as kubelet expands it: `$$` is `$`, and what is
-not defined stays as it is written.
+"""`$(NAME)` in a container's command, arguments, environment and subPathExpr, as kubelet expands
+it: `$$` is `$`, and what is not defined stays as it is written.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ WIDTH = 100
 def explain(words: tuple[str, ...]) -> None:
     """Explain an error by its name, or by its text; without arguments list all names.
 
-    Names are those of the log's field `explain`, of doctor's findings, of the kernel (ENOSPC) and of containers' ends (OOMKilled).
+    Names are those of the log's field `explain`, of doctor's findings, of the kernel (ENOSPC) and
+    of containers' ends (OOMKilled).
     """
     if not words:
         for group, (title, _) in CHAPTERS.items():
@@ -41,4 +42,6 @@ def _told(page: Page) -> str:
 
 
 def _filled(text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    return textwrap.fill(
+        text, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+    )

@@ -1,7 +1,9 @@
-"""The fields of a Pod that Kubernetes 1.36 knows and `run` does not do, and which fields there are not at all.
+"""The fields of a Pod that Kubernetes 1.36 knows and `run` does not do, and which fields there are
+not at all.
 
-Each has the values that change nothing here, Kubernetes' default above all: a manifest that says so is fine, anything else
-would become something other than what it says. Source: k8s.io/api/core/v1 and its defaults.
+Each has the values that change nothing here, Kubernetes' default above all: a manifest that says so
+is fine, anything else would become something other than what it says. Source: k8s.io/api/core/v1
+and its defaults.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import msgspec
 
 from cri_server.cli import manifest
 
-ANY = None  # whatever it says, nothing changes: the API server sets it, or what it is about is not here
+# whatever it says, nothing changes: the API server sets it, or what it is about is not here
+ANY = None
 NONE: tuple[Any, ...] = ()
 EMPTY: tuple[Any, ...] = ("", [], {})
 APPARMOR = ({"type": "RuntimeDefault"},)
@@ -33,11 +36,14 @@ _METADATA: dict[str, Harmless] = {
 }
 
 _SPEC: dict[str, Harmless] = {
-    # whose job is the scheduler's, the API server's or a controller's: a pod that is run here is placed already
+    # whose job is the scheduler's, the API server's or a controller's: a pod that is run here is
+    # placed already
     **dict.fromkeys(
         ("affinity", "nodeName", "nodeSelector", "overhead", "priority", "priorityClassName"), ANY
     ),
-    **dict.fromkeys(("preemptionPolicy", "readinessGates", "schedulerName", "schedulingGates"), ANY),
+    **dict.fromkeys(
+        ("preemptionPolicy", "readinessGates", "schedulerName", "schedulingGates"), ANY
+    ),
     **dict.fromkeys(("schedulingGroup", "tolerations", "topologySpreadConstraints"), ANY),
     # no token is mounted, with or without an account
     **dict.fromkeys(("serviceAccount", "serviceAccountName"), ANY),
@@ -55,8 +61,11 @@ _SPEC: dict[str, Harmless] = {
 _CONTAINER: dict[str, Harmless] = {
     "terminationMessagePath": ("/dev/termination-log", ""),
     "terminationMessagePolicy": ("File", ""),
-    **dict.fromkeys(("livenessProbe", "readinessProbe", "startupProbe"), NONE),  # taken away by `objects`
-    **dict.fromkeys(("envFrom", "lifecycle", "resizePolicy", "restartPolicyRules", "volumeDevices"), EMPTY),
+    # taken away by `objects`
+    **dict.fromkeys(("livenessProbe", "readinessProbe", "startupProbe"), NONE),
+    **dict.fromkeys(
+        ("envFrom", "lifecycle", "resizePolicy", "restartPolicyRules", "volumeDevices"), EMPTY
+    ),
 }
 
 _VOLUME: dict[str, Harmless] = dict.fromkeys(
@@ -120,7 +129,8 @@ NOT_DONE: dict[type, dict[str, Harmless]] = {
     manifest.ContainerSecurity: _SECURITY,
 }
 
-# Resources of a container that Kubernetes has beside cpu and memory; a name with a slash is a device plugin's.
+# Resources of a container that Kubernetes has beside cpu and memory; a name with a slash is a
+# device plugin's.
 RESOURCE = re.compile(r"ephemeral-storage|hugepages-.+|.+/.+")
 
 
@@ -131,7 +141,9 @@ def problems(value: Any, kind: Any = manifest.Pod, path: str = "") -> Iterator[s
         (item,) = get_args(kind)
         for index, each in enumerate(value):
             yield from problems(each, item, f"{path}[{index}]")
-    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(value, dict)):
+    if not (
+        isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(value, dict)
+    ):
         return
     hints, not_done = get_type_hints(kind), NOT_DONE.get(kind, {})
     done = {field.encode_name: hints[field.name] for field in msgspec.structs.fields(kind)}

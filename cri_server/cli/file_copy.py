@@ -1,5 +1,6 @@
-"""Files from folder to folder by descriptors: no link is followed on either side, for one of them may be a container's doing,
-which may change while we look. A file appears whole: it grows under another name.
+"""Files from folder to folder by descriptors: no link is followed on either side, for one of them
+may be a container's doing, which may change while we look. A file appears whole: it grows under
+another name.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ CHUNK_BYTES = 1 << 20
 
 
 class Copy:
-    """How it is copied: `count` is told the bytes, `warn` what is left out; `owner` is whose the copies are (None: ours).
+    """How it is copied: `count` is told the bytes, `warn` what is left out; `owner` is whose the
+    copies are (None: ours).
 
     Set-user-ID and set-group-ID bits are kept only with the owners, whose they are.
     """
@@ -32,10 +34,14 @@ class Copy:
         keep_owner: bool = False,
         owner: tuple[int, int] | None = None,
     ) -> None:
-        self._count, self._warn, self._keep_owner, self._owner = count, warn, keep_owner, owner
+        self._count = count
+        self._warn = warn
+        self._keep_owner = keep_owner
+        self._owner = owner
 
     def one(self, source: int, name: str, target: int, new: str) -> None:
-        """`name` in the folder `source`, with all beneath it, as `new` in the folder `target`. Raises Error, OSError."""
+        """`name` in the folder `source`, with all beneath it, as `new` in the folder `target`.
+        Raises Error, OSError."""
         status = os.lstat(name, dir_fd=source)
         if not stat.S_ISDIR(status.st_mode):
             self._leaf(status, source, name, target, new)
@@ -52,7 +58,8 @@ class Copy:
             os.close(below)
 
     def contents(self, source: int, target: int) -> None:
-        """All that is in a folder into another one; with two descriptors for each level. Raises Error, OSError."""
+        """All that is in a folder into another one; with two descriptors for each level. Raises
+        Error, OSError."""
         way: list[tuple[os.stat_result | None, int, int, Iterator[str]]] = []
         way.append((None, os.dup(source), os.dup(target), iter(os.listdir(source))))
         try:
@@ -97,7 +104,8 @@ class Copy:
     # -- what is made
 
     def folder(self, target: int, name: str, mode: int = 0o700) -> int:
-        """A folder that is there or made now, to be closed by the caller. Raises WrongState, OSError."""
+        """A folder that is there or made now, to be closed by the caller. Raises WrongState,
+        OSError."""
         try:
             os.mkdir(name, mode, dir_fd=target)
         except FileExistsError:
@@ -117,8 +125,11 @@ class Copy:
         os.fchmod(descriptor, status.st_mode & (0o7777 if self._keep_owner else 0o1777))
         os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
 
-    def file(self, status: os.stat_result, content: Iterable[bytes], target: int, name: str) -> None:
-        """A regular file; one of this name is replaced when all of it is here. Raises WrongState, OSError."""
+    def file(
+        self, status: os.stat_result, content: Iterable[bytes], target: int, name: str
+    ) -> None:
+        """A regular file; one of this name is replaced when all of it is here. Raises WrongState,
+        OSError."""
         growing = f".{os.urandom(8).hex()}.part"
         descriptor = os.open(growing, NEW, 0o600, dir_fd=target)
         try:

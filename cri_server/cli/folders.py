@@ -1,7 +1,7 @@
 """The folder with logs and volumes that `run` makes for a pod, and how `rm` finds it again.
 
-A file in the folder holds the pod's id. What a pod says of itself, its annotations above all, is never a path: kubelet copies
-them from whoever may create pods, and `rm` deletes as root.
+A file in the folder holds the pod's id. What a pod says of itself, its annotations above all, is
+never a path: kubelet copies them from whoever may create pods, and `rm` deletes as root.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def option(text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def make(base: Path, namespace: str, name: str) -> Path:
-    """A new folder for a pod, closed to other users: its volumes are writable for everybody. Raises OSError."""
+    """A new folder for a pod, closed to other users: its volumes are writable for everybody. Raises
+    OSError."""
     base.mkdir(parents=True, exist_ok=True)
     folder = base.absolute() / f"{namespace}_{name}_{time.time_ns():x}"
     folder.mkdir(mode=0o700)
@@ -60,7 +61,8 @@ def give(folder: Path, pod: str) -> None:
 
 
 def owned(base: Path, pod: str) -> list[Path]:
-    """The folders beneath `base` that `run` made for the pod of this id: one or none. Raises OSError."""
+    """The folders beneath `base` that `run` made for the pod of this id: one or none. Raises
+    OSError."""
     marks = base.glob(f"*/{OWNER}")
     return [
         mark.parent
@@ -70,7 +72,8 @@ def owned(base: Path, pod: str) -> list[Path]:
 
 
 def pass_on(base: Path, pod: str, successor: str) -> None:
-    """The folder of the pod, if `run` made one beneath `base`, belongs to the pod `successor` from now on. Raises OSError."""
+    """The folder of the pod, if `run` made one beneath `base`, belongs to the pod `successor` from
+    now on. Raises OSError."""
     for folder in owned(base, pod):
         give(folder, successor)
 
@@ -82,7 +85,8 @@ def remove(base: Path, pod: str) -> None:
 
 
 def delete(folder: Path) -> None:
-    """Remove a folder with what containers have put in it, however deep; fine when it is missing. Raises OSError."""
+    """Remove a folder with what containers have put in it, however deep; fine when it is missing.
+    Raises OSError."""
     parent = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         remove_tree(parent, folder.name)

@@ -1,4 +1,5 @@
-"""`pyrunc-cri port-forward`: ports of this machine that lead into a pod, through the streaming server.
+"""`pyrunc-cri port-forward`: ports of this machine that lead into a pod, through the streaming
+server.
 
 Each connection is a WebSocket of its own, as CRI has one pair of channels per port and session.
 """
@@ -40,8 +41,8 @@ BACKLOG = 64
 )
 @click.pass_obj
 def port_forward(address: str, pod: str, ports: tuple[str, ...], listen: tuple[str, ...]) -> None:
-    """Forward local ports to ports of POD, numbers or the names of its manifest, until interrupted. `:80` takes a free local
-    port."""
+    """Forward local ports to ports of POD, numbers or the names of its manifest, until interrupted.
+    `:80` takes a free local port."""
     for text in ports:
         split(text)
     with Client(address) as client, contextlib.ExitStack() as stack:
@@ -53,7 +54,9 @@ def port_forward(address: str, pod: str, ports: tuple[str, ...], listen: tuple[s
             for listener in _listeners(listen, local):
                 stack.enter_context(listener)
                 host, number = listener.getsockname()[:2]
-                click.echo(f"Forwarding from {f'[{host}]' if ':' in host else host}:{number} -> {remote}")
+                click.echo(
+                    f"Forwarding from {f'[{host}]' if ':' in host else host}:{number} -> {remote}"
+                )
                 serving = (client, identifier, remote, listener)
                 threads.append(threading.Thread(target=_serve, args=serving, daemon=True))
         sys.stdout.flush()
@@ -64,24 +67,33 @@ def port_forward(address: str, pod: str, ports: tuple[str, ...], listen: tuple[s
 
 
 def split(text: str) -> tuple[str | None, str]:
-    """`80`, `8080:80`, `:http` -> (local, remote), None where there is no colon. Raises InvalidArgument."""
+    """`80`, `8080:80`, `:http` -> (local, remote), None where there is no colon. Raises
+    InvalidArgument."""
     found = re.fullmatch(r"(?:(\d{0,5}):)?(\d{1,5}|[a-z0-9-]{1,15})", text)
     local, remote = (found[1], found[2]) if found else (None, "")
-    if found is None or (remote.isdigit() and not 0 < int(remote) < 65536) or int(local or 0) > 65535:
+    if (
+        found is None
+        or (remote.isdigit() and not 0 < int(remote) < 65536)
+        or int(local or 0) > 65535
+    ):
         raise InvalidArgument(f"{text!r} is not [LOCAL:]PORT")
     return local, remote
 
 
 def parse(text: str, named: Callable[[str], int]) -> tuple[int, int]:
-    """(local, remote) of `[LOCAL:]PORT`; 0 is any. Raises InvalidArgument, and what `named` raises for the name of a port."""
+    """(local, remote) of `[LOCAL:]PORT`; 0 is any. Raises InvalidArgument, and what `named` raises
+    for the name of a port."""
     local, name = split(text)
     remote = int(name) if name.isdigit() else named(name)
     return (remote if local is None else int(local or 0)), remote
 
 
 def named_port(client: Client, pod: str, name: str) -> int:
-    """The number of a port by its name in the manifest, which kubelet and `run` annotate containers with. Raises NotFound."""
-    ports = [port for container in client.containers(pod_sandbox_id=pod) for port in _ports(container)]
+    """The number of a port by its name in the manifest, which kubelet and `run` annotate containers
+    with. Raises NotFound."""
+    ports = [
+        port for container in client.containers(pod_sandbox_id=pod) for port in _ports(container)
+    ]
     for port in ports:
         if port.get("name") == name and isinstance(port.get("containerPort"), int):
             return int(port["containerPort"])
@@ -105,7 +117,9 @@ def _listeners(hosts: Sequence[str], port: int) -> list[socket.socket]:
     try:
         return [
             first,
-            socket.create_server(("::1", first.getsockname()[1]), family=socket.AF_INET6, backlog=BACKLOG),
+            socket.create_server(
+                ("::1", first.getsockname()[1]), family=socket.AF_INET6, backlog=BACKLOG
+            ),
         ]
     except OSError:
         return [first]
@@ -147,7 +161,8 @@ def _forward(client: Client, pod: str, port: int, connection: socket.socket) -> 
 
 
 def _receive(connection: socket.socket, channel: Any) -> None:
-    """The pod's bytes; both channels begin with the port. Raises Error with what the server says has failed."""
+    """The pod's bytes; both channels begin with the port. Raises Error with what the server says
+    has failed."""
     from websockets.exceptions import WebSocketException
 
     skip = {DATA: 2, ERROR: 2}

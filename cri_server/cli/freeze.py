@@ -12,17 +12,22 @@ from pyrunc.errors import WrongState
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="CONTAINER|POD...", shell_complete=completion.both)
+@click.argument(
+    "names", nargs=-1, required=True, metavar="CONTAINER|POD...", shell_complete=completion.both
+)
 @click.option("-f", "--force", is_flag=True, help="Do not ask about kubelet's.")
 @click.pass_obj
 def pause(address: str, names: tuple[str, ...], force: bool) -> None:
-    """Freeze containers, or all containers of pods: no process of theirs runs, all keep their memory; stop ends them."""
+    """Freeze containers, or all containers of pods: no process of theirs runs, all keep their
+    memory; stop ends them."""
     with Client(address) as client:
         each(names, lambda name: _call(client, name, private.PauseContainer, force))
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="CONTAINER|POD...", shell_complete=completion.both)
+@click.argument(
+    "names", nargs=-1, required=True, metavar="CONTAINER|POD...", shell_complete=completion.both
+)
 @click.pass_obj
 def unpause(address: str, names: tuple[str, ...]) -> None:
     """Let paused containers, or those of pods, go on."""

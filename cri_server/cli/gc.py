@@ -16,22 +16,29 @@ ORDER = ("failed", "removed", "remove", "converted", "convert", "keep")
 
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Only tell what would go.")
-@click.option("--images", is_flag=True, help="Also images that no container uses and that are not pinned.")
+@click.option(
+    "--images", is_flag=True, help="Also images that no container uses and that are not pinned."
+)
 @click.option(
     "--force",
     is_flag=True,
     help="Also addresses of lost pods whose network plugins refuse them, or are gone.",
 )
-@click.option("--json", "as_json", is_flag=True, help="An array of all things with action, reason and size.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="An array of all things with action, reason and size."
+)
 @click.pass_context
 def gc(context: click.Context, dry_run: bool, images: bool, force: bool, as_json: bool) -> None:
     """Remove what nobody needs from the server's disk, and say of everything else why it is kept.
 
-    Images that are not as [images] store says, and that no container uses, are converted: no registry is asked.
-    Pods, containers and, without --images, images are kept in any case. Exit code 1 when something could not be removed.
+    Images that are not as [images] store says, and that no container uses, are converted: no
+    registry is asked. Pods, containers and, without --images, images are kept in any case. Exit
+    code 1 when something could not be removed.
     """
     with Client(context.obj) as client:
-        items = client.admin(private.CollectGarbage(dry_run, images, force), private.Items, None).items
+        items = client.admin(
+            private.CollectGarbage(dry_run, images, force), private.Items, None
+        ).items
     found = sorted(items, key=lambda item: ORDER.index(item.action))
     if as_json:
         click.echo(json.dumps([item.to_fields() for item in found], indent=1))

@@ -1,4 +1,5 @@
-"""A pod's /etc/hosts, as kubelet writes it: localhost, the pod's own name, its hostAliases. It is mounted into each container."""
+"""A pod's /etc/hosts, as kubelet writes it: localhost, the pod's own name, its hostAliases. It is
+mounted into each container."""
 
 from __future__ import annotations
 
@@ -38,19 +39,23 @@ def write(spec: manifest.Spec, hostname: str, addresses: Sequence[str], folder: 
 
 
 def renew(folder: Path, hostname: str, addresses: Sequence[str]) -> None:
-    """Give the pod's name the addresses of its next attempt, in the file that containers have mounted. Raises OSError."""
+    """Give the pod's name the addresses of its next attempt, in the file that containers have
+    mounted. Raises OSError."""
     path = folder / NAME
     if not path.exists() or not (before := path.read_text()).startswith(HEADER):
         return
     aliases = [
-        line for line in before[len(HEADER + LOCAL) :].splitlines() if not line.endswith(f"\t{hostname}")
+        line
+        for line in before[len(HEADER + LOCAL) :].splitlines()
+        if not line.endswith(f"\t{hostname}")
     ]
     own = [f"{address}\t{hostname}" for address in addresses]
     path.write_text(HEADER + LOCAL + "".join(f"{line}\n" for line in (*own, *aliases)))
 
 
 def mount(config: api.ContainerConfig, folder: Path) -> None:
-    """Mount the file of a pod's folder into a container, unless its manifest mounts something there."""
+    """Mount the file of a pod's folder into a container, unless its manifest mounts something
+    there."""
     if (folder / NAME).exists() and all(m.container_path != PLACE for m in config.mounts):
         config.mounts.add(container_path=PLACE, host_path=str(folder / NAME))
 

@@ -42,7 +42,12 @@ def find(client: Client, reference: str) -> api.Image | None:
 @output.options()
 @click.pass_obj
 def images(
-    address: str, reference: str | None, digests: bool, pinned: bool, filters: tuple[str, ...], how: Output
+    address: str,
+    reference: str | None,
+    digests: bool,
+    pinned: bool,
+    filters: tuple[str, ...],
+    how: Output,
 ) -> None:
     """List the node's images, or those of a name."""
     for text in filters:
@@ -70,14 +75,22 @@ def images(
         for each in found
         for row in _rows(each, how)
     ]
-    titles = ["IMAGE", "ID", "SIZE", "PINNED", *(["DIGEST"] if digests or how.format == "wide" else [])]
+    titles = [
+        "IMAGE",
+        "ID",
+        "SIZE",
+        "PINNED",
+        *(["DIGEST"] if digests or how.format == "wide" else []),
+    ]
     output.say(output.table(titles if how.headers else None, sorted(rows)))
 
 
 def _rows(each: api.Image, how: Output) -> list[tuple[str, ...]]:
     """A line for each name."""
     names = each.repo_tags or each.repo_digests or ["<none>"]
-    return [(name, how.short(each.id), size(each.size), "yes" if each.pinned else "") for name in names]
+    return [
+        (name, how.short(each.id), size(each.size), "yes" if each.pinned else "") for name in names
+    ]
 
 
 def _listing(how: Output) -> Listing[api.Image]:

@@ -1,6 +1,8 @@
-"""`pyrunc-cri image mount` and `umount`: an image's files for a person, read-only, without a container.
+"""`pyrunc-cri image mount` and `umount`: an image's files for a person, read-only, without a
+container.
 
-The server mounts nothing on the host; this command does, in its own mount namespace. Needs root, and a server on this machine.
+The server mounts nothing on the host; this command does, in its own mount namespace. Needs root,
+and a server on this machine.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ folder_argument = click.argument("folder", metavar="FOLDER", type=click.Path(pat
 def mount(address: str, image: str, folder: Path) -> None:
     """Mount the files of IMAGE at FOLDER, read-only, until `image umount FOLDER`.
 
-    Of an image that is removed or converted meanwhile they stay where images are mounted (`[images] store`), and vanish where they
-    are unpacked.
+    Of an image that is removed or converted meanwhile they stay where images are mounted (`[images]
+    store`), and vanish where they are unpacked.
     """
     if not folder.is_dir():
         raise InvalidArgument(f"{folder} is no directory")
@@ -50,7 +52,8 @@ def mount(address: str, image: str, folder: Path) -> None:
 
 
 def open_tree(places: Places) -> int:
-    """A detached mount of an image's files. Raises KernelError, OSError, DamagedRecord, Unsupported."""
+    """A detached mount of an image's files. Raises KernelError, OSError, DamagedRecord,
+    Unsupported."""
     if places.image is not None:
         from cri_server.images.erofs.mounts import open_image
 

@@ -1,4 +1,5 @@
-"""`pyrunc-cri inspect`, `inspectp`, `inspecti`: all that the server says about containers, pods and images."""
+"""`pyrunc-cri inspect`, `inspectp`, `inspecti`: all that the server says about containers, pods and
+images."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ KINDS: dict[str, Describe] = {"container": container, "pod": pod, "image": image
 
 
 def anything(client: Client, name: str, verbose: bool) -> dict[str, Any]:
-    """A container, else a pod, else an image of this name, else what has an id that begins so. Raises NotFound, ServerError."""
+    """A container, else a pod, else an image of this name, else what has an id that begins so.
+    Raises NotFound, ServerError."""
     for prefix in (False, True):
         for find, describe in ((client.container, container), (client.pod, pod)):
             with contextlib.suppress(NotFound):
@@ -117,7 +119,9 @@ def _show_origins(address: str, names: Sequence[str]) -> None:
         for name in names:
             identifier = client.container(name).id
             found = container(client, identifier, True)
-            made_from = image(client, found["status"]["imageId"] or found["status"]["imageRef"], True)
+            made_from = image(
+                client, found["status"]["imageId"] or found["status"]["imageRef"], True
+            )
             config, pod_config = client.container_config(identifier)
             of_image = (made_from["info"].get("imageSpec") or {}).get("config") or {}
             rows = origins(config, pod_config, of_image, found["info"].get("runtimeSpec") or {})
@@ -128,7 +132,9 @@ def _inspect_command(
     verb: str, kind: str, describe: Callable[[Client, str, bool], dict[str, Any]], complete: Any
 ) -> click.Command:
     @click.command(verb, help=f"Show all about {kind}s.")
-    @click.argument("names", nargs=-1, required=True, metavar=f"{kind.upper()}...", shell_complete=complete)
+    @click.argument(
+        "names", nargs=-1, required=True, metavar=f"{kind.upper()}...", shell_complete=complete
+    )
     @quiet_option
     @output.options(FORMATS, listing=False, short=True)
     @click.pass_obj

@@ -1,4 +1,5 @@
-"""`pyrunc-cri install-node`: what a package does, for those without one; and kubelet's part, for all."""
+"""`pyrunc-cri install-node`: what a package does, for those without one; and kubelet's part, for
+all."""
 
 from __future__ import annotations
 
@@ -15,10 +16,14 @@ from pyrunc.errors import Error
 
 @click.command("install-node")
 @click.option(
-    "--uninstall", is_flag=True, help="Take everything back that was installed; refused while there are pods."
+    "--uninstall",
+    is_flag=True,
+    help="Take everything back that was installed; refused while there are pods.",
 )
 @click.option(
-    "--purge", is_flag=True, help="With --uninstall: also images, records and a changed configuration."
+    "--purge",
+    is_flag=True,
+    help="With --uninstall: also images, records and a changed configuration.",
 )
 @click.option("--dry-run", is_flag=True, help="Only print what would be done.")
 @click.option(
@@ -27,7 +32,9 @@ from pyrunc.errors import Error
     show_default=True,
     help="A drop-in for a kubelet that systemd runs.",
 )
-@click.option("--start/--no-start", default=True, show_default=True, help="Enable and start the server.")
+@click.option(
+    "--start/--no-start", default=True, show_default=True, help="Enable and start the server."
+)
 @click.option(
     "--root",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
@@ -35,11 +42,15 @@ from pyrunc.errors import Error
     show_default=True,
     help="The machine's root; with another one no command is run.",
 )
-def install_node(uninstall: bool, purge: bool, dry_run: bool, kubelet: bool, start: bool, root: Path) -> None:
-    """Make this machine a node: unit, folders, kernel settings, CNI plugins, manual pages, completions, kubelet's drop-in.
+def install_node(
+    uninstall: bool, purge: bool, dry_run: bool, kubelet: bool, start: bool, root: Path
+) -> None:
+    """Make this machine a node: unit, folders, kernel settings, CNI plugins, manual pages,
+    completions, kubelet's drop-in.
 
-    Prints what it does, one line each; done again, it does only what is missing. Files that are another's stay as they are.
-    Where a package has installed the server, only the CNI plugins and kubelet's drop-in are left to do.
+    Prints what it does, one line each; done again, it does only what is missing. Files that are
+    another's stay as they are. Where a package has installed the server, only the CNI plugins and
+    kubelet's drop-in are left to do.
     """
     from cri_server.install import node
     from cri_server.install.actions import Keep
@@ -80,7 +91,8 @@ def command_lines() -> dict[str, click.Group]:
 
 
 def _link_program(folder: str) -> None:
-    """`pyrunc` as a program that starts fast, where there is a compiler (pyrunc/cli/entry.py); else a script."""
+    """`pyrunc` as a program that starts fast, where there is a compiler (pyrunc/cli/entry.py); else
+    a script."""
     command = [sys.executable, "-m", "pyrunc.cli.entry", "install", folder]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -23,11 +23,15 @@ ID = "(sha256:)?[0-9a-f]{64}|(sha512:)?[0-9a-f]{128}"
 @output.options()
 @output.watch
 @click.pass_obj
-def ps(address: str, everything: bool, selection: Selection, how: Output, watching: float | None) -> None:
+def ps(
+    address: str, everything: bool, selection: Selection, how: Output, watching: float | None
+) -> None:
     """List containers: the running ones, unless a state, --last or --all says otherwise."""
     with Client(address) as client:
         output.repeat(
-            lambda: how.listed(_containers(client, how), selection.containers(client, everything=everything)),
+            lambda: how.listed(
+                _containers(client, how), selection.containers(client, everything=everything)
+            ),
             watching,
         )
 

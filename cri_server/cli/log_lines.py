@@ -1,4 +1,5 @@
-"""A container's log file: its records as CRI has them (`TIME STREAM TAG CONTENT`), from the end, since a time, across rotation."""
+"""A container's log file: its records as CRI has them (`TIME STREAM TAG CONTENT`), from the end,
+since a time, across rotation."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Entry(NamedTuple):
-    """A record: its stream, what the container wrote (with a newline unless the line goes on), and when."""
+    """A record: its stream, what the container wrote (with a newline unless the line goes on), and
+    when."""
 
     stream: str
     content: bytes
@@ -38,7 +40,9 @@ def entries(file: BinaryIO) -> Iterator[Entry]:
         if len(fields) == 4:
             partial = fields[2].split(b":")[0] == b"P"
             yield Entry(
-                fields[1].decode("ascii", "replace"), fields[3] + (b"" if partial else b"\n"), fields[0]
+                fields[1].decode("ascii", "replace"),
+                fields[3] + (b"" if partial else b"\n"),
+                fields[0],
             )
 
 
@@ -78,7 +82,8 @@ class Log:
             self._files.pop(0).close()
 
     def _open_later(self) -> list[BinaryIO]:
-        """The files that were made after ours. The writer has left ours by then, but for its last lines."""
+        """The files that were made after ours. The writer has left ours by then, but for its last
+        lines."""
         own = os.fstat(self._files[0].fileno())
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(self._path), own):
@@ -86,7 +91,8 @@ class Log:
         files = _open_all(self._path)
         found = [os.fstat(file.fileno()) for file in files]
         at = next((n for n, each in enumerate(found) if os.path.samestat(each, own)), None)
-        if at is None:  # it was removed, or has a name of another form: what was not changed before it
+        # it was removed, or has a name of another form: what was not changed before it
+        if at is None:
             at = sum(each.st_mtime_ns < own.st_mtime_ns for each in found) - 1
         _close(files[: at + 1])
         return files[at + 1 :]
@@ -121,7 +127,8 @@ def last(file: BinaryIO, count: int) -> tuple[int, int]:
         position = len(block)
         while (position := block.rfind(b"\n", 0, position)) >= 0:
             if is_last:
-                end, is_last = start + position + 1, False  # what follows is a record that is being written
+                # what follows is a record that is being written
+                end, is_last = start + position + 1, False
             missing -= 1
             if missing == 0:
                 return start + position + 1, count
@@ -130,7 +137,8 @@ def last(file: BinaryIO, count: int) -> tuple[int, int]:
 
 
 def moment(text: str, now: datetime.datetime) -> datetime.datetime:
-    """`42m`, `1h30m`, seconds since 1970, or a time such as 2026-11-22T10:00:00Z (without a zone: here). Raises InvalidArgument."""
+    """`42m`, `1h30m`, seconds since 1970, or a time such as 2026-11-22T10:00:00Z (without a zone:
+    here). Raises InvalidArgument."""
     parts = RELATIVE.findall(text)
     if parts and "".join(number + unit for number, unit in parts) == text:
         return now - datetime.timedelta(seconds=sum(float(n) * UNITS_S[unit] for n, unit in parts))
@@ -139,7 +147,9 @@ def moment(text: str, now: datetime.datetime) -> datetime.datetime:
             return datetime.datetime.fromtimestamp(float(text), datetime.UTC)
         found = datetime.datetime.fromisoformat(text)
     except (ValueError, OverflowError):
-        raise InvalidArgument(f"{text!r} is not a time such as 42m or 2026-11-22T10:00:00Z") from None
+        raise InvalidArgument(
+            f"{text!r} is not a time such as 42m or 2026-11-22T10:00:00Z"
+        ) from None
     return found if found.tzinfo else found.astimezone()
 
 
@@ -159,10 +169,14 @@ class Filter:
         if self.since is None and self.until is None:
             return True
         try:
-            written = datetime.datetime.fromisoformat(_microseconds(entry.time.decode("ascii", "replace")))
+            written = datetime.datetime.fromisoformat(
+                _microseconds(entry.time.decode("ascii", "replace"))
+            )
         except ValueError:
             return True
-        return (self.since is None or written >= self.since) and (self.until is None or written <= self.until)
+        return (self.since is None or written >= self.since) and (
+            self.until is None or written <= self.until
+        )
 
     def cut(self, content: bytes) -> bytes:
         """As much of `content` as may still be shown."""

@@ -24,7 +24,8 @@ EXIT_POLL_S = 0.02
 
 @dataclass(slots=True)
 class Writer:
-    """Entries on our stdout and stderr, with their time and the container's name where these are asked for."""
+    """Entries on our stdout and stderr, with their time and the container's name where these are
+    asked for."""
 
     timestamps: bool = False
     filter: Filter = field(default_factory=Filter)
@@ -41,7 +42,9 @@ class Writer:
             return
         key, prefix = (name, entry.stream), b""
         if key not in self._within:
-            prefix = (name.encode() + b" " if name else b"") + (entry.time + b" " if self.timestamps else b"")
+            prefix = (name.encode() + b" " if name else b"") + (
+                entry.time + b" " if self.timestamps else b""
+            )
         target = sys.stderr.buffer if entry.stream == "stderr" else sys.stdout.buffer
         target.write(self.filter.cut(prefix + entry.content))
         target.flush()
@@ -50,10 +53,19 @@ class Writer:
 
 @click.command()
 @click.argument("name", metavar="CONTAINER|POD", shell_complete=completion.both)
-@click.option("-f", "--follow", "following", is_flag=True, help="Go on until the container has exited.")
-@click.option("-p", "--previous", is_flag=True, help="Of the container that ran before it under this name.")
 @click.option(
-    "-c", "--container", "of_pod", default="", metavar="NAME", help="CONTAINER is a pod, this its container."
+    "-f", "--follow", "following", is_flag=True, help="Go on until the container has exited."
+)
+@click.option(
+    "-p", "--previous", is_flag=True, help="Of the container that ran before it under this name."
+)
+@click.option(
+    "-c",
+    "--container",
+    "of_pod",
+    default="",
+    metavar="NAME",
+    help="CONTAINER is a pod, this its container.",
 )
 @click.option("--tail", default="all", metavar="N", help="Only the last N lines. [all]")
 @click.option("--since", metavar="TIME", help="Only what is newer: 42m, or 2026-11-22T10:00:00Z.")
@@ -65,7 +77,10 @@ class Writer:
     "-r", "--reopen", is_flag=True, help="Let the server open the log file again, and show nothing."
 )
 @click.option(
-    "-a", "--all-containers", is_flag=True, help="Of all containers of a pod, each line with its name."
+    "-a",
+    "--all-containers",
+    is_flag=True,
+    help="Of all containers of a pod, each line with its name.",
 )
 @click.pass_obj
 def logs(
@@ -98,7 +113,9 @@ def logs(
             chosen = [_previous(client, each) for each in chosen]
         if reopen:
             for each in chosen:
-                client.runtime("ReopenContainerLog", api.ReopenContainerLogRequest(container_id=each.id))
+                client.runtime(
+                    "ReopenContainerLog", api.ReopenContainerLogRequest(container_id=each.id)
+                )
             return
         names = {c.id: c.metadata.name if all_containers else "" for c in chosen}
         show(client, names, writer, tail=lines, following=following)
@@ -158,8 +175,8 @@ def show(
     following: bool = False,
     sidecars: Collection[str] = (),
 ) -> None:
-    """Show what these containers (id -> prefix of their lines) have written, and with `following` what they write, until all
-    but `sidecars` have exited. Raises NotFound, OSError."""
+    """Show what these containers (id -> prefix of their lines) have written, and with `following`
+    what they write, until all but `sidecars` have exited. Raises NotFound, OSError."""
     with contextlib.ExitStack() as stack:
         pending: dict[str, Log] = {}
         for identifier in names:
@@ -181,7 +198,8 @@ def show(
 
 
 def follow(client: Client, identifiers: Iterable[str], sidecars: Collection[str] = ()) -> None:
-    """All output of these containers, until all but the sidecars have exited. Raises NotFound, OSError."""
+    """All output of these containers, until all but the sidecars have exited. Raises NotFound,
+    OSError."""
     show(client, dict.fromkeys(identifiers, ""), Writer(), following=True, sidecars=sidecars)
 
 

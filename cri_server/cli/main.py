@@ -1,4 +1,5 @@
-"""`pyrunc-cri`: one click command line. `serve` runs the server, everything else talks to a running one."""
+"""`pyrunc-cri`: one click command line. `serve` runs the server, everything else talks to a running
+one."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 ADDRESS = "unix:///run/pyrunc/cri.sock"
 
 
-# name on the command line -> module and attribute; imported only when used, for gRPC takes most of the start.
+# name on the command line -> module and attribute; imported only when used, for gRPC takes most of
+# the start.
 COMMANDS = {
     "run": ("run", "run"),
     "ps": ("listing", "ps"),
@@ -191,7 +193,11 @@ class Commands(click.Group):
         rest = [name for name in COMMANDS if name not in grouped]
         for title, names in {**SECTIONS, "Server and node": rest}.items():
             found = [(name, self.get_command(context, name)) for name in names]
-            rows = [(name, each.get_short_help_str()) for name, each in found if each and not each.hidden]
+            rows = [
+                (name, each.get_short_help_str())
+                for name, each in found
+                if each and not each.hidden
+            ]
             with formatter.section(title):
                 formatter.write_dl(rows)
 
@@ -215,7 +221,9 @@ class Commands(click.Group):
         if name not in COMMANDS:
             return None
         module, attribute = COMMANDS[name]
-        found: click.Command = getattr(importlib.import_module(f"cri_server.cli.{module}"), attribute)
+        found: click.Command = getattr(
+            importlib.import_module(f"cri_server.cli.{module}"), attribute
+        )
         if not gc.isenabled():  # as `main` has it
             gc.freeze()
             gc.enable()
@@ -249,7 +257,8 @@ def program(context: click.Context, address: str) -> None:
 
 
 def summary(text: str) -> str:
-    """What a command does in the room that a line of 80 columns has: its first sentence, or the part of it that stands alone."""
+    """What a command does in the room that a line of 80 columns has: its first sentence, or the
+    part of it that stands alone."""
     sentence = " ".join(text.split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
     for end in ("", "; ", ": ", " (", ", "):
         short = sentence.partition(end)[0] if end else sentence
@@ -270,7 +279,8 @@ def _reader_left() -> int:
 def main() -> None:
     """The entry point: errors of ours are one line and exit code 1."""
     _open_standard_streams()
-    gc.disable()  # modules are no garbage, but to find that out takes 6 of the 100 ms of a short command
+    # modules are no garbage, but to find that out takes 6 of the 100 ms of a short command
+    gc.disable()
     try:
         code = program(prog_name="pyrunc-cri", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
@@ -287,7 +297,8 @@ def main() -> None:
 
 
 def _open_standard_streams() -> None:
-    """A caller that closed one of ours (`>&-`) gets none of the files and sockets that we open in its place."""
+    """A caller that closed one of ours (`>&-`) gets none of the files and sockets that we open in
+    its place."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)

@@ -1,5 +1,6 @@
-"""A Pod manifest as people write it: the types say what is done. What else Kubernetes knows is in `fields`, what types cannot
-say in `check`; a wrong type or a missing field is an error such as `spec.containers[0].image: expected a string`.
+"""A Pod manifest as people write it: the types say what is done. What else Kubernetes knows is in
+`fields`, what types cannot say in `check`; a wrong type or a missing field is an error such as
+`spec.containers[0].image: expected a string`.
 """
 
 from __future__ import annotations
@@ -164,7 +165,9 @@ class Spec(Object):
     host_pid: bool = msgspec.field(default=False, name="hostPID")
     host_ipc: bool = msgspec.field(default=False, name="hostIPC")
     share_process_namespace: bool = False
-    dns_policy: Literal["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"] = "ClusterFirst"
+    dns_policy: Literal["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"] = (
+        "ClusterFirst"
+    )
     dns_config: Dns | None = None
     host_aliases: list[HostAlias] = []
     security_context: PodSecurity = msgspec.field(default_factory=PodSecurity)

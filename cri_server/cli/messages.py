@@ -1,4 +1,5 @@
-"""`pyrunc-cri runp` and `create`: pods and containers from CRI's messages in JSON or YAML, as crictl takes them."""
+"""`pyrunc-cri runp` and `create`: pods and containers from CRI's messages in JSON or YAML, as
+crictl takes them."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ FILE = click.Path(path_type=Path, readable=False)
 
 
 def parse(path: Path, message: Message) -> Message:
-    """The message of a file, whose keys are CRI's names or protobuf's JSON names; a field that CRI has not is refused. Raises
-    InvalidSpec."""
+    """The message of a file, whose keys are CRI's names or protobuf's JSON names; a field that CRI
+    has not is refused. Raises InvalidSpec."""
     import yaml
     from google.protobuf import json_format
 
@@ -61,11 +62,14 @@ def create(address: str, pod: str, container_file: Path, pod_file: Path, with_pu
 
     The files hold CRI's ContainerConfig and PodSandboxConfig.
     """
-    config, sandbox = parse(container_file, api.ContainerConfig()), parse(pod_file, api.PodSandboxConfig())
+    config = parse(container_file, api.ContainerConfig())
+    sandbox = parse(pod_file, api.PodSandboxConfig())
     with Client(address) as client:
         identifier = client.pod(pod).id
         if with_pull:
             reference = config.image.image
             transfer.fetch(client, reference, credentials.find(reference))
-        request = api.CreateContainerRequest(pod_sandbox_id=identifier, config=config, sandbox_config=sandbox)
+        request = api.CreateContainerRequest(
+            pod_sandbox_id=identifier, config=config, sandbox_config=sandbox
+        )
         click.echo(client.runtime("CreateContainer", request).container_id)

@@ -1,4 +1,5 @@
-"""`pyrunc-cri info`, `version`, `images-fs`, `runtime-config`, `metricsp`: the server and its store."""
+"""`pyrunc-cri info`, `version`, `images-fs`, `runtime-config`, `metricsp`: the server and its
+store."""
 
 from __future__ import annotations
 
@@ -67,16 +68,24 @@ def _answer(verb: str, call: str, text: str) -> click.Command:
     @click.pass_obj
     def show(address: str, how: Output) -> None:
         with Client(address) as client:
-            output.say(how.document(output.plain(client.runtime(call, getattr(api, f"{call}Request")()))))
+            output.say(
+                how.document(output.plain(client.runtime(call, getattr(api, f"{call}Request")())))
+            )
 
     return show
 
 
 runtime_config = _answer(
-    "runtime-config", "RuntimeConfig", "Show what the server tells kubelet of itself: the cgroup driver."
+    "runtime-config",
+    "RuntimeConfig",
+    "Show what the server tells kubelet of itself: the cgroup driver.",
 )
-metricsp = _answer("metricsp", "ListPodSandboxMetrics", "Show the metrics of pods, as kubelet asks for them.")
-metricdescs = _answer("metricdescs", "ListMetricDescriptors", "Show which metrics of pods there are.")
+metricsp = _answer(
+    "metricsp", "ListPodSandboxMetrics", "Show the metrics of pods, as kubelet asks for them."
+)
+metricdescs = _answer(
+    "metricdescs", "ListMetricDescriptors", "Show which metrics of pods there are."
+)
 
 
 def _file_systems(response: Any) -> list[tuple[str, Any]]:

@@ -1,7 +1,8 @@
-"""ConfigMaps and Secrets beside the Pod: what `env`, `envFrom` and volumes take from them becomes plain values before the
-Pod is read, with kubelet's rules. Probes become a word that nobody probes.
+"""ConfigMaps and Secrets beside the Pod: what `env`, `envFrom` and volumes take from them becomes
+plain values before the Pod is read, with kubelet's rules. Probes become a word that nobody probes.
 
-A value that comes from elsewhere is not expanded: its `$` is written `$$`, which is what expansion makes a `$` of.
+A value that comes from elsewhere is not expanded: its `$` is written `$$`, which is what expansion
+makes a `$` of.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from cri_server.cli.check import VARIABLE
 from cri_server.cli.manifest import quantity
 from pyrunc.errors import InvalidSpec
 
-FILES = "@files"  # a volume's files as `manifest.Volume` takes them; no field of Kubernetes begins so
-STATUS = ("status.podIP", "status.podIPs")  # of variables only: `run` writes volumes before the sandbox runs
+# a volume's files as `manifest.Volume` takes them; no field of Kubernetes begins so
+FILES = "@files"
+# of variables only: `run` writes volumes before the sandbox runs
+STATUS = ("status.podIP", "status.podIPs")
 PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
 SIZE_LIMIT_BYTES = 1 << 20  # of a ConfigMap or a Secret
 Strict = TypeVar("Strict", bound=msgspec.Struct)
@@ -116,7 +119,9 @@ class Objects:
         found = self._found.get((kind, name))
         if found is None and not optional:
             there = ", ".join(sorted(n for k, n in self._found if k == kind)) or "none"
-            raise InvalidSpec(path, f"there is no {kind} {name!r} among the documents; there are: {there}")
+            raise InvalidSpec(
+                path, f"there is no {kind} {name!r} among the documents; there are: {there}"
+            )
         return found
 
 
@@ -141,7 +146,9 @@ def _content(document: Mapping[str, Any], what: str) -> dict[str, bytes]:
             raise InvalidSpec(f"{what} {group}", "expected an object")
         for key, value in values.items():
             if not isinstance(value, str):
-                raise InvalidSpec(f"{what} {group}.{key}", f"expected `str`, got `{type(value).__name__}`")
+                raise InvalidSpec(
+                    f"{what} {group}.{key}", f"expected `str`, got `{type(value).__name__}`"
+                )
             try:
                 found[key] = (
                     value.encode()
@@ -215,9 +222,13 @@ def _environment(
     for i, source in enumerate(_dicts(container.pop("envFrom", None))):
         where = f"{path}.envFrom[{i}]"
         prefix = source.pop("prefix", "")
-        ((kind, found),) = _one_of(source, {"configMapRef": "ConfigMap", "secretRef": "Secret"}, where)
+        ((kind, found),) = _one_of(
+            source, {"configMapRef": "ConfigMap", "secretRef": "Secret"}, where
+        )
         reference = _typed(source[found], SourceRef, f"{where}.{found}")
-        content = objects.get(kind, reference.name, f"{where}.{found}", optional=reference.optional) or {}
+        content = (
+            objects.get(kind, reference.name, f"{where}.{found}", optional=reference.optional) or {}
+        )
         for key, value in content.items():
             name = f"{prefix}{key}"
             if VARIABLE.fullmatch(name):
@@ -243,18 +254,26 @@ def _environment(
         ]
 
 
-def _one_of(source: Mapping[str, Any], kinds: Mapping[str, str], path: str) -> list[tuple[str, str]]:
+def _one_of(
+    source: Mapping[str, Any], kinds: Mapping[str, str], path: str
+) -> list[tuple[str, str]]:
     found = [(kinds[key], key) for key in source if key in kinds]
     unknown = [key for key in source if key not in kinds]
     if unknown:
-        raise Unsupported(f"{path}.{unknown[0]}", f"is not supported; there are: {', '.join(kinds)}")
+        raise Unsupported(
+            f"{path}.{unknown[0]}", f"is not supported; there are: {', '.join(kinds)}"
+        )
     if len(found) != 1:
         raise InvalidSpec(path, f"needs one of {', '.join(kinds)}")
     return found
 
 
 def _value_from(
-    entry: dict[str, Any], container: Mapping[str, Any], pod: Mapping[str, Any], objects: Objects, path: str
+    entry: dict[str, Any],
+    container: Mapping[str, Any],
+    pod: Mapping[str, Any],
+    objects: Objects,
+    path: str,
 ) -> str | None:
     """The value; None when what is optional is not there, and the variable is not either."""
     source = entry.pop("valueFrom")
@@ -262,7 +281,12 @@ def _value_from(
         raise InvalidSpec(f"{path}.valueFrom", "expected an object")
     if entry.get("value"):
         raise InvalidSpec(path, "has both value and valueFrom")
-    kinds = {"configMapKeyRef": "ConfigMap", "secretKeyRef": "Secret", "fieldRef": "", "resourceFieldRef": ""}
+    kinds = {
+        "configMapKeyRef": "ConfigMap",
+        "secretKeyRef": "Secret",
+        "fieldRef": "",
+        "resourceFieldRef": "",
+    }
     ((kind, key),) = _one_of(source, kinds, f"{path}.valueFrom")
     where = f"{path}.valueFrom.{key}"
     if key == "fieldRef":
@@ -293,7 +317,9 @@ def _field(field: str, pod: Mapping[str, Any], path: str) -> str:
         "metadata.labels": lambda: _pairs(metadata.get("labels") or {}),
         "metadata.annotations": lambda: _pairs(metadata.get("annotations") or {}),
         "spec.nodeName": lambda: (pod.get("spec") or {}).get("nodeName") or os.uname().nodename,
-        "spec.serviceAccountName": lambda: (pod.get("spec") or {}).get("serviceAccountName", "default"),
+        "spec.serviceAccountName": lambda: (pod.get("spec") or {}).get(
+            "serviceAccountName", "default"
+        ),
     }
     if field in plain:
         return str(plain[field]())
@@ -306,29 +332,43 @@ def _field(field: str, pod: Mapping[str, Any], path: str) -> str:
 
 def _pairs(values: Mapping[str, Any]) -> str:
     """As kubelet writes labels and annotations: sorted lines of KEY="VALUE"."""
-    return "\n".join(f"{key}={json.dumps(str(values[key]), ensure_ascii=False)}" for key in sorted(values))
+    return "\n".join(
+        f"{key}={json.dumps(str(values[key]), ensure_ascii=False)}" for key in sorted(values)
+    )
 
 
 def _resource(
     reference: ResourceRef, container: Mapping[str, Any] | None, pod: Mapping[str, Any], path: str
 ) -> str:
-    """`limits.cpu` and the like in units of the divisor, rounded up. Without a limit what the node has, as kubelet tells it."""
+    """`limits.cpu` and the like in units of the divisor, rounded up. Without a limit what the node
+    has, as kubelet tells it."""
     if reference.container_name:
         groups = ((pod.get("spec") or {}).get(group) for group in ("initContainers", "containers"))
-        named = [c for group in groups for c in _dicts(group) if c.get("name") == reference.container_name]
+        named = [
+            c
+            for group in groups
+            for c in _dicts(group)
+            if c.get("name") == reference.container_name
+        ]
         container = named[0] if named else None
     if container is None:
         raise InvalidSpec(f"{path}.containerName", "there is no such container")
     group, _, name = reference.resource.partition(".")
     if group not in ("limits", "requests") or name not in ("cpu", "memory"):
         there = "limits.cpu, limits.memory, requests.cpu, requests.memory"
-        raise Unsupported(f"{path}.resource", f"{reference.resource!r} is not supported; there are: {there}")
+        raise Unsupported(
+            f"{path}.resource", f"{reference.resource!r} is not supported; there are: {there}"
+        )
     resources = container.get("resources") or {}
     value = (resources.get(group) or {}).get(name)
     if value is None and group == "requests":
         value = (resources.get("limits") or {}).get(name, 0)
     if value is None:
-        value = os.cpu_count() if name == "cpu" else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        value = (
+            os.cpu_count()
+            if name == "cpu"
+            else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        )
     divisor = quantity(reference.divisor, f"{path}.divisor") or Decimal(1)
     return str(math.ceil(quantity(value or 0, f"{path}.resource") / divisor))
 
@@ -359,11 +399,15 @@ def _files(
             own = each[kind]
             if kind == "secret" and isinstance(own, dict) and "name" in own:
                 own = {**{k: v for k, v in own.items() if k != "name"}, "secretName": own["name"]}
-            found += _files(kind, own, pod, objects, f"{path}.sources[{i}].{kind}", projected.default_mode)
+            found += _files(
+                kind, own, pod, objects, f"{path}.sources[{i}].{kind}", projected.default_mode
+            )
         return found
     if key == "downwardAPI":
         volume = _typed(
-            {"defaultMode": mode, **source} if isinstance(source, dict) else source, DownwardVolume, path
+            {"defaultMode": mode, **source} if isinstance(source, dict) else source,
+            DownwardVolume,
+            path,
         )
         return [
             _file(item.path, _downward(item, pod, f"{path}.items[{i}]"), item.mode, volume.default_mode, f"{path}.items[{i}]")
@@ -386,7 +430,9 @@ def _files(
     ]
 
 
-def _file(place: str, content: bytes, mode: int | None, default_mode: int, path: str) -> dict[str, Any]:
+def _file(
+    place: str, content: bytes, mode: int | None, default_mode: int, path: str
+) -> dict[str, Any]:
     _check_place(place, path)
     coded = base64.b64encode(content).decode()
     return {"path": place, "content": coded, "mode": default_mode if mode is None else mode}

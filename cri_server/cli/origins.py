@@ -1,5 +1,6 @@
-"""Where the values of a container come from: its request (kubelet's, or a manifest's), its pod, its image, the server's
-configuration or a default. Pure: what a container runs with, held against what each of them says.
+"""Where the values of a container come from: its request (kubelet's, or a manifest's), its pod, its
+image, the server's configuration or a default. Pure: what a container runs with, held against what
+each of them says.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ class Origin(NamedTuple):
 
 
 def origins(
-    config: api.ContainerConfig, pod: api.PodSandboxConfig, image: Mapping[str, Any], spec: Mapping[str, Any]
+    config: api.ContainerConfig,
+    pod: api.PodSandboxConfig,
+    image: Mapping[str, Any],
+    spec: Mapping[str, Any],
 ) -> list[Origin]:
-    """Of what a container was made from: its request, its pod's, its image's OCI configuration (`config` of it), and the runtime
-    spec that it runs with, without environment."""
+    """Of what a container was made from: its request, its pod's, its image's OCI configuration
+    (`config` of it), and the runtime spec that it runs with, without environment."""
     process = spec.get("process") or {}
     return [
         *_arguments(config, process),
@@ -48,7 +52,8 @@ def origins(
 
 
 def _arguments(config: api.ContainerConfig, process: Mapping[str, Any]) -> Iterator[Origin]:
-    """A command of the request hides the image's command and arguments (CRI, `ContainerConfig.command`)."""
+    """A command of the request hides the image's command and arguments (CRI,
+    `ContainerConfig.command`)."""
     args = list(map(str, process.get("args") or ()))
     first = len(config.command)
     for number, word in enumerate(args):
@@ -72,7 +77,9 @@ def _environment(config: api.ContainerConfig, image: Mapping[str, Any]) -> Itera
     yield from found.values()
 
 
-def _cwd(config: api.ContainerConfig, image: Mapping[str, Any], process: Mapping[str, Any]) -> Origin:
+def _cwd(
+    config: api.ContainerConfig, image: Mapping[str, Any], process: Mapping[str, Any]
+) -> Origin:
     origin = DEFAULT
     if config.working_dir:
         origin = f"{REQUEST}: working_dir"
@@ -81,7 +88,9 @@ def _cwd(config: api.ContainerConfig, image: Mapping[str, Any], process: Mapping
     return Origin("folder", str(process.get("cwd", "/")), origin)
 
 
-def _user(config: api.ContainerConfig, image: Mapping[str, Any], process: Mapping[str, Any]) -> Origin:
+def _user(
+    config: api.ContainerConfig, image: Mapping[str, Any], process: Mapping[str, Any]
+) -> Origin:
     context, user = config.linux.security_context, process.get("user") or {}
     origin = DEFAULT
     if context.HasField("run_as_user") or context.run_as_username:
@@ -107,7 +116,9 @@ def _security(
     changes = [f"+{name}" for name in context.capabilities.add_capabilities]
     changes += [f"-{name}" for name in context.capabilities.drop_capabilities]
     origin = f"{DEFAULT}, {REQUEST}: {' '.join(changes)}" if changes else DEFAULT
-    yield Origin("capabilities", f"{len(held)}", f"{REQUEST}: privileged" if context.privileged else origin)
+    yield Origin(
+        "capabilities", f"{len(held)}", f"{REQUEST}: privileged" if context.privileged else origin
+    )
     if context.HasField("seccomp"):
         profile = api.SecurityProfile.ProfileType.Name(context.seccomp.profile_type)
         yield Origin("seccomp", profile, f"{REQUEST}: seccomp")
@@ -116,7 +127,9 @@ def _security(
         yield Origin("seccomp", "RuntimeDefault" if filtered else "Unconfined", DEFAULT)
     readonly = bool((spec.get("root") or {}).get("readonly"))
     yield Origin(
-        "read-only root", str(readonly).lower(), f"{REQUEST}: readonly_rootfs" if readonly else DEFAULT
+        "read-only root",
+        str(readonly).lower(),
+        f"{REQUEST}: readonly_rootfs" if readonly else DEFAULT,
     )
     privileges = bool(process.get("noNewPrivileges"))
     yield Origin("no new privileges", str(privileges).lower(), f"{REQUEST}: no_new_privs" if privileges else DEFAULT)  # fmt: skip
@@ -138,20 +151,25 @@ def _mounts(
         elif place in OF_THE_POD:
             origin = POD
         source = (
-            found.host_path or found.image.image if found is not None else str(mount.get("type") or "bind")
+            found.host_path or found.image.image
+            if found is not None
+            else str(mount.get("type") or "bind")
         )
         yield Origin(f"mount {place}", source, origin)
 
 
 def _namespaces(spec: Mapping[str, Any]) -> Iterator[Origin]:
     own = {
-        entry.get("type"): entry.get("path") for entry in (spec.get("linux") or {}).get("namespaces") or ()
+        entry.get("type"): entry.get("path")
+        for entry in (spec.get("linux") or {}).get("namespaces") or ()
     }
     for kind in ("network", "ipc", "uts", "pid", "user", "cgroup", "mount"):
         if kind not in own:
             yield Origin(f"namespace {kind}", "the host's", f"{REQUEST}: namespace_options" if kind in ("network", "ipc", "pid") else DEFAULT)  # fmt: skip
         else:
-            yield Origin(f"namespace {kind}", str(own[kind] or "its own"), POD if own[kind] else DEFAULT)
+            yield Origin(
+                f"namespace {kind}", str(own[kind] or "its own"), POD if own[kind] else DEFAULT
+            )
 
 
 def _resources(config: api.ContainerConfig, spec: Mapping[str, Any]) -> Iterator[Origin]:
@@ -159,4 +177,6 @@ def _resources(config: api.ContainerConfig, spec: Mapping[str, Any]) -> Iterator
     for group, (key, name) in LIMITS.items():
         value = (given.get(group) or {}).get(key)
         wanted = getattr(config.linux.resources, name)
-        yield Origin(f"{group} {key}", str(value or "none"), f"{REQUEST}: resources" if wanted else DEFAULT)
+        yield Origin(
+            f"{group} {key}", str(value or "none"), f"{REQUEST}: resources" if wanted else DEFAULT
+        )

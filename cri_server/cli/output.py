@@ -1,7 +1,8 @@
-"""The one place for output formats: `-o table|wide|json|yaml|name`, a template, and `-q`; colours and terminals.
+"""The one place for output formats: `-o table|wide|json|yaml|name`, a template, and `-q`; colours
+and terminals.
 
-JSON is CRI's message as protobuf has it (camelCase, 64-bit numbers as strings, with the fields that are empty), so that what
-reads crictl's reads ours.
+JSON is CRI's message as protobuf has it (camelCase, 64-bit numbers as strings, with the fields that
+are empty), so that what reads crictl's reads ours.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Column(Generic[Item]):
 
 @dataclass(frozen=True, slots=True)
 class Listing(Generic[Item]):
-    """What a list verb shows: the JSON key of all its items, the columns, an item's JSON, its id and its name."""
+    """What a list verb shows: the JSON key of all its items, the columns, an item's JSON, its id
+    and its name."""
 
     key: str
     columns: Sequence[Column[Item]]
@@ -79,7 +81,8 @@ class Output:
         return identifier if self.no_trunc else identifier[:SHORT]
 
     def listed(self, listing: Listing[Item], items: Sequence[Item]) -> str:
-        """The items as text, without a newline at the end. Raises InvalidArgument for a template that does not fit."""
+        """The items as text, without a newline at the end. Raises InvalidArgument for a template
+        that does not fit."""
         if self.quiet:
             return "\n".join(map(listing.identity, items))
         if self.template is not None:
@@ -109,14 +112,16 @@ class Output:
         return as_json(found, indent=2)
 
     def _rendered(self, found: Any) -> str:
-        """By the template; for a terminal without the control characters of an image or a container, for programs as it is."""
+        """By the template; for a terminal without the control characters of an image or a
+        container, for programs as it is."""
         assert self.template is not None
         text = self.template.render(found)
         return text.translate(VISIBLE_IN_LINES) if sys.stdout.isatty() else text
 
 
 def as_json(found: Any, indent: int | None = None) -> str:
-    """JSON whose control characters are escaped, those of ISO 6429 beyond ASCII too: terminals take U+009B for ESC [."""
+    """JSON whose control characters are escaped, those of ISO 6429 beyond ASCII too: terminals take
+    U+009B for ESC [."""
     return json.dumps(found, indent=indent, ensure_ascii=False).translate(JSON_CONTROLS)
 
 
@@ -149,7 +154,8 @@ def with_info(message: Any) -> dict[str, Any]:
 def options(
     formats: Sequence[str] = FORMATS, *, listing: bool = True, short: bool = False
 ) -> Callable[[Any], Any]:
-    """The options of a verb's output, handed to it as `how`. `short`: -f is --format, as docker's inspect has it."""
+    """The options of a verb's output, handed to it as `how`. `short`: -f is --format, as docker's
+    inspect has it."""
     shown = "|".join((*formats, "go-template=TEMPLATE"))
     own = [
         click.option("-o", "--output", default=formats[0], metavar=shown, help="Output format."),
@@ -199,7 +205,9 @@ def parse(
             raise InvalidArgument("-o go-template: needs --template, or -o go-template=TEMPLATE")
         text = template
     if text is None and output not in formats:
-        raise InvalidArgument(f"-o {output}: expected one of {', '.join(formats)}, go-template=TEMPLATE")
+        raise InvalidArgument(
+            f"-o {output}: expected one of {', '.join(formats)}, go-template=TEMPLATE"
+        )
     compiled = None
     if text is not None:
         from cri_server.cli.template import Template  # for few
@@ -217,15 +225,21 @@ def watch(command: Callable[..., Any]) -> Callable[..., Any]:
 
     seconds = click.FloatRange(0.1, 86400)
     wrapped = click.option(
-        "--interval", type=seconds, default=WATCH_S, show_default=True, metavar="SECONDS", help="For --watch."
+        "--interval",
+        type=seconds,
+        default=WATCH_S,
+        show_default=True,
+        metavar="SECONDS",
+        help="For --watch.",
     )(wrapped)
-    return click.option("-w", "--watch", is_flag=True, help="Show it again and again until interrupted.")(
-        wrapped
-    )
+    return click.option(
+        "-w", "--watch", is_flag=True, help="Show it again and again until interrupted."
+    )(wrapped)
 
 
 def repeat(draw: Callable[[], str], watching: float | None) -> None:
-    """Show what `draw` makes, once or until interrupted: on a terminal in the same place, elsewhere when it has changed."""
+    """Show what `draw` makes, once or until interrupted: on a terminal in the same place, elsewhere
+    when it has changed."""
     shown = None
     while True:
         text = draw()
@@ -245,7 +259,8 @@ def repeat(draw: Callable[[], str], watching: float | None) -> None:
 
 
 def table(header: Sequence[str] | None, rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell; states have their colours where `say` lets them through."""
+    """Columns as wide as their widest cell; states have their colours where `say` lets them
+    through."""
     shown = [[printable(cell) for cell in row] for row in rows]
     every = [list(header), *shown] if header is not None else shown
     if not every:
@@ -267,6 +282,7 @@ def coloured(cell: str) -> str:
 
 
 def say(text: str) -> None:
-    """A text for the user; its colours are dropped for NO_COLOR (no-color.org) and where stdout is no terminal."""
+    """A text for the user; its colours are dropped for NO_COLOR (no-color.org) and where stdout is
+    no terminal."""
     if text:
         click.echo(text, color=False if os.environ.get("NO_COLOR") else None)

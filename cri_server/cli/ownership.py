@@ -1,7 +1,8 @@
 """Whose a pod is, and the questions that are asked before something is stopped or removed.
 
-kubelet puts its labels on every pod and container that it makes, over what the pod's author wrote; a pod of `run` has our mark.
-What kubelet made it makes again: to stop it by hand is rarely what was meant.
+kubelet puts its labels on every pod and container that it makes, over what the pod's author wrote;
+a pod of `run` has our mark. What kubelet made it makes again: to stop it by hand is rarely what was
+meant.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ KUBELET = "io.kubernetes.pod.uid"
 MARK = "io.pyrunc.made-by"
 SIDECAR = "io.pyrunc.sidecar"
 INIT = "io.pyrunc.init"
-PORTS = "io.kubernetes.container.ports"  # annotation of containers, as kubelet sets it: a JSON list of the manifest's
+# annotation of containers, as kubelet sets it: a JSON list of the manifest's
+PORTS = "io.kubernetes.container.ports"
 ADDRESSES = "io.pyrunc.pod-ips"  # annotation of containers whose manifest uses status.podIP
 GRACE = "io.kubernetes.pod.terminationGracePeriod"  # annotation of containers, as kubelet sets it
 RUN = "run"
@@ -32,7 +34,8 @@ def owner(labels: Mapping[str, str]) -> str:
 
 
 def spare(found: Sequence[api.PodSandbox], *, kubelets: bool) -> list[api.PodSandbox]:
-    """The pods that --all means: without kubelet's unless these are asked for; how many are spared is said."""
+    """The pods that --all means: without kubelet's unless these are asked for; how many are spared
+    is said."""
     kept = [pod for pod in found if kubelets or owner(pod.labels) != "kubelet"]
     if len(kept) < len(found):
         click.echo(
@@ -43,11 +46,14 @@ def spare(found: Sequence[api.PodSandbox], *, kubelets: bool) -> list[api.PodSan
 
 
 def confirm(verb: str, things: Sequence[str], *, force: bool) -> bool:
-    """Whether the user wants this: --force says so, and on a terminal it is asked. Raises WrongState where it cannot be."""
+    """Whether the user wants this: --force says so, and on a terminal it is asked. Raises
+    WrongState where it cannot be."""
     if force or not things:
         return True
     if not sys.stdin.isatty():
-        raise WrongState(f"{verb} {_named(things)}: there is no terminal to ask at; --force does not ask")
+        raise WrongState(
+            f"{verb} {_named(things)}: there is no terminal to ask at; --force does not ask"
+        )
     for each in things[:SHOWN] if len(things) > 1 else ():
         click.echo(f"  {printable(each)}", err=True)
     if len(things) > SHOWN:
@@ -56,12 +62,17 @@ def confirm(verb: str, things: Sequence[str], *, force: bool) -> bool:
 
 
 def permit(verb: str, name: str, labels: Mapping[str, str], *, force: bool) -> None:
-    """Ask before something of kubelet's is touched that was named. Raises WrongState when it is not wanted."""
+    """Ask before something of kubelet's is touched that was named. Raises WrongState when it is not
+    wanted."""
     if owner(labels) != "kubelet" or force:
         return
     if not sys.stdin.isatty():
-        raise WrongState(f"{name} is kubelet's, which makes it again: --force to {verb} it nevertheless")
-    if not click.confirm(f"{printable(name)} is kubelet's, which makes it again: {verb} it?", err=True):
+        raise WrongState(
+            f"{name} is kubelet's, which makes it again: --force to {verb} it nevertheless"
+        )
+    if not click.confirm(
+        f"{printable(name)} is kubelet's, which makes it again: {verb} it?", err=True
+    ):
         raise WrongState(f"{name} stays")
 
 

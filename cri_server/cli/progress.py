@@ -1,4 +1,5 @@
-"""How far long work is, on stderr, and only where that is a terminal: one line that is written over, and gone at the end."""
+"""How far long work is, on stderr, and only where that is a terminal: one line that is written
+over, and gone at the end."""
 
 from __future__ import annotations
 
@@ -14,11 +15,15 @@ BAR_CELLS = 24
 
 
 class Progress:
-    """A line such as `pulling busybox  fetching  [#####-----]  1.2MB / 4.1MB  850kB/s`. A context manager."""
+    """A line such as `pulling busybox  fetching  [#####-----]  1.2MB / 4.1MB  850kB/s`. A context
+    manager."""
 
     def __init__(self, label: str, total: int = 0, *, quiet: bool = False) -> None:
         """`total` in bytes, 0 while it is not known."""
-        self._label, self._total, self._done, self._stage = label, total, 0, ""
+        self._label = label
+        self._total = total
+        self._done = 0
+        self._stage = ""
         self._shows = not quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._began = time.monotonic()
         self._drawn_s = 0.0

@@ -1,4 +1,5 @@
-"""From a manifest's text to a checked Pod: what would be ignored is refused, or with `lenient` told."""
+"""From a manifest's text to a checked Pod: what would be ignored is refused, or with `lenient`
+told."""
 
 from __future__ import annotations
 
@@ -29,14 +30,16 @@ def _text(path: Path) -> str:
     try:
         return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
     except OSError as error:
-        raise InvalidSpec(str(path), f"cannot be read: {os.strerror(error.errno or 0).lower()}") from None
+        raise InvalidSpec(
+            str(path), f"cannot be read: {os.strerror(error.errno or 0).lower()}"
+        ) from None
     except UnicodeDecodeError as error:
         raise InvalidSpec(str(path), f"not YAML: {error}") from None
 
 
 def parse(text: str, *, lenient: bool = False) -> tuple[manifest.Pod, list[str]]:
-    """The pod of a YAML or JSON text, and a line for each thing that is ignored, which may be a field only with
-    `lenient`. Raises InvalidSpec."""
+    """The pod of a YAML or JSON text, and a line for each thing that is ignored, which may be a
+    field only with `lenient`. Raises InvalidSpec."""
     found, others = document.parse(text)
     metadata = found.get("metadata")
     namespace = metadata.get("namespace", "default") if isinstance(metadata, dict) else "default"

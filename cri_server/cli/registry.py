@@ -1,4 +1,5 @@
-"""`pyrunc-cri registry explain IMAGE`: where an image would come from and what would log in there, without asking anybody."""
+"""`pyrunc-cri registry explain IMAGE`: where an image would come from and what would log in there,
+without asking anybody."""
 
 from __future__ import annotations
 
@@ -23,12 +24,17 @@ def registry() -> None:
 
 @registry.command()
 @click.argument("image", metavar="IMAGE")
-@click.option("--config", type=click.Path(path_type=Path, readable=False), help="The server's TOML file.")
 @click.option(
-    "--authfile", type=click.Path(path_type=Path), help="Logins of `pull`, instead of the usual files."
+    "--config", type=click.Path(path_type=Path, readable=False), help="The server's TOML file."
+)
+@click.option(
+    "--authfile",
+    type=click.Path(path_type=Path),
+    help="Logins of `pull`, instead of the usual files.",
 )
 def explain(image: str, config: Path | None, authfile: Path | None) -> None:
-    """The files that are read for IMAGE, the places that are asked in order, and where their credentials come from."""
+    """The files that are read for IMAGE, the places that are asked in order, and where their
+    credentials come from."""
     from cri_server.config import load_with_origins
 
     reference = Reference.parse(image)
@@ -56,7 +62,9 @@ def _files(reference: Reference, folders: list[Path]) -> Iterator[str]:
     elif (folder / "hosts.toml").exists():
         yield str(folder / "hosts.toml")
     else:
-        names = sorted(path.name for path in folder.iterdir() if path.suffix in (".crt", ".cert", ".key"))
+        names = sorted(
+            path.name for path in folder.iterdir() if path.suffix in (".crt", ".cert", ".key")
+        )
         yield f"{folder}: {', '.join(names) or 'nothing'}"
 
 
@@ -97,7 +105,5 @@ def _pull_secrets(host: Host, reference: Reference) -> str:
     if is_meant_for(PULL_SECRET, reference, host):
         return f"those for {reference.registry}"
     if not host.trusted:
-        return (
-            f"only those that name {host.netloc}: hosts.toml of {reference.registry} does not give it others"
-        )
+        return f"only those that name {host.netloc}: hosts.toml of {reference.registry} does not give it others"
     return f"only those that name {host.netloc}: the way there is not encrypted"

@@ -1,7 +1,9 @@
-"""`pyrunc-cri restart` and `start`: another attempt of a container or of a stopped pod, as kubelet makes them.
+"""`pyrunc-cri restart` and `start`: another attempt of a container or of a stopped pod, as kubelet
+makes them.
 
-The container's attempt before is kept for `logs -p`. CRI has no call that starts a container or a pod that has ended, nor one that
-tells what it was made from, so this needs our server. What kubelet made is only stopped: kubelet starts it.
+The container's attempt before is kept for `logs -p`. CRI has no call that starts a container or a
+pod that has ended, nor one that tells what it was made from, so this needs our server. What kubelet
+made is only stopped: kubelet starts it.
 """
 
 from __future__ import annotations
@@ -21,19 +23,25 @@ from pyrunc.errors import Error, WrongState
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="CONTAINER|POD...", shell_complete=completion.both)
+@click.argument(
+    "names", nargs=-1, required=True, metavar="CONTAINER|POD...", shell_complete=completion.both
+)
 @stop.time_option()
 @click.option("-f", "--force", is_flag=True, help="Do not ask about kubelet's.")
 @folders.option("Where `run` made the pod's folder.")
 @click.pass_obj
-def restart(address: str, names: tuple[str, ...], grace_s: int | None, force: bool, folder: Path) -> None:
+def restart(
+    address: str, names: tuple[str, ...], grace_s: int | None, force: bool, folder: Path
+) -> None:
     """Restart containers, or all containers of pods; a stopped pod starts again."""
     with Client(address) as client:
         each(names, lambda name: _restart(client, name, grace_s, force, folder))
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="CONTAINER|POD...", shell_complete=completion.both)
+@click.argument(
+    "names", nargs=-1, required=True, metavar="CONTAINER|POD...", shell_complete=completion.both
+)
 @folders.option("Where `run` made the pod's folder.")
 @click.pass_obj
 def start(address: str, names: tuple[str, ...], folder: Path) -> None:
@@ -56,7 +64,8 @@ def _restart(client: Client, name: str, grace_s: int | None, force: bool, folder
 
 
 def _stop_kubelets(client: Client, target: stop.Target, grace_s: int | None) -> None:
-    """kubelet starts what it misses. Raises WrongState when nothing runs: then there is nothing that it would miss."""
+    """kubelet starts what it misses. Raises WrongState when nothing runs: then there is nothing
+    that it would miss."""
     if not target.running:
         raise WrongState(f"{target.name} is kubelet's and does not run: kubelet starts it")
     for container in target.running:
@@ -128,8 +137,9 @@ def again(client: Client, container: api.Container, grace_s: int | None) -> str:
 
 
 def pod_again(client: Client, pod: api.PodSandbox, folder: Path) -> str:
-    """Another attempt of a stopped pod with its containers; its init containers run first, one after the other. The attempt before
-    is removed when the new one runs, and stays when that fails; the new id. `folder`: see `folders.option`. Raises ServerError."""
+    """Another attempt of a stopped pod with its containers; its init containers run first, one
+    after the other. The attempt before is removed when the new one runs, and stays when that fails;
+    the new id. `folder`: see `folders.option`. Raises ServerError."""
     containers = _newest(client, pod)
     made_from = {c.id: client.container_config(c.id)[0] for c in containers}
     plain = {c.id: sources.without_links(client, c.id, made_from[c.id]) for c in containers}
@@ -163,7 +173,9 @@ def _readdress(config: api.ContainerConfig, addresses: Sequence[str]) -> None:
         return
     for variable in config.envs:
         text = variable.value.decode(errors="surrogateescape")
-        variable.value = host_names.replaced(text, before, addresses).encode(errors="surrogateescape")
+        variable.value = host_names.replaced(text, before, addresses).encode(
+            errors="surrogateescape"
+        )
     for words in (config.command, config.args):
         words[:] = [host_names.replaced(word, before, addresses) for word in words]
     config.annotations[ownership.ADDRESSES] = ",".join(addresses)
@@ -177,7 +189,8 @@ def _make(
     attempt: int,
     plain: Sequence[str],
 ) -> str:
-    """Create and start an attempt of a container; see `sources.check` for `plain`. Raises ServerError."""
+    """Create and start an attempt of a container; see `sources.check` for `plain`. Raises
+    ServerError."""
     config.metadata.attempt = attempt
     config.log_path = next_log(config.log_path, attempt)
     request = api.CreateContainerRequest(pod_sandbox_id=pod, config=config, sandbox_config=sandbox)
@@ -195,7 +208,9 @@ def _finish(client: Client, identifier: str, name: str) -> None:
     """Wait for an init container. Raises ServerError when it failed."""
     status = logs.wait_exit(client, identifier)
     if status.exit_code:
-        raise ServerError(f"init container {name} exited with code {status.exit_code} ({status.reason})")
+        raise ServerError(
+            f"init container {name} exited with code {status.exit_code} ({status.reason})"
+        )
 
 
 def _discard(client: Client, pod: str) -> None:
@@ -206,7 +221,8 @@ def _discard(client: Client, pod: str) -> None:
 
 
 def _newest(client: Client, pod: api.PodSandbox) -> list[api.Container]:
-    """The newest attempt of each container of a pod, in the order in which the containers were made first."""
+    """The newest attempt of each container of a pod, in the order in which the containers were made
+    first."""
     order: dict[str, int] = {}
     newest: dict[str, api.Container] = {}
     for container in sorted(client.containers(pod_sandbox_id=pod.id), key=lambda c: c.created_at):

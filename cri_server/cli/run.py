@@ -1,5 +1,5 @@
-"""`pyrunc-cri run POD.YAML`: from a manifest to a running pod, and what came to be: addresses, processes, namespaces,
-cgroups, first output, and how long each step took.
+"""`pyrunc-cri run POD.YAML`: from a manifest to a running pod, and what came to be: addresses,
+processes, namespaces, cgroups, first output, and how long each step took.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Running:
     id: str = ""
     containers: dict[str, str] = field(default_factory=dict)
     addresses: list[str] = field(default_factory=list)
-    sidecars: set[str] = field(default_factory=set)  # names of init containers that go on beside the others
+    # names of init containers that go on beside the others
+    sidecars: set[str] = field(default_factory=set)
     times: list[tuple[str, float]] = field(default_factory=list)
 
     @contextlib.contextmanager
@@ -61,19 +62,28 @@ class Running:
 
 @click.command()
 @click.argument(
-    "files", type=click.Path(path_type=Path, readable=False), nargs=-1, required=True, metavar="POD.YAML..."
+    "files",
+    type=click.Path(path_type=Path, readable=False),
+    nargs=-1,
+    required=True,
+    metavar="POD.YAML...",
 )
-@click.option("--rm", "remove", is_flag=True, help="Follow the output, and remove the pod when it has ended.")
 @click.option(
-    "--lenient", is_flag=True, help="Ignore fields that are unknown or not supported, with a warning."
+    "--rm", "remove", is_flag=True, help="Follow the output, and remove the pod when it has ended."
+)
+@click.option(
+    "--lenient",
+    is_flag=True,
+    help="Ignore fields that are unknown or not supported, with a warning.",
 )
 @folders.option("For logs and volumes.")
 @click.pass_obj
 def run(address: str, files: tuple[Path, ...], remove: bool, lenient: bool, folder: Path) -> None:
-    """Run the pod of a manifest, with the ConfigMaps and Secrets beside it, in one file or several; `-` is stdin. Its
-    containers are not restarted, and nothing is probed.
+    """Run the pod of a manifest, with the ConfigMaps and Secrets beside it, in one file or several;
+    `-` is stdin. Its containers are not restarted, and nothing is probed.
 
-    With --rm the exit code is the container's; of several, that of the first in the manifest that failed.
+    With --rm the exit code is the container's; of several, that of the first in the manifest that
+    failed.
     """
     pod = load(*files, lenient=lenient)
     with Client(address) as client:
@@ -99,12 +109,15 @@ def load(*files: Path, lenient: bool = False) -> manifest.Pod:
 
 
 def start(client: Client, pod: manifest.Pod, folder: Path) -> Running:
-    """Sandbox, init containers one after the other, containers. What was made is removed when something fails.
+    """Sandbox, init containers one after the other, containers. What was made is removed when
+    something fails.
 
     Raises AlreadyExists when there is a pod of this name.
     """
     refuse_twin(client, pod)
-    running = Running(pod.metadata.name, folders.make(folder, pod.metadata.namespace, pod.metadata.name))
+    running = Running(
+        pod.metadata.name, folders.make(folder, pod.metadata.namespace, pod.metadata.name)
+    )
     try:
         volumes.prepare(pod, running.folder)
         images = find_images(client, pod, running)
@@ -139,7 +152,8 @@ def refuse_twin(client: Client, pod: manifest.Pod) -> None:
 
 
 def run_sandbox(client: Client, pod: manifest.Pod, running: Running) -> api.PodSandboxConfig:
-    """Start the sandbox; two that start a pod of the same name at a time do so one after the other. Raises AlreadyExists."""
+    """Start the sandbox; two that start a pod of the same name at a time do so one after the other.
+    Raises AlreadyExists."""
     config = translate.sandbox(pod, running.folder)
     with running.timed("run sandbox"), folders.locked(running.folder.parent):
         refuse_twin(client, pod)
@@ -157,7 +171,8 @@ def addresses(client: Client, pod: str) -> list[str]:
 
 
 def find_images(client: Client, pod: manifest.Pod, running: Running) -> dict[str, api.Image]:
-    """Each image by its name; the local one is preferred unless the manifest says Always. A path is an archive's."""
+    """Each image by its name; the local one is preferred unless the manifest says Always. A path is
+    an archive's."""
     found: dict[str, api.Image] = {}
     for container in (*pod.spec.init_containers, *pod.spec.containers):
         reference = container.image
@@ -168,10 +183,14 @@ def find_images(client: Client, pod: manifest.Pod, running: Running) -> dict[str
             continue
         local = None if container.image_pull_policy == "Always" else image.find(client, reference)
         if local is None and container.image_pull_policy == "Never":
-            raise ServerError(f"image {reference!r} is not on this node, and imagePullPolicy is Never")
+            raise ServerError(
+                f"image {reference!r} is not on this node, and imagePullPolicy is Never"
+            )
         if local is None:
             with running.timed(f"pull {reference}"):
-                local = image.find(client, transfer.fetch(client, reference, credentials.find(reference)))
+                local = image.find(
+                    client, transfer.fetch(client, reference, credentials.find(reference))
+                )
         if local is None:
             raise ServerError(f"image {reference!r} was removed while it was pulled")
         found[reference] = local
@@ -191,7 +210,9 @@ def launch(
         _launch(client, pod, asked, found, sandbox, running)
     except ServerError as error:
         named = f"container {asked.name}"
-        raise ServerError(error.message if named in error.message else f"{named}: {error.message}") from None
+        raise ServerError(
+            error.message if named in error.message else f"{named}: {error.message}"
+        ) from None
 
 
 def _launch(
@@ -203,7 +224,9 @@ def _launch(
     running: Running,
 ) -> None:
     config = translate.container(pod, asked, found, running.folder, running.addresses)
-    request = api.CreateContainerRequest(pod_sandbox_id=running.id, config=config, sandbox_config=sandbox)
+    request = api.CreateContainerRequest(
+        pod_sandbox_id=running.id, config=config, sandbox_config=sandbox
+    )
     with running.timed(f"create {asked.name}"):
         identifier = client.runtime("CreateContainer", request).container_id
     running.containers[asked.name] = identifier
@@ -246,7 +269,9 @@ def describe(client: Client, running: Running) -> None:
 
 def describe_container(name: str, identifier: str, status: api.ContainerStatus, pid: int) -> None:
     """Print one container: where it lives, how it ended, its first output."""
-    click.echo(f"container {name}  {identifier[: show.SHORT]}  {show.STATES.get(status.state, '?')}")
+    click.echo(
+        f"container {name}  {identifier[: show.SHORT]}  {show.STATES.get(status.state, '?')}"
+    )
     if status.state == api.CONTAINER_RUNNING:
         click.echo(f"  namespaces  {show.namespaces(pid)}")
         click.echo(f"  cgroup      {show.cgroup(pid)}")
@@ -271,9 +296,12 @@ def output_lines(path: str) -> Iterator[str]:
 
 
 def follow(client: Client, running: Running) -> None:
-    """Show the output of the containers until all have ended. Raises KeyboardInterrupt when the user has seen enough."""
+    """Show the output of the containers until all have ended. Raises KeyboardInterrupt when the
+    user has seen enough."""
     click.echo("--- output; interrupt to stop and remove the pod")
-    logs.follow(client, running.containers.values(), {running.containers[name] for name in running.sidecars})
+    logs.follow(
+        client, running.containers.values(), {running.containers[name] for name in running.sidecars}
+    )
 
 
 def exit_code(client: Client, running: Running) -> int:

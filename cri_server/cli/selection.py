@@ -1,4 +1,5 @@
-"""Which pods and containers a verb is about: filters as crictl has them, docker's --filter, and kubectl's label selectors."""
+"""Which pods and containers a verb is about: filters as crictl has them, docker's --filter, and
+kubectl's label selectors."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ class Selection:
             _state(self.state, states)
 
     def containers(self, client: Client, *, everything: bool = True) -> list[api.Container]:
-        """Those that match, newest first; without `everything` and a state only the running ones. Raises InvalidArgument."""
+        """Those that match, newest first; without `everything` and a state only the running ones.
+        Raises InvalidArgument."""
         found = client.containers()
         if self.state:
             found = _in_state(client, found, self.state)
@@ -93,7 +95,9 @@ class Selection:
         found = self._common(found)
         if self.pod or self.namespace:
             pods = {p.id: p for p in client.pods()}
-            found = [c for c in found if c.pod_sandbox_id in pods and self.in_pod(pods[c.pod_sandbox_id])]
+            found = [
+                c for c in found if c.pod_sandbox_id in pods and self.in_pod(pods[c.pod_sandbox_id])
+            ]
         if self.image:
             wanted = _image(client, self.image)
             found = [
@@ -173,7 +177,8 @@ def _image(client: Client, reference: str) -> set[str]:
 
 
 def options(*kinds: str) -> Callable[[Any], Any]:
-    """The filters of a verb, handed to it as `selection`. `kinds` may hold `container` and `pod` for what only these have."""
+    """The filters of a verb, handed to it as `selection`. `kinds` may hold `container` and `pod`
+    for what only these have."""
     own = [
         click.option("--name", default="", metavar="REGEX", help="Those whose name matches."),
         click.option("--id", "identifier", default="", metavar="PREFIX", help="Those whose id begins so."),
@@ -213,7 +218,9 @@ def options(*kinds: str) -> Callable[[Any], Any]:
 def _apply(selection: Selection, text: str) -> None:
     key, equals, value = text.partition("=")
     if not equals or key not in FILTERS:
-        raise InvalidArgument(f"--filter {text}: expected KEY=VALUE with one of {', '.join(FILTERS)}")
+        raise InvalidArgument(
+            f"--filter {text}: expected KEY=VALUE with one of {', '.join(FILTERS)}"
+        )
     if key == "label":
         selection.labels = [*selection.labels, value]
     else:

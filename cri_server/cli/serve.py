@@ -67,7 +67,8 @@ def serve(config: Path | None, **flags: Any) -> None:
 
 
 def read(config: Path | None, flags: dict[str, Any]) -> Loaded:
-    """What the file, its drop-ins and the flags say. Raises InvalidSpec, also for what this machine does not permit."""
+    """What the file, its drop-ins and the flags say. Raises InvalidSpec, also for what this machine
+    does not permit."""
     from cri_server import node_check
     from cri_server.config import load_with_origins
 

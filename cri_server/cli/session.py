@@ -1,4 +1,5 @@
-"""A session of the streaming server over its WebSocket: our stdio joined to a process in a container."""
+"""A session of the streaming server over its WebSocket: our stdio joined to a process in a
+container."""
 
 from __future__ import annotations
 
@@ -33,12 +34,14 @@ class Detached(Exception):
 
 
 def run(url: str, *, stdin: bool, tty: bool, detach_keys: bytes = b"", timeout_s: float = 0) -> int:
-    """Connect our stdio to the session behind `url` until it ends; its exit code. After `timeout_s`, unless 0, it is left, and
-    the server ends its command. Raises ServerError, Detached."""
+    """Connect our stdio to the session behind `url` until it ends; its exit code. After
+    `timeout_s`, unless 0, it is left, and the server ends its command. Raises ServerError,
+    Detached."""
     socket = connect(url, PROTOCOL, OLDER)
     if stdin and not tty and socket.subprotocol == OLDER and not sys.stdin.isatty():
         click.echo(
-            f"pyrunc-cri: warning: the server speaks {OLDER}, which cannot tell the end of stdin", err=True
+            f"pyrunc-cri: warning: the server speaks {OLDER}, which cannot tell the end of stdin",
+            err=True,
         )
     with socket, _raw_terminal(tty and sys.stdin.isatty()):
         if tty:
@@ -77,10 +80,14 @@ def connect(url: str, *protocols: str) -> Any:
 
 
 class Feeder:
-    """Our stdin to the session, until it ends or the keys to detach are typed; `detached` says which."""
+    """Our stdin to the session, until it ends or the keys to detach are typed; `detached` says
+    which."""
 
     def __init__(self, socket: Any, keys: bytes) -> None:
-        self._socket, self._keys, self._typed, self.detached = socket, keys, 0, False
+        self._socket = socket
+        self._keys = keys
+        self._typed = 0
+        self.detached = False
 
     def run(self) -> None:
         """In a thread of its own."""
@@ -90,7 +97,8 @@ class Feeder:
                 if passed:
                     self._socket.send(bytes([STDIN]) + passed)
                 if self.detached:
-                    self._socket.socket.shutdown(SHUT_RDWR)  # a closing handshake waits for the container
+                    # a closing handshake waits for the container
+                    self._socket.socket.shutdown(SHUT_RDWR)
                     return
             if self._socket.subprotocol == PROTOCOL:
                 self._socket.send(bytes([CLOSE, STDIN]))
@@ -123,15 +131,22 @@ def parse_keys(text: str) -> bytes:
     for word in filter(None, text.split(",")):
         if len(word) == 1 and word.isascii():
             found += word.encode()
-        elif len(word) == 6 and word.startswith("ctrl-") and (word[5].isalpha() or word[5] in "@[]\\^_"):
+        elif (
+            len(word) == 6
+            and word.startswith("ctrl-")
+            and (word[5].isalpha() or word[5] in "@[]\\^_")
+        ):
             found.append(ord(word[5].upper()) & 0x1F)
         else:
-            raise InvalidArgument(f"--detach-keys {text}: {word!r} is neither a character nor ctrl-LETTER")
+            raise InvalidArgument(
+                f"--detach-keys {text}: {word!r} is neither a character nor ctrl-LETTER"
+            )
     return bytes(found)
 
 
 def _receive(socket: Any, timeout_s: float) -> int:
-    """Write what comes to our stdout and stderr; the exit code. Raises ServerError, OSError when ours cannot be written."""
+    """Write what comes to our stdout and stderr; the exit code. Raises ServerError, OSError when
+    ours cannot be written."""
     code = None
     for channel, content in _messages(socket, timeout_s):
         if channel in (STDOUT, STDERR):
@@ -146,13 +161,16 @@ def _receive(socket: Any, timeout_s: float) -> int:
 
 
 def _messages(socket: Any, timeout_s: float) -> Iterator[tuple[int, bytes]]:
-    """(channel, content) of each message that has content. Raises ServerError when the connection breaks, or time is up."""
+    """(channel, content) of each message that has content. Raises ServerError when the connection
+    breaks, or time is up."""
     from websockets.exceptions import ConnectionClosedOK, WebSocketException
 
     deadline = time.monotonic() + timeout_s if timeout_s else None
     while True:
         try:
-            message = socket.recv(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            message = socket.recv(
+                None if deadline is None else max(0.0, deadline - time.monotonic())
+            )
         except TimeoutError:
             socket.socket.shutdown(SHUT_RDWR)  # a closing handshake would wait for the command
             raise ServerError(f"the command took longer than {timeout_s:g} s") from None

@@ -25,7 +25,8 @@ STATES = {
 
 
 def printable(text: str) -> str:
-    """Text of a container's or an image's making, without control characters: it moves no cursor and renames no window."""
+    """Text of a container's or an image's making, without control characters: it moves no cursor
+    and renames no window."""
     return text.translate(VISIBLE)
 
 
@@ -71,7 +72,8 @@ def _read(path: str) -> bytes:
 
 
 def processes(named: Sequence[tuple[str, int]]) -> list[str]:
-    """`shim 12, pause 14, c: sleep 3600 (20)` as lines: what each pid runs, with its resident memory."""
+    """`shim 12, pause 14, c: sleep 3600 (20)` as lines: what each pid runs, with its resident
+    memory."""
     lines = []
     for name, pid in named:
         try:
@@ -89,7 +91,9 @@ def namespaces(pid: int) -> str:
     words = []
     for kind in NAMESPACES:
         try:
-            same = os.stat(f"/proc/{pid}/ns/{kind}").st_ino == os.stat(f"/proc/self/ns/{kind}").st_ino
+            same = (
+                os.stat(f"/proc/{pid}/ns/{kind}").st_ino == os.stat(f"/proc/self/ns/{kind}").st_ino
+            )
         except OSError:
             return "(gone)"
         words.append(f"{kind} {'host' if same else 'own'}")

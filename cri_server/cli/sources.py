@@ -1,7 +1,8 @@
 """Where the mounts of a container come from, as the server found it.
 
-A host path of a subPath was resolved beneath its volume and had no link in it. A container that has the volume may put one there,
-which the server follows when it looks the path up. What it found it keeps: it follows none when it mounts (CVE-2021-25741).
+A host path of a subPath was resolved beneath its volume and had no link in it. A container that has
+the volume may put one there, which the server follows when it looks the path up. What it found it
+keeps: it follows none when it mounts (CVE-2021-25741).
 """
 
 from __future__ import annotations
@@ -15,20 +16,26 @@ from cri_server.cli.client import Client, ServerError
 
 
 def real_sources(client: Client, container: str) -> dict[str, str]:
-    """The real source of each mount by its place in the container; nothing when the server does not tell."""
+    """The real source of each mount by its place in the container; nothing when the server does not
+    tell."""
     mounts = show.container_info(client, container).get("runtimeSpec", {}).get("mounts", ())
     return {mount["destination"]: mount.get("source", "") for mount in mounts}
 
 
 def without_links(client: Client, container: str, config: api.ContainerConfig) -> list[str]:
-    """The places of mounts whose host paths had no link in them when `container` was made of `config`, and may have none now."""
+    """The places of mounts whose host paths had no link in them when `container` was made of
+    `config`, and may have none now."""
     found = real_sources(client, container)
-    return [m.container_path for m in config.mounts if m.host_path and _found(found, m) == m.host_path]
+    return [
+        m.container_path for m in config.mounts if m.host_path and _found(found, m) == m.host_path
+    ]
 
 
-def check(client: Client, container: str, config: api.ContainerConfig, places: Collection[str]) -> None:
-    """Raises ServerError when the server, which has made `container` of `config`, came over a link to the source of one of the
-    `places`."""
+def check(
+    client: Client, container: str, config: api.ContainerConfig, places: Collection[str]
+) -> None:
+    """Raises ServerError when the server, which has made `container` of `config`, came over a link
+    to the source of one of the `places`."""
     if not places:
         return
     found = real_sources(client, container)

@@ -1,4 +1,5 @@
-"""`pyrunc-cri stop`, `kill` and `rm`, and `stopp`, `rmp` for pods alone: pods and containers end, by name or id."""
+"""`pyrunc-cri stop`, `kill` and `rm`, and `stopp`, `rmp` for pods alone: pods and containers end,
+by name or id."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ def time_option(default: int | None = None) -> Callable[[Any], Any]:
 
 
 def grace(container: api.Container, asked_s: int | None) -> int:
-    """How many seconds a container has to end: what the user says, else its manifest, which kubelet and `run` annotate, else 10."""
+    """How many seconds a container has to end: what the user says, else its manifest, which kubelet
+    and `run` annotate, else 10."""
     if asked_s is not None:
         return asked_s
     text = container.annotations.get(ownership.GRACE, "")
@@ -113,7 +115,8 @@ class Choice:
         only_pods: bool = False,
         kills: bool = False,
     ) -> None:
-        """Ask what is to be asked, then act on each. `kills`: running containers are asked about, too. Raises Error."""
+        """Ask what is to be asked, then act on each. `kills`: running containers are asked about,
+        too. Raises Error."""
         if bool(self.names) == (self.everything or bool(self.labels)):
             raise click.UsageError(f"name what to {verb}, or say --all or --label")
         if self.names:
@@ -172,7 +175,9 @@ stop = _stop_command("stop", "Stop pods, or single containers.", only_pods=False
 stopp = _stop_command("stopp", "Stop pods.", only_pods=True)
 
 
-def _rm(address: str, choice: Choice, grace_s: int | None, folder: Path, *, only_pods: bool) -> None:
+def _rm(
+    address: str, choice: Choice, grace_s: int | None, folder: Path, *, only_pods: bool
+) -> None:
     with Client(address) as client:
 
         def act(target: Target) -> None:
@@ -182,7 +187,9 @@ def _rm(address: str, choice: Choice, grace_s: int | None, folder: Path, *, only
             else:
                 for container in target.running:
                     stop_container(client, container, grace_s)
-                client.runtime("RemoveContainer", api.RemoveContainerRequest(container_id=target.id))
+                client.runtime(
+                    "RemoveContainer", api.RemoveContainerRequest(container_id=target.id)
+                )
             click.echo(target.name)
 
         choice.act(client, "remove", act, only_pods=only_pods, kills=True)
@@ -190,14 +197,17 @@ def _rm(address: str, choice: Choice, grace_s: int | None, folder: Path, *, only
 
 def _rm_command(verb: str, text: str, *, only_pods: bool) -> click.Command:
     @click.command(
-        verb, help=f"{text}; one that runs is stopped first, after a question or with --force.\n\n{FORCED}"
+        verb,
+        help=f"{text}; one that runs is stopped first, after a question or with --force.\n\n{FORCED}",
     )
     @names_argument(only_pods=only_pods)
     @time_option(0)
     @many_options
     @folders.option("Where `run` made the pod's folder.")
     @click.pass_obj
-    def rm(address: str, /, names: tuple[str, ...], grace_s: int, folder: Path, **flags: Any) -> None:
+    def rm(
+        address: str, /, names: tuple[str, ...], grace_s: int, folder: Path, **flags: Any
+    ) -> None:
         _rm(address, Choice(names, **flags), grace_s, folder, only_pods=only_pods)
 
     return rm
@@ -221,7 +231,8 @@ rmp = _rm_command("rmp", "Remove pods with their containers", only_pods=True)
 @many_options
 @click.pass_obj
 def kill(address: str, /, names: tuple[str, ...], wanted: str, **flags: Any) -> None:
-    """Send a signal to the first process of containers, or of all containers of pods. Needs root on the server's machine."""
+    """Send a signal to the first process of containers, or of all containers of pods. Needs root on
+    the server's machine."""
     number = signal_number(wanted)
     with Client(address) as client:
 
@@ -241,7 +252,9 @@ def signal_number(text: str) -> int:
     try:
         if name.isdigit() and not plus:
             return (
-                signal.Signals(int(name)) if int(name) < signal.SIGRTMIN else min(int(name), signal.SIGRTMAX)
+                signal.Signals(int(name))
+                if int(name) < signal.SIGRTMIN
+                else min(int(name), signal.SIGRTMAX)
             )
         return int(signal.Signals[f"SIG{name}"]) + (int(more) if plus else 0)
     except (KeyError, ValueError):
@@ -249,14 +262,18 @@ def signal_number(text: str) -> int:
 
 
 def _send(client: Client, container: api.Container, number: int) -> None:
-    """By a pidfd that was opened while the process was the container's: a pid may name another one a moment later."""
+    """By a pidfd that was opened while the process was the container's: a pid may name another one
+    a moment later."""
     pid = show.container_info(client, container.id).get("pid", 0)
     try:
         if not pid:
             raise ProcessLookupError
         descriptor = os.pidfd_open(pid)
         try:
-            if process.stat(pid) is None or show.container_info(client, container.id).get("pid", 0) != pid:
+            if (
+                process.stat(pid) is None
+                or show.container_info(client, container.id).get("pid", 0) != pid
+            ):
                 raise ProcessLookupError
             signal.pidfd_send_signal(descriptor, number)
         finally:
@@ -266,11 +283,14 @@ def _send(client: Client, container: api.Container, number: int) -> None:
             f"container {container.metadata.name} does not run, or not on this machine"
         ) from None
     except PermissionError:
-        raise WrongState(f"container {container.metadata.name}: only root may send it a signal") from None
+        raise WrongState(
+            f"container {container.metadata.name}: only root may send it a signal"
+        ) from None
 
 
 def stop_pod(client: Client, pod: str, grace_s: int | None) -> None:
-    """Containers get `grace` seconds, sidecars after the others and the last one first, as kubelet does; then the sandbox is stopped."""
+    """Containers get `grace` seconds, sidecars after the others and the last one first, as kubelet
+    does; then the sandbox is stopped."""
     found = sorted(client.containers(pod_sandbox_id=pod), key=lambda c: c.created_at)
     sidecars = [c for c in found if ownership.SIDECAR in c.labels]
     for container in [*(c for c in found if c not in sidecars), *reversed(sidecars)]:
@@ -279,7 +299,8 @@ def stop_pod(client: Client, pod: str, grace_s: int | None) -> None:
 
 
 def remove_pod(client: Client, pod: str, grace_s: int | None, *, force: bool = False) -> None:
-    """Stop and remove a pod with its containers. `force`: a network plugin that refuses to detach it is only a warning."""
+    """Stop and remove a pod with its containers. `force`: a network plugin that refuses to detach
+    it is only a warning."""
     try:
         stop_pod(client, pod, grace_s)
         client.runtime("RemovePodSandbox", api.RemovePodSandboxRequest(pod_sandbox_id=pod))
@@ -297,7 +318,9 @@ def _release_network(client: Client, pod: str) -> bool:
     except (ServerError, Unsupported):
         return False
     for line in lines:
-        click.echo(f"pyrunc-cri: warning: the pod's network is given up: {show.printable(line)}", err=True)
+        click.echo(
+            f"pyrunc-cri: warning: the pod's network is given up: {show.printable(line)}", err=True
+        )
     return bool(lines)
 
 

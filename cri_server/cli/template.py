@@ -1,7 +1,9 @@
-"""Templates as Go's text/template writes them, as far as command lines use it: `{{.status.state}}`, `{{range .containers}}…{{end}}`,
-`{{if .x}}…{{else}}…{{end}}`, pipes and the functions of `FUNCTIONS`. Source: pkg.go.dev/text/template.
+"""Templates as Go's text/template writes them, as far as command lines use it: `{{.status.state}}`,
+`{{range .containers}}…{{end}}`, `{{if .x}}…{{else}}…{{end}}`, pipes and the functions of
+`FUNCTIONS`. Source: pkg.go.dev/text/template.
 
-A field's name is taken as it is, else without regard to case: `{{.ID}}` is `id`. What is not there is an error that says what is.
+A field's name is taken as it is, else without regard to case: `{{.ID}}` is `id`. What is not there
+is an error that says what is.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from typing import Any
 from pyrunc.errors import InvalidArgument
 
 ACTION = re.compile(r"\{\{(-\s)?\s*(.*?)\s*(\s-)?\}\}", re.DOTALL)
-WORD = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|`[^`]*`|\(|\)|\||\$?(?:\.[\w-]*)+|\$|-?\d+|\w+)""", re.DOTALL)
+WORD = re.compile(
+    r"""\s*("(?:[^"\\]|\\.)*"|`[^`]*`|\(|\)|\||\$?(?:\.[\w-]*)+|\$|-?\d+|\w+)""", re.DOTALL
+)
 ESCAPES = {r"\t": "\t", r"\n": "\n"}
 SHOWN_FIELDS = 12
 
@@ -58,7 +62,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 @dataclass(slots=True)
 class _Block:
-    """A part of a template that holds others: the whole of it, or what stands between `if` or `range` and `end`."""
+    """A part of a template that holds others: the whole of it, or what stands between `if` or
+    `range` and `end`."""
 
     kind: str = ""
     pipe: str = ""
@@ -81,7 +86,8 @@ class Template:
         self._root = self._parse(text)
 
     def render(self, value: Any) -> str:
-        """The text for `value`: an object as JSON has it. Raises InvalidArgument for a field that is not there."""
+        """The text for `value`: an object as JSON has it. Raises InvalidArgument for a field that
+        is not there."""
         return self._parts(self._root.parts, value, value)
 
     def _wrong(self, problem: str) -> InvalidArgument:
@@ -170,7 +176,8 @@ class Template:
         return words
 
     def _expression(self, words: list[str], dot: Any, root: Any) -> Any:
-        """Commands with `|` between them: the value of each is the last argument of the next. Takes its words away."""
+        """Commands with `|` between them: the value of each is the last argument of the next. Takes
+        its words away."""
         value, first = None, True
         while True:
             arguments = []
@@ -201,7 +208,11 @@ class Template:
         if word in FUNCTIONS:
             return FUNCTIONS[word]
         try:
-            return {"true": True, "false": False, "nil": None}[word] if not word[-1].isdigit() else int(word)
+            return (
+                {"true": True, "false": False, "nil": None}[word]
+                if not word[-1].isdigit()
+                else int(word)
+            )
         except (KeyError, ValueError):
             raise self._wrong(
                 f"there is no function {word!r}; there are: {', '.join(sorted(FUNCTIONS))}"

@@ -1,4 +1,5 @@
-"""`pyrunc-cri timeline`: a pod's calls with their steps as a waterfall, in the terminal or on a page."""
+"""`pyrunc-cri timeline`: a pod's calls with their steps as a waterfall, in the terminal or on a
+page."""
 
 from __future__ import annotations
 
@@ -31,9 +32,15 @@ SHOWN = 20
 @click.command()
 @click.argument("pod", default="", metavar="[POD]")
 @click.option("--last", type=click.IntRange(1), metavar="N", help="Only the last N calls.")
-@click.option("--slowest", type=click.IntRange(1), metavar="N", help="The N slowest calls, slowest first.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with each call that ends, until interrupted.")
-@click.option("--json", "as_json", is_flag=True, help="An array of calls; with --follow an object a line.")
+@click.option(
+    "--slowest", type=click.IntRange(1), metavar="N", help="The N slowest calls, slowest first."
+)
+@click.option(
+    "-f", "--follow", is_flag=True, help="Go on with each call that ends, until interrupted."
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="An array of calls; with --follow an object a line."
+)
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="A page for a browser; - is stdout.")  # fmt: skip
 @click.pass_obj
 def timeline(
@@ -45,12 +52,16 @@ def timeline(
     as_json: bool,
     html: Path | None,
 ) -> None:
-    """Show the calls of a pod's life, each with its steps and their parts; of pods that are gone, too.
+    """Show the calls of a pod's life, each with its steps and their parts; of pods that are gone,
+    too.
 
-    POD is an id, its beginning, NAME or NAMESPACE/NAME; without one the calls of all pods are meant.
+    POD is an id, its beginning, NAME or NAMESPACE/NAME; without one the calls of all pods are
+    meant.
     """
     if follow and (slowest or html):
-        raise InvalidArgument(f"--follow and --{'slowest' if slowest else 'html'} do not go together")
+        raise InvalidArgument(
+            f"--follow and --{'slowest' if slowest else 'html'} do not go together"
+        )
     if as_json and html:
         raise InvalidArgument("--json and --html do not go together")
     if not pod and not last and not slowest and (follow or not (as_json or html)):
@@ -67,7 +78,11 @@ def timeline(
     else:
         _check(calls, pod)
         first_ns, width = calls[0]["started_at_ns"], _width()
-        output.say("\n".join(line for call in calls for line in lines(Call.of_entry(call), first_ns, width)))
+        output.say(
+            "\n".join(
+                line for call in calls for line in lines(Call.of_entry(call), first_ns, width)
+            )
+        )
 
 
 def _width() -> int:
@@ -95,18 +110,25 @@ def _follow(address: str, pod: str, calls: list[Entry], *, as_json: bool) -> Non
     first_ns = calls[0]["started_at_ns"] if calls else time.time_ns()
     after_ns = max((call.get("ended_at_ns", 0) for call in calls), default=0)
     for call in itertools.chain(calls, _ending(address, pod, after_ns)):
-        shown = json.dumps(call) if as_json else "\n".join(lines(Call.of_entry(call), first_ns, _width()))
+        shown = (
+            json.dumps(call)
+            if as_json
+            else "\n".join(lines(Call.of_entry(call), first_ns, _width()))
+        )
         output.say(shown)
         sys.stdout.flush()
 
 
 def _ending(address: str, pod: str, after_ns: int) -> Iterator[Entry]:
-    """The calls that end, over restarts of the server: what ended before a new connection is on its disk."""
+    """The calls that end, over restarts of the server: what ended before a new connection is on its
+    disk."""
     told = False
     while True:
         try:
             with Client(address) as client:
-                for call in client.admin_stream(private.FollowTimeline(pod, after_ns), private.decode):
+                for call in client.admin_stream(
+                    private.FollowTimeline(pod, after_ns), private.decode
+                ):
                     after_ns, told = max(after_ns, call["ended_at_ns"]), False
                     yield call
         except Unsupported:

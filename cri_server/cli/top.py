@@ -1,4 +1,5 @@
-"""`pyrunc-cri top`: the processes of containers, as this machine's kernel has them. For a server on this machine, as root."""
+"""`pyrunc-cri top`: the processes of containers, as this machine's kernel has them. For a server on
+this machine, as root."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ LISTING: Listing[Process] = Listing(
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="CONTAINER|POD...", shell_complete=completion.both)
+@click.argument(
+    "names", nargs=-1, required=True, metavar="CONTAINER|POD...", shell_complete=completion.both
+)
 @output.options()
 @output.watch
 @click.pass_obj
@@ -111,7 +114,13 @@ def _read(label: str, pid: int) -> Process | None:
     folder = Path(f"/proc/{pid}")
     try:
         stat = (folder / "stat").read_text()
-        words = (folder / "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+        words = (
+            (folder / "cmdline")
+            .read_bytes()
+            .rstrip(b"\0")
+            .replace(b"\0", b" ")
+            .decode(errors="replace")
+        )
         uid = folder.stat().st_uid
     except OSError:
         return None

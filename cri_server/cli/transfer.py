@@ -1,6 +1,7 @@
 """`pyrunc-cri pull`, `push`, `load`, `save`, `tag`, `login`, `logout`: images come and go.
 
-A pull is CRI's own call; where a terminal wants to see how far it is, our server's. The others need our server.
+A pull is CRI's own call; where a terminal wants to see how far it is, our server's. The others need
+our server.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress.")
 
 
 @click.command()
-@click.argument("references", nargs=-1, required=True, metavar="IMAGE...", shell_complete=completion.images)
+@click.argument(
+    "references", nargs=-1, required=True, metavar="IMAGE...", shell_complete=completion.images
+)
 @creds
 @authfile
 @quiet_option
@@ -86,11 +89,15 @@ def _parse_platform(text: str | None) -> str | None:
     return str(platform)
 
 
-def fetch(client: Client, reference: str, auth: api.AuthConfig | None = None, *, quiet: bool = False) -> str:
+def fetch(
+    client: Client, reference: str, auth: api.AuthConfig | None = None, *, quiet: bool = False
+) -> str:
     """Pull; the image's id. On a terminal it is seen how far it is, where the server can tell."""
     if sys.stderr.isatty() and not quiet:
         with contextlib.suppress(Unsupported):
-            return _told(client, private.PullImage(reference, _fields(auth)), f"pulling {reference}")
+            return _told(
+                client, private.PullImage(reference, _fields(auth)), f"pulling {reference}"
+            )
     request = api.PullImageRequest(image=api.ImageSpec(image=reference), auth=auth)
     return str(client.image("PullImage", request, None).image_ref)
 
@@ -111,7 +118,9 @@ def _told(
             if told.id is not None:
                 return told.id
             if told.progress is not None:
-                progress.set(told.progress.fetched_bytes, told.progress.total_bytes, told.progress.stage)
+                progress.set(
+                    told.progress.fetched_bytes, told.progress.total_bytes, told.progress.stage
+                )
     raise Error(f"{label}: the server said nothing at the end")
 
 
@@ -127,7 +136,9 @@ def _login(reference: str, given: str | None, chosen: Path | None) -> api.AuthCo
 @creds
 @authfile
 @click.pass_obj
-def push(address: str, image: str, target: str | None, creds: str | None, authfile: Path | None) -> None:
+def push(
+    address: str, image: str, target: str | None, creds: str | None, authfile: Path | None
+) -> None:
     """Send IMAGE to the registry that its name, or NAME, has."""
     target = target or image
     with Client(address) as client:
@@ -150,15 +161,23 @@ def tag(address: str, source: str, targets: tuple[str, ...]) -> None:
 
 
 @click.command(short_help="Write images as an archive for docker, podman, skopeo, load")
-@click.argument("images", nargs=-1, required=True, metavar="IMAGE...", shell_complete=completion.images)
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Instead of stdout.")
+@click.argument(
+    "images", nargs=-1, required=True, metavar="IMAGE...", shell_complete=completion.images
+)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Instead of stdout."
+)
 @quiet_option
 @click.pass_obj
 def save(address: str, images: tuple[str, ...], output: Path | None, quiet: bool) -> None:
     """Write images as an archive that docker, podman, skopeo and `load` read."""
     if output is None and sys.stdout.isatty():
         raise InvalidArgument("an archive is not for a terminal: redirect stdout, or use -o FILE")
-    with Client(address) as client, _written(output) as file, Progress("saving", quiet=quiet) as progress:
+    with (
+        Client(address) as client,
+        _written(output) as file,
+        Progress("saving", quiet=quiet) as progress,
+    ):
         for part in client.admin_stream(private.SaveImages(list(images)), bytes):
             file.write(part)
             progress.add(len(part))
@@ -166,12 +185,14 @@ def save(address: str, images: tuple[str, ...], output: Path | None, quiet: bool
 
 @contextlib.contextmanager
 def _written(path: Path | None) -> Iterator[BinaryIO]:
-    """A file that appears when it is whole; or stdout. The folder may be somebody else's: of his links none is followed."""
+    """A file that appears when it is whole; or stdout. The folder may be somebody else's: of his
+    links none is followed."""
     if path is None:
         yield sys.stdout.buffer
         return
     special = path.exists() and not path.is_file()
-    if special and (not path.is_symlink() or path.absolute().is_relative_to("/dev")):  # such as /dev/stdout
+    # such as /dev/stdout
+    if special and (not path.is_symlink() or path.absolute().is_relative_to("/dev")):
         with open(path, "wb") as file:
             yield file
         return
@@ -187,7 +208,9 @@ def _written(path: Path | None) -> Iterator[BinaryIO]:
 
 
 @click.command(short_help="Import an archive of images from FILE or stdin")
-@click.argument("file", required=False, type=click.Path(path_type=Path, readable=False), metavar="[FILE|-]")
+@click.argument(
+    "file", required=False, type=click.Path(path_type=Path, readable=False), metavar="[FILE|-]"
+)
 @click.option(
     "-i",
     "--input",
@@ -199,8 +222,11 @@ def _written(path: Path | None) -> Iterator[BinaryIO]:
 @click.option("--name", help="For an archive's only image when it has no name of its own.")
 @quiet_option
 @click.pass_obj
-def load(address: str, file: Path | None, given: Path | None, name: str | None, quiet: bool) -> None:
-    """Import FILE, or with `-` or nothing stdin: a docker-archive or an OCI archive, plain or compressed."""
+def load(
+    address: str, file: Path | None, given: Path | None, name: str | None, quiet: bool
+) -> None:
+    """Import FILE, or with `-` or nothing stdin: a docker-archive or an OCI archive, plain or
+    compressed."""
     if file is not None and given is not None:
         raise click.UsageError("FILE and --input exclude each other")
     path = file or given or Path("-")
@@ -209,7 +235,9 @@ def load(address: str, file: Path | None, given: Path | None, name: str | None, 
             click.echo(f"{found.id}  {' '.join(found.repo_tags)}")
 
 
-def _load(client: Client, path: Path, name: str | None, *, quiet: bool) -> Sequence[private.LoadedImage]:
+def _load(
+    client: Client, path: Path, name: str | None, *, quiet: bool
+) -> Sequence[private.LoadedImage]:
     if str(path) == "-":
         if sys.stdin.isatty():
             raise InvalidArgument("no archive: name a file, or redirect stdin")
@@ -268,14 +296,17 @@ def _fill(pipe: int, source: BinaryIO, progress: Progress, is_read: Callable[[],
                 select.select([], [pipe], [], WAIT_S)
         progress.add(len(part))
     while is_read() and select.select([pipe], [], [], 0)[0]:
-        select.select([], [], [], WAIT_S)  # what is in the pipe would be lost if both ends were closed now
+        # what is in the pipe would be lost if both ends were closed now
+        select.select([], [], [], WAIT_S)
 
 
 @click.command()
 @click.argument("registry", default="docker.io", metavar="[REGISTRY]")
 @click.option("-u", "--username", help="[asked for]")
 @click.option(
-    "-p", "--password", help="Better asked for, or by --password-stdin: others see a command's words."
+    "-p",
+    "--password",
+    help="Better asked for, or by --password-stdin: others see a command's words.",
 )
 @click.option("--password-stdin", is_flag=True, help="Read the password from stdin.")
 @authfile
@@ -288,7 +319,8 @@ def login(
     password_stdin: bool,
     authfile: Path | None,
 ) -> None:
-    """Log in at REGISTRY (docker.io) for `pull`, `push` and `run`. The server tries the login before it is kept."""
+    """Log in at REGISTRY (docker.io) for `pull`, `push` and `run`. The server tries the login
+    before it is kept."""
     Reference.parse(f"{registry}/x")
     if username is None:
         username = click.prompt("Username", err=True)
@@ -318,7 +350,9 @@ def logout(registry: str | None, everything: bool, authfile: Path | None) -> Non
 
 def known(client: Client, reference: str) -> api.Image:
     """The local image. Raises NotFound."""
-    response = client.image("ImageStatus", api.ImageStatusRequest(image=api.ImageSpec(image=reference)))
+    response = client.image(
+        "ImageStatus", api.ImageStatusRequest(image=api.ImageSpec(image=reference))
+    )
     if not response.HasField("image"):
         raise NotFound(f"no such image: {reference!r}")
     return response.image  # type: ignore[no-any-return]

@@ -48,7 +48,9 @@ def sandbox(pod: manifest.Pod, folder: Path) -> api.PodSandboxConfig:
     metadata, spec = pod.metadata, pod.spec
     config = api.PodSandboxConfig(
         metadata=api.PodSandboxMetadata(
-            name=metadata.name, namespace=metadata.namespace, uid=metadata.uid or os.urandom(16).hex()
+            name=metadata.name,
+            namespace=metadata.namespace,
+            uid=metadata.uid or os.urandom(16).hex(),
         ),
         hostname="" if spec.host_network else spec.hostname or _hostname(metadata.name),
         log_directory=str(folder / "logs"),
@@ -79,7 +81,8 @@ def sandbox(pod: manifest.Pod, folder: Path) -> api.PodSandboxConfig:
 
 
 def _hostname(name: str) -> str:
-    """A pod's name as a host's: at most 63 characters (sethostname(2)), and no separator at the end."""
+    """A pod's name as a host's: at most 63 characters (sethostname(2)), and no separator at the
+    end."""
     return name[:HOSTNAME_LIMIT].rstrip("-.")
 
 
@@ -95,7 +98,9 @@ def _sandbox_security(linux: api.LinuxPodSandboxConfig, spec: manifest.Spec) -> 
 def _namespaces(options: api.NamespaceOption, spec: manifest.Spec) -> None:
     options.network = api.NODE if spec.host_network else api.POD
     options.ipc = api.NODE if spec.host_ipc else api.POD
-    options.pid = api.NODE if spec.host_pid else api.POD if spec.share_process_namespace else api.CONTAINER
+    options.pid = (
+        api.NODE if spec.host_pid else api.POD if spec.share_process_namespace else api.CONTAINER
+    )
 
 
 def _all(spec: manifest.Spec) -> list[manifest.Container]:
@@ -109,7 +114,8 @@ def container(
     folder: Path,
     addresses: Sequence[str] = (),
 ) -> api.ContainerConfig:
-    """One container of the pod, which has these addresses. Raises InvalidSpec, and what `volumes.source` raises."""
+    """One container of the pod, which has these addresses. Raises InvalidSpec, and what
+    `volumes.source` raises."""
     of_status = {"podIP": "".join(addresses[:1]), "podIPs": ",".join(addresses)}
     values = environment((e.name, of_status.get(e.status, e.value)) for e in asked.env)
     config = api.ContainerConfig(
@@ -139,7 +145,11 @@ def container(
             ownership.GRACE: str(pod.spec.termination_grace_period_seconds),
             log_rotation.ANNOTATION: str(check.log_limits(pod.metadata)),
             **({ownership.PORTS: _named_ports(asked)} if asked.ports else {}),
-            **({ownership.ADDRESSES: ",".join(addresses)} if any(e.status for e in asked.env) else {}),
+            **(
+                {ownership.ADDRESSES: ",".join(addresses)}
+                if any(e.status for e in asked.env)
+                else {}
+            ),
         },
     )
     named = {v.name: v for v in pod.spec.volumes}
@@ -159,7 +169,10 @@ def container(
 
 
 def _named_ports(asked: manifest.Container) -> str:
-    ports = [{"name": p.name, "containerPort": p.container_port, "protocol": p.protocol} for p in asked.ports]
+    ports = [
+        {"name": p.name, "containerPort": p.container_port, "protocol": p.protocol}
+        for p in asked.ports
+    ]
     return json.dumps(ports)
 
 
@@ -169,7 +182,9 @@ def sub_path(mount: manifest.VolumeMount, values: dict[str, str]) -> str:
         return mount.sub_path
     missing = undefined(mount.sub_path_expr, values)
     if missing:
-        raise InvalidSpec("subPathExpr", f"{mount.sub_path_expr!r}: {missing[0]!r} is not in the environment")
+        raise InvalidSpec(
+            "subPathExpr", f"{mount.sub_path_expr!r}: {missing[0]!r} is not in the environment"
+        )
     expanded = expand(mount.sub_path_expr, values)
     check.sub_path(expanded, f"subPathExpr {mount.sub_path_expr!r}")
     return expanded
@@ -215,7 +230,8 @@ def _user(
     asked: manifest.Container,
     image: api.Image,
 ) -> None:
-    """The container's user before the pod's, before the image's. Raises InvalidSpec when it may not be root and would be."""
+    """The container's user before the pod's, before the image's. Raises InvalidSpec when it may not
+    be root and would be."""
     own, pods = asked.security_context, spec.security_context
     user = own.run_as_user if own.run_as_user is not None else pods.run_as_user
     group = own.run_as_group if own.run_as_group is not None else pods.run_as_group

@@ -44,7 +44,9 @@ def size_bytes(text: str, option: str) -> int:
     help="CPU time as a number of CPUs, such as 1.5.",
 )
 @click.option("--cpu-period", type=int, default=0, metavar="US", help="Period for the quota.")
-@click.option("--cpu-quota", type=int, default=0, metavar="US", help="CPU time in each period; -1: no limit.")
+@click.option(
+    "--cpu-quota", type=int, default=0, metavar="US", help="CPU time in each period; -1: no limit."
+)
 @click.option(
     "-c",
     "--cpu-share",
@@ -113,11 +115,16 @@ def update(
 
 
 def not_set(client: Client, wanted: api.LinuxContainerResources) -> list[str]:
-    """The limits that a server with `[cgroup] missing_controllers = "warn"` lets pass without setting them; none of a server that
-    does not tell."""
-    info = output.with_info(client.runtime("Status", api.StatusRequest(verbose=True))).get("info") or {}
+    """The limits that a server with `[cgroup] missing_controllers = "warn"` lets pass without
+    setting them; none of a server that does not tell."""
+    info = (
+        output.with_info(client.runtime("Status", api.StatusRequest(verbose=True))).get("info")
+        or {}
+    )
     described = info.get("config") or {}
     if described.get("missingControllers") != "warn":
         return []
     there = described.get("cgroupControllers") or []
-    return [field for field, name in CONTROLLERS.items() if getattr(wanted, field) and name not in there]
+    return [
+        field for field, name in CONTROLLERS.items() if getattr(wanted, field) and name not in there
+    ]

@@ -1,4 +1,5 @@
-"""`pyrunc-cri stats` and `statsp`: what containers and pods use. CPU is what was used between two samples."""
+"""`pyrunc-cri stats` and `statsp`: what containers and pods use. CPU is what was used between two
+samples."""
 
 from __future__ import annotations
 
@@ -55,13 +56,21 @@ def show(
 
 
 @click.command()
-@click.argument("target", required=False, metavar="[CONTAINER]", shell_complete=completion.containers)
+@click.argument(
+    "target", required=False, metavar="[CONTAINER]", shell_complete=completion.containers
+)
 @selection.options("container")
 @click.option("-a", "--all", "everything", is_flag=True, help="Also those that do not run.")
 @click.option(
-    "--seconds", type=SECONDS, default=1.0, show_default=True, help="Between the two samples for CPU."
+    "--seconds",
+    type=SECONDS,
+    default=1.0,
+    show_default=True,
+    help="Between the two samples for CPU.",
 )
-@click.option("--no-stream", is_flag=True, expose_value=False, help="Once, as it is without --watch.")
+@click.option(
+    "--no-stream", is_flag=True, expose_value=False, help="Once, as it is without --watch."
+)
 @output.options()
 @output.watch
 @click.pass_obj
@@ -80,7 +89,9 @@ def stats(
 
         def sampled() -> list[api.ContainerStats]:
             chosen = (
-                [client.container(target)] if target else selection.containers(client, everything=everything)
+                [client.container(target)]
+                if target
+                else selection.containers(client, everything=everything)
             )
             wanted = {c.id for c in chosen}
             response = client.runtime("ListContainerStats", api.ListContainerStatsRequest())
@@ -129,9 +140,15 @@ def _containers(client: Client, how: Output, processor: Processor) -> Listing[ap
 @click.argument("target", required=False, metavar="[POD]", shell_complete=completion.pods)
 @selection.options("pod")
 @click.option(
-    "--seconds", type=SECONDS, default=1.0, show_default=True, help="Between the two samples for CPU."
+    "--seconds",
+    type=SECONDS,
+    default=1.0,
+    show_default=True,
+    help="Between the two samples for CPU.",
 )
-@click.option("--no-stream", is_flag=True, expose_value=False, help="Once, as it is without --watch.")
+@click.option(
+    "--no-stream", is_flag=True, expose_value=False, help="Once, as it is without --watch."
+)
 @output.options()
 @output.watch
 @click.pass_obj

@@ -1,7 +1,8 @@
-"""A pod's volumes on the host: hostPath by the rules of its type, emptyDir in the pod's folder, subPath beneath either.
+"""A pod's volumes on the host: hostPath by the rules of its type, emptyDir in the pod's folder,
+subPath beneath either.
 
-The content of a volume is the containers', and a link in it may point anywhere: a subPath is resolved by the kernel, which
-refuses to leave the volume (CVE-2017-1002101, CVE-2021-25741).
+The content of a volume is the containers', and a link in it may point anywhere: a subPath is
+resolved by the kernel, which refuses to leave the volume (CVE-2017-1002101, CVE-2021-25741).
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ KINDS: dict[str, tuple[Callable[[int], bool], str]] = {
 
 
 def prepare(pod: manifest.Pod, folder: Path) -> None:
-    """Check and make the pod's volumes before anything runs. Raises NotFound, WrongState, KernelError."""
+    """Check and make the pod's volumes before anything runs. Raises NotFound, WrongState,
+    KernelError."""
     for i, volume in enumerate(pod.spec.volumes):
         if volume.files is not None:
             _make_files(_empty(volume, folder), volume.files, pod.spec.security_context.fs_group)
@@ -90,7 +92,9 @@ def _check_host_path(asked: manifest.HostPath, where: str) -> None:
         mode = os.stat(asked.path).st_mode
     except FileNotFoundError:
         if not asked.type.endswith("OrCreate"):
-            raise NotFound(f"{where}: {asked.path!r} does not exist, its type is {asked.type}") from None
+            raise NotFound(
+                f"{where}: {asked.path!r} does not exist, its type is {asked.type}"
+            ) from None
         return _create(asked)
     except OSError as error:
         raise KernelError.of(error, "stat", repr(asked.path)) from None
@@ -148,5 +152,7 @@ def _open_beneath(root: int, path: str) -> int:
         return open_beneath(root, path, links=True)
     except KernelError as error:
         if error.errno in (errno.EXDEV, errno.ELOOP):
-            raise WrongState(f"subPath {path.removeprefix('./')!r} leaves its volume over a link") from None
+            raise WrongState(
+                f"subPath {path.removeprefix('./')!r} leaves its volume over a link"
+            ) from None
         raise

@@ -17,4 +17,7 @@ from cri_server.cli.complaint import each
 def wait(address: str, names: tuple[str, ...]) -> None:
     """Wait until containers have exited, and print the exit code of each."""
     with Client(address) as client:
-        each(names, lambda name: click.echo(logs.wait_exit(client, client.container(name).id).exit_code))
+        each(
+            names,
+            lambda name: click.echo(logs.wait_exit(client, client.container(name).id).exit_code),
+        )

@@ -1,4 +1,5 @@
-"""A remembered call as text: a line, and below it one for each of its parts, drawn on the call's own scale."""
+"""A remembered call as text: a line, and below it one for each of its parts, drawn on the call's
+own scale."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class Call(Record):
 
     @classmethod
     def of_entry(cls, entry: Entry) -> Call:
-        """Raises InvalidArgument. Versions before gave spans no ids, and no parents: their places do."""
+        """Raises InvalidArgument. Versions before gave spans no ids, and no parents: their places
+        do."""
         spans = [{"id": number, **span} for number, span in enumerate(entry.get("spans", ()))]
         return cls.of({**entry, "spans": spans})
 
@@ -43,8 +45,8 @@ class Call(Record):
 
 
 def lines(call: Call, first_ns: int, width: int = 0) -> list[str]:
-    """The call's line and those of its parts. `first_ns`: when the first call of all began. `width`: of the terminal, for which
-    the names of parts are cut."""
+    """The call's line and those of its parts. `first_ns`: when the first call of all began.
+    `width`: of the terminal, for which the names of parts are cut."""
     since_s = (call.started_at_ns - first_ns) / 1e9
     error = f": {call.error}" if call.error else ""
     # What a caller that gave up had begun goes on beyond the call.
@@ -83,7 +85,8 @@ def outcome(call: Call) -> str:
 
 
 def tree(spans: Sequence[SpanRecord]) -> Iterator[tuple[int, SpanRecord]]:
-    """(depth, span): each followed by its parts, in the order in which they began. One whose parent is not there is the call's."""
+    """(depth, span): each followed by its parts, in the order in which they began. One whose parent
+    is not there is the call's."""
     known = {span.id for span in spans}
     parts: dict[int | None, list[SpanRecord]] = {}
     for span in spans:

@@ -1,7 +1,9 @@
-"""Remembered calls as one page for a browser: HTML, styles and SVG in one file that loads nothing and runs nothing.
+"""Remembered calls as one page for a browser: HTML, styles and SVG in one file that loads nothing
+and runs nothing.
 
-Each call is a `details` element with its waterfall in it. Names in it are a cluster's users': all text is escaped, and the page
-forbids itself scripts. What the bars show is said in words, too, for who hears the page.
+Each call is a `details` element with its waterfall in it. Names in it are a cluster's users': all
+text is escaped, and the page forbids itself scripts. What the bars show is said in words, too, for
+who hears the page.
 """
 
 from __future__ import annotations
@@ -63,7 +65,10 @@ class Axis:
     @classmethod
     def of(cls, calls: Sequence[Call]) -> Axis:
         begin = min(call.started_at_ns for call in calls)
-        return cls(begin, max(max(call.started_at_ns + int(call.took_ms * 1e6) for call in calls) - begin, 1))
+        return cls(
+            begin,
+            max(max(call.started_at_ns + int(call.took_ms * 1e6) for call in calls) - begin, 1),
+        )
 
     def percent(self, call: Call) -> tuple[float, float]:
         """Where the call begins and how long it is, in percent of the axis; wide enough to be seen."""
@@ -115,7 +120,9 @@ def _call(call: Call, axis: Axis, *, unfolded: bool) -> str:
     """A call with its parts; one without parts cannot be unfolded."""
     took_ms, spans = call.took_ms, list(tree(call.spans))
     at, width = axis.percent(call)
-    classes = " ".join(name for name, holds in (("failed", _failed(call)), ("bare", not spans)) if holds)
+    classes = " ".join(
+        name for name, holds in (("failed", _failed(call)), ("bare", not spans)) if holds
+    )
     scale = (
         f'<svg class="scale" aria-hidden="true"><rect class="{"fail" if _failed(call) else "bar"}" '
         f'x="{at:.2f}%" width="{width:.2f}%" height="8" rx="2"/></svg>'
@@ -146,7 +153,9 @@ def _waterfall(call: Call, spans: Sequence[tuple[int, SpanRecord]]) -> str:
         f'<rect class="stripe" y="{HEAD + ROW * number}" width="100%" height="{ROW}"/>'
         for number in range(1, len(spans), 2)
     )
-    rows = "".join(_row(number, depth, span, total_ms, place) for number, (depth, span) in enumerate(spans))
+    rows = "".join(
+        _row(number, depth, span, total_ms, place) for number, (depth, span) in enumerate(spans)
+    )
     return (
         f'<svg class="waterfall" height="{height}" role="list" aria-label="Parts of {_text(call.call)}, {_ms(call.took_ms)}">'
         f'<g aria-hidden="true">{stripes}<svg {place} overflow="visible">{ticks}</svg></g>{rows}</svg>'

@@ -1,6 +1,8 @@
-"""The server's configuration: a TOML file and its drop-ins, whose every key has a default, and flags that override keys.
+"""The server's configuration: a TOML file and its drop-ins, whose every key has a default, and
+flags that override keys.
 
-An unknown key, a wrong type or a value out of range is refused with file, line and key, before anything starts.
+An unknown key, a wrong type or a value out of range is refused with file, line and key, before
+anything starts.
 """
 
 from cri_server.config.check import SOCKET_PATH_LIMIT

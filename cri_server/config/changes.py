@@ -26,7 +26,8 @@ def changes(before: Config, after: Config) -> list[Change]:
     found = [
         Change(f"{table}.{key}", old, new, reloads)
         for table, key, reloads in keys()
-        if (old := getattr(getattr(before, table), key)) != (new := getattr(getattr(after, table), key))
+        if (old := getattr(getattr(before, table), key))
+        != (new := getattr(getattr(after, table), key))
     ]
     for name in sorted({*before.runtimes, *after.runtimes}):
         old, new = (msgspec.to_builtins(each.runtimes.get(name)) for each in (before, after))
@@ -42,16 +43,22 @@ def taken(before: Config, after: Config) -> Config:
         if not reloads:
             kept.setdefault(table, {})[key] = getattr(getattr(before, table), key)
     tables = {
-        table: msgspec.structs.replace(getattr(after, table), **values) for table, values in kept.items()
+        table: msgspec.structs.replace(getattr(after, table), **values)
+        for table, values in kept.items()
     }
     return msgspec.structs.replace(after, **tables)
 
 
 def keys() -> Iterator[tuple[str, str, bool]]:
-    """Each table, key and whether a running server takes another value; not those of [runtimes.NAME], which reload."""
+    """Each table, key and whether a running server takes another value; not those of
+    [runtimes.NAME], which reload."""
     for table in msgspec.structs.fields(Config):
         if table.name == "runtimes":
             continue
         for field in msgspec.structs.fields(table.type):
             metadata = [each for each in field.type.__metadata__ if isinstance(each, msgspec.Meta)]
-            yield table.name, field.name, all((each.extra or {}).get("reloads", True) for each in metadata)
+            yield (
+                table.name,
+                field.name,
+                all((each.extra or {}).get("reloads", True) for each in metadata),
+            )

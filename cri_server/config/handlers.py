@@ -1,7 +1,8 @@
-"""Runtime handlers: the name of a RuntimeClass -> what runs its containers, and with which settings.
+"""Runtime handlers: the name of a RuntimeClass -> what runs its containers, and with which
+settings.
 
-The default has no name and is our own runtime, which is also called `pyrunc`; `[runtimes.NAME]` adds others. A handler without a
-binary is our own runtime with other settings.
+The default has no name and is our own runtime, which is also called `pyrunc`; `[runtimes.NAME]`
+adds others. A handler without a binary is our own runtime with other settings.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from pyrunc.errors import InvalidArgument
 
 OURS = ("", "pyrunc")
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RuntimeClass.handler is a DNS label
-OVERRIDES = tuple(name for name in Runtime.__struct_fields__ if name in Containers.__struct_fields__)
+OVERRIDES = tuple(
+    name for name in Runtime.__struct_fields__ if name in Containers.__struct_fields__
+)
 
 
 def names(config: Config) -> list[str]:

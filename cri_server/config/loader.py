@@ -1,4 +1,5 @@
-"""From files and flags to a `Config`: each file by itself is checked, so that an error names it; then all are merged."""
+"""From files and flags to a `Config`: each file by itself is checked, so that an error names it;
+then all are merged."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ COMMAND_LINE, DEFAULT = "command line", "default"
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """`files` were read, in this order; `origins`: what each value that is no default comes from, None the command line."""
+    """`files` were read, in this order; `origins`: what each value that is no default comes from,
+    None the command line."""
 
     config: Config
     files: tuple[Path, ...]
@@ -38,10 +40,11 @@ Check = Callable[[Config], None]
 
 
 def load(path: Path | None, overrides: Mapping[str, Any]) -> Config:
-    """The configuration of `path` (None: the default path, which may be missing) and its drop-ins, then `overrides` by
-    `table.key`; None overrides nothing.
+    """The configuration of `path` (None: the default path, which may be missing) and its drop-ins,
+    then `overrides` by `table.key`; None overrides nothing.
 
-    Raises InvalidSpec whose path names file, line and key, and whose text says what is expected there.
+    Raises InvalidSpec whose path names file, line and key, and whose text says what is expected
+    there.
     """
     return load_with_origins(path, overrides).config
 
@@ -49,8 +52,8 @@ def load(path: Path | None, overrides: Mapping[str, Any]) -> Config:
 def load_with_origins(
     path: Path | None, overrides: Mapping[str, Any], also: Check = lambda config: None
 ) -> Loaded:
-    """As `load`. `also` checks more of the whole, such as what this machine permits: its InvalidSpec has the path
-    `table.key` and gets the place."""
+    """As `load`. `also` checks more of the whole, such as what this machine permits: its
+    InvalidSpec has the path `table.key` and gets the place."""
     found = sources.read(path or DEFAULT_PATH, required=path is not None)
     values: dict[str, Any] = {}
     origins: dict[Key, Source | None] = {}
@@ -75,8 +78,8 @@ Problems = Callable[[Config], Iterable[InvalidSpec]]
 
 
 def all_problems(path: Path | None, also: Problems = lambda config: ()) -> list[InvalidSpec]:
-    """All that is wrong with the files of `load`, values too; of each key the first. `also` looks at the whole, as in
-    `load_with_origins`. Raises InvalidSpec for a file that cannot be read."""
+    """All that is wrong with the files of `load`, values too; of each key the first. `also` looks
+    at the whole, as in `load_with_origins`. Raises InvalidSpec for a file that cannot be read."""
     found: dict[str, InvalidSpec] = {}
     values: dict[str, Any] = {}
     origins: dict[Key, Source | None] = {}

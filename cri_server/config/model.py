@@ -21,7 +21,8 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
 def explained(text: str, *, reloads: bool = True) -> msgspec.Meta:
-    """What a key is for; `cri_server.install.config_file` writes it above the key in the file that is installed.
+    """What a key is for; `cri_server.install.config_file` writes it above the key in the file that
+    is installed.
 
     `reloads`: whether a running server takes a new value (SIGHUP).
     """
@@ -29,21 +30,25 @@ def explained(text: str, *, reloads: bool = True) -> msgspec.Meta:
 
 
 class Table(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A TOML table: keys that are not fields are errors. The docstring's first line heads the table in the installed file."""
+    """A TOML table: keys that are not fields are errors. The docstring's first line heads the table
+    in the installed file."""
 
 
 class Server(Table):
     """Where the server listens and keeps things."""
 
     listen: Annotated[
-        str, explained("The socket that kubelet and clients connect to: unix:///PATH.", reloads=False)
+        str,
+        explained("The socket that kubelet and clients connect to: unix:///PATH.", reloads=False),
     ] = "unix:///run/pyrunc/cri.sock"
     socket_uid: Annotated[Id, explained("The user who owns that socket.", reloads=False)] = 0
     socket_gid: Annotated[
         Id,
         explained("The group that owns it: who can connect can become root.", reloads=False),
     ] = 0
-    socket_mode: Annotated[Mode, explained("Its permission bits, in octal digits.", reloads=False)] = "0660"
+    socket_mode: Annotated[
+        Mode, explained("Its permission bits, in octal digits.", reloads=False)
+    ] = "0660"
     root: Annotated[
         str,
         explained(
@@ -60,7 +65,8 @@ class Server(Table):
         ),
     ] = DEFAULT_STATE
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], explained("What is less important is not logged.")
+        Literal["debug", "info", "warning", "error"],
+        explained("What is less important is not logged."),
     ] = "info"
     log_format: Annotated[
         Literal["text", "json", "journald"],
@@ -68,10 +74,13 @@ class Server(Table):
     ] = "text"
     log_limit_per_s: Annotated[
         NonNegative,
-        explained("So many log records of one kind per second, four times as many at once; 0: no limit."),
+        explained(
+            "So many log records of one kind per second, four times as many at once; 0: no limit."
+        ),
     ] = 50.0
     shutdown_timeout_s: Annotated[
-        PositiveSeconds, explained("How long a server that is stopped waits for calls that it is answering.")
+        PositiveSeconds,
+        explained("How long a server that is stopped waits for calls that it is answering."),
     ] = 5.0
 
 
@@ -120,11 +129,15 @@ class Cgroup(Table):
     ] = "auto"
     missing_controllers: Annotated[
         Literal["error", "warn"],
-        explained("What a limit leads to whose controller is not in the cgroup v2 tree (hybrid hosts)."),
+        explained(
+            "What a limit leads to whose controller is not in the cgroup v2 tree (hybrid hosts)."
+        ),
     ] = "error"
     default_parent: Annotated[
         str,
-        explained("The cgroup of pods whose caller names none. Empty: /pyrunc or system.slice, by driver."),
+        explained(
+            "The cgroup of pods whose caller names none. Empty: /pyrunc or system.slice, by driver."
+        ),
     ] = ""
 
 
@@ -171,7 +184,8 @@ class Images(Table):
         ),
     ] = False
     pinned: Annotated[
-        list[str], explained("References of images that kubelet's garbage collection must leave alone.")
+        list[str],
+        explained("References of images that kubelet's garbage collection must leave alone."),
     ] = []
 
 
@@ -220,7 +234,7 @@ class Pods(Table):
 
 
 class Shims(Table):
-    """The processes that supervise pods: they start containers, read their output, and know their exit codes."""
+    """The processes that start and supervise containers and read their output."""
 
     count: Annotated[
         int,
@@ -296,7 +310,9 @@ class Containers(Table):
     ] = []
     container_annotations: Annotated[
         list[str],
-        explained("The same for annotations of containers, as kubelet and device plugins set them."),
+        explained(
+            "The same for annotations of containers, as kubelet and device plugins set them."
+        ),
     ] = []
     cgroup_writable: Annotated[
         bool,
@@ -306,7 +322,8 @@ class Containers(Table):
         ),
     ] = False
     privileged_without_host_devices: Annotated[
-        bool, explained("Privileged containers get the host's devices only where they ask for them.")
+        bool,
+        explained("Privileged containers get the host's devices only where they ask for them."),
     ] = False
     restore_images: Annotated[
         bool,
@@ -343,7 +360,7 @@ class Containers(Table):
 
 
 class Metrics(Table):
-    """The server's own numbers for Prometheus (`/metrics`), those of pods (`/metrics/cadvisor`), and whether it is well (`/healthz`)."""
+    """Metrics for Prometheus, the server's and the pods', and the server's health (`/healthz`)."""
 
     address: Annotated[
         str,
@@ -391,14 +408,17 @@ class Tracing(Table):
 class Nri(Table):
     """Plugins of the Node Resource Interface, which adjust containers before they run."""
 
-    enabled: Annotated[bool, explained("Whether plugins are started and may connect.", reloads=False)] = False
+    enabled: Annotated[
+        bool, explained("Whether plugins are started and may connect.", reloads=False)
+    ] = False
     socket: Annotated[
         str, explained("Where plugins connect that the server has not started.", reloads=False)
     ] = "/var/run/nri/nri.sock"
     plugin_dir: Annotated[
         str,
         explained(
-            "Plugins to start with the server: programs called INDEX-NAME, such as 10-devices.", reloads=False
+            "Plugins to start with the server: programs called INDEX-NAME, such as 10-devices.",
+            reloads=False,
         ),
     ] = "/opt/nri/plugins"
     plugin_config_dir: Annotated[
@@ -427,7 +447,9 @@ class Nri(Table):
     ] = False
     required_plugins: Annotated[
         list[str],
-        explained("Names of plugins, with or without their index, without which no container is created."),
+        explained(
+            "Names of plugins, with or without their index, without which no container is created."
+        ),
     ] = []
 
 
@@ -453,7 +475,7 @@ class Selinux(Table):
 
 
 class Runtime(Table):
-    """A runtime handler: what a RuntimeClass names as `handler`. Keys of [containers] win here over those there."""
+    """A runtime handler, which a RuntimeClass names. Its keys override those of [containers]."""
 
     binary: Annotated[
         str,

@@ -1,4 +1,5 @@
-"""Files that configuration comes from: `config.toml`, then `config.toml.d/*.toml` by name; each file's values with their lines.
+"""Files that configuration comes from: `config.toml`, then `config.toml.d/*.toml` by name; each
+file's values with their lines.
 
 A drop-in wins key by key over what is before it; a list is replaced, not extended.
 """
@@ -36,7 +37,8 @@ class Source:
 
 
 def read(path: Path, *, required: bool) -> list[Source]:
-    """The file, unless it is missing and not `required`, and its drop-ins. Raises InvalidSpec whose path is the file."""
+    """The file, unless it is missing and not `required`, and its drop-ins. Raises InvalidSpec whose
+    path is the file."""
     files = [path] if required or path.exists() else []
     return [_read(file) for file in (*files, *drop_ins(path))]
 
@@ -45,7 +47,9 @@ def drop_ins(path: Path) -> list[Path]:
     """The files in `PATH.d` by name; hidden ones are what editors leave. Raises InvalidSpec."""
     folder = path.with_name(path.name + ".d")
     try:
-        names = sorted(name for name in os.listdir(folder) if name.endswith(".toml") and name[0] != ".")
+        names = sorted(
+            name for name in os.listdir(folder) if name.endswith(".toml") and name[0] != "."
+        )
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -73,7 +77,8 @@ def _reason(error: OSError) -> str:
 def lines(text: str) -> dict[Key, int]:
     """The line, from 1, where each key and each table of a valid TOML file begins.
 
-    A statement of TOML ends with the first line up to which it can be read: none of its beginnings is one.
+    A statement of TOML ends with the first line up to which it can be read: none of its beginnings
+    is one.
     """
     found: dict[Key, int] = {}
     table: Key = ()
@@ -122,7 +127,8 @@ def merge(
     origins: dict[Key, Source | None],
     before: Key = (),
 ) -> None:
-    """Put `values` over `into`, key by key, and into `origins` the source of each; None: the command line."""
+    """Put `values` over `into`, key by key, and into `origins` the source of each; None: the
+    command line."""
     for name, value in values.items():
         key = (*before, name)
         if isinstance(value, dict):

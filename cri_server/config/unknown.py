@@ -1,4 +1,5 @@
-"""Keys and tables that do not exist, with what was probably meant (edit distance, or the table that has such a key)."""
+"""Keys and tables that do not exist, with what was probably meant (edit distance, or the table that
+has such a key)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""An image's /etc/passwd and /etc/group, read once per image through a detached read-only overlay of its layers.
+"""An image's /etc/passwd and /etc/group, read once per image through a detached read-only overlay
+of its layers.
 
-Paths are resolved inside it (RESOLVE_IN_ROOT), so that a symlink in the image leads nowhere else; sizes are bounded, for the
-content is hostile.
+Paths are resolved inside it (RESOLVE_IN_ROOT), so that a symlink in the image leads nowhere else;
+sizes are bounded, for the content is hostile.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from pyrunc.errors import KernelError
 from pyrunc.kernel import path as paths
 
 SIZE_LIMIT_BYTES = 1 << 20
-CACHED_IMAGES, CACHED_BYTES = 256, 1 << 16  # a file of short lines takes ten times its size when it is parsed
+# a file of short lines takes ten times its size when it is parsed
+CACHED_IMAGES, CACHED_BYTES = 256, 1 << 16
 
 _cache: dict[str, Accounts] = {}
 
 
 async def read_accounts(image_id: str, layers: Sequence[str | os.PathLike[str]]) -> Accounts:
-    """The accounts of an image whose unpacked layers are `layers`, top first; missing files mean none."""
+    """The accounts of an image whose unpacked layers are `layers`, top first; missing files mean
+    none."""
     if image_id in _cache:
         return _cache[image_id]
     found, size = await asyncio.to_thread(_read, [os.fspath(layer) for layer in layers])

@@ -1,7 +1,9 @@
-"""What an image declares as VOLUME: a folder of the container's own, with what the image has there, bound at that place.
+"""What an image declares as VOLUME: a folder of the container's own, with what the image has there,
+bound at that place.
 
-They lie beside the writable layer and go with it; they are writable in a container whose root is not, as under containerd.
-A mount of the caller at the very place takes the volume's, and so does one of every container, such as /sys/fs/cgroup.
+They lie beside the writable layer and go with it; they are writable in a container whose root is
+not, as under containerd. A mount of the caller at the very place takes the volume's, and so does
+one of every container, such as /sys/fs/cgroup.
 """
 
 from __future__ import annotations
@@ -33,10 +35,11 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 def declared(
     places: Sequence[str], wanted: Sequence[Asked], root: Path, users: api.UserNamespace
 ) -> list[Asked]:
-    """A bind mount for each declared volume that nothing else takes the place of; `root` is the container's folder.
+    """A bind mount for each declared volume that nothing else takes the place of; `root` is the
+    container's folder.
 
-    The files have the image's owners on the disk; the mount maps them for a pod with `users` of its own. Raises
-    InvalidArgument for a volume at the container's root.
+    The files have the image's owners on the disk; the mount maps them for a pod with `users` of its
+    own. Raises InvalidArgument for a volume at the container's root.
     """
     taken = OWN_PLACES | {mount.destination for mount in wanted}
     found: dict[str, Asked] = {}
@@ -46,18 +49,24 @@ def declared(
         if destination == "/":
             raise InvalidArgument(f"the image declares the volume {place!r}, which is the root")
         if destination not in taken and destination not in found:
-            request = api.Mount(container_path=destination, uidMappings=users.uids, gidMappings=users.gids)
+            request = api.Mount(
+                container_path=destination, uidMappings=users.uids, gidMappings=users.gids
+            )
             found[destination] = Asked(request, destination, str(root / FOLDER / str(len(found))))
     if len(found) > VOLUMES_LIMIT:
-        raise InvalidArgument(f"the image declares {len(found)} volumes; at most {VOLUMES_LIMIT} are made")
+        raise InvalidArgument(
+            f"the image declares {len(found)} volumes; at most {VOLUMES_LIMIT} are made"
+        )
     return list(found.values())
 
 
 def fill(volumes: Sequence[Asked], layers: Sequence[Path], given_up: Callable[[], bool]) -> None:
-    """Make the folders, with what the image of these layers has. Blocking, until `given_up` says so.
+    """Make the folders, with what the image of these layers has. Blocking, until `given_up` says
+    so.
 
-    The image decides how much is copied: holes are not, and the disk's reserve for the node stays. Raises InvalidArgument for what
-    is no folder in the image, ResourceExhausted, Abandoned, OSError, KernelError.
+    The image decides how much is copied: holes are not, and the disk's reserve for the node stays.
+    Raises InvalidArgument for what is no folder in the image, ResourceExhausted, Abandoned,
+    OSError, KernelError.
     """
     if not volumes:
         return
@@ -86,7 +95,8 @@ def _opened(folder: str) -> Iterator[int]:
 
 
 def _fill(volume: Asked, image: int, tick: Callable[[int], None]) -> None:
-    """The name is the image's, and so are the links in it: resolved inside the image (CVE-2022-23648)."""
+    """The name is the image's, and so are the links in it: resolved inside the image
+    (CVE-2022-23648)."""
     try:
         source = paths.open_in_root(image, volume.destination, _DIRECTORY)
     except KernelError as error:
@@ -107,8 +117,8 @@ def _fill(volume: Asked, image: int, tick: Callable[[int], None]) -> None:
 
 
 def take_from(volumes: Sequence[Asked], layer: Path) -> None:
-    """Volumes of a container that is restored: what its layer has at their places moves there, in place of what the image has.
-    Blocking. Raises OSError, KernelError."""
+    """Volumes of a container that is restored: what its layer has at their places moves there, in
+    place of what the image has. Blocking. Raises OSError, KernelError."""
     with merged([layer]) as root:
         for volume in volumes:
             folder, _, name = volume.destination.lstrip("/").rpartition("/")

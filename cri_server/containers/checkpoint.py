@@ -1,8 +1,10 @@
-"""CheckpointContainer: CRIU writes what the container's processes are, and they go on; the archive is at `location` whole or not at all.
+"""CheckpointContainer: CRIU writes what the container's processes are, and they go on; the archive
+is at `location` whole or not at all.
 
-The container stands still, by its freezer, while its processes and its writable layer are captured, so that they fit together, and
-runs again while the archive is written. CRIU, once begun, is never killed: it works inside of the container's processes. When
-the time is up the caller hears so, and what is made all the same is removed when it is done.
+The container stands still, by its freezer, while its processes and its writable layer are captured,
+so that they fit together, and runs again while the archive is written. CRIU, once begun, is never
+killed: it works inside of the container's processes. When the time is up the caller hears so, and
+what is made all the same is removed when it is done.
 """
 
 from __future__ import annotations
@@ -28,7 +30,14 @@ from cri_server.store.model import Container, Sandbox
 from cri_server.together import to_the_end
 from pyrunc import atomic_file
 from pyrunc.checkpoint import criu
-from pyrunc.errors import DeadlineExceeded, InvalidArgument, KernelError, NotFound, PeerError, WrongState
+from pyrunc.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    KernelError,
+    NotFound,
+    PeerError,
+    WrongState,
+)
 from pyrunc.kernel import cgroup as tree
 from pyrunc.kernel.full import disk_error, disk_errors
 from pyrunc.kernel.tree import remove_path
@@ -53,10 +62,11 @@ class Job:
 
 
 async def checkpoint(services: Services, reference: str, location: str, timeout_s: int) -> None:
-    """Write the archive of a running container, for root only, in place of what is there. `timeout_s` 0: as long as it takes.
+    """Write the archive of a running container, for root only, in place of what is there.
+    `timeout_s` 0: as long as it takes.
 
-    Raises NotFound, InvalidArgument, WrongState (not running, no CRIU, a checkpoint is under way), Unsupported, DeadlineExceeded,
-    PeerError with what CRIU logged, ResourceExhausted, KernelError.
+    Raises NotFound, InvalidArgument, WrongState (not running, no CRIU, a checkpoint is under way),
+    Unsupported, DeadlineExceeded, PeerError with what CRIU logged, ResourceExhausted, KernelError.
     """
     container = services.index.containers.get(reference)
     if timeout_s < 0:
@@ -151,7 +161,8 @@ def _publish(job: Job, target: str, location: str) -> None:
 
 
 def make_work(work: Path, target: str) -> None:
-    """The folder of a checkpoint's parts. What a server that was killed has left goes first. Raises ResourceExhausted, KernelError."""
+    """The folder of a checkpoint's parts. What a server that was killed has left goes first. Raises
+    ResourceExhausted, KernelError."""
     with disk_errors("mkdir", str(work)):
         remove_path(work)
         work.mkdir(mode=0o700)
@@ -166,12 +177,15 @@ def require_running(container: Container) -> None:
 
 
 async def freeze(container: Container) -> None:
-    """Returns when every process stands still, and not before that is decided: whoever is cancelled thaws it afterwards.
+    """Returns when every process stands still, and not before that is decided: whoever is cancelled
+    thaws it afterwards.
 
     Raises WrongState, DeadlineExceeded, KernelError.
     """
     try:
-        await to_the_end(asyncio.to_thread(groups.place(container.cgroups_path, container.id).freeze))
+        await to_the_end(
+            asyncio.to_thread(groups.place(container.cgroups_path, container.id).freeze)
+        )
     except KernelError as error:
         if error.errno in tree.GONE:
             raise WrongState(f"container {container.id} has exited") from None
@@ -188,7 +202,8 @@ def thaw(container: Container) -> None:
 
 
 async def capture(job: Job) -> None:
-    """CRIU's images, the writable layer and what the container is, into the job's folder; it stands still. Raises Error."""
+    """CRIU's images, the writable layer and what the container is, into the job's folder; it stands
+    still. Raises Error."""
     services, container, work = job.services, job.container, job.work
     mounts = await services.images.mounts([container.image_id])
     wanted = TakeDump(

@@ -1,4 +1,5 @@
-"""CreateContainer: everything is checked, the writable layer, the spec and the launch are made; nothing of the user's runs yet."""
+"""CreateContainer: everything is checked, the writable layer, the spec and the launch are made;
+nothing of the user's runs yet."""
 
 from __future__ import annotations
 
@@ -56,7 +57,14 @@ from cri_server.store.model import Container, Sandbox
 from pyrunc import atomic_file
 from pyrunc.compile.descriptors import CgroupChoice
 from pyrunc.compile.sources import Overlay
-from pyrunc.errors import AlreadyExists, InvalidArgument, NotFound, PeerError, Unsupported, WrongState
+from pyrunc.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    NotFound,
+    PeerError,
+    Unsupported,
+    WrongState,
+)
 from pyrunc.kernel.full import disk_error
 from pyrunc.kernel.tree import remove_path
 from pyrunc.shim.files import LaunchFile, OtherRuntime, Place
@@ -67,7 +75,8 @@ CALLER_GRACE_S = 45.0  # kubelet repeats a call that took too long within half a
 
 @dataclass(slots=True)
 class Work:
-    """A container that is being made. `settings`: what holds for containers of the sandbox's runtime handler."""
+    """A container that is being made. `settings`: what holds for containers of the sandbox's
+    runtime handler."""
 
     services: Services
     sandbox: Sandbox
@@ -102,10 +111,12 @@ async def create(
     *,
     archive: str = "",
 ) -> str:
-    """The id of a container in state CREATED. The same request again joins the running one or returns what it made. `archive`: of a
-    checkpoint that it is restored from, whatever image the configuration names.
+    """The id of a container in state CREATED. The same request again joins the running one or
+    returns what it made. `archive`: of a checkpoint that it is restored from, whatever image the
+    configuration names.
 
-    Raises NotFound (sandbox, image), WrongState (sandbox not ready), InvalidArgument, AlreadyExists, Unsupported.
+    Raises NotFound (sandbox, image), WrongState (sandbox not ready), InvalidArgument,
+    AlreadyExists, Unsupported.
     """
     sandbox = services.index.sandboxes.get(reference)
     build.check(config, sandbox.config)
@@ -131,7 +142,9 @@ def _again(found: Container, config: api.ContainerConfig) -> str:
     raise AlreadyExists(f"container {found.id} of the same name and attempt {why}")
 
 
-async def _create(services: Services, sandbox: Sandbox, config: api.ContainerConfig, archive: str) -> str:
+async def _create(
+    services: Services, sandbox: Sandbox, config: api.ContainerConfig, archive: str
+) -> str:
     with sandbox.gate:
         work = _work(services, sandbox, config)
         work.archive = archive
@@ -152,7 +165,9 @@ def _work(services: Services, sandbox: Sandbox, config: api.ContainerConfig) -> 
     """Raises WrongState when the configuration has the sandbox's handler no more."""
     runtime = handlers.find(services.config, sandbox.runtime_handler)
     if runtime is None:
-        raise WrongState(f"the configuration has no runtime handler {sandbox.runtime_handler!r} any more")
+        raise WrongState(
+            f"the configuration has no runtime handler {sandbox.runtime_handler!r} any more"
+        )
     settings = handlers.settings(services.config, sandbox.runtime_handler)
     return Work(services, sandbox, config, os.urandom(32).hex(), runtime, settings)
 
@@ -201,10 +216,12 @@ async def find_image(work: Work) -> None:
 
 
 async def _check_recursive_read_only(work: Work) -> None:
-    """Another runtime may not know the option, and would leave what is mounted below writable. Raises Unsupported, beginning with the
-    word that kubelet looks for."""
+    """Another runtime may not know the option, and would leave what is mounted below writable.
+    Raises Unsupported, beginning with the word that kubelet looks for."""
     for index, each in enumerate(work.wanted):
-        if each.request.recursive_read_only and not await work.services.oci_features.mounts_rro(work.runtime):
+        if each.request.recursive_read_only and not await work.services.oci_features.mounts_rro(
+            work.runtime
+        ):
             raise Unsupported(
                 f"RROUnsupported: mounts[{index}]: the runtime of handler {work.sandbox.runtime_handler!r} does not tell of"
                 " recursively read-only mounts in its features"
@@ -212,7 +229,8 @@ async def _check_recursive_read_only(work: Work) -> None:
 
 
 async def find_sources(work: Work) -> None:
-    """Host paths may lie on storage that does not answer: looked up in a thread that can be given up."""
+    """Host paths may lie on storage that does not answer: looked up in a thread that can be given
+    up."""
     config, services = work.config, work.services
     work.wanted = mounts.asked(config.mounts)
     await _check_recursive_read_only(work)
@@ -221,7 +239,9 @@ async def find_sources(work: Work) -> None:
     work.volumes = _volumes(work)
     if work.checkpoint is not None:
         root = services.paths.container_root(work.id)
-        work.stand_ins = stand_ins.declared(work.checkpoint.binds, [*work.wanted, *work.volumes], root)
+        work.stand_ins = stand_ins.declared(
+            work.checkpoint.binds, [*work.wanted, *work.volumes], root
+        )
     if any(not m.source for m in work.wanted):
         opened = work.opened
         await sources.in_time(timeout_s, opened.subject, sources.find, work.wanted, opened)
@@ -232,7 +252,10 @@ async def find_sources(work: Work) -> None:
     if work.settings.hooks_dirs:
         folders = work.settings.hooks_dirs
         work.hooks = await sources.in_time(timeout_s, "hooks", hooks.read, folders)
-    if config.linux.security_context.privileged and not work.settings.privileged_without_host_devices:
+    if (
+        config.linux.security_context.privileged
+        and not work.settings.privileged_without_host_devices
+    ):
         work.devices = await sources.in_time(timeout_s, "/dev", sources.all_devices)
     if config.devices:
         found = await sources.in_time(timeout_s, "devices", sources.devices, list(config.devices))
@@ -243,20 +266,26 @@ async def find_sources(work: Work) -> None:
 def _volumes(work: Work) -> list[mounts.Asked]:
     assert work.rootfs is not None
     options = work.config.linux.security_context.namespace_options
-    users = options.userns_options if namespaces.has_user_namespace(options) else api.UserNamespace()
+    users = (
+        options.userns_options if namespaces.has_user_namespace(options) else api.UserNamespace()
+    )
     root = work.services.paths.container_root(work.id)
     return anonymous_volumes.declared(work.rootfs.config.volumes, work.wanted, root, users)
 
 
 async def label_volumes(work: Work) -> None:
-    """SELinux: the container's labels, and its files' on volumes that ask for it. They stay there, as under other runtimes.
+    """SELinux: the container's labels, and its files' on volumes that ask for it. They stay there,
+    as under other runtimes.
 
-    Raises InvalidArgument, KernelError, DeadlineExceeded, PeerError (the process that labels was killed).
+    Raises InvalidArgument, KernelError, DeadlineExceeded, PeerError (the process that labels was
+    killed).
     """
     policy = work.services.node.selinux
     if policy is None:
         return
-    work.labels = labels.of_container(policy, work.config.linux.security_context, work.sandbox.selinux)
+    work.labels = labels.of_container(
+        policy, work.config.linux.security_context, work.sandbox.selinux
+    )
     paths = [m.source for m in work.wanted if m.request.selinux_relabel and m.request.host_path]
     for path in paths:
         relabel.check_path(path)
@@ -334,7 +363,9 @@ async def _default_apparmor(work: Work) -> str:
     asked = apparmor_profile(work.config.linux.security_context)
     services = work.services
     return (
-        await services.default_apparmor.name(services.node, services.errands) if asked.kind == DEFAULT else ""
+        await services.default_apparmor.name(services.node, services.errands)
+        if asked.kind == DEFAULT
+        else ""
     )
 
 
@@ -359,7 +390,9 @@ def _container(work: Work, image_signal: str) -> Container:
     resources = api.LinuxContainerResources()
     resources.CopyFrom(work.config.linux.resources)
     image, asked = work.image, work.config.image
-    name, name_by_digest = work.services.images.names(image, [asked.user_specified_image, asked.image])
+    name, name_by_digest = work.services.images.names(
+        image, [asked.user_specified_image, asked.image]
+    )
     return Container(
         id=work.id,
         sandbox_id=work.sandbox.id,
@@ -379,10 +412,15 @@ def _container(work: Work, image_signal: str) -> Container:
 
 
 def log_path(sandbox: api.PodSandboxConfig, config: api.ContainerConfig) -> str:
-    """The log's absolute path, empty when output is to be discarded. Raises InvalidArgument for one outside the pod's."""
+    """The log's absolute path, empty when output is to be discarded. Raises InvalidArgument for one
+    outside the pod's."""
     if not sandbox.log_directory or not config.log_path:
         return ""
-    if config.log_path.startswith("/") or ".." in config.log_path.split("/") or "\0" in config.log_path:
+    if (
+        config.log_path.startswith("/")
+        or ".." in config.log_path.split("/")
+        or "\0" in config.log_path
+    ):
         raise InvalidArgument(f"log_path {config.log_path!r} leaves the pod's log directory")
     path_length.check(config.log_path, "config.log_path")
     path = os.path.join(sandbox.log_directory, config.log_path)
@@ -421,7 +459,9 @@ async def _make_on_disk(work: Work, root: str, lower_dirs: Sequence[Path]) -> No
         return ended.is_set() or _is_given_up(work)
 
     try:
-        await in_thread(lambda: anonymous_volumes.fill(work.volumes, lower_dirs, is_given_up), ended.set)
+        await in_thread(
+            lambda: anonymous_volumes.fill(work.volumes, lower_dirs, is_given_up), ended.set
+        )
     except Abandoned:
         raise WrongState(
             f"copying the volumes of the image was ended: sandbox {work.sandbox.id} is being stopped, or the caller is gone"
@@ -431,11 +471,15 @@ async def _make_on_disk(work: Work, root: str, lower_dirs: Sequence[Path]) -> No
 def _is_given_up(work: Work) -> bool:
     """From any thread."""
     key = _key(work.sandbox, work.config)
-    return work.sandbox.phase != "ready" or work.services.running.seconds_without_caller(key) > CALLER_GRACE_S
+    return (
+        work.sandbox.phase != "ready"
+        or work.services.running.seconds_without_caller(key) > CALLER_GRACE_S
+    )
 
 
 def make_layer(root: str, top_layer: str | os.PathLike[str]) -> None:
-    """The writable layer. The root of the merged tree takes owner and mode from `upper`, so that has the image's."""
+    """The writable layer. The root of the merged tree takes owner and mode from `upper`, so that
+    has the image's."""
     os.makedirs(root, 0o700, exist_ok=True)  # a checkpoint may be there
     os.mkdir(f"{root}/work", 0o700)
     os.mkdir(f"{root}/upper", 0o755)
@@ -533,7 +577,8 @@ STEPS: Steps[Work] = Steps(
         Step("nri", ask_plugins, tell_plugins_of_end),
         Step("folders", make_folders, remove_folders),
         Step("bundle", write_bundle),
-        # Neither needs the other. A cgroup without a record is found by the bundle that it was made from.
+        # Neither needs the other. A cgroup without a record is found by the bundle that it was made
+        # from.
         Beside((Step("record", save, unsave), Step("launch", prepare_launch, drop_launch))),
     ],
 )

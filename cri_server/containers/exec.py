@@ -1,4 +1,5 @@
-"""ExecSync: a command in a running container, its output, its exit code; and what Exec shares with it."""
+"""ExecSync: a command in a running container, its output, its exit code; and what Exec shares with
+it."""
 
 from __future__ import annotations
 
@@ -34,11 +35,13 @@ log = logging.getLogger(__name__)
 # Both streams together; the client takes 16 MiB per message and the rest of the message needs room.
 OUTPUT_LIMIT_BYTES = (16 << 20) - (64 << 10)
 READ_BYTES = 1 << 16
-MEMORY_BYTES = 1 << 15  # of each stream; what is beyond goes to a file, so that many large outputs fit
+# of each stream; what is beyond goes to a file, so that many large outputs fit
+MEMORY_BYTES = 1 << 15
 
 
 class Output:
-    """Reads a pipe as data comes, keeps what `budget` allows and drops the rest, so that the writer never waits.
+    """Reads a pipe as data comes, keeps what `budget` allows and drops the rest, so that the writer
+    never waits.
 
     What is beyond `MEMORY_BYTES` is kept in a file without a name in `folder`.
     """
@@ -67,7 +70,8 @@ class Output:
         return bytes(self._content)
 
     async def drain(self) -> None:
-        """Take what is in the pipe now: a background child may hold its other end for ever. Raises KernelError."""
+        """Take what is in the pipe now: a background child may hold its other end for ever. Raises
+        KernelError."""
         for _ in range(64):
             if self._writing is not None:
                 await asyncio.wait((self._writing,))
@@ -76,7 +80,9 @@ class Output:
         if self._writing is not None:
             await asyncio.wait((self._writing,))
         if self._error is not None:
-            raise KernelError("write", "the output of the command", self._error.errno or 0) from self._error
+            raise KernelError(
+                "write", "the output of the command", self._error.errno or 0
+            ) from self._error
 
     async def parts(self) -> AsyncGenerator[bytes, None]:
         """What was kept, after `close`, piece by piece."""
@@ -85,7 +91,9 @@ class Output:
         at = len(self._content)
         while at < self.size:
             assert self._file is not None
-            data = await asyncio.to_thread(os.pread, self._file.fileno(), READ_BYTES, at - len(self._content))
+            data = await asyncio.to_thread(
+                os.pread, self._file.fileno(), READ_BYTES, at - len(self._content)
+            )
             if not data:
                 raise KernelError("read", "the output of the command", errno.EIO)
             yield data
@@ -153,7 +161,8 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a command ended: its exit code, 128 + n after signal n, and its output, to be discarded by who has this."""
+    """How a command ended: its exit code, 128 + n after signal n, and its output, to be discarded
+    by who has this."""
 
     stdout: Output
     stderr: Output
@@ -195,10 +204,13 @@ def oci_process(
     return process.with_arguments(spec["process"], command, tty=tty)
 
 
-async def sync(services: Services, reference: str, command: Sequence[str], timeout_s: int) -> Outcome:
+async def sync(
+    services: Services, reference: str, command: Sequence[str], timeout_s: int
+) -> Outcome:
     """Run a command to its end. `timeout_s` 0: none.
 
-    Raises NotFound, WrongState, DeadlineExceeded (the process and its descendants are dead then), KernelError.
+    Raises NotFound, WrongState, DeadlineExceeded (the process and its descendants are dead then),
+    KernelError.
     """
     _, container, client = running(services, reference)
     session = await begin(services, container, command, stdout=True, stderr=True)
@@ -229,7 +241,8 @@ async def begin(
     changes: Mapping[str, Any] | None = None,
     **streams: bool,
 ) -> ExecSession:
-    """Start the command; `changes`: see `ExecOptions`. A program that is not there is the caller's mistake, not a container that is not there.
+    """Start the command; `changes`: see `ExecOptions`. A program that is not there is the caller's
+    mistake, not a container that is not there.
 
     Raises InvalidArgument, WrongState, KernelError, PeerError.
     """
@@ -255,7 +268,9 @@ async def begin(
         raise
 
 
-async def _exit_code(client: ShimClient, session: ExecSession, container: Container, timeout_s: float) -> int:
+async def _exit_code(
+    client: ShimClient, session: ExecSession, container: Container, timeout_s: float
+) -> int:
     try:
         async with asyncio.timeout(timeout_s or None):
             return await asyncio.shield(session.exited)

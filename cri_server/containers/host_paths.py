@@ -1,7 +1,8 @@
 """The host paths of a container's binds are open before its launch is compiled.
 
-Those that the caller asks for are opened when CreateContainer looks them up. What CDI and plugins add comes later; after a restart of
-the server, or when a launch was lost, all are opened again, by the container's files.
+Those that the caller asks for are opened when CreateContainer looks them up. What CDI and plugins
+add comes later; after a restart of the server, or when a launch was lost, all are opened again, by
+the container's files.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from cri_server.spec.sources import in_time
 async def open_all(
     services: Services, folder: Path, opened: OpenSources, binds: Sequence[HostBind] | None
 ) -> Sequence[HostBind]:
-    """Open what is not open, in a thread with a deadline. `binds`: None, where only the files in the container's folder know them.
-    Raises DeadlineExceeded naming the path, KernelError, DamagedRecord, InvalidSpec."""
+    """Open what is not open, in a thread with a deadline. `binds`: None, where only the files in
+    the container's folder know them. Raises DeadlineExceeded naming the path, KernelError,
+    DamagedRecord, InvalidSpec."""
     timeout_s = services.config.containers.foreign_path_timeout_s
     if binds is None:
         own = own_folders(services)

@@ -1,4 +1,5 @@
-"""Image volumes: a mount whose source is a local image's files, or a folder of them. Nothing is pulled here."""
+"""Image volumes: a mount whose source is a local image's files, or a folder of them. Nothing is
+pulled here."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ PREFIX = "ImageVolumeMountFailed"  # kubelet looks for this word
 
 
 async def resolve(services: Services, wanted: list[Asked]) -> dict[str, Rootfs]:
-    """Fill in the source of each image volume; container path -> image, which is the caller's to hold until a container is known to
-    use it. Raises InvalidArgument, NotFound, all beginning with ImageVolumeMountFailed."""
+    """Fill in the source of each image volume; container path -> image, which is the caller's to
+    hold until a container is known to use it. Raises InvalidArgument, NotFound, all beginning with
+    ImageVolumeMountFailed."""
     found = {}
     for mount in wanted:
         if mount.request.HasField("image") and mount.request.image.image:
@@ -45,14 +47,16 @@ async def _resolve(services: Services, mount: Asked) -> Rootfs:
         return rootfs
     if sub_path:
         layers = await asyncio.to_thread(_folders, layers, sub_path)
-    if len(layers) == 1:  # a bind of it could be remounted writable: an overlay without `upperdir` cannot
+    # a bind of it could be remounted writable: an overlay without `upperdir` cannot
+    if len(layers) == 1:
         layers.append(services.images.lowest_layer)
     mount.layers = layers
     return rootfs
 
 
 def _folder(root: int, sub_path: str) -> str:
-    """The folder's path in the image without links; empty for the image itself. Raises InvalidArgument."""
+    """The folder's path in the image without links; empty for the image itself. Raises
+    InvalidArgument."""
     try:
         parts = paths.components(paths.resolve(root, sub_path)) if sub_path else []
         found = "/".join(parts)
@@ -67,10 +71,12 @@ def _folder(root: int, sub_path: str) -> str:
 
 
 def _folders(layers: list[str], sub_path: str) -> list[str]:
-    """The folders, top first, whose overlay is what the image's overlay shows at `sub_path`. Links in the path are followed
-    inside the image, from one layer into another where they lead there. Raises InvalidArgument.
+    """The folders, top first, whose overlay is what the image's overlay shows at `sub_path`. Links
+    in the path are followed inside the image, from one layer into another where they lead there.
+    Raises InvalidArgument.
 
-    A layer adds its folder until one above hides what lies below: by an opaque folder, a whiteout or a file.
+    A layer adds its folder until one above hides what lies below: by an opaque folder, a whiteout
+    or a file.
     """
     found = []
     try:
@@ -90,7 +96,8 @@ def _folders(layers: list[str], sub_path: str) -> list[str]:
 
 
 def _look(layer: str, parts: list[str]) -> tuple[str, bool]:
-    """The real path of the folder in one layer (empty: not there), and whether the layer hides those below it."""
+    """The real path of the folder in one layer (empty: not there), and whether the layer hides
+    those below it."""
     here = os.open(layer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     hides = False
     try:

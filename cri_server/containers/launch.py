@@ -1,7 +1,9 @@
-"""A container's launch: the pod's shim compiles it when the container is created, and carries it out when it is started.
+"""A container's launch: the pod's shim compiles it when the container is created, and carries it
+out when it is started.
 
-What is wrong with the container is reported at its creation, and little is left to do at the start. A launch is derived from what
-is on disk: one that was lost with its shim, or whose cgroup is gone since, is made again by the start.
+What is wrong with the container is reported at its creation, and little is left to do at the start.
+A launch is derived from what is on disk: one that was lost with its shim, or whose cgroup is gone
+since, is made again by the start.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ TIMEOUT_S = 60.0
 
 @contextlib.contextmanager
 def limits_named(container: Container) -> Iterator[None]:
-    """While inside, a limit that cannot be set is an error that names the container, and the setting that lets it go on without."""
+    """While inside, a limit that cannot be set is an error that names the container, and the
+    setting that lets it go on without."""
     try:
         yield
     except Unsupported as error:
@@ -47,14 +50,16 @@ async def prepare(
     opened: OpenSources,
     binds: Sequence[HostBind] | None = None,
 ) -> None:
-    """Have the shim make the launch, and with it the container's cgroup. `opened`: the host paths that are open; those of `binds`
-    that are not are opened, and belong to it. A shim that does not answer in time is killed, and its pods go on in another one.
-    Raises Error."""
+    """Have the shim make the launch, and with it the container's cgroup. `opened`: the host paths
+    that are open; those of `binds` that are not are opened, and belong to it. A shim that does not
+    answer in time is killed, and its pods go on in another one. Raises Error."""
     folder = services.paths.container_state(container.id)
     mounts = await services.images.mounts([container.image_id, *container.mounted_images.values()])
     binds = await host_paths.open_all(services, folder, opened, binds)
     outside = Outside(
-        {mount.index: mount.fd for mount in mounts}, opened.known, host_paths.descriptors(binds, opened)
+        {mount.index: mount.fd for mount in mounts},
+        opened.known,
+        host_paths.descriptors(binds, opened),
     )
     client = services.shims.get(sandbox)
     created_in = sandbox.shim
@@ -84,15 +89,16 @@ async def ensure(services: Services, sandbox: Sandbox, container: Container) -> 
 
 
 async def drop(services: Services, container: Container) -> None:
-    """Drop the launch of a container that is not going to be started as it is: its mounts go, and its cgroup. Does nothing to one that
-    was started."""
+    """Drop the launch of a container that is not going to be started as it is: its mounts go, and
+    its cgroup. Does nothing to one that was started."""
     if container.process is not None:
         return
     container.created_in = None
     sandbox = services.index.sandboxes.find(container.sandbox_id)
     client = services.shims.find(sandbox) if sandbox is not None else None
     if client is not None:
-        with contextlib.suppress(Error, TimeoutError):  # its shim was killed meanwhile, or is silent
+        # its shim was killed meanwhile, or is silent
+        with contextlib.suppress(Error, TimeoutError):
             async with asyncio.timeout(ANSWER_S):
                 await client.drop_container(container.id)
     await orphans.kill_group(container.cgroups_path, container.id)

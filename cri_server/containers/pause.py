@@ -1,6 +1,7 @@
 """Pause and unpause a container by its cgroup's freezer: calls of our own, for CRI has none.
 
-To CRI a paused container is RUNNING. Nothing is recorded: the freezer itself says who is paused, to a restarted server as well.
+To CRI a paused container is RUNNING. Nothing is recorded: the freezer itself says who is paused, to
+a restarted server as well.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def refuse_paused(container: Container) -> None:
 
 
 async def pause(services: Services, reference: str) -> None:
-    """Returns when every process stands still. Raises NotFound, WrongState, DeadlineExceeded (they run on then), KernelError."""
+    """Returns when every process stands still. Raises NotFound, WrongState, DeadlineExceeded (they
+    run on then), KernelError."""
     container = services.index.containers.get(reference)
     async with container.lock:
         _expect_running(container)

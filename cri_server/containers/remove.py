@@ -36,7 +36,9 @@ async def remove(services: Services, reference: str) -> None:
 
 async def remove_container(services: Services, container: Container) -> None:
     """As `remove`, for a container at hand; repeated calls join."""
-    await services.running.join(("remove", container.id), lambda: STEPS.run(Work(services, container)))
+    await services.running.join(
+        ("remove", container.id), lambda: STEPS.run(Work(services, container))
+    )
 
 
 async def kill(work: Work) -> None:
@@ -57,7 +59,9 @@ async def leave_shim(work: Work) -> None:
             async with asyncio.timeout(stop.SHIM_PATIENCE_S):
                 await client.forget(work.container.id)
     except (PeerError, TimeoutError) as error:
-        log.warning("container %s: its shim was not told of the removal: %r", work.container.id, error)
+        log.warning(
+            "container %s: its shim was not told of the removal: %r", work.container.id, error
+        )
 
 
 async def remove_cgroup(work: Work) -> None:

@@ -1,8 +1,9 @@
-"""CreateContainer from a checkpoint: of an archive, or of an image that holds one, as kubelet and the peers' tools make them.
+"""CreateContainer from a checkpoint: of an archive, or of an image that holds one, as kubelet and
+the peers' tools make them.
 
-What the archive says decides little: which image the container had, and what CRIU needs to know. Everything else, user, mounts,
-limits, namespaces, is the request's, and what the two cannot agree on is refused: CRIU would find a place empty, or leave a volume
-out without a word.
+What the archive says decides little: which image the container had, and what CRIU needs to know.
+Everything else, user, mounts, limits, namespaces, is the request's, and what the two cannot agree
+on is refused: CRIU would find a place empty, or leave a volume out without a word.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from pyrunc.shim.files import RestoreFolders
 
 ARCHIVE, LAYER = "archive", "layer"
 SEPARATE = ("network", "pid", "ipc")
-"""CRIU restores processes of the host's namespaces in the host's, whatever pod they are to be in, and finds no place there for those
-of a pod's."""
+"""CRIU restores processes of the host's namespaces in the host's, whatever pod they are to be in,
+and finds no place there for those of a pod's."""
 
 
 async def take(
@@ -55,7 +56,9 @@ async def take(
     root = services.paths.container_root(identifier)
     if reference.startswith("/"):
         timeout_s = services.config.containers.foreign_path_timeout_s
-        archive = await sources.in_time(timeout_s, reference, _open_archive, reference, discard=os.close)
+        archive = await sources.in_time(
+            timeout_s, reference, _open_archive, reference, discard=os.close
+        )
         try:
             require_criu()
             await asyncio.to_thread(_make_folders, root, root / ARCHIVE)
@@ -124,7 +127,8 @@ def _opened(layers: Sequence[Path]) -> Iterator[int]:
 
 
 async def find_image(services: Services, checkpoint: Checkpoint) -> Image:
-    """The image of which the container was made; pulled where it is not here. Raises NotFound, and what a pull raises."""
+    """The image of which the container was made; pulled where it is not here. Raises NotFound, and
+    what a pull raises."""
     for reference in checkpoint.images:
         if (image := await services.images.status(reference)) is not None:
             return image
@@ -144,7 +148,8 @@ def _is_whole_id(reference: str) -> bool:
 
 
 def check(checkpoint: Checkpoint, spec: Mapping[str, Any], wanted: Sequence[Asked]) -> None:
-    """Whether the container that is asked for can be the one of the checkpoint. Raises InvalidArgument."""
+    """Whether the container that is asked for can be the one of the checkpoint. Raises
+    InvalidArgument."""
     if checkpoint.terminal != bool(spec["process"].get("terminal")):
         had = "had a terminal" if checkpoint.terminal else "had no terminal"
         raise InvalidArgument(f"the container of the checkpoint {had}: config.tty must say so, too")
@@ -158,7 +163,9 @@ def check(checkpoint: Checkpoint, spec: Mapping[str, Any], wanted: Sequence[Aske
             raise InvalidArgument(
                 f"the container of the checkpoint had the host's {kind} namespace: it cannot go on in the pod's"
             )
-    places = {mount["destination"] for mount in spec["mounts"] if mount.get("type") in ("bind", "overlay")}
+    places = {
+        mount["destination"] for mount in spec["mounts"] if mount.get("type") in ("bind", "overlay")
+    }
     missing = [place for place in checkpoint.binds if place not in places]
     if missing:
         raise InvalidArgument(
@@ -172,8 +179,10 @@ def check(checkpoint: Checkpoint, spec: Mapping[str, Any], wanted: Sequence[Aske
 
 
 async def fill_layer(services: Services, identifier: str, volumes: Sequence[Asked]) -> None:
-    """Put what the container had written into its new writable layer and its own volumes. Raises Error."""
-    root, folder = services.paths.container_root(identifier), services.paths.restore_folder(identifier)
+    """Put what the container had written into its new writable layer and its own volumes. Raises
+    Error."""
+    root = services.paths.container_root(identifier)
+    folder = services.paths.restore_folder(identifier)
     deleted = await asyncio.to_thread(read.deleted, str(folder))
     await asyncio.to_thread(_make_folders, root / LAYER)
     archive = folder / names.LAYER
@@ -203,7 +212,8 @@ def _install(root: Path, deleted: Sequence[str], volumes: Sequence[Asked]) -> No
 
 
 def _set_root_mode(upper: Path, images: Path) -> None:
-    """As the container had it: CRIU takes no other, and an image that does not say it has another one under each engine. Blocking."""
+    """As the container had it: CRIU takes no other, and an image that does not say it has another
+    one under each engine. Blocking."""
     with disk_errors("chmod", str(upper)):
         mode = file_images.root_mode(str(images))
         if mode is not None:

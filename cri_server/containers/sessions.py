@@ -1,4 +1,5 @@
-"""Exec, Attach and PortForward: the requests are checked when they come, the session begins when its client connects."""
+"""Exec, Attach and PortForward: the requests are checked when they come, the session begins when
+its client connects."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from cri_server.errands import DIAL, Dial
 from cri_server.pod.client import ExecSession, ShimClient, Streams
 from cri_server.services import Services
 from cri_server.store.model import Container, Sandbox
-from cri_server.streaming.backend import AttachOptions, Descriptors, ExecOptions, PortForwardOptions, Session
+from cri_server.streaming.backend import (
+    AttachOptions,
+    Descriptors,
+    ExecOptions,
+    PortForwardOptions,
+    Session,
+)
 from pyrunc.errors import InvalidArgument, PeerError, WrongState
 
 DIAL_TIMEOUT_S = 10.0
@@ -45,7 +52,9 @@ def check_attach(services: Services, request: api.AttachRequest) -> AttachOption
     _check_streams(request)
     _, container, _ = execution.running(services, request.container_id)
     tty = bool(container.config.tty)
-    return AttachOptions(container.id, request.stdin, request.stdout, request.stderr and not tty, tty)
+    return AttachOptions(
+        container.id, request.stdin, request.stdout, request.stderr and not tty, tty
+    )
 
 
 def check_port_forward(services: Services, request: api.PortForwardRequest) -> PortForwardOptions:
@@ -141,7 +150,8 @@ class Sessions:
         return AttachSeat(client, container, streams)
 
     async def dial(self, sandbox_id: str, port: int) -> socket.socket:
-        """An errand enters the pod's network and hands the connected socket back; we never enter a namespace."""
+        """An errand enters the pod's network and hands the connected socket back; we never enter a
+        namespace."""
         sandbox = self._services.index.sandboxes.get(sandbox_id)
         _check_port(port)
         _check_ready(sandbox)

@@ -1,4 +1,5 @@
-"""StartContainer: the shim carries the launch out; the call returns when the process has been executed, or says why it was not."""
+"""StartContainer: the shim carries the launch out; the call returns when the process has been
+executed, or says why it was not."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ class Work:
 async def start(services: Services, reference: str) -> None:
     """CREATED -> RUNNING, or EXITED with code 128 and reason StartError, and the error.
 
-    A repetition of a start that succeeded while its caller had hung up is an error like any other (kubelet recreates).
-    Raises NotFound, WrongState.
+    A repetition of a start that succeeded while its caller had hung up is an error like any other
+    (kubelet recreates). Raises NotFound, WrongState.
     """
     container = services.index.containers.get(reference)
     await services.running.join(("start", container.id), lambda: _start(services, container))
@@ -62,7 +63,10 @@ async def _start(services: Services, container: Container) -> None:
 async def _start_once(services: Services, sandbox: Sandbox, container: Container) -> None:
     with sandbox.gate:
         async with container.lock:
-            if container.state != api.CONTAINER_CREATED or ("remove", container.id) in services.running:
+            if (
+                container.state != api.CONTAINER_CREATED
+                or ("remove", container.id) in services.running
+            ):
                 state = api.ContainerState.Name(container.state)  # type: ignore[arg-type]
                 raise WrongState(f"container {container.id} is {state}, not CONTAINER_CREATED")
             if sandbox.state != api.SANDBOX_READY:
@@ -100,7 +104,9 @@ async def execute(work: Work) -> None:
         await work.services.shims.settle(work.sandbox)
         if container.exit is None:
             message = error.message
-            container.ended(Exit(START_ERROR_CODE, time.time_ns(), reason=START_ERROR, message=message))
+            container.ended(
+                Exit(START_ERROR_CODE, time.time_ns(), reason=START_ERROR, message=message)
+            )
         # NotFound is about the program, not about the container.
         if isinstance(error, NotFound) or files.is_bad_log_path(error) or is_bad_place(error):
             raise InvalidArgument(error.message) from None
@@ -112,11 +118,22 @@ async def execute(work: Work) -> None:
 
 
 def is_bad_place(error: Error) -> bool:
-    """Whether a start failed because the image has a file, or a loop of links, on the way to the working directory, a mount's
-    place or a device: what is asked for cannot be there."""
-    if not isinstance(error, KernelError) or error.call not in ("mkdir", "chdir", "mknod", "attach"):
+    """Whether a start failed because the image has a file, or a loop of links, on the way to the
+    working directory, a mount's place or a device: what is asked for cannot be there."""
+    if not isinstance(error, KernelError) or error.call not in (
+        "mkdir",
+        "chdir",
+        "mknod",
+        "attach",
+    ):
         return False
-    return error.errno in (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG)
+    return error.errno in (
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.EEXIST,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+    )
 
 
 async def end(work: Work) -> None:

@@ -1,6 +1,7 @@
 """StopContainer: the stop signal, and SIGKILL when the time is up.
 
-The shim decides about concurrent stops (one signal, the earliest deadline wins) and goes on when we are gone.
+The shim decides about concurrent stops (one signal, the earliest deadline wins) and goes on when we
+are gone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from pyrunc.errors import NotFound, PeerError, Unavailable
 log = logging.getLogger(__name__)
 
 MOST_SHIMS = 5  # that are killed while one container is stopped
-SHIM_PATIENCE_S = 20.0  # beyond the grace period; the shim itself says after 10 s that SIGKILL did not help
+# beyond the grace period; the shim itself says after 10 s that SIGKILL did not help
+SHIM_PATIENCE_S = 20.0
 
 
 async def stop(services: Services, reference: str, timeout_s: int) -> None:
@@ -60,7 +62,9 @@ async def end(services: Services, container: Container, signal: int, timeout_s: 
         ):  # the shim was killed meanwhile: another one has its containers, or they have ended
             await _end(services, sandbox, container, signal, timeout_s)
             return
-    raise Unavailable(f"container {container.id}: {MOST_SHIMS} shims were lost while it was being stopped")
+    raise Unavailable(
+        f"container {container.id}: {MOST_SHIMS} shims were lost while it was being stopped"
+    )
 
 
 async def _end(
@@ -73,7 +77,11 @@ async def _end(
         async with asyncio.timeout(patience_s):
             ended = await client.stop(container.id, signal, max(timeout_s, 0.0))
     except TimeoutError:
-        log.error("container %s: its shim did not answer for %g s and is given up", container.id, patience_s)
+        log.error(
+            "container %s: its shim did not answer for %g s and is given up",
+            container.id,
+            patience_s,
+        )
         await services.shims.give_up(sandbox)
     except NotFound:
         if container.exit is None:

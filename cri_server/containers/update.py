@@ -1,4 +1,5 @@
-"""UpdateContainerResources: the cgroup of a running container, the spec of a created one, and the record of both."""
+"""UpdateContainerResources: the cgroup of a running container, the spec of a created one, and the
+record of both."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class Work:
 
 
 async def update(services: Services, reference: str, wanted: api.LinuxContainerResources) -> None:
-    """Fields that are zero stay as they are. Raises NotFound, WrongState (exited), InvalidArgument, KernelError."""
+    """Fields that are zero stay as they are. Raises NotFound, WrongState (exited), InvalidArgument,
+    KernelError."""
     container = services.index.containers.get(reference)
     resources.check(wanted)
     if services.nri is None:
@@ -48,7 +50,9 @@ def _expect_alive(container: Container) -> None:
         raise WrongState(f"container {container.id} has exited")
 
 
-async def apply(services: Services, container: Container, wanted: api.LinuxContainerResources) -> None:
+async def apply(
+    services: Services, container: Container, wanted: api.LinuxContainerResources
+) -> None:
     """As `update`, for a container at hand, without asking plugins."""
     async with container.lock:
         _expect_alive(container)
@@ -59,7 +63,8 @@ async def apply(services: Services, container: Container, wanted: api.LinuxConta
 
 async def write_cgroup(work: Work) -> None:
     if work.container.running:
-        await to_the_end(asyncio.to_thread(_write, work, work.merged, work.wanted))  # its undo comes after it
+        # its undo comes after it
+        await to_the_end(asyncio.to_thread(_write, work, work.merged, work.wanted))
 
 
 async def restore_cgroup(work: Work) -> None:
@@ -67,7 +72,9 @@ async def restore_cgroup(work: Work) -> None:
         await asyncio.to_thread(_write, work, work.before, work.before)
 
 
-def _write(work: Work, whole: api.LinuxContainerResources, changed: api.LinuxContainerResources) -> None:
+def _write(
+    work: Work, whole: api.LinuxContainerResources, changed: api.LinuxContainerResources
+) -> None:
     """The kernel files of what changed; memory and swap go together, whichever was asked for."""
     settings = work.services.config.cgroup
     group = groups.place(work.container.cgroups_path, work.container.id)
@@ -83,7 +90,9 @@ def _refuse_less_than_used(directory: str, limit_bytes: int) -> None:
     """Shrinking below what is used would end the container by the OOM killer."""
     used = tree.read(directory, "memory.current")
     if used is not None and 0 < limit_bytes < int(used):
-        raise InvalidArgument(f"memory limit {limit_bytes} is less than the {int(used)} bytes in use")
+        raise InvalidArgument(
+            f"memory limit {limit_bytes} is less than the {int(used)} bytes in use"
+        )
 
 
 async def write_spec(work: Work) -> None:
@@ -99,7 +108,9 @@ def _change_spec(work: Work, limits: api.LinuxContainerResources) -> None:
     path = str(work.services.paths.container_state(work.container.id) / "config.json")
     with disk_errors("write", path):
         spec: dict[str, Any] = atomic_file.read_json(path)
-        found = resources.without_hugepages(resources.to_oci(limits), work.services.node.cgroup_controllers)
+        found = resources.without_hugepages(
+            resources.to_oci(limits), work.services.node.cgroup_controllers
+        )
         found["devices"] = spec["linux"]["resources"].get("devices", [])
         spec["linux"]["resources"] = found
         spec["process"]["oomScoreAdj"] = resources.clamp_oom_score_adj(

@@ -1,1 +1,2 @@
-"""Whether this machine can be a node: what is missing or wrong, what follows from it, and the command that mends it."""
+"""Whether this machine can be a node: what is missing or wrong, what follows from it, and the
+command that mends it."""

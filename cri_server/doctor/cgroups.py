@@ -19,7 +19,9 @@ def tree(host: Host) -> str:
 def version(host: Host) -> Iterator[Finding]:
     root = tree(host)
     if not root:
-        yield Finding("cgroup-v2", Level.WRONG, "no cgroup v2 tree", "the server does not start", UNIFIED)
+        yield Finding(
+            "cgroup-v2", Level.WRONG, "no cgroup v2 tree", "the server does not start", UNIFIED
+        )
         return
     if root != TREES[0]:
         strict = host.config.cgroup.missing_controllers == "error"

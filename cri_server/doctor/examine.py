@@ -5,7 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from cri_server.doctor import cgroups, file_systems, kernel, kubelet, leftovers, limits, network, registries
+from cri_server.doctor import (
+    cgroups,
+    file_systems,
+    kernel,
+    kubelet,
+    leftovers,
+    limits,
+    network,
+    registries,
+)
 from cri_server.doctor.model import Check, Finding, Host, Level
 
 log = logging.getLogger(__name__)

@@ -48,7 +48,9 @@ def images(host: Host) -> Iterator[Finding]:
         yield fine("images", 'unpacked, as [images] store = "unpacked" says')
         return
     follows = "they are unpacked, file by file: pulls take longer, and inodes"
-    mend = "boot Linux 6.15 or later; what is here stays usable, and `pyrunc-cri gc` converts it then"
+    mend = (
+        "boot Linux 6.15 or later; what is here stays usable, and `pyrunc-cri gc` converts it then"
+    )
     if store == "auto" and (why_each := why_not_shared()):
         yield Finding("images", Level.NOTE, f"if images were mounted, {why_each}", follows, mend)
         return
@@ -59,10 +61,8 @@ def images(host: Host) -> Iterator[Finding]:
     if not why:
         yield fine("images", "mounted: this kernel has EROFS from files")
     elif store == "erofs":
-        follows, mend = (
-            'the server does not start with [images] store = "erofs"',
-            'set [images] store = "auto"',
-        )
+        follows = 'the server does not start with [images] store = "erofs"'
+        mend = 'set [images] store = "auto"'
         yield Finding("images", Level.WRONG, f"images cannot be mounted: {why}", follows, mend)
     else:
         yield Finding("images", Level.NOTE, f"images cannot be mounted: {why}", follows, mend)

@@ -12,7 +12,8 @@ from cri_server.doctor.model import Finding, Host, Level, fine
 from pyrunc.kernel.call import raw
 
 OLDEST = (6, 1)
-# Calls that a container's start makes (pyrunc.plan, pyrunc.launch), with arguments that each refuses before it does anything.
+# Calls that a container's start makes (pyrunc.plan, pyrunc.launch), with arguments that each
+# refuses before it does anything.
 CALLS = {
     "clone3": (0, 0),
     "openat2": (-1, 0, 0, 0),
@@ -118,10 +119,8 @@ def _bridge_filter(host: Host) -> Finding:
     if value == 1:
         return fine("module-br-netfilter", "packets over bridges pass the firewall")
     if value == 0:
-        found, mend = (
-            "net.bridge.bridge-nf-call-iptables is 0",
-            "sysctl -w net.bridge.bridge-nf-call-iptables=1",
-        )
+        found = "net.bridge.bridge-nf-call-iptables is 0"
+        mend = "sysctl -w net.bridge.bridge-nf-call-iptables=1"
     else:
         found = "the module br_netfilter is not loaded"
         mend = "modprobe br_netfilter && echo br_netfilter > /etc/modules-load.d/br_netfilter.conf"

@@ -1,6 +1,8 @@
-"""kubelet on this machine: whether it talks to our server, and whether both drive cgroups in the same way.
+"""kubelet on this machine: whether it talks to our server, and whether both drive cgroups in the
+same way.
 
-A kubelet that runs is asked by its command line in /proc; else the unit of systemd and its drop-ins say how it would start.
+A kubelet that runs is asked by its command line in /proc; else the unit of systemd and its drop-ins
+say how it would start.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ NAMES = ("kubelet", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s")
 def kubelet(host: Host) -> Iterator[Finding]:
     words, source = _command(host)
     if words is None:
-        yield Finding("kubelet", Level.NOTE, "there is no kubelet", "pods are those of `pyrunc-cri run`")
+        yield Finding(
+            "kubelet", Level.NOTE, "there is no kubelet", "pods are those of `pyrunc-cri run`"
+        )
         return
     flags = _flags(words)
     if _waits_for_kubeadm(host, flags):
@@ -36,16 +40,23 @@ def kubelet(host: Host) -> Iterator[Finding]:
         return
     settings, problem = _settings(host, flags.get("config", ""))
     if problem:
-        yield Finding("kubelet", Level.WARNING, problem, "kubelet does not start with it", "mend the file")
-    endpoint = flags.get(ENDPOINT) or str(settings.get("containerRuntimeEndpoint") or DEFAULT_ENDPOINT)
+        yield Finding(
+            "kubelet", Level.WARNING, problem, "kubelet does not start with it", "mend the file"
+        )
+    endpoint = flags.get(ENDPOINT) or str(
+        settings.get("containerRuntimeEndpoint") or DEFAULT_ENDPOINT
+    )
     yield _endpoint(host, endpoint, source, settings, flags)
     yield _driver(host, flags.get(DRIVER) or str(settings.get("cgroupDriver") or "cgroupfs"))
 
 
 def _waits_for_kubeadm(host: Host, flags: dict[str, str]) -> bool:
-    """kubeadm writes the configuration and either kubeconfig; its package's unit names all of them from the beginning."""
+    """kubeadm writes the configuration and either kubeconfig; its package's unit names all of them
+    from the beginning."""
     written = [flags.get(name, "") for name in ("config", "bootstrap-kubeconfig", "kubeconfig")]
-    return bool(flags.get("bootstrap-kubeconfig")) and not any(p and host.path(p).exists() for p in written)
+    return bool(flags.get("bootstrap-kubeconfig")) and not any(
+        p and host.path(p).exists() for p in written
+    )
 
 
 def _endpoint(
@@ -86,7 +97,9 @@ def _command(host: Host) -> tuple[list[str] | None, str]:
     for folder in sorted(host.path("/proc").glob("[0-9]*")):
         try:
             name = (folder / "comm").read_text().strip()
-            words = (folder / "cmdline").read_bytes().rstrip(b"\0").decode(errors="replace").split("\0")
+            words = (
+                (folder / "cmdline").read_bytes().rstrip(b"\0").decode(errors="replace").split("\0")
+            )
         except OSError:
             continue
         if name in NAMES and words != [""]:
@@ -99,7 +112,9 @@ def _unit(host: Host) -> list[str] | None:
     files = [host.path(f"{f}/kubelet.service") for f in UNIT_FOLDERS]
     texts = [path.read_text(errors="replace") for path in files if path.is_file()][:1]
     drop_ins = {
-        p.name: p for f in reversed(UNIT_FOLDERS) for p in host.path(f"{f}/kubelet.service.d").glob("*.conf")
+        p.name: p
+        for f in reversed(UNIT_FOLDERS)
+        for p in host.path(f"{f}/kubelet.service.d").glob("*.conf")
     }
     texts += [drop_ins[name].read_text(errors="replace") for name in sorted(drop_ins)]
     command, variables = "", dict[str, str]()

@@ -1,5 +1,5 @@
-"""What should not be there: shims and groups of pods that no record knows, mounts below our folders, damaged records; and
-whether a server answers at all."""
+"""What should not be there: shims and groups of pods that no record knows, mounts below our
+folders, damaged records; and whether a server answers at all."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def server(host: Host) -> Iterator[Finding]:
         return
     shims = len(_shims(host))
     pods = (
-        f"{shims} pods run on, but kubelet cannot stop, probe or list them" if shims else "no pod can be run"
+        f"{shims} pods run on, but kubelet cannot stop, probe or list them"
+        if shims
+        else "no pod can be run"
     )
     start = f"pyrunc-cri serve --listen unix://{path}"
     mend = host.service("start", "pyrunc-cri", f"{start} (no systemd runs here)")
@@ -70,7 +72,9 @@ def mounts(host: Host) -> Iterator[Finding]:
     """Mounts below the server's folders. This version makes none there: another program or an
     earlier version has made them."""
     folders = [os.path.realpath(path) for path in (host.config.root, host.config.state)]
-    found = [m.path for m in mount_points() if any(m.path.startswith(f"{folder}/") for folder in folders)]
+    found = [
+        m.path for m in mount_points() if any(m.path.startswith(f"{folder}/") for folder in folders)
+    ]
     if found:
         yield Finding(
             "leftover-mounts",
@@ -84,7 +88,8 @@ def mounts(host: Host) -> Iterator[Finding]:
 
 
 def names(host: Host) -> Iterator[Finding]:
-    """Names of network namespaces that are called like sandboxes of ours, of which no record or attachment knows."""
+    """Names of network namespaces that are called like sandboxes of ours, of which no record or
+    attachment knows."""
     paths, folder = _paths(host), host.path(host.config.network.netns_dir)
     known = {
         *records_in(paths.sandbox_records),

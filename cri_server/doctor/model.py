@@ -12,7 +12,8 @@ from cri_server.config import Config
 
 
 class Level(IntEnum):
-    """How bad it is. `NOTE`: good to know; `WARNING`: some pods fail or are slow; `WRONG`: this is no node yet."""
+    """How bad it is. `NOTE`: good to know; `WARNING`: some pods fail or are slow; `WRONG`: this is
+    no node yet."""
 
     FINE = 0
     NOTE = 1
@@ -22,8 +23,8 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. `code` is its stable name, which `explain` knows; `found` what is there; `follows` what
-    that means for pods; `mend` a command or what to write where."""
+    """One thing that was looked at. `code` is its stable name, which `explain` knows; `found` what
+    is there; `follows` what that means for pods; `mend` a command or what to write where."""
 
     code: str
     level: Level
@@ -42,8 +43,8 @@ def fine(code: str, found: str) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A machine and the server's configuration on it. `top` is where its file system begins, `/` unless a test says
-    otherwise; paths are given as the machine has them."""
+    """A machine and the server's configuration on it. `top` is where its file system begins, `/`
+    unless a test says otherwise; paths are given as the machine has them."""
 
     config: Config
     top: Path = Path("/")

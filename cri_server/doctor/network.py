@@ -1,4 +1,5 @@
-"""The pods' network: CNI's configuration and plugins, forwarding, addresses, and firewalls of others."""
+"""The pods' network: CNI's configuration and plugins, forwarding, addresses, and firewalls of
+others."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def network(host: Host) -> Found:
     if given.builtin:
         folder = str(host.path(host.config.root / "network" / "leases"))
         try:
-            default = builtin_network(folder, bridge=given.builtin_bridge, subnets=tuple(given.builtin))
+            default = builtin_network(
+                folder, bridge=given.builtin_bridge, subnets=tuple(given.builtin)
+            )
         except Error as error:
             return Found(None, "", error.message)
     found = Configuration(str(host.path(given.conf_dir)), default).current()
@@ -33,7 +36,9 @@ def network(host: Host) -> Found:
     def said(text: str) -> str:
         return text.replace(str(host.path(given.conf_dir)), given.conf_dir)
 
-    return Found(found.network, said(found.source), said(found.problem), tuple(map(said, found.passed_over)))
+    return Found(
+        found.network, said(found.source), said(found.problem), tuple(map(said, found.passed_over))
+    )
 
 
 def configuration(host: Host) -> Iterator[Finding]:
@@ -86,12 +91,16 @@ def _plugins(host: Host, found: NetworkList, kinds: list[str]) -> Finding:
 
 
 def _is_there(host: Host, kind: str, folders: list[str]) -> bool:
-    return kind in MODULES or any(os.access(host.path(f"{folder}/{kind}"), os.X_OK) for folder in folders)
+    return kind in MODULES or any(
+        os.access(host.path(f"{folder}/{kind}"), os.X_OK) for folder in folders
+    )
 
 
 def _addresses(host: Host, found: NetworkList) -> Iterator[Finding]:
     for each in usage(found) if host.top == Path("/") else ():
-        text = f"{each.taken} of {each.size} IPv{each.version} addresses of {each.network} are taken"
+        text = (
+            f"{each.taken} of {each.size} IPv{each.version} addresses of {each.network} are taken"
+        )
         if each.taken < FEW_LEFT * each.size:
             yield fine("addresses", text)
         else:
@@ -105,7 +114,8 @@ def _addresses(host: Host, found: NetworkList) -> Iterator[Finding]:
 
 
 def names(host: Host) -> Iterator[Finding]:
-    """Whether add-ons' pods, which mount the folder of names, see the network namespaces of pods that start later."""
+    """Whether add-ons' pods, which mount the folder of names, see the network namespaces of pods
+    that start later."""
     if host.top != Path("/"):
         return
     folder = host.config.network.netns_dir
@@ -153,7 +163,9 @@ def firewall(host: Host) -> Iterator[Finding]:
         )
         listed = json.loads(done.stdout or "{}").get("nftables", [])
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        yield Finding("firewall", Level.WARNING, f"{program}: {error}", "host ports and masquerade need it")
+        yield Finding(
+            "firewall", Level.WARNING, f"{program}: {error}", "host ports and masquerade need it"
+        )
         return
     if done.returncode:
         text = done.stderr.decode(errors="replace").strip().splitlines()

@@ -18,7 +18,9 @@ def registries(host: Host) -> Iterator[Finding]:
     problems = list(_repeated(host, files))
     for file in files:
         problems += _look(host, file)
-    yield from problems or [fine("registries", f"{len(files)} files of hosts.toml are as they should be")]
+    yield from problems or [
+        fine("registries", f"{len(files)} files of hosts.toml are as they should be")
+    ]
 
 
 def _repeated(host: Host, files: list[Path]) -> Iterator[Finding]:
@@ -50,7 +52,9 @@ def _look(host: Host, file: Path) -> Iterator[Finding]:
         content = read_file(file, registry, own=not is_default)
     except Error as error:
         effect = f"images of {of} cannot be pulled; other registries are not concerned"
-        yield _broken(host, error, effect, f"mend {_shown(host, str(file))}; it is read again with each pull")
+        yield _broken(
+            host, error, effect, f"mend {_shown(host, str(file))}; it is read again with each pull"
+        )
         return
     for each in content.hosts:
         try:

@@ -1,4 +1,5 @@
-"""What `doctor` looks at, by the code of its finding; the finding itself says what is there, what follows and what mends it."""
+"""What `doctor` looks at, by the code of its finding; the finding itself says what is there, what
+follows and what mends it."""
 
 from __future__ import annotations
 

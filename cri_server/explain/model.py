@@ -10,9 +10,9 @@ _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What is behind a name. `group` is its chapter; `who` must act; `code` is gRPC's, for errors that travel; `classes` are the
-    error classes that it is about, by qualified name; `also` other words that people meet for it; `patterns` texts that it is
-    about, as regular expressions.
+    """What is behind a name. `group` is its chapter; `who` must act; `code` is gRPC's, for errors
+    that travel; `classes` are the error classes that it is about, by qualified name; `also` other
+    words that people meet for it; `patterns` texts that it is about, as regular expressions.
     """
 
     name: str
@@ -38,17 +38,20 @@ def _folded(word: str) -> str:
 
 
 def find(pages: tuple[Page, ...], asked: str) -> list[Page]:
-    """The pages of this name or code of gRPC; else those that are about this text, then those whose names stand in it, in their
-    order there.
+    """The pages of this name or code of gRPC; else those that are about this text, then those whose
+    names stand in it, in their order there.
 
-    In a sentence only what cannot be a plain word counts: ENOSPC, OOMKilled, root-space, not `server`.
+    In a sentence only what cannot be a plain word counts: ENOSPC, OOMKilled, root-space, not
+    `server`.
     """
     named = _named(pages, asked.strip())
     if named:
         return named
     words = [w for w in _WORD.findall(asked) if not w.islower() or "-" in w or "_" in w]
     about = [page for page in pages if any(re.search(pattern, asked) for pattern in page.patterns)]
-    return list(dict.fromkeys([*about, *(page for word in words for page in _named(pages, word)[:1])]))
+    return list(
+        dict.fromkeys([*about, *(page for word in words for page in _named(pages, word)[:1])])
+    )
 
 
 def _named(pages: tuple[Page, ...], word: str) -> list[Page]:

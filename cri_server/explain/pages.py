@@ -1,4 +1,5 @@
-"""All pages, the name of an error's page, and the document that is made from them: `python -m cri_server.explain.pages`."""
+"""All pages, the name of an error's page, and the document that is made from them: `python -m
+cri_server.explain.pages`."""
 
 from __future__ import annotations
 
@@ -32,8 +33,14 @@ def name_of(error: BaseException) -> str:
 def markdown() -> Iterator[str]:
     """The lines of docs/errors.md."""
     yield from ("# Errors and what to do about them", "")
-    yield from ("`pyrunc-cri explain NAME` shows each of these, also for a whole line of an error.", "")
-    yield from ("<!-- Made from cri_server/explain by `python -m cri_server.explain.pages`. -->", "")
+    yield from (
+        "`pyrunc-cri explain NAME` shows each of these, also for a whole line of an error.",
+        "",
+    )
+    yield from (
+        "<!-- Made from cri_server/explain by `python -m cri_server.explain.pages`. -->",
+        "",
+    )
     for group, (title, text) in CHAPTERS.items():
         yield from (f"## {title}", "", text, "")
         for page in PAGES:

@@ -1,4 +1,5 @@
-"""Texts that people meet in `kubectl describe pod`, in a client's output or in a log, and what is behind them."""
+"""Texts that people meet in `kubectl describe pod`, in a client's output or in a log, and what is
+behind them."""
 
 from __future__ import annotations
 

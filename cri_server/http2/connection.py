@@ -1,8 +1,10 @@
-"""One HTTP/2 connection, the server's side (RFC 9113), as a state machine: bytes in, events out, bytes out; no I/O.
+"""One HTTP/2 connection, the server's side (RFC 9113), as a state machine: bytes in, events out,
+bytes out; no I/O.
 
-`receive` never raises for what a peer sends. An error of one stream resets that stream; after an error of the connection
-comes `Failed`, and nothing that follows is looked at. What a peer can make this side hold or do is bounded by `Limits`:
-its header blocks, its open streams, and an allowance for each kind of frame that costs us more than the peer.
+`receive` never raises for what a peer sends. An error of one stream resets that stream; after an
+error of the connection comes `Failed`, and nothing that follows is looked at. What a peer can make
+this side hold or do is bounded by `Limits`: its header blocks, its open streams, and an allowance
+for each kind of frame that costs us more than the peer.
 """
 
 from __future__ import annotations
@@ -24,19 +26,24 @@ from cri_server.http2.streams import Block, Stream
 REMEMBERED = 1024  # streams that this side reset, on which the peer may not know it yet
 
 
-# Frames that ask for nothing, for each request and for each message: a client measures its bandwidth with PINGs.
+# Frames that ask for nothing, for each request and for each message: a client measures its
+# bandwidth with PINGs.
 REFUND, REFUND_SENT = 10, 3
 SETTINGS_COST = 20  # they touch every open stream
 SMALL_UPDATE_BYTES = 1024  # a window's update below this is one of those frames, too
 
 
 class Connection:
-    """The state. Call `receive` with what came and send what `data_to_send` returns, after that and after any other call."""
+    """The state. Call `receive` with what came and send what `data_to_send` returns, after that and
+    after any other call."""
 
-    def __init__(self, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.limits = limits or Limits()
         self.failed = self.leaving = False
-        # Streams that are closed while the owner's work for them goes on: one for each `Reset`, until it says otherwise.
+        # Streams that are closed while the owner's work for them goes on: one for each `Reset`,
+        # until it says otherwise.
         self.held = 0
         self._streams: dict[int, Stream] = {}
         self._reset: OrderedDict[int, None] = OrderedDict()
@@ -152,7 +159,8 @@ class Connection:
             self._ended_receiving(stream_id, stream)
 
     def _consume(self, size: int) -> None:
-        """What comes is taken off the socket at once: the connection's window is there to be opened again."""
+        """What comes is taken off the socket at once: the connection's window is there to be opened
+        again."""
         self._window_bytes -= size
         if self._window_bytes < 0:
             raise Broken(ErrorCode.FLOW_CONTROL_ERROR, "more data than the connection's window")
@@ -166,7 +174,9 @@ class Connection:
         if stream_id in self._reset or self._is_ignored(stream_id):
             return
         if stream_id == 0 or stream_id > self._last_id or not stream_id & 1:
-            raise Broken(ErrorCode.PROTOCOL_ERROR, f"data for stream {stream_id}, which was never opened")
+            raise Broken(
+                ErrorCode.PROTOCOL_ERROR, f"data for stream {stream_id}, which was never opened"
+            )
         raise Broken(ErrorCode.STREAM_CLOSED, f"data for stream {stream_id}, which has ended")
 
     def _headers(self, flags: int, stream_id: int, body: bytes) -> None:
@@ -193,14 +203,16 @@ class Connection:
         limits = self.limits
         if len(block.data) > limits.header_block_bytes or block.count > limits.header_frames:
             raise Broken(
-                ErrorCode.ENHANCE_YOUR_CALM, f"headers of {len(block.data)} bytes in {block.count} frames"
+                ErrorCode.ENHANCE_YOUR_CALM,
+                f"headers of {len(block.data)} bytes in {block.count} frames",
             )
         if flags & frames.END_HEADERS:
             self._block = None
             self._request(stream_id, block.ended, bytes(block.data))
 
     def _request(self, stream_id: int, ended: bool, block: bytes) -> None:
-        """A whole header block: it is decoded in any case, for the tables must stay the same on both sides."""
+        """A whole header block: it is decoded in any case, for the tables must stay the same on
+        both sides."""
         try:
             fields = self._decoder.decode(block, self.limits.header_list_bytes)
         except BadBlock as error:
@@ -230,7 +242,9 @@ class Connection:
         stream = self._streams.get(stream_id)
         if stream is None:
             if stream_id not in self._reset:
-                raise Broken(ErrorCode.STREAM_CLOSED, f"headers of stream {stream_id}, which has ended")
+                raise Broken(
+                    ErrorCode.STREAM_CLOSED, f"headers of stream {stream_id}, which has ended"
+                )
         elif not stream.receiving:
             self._stream_error(stream_id, ErrorCode.STREAM_CLOSED)
         elif not ended or stream.left_bytes:
@@ -335,7 +349,9 @@ class Connection:
         if self._is_ignored(stream_id):
             return
         if stream_id == 0 or stream_id > self._last_id or not stream_id & 1:
-            raise Broken(ErrorCode.PROTOCOL_ERROR, f"{what} of stream {stream_id}, which was never opened")
+            raise Broken(
+                ErrorCode.PROTOCOL_ERROR, f"{what} of stream {stream_id}, which was never opened"
+            )
 
     def _charge(self, tokens: int = 1) -> None:
         if not self._controls.spend(tokens):
@@ -397,7 +413,8 @@ class Connection:
         return stream is not None and stream.sending
 
     def send_headers(self, stream_id: int, block: bytes, *, end: bool = False) -> None:
-        """A block of literals, which fits into a frame; with `end` it is the last of the stream. Only while `is_open`."""
+        """A block of literals, which fits into a frame; with `end` it is the last of the stream.
+        Only while `is_open`."""
         stream = self._streams[stream_id]
         if self._prefix:
             block, self._prefix = self._prefix + block, b""
@@ -408,7 +425,8 @@ class Connection:
                 self._sent_all(stream_id, stream)
 
     def send_data(self, stream_id: int, payload: bytes) -> bool:
-        """A part of the body; whether it has left: else `Drained` comes when it has. Only while `is_open`."""
+        """A part of the body; whether it has left: else `Drained` comes when it has. Only while
+        `is_open`."""
         out = self._streams[stream_id].out
         self._controls.refund(REFUND_SENT)
         self._sender.data(out, payload)

@@ -9,7 +9,8 @@ from cri_server.http2.hpack import Field
 
 @dataclass(slots=True)
 class Opened:
-    """A request begins. `fields` is None when they were longer than the limit; with `ended` there is no body."""
+    """A request begins. `fields` is None when they were longer than the limit; with `ended` there
+    is no body."""
 
     stream_id: int
     fields: list[Field] | None
@@ -27,9 +28,11 @@ class Data:
 
 @dataclass(slots=True)
 class Reset:
-    """The stream has ended in both directions because of the peer: it said so, or broke the protocol on it.
+    """The stream has ended in both directions because of the peer: it said so, or broke the
+    protocol on it.
 
-    It counts as open until the owner has ended its work for it, and takes one from `Connection.held`.
+    It counts as open until the owner has ended its work for it, and takes one from
+    `Connection.held`.
     """
 
     stream_id: int
@@ -50,7 +53,8 @@ class Ready:
 
 @dataclass(slots=True)
 class Failed:
-    """The connection is over because of what the peer sent; the GOAWAY that says so is the last thing to send."""
+    """The connection is over because of what the peer sent; the GOAWAY that says so is the last
+    thing to send."""
 
     code: int
     reason: str

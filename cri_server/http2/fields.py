@@ -1,4 +1,5 @@
-"""Whether a request's header fields are such as HTTP/2 permits (RFC 9113, sections 8.1.1, 8.2 and 8.3)."""
+"""Whether a request's header fields are such as HTTP/2 permits (RFC 9113, sections 8.1.1, 8.2 and
+8.3)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,13 @@ _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _BAD_VALUE = re.compile(rb"[\0\r\n]")
 _PSEUDO = {b":method", b":scheme", b":path", b":authority"}
 _REQUIRED = {b":method", b":scheme", b":path"}
-_OF_A_CONNECTION = {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
+_OF_A_CONNECTION = {
+    b"connection",
+    b"proxy-connection",
+    b"keep-alive",
+    b"transfer-encoding",
+    b"upgrade",
+}
 # Fields of each gRPC request, which need no looking at.
 _USUAL = {
     b"content-type",
@@ -51,7 +58,11 @@ def check(fields: list[Field]) -> int | None:
 
 
 def _check_unusual(name: bytes, value: bytes) -> None:
-    if not _NAME.fullmatch(name) or name in _OF_A_CONNECTION or (name == b"te" and value != b"trailers"):
+    if (
+        not _NAME.fullmatch(name)
+        or name in _OF_A_CONNECTION
+        or (name == b"te" and value != b"trailers")
+    ):
         raise Malformed
 
 

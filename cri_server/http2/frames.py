@@ -16,9 +16,18 @@ WINDOW_BYTES = 65535  # SETTINGS_INITIAL_WINDOW_SIZE, initial value
 WINDOW_MAX_BYTES = STREAM_MAX = (1 << 31) - 1
 
 # Kinds and flags are plain numbers: they are compared for every frame.
-DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
-    range(10)
-)
+(
+    DATA,
+    HEADERS,
+    PRIORITY,
+    RST_STREAM,
+    SETTINGS,
+    PUSH_PROMISE,
+    PING,
+    GOAWAY,
+    WINDOW_UPDATE,
+    CONTINUATION,
+) = range(10)
 END_STREAM = ACK = 0x1
 END_HEADERS, PADDED, WITH_PRIORITY = 0x4, 0x8, 0x20
 
@@ -81,5 +90,8 @@ def window_update(stream_id: int, increment: int) -> bytes:
 
 def goaway(last_stream_id: int, code: int, reason: bytes = b"") -> bytes:
     return (
-        head(2 * WORD.size + len(reason), GOAWAY, 0, 0) + WORD.pack(last_stream_id) + WORD.pack(code) + reason
+        head(2 * WORD.size + len(reason), GOAWAY, 0, 0)
+        + WORD.pack(last_stream_id)
+        + WORD.pack(code)
+        + reason
     )

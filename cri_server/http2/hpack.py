@@ -1,8 +1,10 @@
-"""Header compression (RFC 7541): a decoder that is quick for the blocks of gRPC clients, and literals to answer with.
+"""Header compression (RFC 7541): a decoder that is quick for the blocks of gRPC clients, and
+literals to answer with.
 
-A gRPC client repeats its headers as references to the dynamic table, so that decoding is one list access per header; the Go
-client adds an entry with each call (its deadline), for which reason whole blocks cannot be remembered. What we send uses
-no table at all: `EMPTY_TABLE`, sent once, settles that for good.
+A gRPC client repeats its headers as references to the dynamic table, so that decoding is one list
+access per header; the Go client adds an entry with each call (its deadline), for which reason whole
+blocks cannot be remembered. What we send uses no table at all: `EMPTY_TABLE`, sent once, settles
+that for good.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ class BadBlock(Exception):
 
 
 class Decoder:
-    """One connection's decoding side. The table is one list: the static entries, then the dynamic ones, newest first."""
+    """One connection's decoding side. The table is one list: the static entries, then the dynamic
+    ones, newest first."""
 
     __slots__ = ("_limit_bytes", "_size_bytes", "_table")
 
@@ -54,7 +57,8 @@ class Decoder:
         self._size_bytes, self._limit_bytes = 0, TABLE_LIMIT_BYTES
 
     def decode(self, block: bytes, list_limit_bytes: int) -> list[Field] | None:
-        """The fields of `block`; None when they are longer than `list_limit_bytes` (counted as the table does).
+        """The fields of `block`; None when they are longer than `list_limit_bytes` (counted as the
+        table does).
 
         Raises BadBlock. Memory is bounded by the block: a reference to an entry costs a pointer.
         """
@@ -83,7 +87,9 @@ class Decoder:
                 if size_bytes <= list_limit_bytes:
                     fields.append(field)
         except IndexError:
-            raise BadBlock("an index that is not in the table, or a block that ends early") from None
+            raise BadBlock(
+                "an index that is not in the table, or a block that ends early"
+            ) from None
         except BadHuffman as error:
             raise BadBlock(str(error)) from None
         return fields if size_bytes <= list_limit_bytes else None
@@ -133,7 +139,8 @@ def _size(field: Field) -> int:
 
 
 def _integer(block: bytes, at: int, value: int) -> tuple[int, int]:
-    """The rest of an integer whose prefix was all ones (section 5.1). Raises IndexError at the block's end."""
+    """The rest of an integer whose prefix was all ones (section 5.1). Raises IndexError at the
+    block's end."""
     shift = 0
     while True:
         octet = block[at]

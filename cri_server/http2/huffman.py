@@ -1,7 +1,8 @@
 """Huffman decoding of header strings (RFC 7541, appendix B), four bits at a step.
 
-The code is canonical: codes of one length are consecutive in the order of their symbols, so that the table of lengths says
-all. Steps are worked out when they are first taken; there are at most 256 nodes times 16 of them.
+The code is canonical: codes of one length are consecutive in the order of their symbols, so that
+the table of lengths says all. Steps are worked out when they are first taken; there are at most 256
+nodes times 16 of them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class BadHuffman(Exception):
 
 
 class _Tree:
-    """Nodes are numbers: 0 the root; `children[node]` holds, for the bits 0 and 1, a node or the complement of a symbol."""
+    """Nodes are numbers: 0 the root; `children[node]` holds, for the bits 0 and 1, a node or the
+    complement of a symbol."""
 
     def __init__(self) -> None:
         self.children: list[list[int]] = [[0, 0]]
@@ -42,7 +44,8 @@ class _Tree:
             self._plant(symbol, code, length)
             code += 1
         self.steps: dict[int, Step] = {}
-        # Where a text may end: after whole symbols, or in at most seven bits of padding, all ones (section 5.2).
+        # Where a text may end: after whole symbols, or in at most seven bits of padding, all ones
+        # (section 5.2).
         node, self.ends = 0, {0}
         for _ in range(7):
             node = self.children[node][1]

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 class Limits:
     """What one connection may ask for.
 
-    `streams`: open at once, those whose work still goes on after a reset included. `header_list_bytes`: of one request, as
-    SETTINGS_MAX_HEADER_LIST_SIZE counts; beyond it the request is refused. `header_block_bytes` and `header_frames`: of
-    one block on the wire; beyond them the connection is. `window_bytes`: what may be on its way to us in all.
-    `resets`, `controls`: allowances (burst, per second) for streams that end by a reset of the peer (CVE-2023-44487) or by
-    an error of it (CVE-2025-8671), and for frames that ask for nothing (PING, SETTINGS, empty DATA and the like).
+    `streams`: open at once, those whose work still goes on after a reset included.
+    `header_list_bytes`: of one request, as SETTINGS_MAX_HEADER_LIST_SIZE counts; beyond it the
+    request is refused. `header_block_bytes` and `header_frames`: of one block on the wire; beyond
+    them the connection is. `window_bytes`: what may be on its way to us in all. `resets`,
+    `controls`: allowances (burst, per second) for streams that end by a reset of the peer
+    (CVE-2023-44487) or by an error of it (CVE-2025-8671), and for frames that ask for nothing
+    (PING, SETTINGS, empty DATA and the like).
     """
 
     streams: int = 1000
@@ -27,7 +29,8 @@ class Limits:
 
 
 class Allowance:
-    """How much is put up with of what costs us work, and a peer next to nothing: a bucket of tokens that fills again.
+    """How much is put up with of what costs us work, and a peer next to nothing: a bucket of tokens
+    that fills again.
 
     `capacity` tokens at first and at most; `per_s` come back each second of `clock`."""
 

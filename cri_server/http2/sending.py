@@ -1,8 +1,9 @@
-"""What goes out: frames in order, data only as far as the peer's windows reach (RFC 9113, section 5.2).
+"""What goes out: frames in order, data only as far as the peer's windows reach (RFC 9113, section
+5.2).
 
-Control frames go out at once. Data that does not fit waits with its stream, and its trailers behind it; a stream whose own
-window is open, but not the connection's, waits in a queue, so that each update of a window is work for those streams only
-that can then send.
+Control frames go out at once. Data that does not fit waits with its stream, and its trailers behind
+it; a stream whose own window is open, but not the connection's, waits in a queue, so that each
+update of a window is work for those streams only that can then send.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ class Sender:
             return
         flags = END_HEADERS | END_STREAM if end else END_HEADERS
         length = len(block)
-        self._out.append(HEAD.pack(length >> 8, length & 0xFF, HEADERS, flags, stream.stream_id) + block)
+        self._out.append(
+            HEAD.pack(length >> 8, length & 0xFF, HEADERS, flags, stream.stream_id) + block
+        )
 
     def data(self, stream: Outgoing, payload: bytes) -> None:
         """A part of the body; what the windows do not allow yet waits."""
@@ -123,7 +126,8 @@ class Sender:
             self._pump()
 
     def change_initial(self, window_bytes: int, streams: list[Outgoing]) -> None:
-        """SETTINGS_INITIAL_WINDOW_SIZE, which moves the windows of all open streams, even below 0. Raises Overflow."""
+        """SETTINGS_INITIAL_WINDOW_SIZE, which moves the windows of all open streams, even below 0.
+        Raises Overflow."""
         difference = window_bytes - self._initial_bytes
         self._initial_bytes = window_bytes
         for stream in streams:

@@ -29,4 +29,7 @@ class Block:
     __slots__ = ("count", "data", "ended", "stream_id")
 
     def __init__(self, stream_id: int, ended: bool, data: bytes) -> None:
-        self.stream_id, self.ended, self.data, self.count = stream_id, ended, bytearray(data), 1
+        self.stream_id = stream_id
+        self.ended = ended
+        self.data = bytearray(data)
+        self.count = 1

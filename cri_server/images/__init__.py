@@ -1,1 +1,2 @@
-"""Images: from a reference to layers that are mounted or unpacked, by a registry or an archive; an OCI image layout on disk."""
+"""Images: from a reference to layers that are mounted or unpacked, by a registry or an archive; an
+OCI image layout on disk."""

@@ -1,10 +1,12 @@
-"""Logging in to registries: challenges read, credentials chosen, token requests made and answered. Bytes in, values out.
+"""Logging in to registries: challenges read, credentials chosen, token requests made and answered.
+Bytes in, values out.
 
-Whose secret goes where: a pull secret is for the registry that the reference names (and what `hosts.toml` calls its server) and for
-the mirrors that the registry's own `hosts.toml` names, unless the way there is in clear text and the registry's is not; another
-host gets one only if the secret's server address is that host's. Without one the `auth` of `hosts.toml` counts. A token server is
-chosen by the registry's challenge; it gets the secret that is meant for this registry, and only over https when the registry itself
-is on https. Without a secret it may be on http.
+Whose secret goes where: a pull secret is for the registry that the reference names (and what
+`hosts.toml` calls its server) and for the mirrors that the registry's own `hosts.toml` names,
+unless the way there is in clear text and the registry's is not; another host gets one only if the
+secret's server address is that host's. Without one the `auth` of `hosts.toml` counts. A token
+server is chosen by the registry's challenge; it gets the secret that is meant for this registry,
+and only over https when the registry itself is on https. Without a secret it may be on http.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _HEADER_SAFE = re.compile(r"[\x21-\x7e]+")
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """One way to log in that a WWW-Authenticate header offers; the scheme and the names are in lower case."""
+    """One way to log in that a WWW-Authenticate header offers; the scheme and the names are in
+    lower case."""
 
     scheme: str
     parameters: dict[str, str]
@@ -67,7 +70,8 @@ class TokenRequest:
 
 
 def credential(auth: Auth | None, reference: Reference, host: Host) -> Credential:
-    """What to log in with at `host` when an image of `reference` is pulled with a pull secret. Raises InvalidArgument."""
+    """What to log in with at `host` when an image of `reference` is pulled with a pull secret.
+    Raises InvalidArgument."""
     if auth is not None and not auth.empty and is_meant_for(auth, reference, host):
         return _credential(auth)
     return _credential(host.auth) if host.auth is not None and not host.auth.empty else ANONYMOUS
@@ -87,7 +91,11 @@ def _is_closed(mirror: Host, reference: Reference) -> bool:
     """Whether nobody can listen on the way to a mirror who could not on the way to the registry."""
     parts = urlsplit(mirror.url)
     registry = default_url(reference.registry)
-    return parts.scheme == "https" or is_loopback(parts.hostname or "") or registry.startswith("http://")
+    return (
+        parts.scheme == "https"
+        or is_loopback(parts.hostname or "")
+        or registry.startswith("http://")
+    )
 
 
 def _credential(auth: Auth) -> Credential:
@@ -108,7 +116,8 @@ def _credential(auth: Auth) -> Credential:
 
 
 def _server(address: str) -> str:
-    """The registry, in its normal form, of what people write: `https://index.docker.io/v1/`, `host:5000`."""
+    """The registry, in its normal form, of what people write: `https://index.docker.io/v1/`,
+    `host:5000`."""
     try:
         netloc = urlsplit(address if "://" in address else f"//{address}").netloc.rpartition("@")[2]
     except ValueError:
@@ -118,7 +127,8 @@ def _server(address: str) -> str:
 
 
 def challenges(header: str) -> list[Challenge]:
-    """All challenges of a WWW-Authenticate header (RFC 9110 section 11.6.1); nothing for what cannot be read."""
+    """All challenges of a WWW-Authenticate header (RFC 9110 section 11.6.1); nothing for what
+    cannot be read."""
     found: list[Challenge] = []
     at = 0
     while at < len(header):
@@ -166,11 +176,14 @@ def token_request(challenge: Challenge, who: Credential, host: Host, scope: str)
         return TokenRequest(base.geturl(), headers, urlencode(form).encode())
     query = "&".join(filter(None, (parts.query, urlencode(asked))))
     basic = who.basic
-    return TokenRequest(base._replace(query=query).geturl(), {"Authorization": basic} if basic else {})
+    return TokenRequest(
+        base._replace(query=query).geturl(), {"Authorization": basic} if basic else {}
+    )
 
 
 def _split(url: str) -> SplitResult:
-    """The parts of a URL that a server named; of one that cannot be read, such as a port that is no number, none."""
+    """The parts of a URL that a server named; of one that cannot be read, such as a port that is no
+    number, none."""
     try:
         parts = urlsplit(url)
         return parts if parts.port is None or parts.port else urlsplit("")

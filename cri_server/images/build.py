@@ -1,4 +1,5 @@
-"""Small images made from files, the same bytes each time: docker-archives, and a busybox of the machine's own.
+"""Small images made from files, the same bytes each time: docker-archives, and a busybox of the
+machine's own.
 
 For the demo and the tests: an image is a list of layers, a layer a dict of names to what is there.
 """
@@ -27,7 +28,8 @@ _TARGET_OF_ALL_APPLETS = "busybox"
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Anything a layer can hold. `kind` is a tarfile type; `content` of a regular file, `link` of a link."""
+    """Anything a layer can hold. `kind` is a tarfile type; `content` of a regular file, `link` of a
+    link."""
 
     content: bytes = b""
     mode: int = 0o644
@@ -55,7 +57,8 @@ Files = Mapping[str, Node | bytes | str]
 
 
 def layer(files: Files, *, parents: bool = True) -> bytes:
-    """A layer's tar. With `parents`, directories on the way that `files` does not name are described too (0755, root)."""
+    """A layer's tar. With `parents`, directories on the way that `files` does not name are
+    described too (0755, root)."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         named = {name.strip("/") for name in files}
@@ -98,8 +101,11 @@ class BuiltImage:
         return _digest(self.config)
 
 
-def image(layers: Sequence[bytes], config: Mapping[str, Any] | None = None, **top: Any) -> BuiltImage:
-    """An image of `layers` for this machine; `config` is the `config` part (Env, Cmd, …), `top` overrides what is around."""
+def image(
+    layers: Sequence[bytes], config: Mapping[str, Any] | None = None, **top: Any
+) -> BuiltImage:
+    """An image of `layers` for this machine; `config` is the `config` part (Env, Cmd, …), `top`
+    overrides what is around."""
     platform = manifests.host_platform()
     document = {
         "architecture": platform.architecture,
@@ -129,7 +135,8 @@ def _digest(data: bytes) -> str:
 
 
 def busybox(program: Path = BUSYBOX) -> BuiltImage:
-    """An image of the machine's static busybox: a link for each applet it lists, users, /tmp, and a shell as the command.
+    """An image of the machine's static busybox: a link for each applet it lists, users, /tmp, and a
+    shell as the command.
 
     Raises NotFound if there is no busybox, Error if it does not run or is not static.
     """

@@ -1,9 +1,11 @@
-"""Which images there are: names that point to manifests, kept in the layout's `index.json`, and what follows from them.
+"""Which images there are: names that point to manifests, kept in the layout's `index.json`, and
+what follows from them.
 
-`index.json` is the truth, so that skopeo and umoci see what we see: a name is a descriptor with an annotation, the full tag
-in `org.opencontainers.image.ref.name`, or only the repository in one of ours (pulled by digest, or a tag that has moved on).
-`names.json` holds the same; it is read when `index.json` is damaged. When both are, the images are found again by their
-manifests among the blobs, without names. An image that is not complete is not listed.
+`index.json` is the truth, so that skopeo and umoci see what we see: a name is a descriptor with an
+annotation, the full tag in `org.opencontainers.image.ref.name`, or only the repository in one of
+ours (pulled by digest, or a tag that has moved on). `names.json` holds the same; it is read when
+`index.json` is damaged. When both are, the images are found again by their manifests among the
+blobs, without names. An image that is not complete is not listed.
 """
 
 from __future__ import annotations
@@ -38,13 +40,15 @@ _NAMES = "names.json"
 
 
 class NotUnpacked(NotFound):
-    """Everything that the image is made from is here, but it can neither be mounted nor is each layer unpacked."""
+    """Everything that the image is made from is here, but it can neither be mounted nor is each
+    layer unpacked."""
 
 
 @dataclass(slots=True)
 class Policy:
-    """What the store does with layers. `erofs`: images that come are mounted, not unpacked; `mounts`: this kernel can mount those
-    that are here; `keep_blobs`: compressed layers are kept beside the tars."""
+    """What the store does with layers. `erofs`: images that come are mounted, not unpacked;
+    `mounts`: this kernel can mount those that are here; `keep_blobs`: compressed layers are kept
+    beside the tars."""
 
     erofs: bool = False
     mounts: bool = False
@@ -53,7 +57,8 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A name of an image. `repository` is `HOST/PATH`, empty for an image without any; `tag` is None for a digest name.
+    """A name of an image. `repository` is `HOST/PATH`, empty for an image without any; `tag` is
+    None for a digest name.
 
     `target` is what the registry served: an index or a manifest.
     """
@@ -73,8 +78,8 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What an image is made of. `blobs`: digest -> size of everything in the layout that it needs; `mounted`: its layers are tars
-    with an index, else they are unpacked."""
+    """What an image is made of. `blobs`: digest -> size of everything in the layout that it needs;
+    `mounted`: its layers are tars with an index, else they are unpacked."""
 
     image_id: str
     manifest: Manifest
@@ -99,11 +104,14 @@ class Content:
     @property
     def layer_pairs(self) -> list[tuple[str, str]]:
         """The layers' blob and uncompressed digests, bottom first."""
-        return [(layer.digest, d) for layer, d in zip(self.manifest.layers, self.diff_ids, strict=True)]
+        return [
+            (layer.digest, d) for layer, d in zip(self.manifest.layers, self.diff_ids, strict=True)
+        ]
 
 
 class Catalog:
-    """All images of a store. Reading is from memory; `add`, `remove` and `load` write files: one caller at a time."""
+    """All images of a store. Reading is from memory; `add`, `remove` and `load` write files: one
+    caller at a time."""
 
     def __init__(
         self,
@@ -114,7 +122,11 @@ class Catalog:
         policy: Policy,
         pinned: Iterable[str] = (),
     ) -> None:
-        self._root, self._blobs, self._layers, self._files, self._policy = root, blobs, layers, files, policy
+        self._root = root
+        self._blobs = blobs
+        self._layers = layers
+        self._files = files
+        self._policy = policy
         self._pinned = {pin(text) for text in pinned}
         self._names: list[Name] = []
         self._contents: dict[str, Content] = {}  # target digest -> content
@@ -129,7 +141,8 @@ class Catalog:
         return list(self._images.values())
 
     def find(self, reference: str) -> Image | None:
-        """By id, unique prefix of one, tag or digest. A malformed reference means nothing, hence None."""
+        """By id, unique prefix of one, tag or digest. A malformed reference means nothing, hence
+        None."""
         for wanted in (reference, digest_from_hex(reference)):
             if wanted in self._images:
                 return self._images[wanted]
@@ -186,14 +199,16 @@ class Catalog:
             if name in names and "@" not in reference:
                 return name
             repository = repository_of(reference)
-            same = [name] if name in names else [n for n in names if n.repository == repository != ""]
+            same = (
+                [name] if name in names else [n for n in names if n.repository == repository != ""]
+            )
             if same and same[0]:
                 return replace(same[0], tag=None)
         return None
 
     def is_mounted(self, image_id: str) -> bool:
-        """Whether the image is mounted, for one that is not here: whether it will be. One that is listed stays as it is, for
-        containers use its files; `convert` changes it."""
+        """Whether the image is mounted, for one that is not here: whether it will be. One that is
+        listed stays as it is, for containers use its files; `convert` changes it."""
         found = next((c for c in self._contents.values() if c.image_id == image_id), None)
         return self._policy.erofs if found is None else found.mounted
 
@@ -204,7 +219,11 @@ class Catalog:
 
     def used_blobs(self) -> dict[str, int]:
         """Digest -> size of all blobs that some image needs."""
-        return {digest: size for content in self._contents.values() for digest, size in content.blobs.items()}
+        return {
+            digest: size
+            for content in self._contents.values()
+            for digest, size in content.blobs.items()
+        }
 
     def layer_pairs(self) -> frozenset[tuple[str, str]]:
         """Blob digest and diff id of each layer of all images."""
@@ -213,7 +232,9 @@ class Catalog:
     def used_chain_ids(self) -> set[str]:
         """All unpacked layers that some image needs."""
         contents = self._contents.values()
-        return {chain_id for content in contents if not content.mounted for chain_id in content.chain}
+        return {
+            chain_id for content in contents if not content.mounted for chain_id in content.chain
+        }
 
     def used_indexes(self) -> set[str]:
         """The top chain ids of all images that are mounted."""
@@ -224,7 +245,8 @@ class Catalog:
         return [content for content in self._contents.values() if content.mounted]
 
     def used_tars(self) -> set[str]:
-        """The diff ids of all tars that some image needs: to be mounted, or because their blobs are gone."""
+        """The diff ids of all tars that some image needs: to be mounted, or because their blobs are
+        gone."""
         return {
             diff_id
             for content in self._contents.values()
@@ -235,9 +257,11 @@ class Catalog:
     # ---- writing
 
     def load(self) -> list[Name]:
-        """Read the index; repair it from its copy or from the blobs. Images that are not complete are left out and logged.
+        """Read the index; repair it from its copy or from the blobs. Images that are not complete
+        are left out and logged.
 
-        The names of those that lack nothing but unpacked layers are returned: `add` takes them when they are unpacked.
+        The names of those that lack nothing but unpacked layers are returned: `add` takes them when
+        they are unpacked.
         """
         names = self._read_names()
         kept, contents, not_unpacked = [], {}, []
@@ -249,7 +273,9 @@ class Catalog:
                 continue
             except Error as error:
                 log.warning(
-                    "image %s is dropped: %s", name.tagged or name.by_digest or name.target.digest, error
+                    "image %s is dropped: %s",
+                    name.tagged or name.by_digest or name.target.digest,
+                    error,
                 )
                 continue
             kept.append(name)
@@ -260,8 +286,9 @@ class Catalog:
         return not_unpacked
 
     def examine(self, target: Descriptor, mounted: bool | None = None) -> Content:
-        """What the blobs say about a target: everything must be here, and mountable or unpacked. Where it is both, `mounted` says
-        which is meant; None: as `is_mounted` does. Raises Error, NotUnpacked."""
+        """What the blobs say about a target: everything must be here, and mountable or unpacked.
+        Where it is both, `mounted` says which is meant; None: as `is_mounted` does. Raises Error,
+        NotUnpacked."""
         content = self.read(target)
         mountable = self._policy.mounts and self._files.has_image(content.diff_ids, content.chain)
         missing = next((c for c in content.chain if self._layers.get(c) is None), None)
@@ -281,7 +308,8 @@ class Catalog:
         return {digest: size for digest, size in content.blobs.items() if digest not in layers}
 
     def read(self, target: Descriptor) -> Content:
-        """What the blobs say about a target; all of them must be here, or of a layer its tar. Raises Error."""
+        """What the blobs say about a target; all of them must be here, or of a layer its tar.
+        Raises Error."""
         data = self._blobs.read(target.digest, manifests.LIMIT_BYTES)
         found = manifests.parse(data, target.media_type)
         blobs = {target.digest: len(data)}
@@ -289,8 +317,12 @@ class Catalog:
         while isinstance(found, Index):
             depth += 1
             if depth > manifests.DEPTH_LIMIT:
-                raise manifests.BadManifest(f"indexes are nested more than {manifests.DEPTH_LIMIT} deep")
-            chosen = manifests.choose_stored(found, lambda digest: self._blobs.size(digest) is not None)
+                raise manifests.BadManifest(
+                    f"indexes are nested more than {manifests.DEPTH_LIMIT} deep"
+                )
+            chosen = manifests.choose_stored(
+                found, lambda digest: self._blobs.size(digest) is not None
+            )
             data = self._blobs.read(chosen.digest, manifests.LIMIT_BYTES)
             blobs[chosen.digest] = len(data)
             found = manifests.parse(data, chosen.media_type)
@@ -302,7 +334,8 @@ class Catalog:
         return Content(found.config.digest, found, config, chain, blobs)
 
     def add(self, names: Iterable[Name]) -> None:
-        """Make names visible, durably. A tag that pointed elsewhere moves; the image it leaves keeps its digest.
+        """Make names visible, durably. A tag that pointed elsewhere moves; the image it leaves
+        keeps its digest.
 
         Raises OSError, and nothing has changed then.
         """
@@ -316,14 +349,16 @@ class Catalog:
         self._take(after, contents)
 
     def remove(self, names: Iterable[Name]) -> None:
-        """Take names back, durably. Images without names are gone. Raises OSError, and nothing has changed then."""
+        """Take names back, durably. Images without names are gone. Raises OSError, and nothing has
+        changed then."""
         gone = set(names)
         after = [name for name in self._names if name not in gone]
         self._write(after, self._contents)
         self._take(after, self._contents)
 
     def forget(self, names: Iterable[Name]) -> None:
-        """`remove` on a disk that is full: only in memory, so that the content can be deleted; `remove` again then.
+        """`remove` on a disk that is full: only in memory, so that the content can be deleted;
+        `remove` again then.
 
         A crash in between leaves names of images that are not complete, which are not listed.
         """
@@ -331,7 +366,8 @@ class Catalog:
         self._take([name for name in self._names if name not in gone], self._contents)
 
     def convert(self, image_id: str, mounted: bool) -> None:
-        """Take the image's other form from now on, durably; both are here. Raises Error, OSError, and nothing has changed then."""
+        """Take the image's other form from now on, durably; both are here. Raises Error, OSError,
+        and nothing has changed then."""
         contents = dict(self._contents)
         for name in self.names_of(image_id):
             contents[name.target.digest] = self.examine(name.target, mounted)
@@ -356,10 +392,14 @@ class Catalog:
     def _take(self, names: list[Name], contents: dict[str, Content]) -> None:
         """What readers in other threads see is replaced, never changed."""
         targets = {name.target.digest for name in names}
-        self._contents = {digest: content for digest, content in contents.items() if digest in targets}
+        self._contents = {
+            digest: content for digest, content in contents.items() if digest in targets
+        }
         self._names = names
         self._images = self._listed()
-        self._layer_pairs = frozenset(pair for c in self._contents.values() for pair in c.layer_pairs)
+        self._layer_pairs = frozenset(
+            pair for c in self._contents.values() for pair in c.layer_pairs
+        )
 
     def _listed(self) -> dict[str, Image]:
         images: dict[str, Image] = {}
@@ -410,14 +450,18 @@ class Catalog:
             try:
                 return self._parsed(json.loads(path.read_bytes())["manifests"])
             except (OSError, ValueError, LookupError, TypeError, RecursionError, Error) as error:
-                log.warning("%s is damaged and set aside: %s: %s", path, type(error).__name__, error)
+                log.warning(
+                    "%s is damaged and set aside: %s: %s", path, type(error).__name__, error
+                )
                 _set_aside(path)
         return self._scan()
 
     def _parsed(self, entries: list[dict[str, Any]]) -> list[Name]:
         names = _without_repeated_tags(_name(entry) for entry in entries)
         forms = [(entry.get("annotations") or {}).get(FORM) for entry in entries]
-        self._were_mounted = {n.target.digest for n, f in zip(names, forms, strict=True) if f == MOUNTED}
+        self._were_mounted = {
+            n.target.digest for n, f in zip(names, forms, strict=True) if f == MOUNTED
+        }
         return names
 
     def _scan(self) -> list[Name]:
@@ -457,19 +501,26 @@ def _kind(parsed: Manifest | Index) -> str:
 
 def _demoted(name: Name, new: Name) -> Name | None:
     """What becomes of a name when `new` arrives: nothing, gone, or without its tag."""
-    if name == new or (new.repository and not name.repository and name.target.digest == new.target.digest):
+    if name == new or (
+        new.repository and not name.repository and name.target.digest == new.target.digest
+    ):
         return None
     if name.repository != new.repository:
         return name
     if new.tag and name.tag == new.tag:
-        return Name(name.repository, None, name.target) if name.target.digest != new.target.digest else None
+        return (
+            Name(name.repository, None, name.target)
+            if name.target.digest != new.target.digest
+            else None
+        )
     if name.tag is None and name.target.digest == new.target.digest:
         return None
     return name
 
 
 def pin(text: str) -> str:
-    """What a configured reference or id pins: an id, or a name with tag or digest. Raises InvalidArgument."""
+    """What a configured reference or id pins: an id, or a name with tag or digest. Raises
+    InvalidArgument."""
     if is_id(text):
         return text if ":" in text else digest_from_hex(text)
     return str(Reference.parse(text))
@@ -491,7 +542,8 @@ def _descriptor(name: Name, mounted: bool) -> dict[str, Any]:
 def _without_repeated_tags(names: Iterable[Name]) -> list[Name]:
     """The names, where only the first of several that have one tag keeps it.
 
-    Earlier versions kept apart what is one name now, such as Docker.io/a:1 and docker.io/library/a:1.
+    Earlier versions kept apart what is one name now, such as Docker.io/a:1 and
+    docker.io/library/a:1.
     """
     tags: set[str] = set()
     unique = []
@@ -505,7 +557,8 @@ def _without_repeated_tags(names: Iterable[Name]) -> list[Name]:
 
 
 def _name(entry: dict[str, Any]) -> Name:
-    """A name from the index; one that another program wrote with a bare tag or nothing is an image without a name."""
+    """A name from the index; one that another program wrote with a bare tag or nothing is an image
+    without a name."""
     target = Descriptor(str(entry["mediaType"]), str(entry["digest"]), int(entry["size"]))
     target.check("index.json")
     annotations = entry.get("annotations") or {}

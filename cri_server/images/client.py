@@ -1,9 +1,10 @@
-"""HTTP for one pull: connections that can be cut from outside, redirects without secrets, errors without secrets.
+"""HTTP for one pull: connections that can be cut from outside, redirects without secrets, errors
+without secrets.
 
-urllib3 in threads. Every socket is known to the session, so that `abort` ends whatever a thread waits for. A response may
-send us elsewhere (redirect, token server), but not down from https to http, and not to this machine or its link (loopback,
-169.254.0.0/16: cloud metadata) unless we were talking to this machine already: the address is checked when it is connected,
-before a byte is sent.
+urllib3 in threads. Every socket is known to the session, so that `abort` ends whatever a thread
+waits for. A response may send us elsewhere (redirect, token server), but not down from https to
+http, and not to this machine or its link (loopback, 169.254.0.0/16: cloud metadata) unless we were
+talking to this machine already: the address is checked when it is connected, before a byte is sent.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
-from urllib3.exceptions import HTTPError, NameResolutionError, NewConnectionError, SSLError, TimeoutError
+from urllib3.exceptions import (
+    HTTPError,
+    NameResolutionError,
+    NewConnectionError,
+    SSLError,
+    TimeoutError,
+)
 from urllib3.response import BaseHTTPResponse
 
 from cri_server.images.hosts import Host
@@ -29,7 +36,8 @@ from cri_server.images.proxy import Proxy, proxy_for
 from cri_server.images.waiting import Abandoned
 from pyrunc.errors import InvalidSpec, PeerError
 
-urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # skip_verify is the administrator's wish
+# skip_verify is the administrator's wish
+urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
 
 REDIRECTS_LIMIT = 5
 _USER_AGENT = "pyrunc/0.1"
@@ -41,7 +49,9 @@ _SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization")
 class Unavailable(PeerError):
     """A host could not be reached, broke off, or is overloaded: worth another try or another host."""
 
-    def __init__(self, message: str, retry_after_s: float | None = None, *, refused: bool = False) -> None:
+    def __init__(
+        self, message: str, retry_after_s: float | None = None, *, refused: bool = False
+    ) -> None:
         super().__init__(message)
         self.retry_after_s, self.refused = retry_after_s, refused
 
@@ -62,7 +72,8 @@ class Session:
         self._aborted = threading.Event()
 
     def abort(self) -> None:
-        """Cut all connections: threads that wait on them end with Abandoned. Idempotent, from any thread."""
+        """Cut all connections: threads that wait on them end with Abandoned. Idempotent, from any
+        thread."""
         self._aborted.set()
         with self._lock:
             sockets = list(self._sockets)
@@ -117,19 +128,25 @@ class Session:
     def send(
         self, method: str, host: Host, url: str, headers: dict[str, str], body: Body
     ) -> BaseHTTPResponse:
-        """The response to a request of a push; redirects are not followed. Raises Unavailable, Abandoned."""
+        """The response to a request of a push; redirects are not followed. Raises Unavailable,
+        Abandoned."""
         sent = {**{name: ", ".join(values) for name, values in host.headers.items()}, **headers}
         return self._send(method, host, url, sent, body, foreign=False)
 
-    def token(self, host: Host, url: str, headers: dict[str, str], body: bytes | None) -> BaseHTTPResponse:
-        """The answer of a token server that `host` named. Redirects are followed within that server, because
-        they carry the secret; a redirect of a POST with 301, 302 or 303 becomes a GET (RFC 9110 section 15.4).
+    def token(
+        self, host: Host, url: str, headers: dict[str, str], body: bytes | None
+    ) -> BaseHTTPResponse:
+        """The answer of a token server that `host` named. Redirects are followed within that
+        server, because they carry the secret; a redirect of a POST with 301, 302 or 303 becomes a
+        GET (RFC 9110 section 15.4).
 
         Raises Unavailable, Forbidden, Abandoned.
         """
         foreign = origin_of(urlsplit(url)) != origin_of(urlsplit(host.url))
         for _ in range(REDIRECTS_LIMIT + 1):
-            response = self._send("GET" if body is None else "POST", host, url, headers, body, foreign)
+            response = self._send(
+                "GET" if body is None else "POST", host, url, headers, body, foreign
+            )
             location = response.headers.get("Location")
             if response.status not in _REDIRECTS or not location:
                 return response
@@ -143,7 +160,8 @@ class Session:
         raise Forbidden(f"{urlsplit(url).netloc}: more than {REDIRECTS_LIMIT} redirects")
 
     def read(self, response: BaseHTTPResponse, size: int) -> bytes:
-        """What is there of the body, at most `size` bytes; empty at the end. Raises Unavailable, Abandoned."""
+        """What is there of the body, at most `size` bytes; empty at the end. Raises Unavailable,
+        Abandoned."""
         self.check()
         try:
             return response.read1(size, decode_content=False)
@@ -229,7 +247,8 @@ class Session:
         return manager
 
     def _pool_classes(self, sent_by: Host | None, socks: Proxy | None) -> dict[str, Any]:
-        """urllib3's pools with connections that this session knows and checks. `socks`: they go through it."""
+        """urllib3's pools with connections that this session knows and checks. `socks`: they go
+        through it."""
         session = self
 
         class Http(HTTPConnection):
@@ -257,7 +276,9 @@ class Session:
     def _opened(self, sock: socket.socket, sent_by: Host | None) -> socket.socket:
         if sent_by is not None and _is_local(sock.getpeername()[0]) and not _is_at_home(sent_by):
             sock.close()
-            raise Forbidden(f"{sent_by.netloc}: it sends us to an address of this machine or its link")
+            raise Forbidden(
+                f"{sent_by.netloc}: it sends us to an address of this machine or its link"
+            )
         self._know(sock)
         return sock
 
@@ -273,7 +294,11 @@ class Session:
 
 def origin_of(parts: SplitResult) -> tuple[str, str, int | None]:
     """Scheme, host and port: what a secret is bound to (RFC 6454 section 4)."""
-    return parts.scheme, parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    return (
+        parts.scheme,
+        parts.hostname or "",
+        parts.port or {"http": 80, "https": 443}.get(parts.scheme),
+    )
 
 
 def _is_same_server(here: SplitResult, target: SplitResult) -> bool:
@@ -283,7 +308,8 @@ def _is_same_server(here: SplitResult, target: SplitResult) -> bool:
 
 
 def tls_context(host: Host | None) -> ssl.SSLContext:
-    """The system's authorities and what hosts.toml adds. Raises InvalidSpec naming a file that cannot be used."""
+    """The system's authorities and what hosts.toml adds. Raises InvalidSpec naming a file that
+    cannot be used."""
     context = ssl.create_default_context()
     if host is None:
         return context
@@ -310,7 +336,9 @@ def _load(host: Host, name: str, load: Callable[[], object]) -> None:
         load()
     except (OSError, ssl.SSLError) as error:  # OpenSSL names no file
         reason = getattr(error, "reason", None) or error.strerror or str(error)
-        raise InvalidSpec(f"{host.source} of {host.netloc}", f"{name} cannot be used: {reason}") from None
+        raise InvalidSpec(
+            f"{host.source} of {host.netloc}", f"{name} cannot be used: {reason}"
+        ) from None
 
 
 def _through_socks(connection: HTTPConnection, proxy: Proxy) -> socket.socket:
@@ -320,7 +348,9 @@ def _through_socks(connection: HTTPConnection, proxy: Proxy) -> socket.socket:
 
     parts = urlsplit(proxy.url)
     username, password = proxy.login or (None, None)
-    socks = Socks(ProxyType.SOCKS5, str(parts.hostname), parts.port or 1080, username, password, rdns=True)
+    socks = Socks(
+        ProxyType.SOCKS5, str(parts.hostname), parts.port or 1080, username, password, rdns=True
+    )
     host = connection.host.strip("[]")
     try:
         return socks.connect(host, connection.port, timeout=connection.timeout)
@@ -340,7 +370,8 @@ def _is_at_home(host: Host) -> bool:
     name = urlsplit(host.url).hostname or ""
     try:
         return any(
-            _is_local(str(info[4][0])) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            _is_local(str(info[4][0]))
+            for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         )
     except OSError:
         return False
@@ -361,19 +392,26 @@ NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACK
 
 
 def worded(error: BaseException, host: str) -> str:
-    """What went wrong in words of our own: the library's have URLs with query strings and header values in them."""
+    """What went wrong in words of our own: the library's have URLs with query strings and header
+    values in them."""
     if isinstance(error, NameResolutionError):
         return f"the name {host} does not resolve"
     if isinstance(error, SSLError) or _cause(error, ssl.SSLError):
         inner = _cause(error, ssl.SSLError)
         if getattr(inner, "reason", "") in NOT_TLS:
             return f'it speaks HTTP, not TLS: server = "http://{host}" in its hosts.toml asks it so'
-        reason = getattr(inner, "verify_message", "") or getattr(inner, "reason", "") or "handshake failed"
+        reason = (
+            getattr(inner, "verify_message", "")
+            or getattr(inner, "reason", "")
+            or "handshake failed"
+        )
         return f"TLS: {reason}"
     found = _cause(error, OSError)
     if isinstance(found, OSError) and found.errno:
         return os.strerror(found.errno).lower()
-    if isinstance(error, TimeoutError | socket.timeout) and not isinstance(error, NewConnectionError):
+    if isinstance(error, TimeoutError | socket.timeout) and not isinstance(
+        error, NewConnectionError
+    ):
         return "no answer in time"
     if isinstance(error, NewConnectionError):
         return "cannot connect"

@@ -111,7 +111,8 @@ class InMemory(Incoming):
 
 
 class Ingest(Incoming):
-    """A blob that is being written; ends with `commit` or `abandon` (or as a `with`). `write` raises ResourceExhausted, KernelError."""
+    """A blob that is being written; ends with `commit` or `abandon` (or as a `with`). `write`
+    raises ResourceExhausted, KernelError."""
 
     def __init__(self, blobs: Blobs, algorithm: str = SHA256) -> None:
         super().__init__(algorithm)
@@ -154,7 +155,8 @@ class Ingest(Incoming):
         return self.digest
 
     def abandon(self) -> None:
-        """Remove what is not committed; does nothing after `commit`. Safe beside a thread that still writes."""
+        """Remove what is not committed; does nothing after `commit`. Safe beside a thread that
+        still writes."""
         if self._fd < 0:
             return
         Path(self._path).unlink(missing_ok=True)
@@ -201,7 +203,8 @@ class Blobs:
             return None
 
     def read(self, digest: str, limit_bytes: int) -> bytes:
-        """The content, verified. Raises NotFound, DigestMismatch (damaged, or longer than the limit)."""
+        """The content, verified. Raises NotFound, DigestMismatch (damaged, or longer than the
+        limit)."""
         try:
             with open(self.path(digest), "rb") as file:
                 data = file.read(limit_bytes + 1)

@@ -1,7 +1,9 @@
-"""A blob decoded in a process of its own, which can do nothing but that: no file, no socket, no other process is within its reach.
+"""A blob decoded in a process of its own, which can do nothing but that: no file, no socket, no
+other process is within its reach.
 
-Decoders are C, and a layer is hostile bytes. Should they make one run an attacker's code, all that this code decides is which bytes
-come out, and the process that gets them hashes a copy: it takes those that the image's configuration names, or none.
+Decoders are C, and a layer is hostile bytes. Should they make one run an attacker's code, all that
+this code decides is which bytes come out, and the process that gets them hashes a copy: it takes
+those that the image's configuration names, or none.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
 
 
 def decode(blob: int | Receiver, out: Sender, limits: Limits) -> None:
-    """Send what is in the blob, a descriptor that is read from its position on or what comes through a ring.
+    """Send what is in the blob, a descriptor that is read from its position on or what comes
+    through a ring.
 
     Raises BadLayer, ResourceExhausted; Interrupted when nobody receives it any more.
     """
@@ -30,8 +33,8 @@ def decode(blob: int | Receiver, out: Sender, limits: Limits) -> None:
 
 
 def errand(arguments: Message, fds: list[int]) -> int:
-    """What the zygote forks: `fds` are the blob, as a file or a `Receiver`'s descriptors, a `Sender`'s, and a pipe whose end is ours; the
-    arguments are `Limits`'."""
+    """What the zygote forks: `fds` are the blob, as a file or a `Receiver`'s descriptors, a
+    `Sender`'s, and a pipe whose end is ours; the arguments are `Limits`'."""
     *blob_fds, memory, full, freed, _ = fds
     blob: int | Receiver
     if len(blob_fds) == 1:

@@ -1,6 +1,8 @@
-"""Images as an archive, as a stream of bytes: an OCI image layout in a tar that is a docker-archive, too (`manifest.json`).
+"""Images as an archive, as a stream of bytes: an OCI image layout in a tar that is a
+docker-archive, too (`manifest.json`).
 
-Only what this machine's platform needs is here, so an index becomes the manifest that was chosen from it.
+Only what this machine's platform needs is here, so an index becomes the manifest that was chosen
+from it.
 """
 
 from __future__ import annotations
@@ -40,12 +42,15 @@ def platform_manifest(blobs: BlobSource, target: Descriptor) -> tuple[Descriptor
 
 
 def archive(blobs: BlobSource, images: Sequence[Exported]) -> Iterator[bytes]:
-    """The archive, part by part; blocking. The caller keeps the blobs from being collected. Raises Error, OSError."""
+    """The archive, part by part; blocking. The caller keeps the blobs from being collected. Raises
+    Error, OSError."""
     index, legacy = [], []
     needed: dict[str, None] = {}
     for image in images:
         target, manifest = platform_manifest(blobs, image.target)
-        needed |= dict.fromkeys([target.digest, manifest.config.digest, *(d.digest for d in manifest.layers)])
+        needed |= dict.fromkeys(
+            [target.digest, manifest.config.digest, *(d.digest for d in manifest.layers)]
+        )
         for tag in image.tags or [""]:
             index.append(_entry(blobs, target, tag))
         legacy.append(

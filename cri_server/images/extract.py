@@ -1,8 +1,10 @@
-"""A layer's tar made into files: every name resolved beneath the layer's own root, whiteouts in overlayfs' form.
+"""A layer's tar made into files: every name resolved beneath the layer's own root, whiteouts in
+overlayfs' form.
 
-The tar is hostile. Names with `..` are refused; parents are opened beneath the root by openat2, and where a link lies on the
-way it is followed inside the root only; the last name is never followed. Nothing else has access to the folder meanwhile
-(it is new and its parent is 0700), so there is nobody to race with. `trusted.overlay.*` is what we write, never the layer.
+The tar is hostile. Names with `..` are refused; parents are opened beneath the root by openat2, and
+where a link lies on the way it is followed inside the root only; the last name is never followed.
+Nothing else has access to the folder meanwhile (it is new and its parent is 0700), so there is
+nobody to race with. `trusted.overlay.*` is what we write, never the layer.
 """
 
 from __future__ import annotations
@@ -48,9 +50,11 @@ Path = bytes  # relative to the layer's root, without links, `.` and `..`; empty
 
 @dataclass(slots=True)
 class Extracted:
-    """What came out. `implicit`: directories that the layer needed but did not describe; `opaque`: it hides all below it.
+    """What came out. `implicit`: directories that the layer needed but did not describe; `opaque`:
+    it hides all below it.
 
-    `devices`: nodes that this process may not make, (is a block device, major, minor); an empty file holds the place.
+    `devices`: nodes that this process may not make, (is a block device, major, minor); an empty
+    file holds the place.
     """
 
     size_bytes: int = 0
@@ -63,7 +67,8 @@ class Extracted:
 def extract(
     stream: Stream, root_fd: int, limits: Limits, tick: Callable[[], None] = lambda: None
 ) -> Extracted:
-    """Make the files of the tar beneath `root_fd`, an empty directory. `tick` is called now and then, and may raise.
+    """Make the files of the tar beneath `root_fd`, an empty directory. `tick` is called now and
+    then, and may raise.
 
     Raises BadLayer, ResourceExhausted (disk, limits), KernelError.
     """
@@ -89,7 +94,8 @@ def in_our_words(error: OSError, name: bytes, folder: str) -> Exception:
 
 
 class _Way:
-    """A directory of the layer: `folder` is a descriptor that the caller closes, `names` the way to it from the root."""
+    """A directory of the layer: `folder` is a descriptor that the caller closes, `names` the way to
+    it from the root."""
 
     def __init__(self, extractor: _Extractor, make: bool) -> None:
         self._extractor, self._make = extractor, make
@@ -118,13 +124,19 @@ class _Way:
 
 
 class _Extractor:
-    def __init__(self, stream: Stream, root_fd: int, limits: Limits, tick: Callable[[], None]) -> None:
-        self._stream, self.root, self._limits, self._tick = stream, root_fd, limits, tick
+    def __init__(
+        self, stream: Stream, root_fd: int, limits: Limits, tick: Callable[[], None]
+    ) -> None:
+        self._stream = stream
+        self.root = root_fd
+        self._limits = limits
+        self._tick = tick
         self._budget = WalkBudget()
         self._hidden: set[Path] = set()  # what `.wh.` entries named
         self.now = b""
         self._parents: dict[bytes, tuple[Path, int]] = {}  # as written -> (resolved, descriptor)
-        self._through: dict[int, list[bytes]] = {}  # a link's inode -> those of `_parents` that lead over it
+        # a link's inode -> those of `_parents` that lead over it
+        self._through: dict[int, list[bytes]] = {}
         self._stale: list[int] = []  # descriptors that the current entry may still use
         self._times: dict[Path, int] = {}
         self._result = Extracted(implicit={b""}, inodes=1)
@@ -241,7 +253,11 @@ class _Extractor:
         except PermissionError:  # as in the jail; whiteouts and fifos need no privilege
             self._fresh(path, parent, lambda name: os.mknod(name, 0o600, dir_fd=parent))
             self._charge(path)
-            self._result.devices[path] = (entry.kind == tar_headers.BLOCK_DEVICE, entry.major, entry.minor)
+            self._result.devices[path] = (
+                entry.kind == tar_headers.BLOCK_DEVICE,
+                entry.major,
+                entry.minor,
+            )
         self._describe_node(entry, parent, names[-1])
 
     def _describe_node(self, entry: Entry, parent: int, name: bytes) -> None:
@@ -303,7 +319,8 @@ class _Extractor:
     # ---- names
 
     def _fresh(self, path: Path, parent: int, make: Callable[[bytes], Made]) -> Made:
-        """Call `make` with the last name; what has that name already gives way, as in every other unpacker.
+        """Call `make` with the last name; what has that name already gives way, as in every other
+        unpacker.
 
         A directory where a whiteout is or was is opaque: lower content stays hidden.
         """
@@ -358,8 +375,11 @@ class _Extractor:
         path = b"/".join(way.names)
         return path, open_beneath(self.root, path or b".", os.O_PATH | os.O_DIRECTORY)
 
-    def step(self, folder: int, done: list[bytes], name: bytes, make: bool) -> tuple[int, bytes] | None:
-        """None if `name` in `folder` (which is `done`) is a directory now, else the inode and the target of the link that it is."""
+    def step(
+        self, folder: int, done: list[bytes], name: bytes, make: bool
+    ) -> tuple[int, bytes] | None:
+        """None if `name` in `folder` (which is `done`) is a directory now, else the inode and the
+        target of the link that it is."""
         try:
             found = os.lstat(name, dir_fd=folder)
         except FileNotFoundError:

@@ -1,4 +1,5 @@
-"""What pulls and loads hold while it is not yet listed: digests and chain ids that must not be collected."""
+"""What pulls and loads hold while it is not yet listed: digests and chain ids that must not be
+collected."""
 
 from __future__ import annotations
 

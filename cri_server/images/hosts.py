@@ -1,8 +1,10 @@
-"""Where a registry's content comes from: containerd's `certs.d/HOST/hosts.toml`, mirrors in order, the registry itself last.
+"""Where a registry's content comes from: containerd's `certs.d/HOST/hosts.toml`, mirrors in order,
+the registry itself last.
 
-Sources: containerd's docs/hosts.md; `rewrite` is k3s's and RKE2's, `auth` has the keys of containerd's old registry.configs,
-`pull_secrets` is ours. The folder is `HOST`, `HOST_PORT_` or `HOST:PORT`, else `_default`. A folder without the
-file may hold docker's `*.crt` (authorities) and `*.cert` with `*.key` (client certificates).
+Sources: containerd's docs/hosts.md; `rewrite` is k3s's and RKE2's, `auth` has the keys of
+containerd's old registry.configs, `pull_secrets` is ours. The folder is `HOST`, `HOST_PORT_` or
+`HOST:PORT`, else `_default`. A folder without the file may hold docker's `*.crt` (authorities) and
+`*.cert` with `*.key` (client certificates).
 """
 
 from __future__ import annotations
@@ -40,11 +42,13 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A place to ask. `url` is scheme://host[:port], `prefix` the path before the repository (`/v2`).
+    """A place to ask. `url` is scheme://host[:port], `prefix` the path before the repository
+    (`/v2`).
 
-    `upstream`: the registry itself, which pull secrets are for. `trusted`: a mirror that the registry's own file names, which gets
-    them, too (of the registry itself: that its own file names it). `auth`: what the administrator wants to log in with there.
-    `rewrites`: regular expressions for the repository and what takes their place. `headers` may hold secrets, which the repr does
+    `upstream`: the registry itself, which pull secrets are for. `trusted`: a mirror that the
+    registry's own file names, which gets them, too (of the registry itself: that its own file names
+    it). `auth`: what the administrator wants to log in with there. `rewrites`: regular expressions
+    for the repository and what takes their place. `headers` may hold secrets, which the repr does
     not show. `proxy`: in place of those that the environment names.
     """
 
@@ -118,7 +122,8 @@ class HostsFile:
 
 
 def hosts_for(domain: str, certs_dirs: Sequence[Path]) -> list[Host]:
-    """The hosts to ask about images of `domain`, in order. Raises InvalidSpec naming the file and key."""
+    """The hosts to ask about images of `domain`, in order. Raises InvalidSpec naming the file and
+    key."""
     domain = normal_registry(domain)
     folder = folder_of(domain, certs_dirs)
     if folder is None:
@@ -142,9 +147,11 @@ def _default(domain: str) -> Host:
 
 
 def folder_of(domain: str, certs_dirs: Sequence[Path]) -> Path | None:
-    """The folder that says how to talk to a registry: its own in the first of `certs_dirs` that has one, else `_default`.
+    """The folder that says how to talk to a registry: its own in the first of `certs_dirs` that has
+    one, else `_default`.
 
-    The folder may have any spelling of the registry's name; HOST_PORT_ comes before HOST:PORT, and both before other spellings.
+    The folder may have any spelling of the registry's name; HOST_PORT_ comes before HOST:PORT, and
+    both before other spellings.
     """
     normal = normal_registry(domain)
     for certs_dir in certs_dirs:
@@ -186,8 +193,8 @@ def _read(path: Path, domain: str, *, own: bool) -> list[Host]:
 def read_file(path: Path, domain: str, *, own: bool) -> HostsFile:
     """Read a hosts.toml. `own`: it is the registry's, not the one for all that have none.
 
-    Unknown keys are ignored with a warning, because the files of other programs and of later versions of
-    containerd have more of them. Raises InvalidSpec naming the file and the key.
+    Unknown keys are ignored with a warning, because the files of other programs and of later
+    versions of containerd have more of them. Raises InvalidSpec naming the file and the key.
     """
     try:
         content = tomllib.loads(_text(path))
@@ -212,8 +219,11 @@ def read_file(path: Path, domain: str, *, own: bool) -> HostsFile:
     return HostsFile([*hosts, server], warnings)
 
 
-def _table(path: Path, key: str, fields: Any, kind: type[AnyTable], warnings: list[str]) -> AnyTable:
-    """A table of the file, without the keys that are not known. Raises InvalidSpec naming the table."""
+def _table(
+    path: Path, key: str, fields: Any, kind: type[AnyTable], warnings: list[str]
+) -> AnyTable:
+    """A table of the file, without the keys that are not known. Raises InvalidSpec naming the
+    table."""
     place = f"{path}:{key}" if key else str(path)
     if not isinstance(fields, dict):
         raise InvalidSpec(place, "not a table")
@@ -229,8 +239,8 @@ def _table(path: Path, key: str, fields: Any, kind: type[AnyTable], warnings: li
 
 
 def _text(path: Path) -> str:
-    """The file's text. Raises OSError; ValueError for one that is too long or has a line that is: tomllib's work on a key
-    grows with the square of its parts."""
+    """The file's text. Raises OSError; ValueError for one that is too long or has a line that is:
+    tomllib's work on a key grows with the square of its parts."""
     with path.open("rb") as file:
         data = file.read(SIZE_LIMIT_BYTES + 1)
     if len(data) > SIZE_LIMIT_BYTES:
@@ -255,7 +265,8 @@ def _host(
     if not table.override_path and not prefix.endswith("/v2"):
         prefix += "/v2"
     netloc = parts.netloc
-    if not parts.port and parts.hostname == DOCKER:  # docker.io is a web site; containerd's documents name it
+    # docker.io is a web site; containerd's documents name it
+    if not parts.port and parts.hostname == DOCKER:
         netloc = "registry-1.docker.io"
     return Host(
         url=f"{parts.scheme}://{netloc}",
@@ -318,7 +329,9 @@ def _auth(given: _Auth | None) -> Auth | None:
     )  # fmt: skip
 
 
-def _rewrites(path: Path, key: str, table: dict[str, str], warnings: list[str]) -> tuple[Rewrite, ...]:
+def _rewrites(
+    path: Path, key: str, table: dict[str, str], warnings: list[str]
+) -> tuple[Rewrite, ...]:
     rewrites = []
     for pattern, replacement in table.items():
         place = f"{key}.rewrite.{pattern!r}"
@@ -327,7 +340,9 @@ def _rewrites(path: Path, key: str, table: dict[str, str], warnings: list[str]) 
         except ValueError as error:
             raise InvalidSpec(f"{path}:{place}", str(error)) from None
         for name in rewrite.unknown_groups():
-            warnings.append(f"{place} has no group {name!r}, which stands for nothing; ${{1}}x is $1 and x")
+            warnings.append(
+                f"{place} has no group {name!r}, which stands for nothing; ${{1}}x is $1 and x"
+            )
         rewrites.append(rewrite)
     return tuple(rewrites)
 
@@ -362,7 +377,16 @@ def _duration(path: Path, key: str, text: str | None) -> float:
     """Go's way to write a time: `1m30s`, `500ms`, `.5s`. Nothing and 0 are the default."""
     if not text or text == "0":
         return DIAL_TIMEOUT_S
-    units = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+    units = {
+        "ns": 1e-9,
+        "us": 1e-6,
+        "µs": 1e-6,
+        "μs": 1e-6,
+        "ms": 1e-3,
+        "s": 1.0,
+        "m": 60.0,
+        "h": 3600.0,
+    }
     parts = re.findall(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)", text)
     if "".join(number + unit for number, unit in parts) != text:
         raise InvalidSpec(f"{path}:{key}.dial_timeout", f"{text!r} is not a time such as 30s")
@@ -371,4 +395,6 @@ def _duration(path: Path, key: str, text: str | None) -> float:
 
 def _with_docker_files(host: Host, folder: Path) -> Host:
     pairs = [(str(p), str(p.with_suffix(".key"))) for p in sorted(folder.glob("*.cert"))]
-    return replace(host, ca=tuple(str(p) for p in sorted(folder.glob("*.crt"))), client=tuple(pairs))
+    return replace(
+        host, ca=tuple(str(p) for p in sorted(folder.glob("*.crt"))), client=tuple(pairs)
+    )

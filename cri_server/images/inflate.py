@@ -1,8 +1,10 @@
-"""A layer's blob as the tar stream inside it: gzip, zstd or plain by its first bytes, hashed and bounded while it is read.
+"""A layer's blob as the tar stream inside it: gzip, zstd or plain by its first bytes, hashed and
+bounded while it is read.
 
-What the media type claims is not asked: the diff id in the image's configuration decides whether this is the right content.
-The bounds: bytes in all, which are no more than the disk has room for, the zstd window, and members that give nothing. How well a
-layer compresses is no bound: a preallocated file of zeros is honest, and becomes a hole (`zeros`).
+What the media type claims is not asked: the diff id in the image's configuration decides whether
+this is the right content. The bounds: bytes in all, which are no more than the disk has room for,
+the zstd window, and members that give nothing. How well a layer compresses is no bound: a
+preallocated file of zeros is honest, and becomes a hole (`zeros`).
 """
 
 from __future__ import annotations
@@ -49,12 +51,13 @@ _DECODER_ERRORS: Any = (zstd.ZstdError, igzip_lib.IsalError, ValueError, EOFErro
 
 
 class BadLayer(PeerError):
-    """The layer's bytes are not what they must be: not a tar, damaged, hostile, or not the promised content."""
+    """The layer's bytes are not what they must be: not a tar, damaged, hostile, or not the promised
+    content."""
 
 
 class Limits(Record):
-    """What a layer (or `subject`) may unpack to, in bytes and in entries; `reason` says why not more. `folder`: what an error
-    names when its file system is full."""
+    """What a layer (or `subject`) may unpack to, in bytes and in entries; `reason` says why not
+    more. `folder`: what an error names when its file system is full."""
 
     size_bytes: int = 64 << 30
     entries: int = 8_000_000
@@ -74,7 +77,8 @@ class Limits(Record):
 
 
 class LayerWork(Record):
-    """What an errand that reads a layer's blob is asked. It works in `folder`; the content is to be `diff_id`."""
+    """What an errand that reads a layer's blob is asked. It works in `folder`; the content is to be
+    `diff_id`."""
 
     folder: AbsolutePath
     limits: Limits
@@ -92,7 +96,8 @@ class _Decoder(Protocol):
 
 
 class Stream:
-    """The tar stream in a blob: a descriptor, read from its position on, or what comes through a ring. Not thread-safe."""
+    """The tar stream in a blob: a descriptor, read from its position on, or what comes through a
+    ring. Not thread-safe."""
 
     def __init__(
         self,
@@ -105,14 +110,18 @@ class Stream:
     ) -> None:
         """Unless it is `hashed`, `drain` has no digest; `algorithm` is that of the digest; one
         that is `decoded` already is taken as it is, whatever it begins with."""
-        self._read = blob.read if isinstance(blob, Receiver) else partial(os.read, blob, _INPUT_BYTES)
+        self._read = (
+            blob.read if isinstance(blob, Receiver) else partial(os.read, blob, _INPUT_BYTES)
+        )
         self._limits = limits or Limits()
         self._algorithm = algorithm
         self._hash = hasher(algorithm) if hashed else None
         self._input = memoryview(b"")
         self._used = 0
         self._block = memoryview(b"")
-        self._blocks: Iterator[bytes | memoryview] = self._as_it_is() if decoded else self._decoded()
+        self._blocks: Iterator[bytes | memoryview] = (
+            self._as_it_is() if decoded else self._decoded()
+        )
         self.read_bytes = 0
         self.size_bytes = 0
 
@@ -154,7 +163,9 @@ class Stream:
         """`drain`; None takes what comes. Raises BadLayer when the content is another."""
         found = self.drain()
         if diff_id is not None and found != diff_id:
-            raise BadLayer(f"the layer's content is {found}, not {diff_id} as the image's configuration says")
+            raise BadLayer(
+                f"the layer's content is {found}, not {diff_id} as the image's configuration says"
+            )
         return found
 
     def _fill(self) -> bool:
@@ -209,7 +220,8 @@ class Stream:
                 return
 
     def _members(self, new: Callable[[], _Decoder], kind: str) -> Iterator[bytes]:
-        """The content of concatenated members (gzip) or frames (zstd); the stream must end with one."""
+        """The content of concatenated members (gzip) or frames (zstd); the stream must end with
+        one."""
         empty = 0
         while self._used < len(self._input):
             produced = False
@@ -218,7 +230,9 @@ class Stream:
                 yield block
             empty = 0 if produced else empty + 1
             if empty > EMPTY_MEMBERS_LIMIT:
-                raise BadLayer(f"the layer has more than {EMPTY_MEMBERS_LIMIT} empty {kind} members")
+                raise BadLayer(
+                    f"the layer has more than {EMPTY_MEMBERS_LIMIT} empty {kind} members"
+                )
             if self._used == len(self._input):
                 self._refill()
 

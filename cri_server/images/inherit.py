@@ -1,5 +1,6 @@
-"""Directories that a layer needed but did not describe (`a/b` without `a`): they get the attributes that they have in the layers
-below, because overlayfs shows those of the topmost layer that has the directory.
+"""Directories that a layer needed but did not describe (`a/b` without `a`): they get the attributes
+that they have in the layers below, because overlayfs shows those of the topmost layer that has the
+directory.
 """
 
 from __future__ import annotations
@@ -18,16 +19,20 @@ from pyrunc.errors import KernelError
 
 FREE_STEPS = 1 << 14
 STEPS_PER_DIRECTORY = (
-    128  # an image of more layers that all have a directory's parent, and not the directory, is no real one
+    # an image of more layers that all have a directory's parent, and not the directory, is no real
+    # one
+    128
 )
 
 
 def inherit_attributes(tree: Path, implicit: Iterable[str], below: Sequence[Path]) -> None:
-    """Give the directories `implicit` (relative paths, "" for the root) of the layer `tree` owner, mode, times and attributes of the
-    directories that the layers `below`, top first, show at their places. Blocking.
+    """Give the directories `implicit` (relative paths, "" for the root) of the layer `tree` owner,
+    mode, times and attributes of the directories that the layers `below`, top first, show at their
+    places. Blocking.
 
-    A layer is looked into only where the directory's parent shows in it, so that a path costs no more than the layers that have its
-    beginning. Raises BadLayer when that is too often for the number of directories, KernelError, OSError.
+    A layer is looked into only where the directory's parent shows in it, so that a path costs no
+    more than the layers that have its beginning. Raises BadLayer when that is too often for the
+    number of directories, KernelError, OSError.
     """
     paths = sorted(map(os.fsencode, implicit), key=in_depth)
     if not paths or not below:
@@ -67,14 +72,16 @@ class _Tree:
 
 
 class _Levels:
-    """Which of the layers, top first, have a directory that is not hidden by one above: for each directory on the way to a path."""
+    """Which of the layers, top first, have a directory that is not hidden by one above: for each
+    directory on the way to a path."""
 
     def __init__(self, trees: list[_Tree], budget: WalkBudget) -> None:
         self._budget = budget
         self._levels: list[tuple[bytes, list[_Tree]]] = [(b"", trees)]
 
     def at(self, path: bytes) -> list[_Tree]:
-        """Of a path that follows the last one in the order of `in_depth`. Raises BadLayer, KernelError."""
+        """Of a path that follows the last one in the order of `in_depth`. Raises BadLayer,
+        KernelError."""
         levels = self._levels
         while not (levels[-1][0] in (b"", path) or path.startswith(levels[-1][0] + b"/")):
             levels.pop()

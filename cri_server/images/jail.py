@@ -1,15 +1,19 @@
 """Where layers are decoded, unpacked or indexed: processes that can do next to nothing.
 
-A decoder, which is C and meets hostile bytes first (CVE classes: bugs in inflate libraries), has the system calls that reading, writing
-and memory need: no file can be named and no process reached with them.
+A decoder, which is C and meets hostile bytes first (CVE classes: bugs in inflate libraries), has
+the system calls that reading, writing and memory need: no file can be named and no process reached
+with them.
 
-The others, which are Python, can make files in one folder, which is all they see. (A checkpoint's archive is decoded there, too.) If
-one is made to run an attacker's code, this is what it has: the content, the folder, a few capabilities to own files as a layer says, and
-no way to start programs, open sockets or look around. It makes no device nodes either, because it could open them: the server does
-that when the layer is done (whiteouts, devices of number 0:0, need no privilege since Linux 5.8). The folder is its root, for
-landlock(7) has no right for chmod(2), chown(2) and setxattr(2), which would do to any file of the host. CAP_SYS_ADMIN stays for
-`trusted.overlay.opaque`, and what else it is good for is refused by call: ioctl(2) would freeze the folder's file system. So is what
-root may do to root's processes without a capability: limits, signals by a pipe's owner, System V memory.
+The others, which are Python, can make files in one folder, which is all they see. (A checkpoint's
+archive is decoded there, too.) If one is made to run an attacker's code, this is what it has: the
+content, the folder, a few capabilities to own files as a layer says, and no way to start programs,
+open sockets or look around. It makes no device nodes either, because it could open them: the server
+does that when the layer is done (whiteouts, devices of number 0:0, need no privilege since Linux
+5.8). The folder is its root, for landlock(7) has no right for chmod(2), chown(2) and setxattr(2),
+which would do to any file of the host. CAP_SYS_ADMIN stays for `trusted.overlay.opaque`, and what
+else it is good for is refused by call: ioctl(2) would freeze the folder's file system. So is what
+root may do to root's processes without a capability: limits, signals by a pipe's owner, System V
+memory.
 """
 
 from __future__ import annotations
@@ -38,7 +42,8 @@ _REFUSED = """
     ioctl prlimit64 setpriority ioprio_set sched_setaffinity sched_setattr sched_setparam sched_setscheduler
     shmget shmat shmctl semget semctl semop semtimedop msgget msgctl msgsnd msgrcv mq_open mq_unlink
 """
-# fcntl(2): who gets a descriptor's signals, and it may be SIGKILL. Landlock knows it from Linux 6.12 on.
+# fcntl(2): who gets a descriptor's signals, and it may be SIGKILL. Landlock knows it from Linux
+# 6.12 on.
 _REFUSED_COMMANDS = {"fcntl": (F_SETOWN, F_SETOWN_EX)}
 # sendto(2) reports the error; sendmsg(2) could pass descriptors to the server. seccomp(2) knows no
 # pointers, so calls that take a path are not among them at all.
@@ -57,8 +62,8 @@ CPU_LIMIT_S = 1200  # 64 GiB, the most that a layer may have, are hashed and wri
 
 
 def enter(folder: str, memory_limit_bytes: int = MEMORY_LIMIT_BYTES) -> str:
-    """Restrict this process, which has one thread, for good, to making files beneath `folder`, which becomes its root directory; the
-    folder's path from now on. Raises KernelError, OSError.
+    """Restrict this process, which has one thread, for good, to making files beneath `folder`,
+    which becomes its root directory; the folder's path from now on. Raises KernelError, OSError.
 
     Descriptors that are open stay usable, but for directories, which would lead out.
     """
@@ -78,7 +83,8 @@ def enter(folder: str, memory_limit_bytes: int = MEMORY_LIMIT_BYTES) -> str:
 
 
 def enter_decoder() -> None:
-    """Restrict this process, which has one thread, for good, to the descriptors that are open. Raises KernelError."""
+    """Restrict this process, which has one thread, for good, to the descriptors that are open.
+    Raises KernelError."""
     _limit(DECODER_MEMORY_LIMIT_BYTES)
     restrict.no_new_privileges()
     restrict.keep_capabilities(())

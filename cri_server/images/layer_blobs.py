@@ -1,4 +1,5 @@
-"""The layers of an image as blobs again, when only their tars are here: plain for an archive, compressed for a registry."""
+"""The layers of an image as blobs again, when only their tars are here: plain for an archive,
+compressed for a registry."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class BlobSource(Protocol):
 
 
 class PlainLayers:
-    """A layout's blobs, and beside them the tars of images that have no others for their layers. A BlobSource."""
+    """A layout's blobs, and beside them the tars of images that have no others for their layers. A
+    BlobSource."""
 
     def __init__(self, blobs: Blobs, files: LayerFiles) -> None:
         self._blobs, self._files = blobs, files
@@ -41,7 +43,8 @@ class PlainLayers:
         self._tars: dict[str, int] = {}
 
     def add(self, target: Descriptor, manifest: Manifest, diff_ids: Sequence[str]) -> Descriptor:
-        """What stands for the image: its own target, or a manifest with plain layers. `target` has or leads to `manifest`."""
+        """What stands for the image: its own target, or a manifest with plain layers. `target` has
+        or leads to `manifest`."""
         layers = [self._layer(layer, d) for layer, d in zip(manifest.layers, diff_ids, strict=True)]
         if layers == manifest.layers and not manifest.others:
             return target
@@ -57,7 +60,11 @@ class PlainLayers:
         return Descriptor(manifests.OCI_LAYER, diff_id, size)
 
     def read(self, digest: str, limit_bytes: int) -> bytes:
-        return self._documents[digest] if digest in self._documents else self._blobs.read(digest, limit_bytes)
+        return (
+            self._documents[digest]
+            if digest in self._documents
+            else self._blobs.read(digest, limit_bytes)
+        )
 
     def size(self, digest: str) -> int | None:
         if digest in self._documents:
@@ -69,13 +76,18 @@ class PlainLayers:
             fd = os.memfd_create("manifest", os.MFD_CLOEXEC)
             os.pwrite(fd, self._documents[digest], 0)
             return fd
-        return self._files.open_tar(digest) if digest in self._tars else self._blobs.open_blob(digest)
+        return (
+            self._files.open_tar(digest) if digest in self._tars else self._blobs.open_blob(digest)
+        )
 
 
-def compressed(blobs: Blobs, files: LayerFiles, diff_id: str, tick: Callable[[], None]) -> Descriptor:
-    """The layer as a gzip blob in the layout, which the caller holds. Raises NotFound, DigestMismatch (a tar that has changed),
-    ResourceExhausted, OSError."""
-    compressor, content = isal_zlib.compressobj(3, isal_zlib.DEFLATED, _GZIP), hasher(algorithm_of(diff_id))
+def compressed(
+    blobs: Blobs, files: LayerFiles, diff_id: str, tick: Callable[[], None]
+) -> Descriptor:
+    """The layer as a gzip blob in the layout, which the caller holds. Raises NotFound,
+    DigestMismatch (a tar that has changed), ResourceExhausted, OSError."""
+    compressor = isal_zlib.compressobj(3, isal_zlib.DEFLATED, _GZIP)
+    content = hasher(algorithm_of(diff_id))
     with Ingest(blobs) as ingest, io.FileIO(files.open_tar(diff_id)) as tar:
         while part := tar.read(_READ_BYTES):
             content.update(part)

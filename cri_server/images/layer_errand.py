@@ -1,5 +1,5 @@
-"""What the errands that write what is made of layers have in common: how they run, how they tell that they get on, and words for what the
-kernel refuses them."""
+"""What the errands that write what is made of layers have in common: how they run, how they tell
+that they get on, and words for what the kernel refuses them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 def begin(progress_fd: int) -> Callable[[], None]:
-    """Run behind others, and answer what tells by the pipe `progress_fd` that there is progress. Never blocks."""
+    """Run behind others, and answer what tells by the pipe `progress_fd` that there is progress.
+    Never blocks."""
     set_batch_policy()
     os.set_blocking(progress_fd, False)
 
@@ -35,8 +36,8 @@ def begin(progress_fd: int) -> Callable[[], None]:
 
 
 def receive(arguments: Message, fds: list[int]) -> tuple[LayerWork, Stream, Callable[[], None]]:
-    """The work, the layer's content that another process has decoded, and what tells of progress. `arguments` are a
-    `LayerWork`'s, `fds` a `Receiver`'s and the pipe of `begin`."""
+    """The work, the layer's content that another process has decoded, and what tells of progress.
+    `arguments` are a `LayerWork`'s, `fds` a `Receiver`'s and the pipe of `begin`."""
     *ends, progress_fd = fds
     work = LayerWork.of(arguments)
     receiver = Receiver(*ends, copying=True)
@@ -47,7 +48,8 @@ def receive(arguments: Message, fds: list[int]) -> tuple[LayerWork, Stream, Call
 
 @contextmanager
 def writing(folder: str, doing: str) -> Iterator[None]:
-    """A block that writes in `folder`, `doing` what an error names: an OSError becomes ResourceExhausted or KernelError."""
+    """A block that writes in `folder`, `doing` what an error names: an OSError becomes
+    ResourceExhausted or KernelError."""
     try:
         yield
     except OSError as error:

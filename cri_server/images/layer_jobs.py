@@ -1,4 +1,5 @@
-"""Where work on layers is done: in errands of the zygote, so many at once, in folders that are gone at the end."""
+"""Where work on layers is done: in errands of the zygote, so many at once, in folders that are gone
+at the end."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ class LayerJobs:
         here: Callable[[Callable[[], None]], object],
         ticked: Callable[[], None],
     ) -> None:
-        """`function` in an errand with a pipe for its progress, or without errands `here` in a thread."""
+        """`function` in an errand with a pipe for its progress, or without errands `here` in a
+        thread."""
         if self._errands is None:
             await _in_thread_with_ticks(here, ticked)
         else:
@@ -70,8 +72,8 @@ class LayerJobs:
         here: Callable[[Stream, Callable[[], None]], object],
         ticked: Callable[[], None],
     ) -> None:
-        """`perform` with the content of the blob, which another errand decodes: `function` gets a ring's descriptors, or without errands
-        `here` the stream."""
+        """`perform` with the content of the blob, which another errand decodes: `function` gets a
+        ring's descriptors, or without errands `here` the stream."""
         if self._errands is None:
             stream = Stream(blob, arguments.limits, algorithm=algorithm_of(arguments.diff_id))
             await _in_thread_with_ticks(lambda tick: here(stream, tick), ticked)
@@ -81,8 +83,8 @@ class LayerJobs:
 
     @asynccontextmanager
     async def decoded(self, blob_fd: int, limits: Limits) -> AsyncIterator[Stream]:
-        """The content of a blob, for a thread: it is decoded in an errand. Raises BadLayer, which comes as a PeerError from there,
-        ResourceExhausted, KernelError."""
+        """The content of a blob, for a thread: it is decoded in an errand. Raises BadLayer, which
+        comes as a PeerError from there, ResourceExhausted, KernelError."""
         if self._errands is None:
             yield Stream(blob_fd, limits)
         else:
@@ -93,16 +95,18 @@ class LayerJobs:
     async def _decoding(
         self, errands: Zygote, blob: int | Receiver, limits: Limits
     ) -> AsyncIterator[Receiver]:
-        """What an errand decodes beside the block, which is cancelled when that fails. At the end of the block it is killed: whoever has
-        seen the end of the content has all of it, and one that was taken over is not to hold anybody up."""
+        """What an errand decodes beside the block, which is cancelled when that fails. At the end
+        of the block it is killed: whoever has seen the end of the content has all of it, and one
+        that was taken over is not to hold anybody up."""
         sending, receiving = ring.open_ends()
         receiver = Receiver(*receiving, copying=True)
         blob_fds = [blob] if isinstance(blob, int) else blob.fds
         decoder = _in_errand(errands, _DECODE_ERRAND, limits, [*blob_fds, *sending], lambda: None)
         try:
             async with asyncio.TaskGroup() as group:
-                # Our copies of a process's ends are closed with it, else the other one would wait. Who finds the content cut short
-                # fails after the decoder then, whose error is the one that counts.
+                # Our copies of a process's ends are closed with it, else the other one would wait.
+                # Who finds the content cut short fails after the decoder then, whose error is the
+                # one that counts.
                 task = group.create_task(decoder)
                 task.add_done_callback(lambda _: close_all(sending))
                 try:
@@ -121,7 +125,8 @@ class LayerJobs:
 
     @asynccontextmanager
     async def stream(self, turn: StreamTurn, watch: Watch) -> AsyncIterator[None]:
-        """The turn of a blob that is worked on while it arrives. Raises Interrupted: see `Streams.held`."""
+        """The turn of a blob that is worked on while it arrives. Raises Interrupted: see
+        `Streams.held`."""
         async with self._streams.held(turn, watch):
             yield
 
@@ -133,8 +138,9 @@ class LayerJobs:
 
     @asynccontextmanager
     async def early_index(self) -> AsyncIterator[None]:
-        """The turn of an index that follows tars which are being made: no core is kept from those who make them, and one that waits
-        for its registry gives way to an index that is needed now. Raises NoTurn."""
+        """The turn of an index that follows tars which are being made: no core is kept from those
+        who make them, and one that waits for its registry gives way to an index that is needed now.
+        Raises NoTurn."""
         async with self._indexes.lent():
             yield
 
@@ -161,7 +167,8 @@ async def _in_errand(
 ) -> None:
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     loop = asyncio.get_running_loop()
-    ended = asyncio.Event()  # the errand's end of the pipe is closed, so it is gone and writes no more
+    # the errand's end of the pipe is closed, so it is gone and writes no more
+    ended = asyncio.Event()
 
     def readable() -> None:
         ticked()

@@ -1,5 +1,6 @@
-"""An image's layers made from their blobs: tars with one index, or unpacked folders. Layers of one image are made in parallel. One
-that another pull is making from the same registry is waited for, as `sharing` says."""
+"""An image's layers made from their blobs: tars with one index, or unpacked folders. Layers of one
+image are made in parallel. One that another pull is making from the same registry is waited for, as
+`sharing` says."""
 
 from __future__ import annotations
 
@@ -79,8 +80,9 @@ class BlobSource:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A layer to unpack: the last of `chain`, whose content is `diff_id`, from the blob `descriptor`; the image has it so many
-    `times`, and it is unpacked as often, because a chain id stands for those below it, too."""
+    """A layer to unpack: the last of `chain`, whose content is `diff_id`, from the blob
+    `descriptor`; the image has it so many `times`, and it is unpacked as often, because a chain id
+    stands for those below it, too."""
 
     chain: list[str]
     diff_id: str
@@ -94,10 +96,19 @@ class LayerMaker:
     """Of one store. Methods that are coroutines run on one event loop."""
 
     def __init__(
-        self, folders: Folders, catalog: Catalog, policy: Policy, holds: Holds, room: Room, jobs: LayerJobs
+        self,
+        folders: Folders,
+        catalog: Catalog,
+        policy: Policy,
+        holds: Holds,
+        room: Room,
+        jobs: LayerJobs,
     ) -> None:
         self._blobs, self._layers, self._files = folders.blobs, folders.layers, folders.files
-        self._catalog, self._policy, self._holds, self._room = catalog, policy, holds, room
+        self._catalog = catalog
+        self._policy = policy
+        self._holds = holds
+        self._room = room
         self._jobs = jobs
         self._verified = VerifiedLayers(catalog)
         self._work = SharedWork()
@@ -122,7 +133,8 @@ class LayerMaker:
             raise first_error(problems) from None
 
     def needs_blob(self, image_id: str, layer: Descriptor, diff_id: str) -> bool:
-        """Whether the layer's blob must be fetched before `make_all` can have the layer of that image."""
+        """Whether the layer's blob must be fetched before `make_all` can have the layer of that
+        image."""
         if not self._verified.has(layer.digest, diff_id):
             return True
         if (
@@ -138,7 +150,8 @@ class LayerMaker:
         return source.is_listed or self._verified.has(layer.digest, diff_id)
 
     async def convert(self, content: Content) -> bool:
-        """Have a listed image's layers in the form that new ones get, from what is here; whether they are to be mounted then.
+        """Have a listed image's layers in the form that new ones get, from what is here; whether
+        they are to be mounted then.
 
         Raises NotFound (a blob of it is gone), ResourceExhausted, KernelError.
         """
@@ -160,7 +173,9 @@ class LayerMaker:
         source: BlobSource,
     ) -> None:
         chain_id = chain_ids(diff_ids)[-1]
-        layers = {(d, layer.digest): layer for d, layer in zip(diff_ids, manifest.layers, strict=True)}
+        layers = {
+            (d, layer.digest): layer for d, layer in zip(diff_ids, manifest.layers, strict=True)
+        }
         async with (
             self._index_beside(diff_ids, chain_id, source) as tars,
             asyncio.TaskGroup() as group,
@@ -177,9 +192,14 @@ class LayerMaker:
     async def _index_beside(
         self, diff_ids: Sequence[str], chain_id: str, source: BlobSource
     ) -> AsyncIterator[GrowingTars | None]:
-        """Make the index from tars that are made in the block, as far as they are there. Whatever goes wrong with that, the index is
-        not there after the block, and is to be made from the whole tars."""
-        if source.stream is None or self._files.has_index(chain_id) or len(diff_ids) > EARLY_LAYERS_LIMIT:
+        """Make the index from tars that are made in the block, as far as they are there. Whatever
+        goes wrong with that, the index is not there after the block, and is to be made from the
+        whole tars."""
+        if (
+            source.stream is None
+            or self._files.has_index(chain_id)
+            or len(diff_ids) > EARLY_LAYERS_LIMIT
+        ):
             yield None
             return
         tars = GrowingTars(diff_ids)
@@ -251,10 +271,13 @@ class LayerMaker:
         tars: GrowingTars | None,
         rate: Rate,
     ) -> bool:
-        """Make the tar while its blob arrives; False when it must be made from a blob that is kept, or has to be looked into."""
+        """Make the tar while its blob arrives; False when it must be made from a blob that is kept,
+        or has to be looked into."""
         stream, watch = source.stream, source.watch
         is_here = self._blobs.size(descriptor.digest) == descriptor.size
-        is_kept = self._policy.keep_blobs or (is_here and self._is_shared(descriptor, diff_id, source))
+        is_kept = self._policy.keep_blobs or (
+            is_here and self._is_shared(descriptor, diff_id, source)
+        )
         if stream is None or is_kept:
             return False
         try:
@@ -323,7 +346,11 @@ class LayerMaker:
         )
 
     async def _make_index(
-        self, diff_ids: Sequence[str], chain_id: str, watch: Watch, growing: GrowingTars | None = None
+        self,
+        diff_ids: Sequence[str],
+        chain_id: str,
+        watch: Watch,
+        growing: GrowingTars | None = None,
     ) -> None:
         """Of the tars that are here, or those that are being made."""
         devices = list(dict.fromkeys(diff_ids))
@@ -355,7 +382,8 @@ class LayerMaker:
                     await self._commit(lambda: self._files.commit_index(folder, chain_id), watch)
 
     async def _commit(self, take: Callable[[], None], watch: Watch) -> None:
-        """Have a file that is made taken into the store: whole, also when the caller is cancelled meanwhile."""
+        """Have a file that is made taken into the store: whole, also when the caller is cancelled
+        meanwhile."""
         with watch.paused():
             await in_thread(take, abandon_s=None)
 
@@ -372,10 +400,17 @@ class LayerMaker:
         committed = [asyncio.Event() for _ in chain]
         times = Counter(diff_ids)
         async with asyncio.TaskGroup() as group:
-            for number, (diff_id, descriptor) in enumerate(zip(diff_ids, manifest.layers, strict=True)):
+            for number, (diff_id, descriptor) in enumerate(
+                zip(diff_ids, manifest.layers, strict=True)
+            ):
                 below = committed[number - 1] if number else None
                 layer = _Wanted(
-                    chain[: number + 1], diff_id, times[diff_id], descriptor, below, committed[number]
+                    chain[: number + 1],
+                    diff_id,
+                    times[diff_id],
+                    descriptor,
+                    below,
+                    committed[number],
                 )
                 group.create_task(self._unpack_layer(layer, source))
 
@@ -399,7 +434,9 @@ class LayerMaker:
                             _UNPACK_ERRAND,
                             LayerWork(folder, limits, layer.diff_id),
                             fd,
-                            lambda stream, tick: unpack.unpack(stream, folder, layer.diff_id, limits, tick),
+                            lambda stream, tick: unpack.unpack(
+                                stream, folder, layer.diff_id, limits, tick
+                            ),
                             watch.touch,
                         )
                 if layer.below is not None:

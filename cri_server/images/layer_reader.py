@@ -1,7 +1,8 @@
-"""Reads a layer's tar for those who make files of it and those who make a tree in memory: both refuse the same names.
+"""Reads a layer's tar for those who make files of it and those who make a tree in memory: both
+refuse the same names.
 
-Names with `..` are refused, and links on the way to a name are followed as if the layer's root were `/`. The last name is
-never followed.
+Names with `..` are refused, and links on the way to a name are followed as if the layer's root were
+`/`. The last name is never followed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Way(Protocol):
     """A place in a layer, at its root to begin with."""
 
     def enter(self, name: bytes) -> tuple[int, bytes] | None:
-        """Go into the directory `name`, or stay where `name` is a link: the link's identity and target then."""
+        """Go into the directory `name`, or stay where `name` is a link: the link's identity and
+        target then."""
 
     def leave(self) -> None:
         """Go to the directory above; stay in the root."""
@@ -49,10 +51,12 @@ class Way(Protocol):
 def checked_members(
     source: Source, limits: Limits, budget: WalkBudget, tick: Callable[[], None], tick_entries: int
 ) -> Iterator[tuple[str, Entry, list[bytes]]]:
-    """The entries of a layer: what to make, one of tar_headers' kinds, ROOT, HIDDEN or OPAQUE; the entry; the components of the
-    name, or of what a whiteout hides. `tick` is called every `tick_entries`, and may raise.
+    """The entries of a layer: what to make, one of tar_headers' kinds, ROOT, HIDDEN or OPAQUE; the
+    entry; the components of the name, or of what a whiteout hides. `tick` is called every
+    `tick_entries`, and may raise.
 
-    Raises BadLayer for what can be refused without looking at the files made so far, ResourceExhausted.
+    Raises BadLayer for what can be refused without looking at the files made so far,
+    ResourceExhausted.
     """
     for entry in members(source):
         budget.entries += 1
@@ -70,7 +74,9 @@ def checked_members(
             yield entry.kind, entry, names
         elif entry.kind == tar_headers.DIRECTORY:
             yield ROOT, entry, names
-        elif entry.kind != tar_headers.HARDLINK or components(entry.link):  # kaniko links `/` to `.`
+        elif entry.kind != tar_headers.HARDLINK or components(
+            entry.link
+        ):  # kaniko links `/` to `.`
             raise BadLayer(f"{shown(entry.name)}: the root must be a directory")
 
 
@@ -95,8 +101,9 @@ def _check(entry: Entry, limits: Limits) -> None:
 
 
 def _hidden(entry: Entry, *names: bytes) -> tuple[str, list[bytes]] | None:
-    """`.wh.NAME` hides what lower layers have there, `.wh..wh..opq` all they have in its directory; what this layer has stays,
-    wherever it stands in the tar. Other `.wh..wh.` names are notes of aufs: None."""
+    """`.wh.NAME` hides what lower layers have there, `.wh..wh..opq` all they have in its directory;
+    what this layer has stays, wherever it stands in the tar. Other `.wh..wh.` names are notes of
+    aufs: None."""
     *folder, last = names
     if any(name.startswith(AUFS) for name in folder):
         return None
@@ -113,8 +120,8 @@ def _hidden(entry: Entry, *names: bytes) -> tuple[str, list[bytes]] | None:
 
 
 def follow(names: list[bytes], way: Way, budget: WalkBudget) -> list[int]:
-    """Go along the directories `names`; the identities of the links on the way. From one directory to the next, not each from
-    the root: names may be thousands. Raises BadLayer, OSError."""
+    """Go along the directories `names`; the identities of the links on the way. From one directory
+    to the next, not each from the root: names may be thousands. Raises BadLayer, OSError."""
     pending, links, steps = names[::-1], list[int](), 0
     while pending:
         name = pending.pop()
@@ -149,7 +156,8 @@ def components(name: bytes) -> list[bytes]:
 
 
 def joined(folder: bytes, name: bytes) -> bytes:
-    """The path of `name` in `folder`. Raises OSError where the kernel would take no path of that length."""
+    """The path of `name` in `folder`. Raises OSError where the kernel would take no path of that
+    length."""
     path = b"/".join((folder, name)) if folder else name
     if len(path) > PATH_LIMIT_BYTES:
         raise OSError(errno.ENAMETOOLONG, "path")
@@ -162,8 +170,9 @@ def bad_link(entry: Entry, why: str) -> BadLayer:
 
 
 def wanted_attributes(entry: Entry) -> dict[bytes, bytes]:
-    """The extended attributes that a container can make use of: file capabilities, POSIX ACLs, `user.*`. Others are the
-    host's business, and `*.overlay.*` would be orders to overlayfs. Raises BadLayer."""
+    """The extended attributes that a container can make use of: file capabilities, POSIX ACLs,
+    `user.*`. Others are the host's business, and `*.overlay.*` would be orders to overlayfs. Raises
+    BadLayer."""
     if any(b"\0" in name for name in entry.xattrs):
         raise BadLayer(f"{shown(entry.name)}: an attribute whose name has a NUL byte")
     return {name: value for name, value in entry.xattrs.items() if _is_wanted(name)}

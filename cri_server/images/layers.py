@@ -1,8 +1,10 @@
-"""Unpacked layers, keyed by chain id: `layers/<hex>/tree`, renamed into place whole, removed by renaming away.
+"""Unpacked layers, keyed by chain id: `layers/<hex>/tree`, renamed into place whole, removed by
+renaming away.
 
-A chain id stands for a layer and all below it (image specification, "Layer ChainID"), so two images share what they have in
-common. A layer's tree is what its tar says, plus one thing that depends on the layers below: a directory that the tar needed
-but did not describe (`a/b` without `a`) must look as it does below, because overlayfs shows the topmost one's attributes.
+A chain id stands for a layer and all below it (image specification, "Layer ChainID"), so two images
+share what they have in common. A layer's tree is what its tar says, plus one thing that depends on
+the layers below: a directory that the tar needed but did not describe (`a/b` without `a`) must look
+as it does below, because overlayfs shows the topmost one's attributes.
 """
 
 from __future__ import annotations
@@ -41,20 +43,22 @@ def chain_ids(diff_ids: Sequence[str]) -> list[str]:
 
 
 class Layers:
-    """The layers below `root`. The caller sees to it that one chain id is committed by one task at a time."""
+    """The layers below `root`. The caller sees to it that one chain id is committed by one task at
+    a time."""
 
     def __init__(self, root: Path) -> None:
         self._folder = root / "layers"
         self._ingest = root / "ingest"
         self._trash = root / "trash"
         self._empty = root / "empty"
-        self.lowest = root / "lowest"  # empty too: the second layer that overlayfs needs below a single one
+        # empty too: the second layer that overlayfs needs below a single one
+        self.lowest = root / "lowest"
         self._known: dict[str, Layer] = {}
         self._unsynced: set[str] = set()  # chain ids of layers that a crash may take
 
     def prepare(self) -> None:
-        """Make the folders, read the records. A layer without a readable record and what an earlier life was working on
-        are thrown away."""
+        """Make the folders, read the records. A layer without a readable record and what an earlier
+        life was working on are thrown away."""
         for folder in (self._folder, self._ingest, self._trash):
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(FOLDER_MODE)
@@ -89,9 +93,11 @@ class Layers:
         self._delete(Path(folder).parent, Path(folder).name)
 
     def commit(self, folder: str, chain: Sequence[str]) -> None:
-        """Rename the unpacked `folder` to the last of `chain` (bottom first), whose others are committed.
+        """Rename the unpacked `folder` to the last of `chain` (bottom first), whose others are
+        committed.
 
-        What the directories inherit from below is set now. Call `sync` before what refers to the layer becomes visible.
+        What the directories inherit from below is set now. Call `sync` before what refers to the
+        layer becomes visible.
         """
         refuse_links(folder)
         layer = Layer.read(folder)
@@ -104,7 +110,8 @@ class Layers:
         self._known[chain[-1]] = layer
 
     def sync(self, chain: Sequence[str]) -> None:
-        """Write those of the chain's layers to the disk that are not yet there: syncfs(2) of the file system that they share."""
+        """Write those of the chain's layers to the disk that are not yet there: syncfs(2) of the
+        file system that they share."""
         pending = self._unsynced.intersection(chain)
         if not pending:
             return
@@ -122,7 +129,8 @@ class Layers:
         return self._path(chain_id) / TREE
 
     def lower_dirs(self, chain: Sequence[str]) -> list[Path]:
-        """The trees of a chain for overlayfs, top first; what lies below an opaque root is left out. Never empty."""
+        """The trees of a chain for overlayfs, top first; what lies below an opaque root is left
+        out. Never empty."""
         return self._visible(chain) or [self._empty]
 
     def _visible(self, chain: Sequence[str]) -> list[Path]:
@@ -174,8 +182,9 @@ class Layers:
 
 
 def refuse_links(folder: str) -> None:
-    """What we now open by name was made by a process that met hostile bytes, and could do nothing but make files: a link in
-    place of the tree would make the host's files an image's, a pipe in place of the record would keep us waiting."""
+    """What we now open by name was made by a process that met hostile bytes, and could do nothing
+    but make files: a link in place of the tree would make the host's files an image's, a pipe in
+    place of the record would keep us waiting."""
     for name, is_kind in ((TREE, stat.S_ISDIR), (RECORD, stat.S_ISREG)):
         try:
             found = os.stat(os.path.join(folder, name), follow_symlinks=False)
@@ -186,7 +195,8 @@ def refuse_links(folder: str) -> None:
 
 
 def make_devices(tree: str, layer: Layer) -> None:
-    """Put device nodes where the unpacker, which may not make any, has left an empty file with their attributes."""
+    """Put device nodes where the unpacker, which may not make any, has left an empty file with
+    their attributes."""
     root = os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name, is_block, major, minor in layer.devices:
@@ -195,7 +205,10 @@ def make_devices(tree: str, layer: Layer) -> None:
             try:
                 before = os.fstat(parent)
                 _make_device(
-                    parent, last, stat.S_IFBLK if is_block else stat.S_IFCHR, os.makedev(major, minor)
+                    parent,
+                    last,
+                    stat.S_IFBLK if is_block else stat.S_IFCHR,
+                    os.makedev(major, minor),
                 )
                 os.utime(parent, ns=(before.st_mtime_ns, before.st_mtime_ns))
             finally:
@@ -214,4 +227,6 @@ def _make_device(parent_fd: int, name: bytes, kind: int, device: int) -> None:
     os.mknod(name, kind | 0o600, device, dir_fd=parent_fd)
     os.chown(name, found.st_uid, found.st_gid, dir_fd=parent_fd, follow_symlinks=False)
     os.chmod(name, stat.S_IMODE(found.st_mode), dir_fd=parent_fd)
-    os.utime(name, ns=(found.st_mtime_ns, found.st_mtime_ns), dir_fd=parent_fd, follow_symlinks=False)
+    os.utime(
+        name, ns=(found.st_mtime_ns, found.st_mtime_ns), dir_fd=parent_fd, follow_symlinks=False
+    )

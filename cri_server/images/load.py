@@ -1,7 +1,9 @@
-"""Images from a file: a docker-archive (`docker save`, `skopeo copy … docker-archive:`) or an OCI layout in a tar.
+"""Images from a file: a docker-archive (`docker save`, `skopeo copy … docker-archive:`) or an OCI
+layout in a tar.
 
-The archive is read once, front to back: blobs go to the layout as they come, other files wait until the end says what they
-are. Docker's newer archives are both; then the layout is used and the names come from `manifest.json`.
+The archive is read once, front to back: blobs go to the layout as they come, other files wait until
+the end says what they are. Docker's newer archives are both; then the layout is used and the names
+come from `manifest.json`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,15 @@ from cri_server.images.inflate import GZIP_MAGIC, ZSTD_MAGIC, BadLayer, Stream
 from cri_server.images.manifest import Descriptor, Index, Manifest
 from cri_server.images.reference import Reference
 from cri_server.images.waiting import Abandoned
-from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, PeerError, Unavailable, kernel_errors
+from pyrunc.errors import (
+    Error,
+    InvalidArgument,
+    KernelError,
+    NotFound,
+    PeerError,
+    Unavailable,
+    kernel_errors,
+)
 
 log = logging.getLogger(__name__)
 
@@ -101,14 +111,16 @@ class _Parsed:
     def config(self, digest: str) -> manifests.Config:
         """Raises BadManifest, NotFound."""
         if digest not in self._configs:
-            self._configs[digest] = manifests.parse_config(self._blobs.read(digest, manifests.LIMIT_BYTES))
+            self._configs[digest] = manifests.parse_config(
+                self._blobs.read(digest, manifests.LIMIT_BYTES)
+            )
         return self._configs[digest]
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """A descriptor of the archive, for a block whose errors about its content get its name. Raises InvalidArgument (not an archive, or
-    a damaged one), KernelError."""
+    """A descriptor of the archive, for a block whose errors about its content get its name. Raises
+    InvalidArgument (not an archive, or a damaged one), KernelError."""
     with kernel_errors("open", f"'{path}'"):
         # of a named pipe: without waiting for somebody who writes
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -132,10 +144,11 @@ def opened(path: Path) -> Iterator[int]:
 def load(
     blobs: Blobs, archive: Stream, name: str | None, given_up: Callable[[], bool] = lambda: False
 ) -> list[Loaded]:
-    """Put the archive's blobs into the layout and say which images they make. Blocking; Abandoned when it was given up.
+    """Put the archive's blobs into the layout and say which images they make. Blocking; Abandoned
+    when it was given up.
 
-    Blobs that no image needs are the caller's to collect, also after an error. Raises BadLayer, BadManifest, InvalidArgument, NotFound,
-    ResourceExhausted, and OSError.
+    Blobs that no image needs are the caller's to collect, also after an error. Raises BadLayer,
+    BadManifest, InvalidArgument, NotFound, ResourceExhausted, and OSError.
     """
     content = _read(blobs, archive, given_up)
     return _images(_ArchiveBlobs(blobs, content), content, Reference.parse(name) if name else None)
@@ -210,7 +223,9 @@ def _images(blobs: _ArchiveBlobs, archive: _Archive, name: Reference | None) -> 
 # ---- OCI layout
 
 
-def _from_layout(blobs: _ArchiveBlobs, archive: _Archive, digest: str, docker: list[Any]) -> list[Loaded]:
+def _from_layout(
+    blobs: _ArchiveBlobs, archive: _Archive, digest: str, docker: list[Any]
+) -> list[Loaded]:
     index = manifests.parse(blobs.read(digest, manifests.LIMIT_BYTES), manifests.OCI_INDEX)
     assert isinstance(index, Index)
     tags = {
@@ -233,7 +248,8 @@ def _from_layout(blobs: _ArchiveBlobs, archive: _Archive, digest: str, docker: l
 
 
 def _choose(parsed: _Parsed, descriptor: Descriptor) -> Manifest | None:
-    """The manifest for this machine behind a descriptor; None for what is no image or for other machines."""
+    """The manifest for this machine behind a descriptor; None for what is no image or for other
+    machines."""
     for _ in range(manifests.DEPTH_LIMIT):
         if descriptor.media_type not in manifests.ACCEPTED:
             return None
@@ -248,7 +264,8 @@ def _choose(parsed: _Parsed, descriptor: Descriptor) -> Manifest | None:
 
 
 def _annotated(descriptor: Descriptor) -> list[str]:
-    """containerd's annotation has the whole name; the standard's may be only a tag, which names nothing."""
+    """containerd's annotation has the whole name; the standard's may be only a tag, which names
+    nothing."""
     annotations = descriptor.annotations or {}
     name = annotations.get(_CONTAINERD_NAME) or annotations.get(_OCI_NAME, "")
     return [name] if "/" in name or ":" in name else []

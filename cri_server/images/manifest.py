@@ -1,7 +1,9 @@
-"""Manifests, indexes and image configurations, Docker's and OCI's: hostile JSON made into typed values, or refused.
+"""Manifests, indexes and image configurations, Docker's and OCI's: hostile JSON made into typed
+values, or refused.
 
-A document that could be read in two ways is refused: keys that occur twice, `layers` beside `manifests`, a media type that
-contradicts the one the registry sent. Sizes and counts are bounded before anything is fetched because of them.
+A document that could be read in two ways is refused: keys that occur twice, `layers` beside
+`manifests`, a media type that contradicts the one the registry sent. Sizes and counts are bounded
+before anything is fetched because of them.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ class Artifact(Unsupported):
     """The manifest is of something that is no image: a chart, a signature, a model."""
 
 
-class Descriptor(msgspec.Struct, frozen=True, rename={"media_type": "mediaType"}, omit_defaults=True):
+class Descriptor(
+    msgspec.Struct, frozen=True, rename={"media_type": "mediaType"}, omit_defaults=True
+):
     """A blob by its digest. `urls` are never fetched: they would be anybody's choice of an address."""
 
     media_type: str
@@ -99,7 +103,8 @@ class Index(msgspec.Struct, frozen=True):
 
 
 class Config(msgspec.Struct, frozen=True):
-    """What an image's configuration says: platform, the layers' uncompressed digests, and how to run it."""
+    """What an image's configuration says: platform, the layers' uncompressed digests, and how to
+    run it."""
 
     platform: Platform
     diff_ids: list[str]
@@ -150,7 +155,9 @@ def parse(data: bytes, media_type: str = "") -> Manifest | Index:
     if sent in _GENERIC:
         sent = ""
     if own and sent and own != sent:
-        raise BadManifest(f"manifest: it calls itself {own[:100]!r}, but was sent as {sent[:100]!r}")
+        raise BadManifest(
+            f"manifest: it calls itself {own[:100]!r}, but was sent as {sent[:100]!r}"
+        )
     kind = own or sent or _kind_by_shape(document)
     if kind.startswith(_SCHEMA_1) or document.get("schemaVersion") == 1:
         raise Unsupported(
@@ -171,7 +178,11 @@ def encoded(manifest: Manifest) -> bytes:
     """An OCI manifest. The same image gives the same bytes, and so the same digest."""
 
     def plain(descriptor: Descriptor) -> dict[str, object]:
-        return {"mediaType": descriptor.media_type, "digest": descriptor.digest, "size": descriptor.size}
+        return {
+            "mediaType": descriptor.media_type,
+            "digest": descriptor.digest,
+            "size": descriptor.size,
+        }
 
     document = {
         "schemaVersion": 2,
@@ -183,7 +194,8 @@ def encoded(manifest: Manifest) -> bytes:
 
 
 def with_layers(manifest: Manifest, layers: list[Descriptor]) -> Manifest:
-    """The same image with its layers in other forms; everything else in OCI's words, which mean the same as Docker's."""
+    """The same image with its layers in other forms; everything else in OCI's words, which mean the
+    same as Docker's."""
 
     def layer_in_oci(layer: Descriptor) -> Descriptor:
         form = next((f for f in ("gzip", "zstd") if layer.media_type.endswith(f)), "")
@@ -215,7 +227,14 @@ def parse_config(data: bytes) -> Config:
         stop_signal=run.stop_signal or "",
         volumes=sorted(run.volumes or {}),
     )
-    texts = (image.user, image.working_dir, image.stop_signal, *image.env, *image.entrypoint, *image.cmd)
+    texts = (
+        image.user,
+        image.working_dir,
+        image.stop_signal,
+        *image.env,
+        *image.entrypoint,
+        *image.cmd,
+    )
     if any("\0" in text for text in (*texts, *image.volumes)):
         raise BadManifest("image configuration: a NUL character")
     return Config(Platform(raw.architecture or "", raw.os or "", raw.variant), diff_ids, image)
@@ -247,7 +266,9 @@ def choose_stored(index: Index, is_here: Callable[[str], bool]) -> Descriptor:
     processor and on the version of this program, and images are to be found again after both
     have changed. Raises NotFound as `choose`.
     """
-    foreign = [d for d in index.manifests if d.platform and (d.platform.os or "linux").lower() == "linux"]
+    foreign = [
+        d for d in index.manifests if d.platform and (d.platform.os or "linux").lower() == "linux"
+    ]
     here = (d for d in (*_ranked(index), *foreign) if is_here(d.digest))
     return next(here, None) or choose(index)
 
@@ -291,7 +312,9 @@ def _this_machine() -> str:
 
 
 def _index(document: dict[str, Any]) -> Index:
-    index: Index = _typed({**document, "manifests": document.get("manifests") or []}, Index, "index")
+    index: Index = _typed(
+        {**document, "manifests": document.get("manifests") or []}, Index, "index"
+    )
     if len(index.manifests) > INDEX_ENTRIES_LIMIT:
         raise BadManifest(f"index: more than {INDEX_ENTRIES_LIMIT} entries")
     for number, descriptor in enumerate(index.manifests):
@@ -305,7 +328,9 @@ def _manifest(document: dict[str, Any]) -> Manifest:
     if len(everything) > LAYERS_LIMIT:
         raise BadManifest(f"manifest: more than {LAYERS_LIMIT} layers")
     layers = [layer for layer in everything if layer.media_type.startswith(_LAYER_PREFIXES)]
-    others = tuple(layer for layer in everything if not layer.media_type.startswith(_LAYER_PREFIXES))
+    others = tuple(
+        layer for layer in everything if not layer.media_type.startswith(_LAYER_PREFIXES)
+    )
     _refuse_artifact(raw, layers, others)
     raw.config.check("manifest: config")
     if raw.config.size > LIMIT_BYTES:
@@ -318,7 +343,9 @@ def _manifest(document: dict[str, Any]) -> Manifest:
     return Manifest(raw.config, layers, raw.annotations, others)
 
 
-def _refuse_artifact(raw: _RawManifest, layers: list[Descriptor], others: tuple[Descriptor, ...]) -> None:
+def _refuse_artifact(
+    raw: _RawManifest, layers: list[Descriptor], others: tuple[Descriptor, ...]
+) -> None:
     """An artifact has a configuration that is no image's (image specification, "Guidelines for
     Artifact Usage"), or nothing that is a file system, as cosign's signatures and buildkit's
     attestations, whose configurations are called an image's. Raises Artifact."""
@@ -341,7 +368,9 @@ def check_layers(manifest: Manifest, config: Config) -> None:
     if len(config.diff_ids) != len(manifest.layers):
         kinds = ", ".join(dict.fromkeys(layer.media_type[:100] for layer in manifest.others))
         beside = f" beside {kinds[:300]}" if kinds else ""
-        raise BadManifest(f"{len(manifest.layers)} layers{beside}, but {len(config.diff_ids)} diff ids")
+        raise BadManifest(
+            f"{len(manifest.layers)} layers{beside}, but {len(config.diff_ids)} diff ids"
+        )
 
 
 def _kind_by_shape(document: dict[str, Any]) -> str:
@@ -354,7 +383,9 @@ def _document(data: bytes, what: str) -> dict[str, Any]:
     if len(data) > LIMIT_BYTES:
         raise BadManifest(f"{what}: more than {LIMIT_BYTES} bytes")
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        value = json.loads(
+            data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant
+        )
     except (ValueError, RecursionError) as error:
         raise BadManifest(f"{what}: not JSON: {str(error)[:200]}") from None
     if not isinstance(value, dict):

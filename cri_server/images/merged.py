@@ -1,6 +1,8 @@
-"""An image's files as one tree: a detached, read-only overlay of its unpacked layers, which lives as long as its descriptor.
+"""An image's files as one tree: a detached, read-only overlay of its unpacked layers, which lives
+as long as its descriptor.
 
-No mount appears anywhere. What is in the tree is hostile: resolve paths beneath the descriptor only.
+No mount appears anywhere. What is in the tree is hostile: resolve paths beneath the descriptor
+only.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from pyrunc.compile.sources import open_layers
 
 @contextmanager
 def merged(layers: Sequence[str | os.PathLike[str]]) -> Iterator[int]:
-    """The root's descriptor, for a block; `layers` top first. Blocking. Raises KernelError, OSError."""
+    """The root's descriptor, for a block; `layers` top first. Blocking. Raises KernelError,
+    OSError."""
     root = _open([os.fspath(layer) for layer in layers])
     try:
         yield root

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 class Places(Record):
-    """`image`: of one that is mounted; `lower`: the layers of one that is unpacked, topmost first, and `place`, an empty folder."""
+    """`image`: of one that is mounted; `lower`: the layers of one that is unpacked, topmost first,
+    and `place`, an empty folder."""
 
     image: Image | None = None
     lower: Sequence[str] | None = None

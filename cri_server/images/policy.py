@@ -1,7 +1,9 @@
-"""Which images may be pulled: a policy of containers-policy.json(5), with the requirements that need no GPG.
+"""Which images may be pulled: a policy of containers-policy.json(5), with the requirements that
+need no GPG.
 
-The most specific scope of the transport `docker` that an image lies in decides: the image with its tag or digest, its
-repository, what that lies in, its registry, the domains around that (`*.example.com`), all of the transport, all.
+The most specific scope of the transport `docker` that an image lies in decides: the image with its
+tag or digest, its repository, what that lies in, its registry, the domains around that
+(`*.example.com`), all of the transport, all.
 """
 
 from __future__ import annotations
@@ -105,7 +107,8 @@ def read(path: str) -> Policy:
 
 
 def _normal_scopes(scopes: dict[str, list[Requirement]]) -> dict[str, list[Requirement]]:
-    """The scopes with each registry in its normal form. Raises ValueError for two spellings of one scope."""
+    """The scopes with each registry in its normal form. Raises ValueError for two spellings of one
+    scope."""
     normal: dict[str, list[Requirement]] = {}
     written: dict[str, str] = {}
     for scope, requirements in scopes.items():
@@ -117,9 +120,11 @@ def _normal_scopes(scopes: dict[str, list[Requirement]]) -> dict[str, list[Requi
 
 
 def normal_scope(scope: str) -> str:
-    """A scope with its registry in the normal form; `docker.io/busybox:1` is `docker.io/library/busybox:1`.
+    """A scope with its registry in the normal form; `docker.io/busybox:1` is
+    `docker.io/library/busybox:1`.
 
-    Without a tag or a digest `docker.io/team` stays, because it may be a namespace. Raises ValueError for a name that no image has.
+    Without a tag or a digest `docker.io/team` stays, because it may be a namespace. Raises
+    ValueError for a name that no image has.
     """
     registry, slash, path = scope.partition("/")
     if registry.startswith("*."):
@@ -146,13 +151,22 @@ def _check(place: str, requirements: list[Requirement]) -> None:
         raise ValueError(f"{place}: no requirement, not even {ACCEPT}")
     for requirement in requirements:
         if requirement.type not in (ACCEPT, REJECT, SIGNED):
-            raise ValueError(f"{place}: {requirement.type!r} is not one of {ACCEPT}, {REJECT}, {SIGNED}")
-        keys = [requirement.key_path, requirement.key_paths, requirement.key_data, requirement.key_datas]
+            raise ValueError(
+                f"{place}: {requirement.type!r} is not one of {ACCEPT}, {REJECT}, {SIGNED}"
+            )
+        keys = [
+            requirement.key_path,
+            requirement.key_paths,
+            requirement.key_data,
+            requirement.key_datas,
+        ]
         given = sum(map(bool, keys))
         if requirement.type != SIGNED and given:
             raise ValueError(f"{place}: {requirement.type} has no keys")
         if requirement.type == SIGNED and given != 1:
-            raise ValueError(f"{place}: {SIGNED} needs one of keyPath, keyPaths, keyData and keyDatas")
+            raise ValueError(
+                f"{place}: {SIGNED} needs one of keyPath, keyPaths, keyData and keyDatas"
+            )
         _check_identity(place, requirement.signed_identity)
 
 
@@ -208,7 +222,8 @@ def is_meant(identity: Identity, reference: Reference, claimed: str) -> bool:
 
 
 def _is_this(signed: _Claimed, name: str, reference: Reference) -> bool:
-    """A digest needs the repository only, for the content is known; a tag must be the one that was signed."""
+    """A digest needs the repository only, for the content is known; a tag must be the one that was
+    signed."""
     return signed.name == name and (bool(reference.digest) or signed.rest == f":{reference.tag}")
 
 

@@ -1,8 +1,10 @@
-"""The proxy that the environment names for a URL, by the rules that other programs of a node follow: those of Go.
+"""The proxy that the environment names for a URL, by the rules that other programs of a node
+follow: those of Go.
 
-HTTPS_PROXY or HTTP_PROXY by the URL's scheme, else their names in lower case; never for this machine itself. NO_PROXY is a
-list of `*` (everything), addresses, networks (`10.0.0.0/8`), and domains: `example.com` with all below it, `.example.com` and
-`*.example.com` what is below it only. Addresses and domains may end in a port. Source: golang.org/x/net/http/httpproxy.
+HTTPS_PROXY or HTTP_PROXY by the URL's scheme, else their names in lower case; never for this
+machine itself. NO_PROXY is a list of `*` (everything), addresses, networks (`10.0.0.0/8`), and
+domains: `example.com` with all below it, `.example.com` and `*.example.com` what is below it only.
+Addresses and domains may end in a port. Source: golang.org/x/net/http/httpproxy.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy's address without its login, which is in `headers` or for SOCKS in `login`; the repr shows none."""
+    """A proxy's address without its login, which is in `headers` or for SOCKS in `login`; the repr
+    shows none."""
 
     url: str
     headers: dict[str, str] = field(default_factory=dict, repr=False, hash=False)
@@ -38,7 +41,8 @@ class Proxy:
 
 
 def proxy_for(url: str, environment: Mapping[str, str] = os.environ) -> Proxy | None:
-    """What to ask for `url` through; None: directly. Raises InvalidSpec naming the variable that is wrong."""
+    """What to ask for `url` through; None: directly. Raises InvalidSpec naming the variable that is
+    wrong."""
     parts = urlsplit(url)
     name = f"{parts.scheme.upper()}_PROXY"
     value = _variable(name, environment)

@@ -1,4 +1,5 @@
-"""A pull: resolve, choose the platform, fetch and unpack or index the layers side by side, and only then a name.
+"""A pull: resolve, choose the platform, fetch and unpack or index the layers side by side, and only
+then a name.
 
 Until the last step nothing can be seen; what a failed or cancelled pull leaves is collected.
 """
@@ -43,7 +44,8 @@ log = logging.getLogger(__name__)
 
 Got = TypeVar("Got")
 FETCHES_AT_ONCE = 4
-PREFIXES = ("RegistryUnavailable: ", "SignatureValidationFailed: ")  # that kubelet looks for at the beginning
+# that kubelet looks for at the beginning
+PREFIXES = ("RegistryUnavailable: ", "SignatureValidationFailed: ")
 REPORT_BYTES = 16 << 10  # between two reports of how far the pull is
 TELL_S = 0.05  # between two times that the thread of a download wakes the server's
 
@@ -63,7 +65,10 @@ class Pull:
     ) -> None:
         """`policy`: the file that says which signatures an image needs; empty: none."""
         self._policy = policy
-        self._store, self._certs_dirs, self._reference, self._auth = store, certs_dirs, reference, auth
+        self._store = store
+        self._certs_dirs = certs_dirs
+        self._reference = reference
+        self._auth = auth
         self._watch, self._report = watch, report
         self._session = Session(CONNECTION_READ_TIMEOUT_S, watch.touch)
         self._fetches = asyncio.Semaphore(FETCHES_AT_ONCE)
@@ -81,7 +86,9 @@ class Pull:
                 return await self._run(platform)
         except Error as error:
             prefix = next((word for word in PREFIXES if error.message.startswith(word)), "")
-            error.message = f"{prefix}pulling {self._reference}: {error.message.removeprefix(prefix)}"
+            error.message = (
+                f"{prefix}pulling {self._reference}: {error.message.removeprefix(prefix)}"
+            )
             error.args = (error.message,)
             raise
         finally:
@@ -151,7 +158,9 @@ class Pull:
         while isinstance(found, Index):
             depth += 1
             if depth > manifests.DEPTH_LIMIT:
-                raise manifests.BadManifest(f"indexes are nested more than {manifests.DEPTH_LIMIT} deep")
+                raise manifests.BadManifest(
+                    f"indexes are nested more than {manifests.DEPTH_LIMIT} deep"
+                )
             chosen = manifests.choose(found, platform)
             if chosen.size > manifests.LIMIT_BYTES:
                 raise manifests.BadManifest(f"index: a manifest of {chosen.size} bytes")
@@ -171,7 +180,8 @@ class Pull:
         return await self._thread(lambda: registry.manifest(chosen))
 
     def _rules(self) -> Policy | None:
-        """The policy, if there is one; what it rejects is not even asked for. Raises SignatureValidationFailed, WrongState."""
+        """The policy, if there is one; what it rejects is not even asked for. Raises
+        SignatureValidationFailed, WrongState."""
         if not self._policy:
             return None
         from cri_server.images import policy, signatures
@@ -181,7 +191,8 @@ class Pull:
         return rules
 
     def _check_signatures(self, rules: Policy, registry: Registry, digests: list[str]) -> None:
-        """Before anything else of the image is fetched. Raises SignatureValidationFailed, WrongState."""
+        """Before anything else of the image is fetched. Raises SignatureValidationFailed,
+        WrongState."""
         from cri_server.images import signatures
 
         try:
@@ -189,7 +200,9 @@ class Pull:
         except ImportError:
             raise WrongState(f"{self._policy} needs the Python package cryptography") from None
 
-    async def _config(self, registry: Registry, manifest: Manifest, blobs: dict[str, bytes]) -> Config:
+    async def _config(
+        self, registry: Registry, manifest: Manifest, blobs: dict[str, bytes]
+    ) -> Config:
         """Fetched also when it is here, which proves the right to the image: see `verified`. It
         is added to `blobs`."""
         content = InMemory(algorithm_of(manifest.config.digest))
@@ -260,7 +273,9 @@ class Pull:
                 raise
         self._watch.touch()
 
-    def _receive(self, registry: Registry, descriptor: Descriptor, blob: Incoming, rate: Rate) -> None:
+    def _receive(
+        self, registry: Registry, descriptor: Descriptor, blob: Incoming, rate: Rate
+    ) -> None:
         """Blocking, in a thread of its own."""
         set_batch_policy()
         arrivals = _Arrivals(lambda size: self._arrived(size, rate))
@@ -291,7 +306,8 @@ class Pull:
 
 
 class _Arrivals:
-    """How many bytes came in one thread. A fast registry's come in pieces of a few KiB: `told` hears of many at once."""
+    """How many bytes came in one thread. A fast registry's come in pieces of a few KiB: `told`
+    hears of many at once."""
 
     def __init__(self, told: Callable[[int], None]) -> None:
         self._told, self._size, self._last = told, 0, time.monotonic()

@@ -1,6 +1,8 @@
-"""A push: the blobs that the registry does not have yet, then the manifest under its tag. Blocking: runs in a thread.
+"""A push: the blobs that the registry does not have yet, then the manifest under its tag. Blocking:
+runs in a thread.
 
-To the registry itself, never to a mirror. Source: OCI distribution specification, "Push": a single PUT for each blob.
+To the registry itself, never to a mirror. Source: OCI distribution specification, "Push": a single
+PUT for each blob.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def push(
     reference: Reference,
     report: Callable[[Progress], None],
 ) -> str:
-    """Send an image; the digest of its manifest, which is another one when layers are compressed again.
+    """Send an image; the digest of its manifest, which is another one when layers are compressed
+    again.
 
     The caller keeps everything from being collected. Raises Unauthorized, PeerError, NotFound.
     """
@@ -70,7 +73,11 @@ def push(
     data = blobs.read(target.digest, manifests.LIMIT_BYTES)
     kind = target.media_type or manifests.media_type(data) or manifests.OCI_MANIFEST
     response = registry.request(
-        "PUT", host, registry.url(host, f"manifests/{reference.target}"), {"Content-Type": kind}, data
+        "PUT",
+        host,
+        registry.url(host, f"manifests/{reference.target}"),
+        {"Content-Type": kind},
+        data,
     )
     registry.expect(host, response, f"manifests/{reference.target}", (200, 201, 202))
     report(Progress(str(reference), "done", total, total))
@@ -89,7 +96,11 @@ def has_blob(registry: Registry, host: Host, descriptor: Descriptor) -> bool:
 
 
 def _send_blob(
-    registry: Registry, host: Host, blobs: Blobs, descriptor: Descriptor, arrived: Callable[[int], None]
+    registry: Registry,
+    host: Host,
+    blobs: Blobs,
+    descriptor: Descriptor,
+    arrived: Callable[[int], None],
 ) -> None:
     begin = registry.url(host, "blobs/uploads/")
     response = registry.request("POST", host, begin, {"Content-Length": "0"}, b"")
@@ -97,8 +108,12 @@ def _send_blob(
     registry.expect(host, response, "blobs/uploads/", (202,))
     url = urljoin(begin, location)
     if not location or origin_of(urlsplit(url)) != origin_of(urlsplit(begin)):
-        raise PeerError(f"{host.netloc}: it wants the blob sent to another place, which is not done")
-    url += ("&" if urlsplit(url).query else "?") + urlencode({"digest": descriptor.digest}, quote_via=quote)
+        raise PeerError(
+            f"{host.netloc}: it wants the blob sent to another place, which is not done"
+        )
+    url += ("&" if urlsplit(url).query else "?") + urlencode(
+        {"digest": descriptor.digest}, quote_via=quote
+    )
     size = blobs.size(descriptor.digest) or 0
     headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
     with io.FileIO(blobs.open_blob(descriptor.digest)) as file:

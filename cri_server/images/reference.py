@@ -1,10 +1,13 @@
-"""References as people write them: `busybox`, `host:5000/a/b:tag`, `name@sha256:…`, `name:tag@sha256:…`.
+"""References as people write them: `busybox`, `host:5000/a/b:tag`, `name@sha256:…`,
+`name:tag@sha256:…`.
 
-The grammar is the distribution project's; short names mean docker.io, as everywhere, and a missing tag `latest`.
+The grammar is the distribution project's; short names mean docker.io, as everywhere, and a missing
+tag `latest`.
 
-A registry has several spellings (`R.example`, `r.example:443`). Names of images keep theirs, because
-the scheduler and people's scripts compare them as text. `normal_registry` has the same result for
-all spellings of a registry: signature policies, hosts.toml, logins and pull secrets compare only that.
+A registry has several spellings (`R.example`, `r.example:443`). Names of images keep theirs,
+because the scheduler and people's scripts compare them as text. `normal_registry` has the same
+result for all spellings of a registry: signature policies, hosts.toml, logins and pull secrets
+compare only that.
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ def is_id(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A complete reference. `domain` is the registry's HOST[:PORT]; `tag` and `digest` are not both None."""
+    """A complete reference. `domain` is the registry's HOST[:PORT]; `tag` and `digest` are not both
+    None."""
 
     domain: str
     path: str
@@ -71,7 +75,9 @@ class Reference:
         if port and not 0 < int(port) < _PORTS_LIMIT:
             raise InvalidArgument(f"image {_shown(text)}: there is no port {port}")
         if len(domain) + 1 + len(path) > NAME_LIMIT:
-            raise InvalidArgument(f"image {_shown(text)}: the name is longer than {NAME_LIMIT} characters")
+            raise InvalidArgument(
+                f"image {_shown(text)}: the name is longer than {NAME_LIMIT} characters"
+            )
         return cls(domain, path, tag if tag or at else "latest", digest or None)
 
     @property
@@ -110,7 +116,9 @@ def _split_tag(text: str) -> tuple[str, str | None]:
 
 def _split_domain(text: str) -> tuple[str, str]:
     first, slash, rest = text.partition("/")
-    if not slash or not ("." in first or ":" in first or first == "localhost" or first != first.lower()):
+    if not slash or not (
+        "." in first or ":" in first or first == "localhost" or first != first.lower()
+    ):
         domain, path = DOCKER, text
     else:
         domain, path = first, rest

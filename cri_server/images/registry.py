@@ -1,7 +1,9 @@
-"""A registry's content: what a reference means, manifests, blobs; from the hosts in order, logged in, retried, verified.
+"""A registry's content: what a reference means, manifests, blobs; from the hosts in order, logged
+in, retried, verified.
 
-Blocking: runs in a pull's threads. Everything is checked against a digest before it counts, so a host can only fail or be
-slow. A blob that broke off goes on where it stopped (Range), at the next host if need be.
+Blocking: runs in a pull's threads. Everything is checked against a digest before it counts, so a
+host can only fail or be slow. A blob that broke off goes on where it stopped (Range), at the next
+host if need be.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ class _NoSuch(NotFound):
 
 
 class Registry:
-    """The hosts of one reference, as one pull uses them. Methods may be called from several threads."""
+    """The hosts of one reference, as one pull uses them. Methods may be called from several
+    threads."""
 
     def __init__(
         self,
@@ -103,8 +106,11 @@ class Registry:
 
         return self._each(PULL, fetch)
 
-    def blob(self, descriptor: Descriptor, ingest: Incoming, arrived: Callable[[int], None]) -> None:
-        """Fill `ingest` with the blob, verified; `arrived` is told how many bytes came. The caller commits."""
+    def blob(
+        self, descriptor: Descriptor, ingest: Incoming, arrived: Callable[[int], None]
+    ) -> None:
+        """Fill `ingest` with the blob, verified; `arrived` is told how many bytes came. The caller
+        commits."""
 
         def fetch(host: Host) -> None:
             begun_by_another = ingest.size > 0
@@ -129,7 +135,8 @@ class Registry:
             raise
 
     def document(self, tag: str) -> bytes:
-        """What the repository has under a tag, unread: a manifest that is no image. Raises what `_each` raises."""
+        """What the repository has under a tag, unread: a manifest that is no image. Raises what
+        `_each` raises."""
 
         def fetch(host: Host) -> bytes:
             headers = {"Accept": ", ".join(manifests.ACCEPTED)}
@@ -155,8 +162,9 @@ class Registry:
     def _each(self, capability: str, fetch: Callable[[Host], Got]) -> Got:
         """The answer of the first host that has one.
 
-        When none has: the last host is the registry itself and decides what kind of failure it is. NotFound, Unauthorized,
-        PeerError, or PeerError with the prefix RegistryUnavailable; the message tells about every host.
+        When none has: the last host is the registry itself and decides what kind of failure it is.
+        NotFound, Unauthorized, PeerError, or PeerError with the prefix RegistryUnavailable; the
+        message tells about every host.
         """
         failures: list[Error] = []
         for host in self._hosts:
@@ -164,7 +172,11 @@ class Registry:
                 continue
             try:
                 return fetch(host)
-            except (PeerError, NotFound, InvalidSpec) as error:  # InvalidSpec: a certificate of this host
+            except (
+                PeerError,
+                NotFound,
+                InvalidSpec,
+            ) as error:  # InvalidSpec: a certificate of this host
                 failures.append(error)
         if not failures:
             raise PeerError(f"no host of {self._reference.domain} may be asked to {capability}")
@@ -179,7 +191,8 @@ class Registry:
         raise PeerError(message) if not isinstance(last, Unauthorized) else Unauthorized(message)
 
     def _tries(self, host: Host) -> int:
-        """A mirror that refuses a connection is passed over at once; the registry itself gets another chance."""
+        """A mirror that refuses a connection is passed over at once; the registry itself gets
+        another chance."""
         return ATTEMPTS if host is self._hosts[-1] else 2
 
     def _retrying(self, host: Host, attempt: Callable[[], Got]) -> Got:
@@ -193,7 +206,8 @@ class Registry:
         raise AssertionError("unreachable")
 
     def _pause(self, host: Host, number: int, error: Unavailable) -> None:
-        """Wait before the next attempt, as long as the host says. Raises `error` when that is too long."""
+        """Wait before the next attempt, as long as the host says. Raises `error` when that is too
+        long."""
         is_last = host is self._hosts[-1]
         retry_after_s = error.retry_after_s or 0.0
         limit_s = RETRY_AFTER_LIMIT_S if is_last else MIRROR_RETRY_AFTER_LIMIT_S
@@ -221,8 +235,12 @@ class Registry:
             digest = str(response.headers.get("Docker-Content-Digest", reference.digest or ""))
         return digest if reference.digest in (None, digest) else ""
 
-    def _manifest_once(self, host: Host, target: str, digest: str | None) -> tuple[Descriptor, bytes]:
-        with self._open(host, f"manifests/{target}", {"Accept": ", ".join(manifests.ACCEPTED)}) as response:
+    def _manifest_once(
+        self, host: Host, target: str, digest: str | None
+    ) -> tuple[Descriptor, bytes]:
+        with self._open(
+            host, f"manifests/{target}", {"Accept": ", ".join(manifests.ACCEPTED)}
+        ) as response:
             data = self._all(host, response, manifests.LIMIT_BYTES, "a manifest")
             sent = response.headers.get("Content-Type", "").partition(";")[0].strip()
             promised = response.headers.get("Docker-Content-Digest", "")
@@ -234,7 +252,9 @@ class Registry:
                     f"{host.netloc}: manifest {target} has the digest {found}, not {expected}"
                 )
         manifests.parse(data, sent)
-        return Descriptor(sent if sent in manifests.ACCEPTED else _own_type(data), found, len(data)), data
+        return Descriptor(
+            sent if sent in manifests.ACCEPTED else _own_type(data), found, len(data)
+        ), data
 
     def _all(self, host: Host, response: BaseHTTPResponse, limit_bytes: int, what: str) -> bytes:
         data = bytearray()
@@ -297,7 +317,9 @@ class Registry:
             return response
         try:
             if response.status == 401 and other:
-                raise Unauthorized(f"{host.netloc} sent us to {other}, which wants a login of its own")
+                raise Unauthorized(
+                    f"{host.netloc} sent us to {other}, which wants a login of its own"
+                )
             raise self._refusal(host, response, what)
         finally:
             response.close()
@@ -312,14 +334,18 @@ class Registry:
         if response.status == 401 and not other:
             response.close()
             self._log_in(host, response.headers.getlist("WWW-Authenticate"))
-            response, other = self._session.get(host, url, headers | self._authorization(host), method)
+            response, other = self._session.get(
+                host, url, headers | self._authorization(host), method
+            )
         return response, other
 
     # ---- what a push and a login need
 
     def url(self, host: Host, what: str) -> str:
         """Of something in the repository."""
-        return f"{host.url}{quote(host.prefix)}/{quote(host.repository(self._reference.path))}/{what}"
+        return (
+            f"{host.url}{quote(host.prefix)}/{quote(host.repository(self._reference.path))}/{what}"
+        )
 
     def check(self, host: Host) -> None:
         """Log in. Raises Unauthorized, Unavailable, PeerError."""
@@ -329,16 +355,21 @@ class Registry:
     def request(
         self, method: str, host: Host, url: str, headers: dict[str, str], body: Body
     ) -> BaseHTTPResponse:
-        """The answer, logged in when that is wanted; redirects are not followed. A body that is read once is sent once, so a
-        registry that wants a login says so before: with the first HEAD. Raises Unavailable, Unauthorized."""
+        """The answer, logged in when that is wanted; redirects are not followed. A body that is
+        read once is sent once, so a registry that wants a login says so before: with the first
+        HEAD. Raises Unavailable, Unauthorized."""
         response = self._session.send(method, host, url, headers | self._authorization(host), body)
         if response.status == 401 and (body is None or isinstance(body, bytes)):
             response.close()
             self._log_in(host, response.headers.getlist("WWW-Authenticate"))
-            response = self._session.send(method, host, url, headers | self._authorization(host), body)
+            response = self._session.send(
+                method, host, url, headers | self._authorization(host), body
+            )
         return response
 
-    def expect(self, host: Host, response: BaseHTTPResponse, what: str, statuses: tuple[int, ...]) -> None:
+    def expect(
+        self, host: Host, response: BaseHTTPResponse, what: str, statuses: tuple[int, ...]
+    ) -> None:
         """Close the response. Raises Unauthorized, PeerError for another status."""
         try:
             if response.status not in statuses:
@@ -370,18 +401,25 @@ class Registry:
         else:
             raise Unauthorized(f"{host.netloc}: 401, and no way to log in that is known here")
         if value is None:
-            raise Unauthorized(f"{host.netloc}: 401 unauthorized, and there are no credentials for it")
+            raise Unauthorized(
+                f"{host.netloc}: 401 unauthorized, and there are no credentials for it"
+            )
         with self._lock:
             self._tokens[host] = value
 
     def _token(self, host: Host, challenge: logins.Challenge, who: Credential) -> str:
         request = logins.token_request(
-            challenge, who, host, f"repository:{host.repository(self._reference.path)}:{self._actions}"
+            challenge,
+            who,
+            host,
+            f"repository:{host.repository(self._reference.path)}:{self._actions}",
         )
 
         with self._session.token(host, request.url, request.headers, request.body) as response:
             if response.status in _RETRIED:
-                raise _overloaded(f"{host.netloc}: its token server answered {response.status}", response)
+                raise _overloaded(
+                    f"{host.netloc}: its token server answered {response.status}", response
+                )
             if response.status != 200:
                 raise Unauthorized(f"{host.netloc}: its token server answered {response.status}")
             return logins.read_token(
@@ -389,9 +427,12 @@ class Registry:
             )
 
     def _refusal(self, host: Host, response: BaseHTTPResponse, what: str) -> Error:
-        """The error for a status. Of the body only registry error codes are shown: it may echo what was sent."""
+        """The error for a status. Of the body only registry error codes are shown: it may echo what
+        was sent."""
         try:
-            code = _CODE.search(self._all(host, response, 64 << 10, "an error").decode("utf-8", "replace"))
+            code = _CODE.search(
+                self._all(host, response, 64 << 10, "an error").decode("utf-8", "replace")
+            )
         except PeerError:
             code = None
         status = f"{response.status}" + (f" {code[1]}" if code else "")
@@ -410,7 +451,9 @@ class Registry:
 def _own_type(data: bytes) -> str:
     found = manifests.parse(data)
     own = manifests.media_type(data)
-    return own or (manifests.OCI_INDEX if isinstance(found, manifests.Index) else manifests.OCI_MANIFEST)
+    return own or (
+        manifests.OCI_INDEX if isinstance(found, manifests.Index) else manifests.OCI_MANIFEST
+    )
 
 
 def _continues(response: BaseHTTPResponse, at: int) -> bool:
@@ -430,8 +473,8 @@ def _overloaded(message: str, response: BaseHTTPResponse) -> Unavailable:
 
 
 def retry_after(value: str, now: float) -> float | None:
-    """Seconds that a Retry-After header asks for: a number, a date (RFC 9110 section 10.2.3), or as Docker Hub
-    sends it the time in seconds since 1970. None for anything else."""
+    """Seconds that a Retry-After header asks for: a number, a date (RFC 9110 section 10.2.3), or as
+    Docker Hub sends it the time in seconds since 1970. None for anything else."""
     value = value.strip()
     if value.isascii() and value.isdecimal() and len(value) < 12:
         seconds = float(value)

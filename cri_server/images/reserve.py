@@ -15,16 +15,19 @@ _RESERVED_PART = 50  # one of so many, of bytes and of inodes
 
 
 class Reserve:
-    """Keeps the reserve while files are written to a file system, by any number of processes at once: each looks at what is left
-    after every MiB that it has charged. What is charged are blocks, because a byte takes a whole one."""
+    """Keeps the reserve while files are written to a file system, by any number of processes at
+    once: each looks at what is left after every MiB that it has charged. What is charged are
+    blocks, because a byte takes a whole one."""
 
     def __init__(self, fd: int, folder: str) -> None:
-        """`fd`: anything on the file system, which stays the caller's; `folder`: what an error names it by."""
+        """`fd`: anything on the file system, which stays the caller's; `folder`: what an error
+        names it by."""
         self._fd, self._folder = fd, folder
         self._charged = 0
 
     def charge(self, size: int) -> None:
-        """`size` bytes are to be written in one place; 0 for none. Raises ResourceExhausted, OSError."""
+        """`size` bytes are to be written in one place; 0 for none. Raises ResourceExhausted,
+        OSError."""
         self._charged += size + -size % BLOCK_BYTES
         if self._charged >= _LOOK_BYTES:
             self._charged = 0

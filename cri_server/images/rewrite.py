@@ -34,7 +34,9 @@ class Rewrite:
             compiled = re2.compile(self.pattern, options)
         except re2.error as error:
             [text] = error.args
-            raise ValueError(text.decode(errors="replace") if isinstance(text, bytes) else text) from None
+            raise ValueError(
+                text.decode(errors="replace") if isinstance(text, bytes) else text
+            ) from None
         object.__setattr__(self, "_compiled", compiled)
 
     def apply(self, text: str) -> str | None:

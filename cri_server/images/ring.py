@@ -1,9 +1,12 @@
-"""A blob on its way to a process that works on it: blocks of shared memory, and two pipes that say which are full and which are free.
+"""A blob on its way to a process that works on it: blocks of shared memory, and two pipes that say
+which are full and which are free.
 
-A pipe would copy each byte once more, allocate a page for each 4 KiB, and hold 1 MiB at most: a decoder has used that up in three
-milliseconds, before a sender that waits for a processor is back. One of the two may be a decoder that its blob has taken over. As a
-receiver it cannot write to the memory (F_SEAL_FUTURE_WRITE), and what it says is free is checked; the sender reads nothing else of it.
-As a sender it could change a block while that is used, so the receiver takes a copy of each, and nothing beyond the blocks can be read.
+A pipe would copy each byte once more, allocate a page for each 4 KiB, and hold 1 MiB at most: a
+decoder has used that up in three milliseconds, before a sender that waits for a processor is back.
+One of the two may be a decoder that its blob has taken over. As a receiver it cannot write to the
+memory (F_SEAL_FUTURE_WRITE), and what it says is free is checked; the sender reads nothing else of
+it. As a sender it could change a block while that is used, so the receiver takes a copy of each,
+and nothing beyond the blocks can be read.
 """
 
 from __future__ import annotations
@@ -16,7 +19,13 @@ from collections import deque
 from contextlib import suppress
 from struct import Struct
 
-from pyrunc.abi.file import F_ADD_SEALS, F_SEAL_FUTURE_WRITE, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK
+from pyrunc.abi.file import (
+    F_ADD_SEALS,
+    F_SEAL_FUTURE_WRITE,
+    F_SEAL_GROW,
+    F_SEAL_SEAL,
+    F_SEAL_SHRINK,
+)
 from pyrunc.kernel.fd import close_all, open_memfd
 
 BLOCK_BYTES = 128 << 10
@@ -36,14 +45,17 @@ class Interrupted(Exception):
 
 
 def open_ends() -> tuple[Ends, Ends]:
-    """Descriptors for a sender and for a receiver in other processes, all of them the caller's. Raises KernelError, OSError."""
+    """Descriptors for a sender and for a receiver in other processes, all of them the caller's.
+    Raises KernelError, OSError."""
     return _open_ends(_SIZE_SEALS | F_SEAL_SEAL)
 
 
 def open_ring() -> tuple[Sender, Receiver]:
-    """A sender of this process, and a receiver, whose process cannot write to the memory. Raises KernelError, OSError."""
+    """A sender of this process, and a receiver, whose process cannot write to the memory. Raises
+    KernelError, OSError."""
     sending, receiving = _open_ends(_SIZE_SEALS)
-    sender, receiver = Sender(*sending), Receiver(*receiving)  # what is mapped already stays writable
+    # what is mapped already stays writable
+    sender, receiver = Sender(*sending), Receiver(*receiving)
     fcntl.fcntl(receiving[0], F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
     return sender, receiver
 
@@ -88,7 +100,8 @@ class Sender:
             raise Interrupted from None
 
     def finish(self) -> None:
-        """What was written is all: the receiver need not wait for `close`, nor for the end of this process. Raises Interrupted."""
+        """What was written is all: the receiver need not wait for `close`, nor for the end of this
+        process. Raises Interrupted."""
         try:
             self._full.write(_FULL.pack(0, 0))
         except (BrokenPipeError, ValueError):
@@ -104,14 +117,16 @@ class Sender:
         return self._free.pop()
 
     def close(self) -> None:
-        """The receiver gets the end of the blob behind what was written. Idempotent, from any thread."""
+        """The receiver gets the end of the blob behind what was written. Idempotent, from any
+        thread."""
         self._full.close()
         self._freed.close()
         self._memory.close()
 
 
 class Receiver:
-    """The other end, as descriptors: in this process, or passed to another one, which makes it again of them. Ends with `close`."""
+    """The other end, as descriptors: in this process, or passed to another one, which makes it
+    again of them. Ends with `close`."""
 
     def __init__(self, memory: int, full: int, freed: int, *, copying: bool = False) -> None:
         """`copying`: what is read is a copy, which the sender cannot change."""
@@ -124,11 +139,13 @@ class Receiver:
         self._read: int | None = None
 
     def map(self) -> None:
-        """What the first `read` does else: it takes system calls that a process may not have later. Raises OSError."""
+        """What the first `read` does else: it takes system calls that a process may not have later.
+        Raises OSError."""
         self._memory = mmap.mmap(self.fds[0], _MEMORY_BYTES, prot=mmap.PROT_READ)
 
     def read(self) -> memoryview:
-        """The next bytes, which can be read until the next call; empty at the end of the blob. Raises OSError."""
+        """The next bytes, which can be read until the next call; empty at the end of the blob.
+        Raises OSError."""
         if self._memory is None:
             self.map()
         assert self._memory is not None

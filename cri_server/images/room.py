@@ -1,4 +1,5 @@
-"""How much the image store may still write: what its disk has left, without a reserve for the node to go on."""
+"""How much the image store may still write: what its disk has left, without a reserve for the node
+to go on."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class Room:
         return describe_full(os.statvfs(self._root), str(self._root))
 
     def limits_of_archive(self) -> Limits:
-        """What an archive may unpack to: as much as there is room for. Raises ResourceExhausted when there is none."""
+        """What an archive may unpack to: as much as there is room for. Raises ResourceExhausted
+        when there is none."""
         free = self.free_bytes()
         if not free:
             raise ResourceExhausted(self.full())
@@ -35,4 +37,6 @@ class Room:
     def limits_of_layer(self) -> Limits:
         """A layer's own, or what there is room for. Raises ResourceExhausted when there is none."""
         limits, room = Limits(folder=str(self._root)), self.limits_of_archive()
-        return room.replace(subject=limits.subject) if room.size_bytes < limits.size_bytes else limits
+        return (
+            room.replace(subject=limits.subject) if room.size_bytes < limits.size_bytes else limits
+        )

@@ -1,4 +1,5 @@
-"""The image service: what the CRI's ImageService and `pyrunc-cri image` call. Coroutines of one event loop."""
+"""The image service: what the CRI's ImageService and `pyrunc-cri image` call. Coroutines of one
+event loop."""
 
 from __future__ import annotations
 
@@ -53,10 +54,10 @@ Outcome = TypeVar("Outcome")
 class ImageService:
     """Images below `root` (an OCI image layout beside what is made of the layers).
 
-    `certs_dirs`: folders of HOST/hosts.toml; the first that has one for a host is asked. `pinned`: references that status and list
-    mark as pinned.
-    `errands`: the zygote whose processes work on layers (it should preload `layer_maker.ERRAND_MODULES`); None: threads do.
-    `in_use(image_id) -> names of containers that use it`: set by the server; remove refuses while it answers any.
+    `certs_dirs`: folders of HOST/hosts.toml; the first that has one for a host is asked. `pinned`:
+    references that status and list mark as pinned. `errands`: the zygote whose processes work on
+    layers (it should preload `layer_maker.ERRAND_MODULES`); None: threads do. `in_use(image_id) ->
+    names of containers that use it`: set by the server; remove refuses while it answers any.
     """
 
     def __init__(
@@ -72,7 +73,8 @@ class ImageService:
         keep_blobs: bool = False,
         descriptors: DescriptorStore | None = None,
     ) -> None:
-        """`store`, `keep_blobs`: as in `[images]`; `descriptors`: where mounts of images outlive this process."""
+        """`store`, `keep_blobs`: as in `[images]`; `descriptors`: where mounts of images outlive
+        this process."""
         self.in_use = in_use
         self._store = Store(root, pinned, errands, store, keep_blobs, descriptors)
         self._certs_dirs = tuple(certs_dirs)
@@ -81,7 +83,8 @@ class ImageService:
         self.policy = ""  # the file that says which signatures an image needs
         self._dropping: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[str]] = set()  # also of pulls that were given up and clean up
-        self._roots: weakref.WeakSet[Rootfs] = weakref.WeakSet()  # of containers that are being made
+        # of containers that are being made
+        self._roots: weakref.WeakSet[Rootfs] = weakref.WeakSet()
 
     def reconfigure(
         self, certs_dirs: Sequence[Path], pinned: Sequence[str], no_progress_timeout_s: float
@@ -91,9 +94,11 @@ class ImageService:
         self._certs_dirs, self._no_progress_timeout_s = tuple(certs_dirs), no_progress_timeout_s
 
     async def start(self) -> None:
-        """Make the folders, read what is there, drop what no image needs. Call once, before anything else.
+        """Make the folders, read what is there, drop what no image needs. Call once, before
+        anything else.
 
-        Raises ResourceExhausted, KernelError, Unsupported (images cannot be mounted, as they are to be).
+        Raises ResourceExhausted, KernelError, Unsupported (images cannot be mounted, as they are to
+        be).
         """
         with store_errors(self._store.root):
             await self._store.open()
@@ -109,7 +114,10 @@ class ImageService:
 
     async def close(self) -> None:
         """Cancel running pulls and wait for them."""
-        running: set[asyncio.Task[Any]] = {*self._tasks, *([self._dropping] if self._dropping else [])}
+        running: set[asyncio.Task[Any]] = {
+            *self._tasks,
+            *([self._dropping] if self._dropping else []),
+        }
         for task in running:
             task.cancel()
         if running:
@@ -123,10 +131,12 @@ class ImageService:
         progress: Callable[[Progress], None] | None = None,
         platform: Platform | None = None,
     ) -> str:
-        """Fetch and unpack; the image id, of the image for `platform` or for this machine. Equal concurrent pulls are one, cancelled when nobody waits any more.
+        """Fetch and unpack; the image id, of the image for `platform` or for this machine. Equal
+        concurrent pulls are one, cancelled when nobody waits any more.
 
-        Raises InvalidArgument (reference), NotFound, PeerError (message begins with `RegistryUnavailable` when no host of
-        the registry answered usefully), DeadlineExceeded (no progress), ResourceExhausted, Unsupported.
+        Raises InvalidArgument (reference), NotFound, PeerError (message begins with
+        `RegistryUnavailable` when no host of the registry answered usefully), DeadlineExceeded (no
+        progress), ResourceExhausted, Unsupported.
         """
         parsed = Reference.parse(reference)
         key = f"{_key(parsed, auth)} {platform or ''}"
@@ -150,7 +160,9 @@ class ImageService:
     ) -> str:
         watch = Watch(self._no_progress_timeout_s, f"pulling {reference}")
         puller = await in_thread(_puller)
-        pull = puller(self._store, self._certs_dirs, reference, auth, watch, running.report, self.policy)
+        pull = puller(
+            self._store, self._certs_dirs, reference, auth, watch, running.report, self.policy
+        )
         try:
             image_id = await watch.guard(asyncio.create_task(pull.run(platform)))
         except BaseException:
@@ -161,7 +173,8 @@ class ImageService:
         return image_id
 
     async def status(self, reference: str) -> Image | None:
-        """The image by id (with or without `sha256:`, unique prefix), tag or digest; None if absent."""
+        """The image by id (with or without `sha256:`, unique prefix), tag or digest; None if
+        absent."""
         return self._store.catalog.find(reference)
 
     async def list(self, reference: str | None = None) -> builtins.list[Image]:
@@ -172,7 +185,8 @@ class ImageService:
         return [found] if found else []
 
     async def remove(self, reference: str) -> None:
-        """By id: the image with all names. By name: only that name, unless it is the last. Absent is fine.
+        """By id: the image with all names. By name: only that name, unless it is the last. Absent
+        is fine.
 
         Raises WrongState naming the containers that use the image, when it would be gone.
         """
@@ -187,7 +201,9 @@ class ImageService:
         names = catalog.names_of(image.id)
         chosen = catalog.name(reference)
         if chosen is not None and reference not in (image.id, hex_of(image.id)):
-            same = [n for n in names if n.repository == chosen.repository and n.target == chosen.target]
+            same = [
+                n for n in names if n.repository == chosen.repository and n.target == chosen.target
+            ]
             names_chosen = same if "@" in reference else [chosen]
             if set(names_chosen) != set(names):
                 return names_chosen
@@ -200,7 +216,8 @@ class ImageService:
         return names
 
     async def rootfs(self, image_id: str) -> Rootfs:
-        """The unpacked layers or the mount, and the configuration. Raises NotFound if there is no such image, KernelError."""
+        """The unpacked layers or the mount, and the configuration. Raises NotFound if there is no
+        such image, KernelError."""
         content = self._store.catalog.content(image_id)
         if not content.mounted:
             layers = self._store.layers.lower_dirs(content.chain)
@@ -241,24 +258,29 @@ class ImageService:
         return image.repo_tags[0] if image.repo_tags else digest, digest
 
     def room(self) -> Limits:
-        """What an archive may unpack to on the store's disk. Raises ResourceExhausted when there is none."""
+        """What an archive may unpack to on the store's disk. Raises ResourceExhausted when there is
+        none."""
         return self._store.room.limits_of_archive()
 
     def to_convert(self, image_id: str) -> str:
-        """What `convert` would make of the image: "mounted", "unpacked", or nothing as it is that already. Raises NotFound."""
+        """What `convert` would make of the image: "mounted", "unpacked", or nothing as it is that
+        already. Raises NotFound."""
         content = self._store.catalog.content(image_id)
         if content.mounted == self._store.policy.erofs or not content.diff_ids:
             return ""
         return "mounted" if self._store.policy.erofs else "unpacked"
 
     async def convert(self, image_id: str) -> bool:
-        """Make an image what `[images] store` says, from what is here; False when a container uses it, which needs its files.
+        """Make an image what `[images] store` says, from what is here; False when a container uses
+        it, which needs its files.
 
         Raises NotFound, ResourceExhausted, KernelError.
         """
 
         def is_used() -> bool:
-            return bool(self.in_use(image_id)) or any(root.image_id == image_id for root in self._roots)
+            return bool(self.in_use(image_id)) or any(
+                root.image_id == image_id for root in self._roots
+            )
 
         with store_errors(self._store.root):
             return await self._store.convert(image_id, is_used)
@@ -272,7 +294,9 @@ class ImageService:
         """For people: labels, the image's configuration, and its layers as they were fetched for
         this reference. Raises NotFound."""
         content = self._store.catalog.contents(image_id, [reference])[0]
-        data = await in_thread(lambda: self._store.blobs.read(content.manifest.config.digest, LIMIT_BYTES))
+        data = await in_thread(
+            lambda: self._store.blobs.read(content.manifest.config.digest, LIMIT_BYTES)
+        )
         layers = [{"digest": layer.digest, "size": layer.size} for layer in content.manifest.layers]
         labels = content.config.image.labels
         return {
@@ -291,7 +315,8 @@ class ImageService:
         return Places(lower=layers, place=str(self._store.files.place))
 
     async def tag(self, source: str, target: str) -> None:
-        """Give an image another name; one that the name had before loses it. Raises NotFound, InvalidArgument."""
+        """Give an image another name; one that the name had before loses it. Raises NotFound,
+        InvalidArgument."""
         reference = Reference.parse(target)
         if reference.digest:
             raise InvalidArgument(f"{target}: a tag is a name without a digest")
@@ -299,7 +324,9 @@ class ImageService:
         with store_errors(self._store.root):
             diff_ids = self._store.catalog.content(found.id).diff_ids
             async with self._store.loading():
-                await self._store.publish([Name(reference.name, reference.tag, name.target)], diff_ids)
+                await self._store.publish(
+                    [Name(reference.name, reference.tag, name.target)], diff_ids
+                )
 
     def _named(self, reference: str) -> tuple[Image, Name]:
         """The image and the name that leads to its content. Raises NotFound."""
@@ -310,21 +337,26 @@ class ImageService:
         return image, catalog.name(reference) or catalog.names_of(image.id)[0]
 
     async def save(self, references: Sequence[str]) -> AsyncGenerator[bytes, None]:
-        """The images as an archive, part by part: by a name with that tag, by an id with all. Raises NotFound, KernelError."""
+        """The images as an archive, part by part: by a name with that tag, by an id with all.
+        Raises NotFound, KernelError."""
         wanted: dict[str, list[str]] = {}
         names: dict[str, Name] = {}
         for reference in references:
             image, name = self._named(reference)
             is_id = begins(image.id, reference)
             tags = image.repo_tags if is_id else [name.tagged] if name.tagged else []
-            wanted.setdefault(image.id, []).extend(tag for tag in tags if tag not in wanted.get(image.id, []))
+            wanted.setdefault(image.id, []).extend(
+                tag for tag in tags if tag not in wanted.get(image.id, [])
+            )
             names.setdefault(image.id, name)
         contents = {i: self._store.catalog.content_of(name) for i, name in names.items()}
         held = [digest for c in contents.values() for digest in (*c.blobs, *c.diff_ids)]
         async with self._store.holding(held):
             blobs = PlainLayers(self._store.blobs, self._store.files)
             images = [
-                exports.Exported(blobs.add(names[i].target, contents[i].manifest, contents[i].diff_ids), tags)
+                exports.Exported(
+                    blobs.add(names[i].target, contents[i].manifest, contents[i].diff_ids), tags
+                )
                 for i, tags in wanted.items()
             ]
             parts = exports.archive(blobs, images)
@@ -350,7 +382,9 @@ class ImageService:
         def send(registry: Registry, host: Host) -> str:
             from cri_server.images.push import push
 
-            return push(registry, host, self._store.blobs, self._store.files, name.target, reference, report)
+            return push(
+                registry, host, self._store.blobs, self._store.files, name.target, reference, report
+            )
 
         try:
             async with (
@@ -367,7 +401,11 @@ class ImageService:
         await self._at_registry(reference, auth, watch, lambda registry, host: registry.check(host))
 
     async def _at_registry(
-        self, reference: Reference, auth: Auth | None, watch: Watch, work: Callable[[Registry, Host], Outcome]
+        self,
+        reference: Reference,
+        auth: Auth | None,
+        watch: Watch,
+        work: Callable[[Registry, Host], Outcome],
     ) -> Outcome:
         """In a thread, at the registry itself; what fails names the reference."""
         from cri_server.images.client import Session
@@ -387,10 +425,11 @@ class ImageService:
             session.close()
 
     async def load(self, path: Path, name: str | None = None) -> builtins.list[Image]:
-        """Import a docker-archive or OCI archive (tar, plain or compressed); all images in it, their tags kept.
+        """Import a docker-archive or OCI archive (tar, plain or compressed); all images in it,
+        their tags kept.
 
-        `name` is given to an archive's only image. Raises InvalidArgument, NotFound (other platform), ResourceExhausted,
-        KernelError.
+        `name` is given to an archive's only image. Raises InvalidArgument, NotFound (other
+        platform), ResourceExhausted, KernelError.
         """
         watch = Watch(self._no_progress_timeout_s, f"loading {path}")
         try:
@@ -406,13 +445,16 @@ class ImageService:
         with archives.opened(path) as fd:
             async with self._store.jobs.decoded(fd, room) as archive:
                 loaded = await in_thread(
-                    lambda: archives.load(self._store.blobs, archive, name, given_up.is_set), given_up.set
+                    lambda: archives.load(self._store.blobs, archive, name, given_up.is_set),
+                    given_up.set,
                 )
         return [await self._finish(image, watch) for image in loaded]
 
     async def _finish(self, image: archives.Loaded, watch: Watch) -> Image:
         await self._store.maker.make_all(image.manifest, image.config.diff_ids, BlobSource(watch))
-        names = [Name(r.name, r.tag if not r.digest else None, image.target) for r in image.references]
+        names = [
+            Name(r.name, r.tag if not r.digest else None, image.target) for r in image.references
+        ]
         await self._store.publish(names or [Name("", None, image.target)], image.config.diff_ids)
         found = self._store.catalog.find(image.manifest.config.digest)
         if found is None:
@@ -430,7 +472,8 @@ class ImageService:
         return await in_thread(self._store.unused)
 
     async def discard(self, entry: Entry) -> bool:
-        """Remove one of `unused`; False while a pull needs it. Raises ResourceExhausted, KernelError."""
+        """Remove one of `unused`; False while a pull needs it. Raises ResourceExhausted,
+        KernelError."""
         with store_errors(self._store.root):
             return await in_thread(lambda: self._store.discard(entry), abandon_s=None)
 
@@ -458,7 +501,8 @@ def _puller() -> type[Pull]:
 
 
 class _Running:
-    """A pull and those who wait for it. `given_up`: nobody did for a moment, so it ends, and who comes then begins anew."""
+    """A pull and those who wait for it. `given_up`: nobody did for a moment, so it ends, and who
+    comes then begins anew."""
 
     def __init__(self) -> None:
         self.task: asyncio.Task[str]

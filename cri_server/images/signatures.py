@@ -1,7 +1,9 @@
-"""Signatures of images as cosign makes them with a key: fetched beside the image, verified against a policy.
+"""Signatures of images as cosign makes them with a key: fetched beside the image, verified against
+a policy.
 
-The signatures of a manifest are the layers of the image `sha256-DIGEST.sig` in its repository, each a small JSON text ("simple
-signing") whose signature is an annotation. Source: cosign's SIGNATURE_SPEC.md. Blocking: runs in a pull's threads.
+The signatures of a manifest are the layers of the image `sha256-DIGEST.sig` in its repository, each
+a small JSON text ("simple signing") whose signature is an annotation. Source: cosign's
+SIGNATURE_SPEC.md. Blocking: runs in a pull's threads.
 """
 
 from __future__ import annotations
@@ -64,8 +66,9 @@ class _Payload(msgspec.Struct):
 
 
 def check(rules: Policy, registry: Registry, reference: Reference, digests: Sequence[str]) -> None:
-    """Let an image in that no scope rejects, or raise SignatureValidationFailed. `digests`: its index, if there is one, and its
-    manifest; a signature of either is one of the image, since the index names the manifest by its digest.
+    """Let an image in that no scope rejects, or raise SignatureValidationFailed. `digests`: its
+    index, if there is one, and its manifest; a signature of either is one of the image, since the
+    index names the manifest by its digest.
 
     Raises also PeerError (the registry does not answer), WrongState (a key cannot be read).
     """
@@ -87,7 +90,10 @@ def check_scope(rules: Policy, reference: Reference) -> None:
 
 
 def _require(
-    requirement: Requirement, found: list[tuple[str, bytes, bytes]], reference: Reference, where: str
+    requirement: Requirement,
+    found: list[tuple[str, bytes, bytes]],
+    reference: Reference,
+    where: str,
 ) -> None:
     """One valid signature of the right thing by one of the keys is enough, whatever the others are."""
     if not found:
@@ -113,11 +119,17 @@ def _signatures(registry: Registry, digest: str) -> list[tuple[str, bytes, bytes
     try:
         layers = typed.decode(data, _Manifest).layers
     except msgspec.MsgspecError as error:
-        raise SignatureValidationFailed(f"the signatures of {digest} are no manifest: {error}") from None
+        raise SignatureValidationFailed(
+            f"the signatures of {digest} are no manifest: {error}"
+        ) from None
     found = []
     for layer in layers[:SIGNATURES_LIMIT]:
         text = (layer.annotations or {}).get(SIGNATURE, "")
-        if layer.media_type != PAYLOAD or not is_digest(layer.digest) or layer.size > PAYLOAD_LIMIT_BYTES:
+        if (
+            layer.media_type != PAYLOAD
+            or not is_digest(layer.digest)
+            or layer.size > PAYLOAD_LIMIT_BYTES
+        ):
             continue
         try:
             signature = base64.b64decode(text, validate=True)
@@ -174,7 +186,8 @@ def _is_by(key: object, payload: bytes, signature: bytes) -> bool:
 
 
 def check_policy(path: str) -> None:
-    """Whether a policy can be used here: the file, its keys, and the library that verifies. Raises WrongState."""
+    """Whether a policy can be used here: the file, its keys, and the library that verifies. Raises
+    WrongState."""
     found = policy.read(path)
     scopes = found.file.transports.get(policy.TRANSPORT, {})
     for name, requirements in [("default", found.file.default), *scopes.items()]:

@@ -1,4 +1,5 @@
-"""The store that pulls and loads work on: blobs, layers, the catalog, and who holds what while it is not yet listed."""
+"""The store that pulls and loads work on: blobs, layers, the catalog, and who holds what while it
+is not yet listed."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Store:
         keep_blobs: bool = False,
         descriptors: DescriptorStore | None = None,
     ) -> None:
-        """`kind` and `keep_blobs`: the keys `store` and `keep_blobs` of `[images]`; `descriptors`: as `Mounts` has them."""
+        """`kind` and `keep_blobs`: the keys `store` and `keep_blobs` of `[images]`; `descriptors`:
+        as `Mounts` has them."""
         self.root = root
         self.blobs = Blobs(root)
         self.layers = Layers(root)
@@ -70,7 +72,8 @@ class Store:
         self._has_trash = False
 
     async def open(self) -> None:
-        """Make or read the store; layers that are lost are made again, what no image needs is dropped.
+        """Make or read the store; layers that are lost are made again, what no image needs is
+        dropped.
 
         Raises Unsupported when images are to be mounted and this kernel cannot.
         """
@@ -114,7 +117,8 @@ class Store:
         try:
             return why_not(self.root)
         except ResourceExhausted as error:
-            # A full disk must not make a node unpack what is here: kubelet frees it through this server.
+            # A full disk must not make a node unpack what is here: kubelet frees it through this
+            # server.
             log.warning("it was not tried whether images can be mounted: %s", error)
             return ""
 
@@ -134,8 +138,8 @@ class Store:
 
     @asynccontextmanager
     async def holding(self, keys: Iterable[str]) -> AsyncIterator[None]:
-        """Keep blobs and layers (digests, chain ids) from being collected. What is here inside stays here: a collection that
-        is under way ends first."""
+        """Keep blobs and layers (digests, chain ids) from being collected. What is here inside
+        stays here: a collection that is under way ends first."""
         held = list(keys)
         await self._hold(held)
         try:
@@ -161,7 +165,8 @@ class Store:
             raise
 
     async def publish(self, names: Sequence[Name], diff_ids: Sequence[str]) -> None:
-        """List an image whose blobs and layers are all here: everything it needs reaches the disk first."""
+        """List an image whose blobs and layers are all here: everything it needs reaches the disk
+        first."""
         async with self._changing:
             await in_thread(lambda: self._publish(names, diff_ids), abandon_s=None)
         self._empty_trash_soon()
@@ -178,7 +183,8 @@ class Store:
         self.blobs.sync_folder()
 
     async def withdraw(self, choose: Callable[[], Sequence[Name]]) -> None:
-        """Take back the names that `choose` answers when it is this caller's turn, and what nobody needs then."""
+        """Take back the names that `choose` answers when it is this caller's turn, and what nobody
+        needs then."""
         async with self._changing:
             names = choose()
             if names:
@@ -199,7 +205,8 @@ class Store:
         self._collect()
 
     async def collect(self) -> None:
-        """Drop what neither an image nor a running pull needs. What cannot be dropped now is tried again next time."""
+        """Drop what neither an image nor a running pull needs. What cannot be dropped now is tried
+        again next time."""
         async with self._changing:
             try:
                 await in_thread(self._collect, abandon_s=None)
@@ -238,7 +245,8 @@ class Store:
         return list(unused(self.root, used))
 
     def discard(self, entry: Entry) -> bool:
-        """Remove one of `unused`; whether it is gone: not when a pull needs it or may need it. Raises OSError."""
+        """Remove one of `unused`; whether it is gone: not when a pull needs it or may need it.
+        Raises OSError."""
         with self._collecting:
             held = self._holds.current()
             digest = digest_from_hex(entry.path.name)
@@ -292,7 +300,8 @@ class Store:
         self._mounts.drop_tar_pages()
 
     async def convert(self, image_id: str, in_use: Callable[[], bool]) -> bool:
-        """Bring a listed image to the form that new ones get; False when it is in use. Nothing is fetched.
+        """Bring a listed image to the form that new ones get; False when it is in use. Nothing is
+        fetched.
 
         Raises NotFound, WrongState (a blob of it is gone), ResourceExhausted, KernelError.
         """

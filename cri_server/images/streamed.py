@@ -1,7 +1,8 @@
 """A blob that is used while it arrives, and never is a file: its decoder reads it from a ring.
 
-What the decoder has read cannot be taken back. When a download must begin again (another host, a server that ignores ranges), or its
-reader ends before it, `Interrupted` says that the blob has to be fetched to a file first: then it is known whose fault it was.
+What the decoder has read cannot be taken back. When a download must begin again (another host, a
+server that ignores ranges), or its reader ends before it, `Interrupted` says that the blob has to
+be fetched to a file first: then it is known whose fault it was.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The headers of a tar: ustar, GNU (long names, base-256 numbers, sparse files) and PAX, as bytes, with every number checked.
+"""The headers of a tar: ustar, GNU (long names, base-256 numbers, sparse files) and PAX, as bytes,
+with every number checked.
 
-Why not tarfile: it takes a bad header in the middle for the end of the archive, and reads an extended header of any claimed
-size into memory; its names are also decoded. A test compares this reader with it. Global PAX headers are passed over, as
-containerd does.
+Why not tarfile: it takes a bad header in the middle for the end of the archive, and reads an
+extended header of any claimed size into memory; its names are also decoded. A test compares this
+reader with it. Global PAX headers are passed over, as containerd does.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ class Source(Protocol):
 
 @dataclass(slots=True)
 class Entry:
-    """One member. `size` is what the file has, `stored` what the archive holds of it; `sparse` the (offset, length) pairs of
-    that, None for all of it. `name` and `link` are as written, without NUL."""
+    """One member. `size` is what the file has, `stored` what the archive holds of it; `sparse` the
+    (offset, length) pairs of that, None for all of it. `name` and `link` are as written, without
+    NUL."""
 
     name: bytes
     kind: str
@@ -79,7 +81,8 @@ class _Extended:
     size: int = 0
 
     def count(self, data: bytes) -> bytes:
-        """`data`, once it is counted: any number of special headers may come before a member. Raises BadLayer."""
+        """`data`, once it is counted: any number of special headers may come before a member.
+        Raises BadLayer."""
         self.size += len(data)
         if self.size > EXTENDED_TOTAL_BYTES:
             raise BadLayer(
@@ -89,7 +92,8 @@ class _Extended:
 
 
 def members(stream: Source) -> Iterator[Entry]:
-    """The members in order. When a FILE comes, its `stored` bytes are next in the stream and the caller takes all of them.
+    """The members in order. When a FILE comes, its `stored` bytes are next in the stream and the
+    caller takes all of them.
 
     Raises BadLayer for anything that is not a whole, well-formed tar.
     """
@@ -127,7 +131,8 @@ def skip(stream: Source, size: int) -> None:
 
 
 def _next_header(stream: Source) -> tuple[bytes, ...] | None:
-    """The next header's fields; None at the end: a zero block, or the end of the stream where a header could be."""
+    """The next header's fields; None at the end: a zero block, or the end of the stream where a
+    header could be."""
     block = stream.read_exact(BLOCK)
     if len(block) < BLOCK:
         if not block:
@@ -146,8 +151,8 @@ def _next_header(stream: Source) -> tuple[bytes, ...] | None:
 
 
 def _sum(block: bytes) -> int:
-    """Of at most 256 bytes: 1 + their sum is Adler-32's lower half, which is below its modulus of 65521 then. Ten times as fast as `sum`,
-    which took a sixth of an index's time."""
+    """Of at most 256 bytes: 1 + their sum is Adler-32's lower half, which is below its modulus of
+    65521 then. Ten times as fast as `sum`, which took a sixth of an index's time."""
     return (adler32(block) & 0xFFFF) - 1
 
 
@@ -173,7 +178,9 @@ def _entry(stream: Source, header: tuple[bytes, ...], extended: _Extended) -> En
     if pax:
         name = pax.get(b"GNU.sparse.name", pax.get(b"path", name))
         link = pax.get(b"linkpath", link)
-        xattrs = {key.removeprefix(_XATTR): value for key, value in pax.items() if key.startswith(_XATTR)}
+        xattrs = {
+            key.removeprefix(_XATTR): value for key, value in pax.items() if key.startswith(_XATTR)
+        }
     kind = _KINDS.get(type_flag)
     if kind is None:
         raise BadLayer(f"{shown(name)}: entries of type {type_flag!r} are not supported")
@@ -187,11 +194,17 @@ def _entry(stream: Source, header: tuple[bytes, ...], extended: _Extended) -> En
         name=_checked_name(name, "name"),
         kind=kind,
         mode=_number(header[1], "mode") & 0o7777,
-        uid=_identity(_pax_number(pax, b"uid") if b"uid" in pax else _number(header[2], "uid"), name),
-        gid=_identity(_pax_number(pax, b"gid") if b"gid" in pax else _number(header[3], "gid"), name),
+        uid=_identity(
+            _pax_number(pax, b"uid") if b"uid" in pax else _number(header[2], "uid"), name
+        ),
+        gid=_identity(
+            _pax_number(pax, b"gid") if b"gid" in pax else _number(header[3], "gid"), name
+        ),
         size=stored,
         stored=stored,
-        mtime_ns=_time(pax[b"mtime"]) if b"mtime" in pax else _clamped(_number(header[5], "mtime", True), 0),
+        mtime_ns=_time(pax[b"mtime"])
+        if b"mtime" in pax
+        else _clamped(_number(header[5], "mtime", True), 0),
         link=_checked_name(link, "link") if kind in (HARDLINK, SYMLINK) else b"",
         major=_number(header[13], "device number") if device else 0,
         minor=_number(header[14], "device number") if device else 0,
@@ -222,7 +235,11 @@ def _checked_name(name: bytes, what: str) -> bytes:
 def _number(text: bytes, what: str, signed: bool = False) -> int:
     """Octal text, or GNU's base-256 whose first byte is 0x80 (0xff for a negative number)."""
     if text[0] & 0x80:
-        value = int.from_bytes(text, "big", signed=True) if text[0] == 0xFF else int.from_bytes(text, "big")
+        value = (
+            int.from_bytes(text, "big", signed=True)
+            if text[0] == 0xFF
+            else int.from_bytes(text, "big")
+        )
         if text[0] != 0xFF:
             value -= 1 << (8 * len(text) - 1)
     else:
@@ -252,7 +269,8 @@ def _clamped(seconds: int, nanoseconds: int) -> int:
 
 
 def _pax(data: bytes, extended: _Extended) -> None:
-    """`LENGTH KEY=VALUE\\n` records. A later record of the same key wins; an empty value takes the key back (POSIX pax)."""
+    """`LENGTH KEY=VALUE\\n` records. A later record of the same key wins; an empty value takes the
+    key back (POSIX pax)."""
     offset: int | None = None
     at = 0
     while at < len(data):
@@ -290,7 +308,8 @@ def _decimal(text: bytes, what: str) -> int:
 
 
 def _time(text: bytes) -> int:
-    """Seconds with a fraction of any length, as nanoseconds; an int, because a float loses the last digits."""
+    """Seconds with a fraction of any length, as nanoseconds; an int, because a float loses the last
+    digits."""
     whole, _, fraction = text.strip().partition(b".")
     negative = whole.startswith(b"-")
     digits = whole.removeprefix(b"-")
@@ -300,14 +319,19 @@ def _time(text: bytes) -> int:
     seconds = int(digits or b"0")
     if not negative:
         return _clamped(seconds, nanoseconds)
-    return _clamped(-seconds - 1, 1_000_000_000 - nanoseconds) if nanoseconds else _clamped(-seconds, 0)
+    return (
+        _clamped(-seconds - 1, 1_000_000_000 - nanoseconds)
+        if nanoseconds
+        else _clamped(-seconds, 0)
+    )
 
 
 # ---- sparse files
 
 
 def _sparse(stream: Source, header: tuple[bytes, ...], extended: _Extended, entry: Entry) -> None:
-    """GNU's four forms: the old header, and PAX 0.0 (pairs), 0.1 (a list), 1.0 (a list before the data)."""
+    """GNU's four forms: the old header, and PAX 0.0 (pairs), 0.1 (a list), 1.0 (a list before the
+    data)."""
     pax = extended.pax
     if header[7] == b"S":
         entry.sparse, entry.size = _old_sparse(stream, header)
@@ -326,7 +350,8 @@ def _sparse(stream: Source, header: tuple[bytes, ...], extended: _Extended, entr
 
 
 def _old_sparse(stream: Source, header: tuple[bytes, ...]) -> tuple[list[tuple[int, int]], int]:
-    raw = header[15] + header[16]  # from offset 345: 41 bytes of old times, 4 pairs, a flag, the real size
+    # from offset 345: 41 bytes of old times, 4 pairs, a flag, the real size
+    raw = header[15] + header[16]
     pairs = _old_pairs(raw[41 : 41 + 96])
     size = _number(raw[138:150], "sparse size")
     more = raw[137]
@@ -347,7 +372,10 @@ def _old_pairs(raw: bytes) -> list[tuple[int, int]]:
         if not raw[at : at + 24].strip(b"\0"):
             break
         pairs.append(
-            (_number(raw[at : at + 12], "sparse offset"), _number(raw[at + 12 : at + 24], "sparse length"))
+            (
+                _number(raw[at : at + 12], "sparse offset"),
+                _number(raw[at + 12 : at + 24], "sparse length"),
+            )
         )
     return pairs
 

@@ -25,8 +25,8 @@ def in_depth(path: bytes) -> bytes:
 class Folders:
     """Directories beneath a root that nobody else changes, one after the other; a context manager.
 
-    The way leads from the last one over what they have in common: in the order of `in_depth` all directories of a tree take
-    as many steps as there are directories, however deep they are.
+    The way leads from the last one over what they have in common: in the order of `in_depth` all
+    directories of a tree take as many steps as there are directories, however deep they are.
     """
 
     def __init__(self, root_fd: int) -> None:
@@ -40,7 +40,8 @@ class Folders:
         os.close(self._fd)
 
     def open(self, path: bytes) -> int:
-        """The directory at `path`, as O_PATH, until the next call. Raises KernelError: ENOTDIR also for a link, EXDEV for `..`."""
+        """The directory at `path`, as O_PATH, until the next call. Raises KernelError: ENOTDIR also
+        for a link, EXDEV for `..`."""
         while self._path and not (path == self._path or path.startswith(self._path + b"/")):
             self._move(b"..")
             self._path = self._path.rpartition(b"/")[0]

@@ -26,8 +26,8 @@ class Turns:
 
     @asynccontextmanager
     async def held(self, watch: Watch) -> AsyncIterator[None]:
-        """A turn for a block, waited for in order; waiting is not a lack of progress. Where all are taken, the oldest one that is
-        lent is taken back."""
+        """A turn for a block, waited for in order; waiting is not a lack of progress. Where all are
+        taken, the oldest one that is lent is taken back."""
         if self._free.locked() and self._lent:
             task = next(iter(self._lent))
             del self._lent[task]
@@ -41,7 +41,8 @@ class Turns:
 
     @asynccontextmanager
     async def lent(self) -> AsyncIterator[None]:
-        """A turn for a block that need not be: its task is cancelled when another needs the turn. Raises NoTurn when none is free."""
+        """A turn for a block that need not be: its task is cancelled when another needs the turn.
+        Raises NoTurn when none is free."""
         if self._free.locked():
             raise NoTurn
         await self._free.acquire()
@@ -56,13 +57,15 @@ class Turns:
 
 
 def streams_at_once(memory_bytes: int) -> int:
-    """Blobs that are worked on while they arrive, of all pulls: each has two processes of a few MiB that mostly wait for a registry,
-    but that a layer may make large. All of them have half of the memory."""
+    """Blobs that are worked on while they arrive, of all pulls: each has two processes of a few MiB
+    that mostly wait for a registry, but that a layer may make large. All of them have half of the
+    memory."""
     return min(16, max(4, memory_bytes // 2 // _STREAM_BYTES))
 
 
 def indexes_at_once(memory_bytes: int, processors: int) -> int:
-    """Processes that make an index, whose tree of files is in memory. All of them have a quarter of it, or one has what it needs."""
+    """Processes that make an index, whose tree of files is in memory. All of them have a quarter of
+    it, or one has what it needs."""
     return min(max(2, processors), max(1, memory_bytes // 4 // jail.MEMORY_LIMIT_BYTES))
 
 

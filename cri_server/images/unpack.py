@@ -1,9 +1,10 @@
-"""One layer's content unpacked into a folder of its own, in an errand: a process without network or secrets, that can be killed. What
-it gets was decoded by another process.
+"""One layer's content unpacked into a folder of its own, in an errand: a process without network or
+secrets, that can be killed. What it gets was decoded by another process.
 
-The folder gets `tree/` (the files) and `layer.json` (what `Layer` says). It counts only once it was renamed to the place of
-its chain id. Why a process: hostile names meet the extractor without our secrets beside them, a hung disk hangs an errand that
-can be killed, and making ten thousand files in Python does not take the interpreter's lock from the event loop.
+The folder gets `tree/` (the files) and `layer.json` (what `Layer` says). It counts only once it was
+renamed to the place of its chain id. Why a process: hostile names meet the extractor without our
+secrets beside them, a hung disk hangs an errand that can be killed, and making ten thousand files
+in Python does not take the interpreter's lock from the event loop.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ RECORD = "layer.json"
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """An unpacked layer. `size_bytes` and `inodes` of its files; `implicit`: directories it needed but did not describe
-    (relative paths, "" for the root), whose attributes the layers below have; `opaque`: it hides all layers below;
-    `devices`: nodes to be made where an empty file is, as [path, is a block device, major, minor]."""
+    """An unpacked layer. `size_bytes` and `inodes` of its files; `implicit`: directories it needed
+    but did not describe (relative paths, "" for the root), whose attributes the layers below have;
+    `opaque`: it hides all layers below; `devices`: nodes to be made where an empty file is, as
+    [path, is a block device, major, minor]."""
 
     diff_id: str
     size_bytes: int
@@ -49,7 +51,8 @@ class Layer:
 
     @classmethod
     def read(cls, folder: str) -> Layer:
-        """The record in the folder. Raises NotFound, DamagedRecord: a process that met hostile bytes has written it."""
+        """The record in the folder. Raises NotFound, DamagedRecord: a process that met hostile
+        bytes has written it."""
         values = atomic_file.read_json(os.path.join(folder, RECORD))
         try:
             return typed.convert(values, cls)
@@ -58,12 +61,17 @@ class Layer:
 
 
 def unpack(
-    stream: Stream, folder: str, diff_id: str | None, limits: Limits, tick: Callable[[], None] = lambda: None
+    stream: Stream,
+    folder: str,
+    diff_id: str | None,
+    limits: Limits,
+    tick: Callable[[], None] = lambda: None,
 ) -> Layer:
     """Unpack a tar stream into `folder`, an empty directory.
 
-    `diff_id`: what the content must be; None takes what comes. `tick` is called now and then and may raise.
-    Raises BadLayer, ResourceExhausted, KernelError; the folder is the caller's to remove then.
+    `diff_id`: what the content must be; None takes what comes. `tick` is called now and then and
+    may raise. Raises BadLayer, ResourceExhausted, KernelError; the folder is the caller's to remove
+    then.
     """
     os.mkdir(os.path.join(folder, TREE), 0o755)
     root_fd = os.open(os.path.join(folder, TREE), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

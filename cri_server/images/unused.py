@@ -1,4 +1,5 @@
-"""What of the image store no image needs, with its size: blobs, unpacked layers, tars, indexes, and what a pull or a removal has left."""
+"""What of the image store no image needs, with its size: blobs, unpacked layers, tars, indexes, and
+what a pull or a removal has left."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ FOLDERS = (
 
 
 def unused(root: Path, used: Mapping[str, set[str]]) -> Iterator[Entry]:
-    """Everything below `root` but what images use, given as digests by kind. Slow: run it in a thread."""
+    """Everything below `root` but what images use, given as digests by kind. Slow: run it in a
+    thread."""
     for kind, folder in FOLDERS:
         yield from _entries(kind, root / folder, {hex_of(digest) for digest in used[kind]})
     yield from _entries("download", root / "ingest", ())

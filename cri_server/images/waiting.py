@@ -1,4 +1,5 @@
-"""Waiting: for a thread that does what blocks, for somebody who works on the same thing, and no longer than there is progress."""
+"""Waiting: for a thread that does what blocks, for somebody who works on the same thing, and no
+longer than there is progress."""
 
 from __future__ import annotations
 
@@ -28,10 +29,12 @@ async def in_thread(
     abort: Callable[[], None] = lambda: None,
     abandon_s: float | None = _ABANDON_S,
 ) -> Outcome:
-    """Run `function` in a thread of its own. On cancellation `abort` is called, which should make it return soon; after
-    `abandon_s`, or a second cancellation, it is left to itself (None: never, however often the caller is cancelled).
+    """Run `function` in a thread of its own. On cancellation `abort` is called, which should make
+    it return soon; after `abandon_s`, or a second cancellation, it is left to itself (None: never,
+    however often the caller is cancelled).
 
-    A daemon thread and not a pool: one that hangs in the kernel takes no place from others and does not hold up an exit.
+    A daemon thread and not a pool: one that hangs in the kernel takes no place from others and does
+    not hold up an exit.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Outcome] = loop.create_future()
@@ -76,7 +79,9 @@ class Watch:
     """Cancels work that makes no progress for `timeout_s`. `touch` may be called from any thread,
     `arrived` on the event loop."""
 
-    def __init__(self, timeout_s: float, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, timeout_s: float, what: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`clock`: seconds, as `time.monotonic`."""
         self._timeout_s, self._what, self._clock = timeout_s, what, clock
         self._last = clock()
@@ -112,7 +117,8 @@ class Watch:
             self.touch()
 
     async def guard(self, work: asyncio.Task[Outcome]) -> Outcome:
-        """The task's outcome. Raises DeadlineExceeded when it had to be cancelled; cancelling cancels the task."""
+        """The task's outcome. Raises DeadlineExceeded when it had to be cancelled; cancelling
+        cancels the task."""
         try:
             while not work.done():
                 await asyncio.wait([work], timeout=min(1.0, self._timeout_s / 4))

@@ -1,7 +1,8 @@
 """How much work the names of one layer may cause, in proportion to its entries.
 
-An entry of a tar compresses to a few bytes, but its name may lead over forty links of four thousand bytes each, or need a hundred
-directories that the tar does not describe. Limits for one name alone leave the sum to the layer's author.
+An entry of a tar compresses to a few bytes, but its name may lead over forty links of four thousand
+bytes each, or need a hundred directories that the tar does not describe. Limits for one name alone
+leave the sum to the layer's author.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from cri_server.images.inflate import BadLayer
 
 FREE_STEPS = 1 << 16  # of each layer: a small one may have a few names that are deep
 STEPS_PER_ENTRY = 48
-DIRECTORY_STEPS = 8  # the time of making a directory, in steps of a walk over directories that are there
+# the time of making a directory, in steps of a walk over directories that are there
+DIRECTORY_STEPS = 8
 
 
 class WalkBudget:
-    """Of one layer, whose `entries` are counted by the caller. A step enters one directory, or follows one link, on the way to a
-    name."""
+    """Of one layer, whose `entries` are counted by the caller. A step enters one directory, or
+    follows one link, on the way to a name."""
 
-    def __init__(self, free: int = FREE_STEPS, per_entry: int = STEPS_PER_ENTRY, entries: int = 0) -> None:
+    def __init__(
+        self, free: int = FREE_STEPS, per_entry: int = STEPS_PER_ENTRY, entries: int = 0
+    ) -> None:
         self.entries = entries
         self._free, self._per_entry = free, per_entry
         self._used = 0

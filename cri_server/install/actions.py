@@ -1,4 +1,5 @@
-"""What is done to a machine, one action at a time: each knows whether it is needed, can be shown, and can be carried out."""
+"""What is done to a machine, one action at a time: each knows whether it is needed, can be shown,
+and can be carried out."""
 
 from __future__ import annotations
 
@@ -115,7 +116,9 @@ class Remove:
             found.rmdir()
         elif is_mounted(found):
             for entry in _content(found):
-                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+                shutil.rmtree(
+                    entry
+                ) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
         else:
             shutil.rmtree(found)
 
@@ -168,7 +171,9 @@ class Run:
     def do(self, root: Path) -> None:
         done = subprocess.run(self.words, capture_output=True, text=True, check=False)
         if done.returncode and not self.may_fail:
-            raise Error(f"{' '.join(self.words)}: exit code {done.returncode}: {done.stderr.strip()}")
+            raise Error(
+                f"{' '.join(self.words)}: exit code {done.returncode}: {done.stderr.strip()}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

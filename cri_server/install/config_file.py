@@ -1,4 +1,5 @@
-"""`/etc/pyrunc/config.toml` as it is installed, made from `cri_server.config`: every key with its explanation and default.
+"""`/etc/pyrunc/config.toml` as it is installed, made from `cri_server.config`: every key with its
+explanation and default.
 
 All keys are comments, so that a later version's defaults hold for what nobody has changed.
 """
@@ -36,7 +37,8 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table of the file. `repeated`: there are any number of them, NAME is the caller's to choose."""
+    """A table of the file. `repeated`: there are any number of them, NAME is the caller's to
+    choose."""
 
     name: str
     about: str
@@ -48,7 +50,11 @@ def sections() -> Iterator[Section]:
     """All tables with all keys, in the order of the code."""
     for field in _fields(Config):
         repeated = isinstance(field.type, msgspec.inspect.DictType)
-        table = field.type.value_type if isinstance(field.type, msgspec.inspect.DictType) else field.type
+        table = (
+            field.type.value_type
+            if isinstance(field.type, msgspec.inspect.DictType)
+            else field.type
+        )
         assert isinstance(table, msgspec.inspect.StructType)
         keys = tuple(_key(entry) for entry in _fields(table.cls))
         name = f"{field.name}.NAME" if repeated else field.name
@@ -114,7 +120,9 @@ def markdown() -> str:
     """The tables of docs/configure.md."""
     parts = []
     for section in sections():
-        parts.append(f"## `[{section.name}]`\n\n{section.about}\n\n| key | default | what |\n|---|---|---|\n")
+        parts.append(
+            f"## `[{section.name}]`\n\n{section.about}\n\n| key | default | what |\n|---|---|---|\n"
+        )
         for key in section.keys:
             about = f"{key.about} {key.values}".strip().replace("|", "\\|")
             parts.append(f"| `{key.name}` | `{key.default}` | {about} |\n")

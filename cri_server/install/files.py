@@ -17,9 +17,11 @@ EXAMPLE = "10-pyrunc.conflist"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where things go: what a package installs below /usr, and what an administrator does below /usr/local and /etc.
+    """Where things go: what a package installs below /usr, and what an administrator does below
+    /usr/local and /etc.
 
-    `program` is the `pyrunc-cri` that the unit executes; `settings` is the folder of systemd/system, tmpfiles.d and so on.
+    `program` is the `pyrunc-cri` that the unit executes; `settings` is the folder of
+    systemd/system, tmpfiles.d and so on.
     """
 
     program: str
@@ -29,7 +31,8 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """`keep`: the administrator's once it is there; it is not written again, and removed only as it was installed."""
+    """`keep`: the administrator's once it is there; it is not written again, and removed only as it
+    was installed."""
 
     path: str
     text: str
@@ -48,7 +51,8 @@ def local(program: str) -> Layout:
 
 
 def files(layout: Layout, programs: Mapping[str, click.Group]) -> Iterator[File]:
-    """All of them. `programs`: the command line of each program, for its manual page and its completions."""
+    """All of them. `programs`: the command line of each program, for its manual page and its
+    completions."""
     settings, share = layout.settings, f"{layout.prefix}/share"
     yield File(f"{settings}/systemd/system/{UNIT}", data(UNIT).replace("@PROGRAM@", layout.program))
     yield File(f"{settings}/tmpfiles.d/pyrunc.conf", data("tmpfiles.conf"))

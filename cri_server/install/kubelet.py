@@ -1,6 +1,8 @@
-"""A drop-in for a kubelet that systemd runs: the same command line with our socket at its end, started after our server.
+"""A drop-in for a kubelet that systemd runs: the same command line with our socket at its end,
+started after our server.
 
-Of a flag that is given twice kubelet takes the last, so it does not matter which endpoint kubeadm's flags or variables name.
+Of a flag that is given twice kubelet takes the last, so it does not matter which endpoint kubeadm's
+flags or variables name.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ FOLDERS = ("etc/systemd/system", "run/systemd/system", "usr/local/lib/systemd/sy
 
 
 def drop_in(root: Path) -> str | None:
-    """Its text for the machine at `root`; None when no unit there starts a kubelet. Raises OSError, UnicodeDecodeError."""
+    """Its text for the machine at `root`; None when no unit there starts a kubelet. Raises OSError,
+    UnicodeDecodeError."""
     command = ""
     for file in _unit_files(root):
         command = _last_start(file.read_text(encoding="utf-8"), command)

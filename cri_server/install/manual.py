@@ -1,4 +1,5 @@
-"""Manual pages (man(7)) from the click commands and the configuration's keys, so that they say what the programs do."""
+"""Manual pages (man(7)) from the click commands and the configuration's keys, so that they say what
+the programs do."""
 
 from __future__ import annotations
 
@@ -69,7 +70,9 @@ def _section(title: str, body: Iterable[str]) -> str:
 
 
 def _see_also(own: str) -> str:
-    return _section("SEE ALSO", [", ".join(_escaped(page) for page in SEE_ALSO if page != own) + "\n"])
+    return _section(
+        "SEE ALSO", [", ".join(_escaped(page) for page in SEE_ALSO if page != own) + "\n"]
+    )
 
 
 def _commands(group: click.Group, context: click.Context, prefix: str = "") -> Iterator[str]:
@@ -123,6 +126,7 @@ def _quoted(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """roff's own characters as text: a backslash, a minus that can be copied, a request at the start of a line."""
+    """roff's own characters as text: a backslash, a minus that can be copied, a request at the
+    start of a line."""
     plain = text.replace("\\", "\\e").replace("-", "\\-").replace("`", "\\`")
     return f"\\&{plain}" if plain.startswith((".", "'")) else plain

@@ -1,6 +1,8 @@
-"""`install-node`: the list of actions that makes a machine a node of ours, and the list that takes it back.
+"""`install-node`: the list of actions that makes a machine a node of ours, and the list that takes
+it back.
 
-What was put there is written down first, so that another version, or a run that was interrupted, is taken back in full:
+What was put there is written down first, so that another version, or a run that was interrupted, is
+taken back in full:
 
     /var/lib/pyrunc/installed.json     {files: {path: SHA-256 of what was written, "" for a link}, folders: [path], keep: [path]}
 """
@@ -63,8 +65,9 @@ class Record(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`root`: the machine's root, another one for an image or a test, where no command is run. `scripts`: the folder of the
-    programs that are being installed; None with a package. `programs`: their command lines."""
+    """`root`: the machine's root, another one for an image or a test, where no command is run.
+    `scripts`: the folder of the programs that are being installed; None with a package. `programs`:
+    their command lines."""
 
     root: Path
     scripts: str | None
@@ -104,8 +107,9 @@ def install_actions(request: Request) -> list[Action]:
 
 
 def uninstall_actions(request: Request, purge: bool) -> list[Action]:
-    """What takes an installation back; with `purge` also images, records and a changed configuration. Raises WrongState while
-    there are pods or a server that systemd does not stop, and for a purge while there are mounts below; OSError, Error."""
+    """What takes an installation back; with `purge` also images, records and a changed
+    configuration. Raises WrongState while there are pods or a server that systemd does not stop,
+    and for a purge while there are mounts below; OSError, Error."""
     refuse_with_pods(request.root)
     refuse_with_server(request)
     if purge:
@@ -130,9 +134,12 @@ def uninstall_actions(request: Request, purge: bool) -> list[Action]:
 
 
 def refuse_with_pods(root: Path) -> None:
-    """Raises WrongState while a pod of this boot is there, running or not: its container would lose its root."""
+    """Raises WrongState while a pod of this boot is there, running or not: its container would lose
+    its root."""
     settings = _settings(root)
-    found = Paths(beneath(root, settings.server.root), beneath(root, settings.server.state)).sandbox_states
+    found = Paths(
+        beneath(root, settings.server.root), beneath(root, settings.server.state)
+    ).sandbox_states
     count = len(list(found.iterdir())) if found.is_dir() else 0
     if count:
         raise WrongState(
@@ -141,17 +148,21 @@ def refuse_with_pods(root: Path) -> None:
 
 
 def refuse_with_server(request: Request) -> None:
-    """Raises WrongState while a server runs that is not the unit's, which is stopped: its folders would go from under it."""
+    """Raises WrongState while a server runs that is not the unit's, which is stopped: its folders
+    would go from under it."""
     settings = _settings(request.root)
     for folder in (settings.server.root, settings.server.state):
-        if claim.is_locked(beneath(request.root, folder)) and not (request.is_live and _unit_runs()):
+        if claim.is_locked(beneath(request.root, folder)) and not (
+            request.is_live and _unit_runs()
+        ):
             raise WrongState(
                 f"a server that systemd has not started uses {folder}: stop `pyrunc-cri serve` first"
             )
 
 
 def refuse_with_mounts(root: Path) -> None:
-    """Raises WrongState while something is mounted below a folder that is to be removed: its files are not ours."""
+    """Raises WrongState while something is mounted below a folder that is to be removed: its files
+    are not ours."""
     folders = [os.path.realpath(beneath(root, path)) for path in _folders(_settings(root))]
     for mount in mount_points():
         if any(mount.path.startswith(f"{folder}/") for folder in folders):
@@ -164,7 +175,9 @@ def _unit_runs() -> bool:
     return state not in ("", "inactive", "failed")
 
 
-def carry_out(root: Path, actions: Iterable[Action], dry_run: bool) -> Iterator[tuple[Action, bool]]:
+def carry_out(
+    root: Path, actions: Iterable[Action], dry_run: bool
+) -> Iterator[tuple[Action, bool]]:
     """Each action, and whether it was (or would be) carried out. Raises OSError, Error."""
     for action in actions:
         needed = not action.is_done(root)
@@ -208,7 +221,9 @@ def _plugins(request: Request) -> Iterator[Action]:
         elif request.scripts is None:
             yield Link(path, f"{PACKAGED_PLUGINS}/{name}")
         else:
-            yield Write(path, builtin.script(name, sys.executable, builtin.import_path()).encode(), 0o755)
+            yield Write(
+                path, builtin.script(name, sys.executable, builtin.import_path()).encode(), 0o755
+            )
 
 
 def _is_free_for_ours(path: Path) -> bool:
@@ -235,7 +250,9 @@ def _missing_folders(root: Path, actions: Sequence[Action]) -> list[Folder]:
     for path in list(wanted):
         while (path := os.path.dirname(path)) != "/":
             wanted.setdefault(path, 0o755)
-    return [Folder(path, wanted[path]) for path in sorted(wanted) if not beneath(root, path).exists()]
+    return [
+        Folder(path, wanted[path]) for path in sorted(wanted) if not beneath(root, path).exists()
+    ]
 
 
 def _start(request: Request) -> Iterator[Action]:
@@ -265,11 +282,17 @@ def _take_back(root: Path, path: str, digest: str, keep_changes: bool) -> Action
 
 
 def _data(root: Path) -> list[Action]:
-    """/run/pyrunc is the OCI runtime's root as well: it goes when nothing is in it but compiled filters."""
+    """/run/pyrunc is the OCI runtime's root as well: it goes when nothing is in it but compiled
+    filters."""
     settings = _settings(root)
     socket = str(settings.socket_path)
     whole = [Remove(path, whole=True) for path in _folders(settings)]
-    return [*whole, Remove(socket), Remove(os.path.dirname(socket)), Remove(settings.network.netns_dir)]
+    return [
+        *whole,
+        Remove(socket),
+        Remove(os.path.dirname(socket)),
+        Remove(settings.network.netns_dir),
+    ]
 
 
 def _folders(settings: config.Config) -> Sequence[str]:

@@ -1,4 +1,5 @@
-"""The completion of a program in bash, zsh and fish: click's scripts, with one of our own for bash and another end for zsh's.
+"""The completion of a program in bash, zsh and fish: click's scripts, with one of our own for bash
+and another end for zsh's.
 
 They ask the program, which knows its commands and, for some arguments, what there is.
 """
@@ -8,8 +9,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
-# As click's, but for colons, which names of images have: bash takes words apart there (COMP_WORDBREAKS), and puts what is
-# offered behind the last of them.
+# As click's, but for colons, which names of images have: bash takes words apart there
+# (COMP_WORDBREAKS), and puts what is offered behind the last of them.
 BASH = """\
 %(complete_func)s() {
     local word item type value colons="" rest="$COMP_LINE" words=()
@@ -40,16 +41,22 @@ BASH = """\
 }
 complete -o nosort -F %(complete_func)s %(prog_name)s
 """
-# zsh calls a file of its path with what is to be completed the first time, and keeps its text as the function of that name. There
-# click's registers the inner function only when it is called again, and then completes nothing.
+# zsh calls a file of its path with what is to be completed the first time, and keeps its text as
+# the function of that name. There click's registers the inner function only when it is called
+# again, and then completes nothing.
 ZSH_END = """\
 compdef %(complete_func)s %(prog_name)s
 if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
     %(complete_func)s "$@"
 fi
 """
-CLASSES: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
-# Where each shell looks for completions of a program below a prefix. Debian's zsh has a folder for packages.
+CLASSES: dict[str, type[ShellComplete]] = {
+    "bash": BashComplete,
+    "zsh": ZshComplete,
+    "fish": FishComplete,
+}
+# Where each shell looks for completions of a program below a prefix. Debian's zsh has a folder for
+# packages.
 PATHS = {
     "bash": "share/bash-completion/completions/{name}",
     "zsh": "share/zsh/{site}/_{name}",

@@ -1,7 +1,8 @@
 """A record as one line of text, and as one JSON object.
 
-Both write times as RFC 3339 in UTC with milliseconds. Names in a message may be an image's or a pod's: control characters are
-escaped, so that no name begins a line of its own; only a traceback, which is ours, has more lines (in JSON it is a string).
+Both write times as RFC 3339 in UTC with milliseconds. Names in a message may be an image's or a
+pod's: control characters are escaped, so that no name begins a line of its own; only a traceback,
+which is ours, has more lines (in JSON it is a string).
 """
 
 from __future__ import annotations
@@ -63,4 +64,6 @@ class Json(logging.Formatter):
 
 def _quoted(text: str) -> str:
     """As in logfmt: in quotation marks where a reader could not tell where the value ends."""
-    return text if _PLAIN.fullmatch(text) else json.dumps(text.translate(VISIBLE), ensure_ascii=False)
+    return (
+        text if _PLAIN.fullmatch(text) else json.dumps(text.translate(VISIBLE), ensure_ascii=False)
+    )

@@ -1,9 +1,9 @@
-"""Records to journald as fields, by its native protocol: one datagram of `KEY=value` lines to its socket; a value with line
-breaks has its length in front; what is too long for a datagram goes as a sealed memfd
-(systemd.io/JOURNAL_NATIVE_PROTOCOL, sd_journal_send(3)).
+"""Records to journald as fields, by its native protocol: one datagram of `KEY=value` lines to its
+socket; a value with line breaks has its length in front; what is too long for a datagram goes as a
+sealed memfd (systemd.io/JOURNAL_NATIVE_PROTOCOL, sd_journal_send(3)).
 
-The event loop never waits for the journal: a record that its socket does not take at once is dropped and counted, and the
-next one that is taken says how many were lost.
+The event loop never waits for the journal: a record that its socket does not take at once is
+dropped and counted, and the next one that is taken says how many were lost.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """At most so many records of a kind per second: a client that fails in a loop fills no disk.
 
-A kind is a logger, a level and a message before its arguments are put in. What is held back is counted; the next record of
-the kind that passes has the number in its field `suppressed`.
+A kind is a logger, a level and a message before its arguments are put in. What is held back is
+counted; the next record of the kind that passes has the number in its field `suppressed`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _Kind = tuple[str, int, str]
 
 
 class RateLimit(logging.Filter):
-    """A token bucket per kind: `per_second` records, `BURST_S` times as many at once. Critical records always pass.
+    """A token bucket per kind: `per_second` records, `BURST_S` times as many at once. Critical
+    records always pass.
 
     `clock`: seconds that never go back.
     """
@@ -28,7 +29,8 @@ class RateLimit(logging.Filter):
         super().__init__()
         self._clock = clock
         self._per_second, self._size = per_second, max(1.0, per_second * BURST_S)
-        self._buckets: dict[_Kind, list[float]] = {}  # tokens, when they were counted, records held back
+        # tokens, when they were counted, records held back
+        self._buckets: dict[_Kind, list[float]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno >= logging.CRITICAL:

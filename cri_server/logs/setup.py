@@ -12,7 +12,8 @@ from pyrunc.errors import WrongState
 
 
 def configure(level: str, form: str, limit_per_s: float) -> None:
-    """Replace the root logger's handlers. `form`: text, json or journald; `limit_per_s` 0: no limit.
+    """Replace the root logger's handlers. `form`: text, json or journald; `limit_per_s` 0: no
+    limit.
 
     Raises WrongState when the journal is asked for and does not run.
     """

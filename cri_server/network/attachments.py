@@ -1,9 +1,11 @@
-"""What is remembered about each attached pod: DEL must use the configuration of the ADD, whatever happened since.
+"""What is remembered about each attached pod: DEL must use the configuration of the ADD, whatever
+happened since.
 
-One file per sandbox, written before the first plugin runs (without a result) and again after the last one. Both are durable:
-what a plugin keeps on disk, such as an address, outlives a power cut and only its DEL gives it back. Nothing of our own plugins
-does, so of a chain that has no other the first record is written while it runs, and not synced: a kill of the server leaves it
-on disk, and where a power cut takes its content there is nothing to detach (`read`).
+One file per sandbox, written before the first plugin runs (without a result) and again after the
+last one. Both are durable: what a plugin keeps on disk, such as an address, outlives a power cut
+and only its DEL gives it back. Nothing of our own plugins does, so of a chain that has no other the
+first record is written while it runs, and not synced: a kill of the server leaves it on disk, and
+where a power cut takes its content there is nothing to detach (`read`).
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ _ENDING = ".json"
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A pod and its network as of the ADD. `netns_id` is the namespace's device and inode; `result` None while ADD runs.
+    """A pod and its network as of the ADD. `netns_id` is the namespace's device and inode; `result`
+    None while ADD runs.
 
-    begun: how many of the network's plugins ADD was begun for, of an ADD that failed; None: of all, or it is not known.
+    begun: how many of the network's plugins ADD was begun for, of an ADD that failed; None: of all,
+    or it is not known.
     """
 
     sandbox_id: str
@@ -48,7 +52,8 @@ class Attachment:
 
 
 class Attachments:
-    """The records in one folder, which is made with mode 0700. All methods but `at_hand` touch the disk."""
+    """The records in one folder, which is made with mode 0700. All methods but `at_hand` touch the
+    disk."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -79,7 +84,9 @@ class Attachments:
                 "netns_id": attachment.netns_id,
                 "arguments": [list(pair) for pair in attachment.arguments],
                 "capabilities": attachment.capabilities,
-                "result": None if result is None else result.to_json(attachment.network.cni_version),
+                "result": None
+                if result is None
+                else result.to_json(attachment.network.cni_version),
                 "begun": attachment.begun,
             },
             durable=durable,
@@ -94,7 +101,8 @@ class Attachments:
     def read(self, sandbox_id: str) -> Attachment | None:
         """None for a sandbox that is not attached. Raises DamagedRecord.
 
-        A record without content was not synced before a power cut: it told of plugins of ours, which have nothing any more.
+        A record without content was not synced before a power cut: it told of plugins of ours,
+        which have nothing any more.
         """
         path = self._path(sandbox_id)
         try:

@@ -1,4 +1,5 @@
-"""What a pod asks for, as the capability arguments and CNI_ARGS that plugins know (CNI conventions, kubelet's annotations)."""
+"""What a pod asks for, as the capability arguments and CNI_ARGS that plugins know (CNI conventions,
+kubelet's annotations)."""
 
 from __future__ import annotations
 
@@ -11,8 +12,13 @@ from cni_plugins.protocol.errors import CniError
 from cri_server.network.model import Bandwidth, PodNetwork
 from pyrunc.errors import InvalidArgument
 
-_ANNOTATIONS = {"ingress": "kubernetes.io/ingress-bandwidth", "egress": "kubernetes.io/egress-bandwidth"}
-_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:([eE][+-]?[0-9]{1,2})|([numkMGTPE]|[KMGTPE]i)?)\Z")
+_ANNOTATIONS = {
+    "ingress": "kubernetes.io/ingress-bandwidth",
+    "egress": "kubernetes.io/egress-bandwidth",
+}
+_QUANTITY = re.compile(
+    r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:([eE][+-]?[0-9]{1,2})|([numkMGTPE]|[KMGTPE]i)?)\Z"
+)
 _SUFFIXES = {
     "n": "1e-9",
     "u": "1e-6",
@@ -30,7 +36,8 @@ _BURST = (1 << 32) - 1
 
 
 def capability_arguments(pod: PodNetwork, pod_ranges: tuple[str, ...]) -> dict[str, Any]:
-    """Every capability that we can serve; a plugin gets those that it names. Raises InvalidArgument."""
+    """Every capability that we can serve; a plugin gets those that it names. Raises
+    InvalidArgument."""
     bandwidth = pod.bandwidth or bandwidth_of(pod.annotations)
     offered: dict[str, Any] = {
         "portMappings": [
@@ -70,7 +77,8 @@ def node_capabilities(pod_ranges: tuple[str, ...]) -> dict[str, Any]:
 
 
 def cni_arguments(pod: PodNetwork) -> tuple[tuple[str, str], ...]:
-    """CNI_ARGS for a pod. Raises InvalidArgument for names that the format cannot carry: it has no escapes."""
+    """CNI_ARGS for a pod. Raises InvalidArgument for names that the format cannot carry: it has no
+    escapes."""
     pairs = (
         ("IgnoreUnknown", "1"),
         ("K8S_POD_NAMESPACE", pod.namespace),
@@ -86,8 +94,13 @@ def cni_arguments(pod: PodNetwork) -> tuple[tuple[str, str], ...]:
 
 
 def bandwidth_of(annotations: dict[str, str]) -> Bandwidth | None:
-    """The limits in a pod's annotations, Kubernetes quantities in bits per second. Raises InvalidArgument."""
-    rates = {way: _rate(annotations[key], key) for way, key in _ANNOTATIONS.items() if annotations.get(key)}
+    """The limits in a pod's annotations, Kubernetes quantities in bits per second. Raises
+    InvalidArgument."""
+    rates = {
+        way: _rate(annotations[key], key)
+        for way, key in _ANNOTATIONS.items()
+        if annotations.get(key)
+    }
     if not rates:
         return None
     ingress, egress = rates.get("ingress", 0), rates.get("egress", 0)

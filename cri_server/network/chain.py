@@ -1,9 +1,12 @@
-"""Runs a network's plugins in order: ours in workers, several in one request; an executable of `bin_dir` wins.
+"""Runs a network's plugins in order: ours in workers, several in one request; an executable of
+`bin_dir` wins.
 
-A foreign plugin may delegate to others (flannel to `bridge` and `host-local`), which it looks for in CNI_PATH: the last folder
-there has ours as executables, written before the first foreign plugin runs.
+A foreign plugin may delegate to others (flannel to `bridge` and `host-local`), which it looks for
+in CNI_PATH: the last folder there has ours as executables, written before the first foreign plugin
+runs.
 
-Everything that comes back is judged by `cni_plugins.protocol`: a plugin's answer is another program's output.
+Everything that comes back is judged by `cni_plugins.protocol`: a plugin's answer is another
+program's output.
 """
 
 from __future__ import annotations
@@ -50,7 +53,8 @@ _REFUSALS: dict[int, type[Error]] = {
 }
 """What codes that only our plugins use mean to the caller."""
 _HOUSEKEEPING_TIMEOUT_S = 30.0
-"""For what runs while no pod can be attached; an emulated node with its first pods took more than ten seconds."""
+"""For what runs while no pod can be attached; an emulated node with its first pods took more than
+ten seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +74,17 @@ class Progress:
 
 
 class PluginRunner:
-    """Runs plugins for one server. `bin_dirs` are searched in order; `own_dir` is for executables of ours, made here;
-    `scope` is a word that is this server's alone.
+    """Runs plugins for one server. `bin_dirs` are searched in order; `own_dir` is for executables
+    of ours, made here; `scope` is a word that is this server's alone.
     """
 
     def __init__(
         self, errands: Zygote, bin_dirs: tuple[str, ...], own_dir: str, timeout_s: float, scope: str
     ) -> None:
-        self._errands, self._bin_dirs, self._timeout_s, self._scope = errands, bin_dirs, timeout_s, scope
+        self._errands = errands
+        self._bin_dirs = bin_dirs
+        self._timeout_s = timeout_s
+        self._scope = scope
         self._own_dir = own_dir
         self._path: tuple[str, ...] = (*bin_dirs, own_dir)
         self._installing, self._installed = asyncio.Lock(), False
@@ -109,10 +116,13 @@ class PluginRunner:
         return kind in MODULES and not self._program(kind)
 
     def runs_only_ours(self, network: NetworkList) -> bool:
-        """Whether no foreign program takes part in `network`, neither as a plugin nor as a plugin's address plugin."""
+        """Whether no foreign program takes part in `network`, neither as a plugin nor as a plugin's
+        address plugin."""
         kinds = {str(plugin["type"]) for plugin in network.plugins}
         ipams = (plugin.get("ipam") for plugin in network.plugins)
-        kinds |= {str(ipam["type"]) for ipam in ipams if isinstance(ipam, dict) and ipam.get("type")}
+        kinds |= {
+            str(ipam["type"]) for ipam in ipams if isinstance(ipam, dict) and ipam.get("type")
+        }
         return all(map(self.runs_ours, kinds))
 
     async def add(self, attachment: Attachment, progress: Progress) -> Result:
@@ -127,7 +137,9 @@ class PluginRunner:
                     self._require(group)
                     progress.begun += len(group)
                 result = (
-                    await self._ours(call, group if ours else [], result, attachment.network, loopback)
+                    await self._ours(
+                        call, group if ours else [], result, attachment.network, loopback
+                    )
                     or result
                 )
                 loopback = False
@@ -139,7 +151,8 @@ class PluginRunner:
         return result
 
     async def delete(self, attachment: Attachment, netns_path: str) -> None:
-        """DEL in reverse of every plugin that ADD was begun for, each with the whole chain's result; the first refusal ends it."""
+        """DEL in reverse of every plugin that ADD was begun for, each with the whole chain's
+        result; the first refusal ends it."""
         call = self._call("DEL", attachment, netns_path)
         for ours, group in _groups(self._delete_steps(attachment)):
             if ours:
@@ -148,7 +161,8 @@ class PluginRunner:
                 await self._run_foreign(call, step)
 
     async def delete_what_can_be(self, attachment: Attachment, netns_path: str) -> list[Error]:
-        """As `delete`, but a plugin that refuses, or is not there any more, does not keep the others; what they refused with."""
+        """As `delete`, but a plugin that refuses, or is not there any more, does not keep the
+        others; what they refused with."""
         call, refused = self._call("DEL", attachment, netns_path), list[Error]()
         for step in self._delete_steps(attachment):
             try:
@@ -165,7 +179,8 @@ class PluginRunner:
         return [_in_background(step) for step in reversed(begun)]
 
     async def check(self, attachment: Attachment) -> None:
-        """CHECK of every plugin, where the configuration wants it. Raises PeerError for the first damage."""
+        """CHECK of every plugin, where the configuration wants it. Raises PeerError for the first
+        damage."""
         network = attachment.network
         if (
             network.disable_check
@@ -180,10 +195,13 @@ class PluginRunner:
             for step in () if ours else group:
                 await self._run_foreign(call, step)
 
-    async def status(self, network: NetworkList, capabilities: Mapping[str, Any], timeout_s: float) -> None:
+    async def status(
+        self, network: NetworkList, capabilities: Mapping[str, Any], timeout_s: float
+    ) -> None:
         """STATUS of every plugin of a network of 1.1.0. Raises PeerError where one is not ready.
 
-        capabilities: what does not depend on a pod; a plugin that takes its ranges from us is not ready without them.
+        capabilities: what does not depend on a pod; a plugin that takes its ranges from us is not
+        ready without them.
         """
         if version.at_least(network.cni_version, "1.1.0"):
             await self._for_network("STATUS", network, None, timeout_s, capabilities)
@@ -195,7 +213,8 @@ class PluginRunner:
             await self._for_network("GC", network, valid, _HOUSEKEEPING_TIMEOUT_S)
 
     async def restore(self, attachments: list[Attachment]) -> int:
-        """Put back host rules of our plugins that somebody removed; returns how many elements were missing."""
+        """Put back host rules of our plugins that somebody removed; returns how many elements were
+        missing."""
         wanted = []
         for attachment in attachments:
             if attachment.result is not None:
@@ -217,7 +236,9 @@ class PluginRunner:
         call = Call(command=command, path=self._path)
         newest = version.at_least(network.cni_version, "1.1.0")
         for plugin in network.plugins:
-            value = plugin_input(network, plugin, capabilities=capabilities, valid_attachments=valid)
+            value = plugin_input(
+                network, plugin, capabilities=capabilities, valid_attachments=valid
+            )
             step = self._step(plugin, value)
             if not step.program:
                 step.input["cniVersion"] = version.LATEST
@@ -238,12 +259,15 @@ class PluginRunner:
     def _steps(self, attachment: Attachment, previous: Result | None) -> list[_Step]:
         network, capabilities = attachment.network, attachment.capabilities
         return [
-            self._step(plugin, plugin_input(network, plugin, capabilities=capabilities, previous=previous))
+            self._step(
+                plugin, plugin_input(network, plugin, capabilities=capabilities, previous=previous)
+            )
             for plugin in network.plugins
         ]
 
     def _step(self, plugin: dict[str, Any], value: dict[str, Any]) -> _Step:
-        """Ours learn who we are, so that the GC of another server on the same network leaves our pods alone."""
+        """Ours learn who we are, so that the GC of another server on the same network leaves our
+        pods alone."""
         kind = str(plugin["type"])
         step = _Step(kind, self._program(kind), value)
         return step if step.program else _with_argument(step, "scope", self._scope)
@@ -275,7 +299,9 @@ class PluginRunner:
         )
         names = "+".join(step.kind for step in steps) or "loopback"
         with span(f"plugin {names}"):
-            answer = await self._ask(asked, call.command, self._timeout_s if timeout_s is None else timeout_s)
+            answer = await self._ask(
+                asked, call.command, self._timeout_s if timeout_s is None else timeout_s
+            )
         return None if answer.result is None else _judge(answer.result, names, network)
 
     def _require(self, steps: list[_Step]) -> None:
@@ -306,7 +332,9 @@ class PluginRunner:
             raise _refused(step.kind, "ADD", from_json(answer))
         return _judge(answer, step.kind, network)
 
-    async def _run_foreign(self, call: Call, step: _Step, timeout_s: float | None = None) -> ErrandResult:
+    async def _run_foreign(
+        self, call: Call, step: _Step, timeout_s: float | None = None
+    ) -> ErrandResult:
         """Run an executable; raises its refusal. DEL and the others may print nothing."""
         if not step.program:
             raise PeerError(f"there is no CNI plugin {step.kind!r} in {self.folders}")
@@ -336,12 +364,15 @@ class PluginRunner:
         return done
 
     async def _install_ours(self) -> None:
-        """Once per server: another version may have left executables that lead to its own code. Raises PeerError."""
+        """Once per server: another version may have left executables that lead to its own code.
+        Raises PeerError."""
         async with self._installing:
             if self._installed:
                 return
             done = await self._errands.run(
-                "cni_plugins.errand:install", Install(self._own_dir), timeout_s=_HOUSEKEEPING_TIMEOUT_S
+                "cni_plugins.errand:install",
+                Install(self._own_dir),
+                timeout_s=_HOUSEKEEPING_TIMEOUT_S,
             )
             if done.exit_code != 0:
                 raise PeerError(f"cannot write plugins into {self._own_dir}: {_words(done.stderr)}")
@@ -366,7 +397,8 @@ def _with_argument(step: _Step, name: str, value: str) -> _Step:
 
 
 def _in_background(step: _Step) -> _Step:
-    """Tell our bridge that the namespace is closed next: the kernel removes the veth then, nobody need wait for it."""
+    """Tell our bridge that the namespace is closed next: the kernel removes the veth then, nobody
+    need wait for it."""
     return step if step.program else _with_argument(step, "teardown", "background")
 
 

@@ -1,10 +1,12 @@
-"""The folder of network configurations: the lexically first file of it is the node's network, with the plugins in the
-folder of the network's name appended.
+"""The folder of network configurations: the lexically first file of it is the node's network, with
+the plugins in the folder of the network's name appended.
 
-That file decides also when something is wrong with it, as under containerd: the next file, or the built-in network, would
-give pods an address in a network that the cluster does not know. Only what is no JSON object at all is passed over.
+That file decides also when something is wrong with it, as under containerd: the next file, or the
+built-in network, would give pods an address in a network that the cluster does not know. Only what
+is no JSON object at all is passed over.
 
-Reading is cheap enough to be done for every pod: names, sizes and times are compared, files are parsed when they change.
+Reading is cheap enough to be done for every pod: names, sizes and times are compared, files are
+parsed when they change.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class Found:
 
 
 class Configuration:
-    """What the folder says now; `default` (a conflist object) stands in while it holds no configuration."""
+    """What the folder says now; `default` (a conflist object) stands in while it holds no
+    configuration."""
 
     def __init__(self, folder: str, default: dict[str, Any] | None) -> None:
         self._folder, self._default = folder, default
@@ -151,9 +154,13 @@ def _read(path: str) -> bytes:
 
 
 def builtin_network(
-    data_dir: str, *, bridge: str = "pyrunc0", subnets: tuple[str, ...] = ("10.85.0.0/16", "fd85::/64")
+    data_dir: str,
+    *,
+    bridge: str = "pyrunc0",
+    subnets: tuple[str, ...] = ("10.85.0.0/16", "fd85::/64"),
 ) -> dict[str, Any]:
-    """The network of a node that has no configuration: a bridge, host-local addresses below `data_dir`, host ports.
+    """The network of a node that has no configuration: a bridge, host-local addresses below
+    `data_dir`, host ports.
 
     Raises InvalidArgument for what is not a subnet.
     """
@@ -178,7 +185,9 @@ def builtin_network(
                     "type": "host-local",
                     "dataDir": data_dir,
                     "ranges": [[{"subnet": subnet}] for subnet in subnets],
-                    "routes": [{"dst": route} for route, version in anywhere.items() if version in versions],
+                    "routes": [
+                        {"dst": route} for route, version in anywhere.items() if version in versions
+                    ],
                 },
             },
             {"type": "portmap", "capabilities": {"portMappings": True}},

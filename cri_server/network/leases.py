@@ -1,4 +1,5 @@
-"""How many of a network's addresses are taken, as host-local keeps them: a file by the address's name in the network's folder.
+"""How many of a network's addresses are taken, as host-local keeps them: a file by the address's
+name in the network's folder.
 
 Works for ours and for the reference plugin, whose files are the same.
 """
@@ -29,7 +30,8 @@ class Usage:
 
 
 def usage(network: NetworkList) -> list[Usage]:
-    """What is taken; nothing for a network whose addresses another plugin keeps. Touches the disk. Raises OSError."""
+    """What is taken; nothing for a network whose addresses another plugin keeps. Touches the disk.
+    Raises OSError."""
     found = []
     for plugin in network.plugins:
         ipam = plugin.get("ipam")
@@ -39,7 +41,9 @@ def usage(network: NetworkList) -> list[Usage]:
             sizes: dict[int, int] = {}
             for version, size in _ranges(ipam):
                 sizes[version] = sizes.get(version, 0) + size
-            found += [Usage(network.name, v, taken.count(v), size) for v, size in sorted(sizes.items())]
+            found += [
+                Usage(network.name, v, taken.count(v), size) for v, size in sorted(sizes.items())
+            ]
     return found
 
 

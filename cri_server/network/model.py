@@ -8,7 +8,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class PortMapping:
-    """A port of the host that leads to a port of the pod. `protocol` is tcp, udp or sctp; an empty `host_ip` means all."""
+    """A port of the host that leads to a port of the pod. `protocol` is tcp, udp or sctp; an empty
+    `host_ip` means all."""
 
     host_port: int
     container_port: int
@@ -39,9 +40,10 @@ class Bandwidth:
 class PodNetwork:
     """What `Network.attach` needs to know about a pod.
 
-    `netns_path` is where its network namespace is found now (`/proc/<shim>/fd/<n>`); plugins get a name of it. Port mappings with host port 0 are
-    ignored. Without `bandwidth` the annotations `kubernetes.io/{ingress,egress}-bandwidth` are used. `cgroup_path` is the
-    pod's cgroup as kubelet calls it (capability cgroupPath).
+    `netns_path` is where its network namespace is found now (`/proc/<shim>/fd/<n>`); plugins get a
+    name of it. Port mappings with host port 0 are ignored. Without `bandwidth` the annotations
+    `kubernetes.io/{ingress,egress}-bandwidth` are used. `cgroup_path` is the pod's cgroup as
+    kubelet calls it (capability cgroupPath).
     """
 
     sandbox_id: str
@@ -58,10 +60,11 @@ class PodNetwork:
 
 @dataclass(frozen=True, slots=True)
 class NetworkResult:
-    """The pod's addresses without prefix length, the primary one first (never empty), and the chain's CNI result.
+    """The pod's addresses without prefix length, the primary one first (never empty), and the
+    chain's CNI result.
 
-    `raw` is the result in the configuration's cniVersion, for `PodSandboxStatus` with `verbose`; `netns_path` the namespace's
-    name, which plugins got as CNI_NETNS.
+    `raw` is the result in the configuration's cniVersion, for `PodSandboxStatus` with `verbose`;
+    `netns_path` the namespace's name, which plugins got as CNI_NETNS.
     """
 
     ips: tuple[str, ...]

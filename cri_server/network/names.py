@@ -1,13 +1,16 @@
-"""Names of the pods' network namespaces: a bind mount of each below one folder, as plugin authors expect of CNI_NETNS.
+"""Names of the pods' network namespaces: a bind mount of each below one folder, as plugin authors
+expect of CNI_NETNS.
 
-A plugin gets the same path for ADD, CHECK and DEL, whatever becomes of the pod's shim. Add-ons mount the folder into their own
-pods and find the namespace there: Cilium by the path's last part, Istio and Antrea by the whole path below /host,
-multus' daemon by the path itself. So the folder is /var/run/netns by default, spelled as containerd and CRI-O spell it,
-and the name is the sandbox's id.
+A plugin gets the same path for ADD, CHECK and DEL, whatever becomes of the pod's shim. Add-ons
+mount the folder into their own pods and find the namespace there: Cilium by the path's last part,
+Istio and Antrea by the whole path below /host, multus' daemon by the path itself. So the folder is
+/var/run/netns by default, spelled as containerd and CRI-O spell it, and the name is the sandbox's
+id.
 
-A name is made before ADD and removed after DEL, by `Network` alone, in every way that a pod can end: a pod's stop, a roll-back, a
-restart that finds the pod unfinished, the reconciliation of pods whose record is lost. The namespace lives as long as its
-name, so a shim that was killed does not take it away before DEL.
+A name is made before ADD and removed after DEL, by `Network` alone, in every way that a pod can
+end: a pod's stop, a roll-back, a restart that finds the pod unfinished, the reconciliation of pods
+whose record is lost. The namespace lives as long as its name, so a shim that was killed does not
+take it away before DEL.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ _BEFORE_NAMES = "/proc/"
 
 
 def is_name(path: str) -> bool:
-    """Whether a recorded path is a name; the paths of earlier versions hold only as long as their shim."""
+    """Whether a recorded path is a name; the paths of earlier versions hold only as long as their
+    shim."""
     return bool(path) and not path.startswith(_BEFORE_NAMES)
 
 
@@ -36,8 +40,8 @@ def after_take_over(recorded: str, path: str) -> str:
 
 
 class NamespaceNames:
-    """The names in one folder, which is made when it is not there. All methods touch the kernel, none waits for a disk
-    where the folder is on a tmpfs.
+    """The names in one folder, which is made when it is not there. All methods touch the kernel,
+    none waits for a disk where the folder is on a tmpfs.
     """
 
     def __init__(self, folder: str) -> None:
@@ -48,7 +52,8 @@ class NamespaceNames:
         return os.path.join(self._folder, sandbox_id)
 
     def make(self, sandbox_id: str, namespace: str) -> str:
-        """Name the namespace that is at the path `namespace`. Raises KernelError, leaving nothing behind."""
+        """Name the namespace that is at the path `namespace`. Raises KernelError, leaving nothing
+        behind."""
         path = self.path_of(sandbox_id)
         with kernel_errors("open", f"{path!r}, the name of a network namespace"):
             self._make_file(path)
@@ -73,7 +78,8 @@ class NamespaceNames:
 
 
 def remove(path: str) -> None:
-    """Take a name away; fine when it is not there, or is only the file that a reboot left of it. Raises KernelError.
+    """Take a name away; fine when it is not there, or is only the file that a reboot left of it.
+    Raises KernelError.
 
     With MNT_DETACH, since add-ons may have the namespace open.
     """
@@ -89,4 +95,6 @@ def remove(path: str) -> None:
     except FileNotFoundError:
         pass
     except OSError as error:
-        raise KernelError.of(error, "unlink", f"{path!r}, the name of a network namespace") from None
+        raise KernelError.of(
+            error, "unlink", f"{path!r}, the name of a network namespace"
+        ) from None

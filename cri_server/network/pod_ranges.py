@@ -1,5 +1,5 @@
-"""The node's pod CIDRs, which kubelet says once (UpdateRuntimeConfig) and a restarted server must know before kubelet says
-them again: pods start as soon as it answers.
+"""The node's pod CIDRs, which kubelet says once (UpdateRuntimeConfig) and a restarted server must
+know before kubelet says them again: pods start as soon as it answers.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class PodRanges:
         self.subnets = self._read()
 
     def replace(self, subnets: Iterable[str]) -> None:
-        """Use and remember `subnets`, written as prefixes; none at all changes nothing. Raises InvalidArgument, OSError:
-        what could not be remembered is used all the same, and remembered when it is said again.
+        """Use and remember `subnets`, written as prefixes; none at all changes nothing. Raises
+        InvalidArgument, OSError: what could not be remembered is used all the same, and remembered
+        when it is said again.
         """
         wanted = parse(subnets)
         if not wanted or wanted == self.subnets == self._read():

@@ -1,4 +1,5 @@
-"""The server's network: attaches pods by a chain of CNI plugins and remembers enough to detach them.
+"""The server's network: attaches pods by a chain of CNI plugins and remembers enough to detach
+them.
 
 network = Network(conf_dir, bin_dir, state_dir, errands, netns_dir=netns_dir)
 (await network.status()).ready
@@ -51,11 +52,12 @@ _STATUS_TIMEOUT_S = 3.0
 class Network:
     """One network for the node's pods: the first configuration of a folder, or the embedded one.
 
-    conf_dir: folder of *.conflist, *.conf, *.json; bin_dir: folders of CNI executables separated by `:`, which win over
-    our plugins of the same name; state_dir: where attachments are remembered (created, 0700); netns_dir: where the
-    pods' network namespaces have their names (`names`).
-    default: a conflist object used while `conf_dir` holds no configuration (`configuration.builtin_network`);
-    None: the network is not ready then. timeout_s: for one plugin, or several of ours in a row.
+    conf_dir: folder of *.conflist, *.conf, *.json; bin_dir: folders of CNI executables separated by
+    `:`, which win over our plugins of the same name; state_dir: where attachments are remembered
+    (created, 0700); netns_dir: where the pods' network namespaces have their names (`names`).
+    default: a conflist object used while `conf_dir` holds no configuration
+    (`configuration.builtin_network`); None: the network is not ready then. timeout_s: for one
+    plugin, or several of ours in a row.
     """
 
     def __init__(
@@ -88,7 +90,8 @@ class Network:
         self._plugins.close()
 
     async def use_pod_ranges(self, subnets: Iterable[str]) -> None:
-        """The node's pod CIDRs (UpdateRuntimeConfig), for plugins with the capability ipRanges; remembered over restarts.
+        """The node's pod CIDRs (UpdateRuntimeConfig), for plugins with the capability ipRanges;
+        remembered over restarts.
 
         Raises InvalidArgument, ResourceExhausted, KernelError.
         """
@@ -97,7 +100,8 @@ class Network:
             await asyncio.to_thread(self._pod_ranges.replace, given)
 
     def reconfigure(self, conf_dir: str, bin_dir: str, default: dict[str, Any] | None) -> None:
-        """Another folder of configurations, of executables, another embedded network, for the calls to come."""
+        """Another folder of configurations, of executables, another embedded network, for the calls
+        to come."""
         self._configuration.replace_folder(conf_dir)
         self._configuration.replace_default(default)
         self._plugins.replace_folders(tuple(p for p in bin_dir.split(":") if p))
@@ -107,7 +111,8 @@ class Network:
         self._configuration.replace_default(default)
 
     async def status(self) -> Readiness:
-        """The condition `NetworkReady`; cheap, asks the plugins' STATUS at most every ten seconds, or two while not ready."""
+        """The condition `NetworkReady`; cheap, asks the plugins' STATUS at most every ten seconds,
+        or two while not ready."""
         found = self._current()
         problem = self._problem_of(found)
         if problem or found.network is None:
@@ -117,7 +122,11 @@ class Network:
             key = f"{found.source} {found.network} {ranges}"
             if self._status is None or self._status[1] != key or now > self._status[0]:
                 ready = await self._ask_status(found.network, node_capabilities(ranges))
-                self._status = (now + (_STATUS_TTL_S if ready.ready else _UNREADY_TTL_S), key, ready)
+                self._status = (
+                    now + (_STATUS_TTL_S if ready.ready else _UNREADY_TTL_S),
+                    key,
+                    ready,
+                )
             return self._status[2]
 
     async def attached(self) -> list[str]:
@@ -131,13 +140,16 @@ class Network:
         return [] if network is None else await asyncio.to_thread(usage, network)
 
     async def attach(self, pod: PodNetwork, *, settled: bool = True) -> NetworkResult:
-        """A name for the namespace, loopback up and the chain's ADD. What failed is rolled back by DEL before the error is raised.
+        """A name for the namespace, loopback up and the chain's ADD. What failed is rolled back by
+        DEL before the error is raised.
 
-        It is on the disk when this returns, or, not `settled`, when `settle` does, and until then after a kill without result.
+        It is on the disk when this returns, or, not `settled`, when `settle` does, and until then
+        after a kill without result.
 
-        Raises WrongState (no configuration), InvalidArgument (ports, names), NotFound (no such namespace), AlreadyExists
-        (attached already), PeerError (a plugin failed or answered nonsense), ResourceExhausted (no address left),
-        DeadlineExceeded. When the roll-back fails too, the attachment stays remembered: call `detach`.
+        Raises WrongState (no configuration), InvalidArgument (ports, names), NotFound (no such
+        namespace), AlreadyExists (attached already), PeerError (a plugin failed or answered
+        nonsense), ResourceExhausted (no address left), DeadlineExceeded. When the roll-back fails
+        too, the attachment stays remembered: call `detach`.
         """
         found = self._current()
         problem = self._problem_of(found)
@@ -163,19 +175,21 @@ class Network:
             return answer
 
     async def settle(self, sandbox_id: str) -> None:
-        """Wait until an attachment is on the disk. Raises ResourceExhausted, KernelError: call `detach`."""
+        """Wait until an attachment is on the disk. Raises ResourceExhausted, KernelError: call
+        `detach`."""
         writing = self._writing.pop(sandbox_id, None)
         if writing is not None:
             await writing
 
     async def detach(self, sandbox_id: str, netns_path: str | None = None) -> None:
-        """The chain's DEL with the configuration of the ADD, and the end of the namespace's name; nothing to do for an unknown or
-        detached sandbox.
+        """The chain's DEL with the configuration of the ADD, and the end of the namespace's name;
+        nothing to do for an unknown or detached sandbox.
 
-        Plugins get the name that they got for ADD. `netns_path` is where else the namespace is found, None when nowhere:
-        for a pod of an earlier version, which had no name, and for a name that somebody has removed.
-        The interfaces are quiet afterwards and vanish with the namespace. Raises PeerError, DeadlineExceeded: the
-        attachment and the name are then still there, call again.
+        Plugins get the name that they got for ADD. `netns_path` is where else the namespace is
+        found, None when nowhere: for a pod of an earlier version, which had no name, and for a name
+        that somebody has removed. The interfaces are quiet afterwards and vanish with the
+        namespace. Raises PeerError, DeadlineExceeded: the attachment and the name are then still
+        there, call again.
         """
         _check_id(sandbox_id)
         async with self._turns.of(sandbox_id):
@@ -189,10 +203,12 @@ class Network:
             await asyncio.to_thread(self._forget, attachment)
 
     async def release(self, sandbox_id: str, netns_path: str | None = None) -> list[str]:
-        """As `detach`, but nothing keeps the attachment: what plugins refused is returned, a line each.
+        """As `detach`, but nothing keeps the attachment: what plugins refused is returned, a line
+        each.
 
-        For a pod that could not be removed else: a plugin that is not there any more, or a record that is damaged. What such a
-        plugin keeps, an address for example, stays with it until its GC.
+        For a pod that could not be removed else: a plugin that is not there any more, or a record
+        that is damaged. What such a plugin keeps, an address for example, stays with it until its
+        GC.
         """
         _check_id(sandbox_id)
         async with self._turns.of(sandbox_id):
@@ -227,13 +243,15 @@ class Network:
         return found
 
     def _forget(self, attachment: Attachment) -> None:
-        """After DEL: first the name, since an attachment that is remembered is detached again. Raises OSError, KernelError."""
+        """After DEL: first the name, since an attachment that is remembered is detached again.
+        Raises OSError, KernelError."""
         name = attachment.netns_path
         remove_name(name if is_name(name) else self._names.path_of(attachment.sandbox_id))
         self._attachments.forget(attachment.sandbox_id)
 
     async def moved(self, sandbox_id: str, netns_path: str) -> None:
-        """The namespace of a pod of an earlier version is found at another path from now on; a name stays. Raises KernelError."""
+        """The namespace of a pod of an earlier version is found at another path from now on; a name
+        stays. Raises KernelError."""
         _check_id(sandbox_id)
         async with self._turns.of(sandbox_id):
             attachment = await self._recalled(sandbox_id)
@@ -248,15 +266,18 @@ class Network:
         await self._plugins.check(attachment)
 
     async def recall(self, sandbox_id: str) -> NetworkResult | None:
-        """The result of a successful `attach` that was not detached, also after a restart of the server."""
+        """The result of a successful `attach` that was not detached, also after a restart of the
+        server."""
         attachment = await self._recalled(sandbox_id)
         return None if attachment is None or attachment.result is None else _result(attachment)
 
     async def reconcile(self, live_sandbox_ids: Iterable[str]) -> list[str]:
-        """Detach what is remembered but not live, let plugins collect leftovers, put back lost host rules.
+        """Detach what is remembered but not live, let plugins collect leftovers, put back lost host
+        rules.
 
-        A sandbox counts as live from before its `attach`. Leftovers are collected by the first call and after a failed
-        roll-back. Returns one line per problem that stays; never raises for a broken plugin.
+        A sandbox counts as live from before its `attach`. Leftovers are collected by the first call
+        and after a failed roll-back. Returns one line per problem that stays; never raises for a
+        broken plugin.
         """
         live = set(live_sandbox_ids)
         remembered, problems = await asyncio.to_thread(self._attachments.all)
@@ -315,9 +336,11 @@ class Network:
         )
 
     async def _add(self, attachment: Attachment, progress: Progress) -> Result:
-        """Remember the attachment, then ADD; both at once where only plugins of ours run, see `Attachments`.
+        """Remember the attachment, then ADD; both at once where only plugins of ours run, see
+        `Attachments`.
 
-        What those leave when the server is killed before the record is there, the GC at the next start collects.
+        What those leave when the server is killed before the record is there, the GC at the next
+        start collects.
         """
         if not self._plugins.runs_only_ours(attachment.network):
             await self._remember(attachment)
@@ -328,14 +351,18 @@ class Network:
         return cast(Result, result)
 
     async def _remember(self, attachment: Attachment, *, durable: bool = True) -> None:
-        """Write the record. Who is cancelled meanwhile waits all the same: a thread cannot be stopped, and a roll-back that
-        overtook it would leave the record behind. Raises ResourceExhausted, KernelError.
+        """Write the record. Who is cancelled meanwhile waits all the same: a thread cannot be
+        stopped, and a roll-back that overtook it would leave the record behind. Raises
+        ResourceExhausted, KernelError.
         """
         with disk_errors("write", "the network's record"):
-            await to_the_end(asyncio.to_thread(self._attachments.write, attachment, durable=durable))
+            await to_the_end(
+                asyncio.to_thread(self._attachments.write, attachment, durable=durable)
+            )
 
     async def _roll_back(self, attachment: Attachment, error: BaseException) -> None:
-        """DEL of what was ADDed. Where that fails the attachment stays, with how far ADD had come, for `detach`."""
+        """DEL of what was ADDed. Where that fails the attachment stays, with how far ADD had come,
+        for `detach`."""
         try:
             await self._plugins.delete(attachment, attachment.netns_path)
             await asyncio.to_thread(self._forget, attachment)
@@ -374,7 +401,8 @@ class Network:
 
 
 class _Turns:
-    """One verb at a time per sandbox; `alone` waits until no sandbox has its turn and keeps others waiting."""
+    """One verb at a time per sandbox; `alone` waits until no sandbox has its turn and keeps others
+    waiting."""
 
     def __init__(self) -> None:
         self._sandboxes = KeyedLock()
@@ -417,17 +445,21 @@ class _Turns:
 
 
 def _complaints(found: Found) -> set[str]:
-    """What an administrator should know about the folder. That nothing is there yet is no mistake: kubelet says it."""
+    """What an administrator should know about the folder. That nothing is there yet is no mistake:
+    kubelet says it."""
     return {*found.passed_over, *([found.problem] if found.source and found.problem else [])}
 
 
 def _result(attachment: Attachment) -> NetworkResult:
-    """The pod's addresses in the plugins' order. Raises PeerError where the pod's interface has none."""
+    """The pod's addresses in the plugins' order. Raises PeerError where the pod's interface has
+    none."""
     assert attachment.result is not None
     found = attachment.result.addresses_of(IFNAME, attachment.netns_path)
     ips = tuple(dict.fromkeys(str(a.address.ip) for a in found))
     if not ips:
-        raise PeerError(f"the plugins of network {attachment.network.name} gave {IFNAME} no address")
+        raise PeerError(
+            f"the plugins of network {attachment.network.name} gave {IFNAME} no address"
+        )
     raw = attachment.result.to_json(attachment.network.cni_version)
     return NetworkResult(ips=ips, raw=raw, netns_path=attachment.netns_path)
 

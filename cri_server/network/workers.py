@@ -1,7 +1,8 @@
 """The workers that run our plugins, request after request.
 
-The kernel changes links under one lock. Measured on two processors, attaching and detaching pods all at once: 30 pods
-667 + 242 ms with a worker for each request, 92 + 34 ms with four, 125 + 57 ms with one; 10 pods 64 + 65, 31 + 12, 41 + 18 ms.
+The kernel changes links under one lock. Measured on two processors, attaching and detaching pods
+all at once: 30 pods 667 + 242 ms with a worker for each request, 92 + 34 ms with four, 125 + 57 ms
+with one; 10 pods 64 + 65, 31 + 12, 41 + 18 ms.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Workers:
         self._workers.close()
 
     async def ask(self, request: Request, timeout_s: float) -> Answer:
-        """The answer to `request`. Raises DeadlineExceeded, PeerError when the worker dies before it answers."""
+        """The answer to `request`. Raises DeadlineExceeded, PeerError when the worker dies before
+        it answers."""
         try:
             answer, fds = await self._workers.ask(request, timeout_s)
         except Unavailable as error:

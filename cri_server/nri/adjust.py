@@ -1,4 +1,5 @@
-"""A merged adjustment applied to a container's OCI configuration, before anything is compiled from it."""
+"""A merged adjustment applied to a container's OCI configuration, before anything is compiled from
+it."""
 
 from __future__ import annotations
 
@@ -21,9 +22,11 @@ def apply(
     block_io: Callable[[str], Spec],
     rdt: Callable[[str], Spec],
 ) -> None:
-    """Change `spec`. CDI devices are not here: their files are looked up first (`cri_server.spec.cdi`).
+    """Change `spec`. CDI devices are not here: their files are looked up first
+    (`cri_server.spec.cdi`).
 
-    `block_io` and `rdt` know the OCI object of a class. Raises InvalidArgument for what no configuration can say.
+    `block_io` and `rdt` know the OCI object of a class. Raises InvalidArgument for what no
+    configuration can say.
     """
     process, linux, asked = spec["process"], spec["linux"], given.linux
     _pairs(spec, "annotations", given.annotations)
@@ -46,7 +49,10 @@ def apply(
         _namespace(linux, namespace)
     _pairs(linux, "sysctl", asked.sysctl)
     _pairs(
-        linux, "netDevices", asked.net_devices, lambda device: {"name": device.name} if device.name else {}
+        linux,
+        "netDevices",
+        asked.net_devices,
+        lambda device: {"name": device.name} if device.name else {},
     )
     if asked.HasField("memory_policy"):
         linux["memoryPolicy"] = _memory_policy(asked.memory_policy)
@@ -63,7 +69,10 @@ def apply(
 
 
 def _pairs(
-    owner: Spec, key: str, given: Mapping[str, Any], value: Callable[[Any], Any] = lambda given: given
+    owner: Spec,
+    key: str,
+    given: Mapping[str, Any],
+    value: Callable[[Any], Any] = lambda given: given,
 ) -> None:
     if not given:
         return
@@ -85,7 +94,9 @@ def _environment(process: Spec, given: Iterable[api.KeyValue]) -> None:
         if removed is not None:
             lines.pop(removed, None)
         elif not entry.key or "=" in entry.key or "\0" in entry.key + entry.value:
-            raise InvalidArgument(f"NRI: {entry.key[:80]!r} is not the name of an environment variable")
+            raise InvalidArgument(
+                f"NRI: {entry.key[:80]!r} is not the name of an environment variable"
+            )
         else:
             lines[entry.key] = f"{entry.key}={entry.value}"
     process["env"] = list(lines.values())
@@ -107,7 +118,12 @@ def _device(linux: Spec, given: api.LinuxDevice) -> None:
     path = given.path if removed is None else removed
     kept = [device for device in linux.get("devices", ()) if device["path"] != path]
     if removed is None:
-        device: Spec = {"path": path, "type": given.type, "major": given.major, "minor": given.minor}
+        device: Spec = {
+            "path": path,
+            "type": given.type,
+            "major": given.major,
+            "minor": given.minor,
+        }
         for name, key in (("file_mode", "fileMode"), ("uid", "uid"), ("gid", "gid")):
             if given.HasField(name):  # type: ignore[arg-type]
                 device[key] = getattr(given, name).value
@@ -118,7 +134,8 @@ def _device(linux: Spec, given: api.LinuxDevice) -> None:
 
 
 def _access(given: api.LinuxDevice) -> str:
-    """What its file's mode permits to anybody, and mknod for block devices, as the Go module has it."""
+    """What its file's mode permits to anybody, and mknod for block devices, as the Go module has
+    it."""
     mode = given.file_mode.value if given.HasField("file_mode") else 0o666
     read, write = ("r" if mode & 0o444 else ""), ("w" if mode & 0o222 else "")
     return read + write + ("m" if given.type == "b" else "")
@@ -130,7 +147,10 @@ def _io_priority(process: Spec, asked: api.LinuxContainerAdjustment) -> None:
     kind = getattr(asked.io_priority, "class")
     process.pop("ioPriority", None)
     if kind != api.IOPRIO_CLASS_NONE:
-        process["ioPriority"] = {"class": api.IOPrioClass.Name(kind), "priority": asked.io_priority.priority}
+        process["ioPriority"] = {
+            "class": api.IOPrioClass.Name(kind),
+            "priority": asked.io_priority.priority,
+        }
 
 
 def _scheduler(process: Spec, given: api.LinuxScheduler) -> None:
@@ -164,7 +184,8 @@ def _syscall(given: api.LinuxSyscall) -> Spec:
         "names": list(given.names),
         "action": given.action,
         "args": [
-            {"index": a.index, "value": a.value, "valueTwo": a.value_two, "op": a.op} for a in given.args
+            {"index": a.index, "value": a.value, "valueTwo": a.value_two, "op": a.op}
+            for a in given.args
         ],
     }
     if given.HasField("errno_ret"):
@@ -201,13 +222,17 @@ def _resources(linux: Spec, given: api.LinuxResources) -> None:
         for name, key in CPU.items()
         if given.cpu.HasField(name)  # type: ignore[arg-type]
     }
-    cpu |= {key: getattr(given.cpu, name) for name, key in CPU_SETS.items() if getattr(given.cpu, name)}
+    cpu |= {
+        key: getattr(given.cpu, name) for name, key in CPU_SETS.items() if getattr(given.cpu, name)
+    }
     for table, values in (("memory", memory), ("cpu", cpu), ("unified", dict(given.unified))):
         if values:
             resources[table] = {**resources.get(table, {}), **values}
     if given.hugepage_limits:
         sizes = {entry["pageSize"]: entry for entry in resources.get("hugepageLimits", ())}
-        sizes |= {h.page_size: {"pageSize": h.page_size, "limit": h.limit} for h in given.hugepage_limits}
+        sizes |= {
+            h.page_size: {"pageSize": h.page_size, "limit": h.limit} for h in given.hugepage_limits
+        }
         resources["hugepageLimits"] = list(sizes.values())
     if given.HasField("pids"):
         resources["pids"] = {"limit": given.pids.limit}
@@ -245,10 +270,16 @@ def _mounts(spec: Spec, given: Iterable[api.Mount]) -> None:
             continue
         if not destination.startswith("/") or destination == "/":
             raise InvalidArgument(f"NRI: cannot mount at {destination[:200]!r}")
-        mount: Spec = {"destination": destination, "source": wanted.source, "options": list(wanted.options)}
+        mount: Spec = {
+            "destination": destination,
+            "source": wanted.source,
+            "options": list(wanted.options),
+        }
         mounts.append({**mount, "type": wanted.type} if wanted.type else mount)
         _propagation(spec["linux"], wanted.options)
-    spec["mounts"] = sorted(mounts, key=lambda mount: len([p for p in mount["destination"].split("/") if p]))
+    spec["mounts"] = sorted(
+        mounts, key=lambda mount: len([p for p in mount["destination"].split("/") if p])
+    )
 
 
 def _propagation(linux: Spec, options: Iterable[str]) -> None:

@@ -1,4 +1,5 @@
-"""One plugin's connection on the event loop: calls to the plugin, and answers to the calls that it makes."""
+"""One plugin's connection on the event loop: calls to the plugin, and answers to the calls that it
+makes."""
 
 from __future__ import annotations
 
@@ -34,9 +35,12 @@ class Closed(Exception):
 
 
 class Connection(asyncio.Protocol):
-    """`serve(method, payload)` answers the plugin's calls of the Runtime service, or raises CallFailed."""
+    """`serve(method, payload)` answers the plugin's calls of the Runtime service, or raises
+    CallFailed."""
 
-    def __init__(self, serve: Callable[[str, bytes], Awaitable[bytes]], closed: Callable[[], None]) -> None:
+    def __init__(
+        self, serve: Callable[[str, bytes], Awaitable[bytes]], closed: Callable[[], None]
+    ) -> None:
         self._serve, self._on_closed = serve, closed
         self._decoder = framing.Decoder()
         self._transport: asyncio.Transport | None = None
@@ -130,9 +134,13 @@ class Connection(asyncio.Protocol):
             response = ttrpc.Response(status=ttrpc.Status(code=Code.INVALID_ARGUMENT, message=text))
         except Exception:
             log.exception("NRI: %s: not expected", request.method)
-            response = ttrpc.Response(status=ttrpc.Status(code=Code.INTERNAL, message="internal error"))
+            response = ttrpc.Response(
+                status=ttrpc.Status(code=Code.INTERNAL, message="internal error")
+            )
         try:
-            self._send(framing.RUNTIME_SERVICE, stream, framing.RESPONSE, response.SerializeToString())
+            self._send(
+                framing.RUNTIME_SERVICE, stream, framing.RESPONSE, response.SerializeToString()
+            )
         except Closed:
             pass
         except framing.TooLarge as error:

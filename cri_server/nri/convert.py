@@ -46,7 +46,8 @@ CPU_SETS = {"cpus": "cpus", "mems": "mems"}
 
 
 def pod(sandbox: Sandbox) -> api.PodSandbox:
-    """A pod as plugins see it. One that was stopped has no network namespace: the path to it may lead to another by now."""
+    """A pod as plugins see it. One that was stopped has no network namespace: the path to it may
+    lead to another by now."""
     config = sandbox.config
     has_network = sandbox.netns_path and sandbox.phase != "stopped"
     network = [api.LinuxNamespace(type="network", path=sandbox.netns_path)] if has_network else []
@@ -71,7 +72,8 @@ def pod(sandbox: Sandbox) -> api.PodSandbox:
 
 
 def container(of: Container, spec: Mapping[str, Any], *, made: bool = True) -> api.Container:
-    """A container as plugins see it, with its OCI configuration; `made` is false while it is being created."""
+    """A container as plugins see it, with its OCI configuration; `made` is false while it is being
+    created."""
     config, process, linux = of.config, spec.get("process", {}), spec.get("linux", {})
     ended = of.exit
     return api.Container(
@@ -107,10 +109,13 @@ def container(of: Container, spec: Mapping[str, Any], *, made: bool = True) -> a
     )
 
 
-def _linux(of: Container, process: Mapping[str, Any], linux: Mapping[str, Any]) -> api.LinuxContainer:
+def _linux(
+    of: Container, process: Mapping[str, Any], linux: Mapping[str, Any]
+) -> api.LinuxContainer:
     result = api.LinuxContainer(
         namespaces=[
-            api.LinuxNamespace(type=n["type"], path=n.get("path", "")) for n in linux.get("namespaces", ())
+            api.LinuxNamespace(type=n["type"], path=n.get("path", ""))
+            for n in linux.get("namespaces", ())
         ],
         devices=[_device(d) for d in linux.get("devices", ())],
         resources=from_oci(linux.get("resources", {})),
@@ -165,7 +170,10 @@ def _hooks(given: Mapping[str, Any]) -> api.Hooks:
 
 def _device(given: Mapping[str, Any]) -> api.LinuxDevice:
     result = api.LinuxDevice(
-        path=given["path"], type=given["type"], major=given.get("major", 0), minor=given.get("minor", 0)
+        path=given["path"],
+        type=given["type"],
+        major=given.get("major", 0),
+        minor=given.get("minor", 0),
     )
     for name, key in (("file_mode", "fileMode"), ("uid", "uid"), ("gid", "gid")):
         if given.get(key) is not None:

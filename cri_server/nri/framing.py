@@ -1,8 +1,10 @@
-"""The bytes between runtime and plugin: ttrpc messages inside the frames of NRI's multiplexer, without I/O.
+"""The bytes between runtime and plugin: ttrpc messages inside the frames of NRI's multiplexer,
+without I/O.
 
-One stream socket carries two ttrpc connections, one for each direction of calls. A multiplexer frame is `connection, length,
-payload`, a ttrpc message `length, stream, kind, flags, payload`, all numbers big-endian (pkg/net/multiplex of the Go module
-github.com/containerd/nri; PROTOCOL.md of github.com/containerd/ttrpc). A frame may hold any part of a message.
+One stream socket carries two ttrpc connections, one for each direction of calls. A multiplexer
+frame is `connection, length, payload`, a ttrpc message `length, stream, kind, flags, payload`, all
+numbers big-endian (pkg/net/multiplex of the Go module github.com/containerd/nri; PROTOCOL.md of
+github.com/containerd/ttrpc). A frame may hold any part of a message.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ REQUEST, RESPONSE, DATA = 1, 2, 3
 
 MESSAGE_LIMIT_BYTES = 4 << 20
 FRAME_LIMIT_BYTES = MESSAGE.size + MESSAGE_LIMIT_BYTES
-# Plugins in Go read the multiplexer through a buffer of this size, and a frame that does not fit where it is read to is an
-# error there: a message's first frame fits into the buffer, and what is left is read in place.
+# Plugins in Go read the multiplexer through a buffer of this size, and a frame that does not fit
+# where it is read to is an error there: a message's first frame fits into the buffer, and what is
+# left is read in place.
 FIRST_FRAME_BYTES = 4096
 
 
@@ -90,6 +93,8 @@ class Decoder:
             end = MESSAGE.size + length
             if len(stream) < end:
                 break
-            found.append(Message(connection, number, kind, flags, bytes(stream[MESSAGE.size : end])))
+            found.append(
+                Message(connection, number, kind, flags, bytes(stream[MESSAGE.size : end]))
+            )
             del stream[:end]
         return found

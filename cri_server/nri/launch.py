@@ -1,4 +1,5 @@
-"""Plugins that the node's owner has put into a folder: programs `INDEX-NAME`, started with a socket on descriptor 3."""
+"""Plugins that the node's owner has put into a folder: programs `INDEX-NAME`, started with a socket
+on descriptor 3."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ class Program:
 
 
 def find(folder: Path, configurations: Path) -> list[Program]:
-    """The programs of `folder` in the order of their indices. What has no plugin's name, or what others than root could have
-    put there, is logged and left alone."""
+    """The programs of `folder` in the order of their indices. What has no plugin's name, or what
+    others than root could have put there, is logged and left alone."""
     found = []
     try:
         entries = sorted(folder.iterdir())
@@ -46,7 +47,9 @@ def find(folder: Path, configurations: Path) -> list[Program]:
             continue
         index, dash, name = path.name.partition("-")
         if not (len(index) == 2 and index.isascii() and index.isdigit() and dash and name):
-            log.error("NRI: %s is no plugin: its name is not INDEX-NAME with an index of two digits", path)
+            log.error(
+                "NRI: %s is no plugin: its name is not INDEX-NAME with an index of two digits", path
+            )
             continue
         if _others_write(path):
             log.error("NRI: %s is not started: others than root can write to it", path)

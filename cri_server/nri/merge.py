@@ -1,7 +1,7 @@
 """What several plugins ask for, one after the other, made one wish, with an owner for each field.
 
-A plugin sees what those before it have changed: `container` and `wanted` are kept up to date. The wish is `adjustment`,
-`updates` of other containers and `evictions`.
+A plugin sees what those before it have changed: `container` and `wanted` are kept up to date. The
+wish is `adjustment`, `updates` of other containers and `evictions`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def removal(key: str) -> str | None:
 
 
 class Merge:
-    """The wishes of one request: to create `container`, to update it to `wanted`, or neither (a stop, a synchronization)."""
+    """The wishes of one request: to create `container`, to update it to `wanted`, or neither (a
+    stop, a synchronization)."""
 
     def __init__(
         self,
@@ -69,7 +70,8 @@ class Merge:
         self._updated = updated
 
     def add(self, plugin: str, response: Any) -> None:
-        """What `plugin` answered: a response of CreateContainer, UpdateContainer, StopContainer or Synchronize.
+        """What `plugin` answered: a response of CreateContainer, UpdateContainer, StopContainer or
+        Synchronize.
 
         Raises Conflict, PeerError (a wish that cannot be).
         """
@@ -84,8 +86,12 @@ class Merge:
     def _adjust(self, plugin: str, given: api.ContainerAdjustment) -> None:
         assert self.container is not None
         current, result = self.container, self.adjustment
-        self._pairs(plugin, api.Annotations, given.annotations, result.annotations, current.annotations)
-        self._entries(plugin, api.Mounts, given.mounts, result.mounts, current.mounts, "destination")
+        self._pairs(
+            plugin, api.Annotations, given.annotations, result.annotations, current.annotations
+        )
+        self._entries(
+            plugin, api.Mounts, given.mounts, result.mounts, current.mounts, "destination"
+        )
         self._environment(plugin, given.env)
         self._arguments(plugin, list(given.args))
         self._hooks(plugin, given.hooks)
@@ -116,7 +122,9 @@ class Merge:
                     getattr(current, name).CopyFrom(getattr(given, name))
         self._namespaces(plugin, given.namespaces)
         self._pairs(plugin, api.Sysctl, given.sysctl, result.sysctl, current.sysctl)
-        self._pairs(plugin, api.LinuxNetDevices, given.net_devices, result.net_devices, current.net_devices)
+        self._pairs(
+            plugin, api.LinuxNetDevices, given.net_devices, result.net_devices, current.net_devices
+        )
         if given.HasField("rdt"):
             self._rdt(plugin, given.rdt)
 
@@ -137,7 +145,9 @@ class Merge:
                 _set(result, key, given[key])
                 result.pop(REMOVED + key, None)
 
-    def _entries(self, plugin: str, field: int, given: Any, result: Any, current: Any, key: str) -> None:
+    def _entries(
+        self, plugin: str, field: int, given: Any, result: Any, current: Any, key: str
+    ) -> None:
         """Lists whose entries have a name, in the field `key`."""
         if not given:
             return
@@ -162,7 +172,9 @@ class Merge:
         if not given:
             return
         lines = {line.partition("=")[0]: line for line in self.container.env}
-        current = [api.KeyValue(key=key, value=line.partition("=")[2]) for key, line in lines.items()]
+        current = [
+            api.KeyValue(key=key, value=line.partition("=")[2]) for key, line in lines.items()
+        ]
         self._entries(plugin, api.Env, given, self.adjustment.env, current, "key")
         self.container.env[:] = [f"{entry.key}={entry.value}" for entry in current]
 
@@ -238,7 +250,9 @@ class Merge:
         else:
             update = self.updates.get(identifier)
             if update is None:
-                update = api.ContainerUpdate(container_id=identifier, ignore_failure=given.ignore_failure)
+                update = api.ContainerUpdate(
+                    container_id=identifier, ignore_failure=given.ignore_failure
+                )
                 self.updates[identifier] = update
             update.ignore_failure = update.ignore_failure and given.ignore_failure
             target = update.linux.resources
@@ -253,7 +267,11 @@ class Merge:
             self.owners.restore(identifier, owners)
 
     def _resources(
-        self, plugin: str, identifier: str, given: api.LinuxResources, targets: list[api.LinuxResources]
+        self,
+        plugin: str,
+        identifier: str,
+        given: api.LinuxResources,
+        targets: list[api.LinuxResources],
     ) -> None:
         """What is set in `given` is set in each of `targets`."""
         parts: tuple[tuple[Callable[[Any], Any], Mapping[str, api.Field]], ...] = (

@@ -1,7 +1,8 @@
-"""Which plugin set which field of which container: two plugins that set the same one contradict each other.
+"""Which plugin set which field of which container: two plugins that set the same one contradict
+each other.
 
-A plugin may take over what another one set by removing it first. The result travels to validators as `OwningPlugins`, where a
-leading `-` marks the plugin that removed an entry.
+A plugin may take over what another one set by removing it first. The result travels to validators
+as `OwningPlugins`, where a leading `-` marks the plugin that removed an entry.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class Owners:
         owner: str = entries.get(entry, "")
         if owner and owner != REMOVED + plugin:
             what = api.Field.Name(field) + (f" {key}" if key is not None else "")  # type: ignore[arg-type]
-            raise Conflict(f"NRI plugins {plugin} and {owner.removeprefix(REMOVED)} both set {what}")
+            raise Conflict(
+                f"NRI plugins {plugin} and {owner.removeprefix(REMOVED)} both set {what}"
+            )
         entries[entry] = plugin
 
     def clear(self, container: str, field: int, plugin: str, key: str | None = None) -> None:

@@ -1,7 +1,7 @@
 """One plugin: how it comes to be registered, and what a request to it may lead to.
 
-A plugin that is gone, is late or breaks the protocol is dropped and the request goes on without it; what it answers with an
-error is an error of the request (the Go adaptation draws the same line).
+A plugin that is gone, is late or breaks the protocol is dropped and the request goes on without it;
+what it answers with an error is an error of the request (the Go adaptation draws the same line).
 """
 
 from __future__ import annotations
@@ -62,12 +62,15 @@ class Timeouts:
 
 
 class Plugin:
-    """A connection that says it is a plugin. `launched` and `config` are those of one that we have started."""
+    """A connection that says it is a plugin. `launched` and `config` are those of one that we have
+    started."""
 
     def __init__(
         self,
         timeouts: Timeouts,
-        update: Callable[[Plugin, api.UpdateContainersRequest], Awaitable[Sequence[api.ContainerUpdate]]],
+        update: Callable[
+            [Plugin, api.UpdateContainersRequest], Awaitable[Sequence[api.ContainerUpdate]]
+        ],
         dropped: Callable[[Plugin], None],
     ) -> None:
         self.index, self.base, self.events = "", "", 0
@@ -124,7 +127,8 @@ class Plugin:
     async def synchronize(
         self, pods: list[api.PodSandbox], containers: list[api.Container]
     ) -> api.SynchronizeResponse:
-        """Tell it of all there is, in as many messages as it takes. Raises PeerError; it is closed then."""
+        """Tell it of all there is, in as many messages as it takes. Raises PeerError; it is closed
+        then."""
         try:
             try:
                 request = api.SynchronizeRequest(pods=pods, containers=containers)
@@ -148,13 +152,16 @@ class Plugin:
             part.more = True
             response = await self._join("Synchronize", part, api.SynchronizeResponse)
             if response.update or not response.more:
-                raise CallFailed(Code.UNIMPLEMENTED, "it takes all pods and containers in one message only")
+                raise CallFailed(
+                    Code.UNIMPLEMENTED, "it takes all pods and containers in one message only"
+                )
         return await self._join("Synchronize", parts[-1], api.SynchronizeResponse)
 
     # -- requests
 
     async def ask(self, event: int, request: Any) -> Any | None:
-        """Its answer; None where it does not want to hear of `event`, or was dropped for not answering.
+        """Its answer; None where it does not want to hear of `event`, or was dropped for not
+        answering.
 
         Raises PeerError: it answered with an error.
         """
@@ -213,9 +220,7 @@ class Plugin:
             raise CallFailed(Code.ALREADY_EXISTS, "the plugin has registered already")
         if self.launched is None:  # the name of one that we have started is its file's
             if not INDEX.fullmatch(request.plugin_idx) or not NAME.fullmatch(request.plugin_name):
-                text = (
-                    f"index {request.plugin_idx[:20]!r} and name {request.plugin_name[:80]!r} are no plugin's"
-                )
+                text = f"index {request.plugin_idx[:20]!r} and name {request.plugin_name[:80]!r} are no plugin's"
                 self._registered.set_exception(PeerError(text))
                 raise CallFailed(Code.INVALID_ARGUMENT, text)
             self.index, self.base = request.plugin_idx, request.plugin_name

@@ -1,9 +1,10 @@
-"""What the verbs say to plugins: each event once, to all plugins in the order of their indices, one event at a time.
+"""What the verbs say to plugins: each event once, to all plugins in the order of their indices, one
+event at a time.
 
-A plugin that joins is told of everything under the same lock: what happens meanwhile waits, and reaches it as an event. A
-container whose creation plugins have heard of, but that is not listed yet, is part of what it is told. What plugins ask for
-other containers is carried out without the lock and without the lock of any container, so that no two requests wait for each
-other.
+A plugin that joins is told of everything under the same lock: what happens meanwhile waits, and
+reaches it as an event. A container whose creation plugins have heard of, but that is not listed
+yet, is part of what it is told. What plugins ask for other containers is carried out without the
+lock and without the lock of any container, so that no two requests wait for each other.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Nri:
 
     def __init__(self, services: Services) -> None:
         self._services, self._settings = services, services.config.nri
-        self._timeouts = Timeouts(self._settings.registration_timeout_s, self._settings.request_timeout_s)
+        self._timeouts = Timeouts(
+            self._settings.registration_timeout_s, self._settings.request_timeout_s
+        )
         self._plugins: list[Plugin] = []
         self._turn = asyncio.Lock()
         self._states: dict[str, str] = {}  # of pods and containers that plugins know; none: removed
@@ -56,14 +59,19 @@ class Nri:
     # -- life
 
     async def start(self) -> None:
-        """Start the plugins of the folder and wait for them, then listen for others. Raises WrongState."""
+        """Start the plugins of the folder and wait for them, then listen for others. Raises
+        WrongState."""
         for sandbox in self._services.index.sandboxes:
             self._states[sandbox.id] = RUNNING if sandbox.state == cri.SANDBOX_READY else STOPPED
         for container in self._services.index.containers:
             state = RUNNING if container.running else CREATED
             self._states[container.id] = STOPPED if container.exit is not None else state
-        programs = launch.find(Path(self._settings.plugin_dir), Path(self._settings.plugin_config_dir))
-        started = [plugin for plugin in [await self._launch(program) for program in programs] if plugin]
+        programs = launch.find(
+            Path(self._settings.plugin_dir), Path(self._settings.plugin_config_dir)
+        )
+        started = [
+            plugin for plugin in [await self._launch(program) for program in programs] if plugin
+        ]
         await asyncio.gather(*(self._join(plugin) for plugin in started))
         if not self._settings.disable_external:
             await self._listen()
@@ -108,7 +116,9 @@ class Nri:
                 sock.bind(str(path))
             finally:
                 os.umask(before)
-            self._listener = await asyncio.get_running_loop().create_unix_server(self._accepted, sock=sock)
+            self._listener = await asyncio.get_running_loop().create_unix_server(
+                self._accepted, sock=sock
+            )
         except OSError as error:
             sock.close()
             raise WrongState(f"nri.socket {path}: {error.strerror or error}") from None
@@ -117,10 +127,14 @@ class Nri:
     def _accepted(self) -> asyncio.Protocol:
         plugin = self._new()
         if len(self._joining) >= STRANGERS_LIMIT:
-            log.warning("NRI: %d plugins are registering: another one is turned away", STRANGERS_LIMIT)
+            log.warning(
+                "NRI: %d plugins are registering: another one is turned away", STRANGERS_LIMIT
+            )
             plugin.close()
         else:
-            self._joining[plugin] = asyncio.get_running_loop().create_task(self._join_stranger(plugin))
+            self._joining[plugin] = asyncio.get_running_loop().create_task(
+                self._join_stranger(plugin)
+            )
         return plugin.connection
 
     def _new(self) -> Plugin:
@@ -184,12 +198,17 @@ class Nri:
         async with self._turn:
             self._states[sandbox.id] = RUNNING
             known = self._services.index.sandboxes
-            self._pods_in_making = {i: m for i, m in self._pods_in_making.items() if known.find(i) is None}
+            self._pods_in_making = {
+                i: m for i, m in self._pods_in_making.items() if known.find(i) is None
+            }
             pod = self._pods_in_making[sandbox.id] = convert.pod(sandbox)
             await self._tell(api.RUN_POD_SANDBOX, api.RunPodSandboxRequest(pod=pod))
 
     async def update_pod(
-        self, sandbox: Sandbox, overhead: cri.LinuxContainerResources, wanted: cri.LinuxContainerResources
+        self,
+        sandbox: Sandbox,
+        overhead: cri.LinuxContainerResources,
+        wanted: cri.LinuxContainerResources,
     ) -> None:
         """Before the figures are kept. Raises PeerError."""
         request = api.UpdatePodSandboxRequest(
@@ -223,10 +242,13 @@ class Nri:
 
     # -- containers
 
-    async def create_container(self, sandbox: Sandbox, container: Container, spec: dict[str, Any]) -> None:
+    async def create_container(
+        self, sandbox: Sandbox, container: Container, spec: dict[str, Any]
+    ) -> None:
         """Let plugins adjust `spec`, and with it what `container` says of its cgroup and limits.
 
-        Raises Conflict, PeerError (a plugin refuses), Unavailable (a required plugin is not there), InvalidArgument.
+        Raises Conflict, PeerError (a plugin refuses), Unavailable (a required plugin is not there),
+        InvalidArgument.
         """
         async with self._turn:
             self._expect_required()
@@ -265,7 +287,9 @@ class Nri:
             await asyncio.gather(*(self._validate(plugin, question) for plugin in validators))
         return merge
 
-    async def _validate(self, plugin: Plugin, request: api.ValidateContainerAdjustmentRequest) -> None:
+    async def _validate(
+        self, plugin: Plugin, request: api.ValidateContainerAdjustmentRequest
+    ) -> None:
         """A validator that does not answer has not agreed."""
         response = await plugin.ask(api.VALIDATE_CONTAINER_ADJUSTMENT, request)
         if response is None:
@@ -308,11 +332,15 @@ class Nri:
     def _require_own_group(self, identifier: str, path: str) -> None:
         """Raises InvalidArgument for a cgroup that is there, or will be another container's: what
         is in the cgroup of a container is killed with it."""
-        in_making = {i: message.linux.cgroups_path for i, message in self._containers_in_making.items()}
+        in_making = {
+            i: message.linux.cgroups_path for i, message in self._containers_in_making.items()
+        }
         listed = {other.id: other.cgroups_path for other in self._services.index.containers}
         others = [taken for i, taken in (listed | in_making).items() if i != identifier]
         if path in others or groups.place(path, identifier).exists():
-            raise InvalidArgument(f"NRI: linux.cgroups_path {path[:200]!r} is a cgroup that is not new")
+            raise InvalidArgument(
+                f"NRI: linux.cgroups_path {path[:200]!r} is a cgroup that is not new"
+            )
 
     async def created_container(self, sandbox: Sandbox, container: Container) -> None:
         """It is listed now."""
@@ -336,11 +364,14 @@ class Nri:
     async def update_container(
         self, container: Container, wanted: cri.LinuxContainerResources
     ) -> cri.LinuxContainerResources:
-        """What is to be set, in place of `wanted`. The container's lock must be free. Raises Conflict, PeerError."""
+        """What is to be set, in place of `wanted`. The container's lock must be free. Raises
+        Conflict, PeerError."""
         asked = convert.from_cri(wanted)
         merge = Merge(updated=container.id, wanted=asked)
         async with self._turn:
-            request = await self._about(api.UpdateContainerRequest, self._sandbox(container), container)
+            request = await self._about(
+                api.UpdateContainerRequest, self._sandbox(container), container
+            )
             for plugin in list(self._plugins):
                 request.linux_resources.CopyFrom(asked)
                 response = await plugin.ask(api.UPDATE_CONTAINER, request)
@@ -353,7 +384,9 @@ class Nri:
 
     async def updated_container(self, container: Container) -> None:
         async with self._turn:
-            request = await self._about(api.PostUpdateContainerRequest, self._sandbox(container), container)
+            request = await self._about(
+                api.PostUpdateContainerRequest, self._sandbox(container), container
+            )
             await self._tell(api.POST_UPDATE_CONTAINER, request, must=False)
 
     async def stop_container(self, container: Container) -> None:
@@ -362,7 +395,9 @@ class Nri:
         async with self._turn:
             if self._states.get(container.id) in (CREATED, RUNNING):
                 self._states[container.id] = STOPPED
-                request = await self._about(api.StopContainerRequest, self._sandbox(container), container)
+                request = await self._about(
+                    api.StopContainerRequest, self._sandbox(container), container
+                )
                 await self._tell(api.STOP_CONTAINER, request, must=False, merge=merge)
         await self._carry_out(merge)
 
@@ -372,7 +407,9 @@ class Nri:
         async with self._turn:
             self._containers_in_making.pop(container.id, None)
             if self._states.pop(container.id, None) is not None:
-                request = await self._about(api.RemoveContainerRequest, self._sandbox(container), container)
+                request = await self._about(
+                    api.RemoveContainerRequest, self._sandbox(container), container
+                )
                 await self._tell(api.REMOVE_CONTAINER, request, must=False)
 
     def stopped(self, container: Container) -> None:
@@ -392,13 +429,17 @@ class Nri:
     def _sandbox(self, container: Container) -> Sandbox | None:
         return self._services.index.sandboxes.find(container.sandbox_id)
 
-    async def _about(self, request: type[Any], sandbox: Sandbox | None, container: Container) -> Any:
+    async def _about(
+        self, request: type[Any], sandbox: Sandbox | None, container: Container
+    ) -> Any:
         if not self._plugins:
             return request()
         pod = api.PodSandbox(id=container.sandbox_id) if sandbox is None else convert.pod(sandbox)
         return request(pod=pod, container=convert.container(container, await self._spec(container)))
 
-    async def _tell(self, event: int, request: Any, *, must: bool = True, merge: Merge | None = None) -> None:
+    async def _tell(
+        self, event: int, request: Any, *, must: bool = True, merge: Merge | None = None
+    ) -> None:
         """To all; with `must` an error of a plugin is one of the request, otherwise it is logged."""
         for plugin in list(self._plugins):
             try:
@@ -418,12 +459,15 @@ class Nri:
         return await self._carry_out(merge)
 
     async def _carry_out(self, wishes: Merge) -> list[api.ContainerUpdate]:
-        """Evict and update other containers; the updates that failed. Containers that are gone need neither."""
+        """Evict and update other containers; the updates that failed. Containers that are gone need
+        neither."""
         known = self._services.index.containers
         for eviction in wishes.evictions:
             container = known.find(eviction.container_id)
             if container is not None:
-                log.info("container %s is evicted by an NRI plugin: %s", container.id, eviction.reason)
+                log.info(
+                    "container %s is evicted by an NRI plugin: %s", container.id, eviction.reason
+                )
                 try:
                     await stop.kill(self._services, container)
                 except Error as error:

@@ -1,6 +1,8 @@
-"""The server's side of a shim: start one, find it again after a restart, call it, hear its events. asyncio, no threads.
+"""The server's side of a shim: start one, find it again after a restart, call it, hear its events.
+asyncio, no threads.
 
-A shim whose socket closes is dead or leaving: every call that waits then raises Unavailable, and `on_close` is called once.
+A shim whose socket closes is dead or leaving: every call that waits then raises Unavailable, and
+`on_close` is called once.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ MOST_FDS = ipc.MOST_FDS - 1
 
 @dataclass(frozen=True)
 class Started:
-    """A process that runs. `start_time` is field 22 of /proc/PID/stat; `started_at_ns` is wall-clock time.
+    """A process that runs. `start_time` is field 22 of /proc/PID/stat; `started_at_ns` is
+    wall-clock time.
 
     `parts`, here and below: where the time of the start went (`pyrunc.parts`).
     """
@@ -54,7 +57,8 @@ class Started:
 
 @dataclass(frozen=True)
 class StartedHolder:
-    """The pod's holder. `netns_path` (`/proc/<shim>/fd/<n>`) is valid as long as the shim lives; None on the host's network."""
+    """The pod's holder. `netns_path` (`/proc/<shim>/fd/<n>`) is valid as long as the shim lives;
+    None on the host's network."""
 
     pid: int
     start_time: int
@@ -64,7 +68,8 @@ class StartedHolder:
 
 @dataclass
 class Streams:
-    """Descriptors of a session, the caller's to close. An exec with tty: `stdout_fd` is the pty's master, `stdin_fd` a copy."""
+    """Descriptors of a session, the caller's to close. An exec with tty: `stdout_fd` is the pty's
+    master, `stdin_fd` a copy."""
 
     stdin_fd: int | None = None
     stdout_fd: int | None = None
@@ -81,8 +86,9 @@ class Streams:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What a container needs from outside, opened by the server, whose descriptors these stay: `images`, mounts of images by the paths
-    of their indexes; `sources` and `source_fds`: see `compile.container.CreateRequest`."""
+    """What a container needs from outside, opened by the server, whose descriptors these stay:
+    `images`, mounts of images by the paths of their indexes; `sources` and `source_fds`: see
+    `compile.container.CreateRequest`."""
 
     images: Mapping[str, int] = field(default_factory=dict)
     sources: Mapping[str, BindSource] = field(default_factory=dict)
@@ -98,12 +104,15 @@ class ExecSession(Streams):
     pid: int = 0
     start_time: int = 0
     parts: Sequence[Sequence[Any]] = field(default=(), compare=False)
-    exited: asyncio.Future[int] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    exited: asyncio.Future[int] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
 
 @dataclass(frozen=True)
 class ShimState:
-    """All that a shim knows, for a server that was restarted. `netns_path`: the namespace that it pins, also without a holder."""
+    """All that a shim knows, for a server that was restarted. `netns_path`: the namespace that it
+    pins, also without a holder."""
 
     protocol: int
     pid: int
@@ -118,7 +127,10 @@ class ShimClient:
     """A connection to one shim. Use from one event loop; calls may overlap."""
 
     def __init__(
-        self, sock: socket.socket, on_event: EventHandler | None, on_close: Callable[[], None] | None
+        self,
+        sock: socket.socket,
+        on_event: EventHandler | None,
+        on_close: Callable[[], None] | None,
     ) -> None:
         self.on_event = on_event
         self.on_close = on_close
@@ -143,15 +155,18 @@ class ShimClient:
         on_close: Callable[[], None] | None = None,
         timeout_s: float = _CONNECT_TIMEOUT_S,
     ) -> ShimClient:
-        """Connect to the shim of the sandbox folder `directory`. Raises NotFound (none lives there), DeadlineExceeded.
+        """Connect to the shim of the sandbox folder `directory`. Raises NotFound (none lives
+        there), DeadlineExceeded.
 
-        `on_event(event)` gets every event object, `on_close()` is called once when the connection has ended by itself.
+        `on_event(event)` gets every event object, `on_close()` is called once when the connection
+        has ended by itself.
         """
         sock = _open_socket()
         try:
             folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                address = f"/proc/self/fd/{folder}/{messages.SOCKET}"  # sun_path has room for 107 bytes only
+                # sun_path has room for 107 bytes only
+                address = f"/proc/self/fd/{folder}/{messages.SOCKET}"
                 await _connect(sock, address, timeout_s)
             finally:
                 os.close(folder)
@@ -171,8 +186,9 @@ class ShimClient:
     async def create_container(
         self, container: str, outside: Outside | None = None
     ) -> Sequence[Sequence[Any]]:
-        """Compile the container, whose files are in its folder; its cgroup exists from here on. Where the time went (`pyrunc.parts`).
-        Raises Error, ResourceExhausted for more descriptors than fit a message."""
+        """Compile the container, whose files are in its folder; its cgroup exists from here on.
+        Where the time went (`pyrunc.parts`). Raises Error, ResourceExhausted for more descriptors
+        than fit a message."""
         outside = outside or Outside()
         fds = [*outside.images.values(), *outside.source_fds.values()]
         if len(fds) > MOST_FDS:
@@ -180,7 +196,11 @@ class ShimClient:
                 f"{len(fds)} images and sources of mounts to open for the container, of which {MOST_FDS} fit a message"
             )
         request = messages.CreateContainer(
-            container, list(outside.images), self.timed, dict(outside.sources), list(outside.source_fds)
+            container,
+            list(outside.images),
+            self.timed,
+            dict(outside.sources),
+            list(outside.source_fds),
         )
         answer = await self._ask(request, messages.ContainerCreated, fds)
         return answer.parts
@@ -190,17 +210,20 @@ class ShimClient:
         await self._ask(messages.DropContainer(container), messages.Nothing)
 
     async def start_container(self, container: str) -> Started:
-        """Start a container that was created; on failure its exit record is written and its cgroup removed."""
+        """Start a container that was created; on failure its exit record is written and its cgroup
+        removed."""
         answer = await self._ask(messages.StartContainer(container), messages.ContainerStarted)
         return Started(answer.pid, answer.start_time, answer.started_at_ns, answer.parts)
 
     async def adopt_holder(self) -> str | None:
-        """Go on with the pause process of a shim that was lost, which the keeper has; the path of the network namespace that this shim
-        pins from now on. Raises NotFound, Unavailable (no keeper); here and below."""
+        """Go on with the pause process of a shim that was lost, which the keeper has; the path of
+        the network namespace that this shim pins from now on. Raises NotFound, Unavailable (no
+        keeper); here and below."""
         return (await self._ask(messages.AdoptHolder(), messages.Network)).netns_path
 
     async def adopt_container(self, container: str, sessions: Sequence[ExecSession] = ()) -> None:
-        """Go on with a container of a shim that was lost, which the keeper has; `sessions`, whose shim is gone, are ended."""
+        """Go on with a container of a shim that was lost, which the keeper has; `sessions`, whose
+        shim is gone, are ended."""
         ended = [[session.pid, session.start_time] for session in sessions]
         await self._ask(messages.AdoptContainer(container, ended), messages.Nothing)
 
@@ -215,11 +238,14 @@ class ShimClient:
         stderr: bool = True,
         tty: bool = False,
     ) -> ExecSession:
-        """Run an OCI process object in the container. The session is killed when this connection ends."""
+        """Run an OCI process object in the container. The session is killed when this connection
+        ends."""
         session = ExecSession(exec_id=exec_id, container=container)
         self._execs[exec_id] = session
         try:
-            request = messages.StartExec(container, exec_id, process, stdin, stdout, stderr, tty, self.timed)
+            request = messages.StartExec(
+                container, exec_id, process, stdin, stdout, stderr, tty, self.timed
+            )
             answer, fds = await self._call(request, messages.ExecStarted)
         except BaseException as error:
             self._execs.pop(exec_id, None)
@@ -235,14 +261,17 @@ class ShimClient:
         return session
 
     async def kill_exec(self, exec_id: str) -> None:
-        """Kill the session's process and all its descendants; also when the process itself has exited already."""
+        """Kill the session's process and all its descendants; also when the process itself has
+        exited already."""
         await self._ask(messages.KillExec(exec_id), messages.Nothing)
 
     async def stop(self, container: str, signal: int, timeout_s: float) -> Exit:
-        """Send `signal`, SIGKILL after `timeout_s` (at once if it is not above 0), return when the container has exited.
+        """Send `signal`, SIGKILL after `timeout_s` (at once if it is not above 0), return when the
+        container has exited.
 
-        The escalation goes on in the shim when this call is cancelled or the server dies. Of several stops the first
-        one's signal is sent and the earliest deadline holds. Raises DeadlineExceeded if SIGKILL does not end it.
+        The escalation goes on in the shim when this call is cancelled or the server dies. Of
+        several stops the first one's signal is sent and the earliest deadline holds. Raises
+        DeadlineExceeded if SIGKILL does not end it.
         """
         return await self._ask(messages.Stop(container, int(signal), timeout_s), Exit)
 
@@ -253,7 +282,8 @@ class ShimClient:
     async def attach(
         self, container: str, *, stdin: bool = False, stdout: bool = True, stderr: bool = False
     ) -> Streams:
-        """Follow the container's new output and feed its stdin, through pipes of the shim; EOF when it has ended."""
+        """Follow the container's new output and feed its stdin, through pipes of the shim; EOF when
+        it has ended."""
         request = messages.Attach(container, stdin, stdout, stderr)
         _, fds = await self._call(request, messages.Nothing)
         streams = Streams()
@@ -294,8 +324,9 @@ class ShimClient:
         *,
         network: bool = False,
     ) -> str | None:
-        """Have the shim, to whose own folder this is a connection, serve a pod: `connect` to the pod's folder works then. The path
-        of a new network namespace, which the shim holds, if `network` is true."""
+        """Have the shim, to whose own folder this is a connection, serve a pod: `connect` to the
+        pod's folder works then. The path of a new network namespace, which the shim holds, if
+        `network` is true."""
         with _listener(sandbox_dir) as listener:
             request = messages.TakePod(os.fspath(sandbox_dir), os.fspath(containers_dir), network)
             answer = await self._ask(request, messages.Taken, [listener.fileno()])
@@ -314,7 +345,8 @@ class ShimClient:
         await self._ask(messages.Forget(container), messages.Nothing)
 
     async def shutdown(self) -> None:
-        """Have the shim drop the pod and its network namespace. Raises WrongState while a container or the holder runs."""
+        """Have the shim drop the pod and its network namespace. Raises WrongState while a container
+        or the holder runs."""
         self.on_close = None
         await self._ask(messages.Shutdown(), messages.Nothing)
         self.close()
@@ -326,8 +358,11 @@ class ShimClient:
         self._peer.close(why)
         self._break_sessions(why)
 
-    async def _ask(self, request: Request, kind: type[Answered], fds: Sequence[int] = ()) -> Answered:
-        """The answer to a request that gets no descriptors; `fds` stay the caller's. Raises Error, PeerError for a bad answer."""
+    async def _ask(
+        self, request: Request, kind: type[Answered], fds: Sequence[int] = ()
+    ) -> Answered:
+        """The answer to a request that gets no descriptors; `fds` stay the caller's. Raises Error,
+        PeerError for a bad answer."""
         _, answering = self._peer.ask(request.to_message(), fds)
         return kind.of(await answered_without_fds(answering), PeerError)
 
@@ -371,10 +406,12 @@ class ShimClient:
 async def start_shim(
     zygote: Zygote, folder: str | os.PathLike[str], version: str = "", *, starter: str | None = None
 ) -> tuple[int, ShimClient]:
-    """Fork a shim whose socket, record and log are in `folder`: its pid, and a connection, with whose end a shim without pods ends.
+    """Fork a shim whose socket, record and log are in `folder`: its pid, and a connection, with
+    whose end a shim without pods ends.
 
-    The zygote must have been started with `pyrunc.shim.main` preloaded. The socket is bound here, so that there is no
-    moment in which the shim lives but cannot be reached. `starter` (`module:class`) replaces the runtime library.
+    The zygote must have been started with `pyrunc.shim.main` preloaded. The socket is bound here,
+    so that there is no moment in which the shim lives but cannot be reached. `starter`
+    (`module:class`) replaces the runtime library.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
@@ -432,7 +469,9 @@ async def _connect(sock: socket.socket, address: str, timeout_s: float) -> None:
             await asyncio.sleep(0.01)
 
 
-def _distribute(streams: Streams, fds: Sequence[int], stdin: bool, stdout: bool, stderr: bool) -> None:
+def _distribute(
+    streams: Streams, fds: Sequence[int], stdin: bool, stdout: bool, stderr: bool
+) -> None:
     remaining = list(fds)
     if stdin:
         streams.stdin_fd = remaining.pop(0)

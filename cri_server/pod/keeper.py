@@ -1,7 +1,9 @@
-"""The server's side of the keeper (`pyrunc.keeper.client`): what it stores of pods, and a watch that replaces one that has died.
+"""The server's side of the keeper (`pyrunc.keeper.client`): what it stores of pods, and a watch
+that replaces one that has died.
 
-The shims fill a new one again; zygote and shims are replaced, so that the next pods' shims are below it. The orphans of shims from
-before have another ancestor: how they end is known from Linux 6.15 on.
+The shims fill a new one again; zygote and shims are replaced, so that the next pods' shims are
+below it. The orphans of shims from before have another ancestor: how they end is known from Linux
+6.15 on.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ TRIES, TRY_AGAIN_S = 5, 0.2  # of one that is stopped, or being replaced
 
 
 class StoredPods:
-    """What shims have put into the keeper of `folder`, by the ids of sandboxes (their pause processes) and of containers."""
+    """What shims have put into the keeper of `folder`, by the ids of sandboxes (their pause
+    processes) and of containers."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -40,7 +43,8 @@ class StoredPods:
             await asyncio.to_thread(self._drop, ids)
 
     async def open_holder(self, sandbox_id: str) -> tuple[KeptHolder, list[int]]:
-        """What is stored of a pod's pause process: the record, and its descriptors, the caller's to close. Raises Unavailable, Error."""
+        """What is stored of a pod's pause process: the record, and its descriptors, the caller's to
+        close. Raises Unavailable, Error."""
         return await asyncio.to_thread(self._open_holder, sandbox_id)
 
     def _open_holder(self, sandbox_id: str) -> tuple[KeptHolder, list[int]]:
@@ -85,7 +89,8 @@ class StoredPods:
 
 
 class KeeperWatch:
-    """Holds a connection to the keeper of `folder`. `on_replaced` is called when another one has taken its place."""
+    """Holds a connection to the keeper of `folder`. `on_replaced` is called when another one has
+    taken its place."""
 
     def __init__(self, folder: Path, on_replaced: Callable[[], Awaitable[None]]) -> None:
         self._folder, self._on_replaced = folder, on_replaced

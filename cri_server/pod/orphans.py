@@ -1,4 +1,5 @@
-"""What a dead shim leaves: forks that die with it, containers that nobody waits for, cgroups, records."""
+"""What a dead shim leaves: forks that die with it, containers that nobody waits for, cgroups,
+records."""
 
 from __future__ import annotations
 
@@ -26,9 +27,11 @@ FORKS_TIMEOUT_S, FORKS_INTERVAL_S = 10.0, 0.005
 
 
 async def wait_for_forks(paths: Paths, sandbox_id: str) -> None:
-    """Until the sandbox's shim and all its forks have ended, which share a lock in its folder (up to version 0.1.0 its log's).
+    """Until the sandbox's shim and all its forks have ended, which share a lock in its folder (up
+    to version 0.1.0 its log's).
 
-    They die with it, but later: one that is making a cgroup would make it after we have looked for it.
+    They die with it, but later: one that is making a cgroup would make it after we have looked for
+    it.
     """
     for name in (messages.LOCK, messages.LOG):
         try:
@@ -94,7 +97,8 @@ async def end_container(paths: Paths, container: Container) -> None:
 
 
 def was_started(container: Container) -> bool:
-    """Whether its start had begun, though nothing is on record: its cgroup is there from its creation on."""
+    """Whether its start had begun, though nothing is on record: its cgroup is there from its
+    creation on."""
     return container.starting or groups.place(container.cgroups_path, container.id).populated()
 
 
@@ -124,7 +128,8 @@ def _locked(descriptor: int) -> bool:
 
 
 def kill_process(process: Process) -> None:
-    """SIGKILL to this very process: through a pidfd that is checked against the start time, never by number alone."""
+    """SIGKILL to this very process: through a pidfd that is checked against the start time, never
+    by number alone."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:

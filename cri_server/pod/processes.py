@@ -1,7 +1,9 @@
-"""The node's shim processes: started with the server, warm, `[shims] count` of them, each for many pods.
+"""The node's shim processes: started with the server, warm, `[shims] count` of them, each for many
+pods.
 
-A shim outlives the server as long as it has pods, and is used again by a server of the same version. One of another version gets
-no more pods. A shim that dies is replaced; what becomes of its pods is `cri_server.pod.shims`' part.
+A shim outlives the server as long as it has pods, and is used again by a server of the same
+version. One of another version gets no more pods. A shim that dies is replaced; what becomes of its
+pods is `cri_server.pod.shims`' part.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ def default_count() -> int:
 
 
 class ShimProcess:
-    """A living shim, with the connection to its own folder. `silent`: it does not answer at the moment; `taking`: how many pods
-    are on their way to it."""
+    """A living shim, with the connection to its own folder. `silent`: it does not answer at the
+    moment; `taking`: how many pods are on their way to it."""
 
     def __init__(self, folder: Path, client: ShimClient, process: Process) -> None:
         self.folder, self.client, self.process = folder, client, process
@@ -63,7 +65,8 @@ class ShimProcesses:
         self._closed = False
 
     def begin(self) -> None:
-        """Find the shims of an earlier server and fork those that are missing, in the background; fine when that has begun."""
+        """Find the shims of an earlier server and fork those that are missing, in the background;
+        fine when that has begun."""
         if self._started is None:
             self._started = self._in_background(self._start())
 
@@ -84,8 +87,8 @@ class ShimProcesses:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def renew(self) -> None:
-        """Replace all shims by new ones, whose ancestor is the keeper that lives now; the old ones keep the pods that they have, and end
-        with the last of them. Raises Error."""
+        """Replace all shims by new ones, whose ancestor is the keeper that lives now; the old ones
+        keep the pods that they have, and end with the last of them. Raises Error."""
         old = list(self._shims)
         for _ in old:
             await self._fork()
@@ -108,8 +111,9 @@ class ShimProcesses:
     async def take_pod(
         self, sandbox_dir: Path, containers_dir: Path, pods: Mapping[Process, int], *, network: bool
     ) -> tuple[Process, str | None]:
-        """Have the shim with the fewest `pods` serve another: the shim, and the path of the pod's network namespace if `network` is
-        true. Raises Unavailable when it does not answer, and what prevents the fork of a new one when none lives."""
+        """Have the shim with the fewest `pods` serve another: the shim, and the path of the pod's
+        network namespace if `network` is true. Raises Unavailable when it does not answer, and what
+        prevents the fork of a new one when none lives."""
         await self.ready()
         while True:
             shim = self._emptiest(pods) or await self._fork()
@@ -131,7 +135,9 @@ class ShimProcesses:
     def _emptiest(self, pods: Mapping[Process, int]) -> ShimProcess | None:
         living = [shim for shim in self._shims if not shim.client.closed]
         answering = [shim for shim in living if not shim.silent] or living
-        return min(answering, key=lambda shim: pods.get(shim.process, 0) + shim.taking, default=None)
+        return min(
+            answering, key=lambda shim: pods.get(shim.process, 0) + shim.taking, default=None
+        )
 
     async def _start(self) -> None:
         for name in entries(self._folder):

@@ -1,9 +1,10 @@
-"""The server's shims: one connection per living sandbox, what they tell goes into the index. When one dies, another takes over
-what the keeper has of its pod (`keeper`); what cannot be taken over is ended. A container is never said to run when nobody holds its exit
-any more.
+"""The server's shims: one connection per living sandbox, what they tell goes into the index. When
+one dies, another takes over what the keeper has of its pod (`keeper`); what cannot be taken over is
+ended. A container is never said to run when nobody holds its exit any more.
 
-A shim that lives but does not answer (stopped, starved, waiting for a disk) is waited for as long as it lives. Until then its
-pod is what can be seen from outside: a container runs while its process does, and is unknown afterwards.
+A shim that lives but does not answer (stopped, starved, waiting for a disk) is waited for as long
+as it lives. Until then its pod is what can be seen from outside: a container runs while its process
+does, and is unknown afterwards.
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ LOOK_S = 1.0  # between two looks at the pod of a silent one
 MOVED_S = 0.01  # between two looks at a shim that was killed
 LOST_S = 0.1  # before a connection that was lost is made again
 TAKE_OVER_AFTER_S = (0.0, 0.2, 1.0, 3.0)  # the zygote may have been killed too, and be replaced
-TAKE_OVER_S = 30.0  # so long a caller waits while another shim takes over: giving up ends the whole pod
+# so long a caller waits while another shim takes over: giving up ends the whole pod
+TAKE_OVER_S = 30.0
 Told = Callable[[Sandbox, Container | None], None]
 Moved = Callable[[Sandbox], Awaitable[None]]
 
 
 class Shims:
-    """Starts, finds and hears shims. `told(sandbox, container)` is called after an exit was noted; None: the holder's.
-    `moved(sandbox)` after another shim has taken over."""
+    """Starts, finds and hears shims. `told(sandbox, container)` is called after an exit was noted;
+    None: the holder's. `moved(sandbox)` after another shim has taken over."""
 
     def __init__(self, processes: ShimProcesses, paths: Paths, index: Index) -> None:
         self.processes, self._paths, self._index = processes, paths, index
@@ -71,7 +73,8 @@ class Shims:
         return client
 
     def find(self, sandbox: Sandbox) -> ShimClient | None:
-        """The connection, None when there is no shim, or it does not answer or does not have all of its pod yet."""
+        """The connection, None when there is no shim, or it does not answer or does not have all of
+        its pod yet."""
         return None if sandbox.id in self._taking_over else self._connection(sandbox)
 
     def _connection(self, sandbox: Sandbox) -> ShimClient | None:
@@ -87,17 +90,20 @@ class Shims:
         return {"connected": len(self._clients), "silent": len(self._awaited)}
 
     async def start(self, sandbox: Sandbox, *, network: bool = False) -> str | None:
-        """Have a shim serve the sandbox, and connect to it; the path of the pod's network namespace if `network` is true. Raises
-        Unavailable."""
+        """Have a shim serve the sandbox, and connect to it; the path of the pod's network namespace
+        if `network` is true. Raises Unavailable."""
         folder, containers = self._paths.sandbox_state(sandbox.id), self._paths.container_states
         pods = Counter(one.shim for one in self._placed.values() if one.shim is not None)
         self._placed[sandbox.id] = sandbox
-        sandbox.shim, path = await self.processes.take_pod(folder, containers, pods, network=network)
+        sandbox.shim, path = await self.processes.take_pod(
+            folder, containers, pods, network=network
+        )
         await self.connect(sandbox)
         return path
 
     def _is_left(self, sandbox: Sandbox) -> bool:
-        """Whether the sandbox's shim serves other pods only: when it drops a pod it removes its record there."""
+        """Whether the sandbox's shim serves other pods only: when it drops a pod it removes its
+        record there."""
         return not (self._paths.sandbox_state(sandbox.id) / messages.SHIM_RECORD).exists()
 
     async def connect(self, sandbox: Sandbox) -> ShimClient:
@@ -108,7 +114,8 @@ class Shims:
 
     async def _open(self, sandbox: Sandbox) -> ShimClient:
         return await ShimClient.connect(
-            self._paths.sandbox_state(sandbox.id), on_event=lambda event: self._event(sandbox, event)
+            self._paths.sandbox_state(sandbox.id),
+            on_event=lambda event: self._event(sandbox, event),
         )
 
     def _take(self, sandbox: Sandbox, client: ShimClient) -> None:
@@ -121,8 +128,8 @@ class Shims:
     async def reach(self, sandbox: Sandbox, timeout_s: float = ANSWER_S) -> bool:
         """Connect to the shim that may live and learn what it knows; whether it has answered.
 
-        Another one takes over from a dead one, or what that left is ended. A silent one is waited for in the background from then
-        on: `is_silent`.
+        Another one takes over from a dead one, or what that left is ended. A silent one is waited
+        for in the background from then on: `is_silent`.
         """
         if self.find(sandbox) is not None:
             return True
@@ -148,7 +155,8 @@ class Shims:
             log.error("sandbox %s: %s", sandbox.id, task.exception(), exc_info=task.exception())
 
     async def _await_answer(self, sandbox: Sandbox) -> None:
-        """Ask, as often as the connection is refused for now or lost, until the answer is there or the shim is gone."""
+        """Ask, as often as the connection is refused for now or lost, until the answer is there or
+        the shim is gone."""
         while True:
             try:
                 client = await self._open(sandbox)
@@ -179,7 +187,8 @@ class Shims:
             return
 
     async def _taken_over(self, sandbox: Sandbox) -> bool:
-        """Whether another shim goes on with the pod of a dead one, of which the keeper must have something."""
+        """Whether another shim goes on with the pod of a dead one, of which the keeper must have
+        something."""
         if sandbox.phase != "ready":
             return False
         stored = await self.stored.ids()
@@ -238,11 +247,16 @@ class Shims:
         path = await client.adopt_holder()
         sandbox.netns_path = after_take_over(sandbox.netns_path, path or "")
 
-    async def _adopt_rest(self, sandbox: Sandbox, client: ShimClient, state: ShimState) -> ShimState:
-        """What the shim knows after it was given what a server that was killed during a take-over has left to do."""
+    async def _adopt_rest(
+        self, sandbox: Sandbox, client: ShimClient, state: ShimState
+    ) -> ShimState:
+        """What the shim knows after it was given what a server that was killed during a take-over
+        has left to do."""
         known = {entry.id for entry in state.containers}
         containers = self._index.containers_of(sandbox)
-        rest = [c for c in containers if c.exit is None and c.process is not None and c.id not in known]
+        rest = [
+            c for c in containers if c.exit is None and c.process is not None and c.id not in known
+        ]
         is_without_holder = state.holder is None and sandbox.holder is not None
         if sandbox.phase != "ready" or not (rest or is_without_holder):
             return state
@@ -259,25 +273,31 @@ class Shims:
             return state
 
     def _still_connected(self, sandbox: Sandbox) -> ShimClient:
-        """The next shim may be killed, too, while it takes over, which nobody else would notice. Raises Unavailable."""
+        """The next shim may be killed, too, while it takes over, which nobody else would notice.
+        Raises Unavailable."""
         client = self._connection(sandbox)
         if client is None:
             raise Unavailable(f"the next shim of sandbox {sandbox.id} is gone, too")
         return client
 
     async def _write_move(self, sandbox: Sandbox) -> None:
-        """A full disk costs no pod: a server that finds the old record asks the shim (`_finish_take_over`)."""
+        """A full disk costs no pod: a server that finds the old record asks the shim
+        (`_finish_take_over`)."""
         try:
             await self.moved(sandbox)
         except (Error, OSError) as error:
             log.error("sandbox %s: who its shim is now is not on the disk: %s", sandbox.id, error)
 
     async def _finish_take_over(self, sandbox: Sandbox, state: ShimState) -> None:
-        """A server that was killed while this shim took over has not written that; a container that the keeper does not have is
-        ended, for nobody hears of its end any more."""
+        """A server that was killed while this shim took over has not written that; a container that
+        the keeper does not have is ended, for nobody hears of its end any more."""
         known = {entry.id for entry in state.containers}
         for container in self._index.containers_of(sandbox):
-            if container.exit is None and container.process is not None and container.id not in known:
+            if (
+                container.exit is None
+                and container.process is not None
+                and container.id not in known
+            ):
                 await self._end_orphan(sandbox, container)
         started = alive_since(state.pid)
         if started is None or sandbox.shim == Process(state.pid, started):
@@ -312,7 +332,8 @@ class Shims:
                 container.lost = container.exit is None and not process.alive()
             else:
                 container.lost = container.exit is None and (
-                    not self._paths.container_state(container.id).is_dir() or orphans.was_started(container)
+                    not self._paths.container_state(container.id).is_dir()
+                    or orphans.was_started(container)
                 )
 
     def _learn(self, sandbox: Sandbox, state: ShimState) -> None:
@@ -343,7 +364,8 @@ class Shims:
             )
 
     def _keep_folder(self, container: Container) -> None:
-        """Somebody may have deleted the folder, in which the shim is going to write how the container ended."""
+        """Somebody may have deleted the folder, in which the shim is going to write how the
+        container ended."""
         folder = self._paths.container_state(container.id)
         try:
             folder.mkdir(mode=0o700)
@@ -355,19 +377,25 @@ class Shims:
         log.warning("container %s runs, but its folder %s was deleted", container.id, folder)
 
     async def replace_outdated(self) -> None:
-        """End shims of another version, one after the other: their pods go on in shims of this one. A shim of whose pods the keeper does
-        not have everything stays until they end."""
+        """End shims of another version, one after the other: their pods go on in shims of this one.
+        A shim of whose pods the keeper does not have everything stays until they end."""
         current = self.processes.of_this_version()
         pods: dict[Process, list[Sandbox]] = {}
         for sandbox in self._index.sandboxes:
-            if sandbox.shim is not None and sandbox.shim not in current and self.find(sandbox) is not None:
+            if (
+                sandbox.shim is not None
+                and sandbox.shim not in current
+                and self.find(sandbox) is not None
+            ):
                 pods.setdefault(sandbox.shim, []).append(sandbox)
         for process, sandboxes in pods.items():
             running = [c.id for s in sandboxes for c in self._index.containers_of(s) if c.running]
             if {*running, *(s.id for s in sandboxes if s.holder_alive)} <= await self.stored.ids():
                 log.info("shim %d is of another version: its pods move", process.pid)
                 orphans.kill_process(process)
-                await asyncio.gather(*(self._wait_until_moved(sandbox, process) for sandbox in sandboxes))
+                await asyncio.gather(
+                    *(self._wait_until_moved(sandbox, process) for sandbox in sandboxes)
+                )
                 await self.processes.remove_outdated(process)
 
     async def _wait_until_moved(self, sandbox: Sandbox, process: Process) -> None:
@@ -386,7 +414,8 @@ class Shims:
         await self._end_once(sandbox)
 
     async def shutdown(self, sandbox: Sandbox) -> None:
-        """End the sandbox's shim; fine when it is gone. Raises WrongState while something runs in it."""
+        """End the sandbox's shim; fine when it is gone. Raises WrongState while something runs in
+        it."""
         client = self.find(sandbox)
         if client is not None:
             await client.shutdown()
@@ -444,7 +473,8 @@ class Shims:
         task.add_done_callback(lambda task: self._meeting.pop(sandbox.id, None))
 
     async def drop_unknown(self) -> None:
-        """Have the keeper close what belongs to no pod: left by what was killed between the end of a process and its last word."""
+        """Have the keeper close what belongs to no pod: left by what was killed between the end of
+        a process and its last word."""
         known = {sandbox.id for sandbox in self._index.sandboxes}
         known |= {container.id for container in self._index.containers if container.exit is None}
         await self.stored.drop(*(await self.stored.ids(tries=1) - known))
@@ -459,9 +489,11 @@ class Shims:
         await asyncio.shield(task)
 
     async def end_orphans(self, sandbox: Sandbox) -> None:
-        """The sandbox's shim is gone: take what it left on disk, end the holder and the containers that still run.
+        """The sandbox's shim is gone: take what it left on disk, end the holder and the containers
+        that still run.
 
-        Nobody reads their output or can tell their exit codes any more, so they end with reason Unknown.
+        Nobody reads their output or can tell their exit codes any more, so they end with reason
+        Unknown.
         """
         # A container that has ended shows a pod that is not ready.
         sandbox.holder_alive = False
@@ -485,7 +517,8 @@ class Shims:
 
     async def _end_orphan(self, sandbox: Sandbox, container: Container) -> None:
         await self.stored.drop(container.id)
-        if container.exit is not None:  # its group may be left: of a start that failed, or not removed yet
+        # its group may be left: of a start that failed, or not removed yet
+        if container.exit is not None:
             await orphans.kill_group(container.cgroups_path, container.id)
             return
         orphans.read_facts(self._paths, container)

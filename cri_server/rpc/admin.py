@@ -37,7 +37,10 @@ class Admin:
     def container_config(self, asked: private.ContainerConfig) -> private.Configs:
         container = self._services.index.containers.get(asked.id)
         sandbox = self._services.index.sandboxes.get(container.sandbox_id)
-        texts = [base64.b64encode(c.SerializeToString()).decode() for c in (container.config, sandbox.config)]
+        texts = [
+            base64.b64encode(c.SerializeToString()).decode()
+            for c in (container.config, sandbox.config)
+        ]
         return private.Configs(*texts)
 
     def pod_config(self, asked: private.PodConfig) -> private.SandboxConfig:
@@ -90,7 +93,9 @@ class Admin:
     async def collect_garbage(self, asked: private.CollectGarbage) -> private.Items:
         from cri_server import garbage  # which is seldom asked for
 
-        work = garbage.collect(self._services, dry_run=asked.dry_run, images=asked.images, force=asked.force)
+        work = garbage.collect(
+            self._services, dry_run=asked.dry_run, images=asked.images, force=asked.force
+        )
         return private.Items(
             [
                 private.Item(item.kind, item.name, item.action, item.why, item.size_bytes)
@@ -131,6 +136,8 @@ class Admin:
             (private.DebugProfile, self.debug_profile, private.encode_record),
         ]
         return {
-            private.path(kind.call).encode(): Method(kind.call, private.decoder(kind), answer, encode)
+            private.path(kind.call).encode(): Method(
+                kind.call, private.decoder(kind), answer, encode
+            )
             for kind, answer, encode in calls
         }

@@ -42,7 +42,8 @@ BY_KIND = {
     "kernel": Code.INTERNAL,
     "resource_exhausted": Code.RESOURCE_EXHAUSTED,
     "unsupported": Code.UNIMPLEMENTED,
-    # The CRI client shows the bare message of UNKNOWN, so that prefixes such as `RegistryUnavailable` stay first.
+    # The CRI client shows the bare message of UNKNOWN, so that prefixes such as
+    # `RegistryUnavailable` stay first.
     "peer": Code.UNKNOWN,
     "unavailable": Code.UNAVAILABLE,
     "deadline": Code.DEADLINE_EXCEEDED,
@@ -56,7 +57,8 @@ NODE_IS_TO_BLAME = {
     Code.DEADLINE_EXCEEDED,
     Code.UNIMPLEMENTED,
 }
-"""What its owner, or a peer's, must hear of: the request may be right. UNIMPLEMENTED is said of what this node or kernel lacks."""
+"""What its owner, or a peer's, must hear of: the request may be right. UNIMPLEMENTED is said of
+what this node or kernel lacks."""
 EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
@@ -96,8 +98,8 @@ def message_of(error: BaseException) -> str:
 
 
 def report(call: str, error: BaseException) -> None:
-    """Log that `call` failed, unless it has a line already (`has_line`). What the caller did wrong in a call that only reads goes to
-    debug, for kubelet asks for things that are gone all the time.
+    """Log that `call` failed, unless it has a line already (`has_line`). What the caller did wrong
+    in a call that only reads goes to debug, for kubelet asks for things that are gone all the time.
     """
     import logging  # not for our own client, which takes the codes from here
 
@@ -108,7 +110,9 @@ def report(call: str, error: BaseException) -> None:
         log.info("%s: %s: %s", call, error.code.name, error.message)
     elif isinstance(error, Error):
         told = getattr(error, "has_line", False)
-        level = logging.WARNING if code_of(error) in NODE_IS_TO_BLAME and not told else logging.DEBUG
+        level = (
+            logging.WARNING if code_of(error) in NODE_IS_TO_BLAME and not told else logging.DEBUG
+        )
         log.log(level, "%s: %s: %s", call, error.kind, message_of(error))
     else:
         log.exception("%s: not expected", call, exc_info=error)

@@ -1,4 +1,5 @@
-"""gRPC as it looks inside of HTTP/2 (grpc/doc/PROTOCOL-HTTP2.md): heads, messages with a prefix, statuses. No I/O."""
+"""gRPC as it looks inside of HTTP/2 (grpc/doc/PROTOCOL-HTTP2.md): heads, messages with a prefix,
+statuses. No I/O."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class NotGrpc(Exception):
 
 @dataclass(slots=True)
 class Head:
-    """What a request's fields say. `timeout_s` is None when the client waits for as long as it takes. `origin`: W3C `traceparent`."""
+    """What a request's fields say. `timeout_s` is None when the client waits for as long as it
+    takes. `origin`: W3C `traceparent`."""
 
     path: bytes
     timeout_s: float | None
@@ -78,7 +80,9 @@ def parse_timeout_s(text: bytes) -> float:
 def not_grpc_answer(http_status: int) -> tuple[bytes, bytes]:
     """The header block and the body that answer what is not gRPC."""
     body = b"this is a gRPC server: POST with content-type application/grpc\n"
-    block = hpack.literal(b":status", b"%d" % http_status) + hpack.literal(b"content-type", b"text/plain")
+    block = hpack.literal(b":status", b"%d" % http_status) + hpack.literal(
+        b"content-type", b"text/plain"
+    )
     return block + hpack.literal(b"content-length", b"%d" % len(body)), body
 
 
@@ -93,7 +97,8 @@ def status_block(code: Code, message: str) -> bytes:
 
 
 def escape(message: str) -> bytes:
-    """UTF-8, percent-encoded but for the printable part of ASCII, at most `STATUS_MESSAGE_LIMIT_BYTES` long."""
+    """UTF-8, percent-encoded but for the printable part of ASCII, at most
+    `STATUS_MESSAGE_LIMIT_BYTES` long."""
     raw = message.encode("utf-8", "replace")
     whole = _ESCAPED.sub(lambda found: b"%%%02X" % found[0][0], raw)
     if len(whole) <= STATUS_MESSAGE_LIMIT_BYTES:
@@ -101,7 +106,8 @@ def escape(message: str) -> bytes:
     cut = whole[: STATUS_MESSAGE_LIMIT_BYTES - 3]
     broken = cut.rfind(b"%", -2)
     cut = cut[:broken] if broken >= 0 else cut
-    while (last := cut[-3:])[:1] == b"%" and int(last[1:], 16) >= 0x80:  # an UTF-8 sequence that may be cut
+    # an UTF-8 sequence that may be cut
+    while (last := cut[-3:])[:1] == b"%" and int(last[1:], 16) >= 0x80:
         cut = cut[:-3]
         if int(last[1:], 16) >= 0xC0:
             break
@@ -119,7 +125,8 @@ def message(payload: bytes) -> bytes:
 
 
 def whole_message(body: bytes) -> bytes | None:
-    """The payload when `body` is one uncompressed message and nothing else: nearly every request comes so."""
+    """The payload when `body` is one uncompressed message and nothing else: nearly every request
+    comes so."""
     if (
         len(body) >= PREFIX_BYTES
         and not body[0]
@@ -145,7 +152,8 @@ class Incoming:
         return len(self._body)
 
     def add(self, data: bytes) -> int:
-        """Take a part. Returns, once, by how much the message is longer than the window that each stream begins with.
+        """Take a part. Returns, once, by how much the message is longer than the window that each
+        stream begins with.
 
         Raises CallFailed: too long, a second message, an encoding that is not known.
         """
@@ -164,7 +172,9 @@ class Incoming:
             raise CallFailed(Code.INTERNAL, f"compressed flag {flag}")
         self._compressed = bool(flag)
         if self._compressed and self._encoding not in ENCODINGS:
-            raise CallFailed(Code.UNIMPLEMENTED, f"grpc-encoding {self._encoding[:20]!r} is not supported")
+            raise CallFailed(
+                Code.UNIMPLEMENTED, f"grpc-encoding {self._encoding[:20]!r} is not supported"
+            )
         if self._compressed and self._encoding == b"identity":
             raise CallFailed(Code.INTERNAL, "a compressed message without grpc-encoding")
         if length > self._limit_bytes:
@@ -172,7 +182,8 @@ class Incoming:
 
     def _too_long(self, length: int) -> CallFailed:
         return CallFailed(
-            Code.RESOURCE_EXHAUSTED, f"a message of {length} bytes is longer than {self._limit_bytes}"
+            Code.RESOURCE_EXHAUSTED,
+            f"a message of {length} bytes is longer than {self._limit_bytes}",
         )
 
     def finish(self) -> bytes:

@@ -1,7 +1,8 @@
 """ImageService: each call in a line or two over the image service.
 
-An image is the same for all runtime handlers, and no annotation of an ImageSpec changes what is pulled. So `spec.runtime_handler`
-is empty in lists, as in those of containers: a kubelet with RuntimeClassInImageCriApi compares the two before it removes an image.
+An image is the same for all runtime handlers, and no annotation of an ImageSpec changes what is
+pulled. So `spec.runtime_handler` is empty in lists, as in those of containers: a kubelet with
+RuntimeClassInImageCriApi compares the two before it removes an image.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class ImageService:
         found = await self._services.images.list(request.filter.image.image or None)
         return api.ListImagesResponse(images=[message(i) for i in found])
 
-    async def StreamImages(self, request: api.StreamImagesRequest) -> AsyncIterator[api.StreamImagesResponse]:
+    async def StreamImages(
+        self, request: api.StreamImagesRequest
+    ) -> AsyncIterator[api.StreamImagesResponse]:
         found = await self._services.images.list(request.filter.image.image or None)
         for batch in batches(found):
             yield api.StreamImagesResponse(images=[message(i) for i in batch])

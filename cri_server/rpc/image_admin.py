@@ -1,4 +1,5 @@
-"""The private calls about images, for which CRI has none: pulls that tell how far they are, tags, archives, logins."""
+"""The private calls about images, for which CRI has none: pulls that tell how far they are, tags,
+archives, logins."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ class ImageAdmin:
         async for message in _telling(lambda note: self._images.pull(name, auth, note)):
             yield message
 
-    async def pull_platform(self, request: private.PullPlatform) -> AsyncGenerator[private.Told, None]:
+    async def pull_platform(
+        self, request: private.PullPlatform
+    ) -> AsyncGenerator[private.Told, None]:
         name, auth = _text(request.image, "image"), _auth(request.auth)
         platform = platforms.parse(request.platform)
         async for message in _telling(lambda note: self._images.pull(name, auth, note, platform)):
@@ -55,7 +58,9 @@ class ImageAdmin:
             yield part
 
     async def check_login(self, asked: private.CheckLogin) -> private.Done:
-        await self._images.check_login(_text(asked.registry, "registry"), _auth(asked.auth) or Auth())
+        await self._images.check_login(
+            _text(asked.registry, "registry"), _auth(asked.auth) or Auth()
+        )
         return private.Done()
 
     def table(self) -> Table:
@@ -69,7 +74,9 @@ class ImageAdmin:
             (private.CheckLogin, self.check_login, private.encode_record),
         ]
         return {
-            private.path(kind.call).encode(): Method(kind.call, private.decoder(kind), answer, encode)
+            private.path(kind.call).encode(): Method(
+                kind.call, private.decoder(kind), answer, encode
+            )
             for kind, answer, encode in calls
         }
 
@@ -77,7 +84,8 @@ class ImageAdmin:
 async def _telling(
     begin: Callable[[Callable[[Progress], None]], Coroutine[Any, Any, str]],
 ) -> AsyncGenerator[private.Told, None]:
-    """The progress of long work, at most every `TELL_S`, then its result. It is cancelled when nobody listens any more."""
+    """The progress of long work, at most every `TELL_S`, then its result. It is cancelled when
+    nobody listens any more."""
     latest: list[Progress] = []
     task = asyncio.create_task(begin(lambda progress: latest.__setitem__(slice(None), [progress])))
     told: Progress | None = None
@@ -86,7 +94,9 @@ async def _telling(
             await asyncio.wait([task], timeout=TELL_S)
             if latest and latest[0] != told:
                 told = latest[0]
-                yield private.Told(private.Progress(told.stage, told.fetched_bytes, told.total_bytes))
+                yield private.Told(
+                    private.Progress(told.stage, told.fetched_bytes, told.total_bytes)
+                )
         yield private.Told(id=await task)
     finally:
         if not task.done():

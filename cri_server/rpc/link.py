@@ -1,9 +1,10 @@
 """One client's connection: bytes from the socket to calls, answers of calls to bytes.
 
-What can be answered at once is, in the same pass that read the request; everything else is a task of its own, which a reset,
-a deadline, the end of the connection or of the server cancels. A client that does not read is not read either. While more
-than `BACKLOG_BYTES` wait for it, no further answer is made: what it asks stands in line, in order, until it has taken some of
-what waits, is reset or reaches its deadline.
+What can be answered at once is, in the same pass that read the request; everything else is a task
+of its own, which a reset, a deadline, the end of the connection or of the server cancels. A client
+that does not read is not read either. While more than `BACKLOG_BYTES` wait for it, no further
+answer is made: what it asks stands in line, in order, until it has taken some of what waits, is
+reset or reaches its deadline.
 """
 
 from __future__ import annotations
@@ -42,9 +43,17 @@ class Call:
     )  # fmt: skip
 
     def __init__(
-        self, stream_id: int, method: Method, incoming: Incoming, deadline_s: float | None, origin: str
+        self,
+        stream_id: int,
+        method: Method,
+        incoming: Incoming,
+        deadline_s: float | None,
+        origin: str,
     ) -> None:
-        self.stream_id, self.method, self.incoming, self.deadline_s = stream_id, method, incoming, deadline_s
+        self.stream_id = stream_id
+        self.method = method
+        self.incoming = incoming
+        self.deadline_s = deadline_s
         self.origin = origin
         self.timer: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[None] | None = None
@@ -74,7 +83,8 @@ class Link(asyncio.BufferedProtocol):
         self._answered_bytes = 0  # in this pass, so not yet with the transport
         self._transport: asyncio.Transport | None = None
         self._paused = False
-        # Ends the connection when the client does not greet, and later when it does not take the last answers.
+        # Ends the connection when the client does not greet, and later when it does not take the
+        # last answers.
         self._patience: asyncio.TimerHandle | None = None
         self.active_s, self._served = self._loop.time(), False
 
@@ -85,7 +95,8 @@ class Link(asyncio.BufferedProtocol):
 
     @property
     def answering(self) -> bool:
-        """Whether it has asked for something that is not done; a request that is not complete is nothing yet."""
+        """Whether it has asked for something that is not done; a request that is not complete is
+        nothing yet."""
         begun = any(call.task is not None for call in self._calls.values())
         return begun or bool(self._line) or self._connection.held > 0
 
@@ -131,7 +142,8 @@ class Link(asyncio.BufferedProtocol):
             self._flush()
 
     def _flush(self) -> None:
-        """Send what the connection has to say, and answer those who stand in line for which that made room."""
+        """Send what the connection has to say, and answer those who stand in line for which that
+        made room."""
         self._write()
         while self._line and not self._is_backlogged():
             call, payload = self._line.popleft()
@@ -214,7 +226,12 @@ class Link(asyncio.BufferedProtocol):
             return  # reset in the same breath
         if event.fields is None:
             limit = self._server.limits.header_list_bytes
-            self._end(event.stream_id, False, Code.RESOURCE_EXHAUSTED, f"headers of more than {limit} bytes")
+            self._end(
+                event.stream_id,
+                False,
+                Code.RESOURCE_EXHAUSTED,
+                f"headers of more than {limit} bytes",
+            )
             return
         try:
             head = grpc_framing.parse_head(event.fields)
@@ -240,7 +257,8 @@ class Link(asyncio.BufferedProtocol):
             self._data(call, b"", True)
 
     def _other_data(self, stream_id: int, size: int, ended: bool) -> None:
-        """A part of a request that is not gRPC: answered at its end, or without it when it is long (RFC 9113, 8.1)."""
+        """A part of a request that is not gRPC: answered at its end, or without it when it is long
+        (RFC 9113, 8.1)."""
         state = self._others[stream_id]
         state[1] += size
         if not ended and state[1] <= SKIPPED_BYTES:
@@ -273,7 +291,8 @@ class Link(asyncio.BufferedProtocol):
             self._fail(call, failed)
 
     def _reserve(self, call: Call, size: int) -> None:
-        """Count a request that comes in parts, and is or will be so long, against what all clients may have under way.
+        """Count a request that comes in parts, and is or will be so long, against what all clients
+        may have under way.
 
         Raises CallFailed.
         """
@@ -365,8 +384,10 @@ class Link(asyncio.BufferedProtocol):
         self._flush()
 
     def _ended(self, call: Call, work: Any, task: asyncio.Task[None]) -> None:
-        """The call's task is done. It may not even have begun, when its connection broke in the same breath."""
-        call.task = None  # a cancelled task keeps its frames, which know the call and this connection
+        """The call's task is done. It may not even have begun, when its connection broke in the
+        same breath."""
+        # a cancelled task keeps its frames, which know the call and this connection
+        call.task = None
         self._server.ended()
         if call.held:
             self._connection.held -= 1
@@ -483,7 +504,8 @@ class Link(asyncio.BufferedProtocol):
     # -- the server's side
 
     def drain(self) -> None:
-        """Take no more calls; streams that would go on for ever end now, other calls may end by themselves."""
+        """Take no more calls; streams that would go on for ever end now, other calls may end by
+        themselves."""
         self._connection.go_away()
         for call in list(self._calls.values()):
             if call.streaming or call.task is None:

@@ -1,8 +1,9 @@
 """The table of calls: gRPC's path -> what decodes the request and answers it.
 
-A handler is a method of the service's object with the call's name. It takes the request and returns the reply (a message, or
-its wire form as bytes), a coroutine of it, or, for a call that streams, an async generator of replies. What can be answered
-at once should be: a coroutine costs a task. A coroutine may also return `Parts`, for a reply that is too large to hold.
+A handler is a method of the service's object with the call's name. It takes the request and returns
+the reply (a message, or its wire form as bytes), a coroutine of it, or, for a call that streams, an
+async generator of replies. What can be answered at once should be: a coroutine costs a task. A
+coroutine may also return `Parts`, for a reply that is too large to hold.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A reply in its wire form, `size` bytes in all, that is read part by part as the client takes it.
+    """A reply in its wire form, `size` bytes in all, that is read part by part as the client takes
+    it.
 
     `close` is called once, also when no part was asked for.
     """
@@ -44,7 +46,8 @@ _encode: Callable[[Any], bytes] = methodcaller("SerializeToString")
 
 
 def table(**services: object) -> Table:
-    """The calls of CRI's services by name: `RuntimeService=…`. What an object lacks answers UNIMPLEMENTED.
+    """The calls of CRI's services by name: `RuntimeService=…`. What an object lacks answers
+    UNIMPLEMENTED.
 
     Raises ValueError for a public method that is no call of the service.
     """

@@ -1,4 +1,5 @@
-"""Our private calls beside CRI, shared by server and command line: what they ask and answer, JSON objects over gRPC.
+"""Our private calls beside CRI, shared by server and command line: what they ask and answer, JSON
+objects over gRPC.
 
 Either end may be older or newer: unknown fields are ignored, and an unknown call is UNIMPLEMENTED.
 """
@@ -55,7 +56,8 @@ class Done(Record):
 
 
 class LoadImage(Request):
-    """Load an archive that the server reads; `name` for an image without one. Answered with `Images`."""
+    """Load an archive that the server reads; `name` for an image without one. Answered with
+    `Images`."""
 
     call = "LoadImage"
     path: AbsolutePath
@@ -171,8 +173,8 @@ class SandboxConfig(Record):
 
 
 class ExecAs(Request):
-    """Exec with what CRI's ExecRequest has no fields for: `user` as in an OCI process, `env` as NAME=VALUE over the container's
-    own, `cwd` unless empty. Answered with a `Session`."""
+    """Exec with what CRI's ExecRequest has no fields for: `user` as in an OCI process, `env` as
+    NAME=VALUE over the container's own, `cwd` unless empty. Answered with a `Session`."""
 
     call = "ExecAs"
     id: str
@@ -220,7 +222,8 @@ class Ids(Record):
 
 
 class Timeline(Request):
-    """`pod`: a reference, empty for all; `last` and `slowest`: so many, 0 for all. Answered with a `Calls`."""
+    """`pod`: a reference, empty for all; `last` and `slowest`: so many, 0 for all. Answered with a
+    `Calls`."""
 
     call = "Timeline"
     pod: str = ""
@@ -235,7 +238,8 @@ class Calls(Record):
 
 
 class FollowTimeline(Request):
-    """Answered with an entry for each call that has ended since `after_ns`, and that ends from now on."""
+    """Answered with an entry for each call that has ended since `after_ns`, and that ends from now
+    on."""
 
     call = "FollowTimeline"
     pod: str = ""
@@ -243,7 +247,8 @@ class FollowTimeline(Request):
 
 
 class ReleaseNetwork(Request):
-    """Give up the network of a stopped pod whose plugins refuse to detach it. Answered with `Refusals`."""
+    """Give up the network of a stopped pod whose plugins refuse to detach it. Answered with
+    `Refusals`."""
 
     call = "ReleaseNetwork"
     id: str
@@ -256,8 +261,8 @@ class Refusals(Record):
 
 
 class CollectGarbage(Request):
-    """`dry_run`: only tell; `images`: also those that nobody uses; `force`: also addresses whose plugins refuse to take them back.
-    Answered with an `Items`."""
+    """`dry_run`: only tell; `images`: also those that nobody uses; `force`: also addresses whose
+    plugins refuse to take them back. Answered with an `Items`."""
 
     call = "CollectGarbage"
     dry_run: bool

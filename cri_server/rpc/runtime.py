@@ -1,4 +1,5 @@
-"""RuntimeService: each call in a line or two. What is not built answers UNIMPLEMENTED (`methods.table`)."""
+"""RuntimeService: each call in a line or two. What is not built answers UNIMPLEMENTED
+(`methods.table`)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,16 @@ from typing import Any, TypeVar
 import pyrunc
 from cri_server import metrics, stats
 from cri_server.api import api_pb2 as api
-from cri_server.containers import checkpoint, create, remove, reopen_log, sessions, start, stop, update
+from cri_server.containers import (
+    checkpoint,
+    create,
+    remove,
+    reopen_log,
+    sessions,
+    start,
+    stop,
+    update,
+)
 from cri_server.containers import exec as execution
 from cri_server.rpc.methods import Parts
 from cri_server.sandboxes import checkpoint as sandbox_checkpoint
@@ -60,7 +70,9 @@ class RuntimeService:
             reason="" if network.ready else network.reason or "NetworkPluginNotReady",
             message=network.message,
         )
-        for name, features in (await self._services.oci_features.of_handlers(self._services.config)).items():
+        for name, features in (
+            await self._services.oci_features.of_handlers(self._services.config)
+        ).items():
             response.runtime_handlers.add(name=name, features=features)
         response.features.supplemental_groups_policy = True
         response.features.user_namespaces_host_network = True
@@ -89,8 +101,11 @@ class RuntimeService:
     async def UpdateRuntimeConfig(
         self, request: api.UpdateRuntimeConfigRequest
     ) -> api.UpdateRuntimeConfigResponse:
-        """The CNI configuration is the administrator's; plugins in it that take ranges are given the node's pod CIDRs."""
-        await self._services.network.use_pod_ranges(request.runtime_config.network_config.pod_cidr.split(","))
+        """The CNI configuration is the administrator's; plugins in it that take ranges are given
+        the node's pod CIDRs."""
+        await self._services.network.use_pod_ranges(
+            request.runtime_config.network_config.pod_cidr.split(",")
+        )
         return api.UpdateRuntimeConfigResponse()
 
     # -- sandboxes
@@ -99,11 +114,15 @@ class RuntimeService:
         identifier = await sandbox_run.run(self._services, request.config, request.runtime_handler)
         return api.RunPodSandboxResponse(pod_sandbox_id=identifier)
 
-    async def StopPodSandbox(self, request: api.StopPodSandboxRequest) -> api.StopPodSandboxResponse:
+    async def StopPodSandbox(
+        self, request: api.StopPodSandboxRequest
+    ) -> api.StopPodSandboxResponse:
         await sandbox_stop.stop(self._services, request.pod_sandbox_id)
         return api.StopPodSandboxResponse()
 
-    async def RemovePodSandbox(self, request: api.RemovePodSandboxRequest) -> api.RemovePodSandboxResponse:
+    async def RemovePodSandbox(
+        self, request: api.RemovePodSandboxRequest
+    ) -> api.RemovePodSandboxResponse:
         await sandbox_remove.remove(self._services, request.pod_sandbox_id)
         return api.RemovePodSandboxResponse()
 
@@ -116,7 +135,9 @@ class RuntimeService:
     def ListPodSandbox(self, request: api.ListPodSandboxRequest) -> bytes:
         return b"".join([sandbox_status.listed_wire(s) for s in self._sandboxes(request.filter)])
 
-    async def StreamPodSandboxes(self, request: api.StreamPodSandboxesRequest) -> AsyncIterator[bytes]:
+    async def StreamPodSandboxes(
+        self, request: api.StreamPodSandboxesRequest
+    ) -> AsyncIterator[bytes]:
         for batch in batches(self._sandboxes(request.filter)):
             yield b"".join([sandbox_status.listed_wire(s) for s in batch])
 
@@ -137,13 +158,17 @@ class RuntimeService:
 
     # -- containers
 
-    async def CreateContainer(self, request: api.CreateContainerRequest) -> api.CreateContainerResponse:
+    async def CreateContainer(
+        self, request: api.CreateContainerRequest
+    ) -> api.CreateContainerResponse:
         identifier = await create.create(
             self._services, request.pod_sandbox_id, request.config, request.sandbox_config
         )
         return api.CreateContainerResponse(container_id=identifier)
 
-    async def StartContainer(self, request: api.StartContainerRequest) -> api.StartContainerResponse:
+    async def StartContainer(
+        self, request: api.StartContainerRequest
+    ) -> api.StartContainerResponse:
         await start.start(self._services, request.container_id)
         return api.StartContainerResponse()
 
@@ -151,11 +176,15 @@ class RuntimeService:
         await stop.stop(self._services, request.container_id, request.timeout)
         return api.StopContainerResponse()
 
-    async def RemoveContainer(self, request: api.RemoveContainerRequest) -> api.RemoveContainerResponse:
+    async def RemoveContainer(
+        self, request: api.RemoveContainerRequest
+    ) -> api.RemoveContainerResponse:
         await remove.remove(self._services, request.container_id)
         return api.RemoveContainerResponse()
 
-    def ContainerStatus(self, request: api.ContainerStatusRequest) -> bytes | api.ContainerStatusResponse:
+    def ContainerStatus(
+        self, request: api.ContainerStatusRequest
+    ) -> bytes | api.ContainerStatusResponse:
         make = container_status.describe if request.verbose else container_status.answer
         return make(self._services, request.container_id)
 
@@ -181,7 +210,9 @@ class RuntimeService:
     async def CheckpointContainer(
         self, request: api.CheckpointContainerRequest
     ) -> api.CheckpointContainerResponse:
-        await checkpoint.checkpoint(self._services, request.container_id, request.location, request.timeout)
+        await checkpoint.checkpoint(
+            self._services, request.container_id, request.location, request.timeout
+        )
         return api.CheckpointContainerResponse()
 
     # -- commands and streams
@@ -189,10 +220,14 @@ class RuntimeService:
     async def ExecSync(self, request: api.ExecSyncRequest) -> api.ExecSyncResponse | Parts:
         if request.timeout < 0:
             raise InvalidArgument(f"timeout {request.timeout} is negative")
-        outcome = await execution.sync(self._services, request.container_id, request.cmd, request.timeout)
+        outcome = await execution.sync(
+            self._services, request.container_id, request.cmd, request.timeout
+        )
         if outcome.stdout.in_memory and outcome.stderr.in_memory:
             return api.ExecSyncResponse(
-                stdout=outcome.stdout.content, stderr=outcome.stderr.content, exit_code=outcome.exit_code
+                stdout=outcome.stdout.content,
+                stderr=outcome.stderr.content,
+                exit_code=outcome.exit_code,
             )
         return exec_response(outcome)
 
@@ -210,7 +245,9 @@ class RuntimeService:
 
     # -- usage and events
 
-    async def ContainerStats(self, request: api.ContainerStatsRequest) -> api.ContainerStatsResponse:
+    async def ContainerStats(
+        self, request: api.ContainerStatsRequest
+    ) -> api.ContainerStatsResponse:
         container = self._services.index.containers.get(request.container_id)
         return api.ContainerStatsResponse(stats=await stats.of_container(self._services, container))
 
@@ -228,7 +265,9 @@ class RuntimeService:
             if found:
                 yield api.StreamContainerStatsResponse(container_stats=found)
 
-    async def PodSandboxStats(self, request: api.PodSandboxStatsRequest) -> api.PodSandboxStatsResponse:
+    async def PodSandboxStats(
+        self, request: api.PodSandboxStatsRequest
+    ) -> api.PodSandboxStatsResponse:
         sandbox = self._services.index.sandboxes.get(request.pod_sandbox_id)
         return api.PodSandboxStatsResponse(stats=await stats.of_sandbox(self._services, sandbox))
 
@@ -236,7 +275,9 @@ class RuntimeService:
         self, request: api.ListPodSandboxStatsRequest
     ) -> api.ListPodSandboxStatsResponse:
         found = self._measured_sandboxes(request.filter)
-        return api.ListPodSandboxStatsResponse(stats=await stats.of_sandboxes(self._services, found))
+        return api.ListPodSandboxStatsResponse(
+            stats=await stats.of_sandboxes(self._services, found)
+        )
 
     async def StreamPodSandboxStats(
         self, request: api.StreamPodSandboxStatsRequest
@@ -282,7 +323,10 @@ class RuntimeService:
     def _containers(self, wanted: api.ContainerFilter) -> list[Container]:
         state = wanted.state.state if wanted.HasField("state") else None
         return self._services.index.select_containers(
-            reference=wanted.id, state=state, sandbox=wanted.pod_sandbox_id, labels=wanted.label_selector
+            reference=wanted.id,
+            state=state,
+            sandbox=wanted.pod_sandbox_id,
+            labels=wanted.label_selector,
         )
 
     def _measured(self, wanted: api.ContainerStatsFilter) -> list[Container]:
@@ -298,10 +342,13 @@ class RuntimeService:
 
 
 def exec_response(outcome: execution.Outcome) -> Parts:
-    """An ExecSyncResponse as it looks on the wire: two fields of bytes, which are read while they are sent, and the rest."""
+    """An ExecSyncResponse as it looks on the wire: two fields of bytes, which are read while they
+    are sent, and the rest."""
     fields = api.ExecSyncResponse.DESCRIPTOR.fields_by_name
     outputs = [(fields["stdout"].number, outcome.stdout), (fields["stderr"].number, outcome.stderr)]
-    heads = [varint(number << 3 | LENGTH_DELIMITED) + varint(output.size) for number, output in outputs]
+    heads = [
+        varint(number << 3 | LENGTH_DELIMITED) + varint(output.size) for number, output in outputs
+    ]
     rest = api.ExecSyncResponse(exit_code=outcome.exit_code).SerializeToString()
 
     async def content() -> AsyncGenerator[bytes, None]:

@@ -1,7 +1,8 @@
-"""The gRPC server on a unix socket: accepts connections, keeps what all of them together may hold, ends them in order.
+"""The gRPC server on a unix socket: accepts connections, keeps what all of them together may hold,
+ends them in order.
 
-At the limit of connections the one that has been idle for longest makes room, so that a flood of silent ones keeps nobody
-out; a gRPC client connects again when it needs to.
+At the limit of connections the one that has been idle for longest makes room, so that a flood of
+silent ones keeps nobody out; a gRPC client connects again when it needs to.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ SOCKET_MODE = 0o660
 
 
 class Server:
-    """Answers the calls of `methods` on the socket at `path`. What links share is public; they are its only users."""
+    """Answers the calls of `methods` on the socket at `path`. What links share is public; they are
+    its only users."""
 
     def __init__(
         self,
@@ -75,13 +77,15 @@ class Server:
             self._listener = await loop.create_unix_server(
                 lambda: Link(self), sock=sock, backlog=ACCEPT_AT_ONCE
             )
-            sock.listen(BACKLOG)  # asyncio takes its figure for both, and would go beyond the limit in one go
+            # asyncio takes its figure for both, and would go beyond the limit in one go
+            sock.listen(BACKLOG)
         except BaseException:
             sock.close()
             raise
 
     async def stop(self, timeout_s: float) -> None:
-        """Take no more calls, let those that run end for `timeout_s`, then cancel them; remove the socket."""
+        """Take no more calls, let those that run end for `timeout_s`, then cancel them; remove the
+        socket."""
         if self._listener is None:
             return
         self._listener.close()
@@ -105,7 +109,8 @@ class Server:
     # -- for links
 
     def joined(self, link: Link) -> None:
-        """A connection was accepted; at the limit another one goes, or this one when all others are busy."""
+        """A connection was accepted; at the limit another one goes, or this one when all others are
+        busy."""
         if len(self._links) >= self._connections_limit:
             count = len(self._links)
             text = f"{count} connections are the limit: the one that was idle for longest is closed"
@@ -118,7 +123,8 @@ class Server:
         self._empty.clear()
 
     def _longest_idle(self) -> Link | None:
-        """One that has never made a call before all others, and one that asks for nothing before one that is half-way."""
+        """One that has never made a call before all others, and one that asks for nothing before
+        one that is half-way."""
         if self._silent:
             return next(iter(self._silent))
         candidates = [link for link in self._links if link.idle]
@@ -175,11 +181,16 @@ class Server:
 def connections_limit() -> int:
     """A quarter of the descriptors that this process may have, at most `CONNECTIONS_LIMIT`."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return CONNECTIONS_LIMIT if soft == resource.RLIM_INFINITY else max(1, min(CONNECTIONS_LIMIT, soft // 4))
+    return (
+        CONNECTIONS_LIMIT
+        if soft == resource.RLIM_INFINITY
+        else max(1, min(CONNECTIONS_LIMIT, soft // 4))
+    )
 
 
 def unlink_stale(path: Path) -> None:
-    """Remove the socket of a dead server. Raises WrongState for a living one's, and for what is no socket."""
+    """Remove the socket of a dead server. Raises WrongState for a living one's, and for what is no
+    socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))

@@ -1,12 +1,13 @@
 """Every call leaves a measurement, and one that changes something a line in the log.
 
-The line has the verb, the pod as NAMESPACE/NAME, the container's name, ids, the duration and the outcome as gRPC's code; a
-failure also its error and the step that failed. It goes to `info`; to `warning` when the node or a peer is to blame; to
-`debug` when there was nothing to do, as for a kubelet that stops a pod again, and for ExecSync, which probes call all the
-time, unless the node failed it. Calls that only read log nothing, unless the node failed them (`codes.report`).
+The line has the verb, the pod as NAMESPACE/NAME, the container's name, ids, the duration and the
+outcome as gRPC's code; a failure also its error and the step that failed. It goes to `info`; to
+`warning` when the node or a peer is to blame; to `debug` when there was nothing to do, as for a
+kubelet that stops a pod again, and for ExecSync, which probes call all the time, unless the node
+failed it. Calls that only read log nothing, unless the node failed them (`codes.report`).
 
-Nothing secret is written: no environment, no annotations, no credentials of registries, and of a command that is executed
-neither its name nor its arguments, which hold passwords often enough.
+Nothing secret is written: no environment, no annotations, no credentials of registries, and of a
+command that is executed neither its name nor its arguments, which hold passwords often enough.
 """
 
 from __future__ import annotations
@@ -40,8 +41,11 @@ STOPPABLE = (api.CONTAINER_RUNNING, api.CONTAINER_UNKNOWN)
 
 
 def observed(services: Services, table: Table) -> Table:
-    """The same calls, each measured and, if it is a verb, logged. Calls that stream go on for hours and are not measured."""
-    return {path: replace(method, answer=_observed(services, method)) for path, method in table.items()}
+    """The same calls, each measured and, if it is a verb, logged. Calls that stream go on for hours
+    and are not measured."""
+    return {
+        path: replace(method, answer=_observed(services, method)) for path, method in table.items()
+    }
 
 
 def _observed(services: Services, method: Method) -> Callable[[Any], Any]:
@@ -63,7 +67,9 @@ def _verb(services: Services, method: Method, describe: Describe) -> Callable[[A
             said = _failed(method.name, described, error, time.perf_counter() - trace.begin_s)
             _remember(services, method.name, trace, said)
             raise
-        said = _succeeded(services, method.name, described, reply, time.perf_counter() - trace.begin_s)
+        said = _succeeded(
+            services, method.name, described, reply, time.perf_counter() - trace.begin_s
+        )
         if described[1]:
             _remember(services, method.name, trace, said)
         return reply
@@ -85,9 +91,11 @@ def _query(method: Method) -> Callable[[Any], Any]:
     return answer
 
 
-def _immediate(services: Services, method: Method, describe: Describe | None) -> Callable[[Any], Any]:
-    """Of a handler that answers at once, or hands out a coroutine for the rare case (a verbose status), which is not
-    measured."""
+def _immediate(
+    services: Services, method: Method, describe: Describe | None
+) -> Callable[[Any], Any]:
+    """Of a handler that answers at once, or hands out a coroutine for the rare case (a verbose
+    status), which is not measured."""
 
     def answer(request: Any) -> Any:
         began_s = time.perf_counter()
@@ -97,7 +105,9 @@ def _immediate(services: Services, method: Method, describe: Describe | None) ->
             if describe is None:
                 VERBS.add(method.name, _code(error).name, time.perf_counter() - began_s)
             else:
-                _failed(method.name, describe(services, request), error, time.perf_counter() - began_s)
+                _failed(
+                    method.name, describe(services, request), error, time.perf_counter() - began_s
+                )
             raise
         if type(reply) in (CoroutineType, AsyncGeneratorType):
             return reply
@@ -125,7 +135,9 @@ def _code(error: BaseException) -> Code:
     return codes.code_of(error) if isinstance(error, Exception) else Code.CANCELLED
 
 
-def _succeeded(services: Services, verb: str, described: Described, reply: Any, seconds: float) -> Fields:
+def _succeeded(
+    services: Services, verb: str, described: Described, reply: Any, seconds: float
+) -> Fields:
     VERBS.add(verb, "OK", seconds)
     found, changes = described
     level = logging.INFO if changes and verb not in QUIET else logging.DEBUG
@@ -285,7 +297,8 @@ DESCRIBE: dict[str, Describe] = {
 }
 QUIET = {"ExecSync"}
 QUIET_FAILURES = set(Code) - codes.NODE_IS_TO_BLAME | {Code.DEADLINE_EXCEEDED}
-"""Of such a verb: a probe's program that is not there, or that takes too long, is the pod's own affair."""
+"""Of such a verb: a probe's program that is not there, or that takes too long, is the pod's own
+affair."""
 
 
 def _made(services: Services, reply: Any) -> Fields:

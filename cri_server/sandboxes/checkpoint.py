@@ -1,4 +1,5 @@
-"""CheckpointPod: containers of a pod stand still together, are captured one by one, and go on; each becomes an archive in a folder.
+"""CheckpointPod: containers of a pod stand still together, are captured one by one, and go on; each
+becomes an archive in a folder.
 
 | file | what |
 |---|---|
@@ -54,14 +55,16 @@ class Job:
     def go_on(self) -> None:
         """Raises DeadlineExceeded where it need not."""
         if self.given_up:
-            raise DeadlineExceeded(f"the caller of the checkpoint of pod {self.sandbox.id} does not wait")
+            raise DeadlineExceeded(
+                f"the caller of the checkpoint of pod {self.sandbox.id} does not wait"
+            )
 
 
 async def checkpoint(services: Services, request: api.CheckpointPodRequest) -> None:
     """Fill the caller's empty folder, or leave it empty. The containers run when this returns.
 
-    Raises NotFound, InvalidArgument, WrongState (not running, no CRIU, a checkpoint is under way), Unsupported, PeerError with
-    what CRIU logged, ResourceExhausted, KernelError.
+    Raises NotFound, InvalidArgument, WrongState (not running, no CRIU, a checkpoint is under way),
+    Unsupported, PeerError with what CRIU logged, ResourceExhausted, KernelError.
     """
     if request.options:
         raise InvalidArgument(f"options: there is none called {sorted(request.options)[0][:80]!r}")
@@ -72,7 +75,12 @@ async def checkpoint(services: Services, request: api.CheckpointPodRequest) -> N
         raise WrongState(f"sandbox {sandbox.id} is not ready")
     for container in chosen:
         containers.require(services, sandbox, container)
-    job = Job(services, sandbox, [containers.Job(services, sandbox, c) for c in chosen], request.output_path)
+    job = Job(
+        services,
+        sandbox,
+        [containers.Job(services, sandbox, c) for c in chosen],
+        request.output_path,
+    )
     try:
         await services.running.join(containers.key(sandbox), lambda: _checkpoint(job))
     except asyncio.CancelledError:
@@ -89,7 +97,9 @@ def _choose(services: Services, sandbox: Sandbox, references: Sequence[str]) -> 
         if container.sandbox_id != sandbox.id:
             raise InvalidArgument(f"container {container.id} belongs to another sandbox")
         if names.count(container.config.metadata.name) > 1:
-            raise InvalidArgument(f"container_ids: {container.config.metadata.name!r} is there twice")
+            raise InvalidArgument(
+                f"container_ids: {container.config.metadata.name!r} is there twice"
+            )
     return found
 
 
@@ -166,7 +176,10 @@ def _describe(job: Job) -> None:
         },
     )
     with disk_errors("write", job.folder):
-        for name, content in ((pods.DUMP, json.dumps(config).encode()), (pods.OPTIONS, options.encode())):
+        for name, content in (
+            (pods.DUMP, json.dumps(config).encode()),
+            (pods.OPTIONS, options.encode()),
+        ):
             atomic_file.write_bytes(job.place(name), content, durable=True)
 
 

@@ -1,4 +1,5 @@
-"""RemovePodSandbox: stop, remove the containers, then forget the sandbox. Logs and the host's files stay."""
+"""RemovePodSandbox: stop, remove the containers, then forget the sandbox. Logs and the host's files
+stay."""
 
 from __future__ import annotations
 
@@ -25,10 +26,13 @@ class Work:
 
 
 async def remove(services: Services, reference: str) -> None:
-    """Returns when neither lists nor status show the sandbox. Unknown ids are fine; call again after an error."""
+    """Returns when neither lists nor status show the sandbox. Unknown ids are fine; call again
+    after an error."""
     sandbox = services.index.sandboxes.find(reference)
     if sandbox is not None:
-        await services.running.join(("remove", sandbox.id), lambda: STEPS.run(Work(services, sandbox)))
+        await services.running.join(
+            ("remove", sandbox.id), lambda: STEPS.run(Work(services, sandbox))
+        )
 
 
 async def stop(work: Work) -> None:

@@ -1,6 +1,8 @@
-"""RestorePod: a new sandbox, and in it a container for each archive of a pod's checkpoint, all of them created and none started.
+"""RestorePod: a new sandbox, and in it a container for each archive of a pod's checkpoint, all of
+them created and none started.
 
-The pod has an address of its own, and the mounts of its containers are the request's. The checkpoint is only read.
+The pod has an address of its own, and the mounts of its containers are the request's. The
+checkpoint is only read.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ log = logging.getLogger(__name__)
 async def restore(services: Services, request: api.RestorePodRequest) -> api.RestorePodResponse:
     """The sandbox's id, and its containers'. On failure nothing of them is left.
 
-    Raises InvalidArgument, NotFound, AlreadyExists, WrongState (no CRIU), and what RunPodSandbox and CreateContainer raise.
+    Raises InvalidArgument, NotFound, AlreadyExists, WrongState (no CRIU), and what RunPodSandbox
+    and CreateContainer raise.
     """
     if request.options:
         raise InvalidArgument(f"options: there is none called {sorted(request.options)[0][:80]!r}")
@@ -52,16 +55,20 @@ def _read(folder: str) -> pods.Options:
         raise InvalidArgument(f"checkpoint_path {folder!r} is not an absolute path")
     number = _open_regular(f"{folder}/{pods.OPTIONS}")
     if number is None:
-        raise NotFound(f"checkpoint_path {folder!r} holds no pod's checkpoint: there is no {pods.OPTIONS}")
+        raise NotFound(
+            f"checkpoint_path {folder!r} holds no pod's checkpoint: there is no {pods.OPTIONS}"
+        )
     with open(number, "rb") as file:
         return pods.decode(file.read(pods.LIMIT_BYTES))
 
 
 def _open_regular(path: str) -> int | None:
-    """A file of the checkpoint; None when it is not there. Raises InvalidArgument for a link, a pipe,
-    a device, a folder: reading those may not end."""
+    """A file of the checkpoint; None when it is not there. Raises InvalidArgument for a link, a
+    pipe, a device, a folder: reading those may not end."""
     try:
-        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        number = os.open(
+            path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        )
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -91,8 +98,12 @@ async def _restore(
     try:
         await _fill_shm(services, sandbox, f"{request.checkpoint_path}/{pods.SHM}")
         for config in request.container_configs:
-            archive = f"{request.checkpoint_path}/{pods.archive(found.containers[config.metadata.name])}"
-            identifier = await create.create(services, sandbox, config, request.config, archive=archive)
+            archive = (
+                f"{request.checkpoint_path}/{pods.archive(found.containers[config.metadata.name])}"
+            )
+            identifier = await create.create(
+                services, sandbox, config, request.config, archive=archive
+            )
             response.restored_containers.add(name=config.metadata.name, container_id=identifier)
     except BaseException:
         try:
@@ -110,7 +121,9 @@ async def _fill_shm(services: Services, sandbox_id: str, archive: str) -> None:
     folder = Path(services.paths.sandbox_root(sandbox_id), "shm")
     try:
         await asyncio.to_thread(_make, folder)
-        await checkpoints.run(services, UNPACK, Unpack(str(folder), services.images.room()), [content])
+        await checkpoints.run(
+            services, UNPACK, Unpack(str(folder), services.images.room()), [content]
+        )
         async with shm.opened(services, services.index.sandboxes.get(sandbox_id)) as mounts:
             if mounts:
                 await checkpoints.run(services, FILL, Fill(str(folder / TREE)), mounts)

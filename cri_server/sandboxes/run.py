@@ -1,4 +1,5 @@
-"""RunPodSandbox: a shim, a holder of the pod's namespaces and, beside it, the pod's network, or nothing at all."""
+"""RunPodSandbox: a shim, a holder of the pod's namespaces and, beside it, the pod's network, or
+nothing at all."""
 
 from __future__ import annotations
 
@@ -54,9 +55,11 @@ class Work:
 
 
 async def run(services: Services, config: api.PodSandboxConfig, handler: str) -> str:
-    """The id of a READY sandbox. The same request again joins the running one or returns what it made.
+    """The id of a READY sandbox. The same request again joins the running one or returns what it
+    made.
 
-    Raises InvalidArgument, AlreadyExists (the name is taken by another configuration), and what its steps raise.
+    Raises InvalidArgument, AlreadyExists (the name is taken by another configuration), and what its
+    steps raise.
     """
     check(config)
     check_hostname(config, services.node.hostname)
@@ -65,7 +68,9 @@ async def run(services: Services, config: api.PodSandboxConfig, handler: str) ->
     found = services.index.sandboxes.named(name)
     if found is not None:
         return _again(found, config)
-    return await services.running.join(("run", name), lambda: _run(services, config, handler), request=config)
+    return await services.running.join(
+        ("run", name), lambda: _run(services, config, handler), request=config
+    )
 
 
 def _again(found: Sandbox, config: api.PodSandboxConfig) -> str:
@@ -79,7 +84,8 @@ def _again(found: Sandbox, config: api.PodSandboxConfig) -> str:
 
 
 def check_hostname(config: api.PodSandboxConfig, host: str) -> None:
-    """Raises InvalidArgument for a name that a pod with the node's network, and so its UTS namespace, cannot have."""
+    """Raises InvalidArgument for a name that a pod with the node's network, and so its UTS
+    namespace, cannot have."""
     on_host = config.linux.security_context.namespace_options.network == api.NODE
     if on_host and config.hostname not in ("", host):
         raise InvalidArgument(
@@ -90,14 +96,20 @@ def check_hostname(config: api.PodSandboxConfig, host: str) -> None:
 def check_handler(services: Services, config: api.PodSandboxConfig, handler: str) -> None:
     """Raises InvalidArgument for a handler that there is not, Unsupported for what it cannot do."""
     found = handlers.require(services.config, handler)
-    if found.binary and namespaces.has_user_namespace(config.linux.security_context.namespace_options):
-        raise Unsupported(f"pods with users of their own cannot have the runtime handler {handler!r}")
+    if found.binary and namespaces.has_user_namespace(
+        config.linux.security_context.namespace_options
+    ):
+        raise Unsupported(
+            f"pods with users of their own cannot have the runtime handler {handler!r}"
+        )
 
 
 def check(config: api.PodSandboxConfig) -> None:
     """What is wrong whatever the host is. Raises InvalidArgument."""
     metadata = config.metadata
-    if not config.HasField("metadata") or not (metadata.name and metadata.namespace and metadata.uid):
+    if not config.HasField("metadata") or not (
+        metadata.name and metadata.namespace and metadata.uid
+    ):
         raise InvalidArgument("config.metadata: name, namespace and uid are required")
     if config.log_directory and not config.log_directory.startswith("/"):
         raise InvalidArgument(f"log_directory {config.log_directory!r} is not absolute")
@@ -111,7 +123,9 @@ def check(config: api.PodSandboxConfig) -> None:
 async def _run(services: Services, config: api.PodSandboxConfig, handler: str) -> str:
     identifier = os.urandom(32).hex()
     driver = services.node.cgroup_driver
-    parent = groups.parent(config.linux.cgroup_parent, driver, services.config.cgroup.default_parent)
+    parent = groups.parent(
+        config.linux.cgroup_parent, driver, services.config.cgroup.default_parent
+    )
     sandbox = Sandbox(
         id=identifier,
         config=config,
@@ -136,7 +150,8 @@ async def _run(services: Services, config: api.PodSandboxConfig, handler: str) -
 
 @contextlib.contextmanager
 def labelled(services: Services, sandbox: Sandbox) -> Iterator[None]:
-    """Give the sandbox its SELinux labels; its level is nobody else's, also while it is in no list yet. Raises InvalidArgument."""
+    """Give the sandbox its SELinux labels; its level is nobody else's, also while it is in no list
+    yet. Raises InvalidArgument."""
     policy = services.node.selinux
     if policy is None:
         yield
@@ -152,7 +167,8 @@ async def make_state(work: Work) -> None:
     """The state folder is the intent: without a record beside it the sandbox was never finished."""
     folder = work.services.paths.sandbox_state(work.sandbox.id)
     with disk_errors("mkdir", str(folder)):
-        folder.mkdir(mode=0o700)  # on a tmpfs, as the socket that is bound there next: no thread has to wait
+        # on a tmpfs, as the socket that is bound there next: no thread has to wait
+        folder.mkdir(mode=0o700)
 
 
 async def write_files(work: Work) -> None:
@@ -203,7 +219,9 @@ def holder(work: Work) -> HolderFile:
         },
         uid_mappings=users.get("uidMappings", []),
         gid_mappings=users.get("gidMappings", []),
-        sysctls=sysctls.with_defaults(work.config.linux.sysctls, options, work.services.config.pods),
+        sysctls=sysctls.with_defaults(
+            work.config.linux.sysctls, options, work.services.config.pods
+        ),
         cgroups_path=work.sandbox.cgroups_path,
         cgroup=CgroupChoice(work.services.node.cgroup_driver, settings.missing_controllers),
         oom_score_adj=resources.clamp_oom_score_adj(
@@ -223,8 +241,8 @@ def _settings(work: Work) -> Containers:
 
 
 def has_pinned_network(options: api.NamespaceOption) -> bool:
-    """Whether the shim makes the pod's network namespace, which is known before the holder then. With a user namespace the
-    holder's clone makes it: only so the pod's root owns it.
+    """Whether the shim makes the pod's network namespace, which is known before the holder then.
+    With a user namespace the holder's clone makes it: only so the pod's root owns it.
     """
     return options.network != api.NODE and not namespaces.id_maps(options)
 
@@ -277,24 +295,32 @@ async def attach_network(work: Work) -> None:
         sandbox.network = "host"
         return
     try:
-        result = await work.services.network.attach(pod_network(sandbox, work.namespace), settled=False)
+        result = await work.services.network.attach(
+            pod_network(sandbox, work.namespace), settled=False
+        )
     except Error as error:
         add_pod_names(work.services, error)
         raise
-    sandbox.network, sandbox.ips, sandbox.netns_path = "attached", list(result.ips), result.netns_path
+    sandbox.network = "attached"
+    sandbox.ips = list(result.ips)
+    sandbox.netns_path = result.netns_path
 
 
 def add_pod_names(services: Services, error: Error) -> None:
-    """Say which pods an error of the network means by their ids: the owner of a host port that is taken."""
+    """Say which pods an error of the network means by their ids: the owner of a host port that is
+    taken."""
     ids = dict.fromkeys(SANDBOX_ID.findall(error.message))
-    pods = [pod for identifier in ids if (pod := services.index.sandboxes.find(identifier)) is not None]
+    pods = [
+        pod for identifier in ids if (pod := services.index.sandboxes.find(identifier)) is not None
+    ]
     if pods:
         names = [(each.id, each.config.metadata) for each in pods]
         error.add_detail(", ".join(f"{i[:12]}… is pod {m.namespace}/{m.name}" for i, m in names))
 
 
 def pod_network(sandbox: Sandbox, namespace: str) -> PodNetwork:
-    """What the network is told about a pod whose network namespace is at the path `namespace`. Its cgroup is the one that kubelet made for it, not the holder's below that."""
+    """What the network is told about a pod whose network namespace is at the path `namespace`. Its
+    cgroup is the one that kubelet made for it, not the holder's below that."""
     config = sandbox.config
     dns = config.dns_config
     return PodNetwork(
@@ -321,10 +347,14 @@ def _port_mappings(config: api.PodSandboxConfig) -> tuple[PortMapping, ...]:
         try:
             protocol = api.Protocol.Name(mapping.protocol).lower()
         except ValueError:
-            raise InvalidArgument(f"port_mappings[{i}]: unknown protocol {mapping.protocol}") from None
+            raise InvalidArgument(
+                f"port_mappings[{i}]: unknown protocol {mapping.protocol}"
+            ) from None
         if mapping.host_port:
             _check_host_port(mapping, f"port_mappings[{i}]")
-            found.append(PortMapping(mapping.host_port, mapping.container_port, protocol, mapping.host_ip))
+            found.append(
+                PortMapping(mapping.host_port, mapping.container_port, protocol, mapping.host_ip)
+            )
     return tuple(found)
 
 
@@ -335,7 +365,9 @@ def _check_host_port(mapping: api.PortMapping, where: str) -> None:
         if mapping.host_ip and getattr(parse_address(mapping.host_ip), "scope_id", None):
             raise ValueError
     except ValueError:
-        raise InvalidArgument(f"{where}: host_ip {mapping.host_ip[:80]!r} is not an address") from None
+        raise InvalidArgument(
+            f"{where}: host_ip {mapping.host_ip[:80]!r} is not an address"
+        ) from None
 
 
 async def detach_network(work: Work) -> None:
@@ -356,7 +388,8 @@ async def tell_plugins_of_end(work: Work) -> None:
 
 
 async def save(work: Work) -> None:
-    """The sandbox's record and the network's: two writers that wait for the disk at the same time wait once."""
+    """The sandbox's record and the network's: two writers that wait for the disk at the same time
+    wait once."""
     sandbox, services = work.sandbox, work.services
     await together(disk.save_sandbox(services.paths, sandbox), services.network.settle(sandbox.id))
 
@@ -366,7 +399,8 @@ async def unsave(work: Work) -> None:
 
 
 async def leave_for_removal(work: Work) -> None:
-    """The roll-back did not succeed: show the sandbox as not ready, so that the caller can stop and remove it."""
+    """The roll-back did not succeed: show the sandbox as not ready, so that the caller can stop and
+    remove it."""
     sandbox = work.sandbox
     sandbox.phase = "stopped"
     if work.services.network.remembers(sandbox.id):
@@ -379,8 +413,9 @@ async def leave_for_removal(work: Work) -> None:
 
 
 def in_turn(work: Work) -> tuple[str, ...]:
-    """Where one of holder and network needs the other: a namespace that the holder's clone makes; and settings of the network,
-    which are written by the holder's start, may name eth0 (containerd and CRI-O attach the network before they are set).
+    """Where one of holder and network needs the other: a namespace that the holder's clone makes;
+    and settings of the network, which are written by the holder's start, may name eth0 (containerd
+    and CRI-O attach the network before they are set).
     """
     if not has_pinned_network(work.sandbox.options):
         return ("holder", "network")
@@ -393,7 +428,10 @@ STEPS: Steps[Work] = Steps(
         Step("state", make_state, remove_state),
         Beside((Step("files", write_files), Step("shim", start_shim, end_shim))),
         Beside(
-            (Step("holder", start_holder, end_holder), Step("network", attach_network, detach_network)),
+            (
+                Step("holder", start_holder, end_holder),
+                Step("network", attach_network, detach_network),
+            ),
             in_turn,
         ),
         Step("nri", tell_plugins, tell_plugins_of_end),

@@ -1,4 +1,5 @@
-"""The /dev/shm that a pod's containers share: a mount that the pod's shim and the keeper hold, and that is attached nowhere on the host."""
+"""The /dev/shm that a pod's containers share: a mount that the pod's shim and the keeper hold, and
+that is attached nowhere on the host."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from pyrunc import ipc
 
 @contextlib.asynccontextmanager
 async def opened(services: Services, sandbox: Sandbox) -> AsyncIterator[list[int]]:
-    """A descriptor of the mount, for a block; none for a pod that has the host's. Raises Unavailable."""
+    """A descriptor of the mount, for a block; none for a pod that has the host's. Raises
+    Unavailable."""
     if sandbox.options.ipc == api.NODE:
         yield []
         return

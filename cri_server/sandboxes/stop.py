@@ -1,4 +1,5 @@
-"""StopPodSandbox: the containers end, then the holder, then the network; the sandbox stays visible as not ready.
+"""StopPodSandbox: the containers end, then the holder, then the network; the sandbox stays visible
+as not ready.
 
 Every step may find its work done already: kubelet calls this many times, after reboots too.
 """
@@ -28,7 +29,8 @@ START_PATIENCE_S = 5.0
 
 
 async def release_network(services: Services, reference: str) -> list[str]:
-    """Give up the network of a pod that StopPodSandbox could not detach; what its plugins refused, a line each.
+    """Give up the network of a pod that StopPodSandbox could not detach; what its plugins refused,
+    a line each.
 
     Raises NotFound, WrongState while the pod runs.
     """
@@ -81,8 +83,8 @@ def _stopped(services: Services, sandbox: Sandbox) -> bool:
 
 
 async def refuse_more(work: Work) -> None:
-    """No container is created or started from here on; those that are being are waited for, and starts that take long are ended: a
-    volume may not answer."""
+    """No container is created or started from here on; those that are being are waited for, and
+    starts that take long are ended: a volume may not answer."""
     work.sandbox.phase = "stopping"
     try:
         async with asyncio.timeout(START_PATIENCE_S):
@@ -101,7 +103,8 @@ async def _end_starts(work: Work) -> None:
         return
     for container in starting:
         log.warning(
-            "container %s: its start, which takes long, is ended: its pod is being stopped", container.id
+            "container %s: its start, which takes long, is ended: its pod is being stopped",
+            container.id,
         )
         with contextlib.suppress(Error):  # it has ended meanwhile, or its shim
             await client.stop(container.id, signal.SIGKILL, 0.0)
@@ -160,7 +163,8 @@ async def end_shim(work: Work) -> None:
 
 
 async def save(work: Work) -> None:
-    """A full disk does not keep a pod from being stopped: what the record lacks is found out again from the facts."""
+    """A full disk does not keep a pod from being stopped: what the record lacks is found out again
+    from the facts."""
     was_stopped = work.sandbox.phase == "stopped"
     work.sandbox.phase = "stopped"
     if not was_stopped and work.services.paths.sandbox_record(work.sandbox.id).exists():

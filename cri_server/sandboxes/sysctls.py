@@ -1,4 +1,5 @@
-"""Kernel settings of a pod: only those that a namespace of the pod owns; anything else would change the host."""
+"""Kernel settings of a pod: only those that a namespace of the pod owns; anything else would change
+the host."""
 
 from __future__ import annotations
 
@@ -43,10 +44,13 @@ def check(asked: Mapping[str, str], options: api.NamespaceOption) -> None:
             raise InvalidArgument(f"sysctl {key!r} is not namespaced")
 
 
-def with_defaults(asked: Mapping[str, str], options: api.NamespaceOption, pods: Pods) -> dict[str, str]:
+def with_defaults(
+    asked: Mapping[str, str], options: api.NamespaceOption, pods: Pods
+) -> dict[str, str]:
     """What is asked for and what the configuration sets in the pod's own network beside it.
 
-    Groups of a pod with a user namespace are not mapped that far: the kernel would refuse the range.
+    Groups of a pod with a user namespace are not mapped that far: the kernel would refuse the
+    range.
     """
     found: dict[str, str] = {}
     if options.network != api.NODE:
@@ -59,7 +63,8 @@ def with_defaults(asked: Mapping[str, str], options: api.NamespaceOption, pods: 
 
 
 def concern_network(asked: Mapping[str, str]) -> bool:
-    """Whether a setting belongs to the pod's network; it may name an interface, which the network's plugins make."""
+    """Whether a setting belongs to the pod's network; it may name an interface, which the network's
+    plugins make."""
     return any(dotted(key).startswith(NET_PREFIX) for key in asked)
 
 

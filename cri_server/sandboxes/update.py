@@ -1,4 +1,5 @@
-"""UpdatePodSandboxResources: kubelet writes the pod's cgroup itself; we remember the figures it tells us."""
+"""UpdatePodSandboxResources: kubelet writes the pod's cgroup itself; we remember the figures it
+tells us."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ async def update(
     overhead: api.LinuxContainerResources,
     wanted: api.LinuxContainerResources,
 ) -> None:
-    """Keep both in the sandbox's configuration. Raises NotFound, InvalidArgument, ResourceExhausted."""
+    """Keep both in the sandbox's configuration. Raises NotFound, InvalidArgument,
+    ResourceExhausted."""
     sandbox = services.index.sandboxes.get(reference)
     resources.check(overhead)
     resources.check(wanted)

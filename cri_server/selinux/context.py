@@ -1,6 +1,7 @@
 """SELinux contexts as values: parsed, changed field by field, checked.
 
-A level is `s0`, or `s0:c1,c2` with the categories that keep pods apart (MCS); the kernel's own form is in security/selinux/ss/mls.c.
+A level is `s0`, or `s0:c1,c2` with the categories that keep pods apart (MCS); the kernel's own form
+is in security/selinux/ss/mls.c.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def check(asked: api.SELinuxOption, where: str = "selinux_options") -> None:
     for field in ("user", "role", "type"):
         value = getattr(asked, field)
         if value and not NAME.fullmatch(value):
-            raise InvalidArgument(f"{where}.{field}: {value[:100]!r} is not a word of an SELinux context")
+            raise InvalidArgument(
+                f"{where}.{field}: {value[:100]!r} is not a word of an SELinux context"
+            )
     if asked.level and not LEVEL.fullmatch(asked.level):
         raise InvalidArgument(
             f"{where}.level: {asked.level[:100]!r} is not a level such as s0 or s0:c1,c2 (two categories or ranges like c1.c5 at most)"

@@ -1,7 +1,9 @@
-"""Which labels a pod and its containers get: what CRI asks for, over what the policy has for containers.
+"""Which labels a pod and its containers get: what CRI asks for, over what the policy has for
+containers.
 
-The containers of a pod have one level, so that they share files and what is in the pod's namespaces; other pods have others.
-Host namespaces change nothing: such a pod stays confined unless it asks for another type, as under containerd.
+The containers of a pod have one level, so that they share files and what is in the pod's
+namespaces; other pods have others. Host namespaces change nothing: such a pod stays confined unless
+it asks for another type, as under containerd.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ NONE = Labels()
 
 
 def of_sandbox(policy: Policy, asked: api.SELinuxOption, level: str) -> Labels:
-    """A pod's: its pause process is confined also where the pod is privileged. `level`: where none is asked for.
+    """A pod's: its pause process is confined also where the pod is privileged. `level`: where none
+    is asked for.
 
     Raises InvalidArgument.
     """
@@ -40,8 +43,8 @@ def of_sandbox(policy: Policy, asked: api.SELinuxOption, level: str) -> Labels:
 
 
 def of_container(policy: Policy, context: api.LinuxContainerSecurityContext, pod: Labels) -> Labels:
-    """A container's: the pod's, unless it asks for its own, which is at the pod's level if it names none. A privileged one is not
-    confined; its files are the pod's. Raises InvalidArgument."""
+    """A container's: the pod's, unless it asks for its own, which is at the pod's level if it names
+    none. A privileged one is not confined; its files are the pod's. Raises InvalidArgument."""
     asked = context.selinux_options
     check(asked)
     if context.privileged:
@@ -55,6 +58,10 @@ def _made(policy: Policy, asked: api.SELinuxOption, level: str) -> Labels:
     process, file = policy.process, policy.file
     user = asked.user
     return Labels(
-        str(Context(user or process.user, asked.role or process.role, asked.type or process.type, level)),
+        str(
+            Context(
+                user or process.user, asked.role or process.role, asked.type or process.type, level
+            )
+        ),
         str(Context(user or file.user, file.role, file.type, level)),
     )

@@ -1,6 +1,7 @@
 """A pod's level: two categories of its own, which no other pod of this node has.
 
-Records of sandboxes keep them over a restart: a level is free again when no sandbox has it, without being given back.
+Records of sandboxes keep them over a restart: a level is free again when no sandbox has it, without
+being given back.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ TRIES = 10_000
 
 
 class Levels:
-    """The levels of pods that are being made, beside those that exist. `categories`: how many the policy has (c0 … cN-1)."""
+    """The levels of pods that are being made, beside those that exist. `categories`: how many the
+    policy has (c0 … cN-1)."""
 
     def __init__(self, categories: int) -> None:
         self.categories = categories
@@ -23,7 +25,8 @@ class Levels:
 
     @contextlib.contextmanager
     def reserved(self, taken: Collection[str]) -> Iterator[str]:
-        """A level that is not in `taken` and that nobody else gets meanwhile. Raises ResourceExhausted when all pairs are taken."""
+        """A level that is not in `taken` and that nobody else gets meanwhile. Raises
+        ResourceExhausted when all pairs are taken."""
         level = self._choose(taken)
         self._being_made.add(level)
         try:

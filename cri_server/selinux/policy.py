@@ -1,5 +1,5 @@
-"""What the node's policy has for containers: the contexts of `lxc_contexts`, the file that policies keep for container engines
-(selinux_lxc_contexts_path(3)), and whether the kernel knows a context.
+"""What the node's policy has for containers: the contexts of `lxc_contexts`, the file that policies
+keep for container engines (selinux_lxc_contexts_path(3)), and whether the kernel knows a context.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ PRIVILEGED = "spc_t"
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`process` and `file` are contexts at the lowest level; `privileged`: the process of a privileged container, None where the policy
-    has no type for it, so that it stays in the server's domain or goes where the policy sends it."""
+    """`process` and `file` are contexts at the lowest level; `privileged`: the process of a
+    privileged container, None where the policy has no type for it, so that it stays in the server's
+    domain or goes where the policy sends it."""
 
     process: Context
     file: Context
@@ -44,7 +45,8 @@ def probe(root: Path = Path("/")) -> Policy | None:
 
 
 def is_known(context: Context, kernel: Path = Path(KERNEL)) -> bool:
-    """Whether the loaded policy has it: the kernel takes the text in selinuxfs' file `context`, or refuses it."""
+    """Whether the loaded policy has it: the kernel takes the text in selinuxfs' file `context`, or
+    refuses it."""
     try:
         descriptor = os.open(kernel / "context", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -73,5 +75,7 @@ def _text(path: Path) -> str:
 
 def _settings(path: Path) -> dict[str, str]:
     lines = _text(path).splitlines()
-    pairs = (line.partition("=") for line in lines if "=" in line and not line.lstrip().startswith("#"))
+    pairs = (
+        line.partition("=") for line in lines if "=" in line and not line.lstrip().startswith("#")
+    )
     return {name.strip(): value.strip().strip('"') for name, _, value in pairs}

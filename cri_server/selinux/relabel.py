@@ -1,7 +1,8 @@
-"""Files get a pod's label: what the server makes for a pod, and volumes whose mounts ask for it (`selinux_relabel`).
+"""Files get a pod's label: what the server makes for a pod, and volumes whose mounts ask for it
+(`selinux_relabel`).
 
-This module is preloaded by the zygote: a volume is relabelled in an errand, for a tree may be large or on storage that does not
-answer.
+This module is preloaded by the zygote: a volume is relabelled in an errand, for a tree may be large
+or on storage that does not answer.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 ERRAND = "cri_server.selinux.relabel:relabel"
 ATTRIBUTE = "security.selinux"
-# Of the system: with a pod's label on them other programs would lose them (CVE-2021-43816 and docker's `:Z` on /usr).
+# Of the system: with a pod's label on them other programs would lose them (CVE-2021-43816 and
+# docker's `:Z` on /usr).
 REFUSED = frozenset(
     ("/", "/bin", "/boot", "/dev", "/etc", "/etc/passwd", "/etc/pki", "/etc/shadow", "/home", "/lib", "/lib32", "/lib64", "/media", "/mnt", "/opt", "/proc", "/root", "/run", "/sbin", "/srv", "/sys", "/tmp", "/usr", "/usr/bin", "/usr/lib", "/usr/lib64", "/usr/sbin", "/usr/share", "/var", "/var/cache", "/var/lib", "/var/lib/kubelet", "/var/log", "/var/run", "/var/tmp")
 )  # fmt: skip
@@ -45,7 +47,8 @@ class Relabel(Record):
 
 
 def relabel(arguments: Message, fds: list[int]) -> None:
-    """The errand: the paths of a `Relabel` and all below each get its label. Raises InvalidArgument, KernelError."""
+    """The errand: the paths of a `Relabel` and all below each get its label. Raises
+    InvalidArgument, KernelError."""
     asked = Relabel.of(arguments)
     for path in asked.paths:
         check_path(path)
@@ -56,14 +59,16 @@ def check_path(path: str) -> None:
     """Raises InvalidArgument for what is the system's."""
     plain = os.path.normpath(path)
     if plain in REFUSED or plain.startswith(REFUSED_BELOW):
-        raise InvalidArgument(f"selinux_relabel: {path!r} is the system's and keeps its SELinux labels")
+        raise InvalidArgument(
+            f"selinux_relabel: {path!r} is the system's and keeps its SELinux labels"
+        )
 
 
 def relabel_tree(path: str, label: bytes) -> None:
-    """Label the file or folder at `path` and what is below it on the same mount. Links are labelled,
-    never followed; what another program removes meanwhile is skipped. A file with a second name
-    outside of the volume is one file with one label; link(2) makes no such name from a container,
-    whose volumes are mounts of their own (EXDEV). Raises KernelError."""
+    """Label the file or folder at `path` and what is below it on the same mount. Links are
+    labelled, never followed; what another program removes meanwhile is skipped. A file with a
+    second name outside of the volume is one file with one label; link(2) makes no such name from a
+    container, whose volumes are mounts of their own (EXDEV). Raises KernelError."""
     # The path was looked up before: a link in it now was put there since.
     top = openat2(AT_FDCWD, path, os.O_PATH, resolve=RESOLVE_NO_SYMLINKS)
     try:
@@ -81,7 +86,8 @@ def _reopen(folder: int, path: str) -> int:
 
 
 class _Level:
-    """A folder on the way down: its name, what it is, and its folders that are still to be labelled."""
+    """A folder on the way down: its name, what it is, and its folders that are still to be
+    labelled."""
 
     __slots__ = ("identity", "left", "name")
 
@@ -115,7 +121,9 @@ def _relabel_below(current: int, label: bytes, path: str) -> None:
                 os.close(current)
                 current = above
                 if identity(current) != way[-1].identity:
-                    raise KernelError("open", f"'..' below {path!r}", errno.ESTALE, "folders are moved")
+                    raise KernelError(
+                        "open", f"'..' below {path!r}", errno.ESTALE, "folders are moved"
+                    )
     except OSError as error:
         raise KernelError.of(error, "open", f"a folder below {path!r}") from None
     finally:
@@ -173,4 +181,6 @@ def _set(path: str, label: bytes, named: str, *, follow: bool) -> bool:
     except OSError as error:
         if error.errno in NO_LABELS:
             return False
-        raise KernelError.of(error, "setxattr", f"{ATTRIBUTE}={label.decode()} of {named!r}") from None
+        raise KernelError.of(
+            error, "setxattr", f"{ATTRIBUTE}={label.decode()} of {named!r}"
+        ) from None

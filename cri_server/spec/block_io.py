@@ -1,7 +1,9 @@
-"""Classes of block I/O: a file says what a class is, an annotation of the pod which class a container has.
+"""Classes of block I/O: a file says what a class is, an annotation of the pod which class a
+container has.
 
-File and annotations are those that containerd and CRI-O take (goresctrl's doc/blockio.md): a class is a list of entries; one
-without `Devices` has the weight of all devices, of two that name a device the later counts.
+File and annotations are those that containerd and CRI-O take (goresctrl's doc/blockio.md): a class
+is a list of entries; one without `Devices` has the weight of all devices, of two that name a device
+the later counts.
 """
 
 from __future__ import annotations
@@ -79,10 +81,13 @@ def read(path: str) -> dict[str, list[Entry]]:
 def to_oci(path: str, name: str) -> dict[str, Any]:
     """The OCI object `linux.resources.blockIO` of the class `name`.
 
-    Raises InvalidArgument for a class that the file has not, WrongState for a file or a class that is wrong.
+    Raises InvalidArgument for a class that the file has not, WrongState for a file or a class that
+    is wrong.
     """
     if not path:
-        raise InvalidArgument(f"block I/O class {name[:80]!r}: no classes are configured on this node")
+        raise InvalidArgument(
+            f"block I/O class {name[:80]!r}: no classes are configured on this node"
+        )
     classes = read(path)
     if name not in classes:
         raise InvalidArgument(f"there is no block I/O class {name[:80]!r} in {path}")

@@ -1,5 +1,5 @@
-"""The order in which a container's OCI spec comes about. Everything that can be wrong for the caller's reasons fails here,
-at CreateContainer; what is built here is what StartContainer runs.
+"""The order in which a container's OCI spec comes about. Everything that can be wrong for the
+caller's reasons fails here, at CreateContainer; what is built here is what StartContainer runs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class ImageFacts:
 
 @dataclass(slots=True)
 class Inputs:
-    """All that a spec depends on. Host paths of `wanted` mounts and `devices` were looked up before."""
+    """All that a spec depends on. Host paths of `wanted` mounts and `devices` were looked up
+    before."""
 
     container_id: str
     config: api.ContainerConfig
@@ -107,7 +108,9 @@ def build(inputs: Inputs) -> Built:
     """The spec as a JSON object. Raises InvalidArgument, Unsupported."""
     context = inputs.config.linux.security_context
     who = user.resolve(context, inputs.image.user, inputs.accounts)
-    granted = capabilities.of(context, inputs.available_capabilities, inputs.settings.default_capabilities)
+    granted = capabilities.of(
+        context, inputs.available_capabilities, inputs.settings.default_capabilities
+    )
     spec: dict[str, Any] = {
         "ociVersion": OCI_VERSION,
         "process": _process(inputs, who, granted),
@@ -118,8 +121,14 @@ def build(inputs: Inputs) -> Built:
     }
     cdi.apply(spec, inputs.edits)
     if inputs.hooks:
-        annotations = {**inputs.sandbox.annotations, **inputs.config.annotations, **spec["annotations"]}
-        hooks.apply(spec, inputs.hooks, annotations, any(m.request.host_path for m in inputs.wanted))
+        annotations = {
+            **inputs.sandbox.annotations,
+            **inputs.config.annotations,
+            **spec["annotations"],
+        }
+        hooks.apply(
+            spec, inputs.hooks, annotations, any(m.request.host_path for m in inputs.wanted)
+        )
     return Built(spec, who)
 
 
@@ -177,7 +186,8 @@ def _mounts(inputs: Inputs) -> list[dict[str, Any]]:
         readonly_root=bool(context.readonly_rootfs),
         writable_cgroup=inputs.settings.cgroup_writable
         and not namespaces.has_user_namespace(sandbox_options),
-        sysfs_bind=namespaces.has_user_namespace(sandbox_options) and sandbox_options.network == api.NODE,
+        sysfs_bind=namespaces.has_user_namespace(sandbox_options)
+        and sandbox_options.network == api.NODE,
     )
     return mounts.merged(default, inputs.wanted)
 
@@ -222,7 +232,8 @@ def _linux(inputs: Inputs, granted: list[str]) -> dict[str, Any]:
 
 
 def _devices(inputs: Inputs) -> list[dict[str, Any]]:
-    """The nodes to make: with the host's owner, or with the container's where that is configured and not root."""
+    """The nodes to make: with the host's owner, or with the container's where that is configured
+    and not root."""
     uid = gid = 0
     context = inputs.config.linux.security_context
     if inputs.settings.device_ownership and not context.privileged:
@@ -251,7 +262,8 @@ def _device_rules(devices: list[Device], privileged: bool) -> list[dict[str, Any
 
 
 def _annotations(inputs: Inputs) -> dict[str, str]:
-    """Those that the configuration passes on, and ours for people who look at a bundle, in the words that other runtimes use."""
+    """Those that the configuration passes on, and ours for people who look at a bundle, in the
+    words that other runtimes use."""
     return {
         **_passed(inputs.sandbox.annotations, inputs.settings.pod_annotations),
         **_passed(inputs.config.annotations, inputs.settings.container_annotations),

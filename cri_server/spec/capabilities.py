@@ -1,4 +1,5 @@
-"""Which capabilities a container's process has: the default set, then what the caller drops and adds."""
+"""Which capabilities a container's process has: the default set, then what the caller drops and
+adds."""
 
 from __future__ import annotations
 
@@ -16,14 +17,16 @@ def of(
     available: int,
     default: Iterable[str] = DEFAULT_CAPABILITIES,
 ) -> dict[str, list[str]]:
-    """The OCI object `process.capabilities`. `default`: what a container has that asks for nothing. `available` is the server's own
-    effective set as a mask: nothing beyond it can be granted to a privileged container. Raises InvalidArgument for unknown
-    names."""
+    """The OCI object `process.capabilities`. `default`: what a container has that asks for nothing.
+    `available` is the server's own effective set as a mask: nothing beyond it can be granted to a
+    privileged container. Raises InvalidArgument for unknown names."""
     if context.privileged:
         granted = {name for name, number in CAPABILITIES.items() if available >> number & 1}
         return _sets(granted, set())
     asked = context.capabilities
-    granted = _apply(_names(default), _names(asked.drop_capabilities), _names(asked.add_capabilities))
+    granted = _apply(
+        _names(default), _names(asked.drop_capabilities), _names(asked.add_capabilities)
+    )
     ambient = _names(asked.add_ambient_capabilities)
     ambient = set(CAPABILITIES) if ALL in ambient else ambient
     granted |= ambient

@@ -1,7 +1,9 @@
-"""Container Device Interface: names such as `vendor.com/gpu=0` -> what their specification files add to a container.
+"""Container Device Interface: names such as `vendor.com/gpu=0` -> what their specification files
+add to a container.
 
-The files are the administrator's (/etc/cdi, /run/cdi; a later folder wins), read anew for every container that names a
-device: drivers write them at any time. Only regular files of root's, of a bounded size, are read (CVE-2026-53492).
+The files are the administrator's (/etc/cdi, /run/cdi; a later folder wins), read anew for every
+container that names a device: drivers write them at any time. Only regular files of root's, of a
+bounded size, are read (CVE-2026-53492).
 https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
 """
 
@@ -82,7 +84,8 @@ class Specification(Object):
 
 
 def names(devices: Iterable[str], annotations: Mapping[str, str]) -> list[str]:
-    """The devices that a container asks for, each once. Raises InvalidArgument for a malformed name."""
+    """The devices that a container asks for, each once. Raises InvalidArgument for a malformed
+    name."""
     wanted = list(devices)
     for key, value in annotations.items():
         if key.startswith(ANNOTATIONS):
@@ -94,7 +97,8 @@ def names(devices: Iterable[str], annotations: Mapping[str, str]) -> list[str]:
 
 
 def resolve(wanted: Sequence[str], folders: Sequence[str]) -> list[Edits]:
-    """The edits for the devices, each specification's own before its devices'. Raises InvalidArgument for an unknown one."""
+    """The edits for the devices, each specification's own before its devices'. Raises
+    InvalidArgument for an unknown one."""
     found: dict[str, tuple[Specification, Device]] = {}
     for folder in folders:
         found.update(_devices(folder))
@@ -155,8 +159,8 @@ def _yaml(content: bytes) -> Any:
     import yaml  # 20 ms that most servers never need
 
     class Loader(yaml.SafeLoader):
-        """Refuses more aliases than anybody writes (what one stands for is read again for each, and aliases of aliases
-        multiply) and more depth: the scanner's work on a token grows with it."""
+        """Refuses more aliases than anybody writes (what one stands for is read again for each, and
+        aliases of aliases multiply) and more depth: the scanner's work on a token grows with it."""
 
         aliases = depth = 0
 
@@ -179,7 +183,8 @@ def _yaml(content: bytes) -> Any:
 
 
 def apply(spec: dict[str, Any], edits: Sequence[Edits]) -> None:
-    """Add the edits to an OCI spec. Raises InvalidArgument for a device node or hook that cannot be."""
+    """Add the edits to an OCI spec. Raises InvalidArgument for a device node or hook that cannot
+    be."""
     process, linux = spec["process"], spec["linux"]
     variables = {line.partition("=")[0]: line for line in process["env"]}
     gids = dict.fromkeys(process["user"]["additionalGids"])
@@ -211,7 +216,12 @@ def apply(spec: dict[str, Any], edits: Sequence[Edits]) -> None:
 
 
 def _device(node: DeviceNode) -> dict[str, Any]:
-    device: dict[str, Any] = {"path": node.path, "type": node.type, "major": node.major, "minor": node.minor}
+    device: dict[str, Any] = {
+        "path": node.path,
+        "type": node.type,
+        "major": node.major,
+        "minor": node.minor,
+    }
     if not node.type or node.major is None or node.minor is None:
         found = device_facts(node.host_path or node.path)
         device |= {"type": found.type, "major": found.major, "minor": found.minor}

@@ -1,7 +1,8 @@
 """The name of a cgroup: from the pod's parent and our id to `cgroupsPath`, by driver.
 
-cgroupfs: `<parent>/<id>`; systemd: `<slice>:cri-pyrunc:<id>`, the scope `cri-pyrunc-<id>.scope`. kubelet and cAdvisor find
-the group by the id in its last part. A parent in the other driver's form is an error: two tools would fight over the tree.
+cgroupfs: `<parent>/<id>`; systemd: `<slice>:cri-pyrunc:<id>`, the scope `cri-pyrunc-<id>.scope`.
+kubelet and cAdvisor find the group by the id in its last part. A parent in the other driver's form
+is an error: two tools would fight over the tree.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def path(parent_group: str, identifier: str, driver: str) -> str:
 
 
 def driver_of(name: str) -> str:
-    """The driver that a parent or a `cgroupsPath` of ours was made for; after a change of the configuration not the server's."""
+    """The driver that a parent or a `cgroupsPath` of ours was made for; after a change of the
+    configuration not the server's."""
     return "cgroupfs" if name.startswith("/") else "systemd"
 
 
@@ -45,7 +47,9 @@ def _slice(asked: str, default: str) -> str:
         return default
     name = asked.rstrip("/").rpartition("/")[2]
     if not name.endswith(".slice"):
-        raise InvalidArgument(f"cgroup_parent {asked!r} is not a slice, but the cgroup driver is systemd")
+        raise InvalidArgument(
+            f"cgroup_parent {asked!r} is not a slice, but the cgroup driver is systemd"
+        )
     if "\0" in asked or ":" in asked:
         raise InvalidArgument(f"cgroup_parent {asked!r} is not a slice's name")
     return name
@@ -57,5 +61,7 @@ def _path(asked: str) -> str:
     if ".." in asked.split("/") or "\0" in asked:
         raise InvalidArgument(f"cgroup_parent {asked!r} is not a plain path")
     if asked.rstrip("/").endswith(".slice"):
-        raise InvalidArgument(f"cgroup_parent {asked!r} is a slice, but the cgroup driver is cgroupfs")
+        raise InvalidArgument(
+            f"cgroup_parent {asked!r} is a slice, but the cgroup driver is cgroupfs"
+        )
     return posixpath.normpath("/" + asked.lstrip("/"))

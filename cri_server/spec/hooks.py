@@ -1,6 +1,8 @@
-"""OCI hooks that the administrator configures in folders of JSON files, each for the containers that it is for.
+"""OCI hooks that the administrator configures in folders of JSON files, each for the containers
+that it is for.
 
-The format is oci-hooks(5) of podman and CRI-O, schema 1.0.0. A file of a later folder masks one of the same name before it.
+The format is oci-hooks(5) of podman and CRI-O, schema 1.0.0. A file of a later folder masks one of
+the same name before it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from pyrunc.errors import WrongState
 
 SIZE_LIMIT_BYTES = 1 << 20
 
-Stage = Literal["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"]
+Stage = Literal[
+    "prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"
+]
 
 
 class _Entry(msgspec.Struct):
@@ -61,7 +65,9 @@ class Hook:
             found.append(self.always)
         if self.annotations is not None:
             pairs = annotations.items()
-            found += [any(k.search(n) and v.search(t) for n, t in pairs) for k, v in self.annotations]
+            found += [
+                any(k.search(n) and v.search(t) for n, t in pairs) for k, v in self.annotations
+            ]
         if self.commands is not None:
             found.append(any(pattern.search(command) for pattern in self.commands))
         if self.has_bind_mounts is not None:
@@ -72,7 +78,8 @@ class Hook:
 def read(folders: Sequence[str]) -> list[Hook]:
     """The hooks of all files in the order of their names in lower case.
 
-    Raises WrongState for a file that is wrong: a container without a hook that was meant for it must not start.
+    Raises WrongState for a file that is wrong: a container without a hook that was meant for it
+    must not start.
     """
     files: dict[str, Path] = {}
     for folder in folders:

@@ -1,7 +1,8 @@
-"""What a container sees mounted: the usual filesystems, the pod's files, and the caller's mounts over both.
+"""What a container sees mounted: the usual filesystems, the pod's files, and the caller's mounts
+over both.
 
-This file only decides; that sources exist and may propagate is looked up by `sources`, in a thread with a deadline, for a
-host path may lie on storage that does not answer.
+This file only decides; that sources exist and may propagate is looked up by `sources`, in a thread
+with a deadline, for a host path may lie on storage that does not answer.
 """
 
 from __future__ import annotations
@@ -47,12 +48,14 @@ class PodFiles:
 
 @dataclass(slots=True)
 class Asked:
-    """A mount of the caller, checked: where it goes and, once looked up, its real source on the host."""
+    """A mount of the caller, checked: where it goes and, once looked up, its real source on the
+    host."""
 
     request: api.Mount
     destination: str
     source: str = ""
-    layers: list[str] = field(default_factory=list)  # of an unpacked image, top first; `source` is its name
+    # of an unpacked image, top first; `source` is its name
+    layers: list[str] = field(default_factory=list)
     image: Image | None = None  # one that is mounted; `source` is its name
 
 
@@ -79,7 +82,9 @@ def _checked(request: api.Mount, where: str) -> Asked:
         raise InvalidArgument(f"{where}: recursive_read_only needs private propagation")
     wrong = [o for o in request.mount_options if o not in MOUNT_OPTIONS]
     if wrong:
-        raise InvalidArgument(f"{where}: mount option {wrong[0]!r}: one of {', '.join(MOUNT_OPTIONS)}")
+        raise InvalidArgument(
+            f"{where}: mount option {wrong[0]!r}: one of {', '.join(MOUNT_OPTIONS)}"
+        )
     if request.HasField("image") and request.image.image:
         _check_image(request, where)
     elif not request.host_path.startswith("/"):
@@ -93,7 +98,9 @@ def _check_image(request: api.Mount, where: str) -> None:
     if not request.readonly:
         raise InvalidArgument(f"{where}: an image volume must be readonly")
     if request.image_sub_path.startswith("/") or ".." in request.image_sub_path.split("/"):
-        raise InvalidArgument(f"{where}: image_sub_path {request.image_sub_path!r} leaves the image")
+        raise InvalidArgument(
+            f"{where}: image_sub_path {request.image_sub_path!r} leaves the image"
+        )
 
 
 def defaults(
@@ -106,14 +113,18 @@ def defaults(
     writable_cgroup: bool = False,
     sysfs_bind: bool = False,
 ) -> list[Mount]:
-    """The mounts of every container. `shared_shm`: the pod has a /dev/shm of its own that the shim holds. `writable_cgroup`: also
-    without privilege."""
+    """The mounts of every container. `shared_shm`: the pod has a /dev/shm of its own that the shim
+    holds. `writable_cgroup`: also without privilege."""
     access = "rw" if privileged else "ro"
     cgroup_access = "rw" if writable_cgroup else access
     result = [
         _fs("/proc", "proc", ["nosuid", "noexec", "nodev"]),
         _fs("/dev", "tmpfs", ["nosuid", "strictatime", "mode=755", "size=65536k"]),
-        _fs("/dev/pts", "devpts", ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"]),
+        _fs(
+            "/dev/pts",
+            "devpts",
+            ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
+        ),
         _fs("/dev/mqueue", "mqueue", ["nosuid", "noexec", "nodev"]),
         _sysfs(access, sysfs_bind),
         _fs("/sys/fs/cgroup", "cgroup", ["nosuid", "noexec", "nodev", "relatime", cgroup_access]),
@@ -127,7 +138,8 @@ def defaults(
 
 
 def _sysfs(access: str, bound: bool) -> Mount:
-    """sysfs cannot be mounted in a user namespace that does not own the network namespace: bind the host's then."""
+    """sysfs cannot be mounted in a user namespace that does not own the network namespace: bind the
+    host's then."""
     if bound:
         return bind("/sys", "/sys", ["rbind", "rprivate", "nosuid", "noexec", "nodev", "ro"])
     return _fs("/sys", "sysfs", ["nosuid", "noexec", "nodev", access])
@@ -138,15 +150,20 @@ def _shm(ipc: int, shared: bool) -> Mount:
         return bind("/dev/shm", "/dev/shm", ["rbind", "rprivate", "rw"])
     if ipc == api.POD and shared:
         return bind(POD_SHM, "/dev/shm", ["bind", "rprivate", "rw"])
-    return _fs("/dev/shm", "tmpfs", ["nosuid", "noexec", "nodev", "mode=1777", f"size={SHM_SIZE_BYTES}"])
+    return _fs(
+        "/dev/shm", "tmpfs", ["nosuid", "noexec", "nodev", "mode=1777", f"size={SHM_SIZE_BYTES}"]
+    )
 
 
 def merged(default: Sequence[Mount], wanted: Sequence[Asked]) -> list[Mount]:
-    """Defaults and the caller's, ordered by the depth of their destination. A default at the place of a mount is left out,
-    and below a mount that the pod requests, which it would cover: with the host's /sys a container reads the host's cgroups,
-    as under containerd. The pod's own files stay, also over the host's /etc."""
+    """Defaults and the caller's, ordered by the depth of their destination. A default at the place
+    of a mount is left out, and below a mount that the pod requests, which it would cover: with the
+    host's /sys a container reads the host's cgroups, as under containerd. The pod's own files stay,
+    also over the host's /etc."""
     taken = {a.destination for a in wanted}
-    requested = tuple(f"{a.destination}/" for a in wanted if a.request.host_path or a.image or a.layers)
+    requested = tuple(
+        f"{a.destination}/" for a in wanted if a.request.host_path or a.image or a.layers
+    )
     kept = [
         mount
         for mount in default
@@ -162,7 +179,9 @@ def to_oci(wanted: Asked) -> Mount:
     request = wanted.request
     extra = sorted(set(request.mount_options))
     if wanted.image is not None or wanted.layers:
-        return bind(wanted.source, wanted.destination, ["bind", "rprivate", "ro", "nosuid", "nodev", *extra])
+        return bind(
+            wanted.source, wanted.destination, ["bind", "rprivate", "ro", "nosuid", "nodev", *extra]
+        )
     access = "ro" if request.readonly else "rw"
     options = [
         "rbind",

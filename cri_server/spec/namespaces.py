@@ -8,7 +8,9 @@ from pyrunc.errors import InvalidArgument
 Entries = list[dict[str, str]]
 
 
-def entries(options: api.NamespaceOption, holder_pid: int, target_pid: int, *, privileged: bool) -> Entries:
+def entries(
+    options: api.NamespaceOption, holder_pid: int, target_pid: int, *, privileged: bool
+) -> Entries:
     """The OCI list `linux.namespaces`. The pod's namespaces are those of its holder.
 
     `target_pid` is the process whose pid namespace mode TARGET joins, 0 otherwise.
@@ -71,9 +73,11 @@ def check_container(options: api.NamespaceOption, sandbox: api.NamespaceOption) 
 
 
 def effective(options: api.NamespaceOption, sandbox: api.NamespaceOption) -> api.NamespaceOption:
-    """What a container's modes come to: POD in a pod that lives in the host's namespace means the host's.
+    """What a container's modes come to: POD in a pod that lives in the host's namespace means the
+    host's.
 
-    POD is also what a caller gets who says nothing, so it is no contradiction. The network is always the sandbox's.
+    POD is also what a caller gets who says nothing, so it is no contradiction. The network is
+    always the sandbox's.
     """
     result = api.NamespaceOption()
     result.CopyFrom(options)
@@ -86,7 +90,8 @@ def effective(options: api.NamespaceOption, sandbox: api.NamespaceOption) -> api
 
 
 def check_user_namespace(asked: api.UserNamespace) -> None:
-    """CRI allows NODE without mappings, or POD with exactly one range for users and one for groups, from id 0."""
+    """CRI allows NODE without mappings, or POD with exactly one range for users and one for groups,
+    from id 0."""
     where = "namespace_options.userns_options"
     if asked.mode == api.NODE:
         if asked.uids or asked.gids:
@@ -96,10 +101,14 @@ def check_user_namespace(asked: api.UserNamespace) -> None:
         raise InvalidArgument(f"{where}: mode must be POD or NODE")
     for name, mappings in (("uids", asked.uids), ("gids", asked.gids)):
         if len(mappings) != 1:
-            raise InvalidArgument(f"{where}.{name}: exactly one mapping is supported, not {len(mappings)}")
+            raise InvalidArgument(
+                f"{where}.{name}: exactly one mapping is supported, not {len(mappings)}"
+            )
         mapping = mappings[0]
         if mapping.length < 1 or mapping.container_id != 0:
-            raise InvalidArgument(f"{where}.{name}: the mapping must begin at container id 0 and hold an id")
+            raise InvalidArgument(
+                f"{where}.{name}: the mapping must begin at container id 0 and hold an id"
+            )
         if mapping.host_id + mapping.length > 2**32 - 1:
             raise InvalidArgument(f"{where}.{name}: the mapping ends above the highest id")
 

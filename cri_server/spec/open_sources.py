@@ -1,7 +1,9 @@
-"""Host paths that a container's mounts have as sources: opened once, and handed on as O_PATH descriptors.
+"""Host paths that a container's mounts have as sources: opened once, and handed on as O_PATH
+descriptors.
 
-A path may lie on storage that never answers, and may change between two looks. So a thread that can be given up
-(`spec.sources.in_time`) opens it; what compiles the container gets the descriptor and what is known of it.
+A path may lie on storage that never answers, and may change between two looks. So a thread that can
+be given up (`spec.sources.in_time`) opens it; what compiles the container gets the descriptor and
+what is known of it.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from pyrunc.plan.bind_source import BindSource
 
 
 class OpenSources:
-    """The sources of one container's mounts by their paths in its specification. Owns the descriptors until `close`.
+    """The sources of one container's mounts by their paths in its specification. Owns the
+    descriptors until `close`.
 
-    A thread adds to it. One that was given up may come back after `close`: then what it has opened is closed, and it ends.
+    A thread adds to it. One that was given up may come back after `close`: then what it has opened
+    is closed, and it ends.
     """
 
     def __init__(self) -> None:
@@ -58,7 +62,8 @@ class OpenSources:
         self.add(source, destination, number, "" if links else source)
 
     def add(self, source: str, destination: str, number: int, path: str) -> None:
-        """Take the descriptor of a source, and look at what it is. `path`: see `look_at`. Raises KernelError, WrongState."""
+        """Take the descriptor of a source, and look at what it is. `path`: see `look_at`. Raises
+        KernelError, WrongState."""
         try:
             source_facts = look_at(number, path)
         except OSError as error:

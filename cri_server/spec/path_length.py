@@ -18,7 +18,9 @@ def check(path: str, field: str) -> None:
     if size >= PATH_MAX:
         raise InvalidArgument(f"{field} has {size} bytes; a path has at most {PATH_MAX - 1}")
     if size > NAME_MAX and (longest := max(map(_size, path.split("/")))) > NAME_MAX:
-        raise InvalidArgument(f"{field} has a name of {longest} bytes; a name has at most {NAME_MAX}")
+        raise InvalidArgument(
+            f"{field} has a name of {longest} bytes; a name has at most {NAME_MAX}"
+        )
 
 
 def _size(text: str) -> int:

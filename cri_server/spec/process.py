@@ -41,7 +41,8 @@ def environment(
     tty: bool,
     home: str,
 ) -> list[str]:
-    """`KEY=VALUE` lines: the image's, overridden by the caller's, with what a process may expect in any container."""
+    """`KEY=VALUE` lines: the image's, overridden by the caller's, with what a process may expect in
+    any container."""
     result: dict[str, str] = {}
     for line in image:
         key, equals, value = line.partition("=")
@@ -86,7 +87,9 @@ def rlimits(limits: Mapping[str, tuple[int, int]]) -> list[dict[str, object]]:
     ]
 
 
-def with_arguments(process: Mapping[str, object], command: Sequence[str], *, tty: bool) -> dict[str, object]:
+def with_arguments(
+    process: Mapping[str, object], command: Sequence[str], *, tty: bool
+) -> dict[str, object]:
     """The OCI process of an exec: as the container's, with another argv and terminal."""
     if not command or not command[0]:
         raise InvalidArgument("no command to execute")
@@ -99,7 +102,8 @@ def with_arguments(process: Mapping[str, object], command: Sequence[str], *, tty
 
 
 def changed(process: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The OCI process with another `user` or `cwd`, and with `env` over its own. Raises InvalidArgument."""
+    """The OCI process with another `user` or `cwd`, and with `env` over its own. Raises
+    InvalidArgument."""
     env = list(changes.get("env", ()))
     for entry in env:
         if not entry.partition("=")[0] or "=" not in entry:

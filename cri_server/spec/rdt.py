@@ -1,9 +1,11 @@
-"""Classes of caches and memory bandwidth (RDT): an annotation of the pod says which class a container has.
+"""Classes of caches and memory bandwidth (RDT): an annotation of the pod says which class a
+container has.
 
-A class is a group of the resctrl filesystem, called like it (Intel's closID). The file says what the group of a class is to be, and
-the first container of the class makes it; it stays, as runtime-spec says. A group that is there, whoever has made it, needs no file.
-Its annotations are those that containerd and CRI-O take (goresctrl's doc/rdt.md); the file is ours: goresctrl's divides a machine
-into partitions, and its program writes the groups.
+A class is a group of the resctrl filesystem, called like it (Intel's closID). The file says what
+the group of a class is to be, and the first container of the class makes it; it stays, as
+runtime-spec says. A group that is there, whoever has made it, needs no file. Its annotations are
+those that containerd and CRI-O take (goresctrl's doc/rdt.md); the file is ours: goresctrl's divides
+a machine into partitions, and its program writes the groups.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _LINE = re.compile(r"[A-Za-z0-9]+:[0-9]+=[0-9a-f]+(;[0-9]+=[0-9a-f]+)*")
 
 
 class Class(msgspec.Struct, forbid_unknown_fields=True):
-    """What a class' group is to be: lines of its file `schemata`, and whether each container gets a group that is measured."""
+    """What a class' group is to be: lines of its file `schemata`, and whether each container gets a
+    group that is measured."""
 
     schemata: list[str] = msgspec.field(default_factory=list, name="Schemata")
     enable_monitoring: bool = msgspec.field(default=False, name="EnableMonitoring")
@@ -68,7 +71,9 @@ def _check(name: str, entry: Class) -> None:
         raise ValueError(f"class {name!r}: a group of resctrl cannot be called so")
     for line in entry.schemata:
         if not _LINE.fullmatch(line):
-            raise ValueError(f"class {name!r}: {line!r} is no line of schemata such as L3:0=ff;1=ff")
+            raise ValueError(
+                f"class {name!r}: {line!r} is no line of schemata such as L3:0=ff;1=ff"
+            )
 
 
 def _is_name(name: str) -> bool:
@@ -78,8 +83,8 @@ def _is_name(name: str) -> bool:
 def to_oci(path: str, name: str) -> dict[str, Any]:
     """The OCI object `linux.intelRdt` of the class `name`.
 
-    Raises InvalidArgument for a class that is neither in the file nor a group, WrongState for a file that is wrong and for a machine
-    without resctrl.
+    Raises InvalidArgument for a class that is neither in the file nor a group, WrongState for a
+    file that is wrong and for a machine without resctrl.
     """
     try:
         root = rdt.mounted()
@@ -89,7 +94,9 @@ def to_oci(path: str, name: str) -> dict[str, Any]:
         ) from None
     entry = (read(path) if path else {}).get(name, Class())
     group = ROOT_GROUP if name == ROOT_CLASS else name
-    if name != ROOT_CLASS and not (_is_name(name) and (entry.schemata or os.path.isdir(f"{root}/{name}"))):
+    if name != ROOT_CLASS and not (
+        _is_name(name) and (entry.schemata or os.path.isdir(f"{root}/{name}"))
+    ):
         configured = f" with Schemata in {path}" if path else ""
         raise InvalidArgument(
             f"there is no RDT class {name[:80]!r}: neither a group in {root} nor one{configured}"

@@ -1,4 +1,5 @@
-"""CRI resources -> OCI resources. Zero means "not set" throughout; the runtime translates to cgroup v2 files."""
+"""CRI resources -> OCI resources. Zero means "not set" throughout; the runtime translates to cgroup
+v2 files."""
 
 from __future__ import annotations
 
@@ -15,9 +16,11 @@ CGROUP_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
 
 
 def to_oci(asked: api.LinuxContainerResources) -> dict[str, Any]:
-    """The OCI object `linux.resources` without devices. Raises InvalidArgument for values that no kernel takes.
+    """The OCI object `linux.resources` without devices. Raises InvalidArgument for values that no
+    kernel takes.
 
-    A memory limit without a swap limit means no swap: memory and swap together get the memory limit.
+    A memory limit without a swap limit means no swap: memory and swap together get the memory
+    limit.
     """
     check(asked)
     cpu: dict[str, Any] = {}
@@ -58,7 +61,9 @@ def check(asked: api.LinuxContainerResources) -> None:
         if value < lowest:
             raise InvalidArgument(f"linux.resources.{name}: {value} is less than {lowest}")
     if asked.oom_score_adj not in OOM_SCORE_RANGE:
-        raise InvalidArgument(f"linux.resources.oom_score_adj: {asked.oom_score_adj} is not in -1000..1000")
+        raise InvalidArgument(
+            f"linux.resources.oom_score_adj: {asked.oom_score_adj} is not in -1000..1000"
+        )
     limit, total = asked.memory_limit_in_bytes, asked.memory_swap_limit_in_bytes
     if 0 < total < limit:
         raise InvalidArgument(
@@ -71,9 +76,13 @@ def check(asked: api.LinuxContainerResources) -> None:
             )
     for key, text in asked.unified.items():
         if not CGROUP_FILE.fullmatch(key):
-            raise InvalidArgument(f"linux.resources.unified: {key[:80]!r} is not a cgroup file name")
+            raise InvalidArgument(
+                f"linux.resources.unified: {key[:80]!r} is not a cgroup file name"
+            )
         if key.startswith("cgroup.") and key not in CORE_LIMITS:
-            raise InvalidArgument(f"linux.resources.unified: {key} is no limit: the runtime alone writes it")
+            raise InvalidArgument(
+                f"linux.resources.unified: {key} is no limit: the runtime alone writes it"
+            )
         if "\0" in text:
             raise InvalidArgument(f"linux.resources.unified: the value of {key} holds a NUL byte")
 
@@ -84,7 +93,8 @@ def clamp_oom_score_adj(value: int, floor: int | None) -> int:
 
 
 def without_hugepages(resources: dict[str, Any], controllers: frozenset[str]) -> dict[str, Any]:
-    """Drop zero limits of huge pages on a host without their controller: kubelet lists every size it knows."""
+    """Drop zero limits of huge pages on a host without their controller: kubelet lists every size
+    it knows."""
     limits = resources.get("hugepageLimits")
     if not limits or "hugetlb" in controllers or any(item["limit"] for item in limits):
         return resources
@@ -94,7 +104,8 @@ def without_hugepages(resources: dict[str, Any], controllers: frozenset[str]) ->
 def merge(
     current: api.LinuxContainerResources, update: api.LinuxContainerResources
 ) -> api.LinuxContainerResources:
-    """`current` with the fields of `update` that are set: what is in force after UpdateContainerResources."""
+    """`current` with the fields of `update` that are set: what is in force after
+    UpdateContainerResources."""
     result = api.LinuxContainerResources()
     result.CopyFrom(current)
     for name in (
@@ -116,7 +127,9 @@ def merge(
     return result
 
 
-def _merge_hugepages(result: api.LinuxContainerResources, update: api.LinuxContainerResources) -> None:
+def _merge_hugepages(
+    result: api.LinuxContainerResources, update: api.LinuxContainerResources
+) -> None:
     if not update.hugepage_limits:
         return
     limits = {h.page_size: h.limit for h in result.hugepage_limits}

@@ -1,6 +1,8 @@
-"""Seccomp and AppArmor: which profile a container gets, from the new fields, the deprecated strings, or neither.
+"""Seccomp and AppArmor: which profile a container gets, from the new fields, the deprecated
+strings, or neither.
 
-A missing message means "nothing asked", a present one with zero values means RuntimeDefault: protobuf presence decides.
+A missing message means "nothing asked", a present one with zero values means RuntimeDefault:
+protobuf presence decides.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """`kind` is default, unconfined or localhost; `reference` a path (seccomp) or a name (AppArmor) for the last."""
+    """`kind` is default, unconfined or localhost; `reference` a path (seccomp) or a name (AppArmor)
+    for the last."""
 
     kind: str
     reference: str = ""
@@ -82,9 +85,9 @@ def _profile(asked: api.SecurityProfile, what: str) -> Profile:
 def seccomp_object(
     profile: Profile, capabilities: list[str], default_path: str = ""
 ) -> dict[str, Any] | None:
-    """The OCI object `linux.seccomp`; None when unconfined. `capabilities` are the granted `CAP_…` names, which open some
-    calls of the default profile; `default_path`: a file to take in its place. Reads the profile's file for `localhost`: raises
-    InvalidArgument."""
+    """The OCI object `linux.seccomp`; None when unconfined. `capabilities` are the granted `CAP_…`
+    names, which open some calls of the default profile; `default_path`: a file to take in its
+    place. Reads the profile's file for `localhost`: raises InvalidArgument."""
     if profile.kind == UNCONFINED:
         return None
     if profile.kind == DEFAULT and default_path:
@@ -118,7 +121,8 @@ def _read_profile(path: str) -> dict[str, Any]:
 
 
 def apparmor_name(profile: Profile, *, enabled: bool, default: str, loaded: set[str]) -> str:
-    """The profile to enter, empty for none. `default` is the runtime's own, empty where it could not be loaded.
+    """The profile to enter, empty for none. `default` is the runtime's own, empty where it could
+    not be loaded.
 
     Raises Unsupported on a host without AppArmor, InvalidArgument for a profile that is not loaded.
     """
@@ -127,7 +131,9 @@ def apparmor_name(profile: Profile, *, enabled: bool, default: str, loaded: set[
     if profile.kind == UNCONFINED:
         return ""
     if not enabled:
-        raise Unsupported(f"apparmor profile {profile.reference!r}: AppArmor is not enabled on this host")
+        raise Unsupported(
+            f"apparmor profile {profile.reference!r}: AppArmor is not enabled on this host"
+        )
     if profile.reference not in loaded:
         raise InvalidArgument(f"apparmor profile {profile.reference!r} is not loaded")
     return profile.reference

@@ -1,4 +1,5 @@
-"""Stop signals: CRI's enum (numbers of its own), the image's text and the kernel's number, mapped by name."""
+"""Stop signals: CRI's enum (numbers of its own), the image's text and the kernel's number, mapped
+by name."""
 
 from __future__ import annotations
 
@@ -13,14 +14,16 @@ _ALIASES = {"SIGCLD": "SIGCHLD", "SIGIOT": "SIGABRT"}
 
 
 def chosen(asked: int, image: str) -> str:
-    """The name of the signal that stops: the caller's, else the image's, else SIGTERM. Raises InvalidArgument."""
+    """The name of the signal that stops: the caller's, else the image's, else SIGTERM. Raises
+    InvalidArgument."""
     if asked:
         return from_cri(asked)
     return from_text(image) if image else DEFAULT
 
 
 def from_cri(value: int) -> str:
-    """`SIGNAL_SIGRTMINPLUS1` -> `SIGRTMIN+1`. Raises InvalidArgument for a number that the enum does not have."""
+    """`SIGNAL_SIGRTMINPLUS1` -> `SIGRTMIN+1`. Raises InvalidArgument for a number that the enum
+    does not have."""
     try:
         name = api.Signal.Name(value).removeprefix(_PREFIX)  # type: ignore[arg-type]
     except ValueError:

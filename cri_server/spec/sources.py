@@ -1,5 +1,5 @@
-"""Looks up what mounts and devices need from the host. Every function here may hang on foreign storage: `in_time` runs it in
-a thread that is given up when its deadline passes.
+"""Looks up what mounts and devices need from the host. Every function here may hang on foreign
+storage: `in_time` runs it in a thread that is given up when its deadline passes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device node of the host and where a container has it. `type` is `c` or `b`; `access`, of `rwm`: what its cgroup permits."""
+    """A device node of the host and where a container has it. `type` is `c` or `b`; `access`, of
+    `rwm`: what its cgroup permits."""
 
     path: str
     type: str
@@ -51,8 +52,9 @@ async def in_time(
     *arguments: Any,
     discard: Callable[[Result], object] | None = None,
 ) -> Result:
-    """`function(*arguments)` in a daemon thread of its own. Raises DeadlineExceeded naming `what`; the thread is then left
-    to the kernel, which cannot interrupt it either. `discard` gets a result that comes too late, in that thread."""
+    """`function(*arguments)` in a daemon thread of its own. Raises DeadlineExceeded naming `what`;
+    the thread is then left to the kernel, which cannot interrupt it either. `discard` gets a result
+    that comes too late, in that thread."""
     future: Future[Result] = Future()
     future.set_running_or_notify_cancel()  # from here on a cancelled waiter cannot cancel it
 
@@ -78,7 +80,8 @@ async def in_time(
 
 
 def find(wanted: list[Asked], opened: OpenSources) -> None:
-    """Open the source of each bind mount and fill in its real path; a missing one becomes a directory, as everywhere.
+    """Open the source of each bind mount and fill in its real path; a missing one becomes a
+    directory, as everywhere.
 
     Raises InvalidArgument for a propagation that the source's mount does not offer, KernelError.
     """
@@ -93,7 +96,8 @@ def find(wanted: list[Asked], opened: OpenSources) -> None:
 
 
 def open_real(path: str, destination: str, opened: OpenSources) -> str:
-    """The path without symlinks, as `real_path` has it; what is there is in `opened`. Raises KernelError."""
+    """The path without symlinks, as `real_path` has it; what is there is in `opened`. Raises
+    KernelError."""
     opened.begin(path)
     try:
         number, real = open_source(path, destination, links=False), clean(path)
@@ -105,8 +109,8 @@ def open_real(path: str, destination: str, opened: OpenSources) -> str:
 
 
 def real_path(path: str) -> str:
-    """`path` without symlinks; what is missing at its end is made, as directories. A link to nothing is an error: its maker would
-    choose what is made on the host. Raises KernelError."""
+    """`path` without symlinks; what is missing at its end is made, as directories. A link to
+    nothing is an error: its maker would choose what is made on the host. Raises KernelError."""
     there, missing = path, list[str]()
     try:
         while not os.path.lexists(there):
@@ -123,7 +127,8 @@ def real_path(path: str) -> str:
 
 
 def make_folders(resolved: str) -> None:
-    """The folder and those above it, one in the other: no link that somebody puts in place of one leads elsewhere."""
+    """The folder and those above it, one in the other: no link that somebody puts in place of one
+    leads elsewhere."""
     folder = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in resolved.strip("/").split("/"):
@@ -138,7 +143,9 @@ def _check_propagation(mount: Asked, table: list[MountPoint]) -> None:
     covering = mount_of(mount.source, table)
     tags = covering.propagation if covering is not None else set()
     needed = (
-        {"shared"} if mount.request.propagation == api.PROPAGATION_BIDIRECTIONAL else {"shared", "master"}
+        {"shared"}
+        if mount.request.propagation == api.PROPAGATION_BIDIRECTIONAL
+        else {"shared", "master"}
     )
     if not tags & needed:
         word = " or ".join("slave" if n == "master" else n for n in sorted(needed, reverse=True))

@@ -1,9 +1,11 @@
 """Who the process is: names and groups resolved in the image's own /etc/passwd and /etc/group.
 
-Both files are hostile input and are read as runc reads them (moby/sys/user): blanks around a line and comments do not count,
-a gid that is missing is 0. Other lines that do not parse are skipped, where runc takes any wrong number for 0, root's; ids out of range are refused (CVE-2024-40635), and the
-host's name service is never asked. A number is an id and never a name: an account called `1000` with uid 0 would make root
-of what the caller, and kubelet's runAsNonRoot, take for an ordinary user (CVE-2026-46680).
+Both files are hostile input and are read as runc reads them (moby/sys/user): blanks around a line
+and comments do not count, a gid that is missing is 0. Other lines that do not parse are skipped,
+where runc takes any wrong number for 0, root's; ids out of range are refused (CVE-2024-40635), and
+the host's name service is never asked. A number is an id and never a name: an account called `1000`
+with uid 0 would make root of what the caller, and kubelet's runAsNonRoot, take for an ordinary user
+(CVE-2026-46680).
 """
 
 from __future__ import annotations
@@ -52,14 +54,18 @@ class Accounts:
         return cls(tuple(_passwd(passwd)), tuple(_group(group)))
 
 
-def resolve(context: api.LinuxContainerSecurityContext, image_user: str, accounts: Accounts) -> User:
+def resolve(
+    context: api.LinuxContainerSecurityContext, image_user: str, accounts: Accounts
+) -> User:
     """The caller's name, else the caller's number, else the image's USER, else root.
 
     Raises InvalidArgument for unknown names, ids out of range, and a group without a user.
     """
     named = bool(context.run_as_username) or context.HasField("run_as_user")
     if context.HasField("run_as_group") and not named:
-        raise InvalidArgument("security_context.run_as_group without run_as_user or run_as_username")
+        raise InvalidArgument(
+            "security_context.run_as_group without run_as_user or run_as_username"
+        )
     if context.run_as_username:
         text, image_group = context.run_as_username, ""
     elif context.HasField("run_as_user"):
@@ -85,7 +91,10 @@ def _account(text: str, accounts: Accounts) -> Account:
 
 
 def _primary(
-    context: api.LinuxContainerSecurityContext, image_group: str, account: Account, accounts: Accounts
+    context: api.LinuxContainerSecurityContext,
+    image_group: str,
+    account: Account,
+    accounts: Accounts,
 ) -> int:
     if context.HasField("run_as_group"):
         return _checked(context.run_as_group.value, "run_as_group")
@@ -102,8 +111,9 @@ def _primary(
 def _supplemental(
     context: api.LinuxContainerSecurityContext, account: Account, gid: int, accounts: Accounts
 ) -> tuple[int, ...]:
-    """The primary group is always a member; Merge adds those that the image gives the user, before the request's, as
-    containerd, CRI-O and Kubernetes' tests have them (test/e2e_node, "SupplementalGroupsPolicy")."""
+    """The primary group is always a member; Merge adds those that the image gives the user, before
+    the request's, as containerd, CRI-O and Kubernetes' tests have them (test/e2e_node,
+    "SupplementalGroupsPolicy")."""
     requested = [_checked(g, "supplemental_groups") for g in context.supplemental_groups]
     of_image = []
     if context.supplemental_groups_policy == api.Merge and account.name:
@@ -125,7 +135,8 @@ def _is_number(text: str) -> bool:
 
 
 def _number(text: str, what: str) -> int:
-    """The id; a long text is not converted, for that takes long and stops at sys.int_info.default_max_str_digits."""
+    """The id; a long text is not converted, for that takes long and stops at
+    sys.int_info.default_max_str_digits."""
     digits = text.lstrip("0") or "0"
     if len(digits) > len(str(HIGHEST_ID)):
         raise InvalidArgument(f"{what}: {text[:80]} is not in 0..{HIGHEST_ID}")
@@ -137,7 +148,8 @@ def _id(text: str) -> int | None:
 
 
 def _gid(fields: list[str], position: int) -> int | None:
-    """The group at that position, 0 where it is empty or the line ends before it; None if it is no id."""
+    """The group at that position, 0 where it is empty or the line ends before it; None if it is no
+    id."""
     return _id((fields[position] if len(fields) > position else "") or "0")
 
 

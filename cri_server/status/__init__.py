@@ -1,1 +1,2 @@
-"""What the server says of sandboxes and containers: messages in their wire form, from the index alone."""
+"""What the server says of sandboxes and containers: messages in their wire form, from the index
+alone."""

@@ -1,4 +1,5 @@
-"""ContainerStatus and ListContainers: messages from the index, without touching the disk, kept in their wire form."""
+"""ContainerStatus and ListContainers: messages from the index, without touching the disk, kept in
+their wire form."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ def _mount(asked: api.Mount, container: Container) -> api.Mount:
 
 
 def listed(container: Container) -> api.Container:
-    """The list entry. Its image names no runtime handler, as images in their own list: see `rpc.image`."""
+    """The list entry. Its image names no runtime handler, as images in their own list: see
+    `rpc.image`."""
     config = container.config
     found = api.Container(
         id=container.id,
@@ -88,7 +90,9 @@ def wire(container: Container) -> bytes:
 def listed_wire(container: Container) -> bytes:
     """The list entry as a field of a list's wire form."""
     facts = (container.state,)
-    return container.kept_entry.get(facts, lambda: entry(LISTED, listed(container).SerializeToString()))
+    return container.kept_entry.get(
+        facts, lambda: entry(LISTED, listed(container).SerializeToString())
+    )
 
 
 def answer(services: Services, reference: str) -> bytes:
@@ -107,7 +111,9 @@ def describe(services: Services, reference: str) -> api.ContainerStatusResponse:
 def _info(services: Services, container: Container) -> dict[str, Any]:
     """Without the environment: it holds secrets."""
     try:
-        spec = atomic_file.read_json(str(services.paths.container_state(container.id) / "config.json"))
+        spec = atomic_file.read_json(
+            str(services.paths.container_state(container.id) / "config.json")
+        )
         spec.get("process", {}).pop("env", None)
     except Error:
         spec = {}

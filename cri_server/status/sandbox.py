@@ -1,4 +1,5 @@
-"""PodSandboxStatus and ListPodSandbox: messages from the index, without touching the disk; and events with both.
+"""PodSandboxStatus and ListPodSandbox: messages from the index, without touching the disk; and
+events with both.
 
 Answers are joined from the wire forms that sandboxes and containers keep.
 """
@@ -67,10 +68,12 @@ def listed_wire(sandbox: Sandbox) -> bytes:
 
 
 def answer(services: Services, reference: str) -> bytes:
-    """PodSandboxStatusResponse, not verbose: the status with those of the containers. Raises NotFound."""
+    """PodSandboxStatusResponse, not verbose: the status with those of the containers. Raises
+    NotFound."""
     sandbox = services.index.sandboxes.get(reference)
     statuses = [
-        entry(CONTAINER_STATUS, container_status.wire(c)) for c in services.index.containers_of(sandbox)
+        entry(CONTAINER_STATUS, container_status.wire(c))
+        for c in services.index.containers_of(sandbox)
     ]
     timestamp = TIMESTAMP + varint(services.events.now_ns())
     return b"".join([entry(STATUS, wire(sandbox)), *statuses, timestamp])
@@ -100,7 +103,8 @@ async def _info(services: Services, sandbox: Sandbox) -> dict[str, object]:
 
 
 def _pod_resources(linux: api.LinuxPodSandboxConfig) -> dict[str, object]:
-    """What UpdatePodSandboxResources has set last, or RunPodSandbox, under containerd's keys: the status has none of it."""
+    """What UpdatePodSandboxResources has set last, or RunPodSandbox, under containerd's keys: the
+    status has none of it."""
     return {
         name: {"linux": _figures(getattr(linux, name))}
         for name in ("overhead", "resources")
@@ -114,15 +118,20 @@ def _figures(given: api.LinuxContainerResources) -> dict[str, object]:
         field.name: value for field, value in given.ListFields() if not field.is_repeated
     }
     if given.hugepage_limits:
-        limits = [{"page_size": each.page_size, "limit": each.limit} for each in given.hugepage_limits]
+        limits = [
+            {"page_size": each.page_size, "limit": each.limit} for each in given.hugepage_limits
+        ]
         found["hugepage_limits"] = limits
     if given.unified:
         found["unified"] = dict(given.unified)
     return found
 
 
-def event(services: Services, sandbox: Sandbox, about: str, kind: int) -> api.ContainerEventResponse | None:
-    """The event that something (a container, or the sandbox itself by its id) changed; None when nobody listens."""
+def event(
+    services: Services, sandbox: Sandbox, about: str, kind: int
+) -> api.ContainerEventResponse | None:
+    """The event that something (a container, or the sandbox itself by its id) changed; None when
+    nobody listens."""
     if not services.events.wanted:
         return None
     containers = services.index.containers_of(sandbox)
@@ -136,7 +145,8 @@ def event(services: Services, sandbox: Sandbox, about: str, kind: int) -> api.Co
 
 
 def publish_stopped(services: Services, sandbox: Sandbox) -> None:
-    """Tell subscribers that the sandbox has stopped, once: its holder's exit and StopPodSandbox both lead here."""
+    """Tell subscribers that the sandbox has stopped, once: its holder's exit and StopPodSandbox
+    both lead here."""
     if not sandbox.stop_published:
         sandbox.stop_published = True
         publish(services, sandbox, sandbox.id, events.STOPPED)

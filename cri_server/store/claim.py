@@ -1,7 +1,8 @@
 """The two directories belong to one server, and to each other.
 
-Both are locked while a server runs. Pods outlive it: so each directory remembers the other for this boot, and a server that
-would look for the pods of one where they are not, and end them as half made, does not start.
+Both are locked while a server runs. Pods outlive it: so each directory remembers the other for this
+boot, and a server that would look for the pods of one where they are not, and end them as half
+made, does not start.
 
     <root>/server.json     {state, boot_id}: where the pods of this boot have their sockets and facts
     <state>/server.json    {root, boot_id}: where their records and layers are
@@ -27,7 +28,8 @@ from pyrunc.record_file import RecordFile
 log = logging.getLogger(__name__)
 
 EARLIER_STATE = Path("/run/pyrunc")
-"""The default of earlier versions, the OCI runtime's root as well. Pods that live there are found until the next boot."""
+"""The default of earlier versions, the OCI runtime's root as well. Pods that live there are found
+until the next boot."""
 LOCK = "server.lock"
 
 
@@ -42,10 +44,11 @@ class ServerFile(RecordFile):
 
 @contextlib.contextmanager
 def claimed(root: Path, state: Path) -> Iterator[Paths]:
-    """The directories made, locked and this server's while inside; `Paths.state` is where the pods of this boot are.
+    """The directories made, locked and this server's while inside; `Paths.state` is where the pods
+    of this boot are.
 
-    Raises WrongState (another server runs in one of them, or pods of this boot belong to another pair), KernelError and
-    ResourceExhausted with the folder's name.
+    Raises WrongState (another server runs in one of them, or pods of this boot belong to another
+    pair), KernelError and ResourceExhausted with the folder's name.
     """
     with contextlib.ExitStack() as stack:
         _make(root, 0o700)
@@ -60,14 +63,16 @@ def claimed(root: Path, state: Path) -> Iterator[Paths]:
 
 
 def _place(root: Path, asked: Path) -> Path:
-    """Where the state is: as asked, or where pods of an earlier version live. Raises WrongState for pods elsewhere."""
+    """Where the state is: as asked, or where pods of an earlier version live. Raises WrongState for
+    pods elsewhere."""
     known = _recall(root)
     remembered = Path(known.state) if known and known.state else _earlier(root)
     if remembered is None or _same(remembered, asked) or not entries(remembered / "sandboxes"):
         return asked
     if _same(asked, Path(DEFAULT_STATE)) and _same(remembered, EARLIER_STATE):
         log.warning(
-            "pods of an earlier version live in %s: it stays the state directory while they do", remembered
+            "pods of an earlier version live in %s: it stays the state directory while they do",
+            remembered,
         )
         return remembered
     raise WrongState(
@@ -77,7 +82,8 @@ def _place(root: Path, asked: Path) -> Path:
 
 
 def _earlier(root: Path) -> Path | None:
-    """The earlier default, when sandboxes of this root are there: versions that used it remembered nothing."""
+    """The earlier default, when sandboxes of this root are there: versions that used it remembered
+    nothing."""
     there = set(entries(EARLIER_STATE / "sandboxes"))
     return EARLIER_STATE if there.intersection(disk.records_in(root / "sandboxes")) else None
 

@@ -1,8 +1,10 @@
-"""Records and folders on disk. Writing and deleting may wait for a slow or full disk, so both happen in threads.
+"""Records and folders on disk. Writing and deleting may wait for a slow or full disk, so both
+happen in threads.
 
-A record is durable when a call that made or changed something is answered (fsync of file and folder): after a power cut the
-pods of before are listed as ended, with their logs and attempts, and what their network plugins hold is released. A removal
-is not synced: a record that comes back is of another boot, so it is listed as ended and removed again.
+A record is durable when a call that made or changed something is answered (fsync of file and
+folder): after a power cut the pods of before are listed as ended, with their logs and attempts, and
+what their network plugins hold is released. A removal is not synced: a record that comes back is of
+another boot, so it is listed as ended and removed again.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ CONTAINER_VERSION = 1
 
 
 async def save_sandbox(paths: Paths, sandbox: Sandbox) -> None:
-    """Write the record as the sandbox is now. Raises NotFound (removed meanwhile), ResourceExhausted, KernelError.
+    """Write the record as the sandbox is now. Raises NotFound (removed meanwhile),
+    ResourceExhausted, KernelError.
 
     After a power cut all are stopped: that one was need not be on the disk, only a whole record.
     """
@@ -42,8 +45,9 @@ async def save_sandbox(paths: Paths, sandbox: Sandbox) -> None:
 async def save_stopped(paths: Paths, sandbox: Sandbox) -> None:
     """Write that the sandbox was stopped and its network released. Raises as `save_sandbox`.
 
-    Where it was made in this boot an empty file on the state directory's tmpfs says so, which waits for no disk: a power cut
-    takes that file and stops all pods. Else, or when the tmpfs is full, the record does.
+    Where it was made in this boot an empty file on the state directory's tmpfs says so, which waits
+    for no disk: a power cut takes that file and stops all pods. Else, or when the tmpfs is full,
+    the record does.
     """
     try:
         paths.sandbox_stopped(sandbox.id).touch(mode=0o600)
@@ -58,7 +62,8 @@ async def save_container(paths: Paths, container: Container) -> None:
 
 
 def read_sandbox(path: Path, paths: Paths) -> Sandbox:
-    """The sandbox whose record this is, `stopped` if that was saved since. Raises NotFound, DamagedRecord, OSError."""
+    """The sandbox whose record this is, `stopped` if that was saved since. Raises NotFound,
+    DamagedRecord, OSError."""
     sandbox = Sandbox.from_record(SandboxRecord.of(atomic_file.read_json(str(path)), DamagedRecord))
     if paths.sandbox_stopped(sandbox.id).exists():
         sandbox.phase = "stopped"
@@ -68,10 +73,14 @@ def read_sandbox(path: Path, paths: Paths) -> Sandbox:
 
 def read_container(path: Path) -> Container:
     """The container whose record this is. Raises NotFound, DamagedRecord, OSError."""
-    return Container.from_record(ContainerRecord.of(atomic_file.read_json(str(path)), DamagedRecord))
+    return Container.from_record(
+        ContainerRecord.of(atomic_file.read_json(str(path)), DamagedRecord)
+    )
 
 
-async def _save(path: Path, thing: Sandbox | Container, version: int, *, named: bool = True) -> None:
+async def _save(
+    path: Path, thing: Sandbox | Container, version: int, *, named: bool = True
+) -> None:
     async with thing.on_disk:
         if thing.removed:
             raise NotFound(f"{thing.id} was removed meanwhile")
@@ -116,14 +125,20 @@ async def forget(path: Path) -> None:
 
 
 async def delete_sandbox_folders(paths: Paths, identifier: str) -> None:
-    """Delete its folders on both sides with all below; the state, by which an unfinished one is found, last. Raises KernelError."""
-    await asyncio.to_thread(_delete_trees, paths.sandbox_root(identifier), paths.sandbox_state(identifier))
+    """Delete its folders on both sides with all below; the state, by which an unfinished one is
+    found, last. Raises KernelError."""
+    await asyncio.to_thread(
+        _delete_trees, paths.sandbox_root(identifier), paths.sandbox_state(identifier)
+    )
 
 
 async def delete_container_folders(paths: Paths, trash: Trash, identifier: str) -> None:
     """As `delete_sandbox_folders`; the writable layer goes to the trash. Raises KernelError."""
     await asyncio.to_thread(
-        _delete_container, paths.container_root(identifier), paths.container_state(identifier), trash
+        _delete_container,
+        paths.container_root(identifier),
+        paths.container_state(identifier),
+        trash,
     )
     trash.empty_soon()
 

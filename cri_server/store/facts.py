@@ -1,4 +1,5 @@
-"""Facts of the host that states are derived from: processes by pid and start time, and the boot that we are in."""
+"""Facts of the host that states are derived from: processes by pid and start time, and the boot
+that we are in."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from pyrunc.records import Record
 
 
 class Process(Record):
-    """A process that cannot be mistaken for a later one of the same pid: `start_time` is field 22 of /proc/PID/stat,
-    in clock ticks since boot."""
+    """A process that cannot be mistaken for a later one of the same pid: `start_time` is field 22
+    of /proc/PID/stat, in clock ticks since boot."""
 
     pid: int
     start_time: int

@@ -1,9 +1,12 @@
-"""Whether the two directories can hold pods, found out at start: by doing there what the first pod would do.
+"""Whether the two directories can hold pods, found out at start: by doing there what the first pod
+would do.
 
-The root must take an overlay's upper layer, with whiteouts and opaque folders; an overlay itself does not, nor does a file
-system without xattrs. Without the type of a folder's entries (d_type) overlayfs mounts, and then shows what was deleted
-(overlayfs.rst, "upper fs needs to support d_type"). The state directory must take a socket. nodev, nosuid and noexec do no
-harm: overlayfs works on a mount of its own, whose flags hold. Only CNI plugins that others execute are on the root itself.
+The root must take an overlay's upper layer, with whiteouts and opaque folders; an overlay itself
+does not, nor does a file system without xattrs. Without the type of a folder's entries (d_type)
+overlayfs mounts, and then shows what was deleted (overlayfs.rst, "upper fs needs to support
+d_type"). The state directory must take a socket. nodev, nosuid and noexec do no harm: overlayfs
+works on a mount of its own, whose flags hold. Only CNI plugins that others execute are on the root
+itself.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ _DIRENT64 = Struct("=QqHB")  # d_ino, d_off, d_reclen, d_type; getdents64(2)
 
 
 def check(paths: Paths) -> None:
-    """Raises WrongState, Unsupported, KernelError or ResourceExhausted with the folder and the reason.
+    """Raises WrongState, Unsupported, KernelError or ResourceExhausted with the folder and the
+    reason.
 
     A root without space is fine: kubelet frees it through this very server.
     """
@@ -42,7 +46,9 @@ def check(paths: Paths) -> None:
     except ResourceExhausted as error:
         log.warning("%s", error)
     if os.statvfs(paths.root).f_flag & os.ST_NOEXEC:
-        log.warning("%s is mounted noexec: CNI plugins that execute ours from there cannot", paths.root)
+        log.warning(
+            "%s is mounted noexec: CNI plugins that execute ours from there cannot", paths.root
+        )
 
 
 def _check_owner(folder: Path) -> None:

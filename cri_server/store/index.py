@@ -67,21 +67,29 @@ class Index:
     def containers_of(self, sandbox: Sandbox) -> list[Container]:
         """Newest last."""
         return sorted(
-            (c for c in self.containers if c.sandbox_id == sandbox.id), key=lambda c: c.created_at_ns
+            (c for c in self.containers if c.sandbox_id == sandbox.id),
+            key=lambda c: c.created_at_ns,
         )
 
     def users_of(self, image_id: str) -> list[str]:
         """Ids of the containers that were made from the image or mount it."""
-        return [c.id for c in self.containers if image_id in (c.image_id, *c.mounted_images.values())]
+        return [
+            c.id for c in self.containers if image_id in (c.image_id, *c.mounted_images.values())
+        ]
 
     def select_sandboxes(
-        self, *, reference: str = "", state: int | None = None, labels: Mapping[str, str] | None = None
+        self,
+        *,
+        reference: str = "",
+        state: int | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> list[Sandbox]:
         """Those that fit all that is given."""
         return [
             s
             for s in _candidates(self.sandboxes, reference)
-            if (state is None or s.state == state) and (not labels or has_labels(s.config.labels, labels))
+            if (state is None or s.state == state)
+            and (not labels or has_labels(s.config.labels, labels))
         ]
 
     def select_containers(

@@ -1,7 +1,8 @@
-"""Sandboxes and containers as the server sees them: what was asked, what was decided, and facts that states follow from.
+"""Sandboxes and containers as the server sees them: what was asked, what was decided, and facts
+that states follow from.
 
-The record on disk holds what was asked and decided. CRI messages are kept in their wire form: fields that this build does
-not know survive, and reading them back costs microseconds.
+The record on disk holds what was asked and decided. CRI messages are kept in their wire form:
+fields that this build does not know survive, and reading them back costs microseconds.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def unpack(kind: Any, text: str) -> Any:
 
 @dataclass(eq=False, slots=True)
 class Sandbox:
-    """A pod's sandbox. `phase` is what was decided: `ready`, or `stopped` once StopPodSandbox began for good."""
+    """A pod's sandbox. `phase` is what was decided: `ready`, or `stopped` once StopPodSandbox began
+    for good."""
 
     id: str
     config: api.PodSandboxConfig
@@ -111,7 +113,9 @@ class Sandbox:
         try:
             labels = Labels(*record.selinux)
         except TypeError:
-            raise DamagedRecord(f"sandbox record: selinux is {record.selinux!r}, not two labels") from None
+            raise DamagedRecord(
+                f"sandbox record: selinux is {record.selinux!r}, not two labels"
+            ) from None
         return cls(
             id=record.id,
             config=unpack(api.PodSandboxConfig, record.config),
@@ -144,7 +148,11 @@ class Exit:
     def of_shim(cls, ended: messages.Exit) -> Exit:
         """As the container's shim has it."""
         return cls(
-            ended.exit_code, ended.finished_at_ns, ended.oom_killed, ended.reason or "", ended.message or ""
+            ended.exit_code,
+            ended.finished_at_ns,
+            ended.oom_killed,
+            ended.reason or "",
+            ended.message or "",
         )
 
     @property
@@ -169,7 +177,8 @@ class User:
 
 @dataclass(eq=False, slots=True)
 class Container:
-    """A container of a sandbox. Its state follows from `started_at_ns`, `exit` and whether its shim can be asked."""
+    """A container of a sandbox. Its state follows from `started_at_ns`, `exit` and whether its shim
+    can be asked."""
 
     id: str
     sandbox_id: str

@@ -1,6 +1,8 @@
-"""Where things are: the state directory (a tmpfs, gone with the boot) and the root directory (a disk, durable).
+"""Where things are: the state directory (a tmpfs, gone with the boot) and the root directory (a
+disk, durable).
 
-What exists under `state` or `root` without a record in `root` was being made or removed when the server died.
+What exists under `state` or `root` without a record in `root` was being made or removed when the
+server died.
 """
 
 from __future__ import annotations
@@ -63,8 +65,9 @@ class Paths:
         return self.sandbox_state(sandbox_id) / "stopped"
 
     def sandbox_root(self, sandbox_id: str) -> Path:
-        """Holds the files that containers see (resolv.conf, hostname, hosts). They may write to them without end: on the disk
-        that is what kubelet watches, on the state directory's tmpfs it would be the host's memory and /run."""
+        """Holds the files that containers see (resolv.conf, hostname, hosts). They may write to
+        them without end: on the disk that is what kubelet watches, on the state directory's tmpfs
+        it would be the host's memory and /run."""
         return self.sandbox_records / sandbox_id
 
     def container_record(self, container_id: str) -> Path:
@@ -99,8 +102,8 @@ class Paths:
             self.images,
             self.trash,
         ):
-            # The state directory may hold the socket, which a group may have been given; images and records are nobody's
-            # business (CVE-2021-41103, CVE-2024-25621).
+            # The state directory may hold the socket, which a group may have been given; images and
+            # records are nobody's business (CVE-2021-41103, CVE-2024-25621).
             mode = 0o711 if path == self.state else 0o700
             path.mkdir(mode=mode, parents=True, exist_ok=True)
             os.chmod(path, mode)

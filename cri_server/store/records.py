@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class SandboxRecord(Record):
-    """`sandboxes/ID.json`, the fields of `model.Sandbox`. `selinux`: the process's label and that of mounts, which records of the
-    version before have not."""
+    """`sandboxes/ID.json`, the fields of `model.Sandbox`. `selinux`: the process's label and that
+    of mounts, which records of the version before have not."""
 
     id: str
     config: str
@@ -40,7 +40,8 @@ class SandboxRecord(Record):
 
 
 class ContainerRecord(Record):
-    """`containers/ID.json`, the fields of `model.Container`. `user`: uid, gid, a list of groups, home."""
+    """`containers/ID.json`, the fields of `model.Container`. `user`: uid, gid, a list of groups,
+    home."""
 
     id: str
     sandbox_id: str

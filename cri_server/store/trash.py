@@ -1,7 +1,9 @@
-"""Folders that nobody needs any more: moved away at once, deleted one after another while the server does other things.
+"""Folders that nobody needs any more: moved away at once, deleted one after another while the
+server does other things.
 
-A writable layer may hold a million files, and its owner's removal does not wait for them; nor does the next start of a pod, as the
-thread that deletes has a low priority. What a server that was killed has left here, the next one deletes.
+A writable layer may hold a million files, and its owner's removal does not wait for them; nor does
+the next start of a pod, as the thread that deletes has a low priority. What a server that was
+killed has left here, the next one deletes.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ class Trash:
         self._stuck: set[str] = set()  # not tried again before the next start
 
     def take(self, path: Path) -> None:
-        """Move `path` here, or delete it where that does not work or too much waits. Fine when it is gone. Blocking. Raises OSError,
-        as `remove_tree`."""
+        """Move `path` here, or delete it where that does not work or too much waits. Fine when it
+        is gone. Blocking. Raises OSError, as `remove_tree`."""
         try:
             if len(os.listdir(self._folder)) < MOST_WAITING:
                 os.rename(path, self._folder / f"{path.name}.{os.urandom(4).hex()}")

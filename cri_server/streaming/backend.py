@@ -1,8 +1,10 @@
-"""What the streaming server needs from the rest of the server: sessions in containers and sockets into pods.
+"""What the streaming server needs from the rest of the server: sessions in containers and sockets
+into pods.
 
-A session is a running command (exec) or a seat at a container's stdio (attach), seen as file descriptors. The
-descriptors belong to the session: the streaming server reads and writes them without blocking, asks for stdin to be
-closed when the client has ended it, and closes the session exactly once, whatever happened.
+A session is a running command (exec) or a seat at a container's stdio (attach), seen as file
+descriptors. The descriptors belong to the session: the streaming server reads and writes them
+without blocking, asks for stdin to be closed when the client has ended it, and closes the session
+exactly once, whatever happened.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class ExecOptions:
-    """A checked `ExecRequest`: never a tty with stderr, at least one stream. `changes`: of the container's OCI process."""
+    """A checked `ExecRequest`: never a tty with stderr, at least one stream. `changes`: of the
+    container's OCI process."""
 
     container_id: str
     command: tuple[str, ...]
@@ -40,7 +43,8 @@ class AttachOptions:
 
 @dataclass(frozen=True, slots=True)
 class PortForwardOptions:
-    """A checked `PortForwardRequest`; `ports` are used by WebSocket clients only, SPDY names a port per stream."""
+    """A checked `PortForwardRequest`; `ports` are used by WebSocket clients only, SPDY names a port
+    per stream."""
 
     sandbox_id: str
     ports: tuple[int, ...] = ()
@@ -49,9 +53,9 @@ class PortForwardOptions:
 class Session(Protocol):
     """A running exec or attach.
 
-    The descriptors are pipes, sockets or a pty's master; `None` where the client did not ask for the stream. With a tty
-    `stdout_fd` is the master and `stdin_fd` a duplicate. They stay valid until `close_stdin` and `close`, and are made
-    non-blocking.
+    The descriptors are pipes, sockets or a pty's master; `None` where the client did not ask for
+    the stream. With a tty `stdout_fd` is the master and `stdin_fd` a duplicate. They stay valid
+    until `close_stdin` and `close`, and are made non-blocking.
     """
 
     @property
@@ -68,11 +72,13 @@ class Session(Protocol):
         """Set the terminal's size in characters."""
 
     async def wait(self) -> int:
-        """The exit code of the command (exec) or the container (attach), once it has ended; 128 + n for signal n."""
+        """The exit code of the command (exec) or the container (attach), once it has ended; 128 + n
+        for signal n."""
         ...
 
     async def close(self) -> None:
-        """Give back everything. An exec that still runs is killed with its descendants; an attached container goes on."""
+        """Give back everything. An exec that still runs is killed with its descendants; an attached
+        container goes on."""
 
 
 class Backend(Protocol):
@@ -86,7 +92,8 @@ class Backend(Protocol):
 
 
 class Descriptors:
-    """The descriptor side of a session, to be inherited: owns up to three descriptors and closes each once."""
+    """The descriptor side of a session, to be inherited: owns up to three descriptors and closes
+    each once."""
 
     def __init__(self, stdin: int | None, stdout: int | None, stderr: int | None) -> None:
         self.stdin_fd, self.stdout_fd, self.stderr_fd = stdin, stdout, stderr

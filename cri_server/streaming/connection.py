@@ -1,7 +1,8 @@
-"""What one connection of the streaming server is: a request under a deadline, its ticket, the switch to SPDY or WebSocket, a session.
+"""What one connection of the streaming server is: a request under a deadline, its ticket, the
+switch to SPDY or WebSocket, a session.
 
-The session is one task; a second one reads the connection, and when that ends, because the client has left or broken the protocol,
-the session is cancelled and everything it held is given back.
+The session is one task; a second one reads the connection, and when that ends, because the client
+has left or broken the protocol, the session is cancelled and everything it held is given back.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from cri_server.streaming import portforward, remotecommand, upgrade
-from cri_server.streaming.backend import AttachOptions, Backend, ExecOptions, PortForwardOptions, Session
+from cri_server.streaming.backend import (
+    AttachOptions,
+    Backend,
+    ExecOptions,
+    PortForwardOptions,
+    Session,
+)
 from cri_server.streaming.multiplex import MultiplexedStream, Multiplexer
 from cri_server.streaming.remotecommand import CommandStreams
 from cri_server.streaming.spdy.frames import Status
@@ -26,8 +33,14 @@ from cri_server.streaming.websocket import DIALECTS, TUNNEL, Channels, Messages,
 
 log = logging.getLogger(__name__)
 
-# In the client's words; v3 brought resizing, v4 the Status object, v5 (WebSocket only) closing a channel.
-COMMAND_PROTOCOLS = ("v4.channel.k8s.io", "v3.channel.k8s.io", "v2.channel.k8s.io", "channel.k8s.io")
+# In the client's words; v3 brought resizing, v4 the Status object, v5 (WebSocket only) closing a
+# channel.
+COMMAND_PROTOCOLS = (
+    "v4.channel.k8s.io",
+    "v3.channel.k8s.io",
+    "v2.channel.k8s.io",
+    "channel.k8s.io",
+)
 FORWARD_SUBPROTOCOLS = ("v4.channel.k8s.io", "v4.base64.channel.k8s.io")
 STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
 
@@ -39,7 +52,8 @@ IDLE_S = 4 * 3600.0
 class Connections:
     """Serves the connections of one server.
 
-    `sessions` counts those that are open, by kind. `opened` is called in a connection's task when its ticket was good.
+    `sessions` counts those that are open, by kind. `opened` is called in a connection's task when
+    its ticket was good.
     """
 
     def __init__(
@@ -99,7 +113,9 @@ class Connections:
         if request.method not in ("GET", "POST"):
             raise Refused(405, "GET or POST", [("Allow", "GET, POST")])
         parts = request.path.split("/")
-        options = self._tickets.take(parts[1], parts[2]) if len(parts) == 3 and not parts[0] else None
+        options = (
+            self._tickets.take(parts[1], parts[2]) if len(parts) == 3 and not parts[0] else None
+        )
         if options is None:
             raise Refused(404, "no such session")
         return options
@@ -113,7 +129,9 @@ class Connections:
             elif request.upgrade == "websocket":
                 serving = self._over_websocket(request, options, wire)
             else:
-                raise Refused(400, "an upgrade to SPDY/3.1 or websocket is needed", [("Upgrade", "SPDY/3.1")])
+                raise Refused(
+                    400, "an upgrade to SPDY/3.1 or websocket is needed", [("Upgrade", "SPDY/3.1")]
+                )
             await serving
         except Refused as refused:
             await wire.send(refused.response())
@@ -133,7 +151,9 @@ class Connections:
         await wire.send(upgrade.switch_to_spdy(protocol))
         collector = _Collector(_roles(options), resizable=options.tty)
         multiplexer = Multiplexer(wire, "server", collector.take, streams_limit=2 * RESIZE)
-        await _while_connected(multiplexer.run(), self._command_over_spdy(options, protocol, collector))
+        await _while_connected(
+            multiplexer.run(), self._command_over_spdy(options, protocol, collector)
+        )
         multiplexer.leave()
 
     async def _command_over_spdy(
@@ -184,11 +204,14 @@ class Connections:
     ) -> None:
         subprotocol = upgrade.choose_subprotocol(request, (TUNNEL, *FORWARD_SUBPROTOCOLS))
         if subprotocol != TUNNEL and not options.ports:
-            raise Refused(400, "WebSocket port forwarding needs the ports in the request for the URL")
+            raise Refused(
+                400, "WebSocket port forwarding needs the ports in the request for the URL"
+            )
         if subprotocol != TUNNEL and len(options.ports) > portforward.CHANNEL_PORTS_LIMIT:
             limit = portforward.CHANNEL_PORTS_LIMIT
             raise Refused(
-                400, f"{len(options.ports)} ports: the channels of a WebSocket are enough for {limit}"
+                400,
+                f"{len(options.ports)} ports: the channels of a WebSocket are enough for {limit}",
             )
         await wire.send(upgrade.switch_to_websocket(request, subprotocol))
         messages = Messages(wire)
@@ -208,7 +231,9 @@ class Connections:
 
     def _session(self, options: ExecOptions | AttachOptions) -> Awaitable[Session]:
         return (
-            self._backend.exec(options) if isinstance(options, ExecOptions) else self._backend.attach(options)
+            self._backend.exec(options)
+            if isinstance(options, ExecOptions)
+            else self._backend.attach(options)
         )
 
 
@@ -221,7 +246,8 @@ def _given(inbound: Inbound) -> asyncio.Future[Inbound]:
 class _Collector:
     """Waits for the streams that an exec or attach needs; any other stream is reset.
 
-    `resize` is not waited for: who attaches to a terminal without knowing that it is one does not open it.
+    `resize` is not waited for: who attaches to a terminal without knowing that it is one does not
+    open it.
     """
 
     def __init__(self, roles: Sequence[str], *, resizable: bool) -> None:
@@ -253,7 +279,9 @@ class _Collector:
             async with asyncio.timeout(STREAMS_S):
                 await self._complete.wait()
         except TimeoutError:
-            log.info("streaming: the client opened no stream for %s", ", ".join(sorted(self._missing)))
+            log.info(
+                "streaming: the client opened no stream for %s", ", ".join(sorted(self._missing))
+            )
             return None
         return self._streams
 
@@ -275,7 +303,9 @@ def _channel_streams(
     )
 
 
-async def _while_connected(reading: Coroutine[Any, Any, str], serving: Coroutine[Any, Any, None]) -> None:
+async def _while_connected(
+    reading: Coroutine[Any, Any, str], serving: Coroutine[Any, Any, None]
+) -> None:
     """Serve until done or until the connection is over; neither goes on without the other."""
     tasks = (asyncio.create_task(reading), asyncio.create_task(serving))
     try:

@@ -1,7 +1,8 @@
 """Reading and writing non-blocking descriptors on the event loop: pipes, sockets, pty masters.
 
-Each call tries the system call first and waits only if the kernel says so, one waiter per direction and descriptor. A
-cancelled call leaves no registration behind. Nothing is buffered here: what a call returns or takes is in the kernel.
+Each call tries the system call first and waits only if the kernel says so, one waiter per direction
+and descriptor. A cancelled call leaves no registration behind. Nothing is buffered here: what a
+call returns or takes is in the kernel.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ async def read_some(fd: int, limit_bytes: int = READ_BYTES) -> bytes:
 
 
 async def write_all(fd: int, data: bytes) -> None:
-    """Write all of it. `BrokenPipeError` or `ConnectionResetError` if nobody will read it; EIO on a pty likewise."""
+    """Write all of it. `BrokenPipeError` or `ConnectionResetError` if nobody will read it; EIO on a
+    pty likewise."""
     view = memoryview(data)
     while view:
         try:

@@ -1,4 +1,5 @@
-"""Which failures of sessions the log has: the client is told of each, the node's owner of those that he can mend."""
+"""Which failures of sessions the log has: the client is told of each, the node's owner of those
+that he can mend."""
 
 from __future__ import annotations
 
@@ -8,7 +9,15 @@ from pyrunc.errors import Error
 
 log = logging.getLogger(__name__)
 
-OF_THE_NODE = {"kernel", "peer", "unavailable", "resource_exhausted", "deadline", "unsupported", "internal"}
+OF_THE_NODE = {
+    "kernel",
+    "peer",
+    "unavailable",
+    "resource_exhausted",
+    "deadline",
+    "unsupported",
+    "internal",
+}
 """Kinds of errors that the client did not cause (`pyrunc.errors`)."""
 
 

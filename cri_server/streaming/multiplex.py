@@ -1,7 +1,8 @@
 """Streams over one SPDY connection: the core of `spdy.connection` joined to a `Wire`.
 
-`run` is the only reader. It hands data to the streams and stops while they hold too much; it also answers pings and
-resets, by posting, so it never waits for the peer to read. Whoever owns a stream writes it.
+`run` is the only reader. It hands data to the streams and stops while they hold too much; it also
+answers pings and resets, by posting, so it never waits for the peer to read. Whoever owns a stream
+writes it.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class MultiplexedStream:
     async def finish(self) -> None:
         """End this side's direction, if it has not ended, and ignore what the peer still sends.
 
-        The peer is not told of the second, as it would be by `reset`: a Go peer reports a reset as an error.
+        The peer is not told of the second, as it would be by `reset`: a Go peer reports a reset as
+        an error.
         """
         with contextlib.suppress(StreamGone):
             await self.end()
@@ -72,7 +74,8 @@ class MultiplexedStream:
 
 
 class Multiplexer:
-    """All streams of a connection. `on_open` is told of each stream of the peer, which is accepted already."""
+    """All streams of a connection. `on_open` is told of each stream of the peer, which is accepted
+    already."""
 
     def __init__(
         self,
@@ -109,7 +112,8 @@ class Multiplexer:
             self._post_last()
             for stream in self._streams.values():
                 stream.lose()
-            # The streams know this connection: what waited for it is freed now, not by the collector of cycles.
+            # The streams know this connection: what waited for it is freed now, not by the
+            # collector of cycles.
             self._streams.clear()
             self._on_open = MultiplexedStream.lose
 
@@ -122,7 +126,8 @@ class Multiplexer:
     async def _room(self) -> bool:
         """Wait until the streams have room; false if a client leaves before that.
 
-        A server that has sent everything hangs up with a part of it still to be read: not a reason to drop it.
+        A server that has sent everything hangs up with a part of it still to be read: not a reason
+        to drop it.
         """
         if self._side == "client":
             await self.budget.room()

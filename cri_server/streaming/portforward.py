@@ -1,11 +1,14 @@
-"""Port forwarding: pairs of a data and an error stream, each joined to a TCP connection inside the pod.
+"""Port forwarding: pairs of a data and an error stream, each joined to a TCP connection inside the
+pod.
 
-Over SPDY the client opens as many pairs as it likes, told apart by `requestid`; over WebSocket there is one pair per port of
-the request. Either side of a connection may end its direction and go on reading, but only for as long as the other direction
-moves bytes: kubectl up to 1.31 ends nothing until the error stream ends (LINGER_S). A failure is a text on the error stream.
+Over SPDY the client opens as many pairs as it likes, told apart by `requestid`; over WebSocket
+there is one pair per port of the request. Either side of a connection may end its direction and go
+on reading, but only for as long as the other direction moves bytes: kubectl up to 1.31 ends nothing
+until the error stream ends (LINGER_S). A failure is a text on the error stream.
 
-A dial is a process in the pod's network, a connection a descriptor of this one: both are bounded, for a session and in all, dials
-also for a pod, so that pods that accept no connections leave turns for others (`Dials`).
+A dial is a process in the pod's network, a connection a descriptor of this one: both are bounded,
+for a session and in all, dials also for a pod, so that pods that accept no connections leave turns
+for others (`Dials`).
 """
 
 from __future__ import annotations
@@ -28,20 +31,24 @@ from pyrunc.errors import Error, ResourceExhausted
 
 PROTOCOL = "portforward.k8s.io"
 PAIRING_S = 30.0
-PAIRS_LIMIT = 512  # of a session, with those that are only to be told that there are too many connections
+# of a session, with those that are only to be told that there are too many connections
+PAIRS_LIMIT = 512
 SESSION_LIMIT, LIMIT = 256, 2048  # connections of a session, and in all
 SESSION_DIALS_LIMIT, POD_DIALS_LIMIT, DIALS_LIMIT = 8, 8, 32  # of these, dials under way
 DIAL_WAIT_S = 20.0  # twice as long as a dial may take
-# How long a direction may pause, and how long it may last, once the other one has ended. containerd ends both after one
-# second (internal/cri/server/sandbox_portforward_linux.go), which truncates an answer that takes longer. Ten seconds are not
-# more because kubectl up to 1.31 reads no other stream while the pod sends to a local client that has left.
+# How long a direction may pause, and how long it may last, once the other one has ended. containerd
+# ends both after one second (internal/cri/server/sandbox_portforward_linux.go), which truncates an
+# answer that takes longer. Ten seconds are not more because kubectl up to 1.31 reads no other
+# stream while the pod sends to a local client that has left.
 LINGER_S, LINGER_LIMIT_S = 1.0, 10.0
-CHANNEL_PORTS_LIMIT = 127  # a channel's number is an octet, 255 means something else, a port takes two
+# a channel's number is an octet, 255 means something else, a port takes two
+CHANNEL_PORTS_LIMIT = 127
 
 
 @dataclass(eq=False, slots=True)
 class Connection:
-    """One forwarded connection; `half_closed` when one direction has ended, so that the other one ends soon."""
+    """One forwarded connection; `half_closed` when one direction has ended, so that the other one
+    ends soon."""
 
     half_closed: bool = False
 
@@ -144,9 +151,11 @@ async def forward(
     *,
     half_close: bool = True,
 ) -> str:
-    """Connect to the pod and copy until both directions have ended; what went wrong in words, or nothing.
+    """Connect to the pod and copy until both directions have ended; what went wrong in words, or
+    nothing.
 
-    Without `half_close` the client cannot say that it has ended its direction: the pod's end is the end of both.
+    Without `half_close` the client cannot say that it has ended its direction: the pod's end is the
+    end of both.
     """
     try:
         connection = Connection()
@@ -161,7 +170,9 @@ async def forward(
         return f"forwarding to port {port}: {error.strerror}"
 
 
-async def _dial(backend: Backend, sandbox_id: str, port: int, forwarded: Forwarded) -> socket.socket:
+async def _dial(
+    backend: Backend, sandbox_id: str, port: int, forwarded: Forwarded
+) -> socket.socket:
     """Connect when it is this one's turn. Raises Error, OSError."""
     async with contextlib.AsyncExitStack() as turn:
         try:
@@ -218,7 +229,8 @@ class _Copier:
                 self._pieces += 1
             self._socket.shutdown(socket.SHUT_WR)
         except OSError:
-            # The pod has closed the connection; what it sent before is still on its way to the client.
+            # The pod has closed the connection; what it sent before is still on its way to the
+            # client.
             self._inbound.discard()
 
     async def to_client(self) -> None:
@@ -229,10 +241,13 @@ class _Copier:
         await self._data.end()
 
     async def linger(self, last: asyncio.Task[None]) -> None:
-        """Wait for the direction that is left: until it ends, pauses for LINGER_S, or LINGER_LIMIT_S have passed."""
+        """Wait for the direction that is left: until it ends, pauses for LINGER_S, or
+        LINGER_LIMIT_S have passed."""
         end_s = asyncio.get_running_loop().time() + LINGER_LIMIT_S
         pieces = -1
-        while not last.done() and pieces != self._pieces and asyncio.get_running_loop().time() < end_s:
+        while (
+            not last.done() and pieces != self._pieces and asyncio.get_running_loop().time() < end_s
+        ):
             pieces = self._pieces
             await asyncio.wait((last,), timeout=LINGER_S)
 
@@ -278,7 +293,8 @@ class Forwarder:
 
     @staticmethod
     def _implied(kind: str, stream_id: int) -> str:
-        """Clients older than request ids open the error stream first and the data stream right behind it."""
+        """Clients older than request ids open the error stream first and the data stream right
+        behind it."""
         return f"stream {stream_id if kind == 'error' else stream_id - 2}"
 
     def _start_if_complete(self, request: str, pair: _Pair) -> None:
@@ -345,7 +361,8 @@ async def forward_channels(
     ports: tuple[int, ...],
     channels: list[tuple[Channel, Channel]],
 ) -> None:
-    """The WebSocket form: data and error channel of each port, both of which start with the port (16 bits, little end)."""
+    """The WebSocket form: data and error channel of each port, both of which start with the port
+    (16 bits, little end)."""
     for port, pair in zip(ports, channels, strict=True):
         for channel in pair:
             await channel.write(port.to_bytes(2, "little"))

@@ -1,7 +1,9 @@
-"""Exec and attach: a session's descriptors joined to a client's streams, and how such a session ends.
+"""Exec and attach: a session's descriptors joined to a client's streams, and how such a session
+ends.
 
-A session ends when its process does, whether or not the client has ended stdin. What the process wrote before is sent
-first, then the status on the error stream, then the outputs end. A client that leaves ends the session at once.
+A session ends when its process does, whether or not the client has ended stdin. What the process
+wrote before is sent first, then the status on the error stream, then the outputs end. A client that
+leaves ends the session at once.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from cri_server.streaming.descriptors import read_some, write_all
 from cri_server.streaming.streams import Inbound, Outbound, StreamGone
 from pyrunc.errors import Error
 
-# A grandchild may hold an output open for ever. After the exit, silence of QUIET_S ends an output; so does, after DRAIN_S,
-# more than a pipe can have held at the exit.
+# A grandchild may hold an output open for ever. After the exit, silence of QUIET_S ends an output;
+# so does, after DRAIN_S, more than a pipe can have held at the exit.
 QUIET_S = 0.25
 DRAIN_S = 5.0
 DRAIN_BYTES = 1024 * 1024
@@ -30,7 +32,8 @@ RESIZE_LIMIT_BYTES = 1024
 class CommandStreams:
     """A client's streams; `None` where it has none.
 
-    `json_status`: the error stream carries a Status object. `resize` may come at any time, or never.
+    `json_status`: the error stream carries a Status object. `resize` may come at any time, or
+    never.
     """
 
     error: Outbound
@@ -42,7 +45,8 @@ class CommandStreams:
 
 
 async def run(opening: Awaitable[Session], streams: CommandStreams) -> None:
-    """Open the session, serve it to its end and tell the client how it ended. Cancelled when the client leaves."""
+    """Open the session, serve it to its end and tell the client how it ended. Cancelled when the
+    client leaves."""
     try:
         exit_code = await _open_and_serve(opening, streams)
     except StreamGone:
@@ -69,7 +73,8 @@ async def _open_and_serve(opening: Awaitable[Session], streams: CommandStreams) 
 
 
 async def _open(opening: Awaitable[Session]) -> Session:
-    """Await the session. If this is cancelled meanwhile, the session is closed as soon as it is there."""
+    """Await the session. If this is cancelled meanwhile, the session is closed as soon as it is
+    there."""
     task = asyncio.ensure_future(opening)
     try:
         return await asyncio.shield(task)
@@ -121,7 +126,8 @@ async def _serve(session: Session, streams: CommandStreams) -> int:
 
 
 async def _copy_in(session: Session, stdin: Inbound) -> None:
-    """Client to process. A process that does not read any more does not stop the client from sending."""
+    """Client to process. A process that does not read any more does not stop the client from
+    sending."""
     try:
         while session.stdin_fd is not None and (data := await stdin.read()):
             await write_all(session.stdin_fd, data)
@@ -145,10 +151,12 @@ async def _copy_sizes(session: Session, opening: asyncio.Future[Inbound]) -> Non
 
 
 class TerminalSizes:
-    """Terminal sizes in what a client sends: JSON objects one behind the other; of those that came together the last counts.
+    """Terminal sizes in what a client sends: JSON objects one behind the other; of those that came
+    together the last counts.
 
-    Only that one is decoded, so the work is one search per portion however many objects it holds. A size has no objects
-    inside, so its braces are the last pair. `broken`: what comes cannot be sizes any more.
+    Only that one is decoded, so the work is one search per portion however many objects it holds. A
+    size has no objects inside, so its braces are the last pair. `broken`: what comes cannot be
+    sizes any more.
     """
 
     def __init__(self) -> None:
@@ -156,7 +164,8 @@ class TerminalSizes:
         self._rest = b""
 
     def feed(self, data: bytes) -> tuple[int, int] | None:
-        """Width and height of the last size that `data` completes, if it does and they are in range."""
+        """Width and height of the last size that `data` completes, if it does and they are in
+        range."""
         if self.broken:
             return None
         text = self._rest + data
@@ -174,7 +183,12 @@ def _size(text: bytes) -> tuple[int, int] | None:
         return None
     sides = {key.lower(): value for key, value in size.items()}
     width, height = sides.get("width"), sides.get("height")
-    if isinstance(width, int) and isinstance(height, int) and 0 < width < 65536 and 0 < height < 65536:
+    if (
+        isinstance(width, int)
+        and isinstance(height, int)
+        and 0 < width < 65536
+        and 0 < height < 65536
+    ):
         return width, height
     return None
 
@@ -196,7 +210,8 @@ class Output:
     sending: bool = False
 
     async def copy(self) -> None:
-        """Copy to the end. When the client has dropped the stream the rest is thrown away, so the process goes on."""
+        """Copy to the end. When the client has dropped the stream the rest is thrown away, so the
+        process goes on."""
         wanted = True
         while data := await read_some(self.fd):
             self.sending = True
@@ -212,9 +227,11 @@ class Output:
 
 
 async def _drain(tasks: dict[asyncio.Task[None], Output]) -> None:
-    """After the exit: wait for the outputs to end, or to be silent, or to be more than what was left."""
+    """After the exit: wait for the outputs to end, or to be silent, or to be more than what was
+    left."""
     loop = asyncio.get_running_loop()
-    deadline, at_exit = loop.time() + DRAIN_S, {task: output.sent_bytes for task, output in tasks.items()}
+    deadline = loop.time() + DRAIN_S
+    at_exit = {task: output.sent_bytes for task, output in tasks.items()}
     pending = set(tasks)
     while pending:
         before = {task: tasks[task].sent_bytes for task in pending}
@@ -238,7 +255,8 @@ async def _end(streams: CommandStreams) -> None:
 
 
 async def tell(streams: CommandStreams, status: dict[str, object], text: str) -> None:
-    """Write the outcome on the error stream: the Status object, or for old clients a text if something failed."""
+    """Write the outcome on the error stream: the Status object, or for old clients a text if
+    something failed."""
     try:
         if streams.json_status:
             await streams.error.write(json.dumps(status).encode())

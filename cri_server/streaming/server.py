@@ -1,6 +1,7 @@
 """The streaming server: hands out single-use URLs and serves the connections that come to them.
 
-What serves one (`connection`) is imported after the start: a server that was restarted answers lists sooner.
+What serves one (`connection`) is imported after the start: a server that was restarted answers
+lists sooner.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ class StreamingServer:
         idle_s: float | None = None,
         tls: Tls | None = None,
     ) -> None:
-        self._backend, self._host, self._port, self._idle_s = backend, host, port, idle_s
+        self._backend = backend
+        self._host = host
+        self._port = port
+        self._idle_s = idle_s
         self._tickets, self._tls = tickets or Tickets(), tls
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
@@ -59,7 +63,9 @@ class StreamingServer:
         if self._tls is not None:
             self._tls.context()
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        self._listener = socket.create_server((self._host, self._port), family=family, backlog=BACKLOG)
+        self._listener = socket.create_server(
+            (self._host, self._port), family=family, backlog=BACKLOG
+        )
         self._listener.setblocking(False)
         self._port = self._listener.getsockname()[1]
         self._accepting = asyncio.create_task(self._accept(self._listener))
@@ -87,13 +93,16 @@ class StreamingServer:
             from cri_server.streaming.connection import IDLE_S, Connections
 
             idle_s = IDLE_S if self._idle_s is None else self._idle_s
-            self._handler = Connections(self._backend, self._tickets, self.sessions, self._opened, idle_s)
+            self._handler = Connections(
+                self._backend, self._tickets, self.sessions, self._opened, idle_s
+            )
         return self._handler
 
     # ---- URLs ----
 
     def url_for_exec(self, options: ExecOptions) -> str:
-        """A URL that opens this exec once, within a minute. Raises `ResourceExhausted` when too many are unused."""
+        """A URL that opens this exec once, within a minute. Raises `ResourceExhausted` when too
+        many are unused."""
         return self._url("exec", options)
 
     def url_for_attach(self, options: AttachOptions) -> str:
@@ -128,10 +137,12 @@ class StreamingServer:
             self._connections.add(task)
             self._unopened[task] = None
             task.add_done_callback(self._ended)
-            await asyncio.sleep(0)  # it reads what was sent with it before many others make it the oldest
+            # it reads what was sent with it before many others make it the oldest
+            await asyncio.sleep(0)
 
     def _make_room(self) -> bool:
-        """Whether one more may come. At a limit the oldest that has shown no ticket goes: any user may connect."""
+        """Whether one more may come. At a limit the oldest that has shown no ticket goes: any user
+        may connect."""
         if len(self._unopened) < UNOPENED_LIMIT and len(self._connections) < CONNECTIONS_LIMIT:
             return True
         oldest = next(iter(self._unopened), None)

@@ -1,7 +1,8 @@
 """The two ends of a stream as sessions see them, whatever protocol carries them.
 
-`Inbound` holds what the client has sent and nobody has taken yet. All streams of a connection share one `Budget`: when it
-is used up the connection stops reading, and TCP holds the client back. The peers know no other brake.
+`Inbound` holds what the client has sent and nobody has taken yet. All streams of a connection share
+one `Budget`: when it is used up the connection stops reading, and TCP holds the client back. The
+peers know no other brake.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class Inbound:
         self._changed.set()
 
     def lose(self) -> None:
-        """The stream is gone: unless it had ended, what waits is thrown away and readers get `StreamGone`."""
+        """The stream is gone: unless it had ended, what waits is thrown away and readers get
+        `StreamGone`."""
         if self._ended:
             return
         self._gone = True
@@ -98,7 +100,8 @@ class Inbound:
 
 
 class Outbound(Protocol):
-    """What is sent to the client on one stream. Writing waits for TCP; both calls raise `StreamGone`."""
+    """What is sent to the client on one stream. Writing waits for TCP; both calls raise
+    `StreamGone`."""
 
     async def write(self, data: bytes) -> None: ...
     async def end(self) -> None: ...

@@ -1,4 +1,5 @@
-"""TLS before the streaming server: a connection's bytes go through a socket pair, whose other end is an ordinary connection.
+"""TLS before the streaming server: a connection's bytes go through a socket pair, whose other end
+is an ordinary connection.
 
 The certificate is read again when its files change, so that one that is renewed needs no restart.
 """
@@ -26,8 +27,8 @@ class NoHandshake(Exception):
 
 @dataclass
 class Tls:
-    """PEM files: our certificate with its chain, its key, and the authorities of clients' certificates (empty: clients show
-    none)."""
+    """PEM files: our certificate with its chain, its key, and the authorities of clients'
+    certificates (empty: clients show none)."""
 
     certificate: str
     key: str
@@ -36,10 +37,13 @@ class Tls:
     _read_at: tuple[int, ...] = field(default=(), init=False)
 
     def context(self) -> ssl.SSLContext:
-        """For the next connection. Raises OSError (ssl.SSLError is one), ValueError when there was none before."""
+        """For the next connection. Raises OSError (ssl.SSLError is one), ValueError when there was
+        none before."""
         try:
             times = tuple(
-                os.stat(path).st_mtime_ns for path in (self.certificate, self.key, self.client_ca) if path
+                os.stat(path).st_mtime_ns
+                for path in (self.certificate, self.key, self.client_ca)
+                if path
             )
             if self._context is None or times != self._read_at:
                 self._context, self._read_at = self._load(), times
@@ -65,8 +69,11 @@ def _no_password() -> str:
 
 
 @contextlib.asynccontextmanager
-async def terminated(sock: socket.socket, tls: Tls, handshake_s: float) -> AsyncIterator[socket.socket]:
-    """While inside, a socket whose bytes are those of the TLS connection over `sock`, which is closed at the end.
+async def terminated(
+    sock: socket.socket, tls: Tls, handshake_s: float
+) -> AsyncIterator[socket.socket]:
+    """While inside, a socket whose bytes are those of the TLS connection over `sock`, which is
+    closed at the end.
 
     Raises NoHandshake.
     """
@@ -100,7 +107,9 @@ async def terminated(sock: socket.socket, tls: Tls, handshake_s: float) -> Async
             inner.close()
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, inner: socket.socket) -> None:
+async def _pump(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, inner: socket.socket
+) -> None:
     """Both ways until our side has said all, or the client is gone."""
     loop = asyncio.get_running_loop()
 

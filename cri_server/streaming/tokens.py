@@ -1,7 +1,9 @@
-"""Tickets for streaming URLs: 256 random bits that open one prepared session, once, within a minute.
+"""Tickets for streaming URLs: 256 random bits that open one prepared session, once, within a
+minute.
 
-Only a digest of kind and token is kept, so a lookup's time says nothing about a token, and a ticket for one kind of
-session cannot be found as another. Unknown, used and expired tickets look the same to whoever asks.
+Only a digest of kind and token is kept, so a lookup's time says nothing about a token, and a ticket
+for one kind of session cannot be found as another. Unknown, used and expired tickets look the same
+to whoever asks.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class Tickets:
         """A token, safe in a URL's path, for `request`. Raises `ResourceExhausted` at the limit."""
         self._drop_expired()
         if len(self._tickets) >= self._limit:
-            raise ResourceExhausted(f"{self._limit} streaming sessions were requested and not yet opened")
+            raise ResourceExhausted(
+                f"{self._limit} streaming sessions were requested and not yet opened"
+            )
         token = secrets.token_urlsafe(TOKEN_BYTES)
         self._tickets[_digest(kind, token)] = (self._clock() + self._ttl_s, request)
         return token

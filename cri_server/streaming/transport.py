@@ -1,8 +1,9 @@
 """Moving the bytes of a connection, with back-pressure both ways.
 
-Two kinds of output share a socket: `send` is for data and waits until the kernel has taken it; `post` is for small answers
-(a ping's, a reset) that the reading side makes and must not wait for. Posted bytes go out before the next data, in order,
-and are bounded: a peer that asks without reading the answers loses the connection.
+Two kinds of output share a socket: `send` is for data and waits until the kernel has taken it;
+`post` is for small answers (a ping's, a reset) that the reading side makes and must not wait for.
+Posted bytes go out before the next data, in order, and are bounded: a peer that asks without
+reading the answers loses the connection.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from cri_server.streaming.streams import Budget
 
 POSTED_LIMIT_BYTES = 128 * 1024
 RECEIVE_BYTES = 64 * 1024
-TURN_BYTES = 1024 * 1024  # after so much the other tasks get a turn even if the socket is never busy
+# after so much the other tasks get a turn even if the socket is never busy
+TURN_BYTES = 1024 * 1024
 LINGER_S = 5.0
 PROBE_S = 1.0
 
@@ -49,11 +51,13 @@ class Wire(Leaving, Protocol):
 
 
 async def room_or_hang_up(budget: Budget, wire: Leaving, probe: Callable[[], None]) -> bool:
-    """Wait, without reading, until the streams of a connection have room; false if the client leaves before that.
+    """Wait, without reading, until the streams of a connection have room; false if the client
+    leaves before that.
 
-    The client's FIN may never come: it waits behind what the client had sent and this side does not take. So something
-    meaningless is sent now and then, which the kernel of a client that is gone answers with a reset. It is not a ping: a
-    Go client that is stuck in sending would be stuck in answering too, and stop reading.
+    The client's FIN may never come: it waits behind what the client had sent and this side does not
+    take. So something meaningless is sent now and then, which the kernel of a client that is gone
+    answers with a reset. It is not a ping: a Go client that is stuck in sending would be stuck in
+    answering too, and stop reading.
     """
     room, leaving = asyncio.create_task(budget.room()), asyncio.create_task(wire.hung_up())
     try:
@@ -165,7 +169,11 @@ class SocketWire:
     def _flush(self) -> None:
         """Send what was posted as far as the kernel takes it, and the rest when it does."""
         try:
-            sent = self._socket.send(self._posted) if self._posted and not self._lost else len(self._posted)
+            sent = (
+                self._socket.send(self._posted)
+                if self._posted and not self._lost
+                else len(self._posted)
+            )
         except BlockingIOError:
             sent = 0
         except OSError as error:
@@ -201,10 +209,11 @@ class SocketWire:
     # ---- the end ----
 
     async def close(self, linger_s: float = LINGER_S) -> None:
-        """Send what was posted, say that this was all, wait a little for the peer to do the same, and close.
+        """Send what was posted, say that this was all, wait a little for the peer to do the same,
+        and close.
 
-        Closing a socket while there is something to read makes the kernel send a reset, which can overtake what the
-        peer has not read yet; hence the wait.
+        Closing a socket while there is something to read makes the kernel send a reset, which can
+        overtake what the peer has not read yet; hence the wait.
         """
         try:
             async with asyncio.timeout(linger_s):

@@ -1,9 +1,11 @@
-"""The HTTP/1.1 request that opens a session and the answer to it, without I/O; `h11` reads, this decides.
+"""The HTTP/1.1 request that opens a session and the answer to it, without I/O; `h11` reads, this
+decides.
 
-Exactly one request per connection: it is answered by 101, after which the bytes are SPDY or WebSocket, or by an error and
-the end of the connection. Nothing in a request is believed except a valid ticket. Origin is not compared with Host: the API
-server passes on its client's Origin, kubelet a Host of its own. A foreign page that reaches this server (DNS rebinding,
-cross-site WebSockets) lacks the ticket, which is in the path and in no cookie.
+Exactly one request per connection: it is answered by 101, after which the bytes are SPDY or
+WebSocket, or by an error and the end of the connection. Nothing in a request is believed except a
+valid ticket. Origin is not compared with Host: the API server passes on its client's Origin,
+kubelet a Host of its own. A foreign page that reaches this server (DNS rebinding, cross-site
+WebSockets) lacks the ticket, which is in the path and in no cookie.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A complete request without a body. Header names are in lower case; `ahead` are bytes that came behind it."""
+    """A complete request without a body. Header names are in lower case; `ahead` are bytes that
+    came behind it."""
 
     method: str
     path: str
@@ -83,7 +86,8 @@ class RequestReader:
         self._request: h11.Request | None = None
 
     def receive(self, data: bytes) -> Request | None:
-        """Take bytes (none: the client has ended); the request if they complete it. Raises `Refused`."""
+        """Take bytes (none: the client has ended); the request if they complete it. Raises
+        `Refused`."""
         try:
             self._http.receive_data(data)
             if self._request is None:
@@ -110,7 +114,9 @@ def _check_framing(event: h11.Request) -> None:
 
 
 def _checked(event: h11.Request, ahead: bytes) -> Request:
-    headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in event.headers)
+    headers = tuple(
+        (name.decode("latin-1"), value.decode("latin-1")) for name, value in event.headers
+    )
     target = event.target.decode("latin-1")
     try:
         path = urlsplit(target).path if target.startswith("http://") else target.split("?", 1)[0]
@@ -154,7 +160,8 @@ def switch_to_spdy(protocol: str) -> bytes:
 
 
 def choose_subprotocol(request: Request, supported: Sequence[str]) -> str:
-    """The first of the client's WebSocket subprotocols that we know, empty if it names none. Raises `Refused`."""
+    """The first of the client's WebSocket subprotocols that we know, empty if it names none. Raises
+    `Refused`."""
     offered = request.values("sec-websocket-protocol")
     for name in offered:
         if name in supported:
@@ -185,5 +192,8 @@ def _is_key(text: str) -> bool:
 
 
 def _head(status: int, fields: Fields) -> bytes:
-    lines = [f"HTTP/1.1 {status} {_REASONS[status]}", *(f"{name}: {value}" for name, value in fields)]
+    lines = [
+        f"HTTP/1.1 {status} {_REASONS[status]}",
+        *(f"{name}: {value}" for name, value in fields),
+    ]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

@@ -1,8 +1,9 @@
 """WebSocket sessions: channels in messages, or a whole SPDY connection in messages (`TunnelWire`).
 
-A message of the channel protocols is a channel's number and its data: a byte and the bytes, or in the base64 forms an
-ASCII digit and base64 text. Channels cannot be half closed, except in v5, where the message `[255, channel]` says so.
-Framing, masking, ping and close are the core of the `websockets` package; this file only moves its bytes.
+A message of the channel protocols is a channel's number and its data: a byte and the bytes, or in
+the base64 forms an ASCII digit and base64 text. Channels cannot be half closed, except in v5, where
+the message `[255, channel]` says so. Framing, masking, ping and close are the core of the
+`websockets` package; this file only moves its bytes.
 """
 
 from __future__ import annotations
@@ -89,7 +90,11 @@ class Messages:
             await asyncio.sleep(0)
 
     def _take(self, frame: object) -> None:
-        if not isinstance(frame, Frame) or frame.opcode not in (Opcode.BINARY, Opcode.TEXT, Opcode.CONT):
+        if not isinstance(frame, Frame) or frame.opcode not in (
+            Opcode.BINARY,
+            Opcode.TEXT,
+            Opcode.CONT,
+        ):
             return
         if frame.data:
             self._fragments.append(bytes(frame.data))
@@ -120,7 +125,8 @@ class Messages:
         self._leave(CloseCode.PROTOCOL_ERROR, reason)
 
     def leave(self) -> None:
-        """Close in the normal way: a Go client takes this, and only this, for the end of its streams."""
+        """Close in the normal way: a Go client takes this, and only this, for the end of its
+        streams."""
         self._leave(CloseCode.NORMAL_CLOSURE, "")
 
     def _leave(self, code: CloseCode, reason: str) -> None:
@@ -181,7 +187,8 @@ class Channel:
 
 
 class Channels:
-    """All channels of a connection. `run` is the only reader; channels that nobody asked for are skipped."""
+    """All channels of a connection. `run` is the only reader; channels that nobody asked for are
+    skipped."""
 
     def __init__(self, messages: Messages, dialect: Dialect) -> None:
         self.budget = Budget()
@@ -246,4 +253,5 @@ class Channels:
             raise StreamGone from None
 
     async def end(self, number: int) -> None:
-        """v5 lets both sides close a channel, but its Go client knows the message only in the other direction."""
+        """v5 lets both sides close a channel, but its Go client knows the message only in the other
+        direction."""

@@ -1,1 +1,2 @@
-"""The server's own numbers for Prometheus, and whether it is well: loaded only when `[metrics] address` is set."""
+"""The server's own numbers for Prometheus, and whether it is well: loaded only when `[metrics]
+address` is set."""

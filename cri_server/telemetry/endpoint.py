@@ -1,7 +1,8 @@
-"""A small HTTP/1.1 server for metrics and `/healthz` on a unix socket or a TCP address; h11 reads and writes the protocol.
+"""A small HTTP/1.1 server for metrics and `/healthz` on a unix socket or a TCP address; h11 reads
+and writes the protocol.
 
-It takes GET and HEAD without a body. Whoever can connect may read: on TCP anybody who reaches the address, on the socket root
-and its group.
+It takes GET and HEAD without a body. Whoever can connect may read: on TCP anybody who reaches the
+address, on the socket root and its group.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class Endpoint:
         try:
             self._server = await self._listen()
         except OSError as error:
-            raise WrongState(f"metrics.address {self._address}: {error.strerror or error}") from None
+            raise WrongState(
+                f"metrics.address {self._address}: {error.strerror or error}"
+            ) from None
 
     async def _listen(self) -> asyncio.Server:
         if not self._address.startswith("unix://"):
@@ -173,7 +176,12 @@ async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> 
 
 
 async def _send(
-    connection: h11.Connection, writer: asyncio.StreamWriter, method: str, reply: Reply, *, last: bool = False
+    connection: h11.Connection,
+    writer: asyncio.StreamWriter,
+    method: str,
+    reply: Reply,
+    *,
+    last: bool = False,
 ) -> None:
     headers = [("Content-Type", reply.content_type), ("Content-Length", str(len(reply.body)))]
     if last:

@@ -1,5 +1,5 @@
-"""A snapshot in the form that Prometheus reads, by its own library: 33 ms and 2.6 MiB, so it is imported by the first scrape,
-and in the thread that writes."""
+"""A snapshot in the form that Prometheus reads, by its own library: 33 ms and 2.6 MiB, so it is
+imported by the first scrape, and in the thread that writes."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class _Fixed(Collector):
 
 
 def write(snapshot: Snapshot, accept: str, *, of_process: bool = True) -> tuple[bytes, str]:
-    """The body and its content type, in the form that the client's Accept header asks for; `of_process`: with the process's own
-    metrics."""
+    """The body and its content type, in the form that the client's Accept header asks for;
+    `of_process`: with the process's own metrics."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Fixed(snapshot))
     if of_process:

@@ -1,4 +1,5 @@
-"""What is served: `/metrics` and, of pods, `/metrics/cadvisor` for Prometheus, `/healthz` for whoever watches the server."""
+"""What is served: `/metrics` and, of pods, `/metrics/cadvisor` for Prometheus, `/healthz` for
+whoever watches the server."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The server's numbers at one moment, taken on the event loop as plain values; `exposition` writes them in a thread.
+"""The server's numbers at one moment, taken on the event loop as plain values; `exposition` writes
+them in a thread.
 
-Durations and outcomes are counted all the time (`meters`); everything else is looked up when it is asked for.
+Durations and outcomes are counted all the time (`meters`); everything else is looked up when it is
+asked for.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ class Family:
 
 @dataclass(slots=True)
 class Histogram:
-    """One metric: by the values of `labels` the counts per bucket of `meters.BOUNDS_S`, not summed up, and the sum in
-    seconds."""
+    """One metric: by the values of `labels` the counts per bucket of `meters.BOUNDS_S`, not summed
+    up, and the sum in seconds."""
 
     name: str
     text: str
@@ -80,7 +82,9 @@ class Source:
 
     def problems(self) -> list[str]:
         """What keeps the server from doing its work; nothing when it is well."""
-        found = [f"the zygote for {name} is gone" for name, z in self.services.zygotes.items() if z.lost]
+        found = [
+            f"the zygote for {name} is gone" for name, z in self.services.zygotes.items() if z.lost
+        ]
         try:
             space = os.statvfs(self.services.paths.root)
         except OSError as error:
@@ -100,10 +104,12 @@ class Source:
     def _pods(self) -> Snapshot:
         index = self.services.index
         pods = Counter(
-            api.PodSandboxState.Name(s.state).removeprefix("SANDBOX_").lower() for s in index.sandboxes
+            api.PodSandboxState.Name(s.state).removeprefix("SANDBOX_").lower()
+            for s in index.sandboxes
         )  # type: ignore[arg-type]
         containers = Counter(
-            api.ContainerState.Name(c.state).removeprefix("CONTAINER_").lower() for c in index.containers
+            api.ContainerState.Name(c.state).removeprefix("CONTAINER_").lower()
+            for c in index.containers
         )  # type: ignore[arg-type]
         return [
             _gauge("pyrunc_sandboxes", "Sandboxes by state.", ("state",), _counted(pods, "ready", "notready")),
@@ -138,7 +144,9 @@ def _gauge(name: str, text: str, labels: Labels, samples: Mapping[Labels, float]
 
 
 def _histogram(name: str, text: str, labels: Labels, found: meters.Meters) -> Histogram:
-    return Histogram(name, text, labels, {key: (list(d.counts), d.sum_s) for key, d in found.items()})
+    return Histogram(
+        name, text, labels, {key: (list(d.counts), d.sum_s) for key, d in found.items()}
+    )
 
 
 def _counted(found: Mapping[str, int], *always: str) -> dict[Labels, float]:

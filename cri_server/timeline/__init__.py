@@ -1,1 +1,2 @@
-"""When what happened to a pod and how long it took: each call, its steps and plugins, kept for pods that are gone."""
+"""When what happened to a pod and how long it took: each call, its steps and plugins, kept for pods
+that are gone."""

@@ -8,7 +8,8 @@ from cri_server.timeline.ring import Entry
 
 
 def choose(entries: Sequence[Entry], pod: str = "", last: int = 0, slowest: int = 0) -> list[Entry]:
-    """Those of `pod` (id or its prefix, NAME or NAMESPACE/NAME; empty: all), of these the `last` or the `slowest` so many; 0: all.
+    """Those of `pod` (id or its prefix, NAME or NAMESPACE/NAME; empty: all), of these the `last` or
+    the `slowest` so many; 0: all.
 
     Of several pods of one name all are meant: kubelet makes a pod again under its name.
     """

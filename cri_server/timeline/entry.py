@@ -6,8 +6,8 @@ from pyrunc.records import Record
 
 
 class SpanRecord(Record):
-    """`offset_ms`: since the call began. `parent`: the `id` of the span that it is a part of; None: a part of the call itself.
-    `failed`: it ended with an error, None if not."""
+    """`offset_ms`: since the call began. `parent`: the `id` of the span that it is a part of; None:
+    a part of the call itself. `failed`: it ended with an error, None if not."""
 
     id: int
     name: str

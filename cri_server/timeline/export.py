@@ -1,8 +1,10 @@
-"""The same spans for OpenTelemetry: to a collector by OTLP over HTTP, when `[tracing] endpoint` names one.
+"""The same spans for OpenTelemetry: to a collector by OTLP over HTTP, when `[tracing] endpoint`
+names one.
 
-The library is imported then only. A call costs a place in a bounded queue: a thread makes spans of it, the library's own thread
-sends them. When a collector hangs or is gone, spans are lost and nothing else. Who calls with a W3C `traceparent`, as kubelet
-does, is the parent, and has decided whether the call is sampled; `sampling` is for the others.
+The library is imported then only. A call costs a place in a bounded queue: a thread makes spans of
+it, the library's own thread sends them. When a collector hangs or is gone, spans are lost and
+nothing else. Who calls with a W3C `traceparent`, as kubelet does, is the parent, and has decided
+whether the call is sampled; `sampling` is for the others.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class Exporter:
     """Sends spans until `close`."""
 
     def __init__(self, endpoint: str, sampling: float) -> None:
-        """`endpoint`: http[s]://HOST:PORT, with a path where it is not /v1/traces. Raises Unsupported without the library."""
+        """`endpoint`: http[s]://HOST:PORT, with a path where it is not /v1/traces. Raises
+        Unsupported without the library."""
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
@@ -60,10 +63,13 @@ class Exporter:
             raise Unsupported(
                 f"tracing.endpoint: {error.name or 'opentelemetry'} is not installed: pip install 'pyrunc[tracing]'"
             ) from None
-        logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # a batch that failed, not each attempt
+        # a batch that failed, not each attempt
+        logging.getLogger("opentelemetry").setLevel(logging.ERROR)
         self._provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(sampling)),
-            resource=Resource.create({"service.name": "pyrunc-cri", "service.version": pyrunc.__version__}),
+            resource=Resource.create(
+                {"service.name": "pyrunc-cri", "service.version": pyrunc.__version__}
+            ),
             shutdown_on_exit=False,  # it would wait for a collector that hangs
         )
         sender = OTLPSpanExporter(endpoint=_url(endpoint), timeout=SEND_TIMEOUT_S)
@@ -120,7 +126,11 @@ def _send(tracer: Tracer, call: str, said: Mapping[str, object], trace: Trace) -
 
     caller = TraceContextTextMapPropagator().extract({"traceparent": trace.origin})
     root = tracer.start_span(
-        call, caller, SpanKind.SERVER, attributes=_attributes(call, said), start_time=trace.started_at_ns
+        call,
+        caller,
+        SpanKind.SERVER,
+        attributes=_attributes(call, said),
+        start_time=trace.started_at_ns,
     )
     if not root.is_recording():
         return

@@ -1,7 +1,9 @@
-"""The calls of the last hours or days on disk: two files of JSON lines that take turns, so that at most 4 MiB are kept.
+"""The calls of the last hours or days on disk: two files of JSON lines that take turns, so that at
+most 4 MiB are kept.
 
-What happens is only put into a list; a thread writes it once a second and before anybody reads. It is not synced: after a power
-cut the last seconds are missing, and a line that was cut off is left out.
+What happens is only put into a list; a thread writes it once a second and before anybody reads. It
+is not synced: after a power cut the last seconds are missing, and a line that was cut off is left
+out.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ FOLLOWER_LIMIT = 1000  # entries that somebody who follows has not read
 INTERVAL_S = 1.0
 
 Entry = dict[str, Any]
-"""{"call", "started_at_ns", "ended_at_ns", "duration_ms", "outcome", …fields of the log line, "spans": a list of `SpanRecord`}.
-`ended_at_ns` is different for each, and grows. `traceparent`: of who made the call, when it traces itself."""
+"""{"call", "started_at_ns", "ended_at_ns", "duration_ms", "outcome", …fields of the log line,
+"spans": a list of `SpanRecord`}. `ended_at_ns` is different for each, and grows. `traceparent`: of
+who made the call, when it traces itself."""
 
 Follower = asyncio.Queue[tuple[Entry, Trace | None] | None]
 
@@ -55,7 +58,9 @@ class Ring:
             self._tell(follower, entry, trace)
         if self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(INTERVAL_S, lambda: loop.run_in_executor(None, self.flush))
+            self._timer = loop.call_later(
+                INTERVAL_S, lambda: loop.run_in_executor(None, self.flush)
+            )
 
     def _tell(self, follower: Follower, entry: Entry, trace: Trace | None) -> None:
         if follower.qsize() < FOLLOWER_LIMIT:
@@ -65,12 +70,14 @@ class Ring:
             follower.put_nowait(None)
 
     async def follow(self, after_ns: int) -> AsyncGenerator[Entry, None]:
-        """The entries that ended after `after_ns`, as on disk, then those that end, until the caller stops. Raises
-        ResourceExhausted for one that does not keep up."""
+        """The entries that ended after `after_ns`, as on disk, then those that end, until the
+        caller stops. Raises ResourceExhausted for one that does not keep up."""
         follower: Follower = asyncio.Queue()
         self._followers.add(follower)
         try:
-            ended = [e for e in await asyncio.to_thread(self.read) if e.get("ended_at_ns", 0) > after_ns]
+            ended = [
+                e for e in await asyncio.to_thread(self.read) if e.get("ended_at_ns", 0) > after_ns
+            ]
             for entry in sorted(ended, key=lambda entry: int(entry["ended_at_ns"])):
                 after_ns = entry["ended_at_ns"]
                 yield entry
@@ -90,7 +97,9 @@ class Ring:
             if not waiting:
                 return
             try:
-                self._write("".join(json.dumps(complete(*e), default=str) + "\n" for e in waiting).encode())
+                self._write(
+                    "".join(json.dumps(complete(*e), default=str) + "\n" for e in waiting).encode()
+                )
             except OSError as error:
                 log.warning("the timeline could not be written: %s", error)
 

@@ -1,5 +1,6 @@
-"""A call and the spans in it. Who makes the call sets `CURRENT`; what runs for it, in tasks of its own as well (they inherit
-context variables), adds its spans there, and knows nothing of who reads them.
+"""A call and the spans in it. Who makes the call sets `CURRENT`; what runs for it, in tasks of its
+own as well (they inherit context variables), adds its spans there, and knows nothing of who reads
+them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ ROOT = -1
 
 @dataclass(slots=True)
 class Span:
-    """A part of a call, in seconds of `time.perf_counter`, which is one clock for all processes. `end_s` 0: it runs still.
+    """A part of a call, in seconds of `time.perf_counter`, which is one clock for all processes.
+    `end_s` 0: it runs still.
 
     `failed`: it ended with an error. `parent`: the index of the span that it is a part of.
     """
@@ -46,8 +48,8 @@ _inside: ContextVar[int] = ContextVar("inside", default=ROOT)
 
 
 class span:
-    """Notes what is done inside, and that spans noted meanwhile are parts of it. `beside`: it is a part of the call itself,
-    whatever it was begun in."""
+    """Notes what is done inside, and that spans noted meanwhile are parts of it. `beside`: it is a
+    part of the call itself, whatever it was begun in."""
 
     __slots__ = ("_beside", "_name", "_noted", "_token")
 
@@ -66,7 +68,10 @@ class span:
         trace.spans.append(self._noted)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if self._noted is not None and self._token is not None:
             _inside.reset(self._token)
@@ -74,9 +79,11 @@ class span:
 
 
 def graft(parts: Sequence[Sequence[object]]) -> None:
-    """Add what another process of ours has noted: [name, begin_s, end_s, index of its parent in `parts` or -1] each, parents first.
+    """Add what another process of ours has noted: [name, begin_s, end_s, index of its parent in
+    `parts` or -1] each, parents first.
 
-    They become parts of the span that we are in. What is of another shape is left out: that process may be of another version.
+    They become parts of the span that we are in. What is of another shape is left out: that process
+    may be of another version.
     """
     trace = CURRENT.get()
     if trace is None:

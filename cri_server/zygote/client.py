@@ -1,7 +1,9 @@
-"""The server's side of a zygote: spawn it, ask it for children, start another when it died. asyncio, no threads.
+"""The server's side of a zygote: spawn it, ask it for children, start another when it died.
+asyncio, no threads.
 
-The server is never forked: the zygote is spawned (posix_spawn, which does not copy the server's memory), and everything
-else is forked from the zygote, which has the needed modules imported and nothing else.
+The server is never forked: the zygote is spawned (posix_spawn, which does not copy the server's
+memory), and everything else is forked from the zygote, which has the needed modules imported and
+nothing else.
 """
 
 from __future__ import annotations
@@ -54,8 +56,9 @@ class Zygote:
     """A zygote process, replaced by a new one when it is found dead. Use from one event loop."""
 
     def __init__(self, preload: Sequence[str], keeper: str | None = None) -> None:
-        """It is to import the modules `preload`. `keeper`: the folder of a keeper, which becomes the ancestor of all that is forked, and
-        is started if it does not live; where it cannot be, the server itself is the ancestor."""
+        """It is to import the modules `preload`. `keeper`: the folder of a keeper, which becomes
+        the ancestor of all that is forked, and is started if it does not live; where it cannot be,
+        the server itself is the ancestor."""
         self._preload = list(preload)
         self.keeper = keeper
         self._process: _Process | None = None
@@ -76,11 +79,13 @@ class Zygote:
         return zygote
 
     def begin(self) -> None:
-        """Spawn it now, not when it is asked for something first; who asks it meanwhile waits. Once."""
+        """Spawn it now, not when it is asked for something first; who asks it meanwhile waits.
+        Once."""
         self._first = asyncio.create_task(self._live())
 
     async def ready(self) -> None:
-        """Wait until one that was begun has imported all. Raises PeerError with what its import failed with."""
+        """Wait until one that was begun has imported all. Raises PeerError with what its import
+        failed with."""
         assert self._first is not None
         await asyncio.shield(self._first)
 
@@ -94,11 +99,15 @@ class Zygote:
         """Whether there is none any more."""
         return self.pid is None and self._first is not None and self._first.done()
 
-    async def fork(self, function: str, arguments: Record | None = None, fds: Sequence[int] = ()) -> int:
-        """Start a detached child that calls `module:function(arguments, fds)`, where the arguments are the record's fields; its pid.
+    async def fork(
+        self, function: str, arguments: Record | None = None, fds: Sequence[int] = ()
+    ) -> int:
+        """Start a detached child that calls `module:function(arguments, fds)`, where the arguments
+        are the record's fields; its pid.
 
-        The child has a session of its own, /dev/null as stdio and only `fds` (renumbered from 3). It is not killed with
-        the server or the zygote. The caller keeps its `fds`. Raises Unavailable when the zygote dies meanwhile.
+        The child has a session of its own, /dev/null as stdio and only `fds` (renumbered from 3).
+        It is not killed with the server or the zygote. The caller keeps its `fds`. Raises
+        Unavailable when the zygote dies meanwhile.
         """
         process = await self._live()
         asked = Fork(function, _fields(arguments))
@@ -115,13 +124,15 @@ class Zygote:
         env: Mapping[str, str] | None = None,
         output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
     ) -> ErrandResult:
-        """Run `module:function(arguments, fds)` in a child and wait for its end; the arguments are the record's fields.
+        """Run `module:function(arguments, fds)` in a child and wait for its end; the arguments are
+        the record's fields.
 
         The function returns None (exit code 0) or an exit code; descriptors that the process sends
         are closed, and PeerError is raised. It may exec another program. `env` is added to the
-        zygote's environment. An `Error` that it raises is raised here; other exceptions
-        become a traceback on stderr and exit code 1. After `timeout_s` the errand and its descendants are killed and
-        DeadlineExceeded is raised; cancelling kills them too. Descendants that a finished errand leaves behind are killed.
+        zygote's environment. An `Error` that it raises is raised here; other exceptions become a
+        traceback on stderr and exit code 1. After `timeout_s` the errand and its descendants are
+        killed and DeadlineExceeded is raised; cancelling kills them too. Descendants that a
+        finished errand leaves behind are killed.
         """
         asked = Run(function, _fields(arguments), dict(env or {}), timeout_s)
         return await self._run(asked, _Errand(output_limit_bytes, 0), fds, stdin)
@@ -133,7 +144,9 @@ class Zygote:
         asked = Run(function, _fields(arguments), {}, timeout_s)
         return await self._run(asked, _Errand(OUTPUT_LIMIT_BYTES, 1), (), b"")
 
-    async def _run(self, asked: Run, errand: _Errand, fds: Sequence[int], stdin: bytes) -> ErrandResult:
+    async def _run(
+        self, asked: Run, errand: _Errand, fds: Sequence[int], stdin: bytes
+    ) -> ErrandResult:
         try:
             process = await self._live()
             with errand.open_ends(stdin) as ends:
@@ -166,7 +179,8 @@ class Zygote:
                 raise Unavailable("the zygote is closed")
             if self._process is None or self._process.gone:
                 old, self._process = self._process, None
-                if old:  # reaped once, also when the caller that found it dead is cancelled meanwhile
+                # reaped once, also when the caller that found it dead is cancelled meanwhile
+                if old:
                     await asyncio.shield(old.close())
                 self._process = await self._start()
             return self._process
@@ -175,8 +189,8 @@ class Zygote:
         return await _Process.start(self._preload, self.keeper)
 
     async def renew(self) -> None:
-        """Replace a living zygote by a new one, which the keeper that lives now starts; the old one ends when it has answered what it
-        was asked. Raises PeerError."""
+        """Replace a living zygote by a new one, which the keeper that lives now starts; the old one
+        ends when it has answered what it was asked. Raises PeerError."""
         async with self._starting:
             old = self._process
             if self._closed or old is None or old.gone:
@@ -206,7 +220,8 @@ class _Spawned:
             pass
 
     async def ended(self) -> None:
-        """Wait for its end without blocking the loop; one that does not end is killed. Closes the pidfd."""
+        """Wait for its end without blocking the loop; one that does not end is killed. Closes the
+        pidfd."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
         try:
@@ -253,7 +268,9 @@ class _Process:
         except BaseException as error:
             await process.close(kill=True)
             if isinstance(error, TimeoutError):
-                raise DeadlineExceeded(f"the zygote did not start in {_START_TIMEOUT_S:g} s") from None
+                raise DeadlineExceeded(
+                    f"the zygote did not start in {_START_TIMEOUT_S:g} s"
+                ) from None
             raise
         if answer.error is not None:
             await process.close()
@@ -261,7 +278,8 @@ class _Process:
         return process
 
     async def close(self, *, kill: bool = False) -> None:
-        """Hang up and wait until the process is reaped; `kill`: it is importing, and would see that only afterwards."""
+        """Hang up and wait until the process is reaped; `kill`: it is importing, and would see that
+        only afterwards."""
         self.peer.close("the zygote was closed")
         if kill:
             self._spawned.send_signal(signal.SIGTERM)
@@ -286,7 +304,8 @@ class _Errand:
         self._result.setblocking(False)
 
     def open_ends(self, stdin: bytes) -> _Ends:
-        """What the child gets: stdin, stdout, stderr, result socket; closed here at the end of the with block."""
+        """What the child gets: stdin, stdout, stderr, result socket; closed here at the end of the
+        with block."""
         ends = _Ends([self._their_result.detach()])
         try:
             for place in (0, 1):
@@ -340,7 +359,8 @@ class _Ends:
 
 
 class _Output:
-    """One pipe that is read as data comes, so that the errand never waits; beyond the limit it is thrown away."""
+    """One pipe that is read as data comes, so that the errand never waits; beyond the limit it is
+    thrown away."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, limit_bytes: int) -> None:
         self.content = bytearray()
@@ -383,16 +403,21 @@ def _fields(arguments: Record | None) -> ipc.Message:
 
 
 async def _spawn_below(keeper: str | None, fd: int, preload: Sequence[str]) -> _Spawned:
-    """Start a zygote with `fd` as its descriptor 3: below the keeper, or by ourselves where that is refused."""
+    """Start a zygote with `fd` as its descriptor 3: below the keeper, or by ourselves where that is
+    refused."""
     if keeper is not None:
-        starting = asyncio.ensure_future(asyncio.to_thread(_start_below, keeper, os.dup(fd), preload))
+        starting = asyncio.ensure_future(
+            asyncio.to_thread(_start_below, keeper, os.dup(fd), preload)
+        )
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
             starting.add_done_callback(_abandon)
             raise
         except Error as error:
-            log.warning("no keeper, so that killing a shim may cost the exit codes of its pods: %s", error)
+            log.warning(
+                "no keeper, so that killing a shim may cost the exit codes of its pods: %s", error
+            )
     pid = _spawn(fd, preload)
     return _Spawned(pid, os.pidfd_open(pid), True)
 

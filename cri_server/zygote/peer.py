@@ -1,8 +1,10 @@
-"""Our end of a socket where we ask and the other side answers (pyrunc.ipc's messages). asyncio, no threads.
+"""Our end of a socket where we ask and the other side answers (pyrunc.ipc's messages). asyncio, no
+threads.
 
-A question is {"id": n, …}, its answer {"id": n, "ok": {…}} + descriptors or {"id": n, "error": …}. What has no id is no answer
-and goes to `on_other`. Nothing blocks: what the socket does not take is queued. A socket that closes, or brings what is not
-a message, breaks every question that waits; `on_lost` is then called once.
+A question is {"id": n, …}, its answer {"id": n, "ok": {…}} + descriptors or {"id": n, "error": …}.
+What has no id is no answer and goes to `on_other`. Nothing blocks: what the socket does not take is
+queued. A socket that closes, or brings what is not a message, breaks every question that waits;
+`on_lost` is then called once.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ class Peer:
     ) -> None:
         """Owns `sock`, which must be non-blocking; `name` is for the words of errors."""
         self.lost = False
-        self._socket, self._name, self._on_other, self._on_lost = sock, name, on_other, on_lost
+        self._socket = sock
+        self._name = name
+        self._on_other = on_other
+        self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._next_id = 0
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
@@ -44,10 +49,13 @@ class Peer:
         """Whether a question waits for its answer."""
         return bool(self._waiting)
 
-    def ask(self, question: Mapping[str, Any], fds: Sequence[int] = ()) -> tuple[int, asyncio.Future[Answer]]:
+    def ask(
+        self, question: Mapping[str, Any], fds: Sequence[int] = ()
+    ) -> tuple[int, asyncio.Future[Answer]]:
         """Queue a question; its id and the answer to come, for `answered`.
 
-        The caller keeps its descriptors and may close them at once. Raises Unavailable when the other side is gone.
+        The caller keeps its descriptors and may close them at once. Raises Unavailable when the
+        other side is gone.
         """
         if self.lost:
             raise Unavailable(f"{self._name} is gone")
@@ -143,7 +151,8 @@ class Peer:
 async def answered(answer: asyncio.Future[Answer]) -> Answer:
     """The answer to a question. Raises the error that was answered.
 
-    An asker can be cancelled after its answer has come and before it runs again: the descriptors are nobody's then, and closed.
+    An asker can be cancelled after its answer has come and before it runs again: the descriptors
+    are nobody's then, and closed.
     """
     try:
         return await answer

@@ -1,9 +1,11 @@
-"""Errands that stay: forks of the zygote that answer one question at a time, of which a few are kept. asyncio, no threads.
+"""Errands that stay: forks of the zygote that answer one question at a time, of which a few are
+kept. asyncio, no threads.
 
-One that misses its deadline, dies or whose asker gives up is killed and never asked again; the next question finds another idle
-one or has one forked. Few are at work at a time, the other questions wait: more would push each other off the processors, and
-from the kernel's locks. A few that take long, since they wait for something else (a source on storage that does not answer,
-another host's plugin), do not count.
+One that misses its deadline, dies or whose asker gives up is killed and never asked again; the next
+question finds another idle one or has one forked. Few are at work at a time, the other questions
+wait: more would push each other off the processors, and from the kernel's locks. A few that take
+long, since they wait for something else (a source on storage that does not answer, another host's
+plugin), do not count.
 """
 
 from __future__ import annotations
@@ -45,9 +47,12 @@ class Workers:
     """The workers of one kind. Use from one event loop."""
 
     def __init__(self, errands: Errands, function: str, name: str, at_work: int, idle: int) -> None:
-        """`function(arguments, [socket])` answers until the socket closes; `name` is for the words of errors. `at_work`: so many
-        are asked at a time; `idle`: so many are kept."""
-        self._errands, self._function, self._name, self._most_idle = errands, function, name, idle
+        """`function(arguments, [socket])` answers until the socket closes; `name` is for the words
+        of errors. `at_work`: so many are asked at a time; `idle`: so many are kept."""
+        self._errands = errands
+        self._function = function
+        self._name = name
+        self._most_idle = idle
         self._idle: list[_Worker] = []
         self._places = asyncio.Semaphore(at_work)
         self._long = 0
@@ -63,9 +68,9 @@ class Workers:
             self._retire(self._idle.pop())
 
     async def ask(self, question: Request, timeout_s: float, fds: Sequence[int] = ()) -> Answer:
-        """The answer to `question`, which goes with `fds`; they stay the caller's, open until there is one. Raises
-        DeadlineExceeded, Unavailable when the worker dies before it answers, and the error that was answered. `timeout_s` includes
-        the wait for a turn."""
+        """The answer to `question`, which goes with `fds`; they stay the caller's, open until there
+        is one. Raises DeadlineExceeded, Unavailable when the worker dies before it answers, and the
+        error that was answered. `timeout_s` includes the wait for a turn."""
         try:
             async with asyncio.timeout(timeout_s), self._turn():
                 return await self._ask(question, fds)
@@ -74,8 +79,8 @@ class Workers:
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Be one of those at work; after `LONG_S` one of those that take long, if there are not too many: then the next one
-        gets the place."""
+        """Be one of those at work; after `LONG_S` one of those that take long, if there are not too
+        many: then the next one gets the place."""
         await self._places.acquire()
         long = False
 
@@ -169,10 +174,13 @@ class _Worker:
         except Unavailable:
             if self.alive:
                 raise  # that is the answer
-            raise Unavailable(f"{self._name} ended before it answered{await self._last_words()}") from None
+            raise Unavailable(
+                f"{self._name} ended before it answered{await self._last_words()}"
+            ) from None
 
     async def kill(self) -> None:
-        """End it in the middle of its work. When this returns it makes nothing any more, unless it cannot be killed."""
+        """End it in the middle of its work. When this returns it makes nothing any more, unless it
+        cannot be killed."""
         self.ending.cancel()
         try:
             async with asyncio.timeout(KILLED_S):
@@ -200,6 +208,7 @@ def _seen(task: asyncio.Task[Outcome]) -> None:
 
 
 async def _run(errands: Errands, function: str, theirs: socket.socket) -> Outcome:
-    """The errand's whole life. Our copy of its socket is closed with it, which is the end of file for who waits."""
+    """The errand's whole life. Our copy of its socket is closed with it, which is the end of file
+    for who waits."""
     with theirs:
         return await errands.run(function, None, (theirs.fileno(),))

@@ -1,4 +1,5 @@
-"""Per architecture: call tables and the few `O_*` flags that differ. `machine` names are those of `uname -m`."""
+"""Per architecture: call tables and the few `O_*` flags that differ. `machine` names are those of
+`uname -m`."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ MACHINES = ("x86_64", "aarch64")
 
 
 class Arch:
-    """One 64-bit architecture: `syscalls` name -> number, and the open flags whose value depends on it."""
+    """One 64-bit architecture: `syscalls` name -> number, and the open flags whose value depends on
+    it."""
 
     __slots__ = ("audit", "machine", "o_directory", "o_nofollow", "syscalls")
 
@@ -26,7 +28,8 @@ _HERE = os.uname().machine
 
 
 def arch(machine: str = "") -> Arch:
-    """The architecture of that name, without one this machine's. Unsupported when there is no table for it."""
+    """The architecture of that name, without one this machine's. Unsupported when there is no table
+    for it."""
     name = machine or _HERE
     if name not in _KNOWN:
         if name == "x86_64":

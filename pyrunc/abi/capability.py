@@ -1,4 +1,5 @@
-"""capabilities(7): name -> bit, as in linux/capability.h; the header and data of capset(2), version 3."""
+"""capabilities(7): name -> bit, as in linux/capability.h; the header and data of capset(2), version
+3."""
 
 CAPABILITIES: dict[str, int] = {
     "CAP_CHOWN": 0,
@@ -45,7 +46,8 @@ CAPABILITIES: dict[str, int] = {
 }
 CAP_SYS_ADMIN = 21
 
-# struct __user_cap_header_struct {u32 version; int pid}, then two times {u32 effective, permitted, inheritable}
+# struct __user_cap_header_struct {u32 version; int pid}, then two times {u32 effective, permitted,
+# inheritable}
 LINUX_CAPABILITY_VERSION_3 = 0x20080522
 
 # What every runtime grants by default; the set that Kubernetes' documentation refers to.

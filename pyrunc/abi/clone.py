@@ -11,8 +11,8 @@ CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 CLONE_INTO_CGROUP = 0x200000000
 
-# `struct clone_args` of clone3: eleven 64-bit words: flags, pidfd, child_tid, parent_tid, exit_signal, stack,
-# stack_size, tls, set_tid, set_tid_size, cgroup
+# `struct clone_args` of clone3: eleven 64-bit words: flags, pidfd, child_tid, parent_tid,
+# exit_signal, stack, stack_size, tls, set_tid, set_tid_size, cgroup
 CLONE_ARGS_SIZE = 88
 
 # Names as in /proc/PID/ns -> flag

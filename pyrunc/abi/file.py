@@ -1,4 +1,5 @@
-"""open(2), openat2(2), statx(2), fcntl(2), memfd_create(2), *at flags: those equal on every architecture.
+"""open(2), openat2(2), statx(2), fcntl(2), memfd_create(2), *at flags: those equal on every
+architecture.
 
 `O_DIRECTORY` and `O_NOFOLLOW` differ between x86-64 and arm64 and live in `abi.arch`.
 """
@@ -50,7 +51,8 @@ MFD_EXEC = 0x10
 
 CLOSE_RANGE_CLOEXEC = 0x4
 
-# statx(2): wanted fields, the buffer's size, and where its fields lie (name -> offset, width in bytes)
+# statx(2): wanted fields, the buffer's size, and where its fields lie (name -> offset, width in
+# bytes)
 STATX_TYPE = 0x1
 STATX_BASIC_STATS = 0x7FF
 STATX_SIZE = 256

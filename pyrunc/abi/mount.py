@@ -1,4 +1,5 @@
-"""mount(2), umount2(2), the fd-based mount calls (fsopen(2) and its family), magic numbers of statfs(2)."""
+"""mount(2), umount2(2), the fd-based mount calls (fsopen(2) and its family), magic numbers of
+statfs(2)."""
 
 # mount(2)
 MS_BIND = 0x1000
@@ -24,7 +25,8 @@ OPEN_TREE_CLOEXEC = 0o2000000
 MOVE_MOUNT_F_EMPTY_PATH = 0x4
 MOVE_MOUNT_T_EMPTY_PATH = 0x40
 
-# mount_setattr(2); `struct mount_attr` is attr_set, attr_clr, propagation, userns_fd: four 64-bit words
+# mount_setattr(2); `struct mount_attr` is attr_set, attr_clr, propagation, userns_fd: four 64-bit
+# words
 MOUNT_ATTR_RDONLY = 0x1
 MOUNT_ATTR_NOSUID = 0x2
 MOUNT_ATTR_NODEV = 0x4

@@ -1,4 +1,5 @@
-"""prctl(2), seccomp(2), personality(2), keyctl(2) and the secure bits: the requests that a container start uses."""
+"""prctl(2), seccomp(2), personality(2), keyctl(2) and the secure bits: the requests that a
+container start uses."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4

@@ -1,4 +1,5 @@
-"""prlimit(2), ioprio_set(2), sched_setattr(2): numbers that the standard library lacks or names otherwise."""
+"""prlimit(2), ioprio_set(2), sched_setattr(2): numbers that the standard library lacks or names
+otherwise."""
 
 RLIMITS: dict[str, int] = {
     "RLIMIT_CPU": 0,
@@ -40,4 +41,8 @@ SCHED_FLAGS: dict[str, int] = {
 }
 IOPRIO_WHO_PROCESS = 1
 IOPRIO_CLASS_SHIFT = 13
-IOPRIO_CLASSES: dict[str, int] = {"IOPRIO_CLASS_RT": 1, "IOPRIO_CLASS_BE": 2, "IOPRIO_CLASS_IDLE": 3}
+IOPRIO_CLASSES: dict[str, int] = {
+    "IOPRIO_CLASS_RT": 1,
+    "IOPRIO_CLASS_BE": 2,
+    "IOPRIO_CLASS_IDLE": 3,
+}

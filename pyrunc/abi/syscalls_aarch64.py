@@ -1,7 +1,7 @@
 """System calls of arm64: name -> number.
 
-Generated from the kernel's own headers (uapi asm/unistd.h of Linux 6.1). The numbers from 424 on, which every
-architecture shares, are in `syscalls_recent`.
+Generated from the kernel's own headers (uapi asm/unistd.h of Linux 6.1). The numbers from 424 on,
+which every architecture shares, are in `syscalls_recent`.
 """
 
 from pyrunc.abi.syscalls_recent import RECENT, SHARED

@@ -1,8 +1,10 @@
-"""Commands are carried out on a container that is nothing but a record, before the snapshot of the interpreter is taken.
+"""Commands are carried out on a container that is nothing but a record, before the snapshot of the
+interpreter is taken.
 
-CPython adapts code to what passes through it (PEP 659), fills its table of types' attributes and modules their tables of kinds:
-in a command each of these costs time, and the copy of a page. No container is made, no process started, and what modules have
-learned of this process is forgotten again.
+CPython adapts code to what passes through it (PEP 659), fills its table of types' attributes and
+modules their tables of kinds: in a command each of these costs time, and the copy of a page. No
+container is made, no process started, and what modules have learned of this process is forgotten
+again.
 """
 
 from __future__ import annotations
@@ -42,13 +44,16 @@ NO_GROUP = {"path": f"/{NAME}", "driver": "cgroupfs"}
 
 
 def rehearse(folder: str) -> list[int]:
-    """Do it all a few times with files in `folder`, which is made and removed; the exit codes of the commands.
+    """Do it all a few times with files in `folder`, which is made and removed; the exit codes of
+    the commands.
 
-    Where it cannot be done it is left out: for an ordinary user, who has no containers without a user namespace, or in a root
-    directory without /proc, where a package may be installed.
+    Where it cannot be done it is left out: for an ordinary user, who has no containers without a
+    user namespace, or in a root directory without /proc, where a package may be installed.
     """
     modules = [module for name, module in sys.modules.items() if name.startswith("pyrunc.")]
-    before = [(vars(module), name, value) for module in modules for name, value in vars(module).items()]
+    before = [
+        (vars(module), name, value) for module in modules for name, value in vars(module).items()
+    ]
     streams = sys.stdout, sys.stderr
     sys.stdout = sys.stderr = io.StringIO()
     _use_marshal()
@@ -99,7 +104,9 @@ def _round(folder: str) -> list[int]:
         file.write(jsontext.dumps(_configuration()))
     bundle = load(f"{folder}/bundle")
     root = f"{folder}/root"
-    state, _ = make(root, NAME, bundle, CreateOptions(with_cgroup=False), lambda *_: None, _this_process)
+    state, _ = make(
+        root, NAME, bundle, CreateOptions(with_cgroup=False), lambda *_: None, _this_process
+    )
     state.cgroup_record = NO_GROUP
     state.save()
     codes = [run(["--root", root, "state", NAME])]
@@ -122,6 +129,7 @@ def _this_process(state: states.State, bundle: Bundle, options: CreateOptions) -
         with Undo() as undo, Descriptors() as descriptors:
             compile_container(create_request(state, bundle, options), descriptors, undo)
     except (Error, OSError):
-        pass  # a container's root is a mount of its own, which a package's installation may be refused
+        # a container's root is a mount of its own, which a package's installation may be refused
+        pass
     state.pid, state.start_time = os.getpid(), alive_since(os.getpid()) or 0
     return Created(state.pid, -1, state.start_time, None, None, ())

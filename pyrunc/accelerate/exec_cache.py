@@ -1,11 +1,15 @@
-"""An exec of what this container has executed before: its program is on file, and nothing needs to be parsed, planned or lowered.
+"""An exec of what this container has executed before: its program is on file, and nothing needs to
+be parsed, planned or lowered.
 
-Probes run the same command every few seconds. A program holds no pids and no descriptors, so it can be run again as long as all
-that it was made from is the same; that is its `key`: the container's configuration, the request, our own rights, the file in
-which the user's home is looked up, this version of ours. Programs lie in the container's folder and go with it. Only plain
-requests take this way: no terminal, no extra descriptors, nothing for the parent to do while the process is on its way.
+Probes run the same command every few seconds. A program holds no pids and no descriptors, so it can
+be run again as long as all that it was made from is the same; that is its `key`: the container's
+configuration, the request, our own rights, the file in which the user's home is looked up, this
+version of ours. Programs lie in the container's folder and go with it. Only plain requests take
+this way: no terminal, no extra descriptors, nothing for the parent to do while the process is on
+its way.
 
-A failure here is no answer: nothing of the command has run then, and the whole way is gone, which has the words.
+A failure here is no answer: nothing of the command has run then, and the whole way is gone, which
+has the words.
 """
 
 from __future__ import annotations
@@ -34,7 +38,9 @@ if TYPE_CHECKING:
 
 FOLDER, AT_MOST = "programs", 16
 DESCRIPTORS = {"container", "cgroup"}
-SCRIPT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "native", "pyrunc-script")
+SCRIPT = os.path.join(
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "native", "pyrunc-script"
+)
 # What of the options says how the process is made; the others are about us.
 ASKED = (
     "additional_gids", "apparmor", "cap", "cwd", "env", "no_new_privs", "process_label", "user", "restrict_oom_score_adj",
@@ -60,15 +66,18 @@ class Program:
     )
 
     def __init__(
-        self, encoded: bytes, pid_op: int, numbers: dict[str, int], owner: int, warnings: tuple[str, ...]
+        self,
+        encoded: bytes,
+        pid_op: int,
+        numbers: dict[str, int],
+        owner: int,
+        warnings: tuple[str, ...],
     ) -> None:
-        self._encoded, self.pid_op, self.numbers, self.owner, self.warnings = (
-            encoded,
-            pid_op,
-            numbers,
-            owner,
-            warnings,
-        )
+        self._encoded = encoded
+        self.pid_op = pid_op
+        self.numbers = numbers
+        self.owner = owner
+        self.warnings = warnings
         self.program, self.arch = self, ""
         self.steps: dict[int, Any] = {}
         self.calls, self.lines, self.notes = (), (), {}  # type: tuple[str, ...], tuple[Any, ...], dict[int, Any]
@@ -81,9 +90,13 @@ class Program:
 
 
 def key(
-    state: State, options: Mapping[str, Any], arguments: Sequence[str], document: bytes | None = None
+    state: State,
+    options: Mapping[str, Any],
+    arguments: Sequence[str],
+    document: bytes | None = None,
 ) -> bytes | None:
-    """All that the program is made from; None when the request is none for this way. `document`: the content of --process."""
+    """All that the program is made from; None when the request is none for this way. `document`:
+    the content of --process."""
     if options["tty"] or options["preserve_fds"] or options["cgroup"] or options["console_socket"]:
         return None
     if not is_machine_root():
@@ -127,15 +140,25 @@ def recall(state: State, wanted: bytes) -> Program | None:
     return Program(*found[1:]) if found[0] == wanted else None
 
 
-def remember(state: State, wanted: bytes, lowered: Any, owner: int, warnings: tuple[str, ...]) -> None:
+def remember(
+    state: State, wanted: bytes, lowered: Any, owner: int, warnings: tuple[str, ...]
+) -> None:
     """Keep a program that did its work. `owner`: the host's id of the user that gets stdio."""
     if not set(lowered.numbers) <= DESCRIPTORS or lowered.program.pid_op is None:
         return
     folder, path = f"{state.folder}/{FOLDER}", _path(state, wanted)
-    content = (wanted, lowered.program.encode(), lowered.program.pid_op, lowered.numbers, owner, warnings)
+    content = (
+        wanted,
+        lowered.program.encode(),
+        lowered.program.pid_op,
+        lowered.numbers,
+        owner,
+        warnings,
+    )
     try:
         if not os.path.isdir(folder):
-            os.mkdir(folder, 0o700)  # not the container's folder with it, which would be a container again
+            # not the container's folder with it, which would be a container again
+            os.mkdir(folder, 0o700)
         kept = os.listdir(folder)
         if len(kept) >= AT_MOST:
             for name in kept:
@@ -146,7 +169,8 @@ def remember(state: State, wanted: bytes, lowered: Any, owner: int, warnings: tu
 
 
 def execute(state: State, pidfd: int, program: Program) -> ChildProcess | None:
-    """Run it in the container behind `pidfd`; None when that did not come to execve. The descriptors are the caller's."""
+    """Run it in the container behind `pidfd`; None when that did not come to execve. The
+    descriptors are the caller's."""
     opened = {"container": os.dup(pidfd)}
     try:
         if "cgroup" in program.numbers:

@@ -1,7 +1,9 @@
-"""What `pyrunc`'s own program (front.c) does in Python: import what commands need, once, and go on from there in each of them.
+"""What `pyrunc`'s own program (front.c) does in Python: import what commands need, once, and go on
+from there in each of them.
 
-`prepare` runs when the program is installed, before the snapshot is taken; `resume` in every command, in a copy of that memory.
-So nothing that differs between two processes may have been looked at before: no environment, no time, no descriptor, no pid.
+`prepare` runs when the program is installed, before the snapshot is taken; `resume` in every
+command, in a copy of that memory. So nothing that differs between two processes may have been
+looked at before: no environment, no time, no descriptor, no pid.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import NoReturn
 
-# The works of callers; their imports come along. Modules that load a shared object cannot be among them.
+# The works of callers; their imports come along. Modules that load a shared object cannot be among
+# them.
 WORKS = (
     "pyrunc.cli.main", "pyrunc.cli.fast", "pyrunc.cli.container", "pyrunc.cli.execute", "pyrunc.cli.inspect",
     "pyrunc.container.create", "pyrunc.container.bundle", "pyrunc.container.run", "pyrunc.accelerate.exec_cache",
@@ -30,7 +33,8 @@ WORKS = (
     "pyrunc.cgroups.limits", "pyrunc.cgroups.device_filter", "pyrunc.kernel.bpf", "pyrunc.kernel.reaper",
     "pyrunc.seccomp.compiler", "pyrunc.launch.steps", "pyrunc.cli.process",
 )  # fmt: skip
-# As CPython 3.10 and later have them: a pool, its header, the sizes of objects in pools that a bytes object can have.
+# As CPython 3.10 and later have them: a pool, its header, the sizes of objects in pools that a
+# bytes object can have.
 POOL, POOL_HEADER, GRAIN, SMALLEST, LARGEST = 16384, 48, 16, 48, 512
 EMPTY = sys.getsizeof(b"")
 MOST_FREE = 1 << 14
@@ -39,7 +43,8 @@ STREAMS = ("stdin", "stdout", "stderr")
 
 
 def prepare(path: str) -> bytes:
-    """Import it all; the stamps of what it was made from: mtime in ns and size as signed 64 bits, the path, a zero byte.
+    """Import it all; the stamps of what it was made from: mtime in ns and size as signed 64 bits,
+    the path, a zero byte.
 
     `path`: of the snapshot to be. Raises ImportError when a module lies in a shared object.
     """
@@ -50,7 +55,9 @@ def prepare(path: str) -> bytes:
 
     jsontext.load = _load_without_search("_json")
     rehearse(f"{os.path.abspath(path)}.rehearsal")
-    files = [module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)]
+    files = [
+        module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)
+    ]
     sources = [sys.executable, *(file for file in files if file is not None)]
     if shared := [source for source in sources if source.endswith(".so")]:
         raise ImportError(f"shared objects cannot be in a snapshot: {', '.join(shared)}")
@@ -62,7 +69,8 @@ def prepare(path: str) -> bytes:
 
 
 def _load_without_search(name: str) -> Callable[[], ModuleType]:
-    """What loads the C module `name` from where it lies now: a command need not go through the folders of sys.path."""
+    """What loads the C module `name` from where it lies now: a command need not go through the
+    folders of sys.path."""
     specs = (finder.find_spec(name, None) for finder in sys.meta_path)
     spec = next(spec for spec in specs if spec is not None)
     if not spec.has_location:  # part of the interpreter, as on Debian 13
@@ -77,9 +85,11 @@ def _load_without_search(name: str) -> Callable[[], ModuleType]:
 
 
 def _fill_pools() -> None:
-    """Use up the room for objects that is free here and there, so that a command's come to lie side by side, in fewer pages.
+    """Use up the room for objects that is free here and there, so that a command's come to lie side
+    by side, in fewer pages.
 
-    An object at the start of one of pymalloc's pools (Objects/obmalloc.c) says that the others of its size are full.
+    An object at the start of one of pymalloc's pools (Objects/obmalloc.c) says that the others of
+    its size are full.
     """
     for size in range(SMALLEST, LARGEST + 1, GRAIN):
         objects = [bytes(size - EMPTY)]
@@ -93,13 +103,17 @@ def _stamp(source: str) -> bytes:
     return struct.pack("=qq", status.st_mtime_ns, status.st_size) + os.fsencode(source) + b"\0"
 
 
-def resume(arguments: list[str], environment: dict[bytes, bytes], interrupt_ignored: int) -> NoReturn:
+def resume(
+    arguments: list[str], environment: dict[bytes, bytes], interrupt_ignored: int
+) -> NoReturn:
     """Make the process of the snapshot this one, run the command line and end."""
     from pyrunc.cli.main import main
 
     sys.argv = arguments
     posix.environ = os.environ._data = os.environb._data = environment  # type: ignore[attr-defined]
-    _signal.signal(_signal.SIGINT, _signal.SIG_IGN if interrupt_ignored else _signal.default_int_handler)
+    _signal.signal(
+        _signal.SIGINT, _signal.SIG_IGN if interrupt_ignored else _signal.default_int_handler
+    )
     for number, name in enumerate(STREAMS):
         stream = _stream(number, getattr(sys, name))
         setattr(sys, name, stream)
@@ -108,8 +122,8 @@ def resume(arguments: list[str], environment: dict[bytes, bytes], interrupt_igno
 
 
 def _stream(number: int, made: io.TextIOWrapper) -> io.TextIOWrapper | None:
-    """The standard stream as the interpreter makes it at its start: nothing was read from it or written to it. None when
-    the descriptor is closed."""
+    """The standard stream as the interpreter makes it at its start: nothing was read from it or
+    written to it. None when the descriptor is closed."""
     try:
         posix.fstat(number)
     except OSError:

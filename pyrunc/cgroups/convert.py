@@ -1,8 +1,10 @@
-"""OCI `linux.resources` to the contents of cgroup v2 files: pure, and the list's order is the order of the writes.
+"""OCI `linux.resources` to the contents of cgroup v2 files: pure, and the list's order is the order
+of the writes.
 
-A `Setting` is one write(2). Where a new content depends on the old one (a quota without a period keeps the period) the caller
-hands in how to read the group's file. Swap goes before the limit, cpu.idle before the weight, `unified` last, verbatim.
-Sources: runtime-spec config-linux.md; the shares formula is runc's of 2025 (1024 shares are the default weight 100).
+A `Setting` is one write(2). Where a new content depends on the old one (a quota without a period
+keeps the period) the caller hands in how to read the group's file. Swap goes before the limit,
+cpu.idle before the weight, `unified` last, verbatim. Sources: runtime-spec config-linux.md; the
+shares formula is runc's of 2025 (1024 shares are the default weight 100).
 """
 
 from __future__ import annotations
@@ -21,14 +23,16 @@ if TYPE_CHECKING:
 DEFAULT_PERIOD_US = 100_000
 DEFAULT_WEIGHT = 100  # what a group has when nobody asks, so a missing file holds nothing back
 RESOURCES = "linux.resources"
-# cgroup.procs moves processes, cgroup.kill ends them, cgroup.freeze holds them: of these files only what limits or measures.
+# cgroup.procs moves processes, cgroup.kill ends them, cgroup.freeze holds them: of these files only
+# what limits or measures.
 CORE = "cgroup"
 CORE_LIMITS = ("cgroup.max.depth", "cgroup.max.descendants", "cgroup.pressure")
 V1_ONLY_MEMORY = ("kernel", "kernelTCP", "swappiness", "disableOOMKiller", "useHierarchy")
 
 
 class Setting:
-    """`content` for `file`. `dispensable`: without the file there is nothing to limit, so a missing one is fine."""
+    """`content` for `file`. `dispensable`: without the file there is nothing to limit, so a missing
+    one is fine."""
 
     __slots__ = ("content", "dispensable", "file")
 
@@ -55,7 +59,8 @@ class Setting:
 
 
 def settings(resources: Mapping[str, Any], read: Reader) -> list[Setting]:
-    """All writes that `resources` asks for. Raises InvalidSpec for contradictions, Unsupported for what only v1 had."""
+    """All writes that `resources` asks for. Raises InvalidSpec for contradictions, Unsupported for
+    what only v1 had."""
     _refuse_v1_only(resources)
     return [
         *_cpu(_part(resources, "cpu"), read),
@@ -79,7 +84,8 @@ def warnings(resources: Mapping[str, Any]) -> list[str]:
 
 
 def weight(shares: int) -> int:
-    """cpu.shares (2..262144) -> cpu.weight (1..10000): a quadratic through 2 -> 1, 1024 -> 100, 262144 -> 10000 in log2."""
+    """cpu.shares (2..262144) -> cpu.weight (1..10000): a quadratic through 2 -> 1, 1024 -> 100,
+    262144 -> 10000 in log2."""
     if shares <= 2:
         return 1
     if shares >= 262144:
@@ -95,7 +101,8 @@ def io_weight(blkio_weight: int) -> int:
 
 
 def swap_max(memory: Mapping[str, Any]) -> int | None:
-    """memory.swap.max in bytes from `limit` and `swap` (the sum of both); -1 unlimited, None leave alone."""
+    """memory.swap.max in bytes from `limit` and `swap` (the sum of both); -1 unlimited, None leave
+    alone."""
     limit, swap = int(memory.get("limit") or 0), int(memory.get("swap") or 0)
     if limit == -1 and swap == 0:
         return -1
@@ -104,7 +111,9 @@ def swap_max(memory: Mapping[str, Any]) -> int | None:
     if limit == -1:
         return swap
     if limit == 0:
-        raise InvalidSpec(f"{RESOURCES}.memory.swap", "unable to set swap limit without memory limit")
+        raise InvalidSpec(
+            f"{RESOURCES}.memory.swap", "unable to set swap limit without memory limit"
+        )
     if swap < limit:
         raise InvalidSpec(f"{RESOURCES}.memory.swap", "memory+swap limit should be >= memory limit")
     return swap - limit
@@ -132,7 +141,9 @@ def _cpu(cpu: Mapping[str, Any], read: Reader) -> Iterator[Setting]:
     if cpu.get("idle") is not None:
         yield Setting("cpu.idle", str(int(cpu["idle"])), dispensable=not cpu["idle"])
     if shares:
-        yield Setting("cpu.weight", str(weight(shares)), dispensable=weight(shares) == DEFAULT_WEIGHT)
+        yield Setting(
+            "cpu.weight", str(weight(shares)), dispensable=weight(shares) == DEFAULT_WEIGHT
+        )
     if (maximum := _cpu_max(cpu, read)) is not None:
         yield Setting("cpu.max", maximum, dispensable=maximum.startswith("max"))
     if cpu.get("burst") is not None:
@@ -158,7 +169,8 @@ def _memory(memory: Mapping[str, Any], read: Reader) -> Iterator[Setting]:
         usage = int(read("memory.current") or 0)
         if usage > limit:
             raise InvalidSpec(
-                f"{RESOURCES}.memory.limit", f"rejecting memory limit {limit} below the usage of {usage}"
+                f"{RESOURCES}.memory.limit",
+                f"rejecting memory limit {limit} below the usage of {usage}",
             )
     if swap is not None:
         yield Setting("memory.swap.max", _amount(swap), dispensable=swap in (0, -1))
@@ -170,7 +182,8 @@ def _memory(memory: Mapping[str, Any], read: Reader) -> Iterator[Setting]:
 
 def _pids(pids: Mapping[str, Any]) -> Iterator[Setting]:
     limit = pids.get("limit")
-    if limit is not None:  # 0 is 1, as in systemd: a pointer since runtime-spec 1.3, no longer "unset"
+    # 0 is 1, as in systemd: a pointer since runtime-spec 1.3, no longer "unset"
+    if limit is not None:
         yield Setting("pids.max", _amount(int(limit)) if limit else "1", dispensable=limit == -1)
 
 
@@ -178,7 +191,11 @@ def _block_io(io: Mapping[str, Any], read: Reader) -> Iterator[Setting]:
     bfq = read("io.bfq.weight") is not None
     if io.get("weight"):
         value = int(io["weight"])
-        yield Setting("io.bfq.weight", str(value)) if bfq else Setting("io.weight", str(io_weight(value)))
+        yield (
+            Setting("io.bfq.weight", str(value))
+            if bfq
+            else Setting("io.weight", str(io_weight(value)))
+        )
     for device in io.get("weightDevice") or []:
         if device.get("weight"):
             where, value = f"{device['major']}:{device['minor']}", int(device["weight"])
@@ -199,7 +216,9 @@ def _huge_pages(limits: list[Mapping[str, Any]]) -> Iterator[Setting]:
     for index, limit in enumerate(limits):
         size = str(limit.get("pageSize", ""))
         if not size or not size.isalnum():
-            raise InvalidSpec(f"{RESOURCES}.hugepageLimits[{index}].pageSize", f"not a page size: {size!r}")
+            raise InvalidSpec(
+                f"{RESOURCES}.hugepageLimits[{index}].pageSize", f"not a page size: {size!r}"
+            )
         amount = int(limit["limit"])
         yield Setting(f"hugetlb.{size}.max", str(amount), dispensable=not amount)
         yield Setting(f"hugetlb.{size}.rsvd.max", str(amount), dispensable=True)
@@ -218,9 +237,13 @@ def _unified(unified: Mapping[str, Any]) -> Iterator[Setting]:
     for file, content in unified.items():
         controller, dot, parameter = file.partition(".")
         if "/" in file or "\0" in file or not controller or not dot or not parameter:
-            raise InvalidSpec(f"{RESOURCES}.unified", f"{file!r} is not of the form controller.parameter")
+            raise InvalidSpec(
+                f"{RESOURCES}.unified", f"{file!r} is not of the form controller.parameter"
+            )
         if controller == CORE and file not in CORE_LIMITS:
-            raise InvalidSpec(f"{RESOURCES}.unified", f"{file!r} is no limit: the runtime alone writes it")
+            raise InvalidSpec(
+                f"{RESOURCES}.unified", f"{file!r} is no limit: the runtime alone writes it"
+            )
         for line in str(content).split("\n"):
             if line or content == "":
                 yield Setting(file, line)

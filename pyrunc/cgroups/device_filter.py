@@ -1,9 +1,11 @@
-"""The device rules as an eBPF program: OCI `resources.devices` in order, the last rule that names an access bit decides it.
+"""The device rules as an eBPF program: OCI `resources.devices` in order, the last rule that names
+an access bit decides it.
 
-The program walks the rules from the last to the first with the set of access bits that are still undecided. An allow rule
-takes its bits out (none left: allowed), a deny rule that touches an undecided bit ends in refusal, and what nobody decided
-is refused. That is the list's meaning bit by bit, so no rule set has to be simplified first. After the caller's rules come
-the defaults that every container gets. Source: runtime-spec config-linux.md, uapi bpf.h (struct bpf_cgroup_dev_ctx).
+The program walks the rules from the last to the first with the set of access bits that are still
+undecided. An allow rule takes its bits out (none left: allowed), a deny rule that touches an
+undecided bit ends in refusal, and what nobody decided is refused. That is the list's meaning bit by
+bit, so no rule set has to be simplified first. After the caller's rules come the defaults that
+every container gets. Source: runtime-spec config-linux.md, uapi bpf.h (struct bpf_cgroup_dev_ctx).
 """
 
 from __future__ import annotations
@@ -33,8 +35,14 @@ class Rule:
 
     __slots__ = ("allow", "bits", "kind", "major", "minor")
 
-    def __init__(self, allow: bool, kind: int, major: int | None, minor: int | None, bits: int) -> None:
-        self.allow, self.kind, self.major, self.minor, self.bits = allow, kind, major, minor, bits
+    def __init__(
+        self, allow: bool, kind: int, major: int | None, minor: int | None, bits: int
+    ) -> None:
+        self.allow = allow
+        self.kind = kind
+        self.major = major
+        self.minor = minor
+        self.bits = bits
 
     @property
     def everything(self) -> bool:
@@ -95,7 +103,8 @@ def program(devices: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def assemble(rules: Sequence[Rule]) -> list[Instruction]:
-    """The instructions for `rules`, last rule first; rules behind an all-embracing one are never reached and left out."""
+    """The instructions for `rules`, last rule first; rules behind an all-embracing one are never
+    reached and left out."""
     code: list[Instruction] = [
         (LOAD32, TYPE, CONTEXT, 0, 0),
         (MOVE32, BITS, TYPE, 0, 0),
@@ -119,7 +128,11 @@ def _block(rule: Rule) -> list[Instruction]:
     elif rule.bits == ALL:
         body += _answer(1)
     else:
-        body += [(AND32, BITS, 0, 0, ALL & ~rule.bits), (JUMP_NOT_EQUAL, BITS, 0, 2, 0), *_answer(1)]
+        body += [
+            (AND32, BITS, 0, 0, ALL & ~rule.bits),
+            (JUMP_NOT_EQUAL, BITS, 0, 2, 0),
+            *_answer(1),
+        ]
     tests = [(TYPE, rule.kind or None), (MAJOR, rule.major), (MINOR, rule.minor)]
     for register, value in reversed(tests):
         if value is not None:

@@ -1,9 +1,11 @@
-"""One container's control group on the v2 tree: the object that create, the shim and the server hold.
+"""One container's control group on the v2 tree: the object that create, the shim and the server
+hold.
 
-Its life: `create`, then the first process by CLONE_INTO_CGROUP (`open_directory`) or `attach`, then `occupied`;
-`set_devices` and `apply` put the limits on; `kill`, `remove` end it. Everything can be called again by another process from
-the `record`, for the group itself is the only state. With the systemd driver the group is a scope, which systemd refuses to
-make without a process: a placeholder sits in it until `occupied`.
+Its life: `create`, then the first process by CLONE_INTO_CGROUP (`open_directory`) or `attach`, then
+`occupied`; `set_devices` and `apply` put the limits on; `kill`, `remove` end it. Everything can be
+called again by another process from the `record`, for the group itself is the only state. With the
+systemd driver the group is a scope, which systemd refuses to make without a process: a placeholder
+sits in it until `occupied`.
 """
 
 from __future__ import annotations
@@ -48,18 +50,26 @@ class ReleasedPlaceholder:
 
 
 class Cgroup:
-    """`path` counts from the root of the v2 tree; `driver` is `cgroupfs` or `systemd` (then with `slice` and `unit`)."""
+    """`path` counts from the root of the v2 tree; `driver` is `cgroupfs` or `systemd` (then with
+    `slice` and `unit`)."""
 
     __slots__ = ("_placeholder", "driver", "path", "slice", "unit")
 
-    def __init__(self, path: str, driver: str = "cgroupfs", slice: str = "", unit: str = "") -> None:
-        self.path, self.driver, self.slice, self.unit = path, driver, slice, unit
+    def __init__(
+        self, path: str, driver: str = "cgroupfs", slice: str = "", unit: str = ""
+    ) -> None:
+        self.path = path
+        self.driver = driver
+        self.slice = slice
+        self.unit = unit
         self._placeholder: Placeholder | ReleasedPlaceholder | None = None
 
     @classmethod
     def from_record(cls, record: Mapping[str, str]) -> Cgroup:
         """The group that `record` described."""
-        return cls(record["path"], record["driver"], record.get("slice", ""), record.get("unit", ""))
+        return cls(
+            record["path"], record["driver"], record.get("slice", ""), record.get("unit", "")
+        )
 
     def record(self) -> dict[str, str]:
         """What a state file needs to find the group again."""
@@ -75,7 +85,8 @@ class Cgroup:
         return os.path.isdir(self.directory)
 
     def may_be_made(self) -> bool:
-        """Whether we have the right to make it: the nearest group above that exists can be written to."""
+        """Whether we have the right to make it: the nearest group above that exists can be written
+        to."""
         parent = os.path.dirname(self.directory)
         while not os.path.isdir(parent):
             parent = os.path.dirname(parent)
@@ -84,11 +95,15 @@ class Cgroup:
     # -- birth
 
     def create(
-        self, resources: Mapping[str, Any] | None = None, annotations: Mapping[str, str] | None = None
+        self,
+        resources: Mapping[str, Any] | None = None,
+        annotations: Mapping[str, str] | None = None,
     ) -> None:
-        """Make the group and its parents, controllers handed down. `resources` and `annotations` matter to systemd only.
+        """Make the group and its parents, controllers handed down. `resources` and `annotations`
+        matter to systemd only.
 
-        Raises AlreadyExists when processes live in it, WrongState when it is frozen, KernelError, PeerError (systemd).
+        Raises AlreadyExists when processes live in it, WrongState when it is frozen, KernelError,
+        PeerError (systemd).
         """
         self._require_own()
         self._refuse_a_used_one()
@@ -103,7 +118,9 @@ class Cgroup:
         """The root of the tree is nobody's: killing it would kill every process of the machine."""
         names = self.path.strip("/").split("/")
         if any(name in ("", ".", "..") for name in names):
-            raise InvalidSpec("linux.cgroupsPath", f"{self.path!r} is no group of a container's own")
+            raise InvalidSpec(
+                "linux.cgroupsPath", f"{self.path!r} is no group of a container's own"
+            )
 
     def _refuse_a_used_one(self) -> None:
         events = tree.keyed(tree.read(self.directory, "cgroup.events"))
@@ -116,7 +133,9 @@ class Cgroup:
         for _ in range(MKDIR_ATTEMPTS):
             try:
                 return self._make_each_level()
-            except KernelError as error:  # another container's delete removed an empty parent in between
+            except (
+                KernelError
+            ) as error:  # another container's delete removed an empty parent in between
                 if error.errno != errno.ENOENT:
                     raise
         raise WrongState(f"cgroup {self.path} is removed as fast as it is made")
@@ -131,10 +150,12 @@ class Cgroup:
             tree.write(directory, "cgroup.type", "threaded")
 
     def hand_down_unmanaged(self) -> None:
-        """Hand down what systemd leaves alone, from the root to this group: with every other controller it follows its units.
+        """Hand down what systemd leaves alone, from the root to this group: with every other
+        controller it follows its units.
 
-        runc does it, and kubelet above a pod's slice; inside that slice it is the runtime's turn. Left alone, every container
-        of a node with huge pages fails, for kubelet names a limit for each of their sizes.
+        runc does it, and kubelet above a pod's slice; inside that slice it is the runtime's turn.
+        Left alone, every container of a node with huge pages fails, for kubelet names a limit for
+        each of their sizes.
         """
         directory = tree.root()
         for name in self.path.strip("/").split("/"):
@@ -146,7 +167,8 @@ class Cgroup:
         return tree.open_group(self.directory)
 
     def reach(self) -> None:
-        """Make sure that a child of ours may be born in the group: an ordinary user's process may have to move first."""
+        """Make sure that a child of ours may be born in the group: an ordinary user's process may
+        have to move first."""
         if self.driver == "systemd" and not is_machine_root():
             from pyrunc.cgroups import scope
 
@@ -157,14 +179,16 @@ class Cgroup:
         tree.write(self.directory, "cgroup.procs", str(pid))
 
     def occupied(self) -> None:
-        """The container's first process is in: end the placeholder of a systemd scope. Nothing to do for cgroupfs."""
+        """The container's first process is in: end the placeholder of a systemd scope. Nothing to
+        do for cgroupfs."""
         if self._placeholder is not None:
             self._placeholder.end()
             self._placeholder = None
 
     def release_placeholder(self) -> int | None:
-        """The write end of the pipe that a systemd scope's placeholder waits at, the caller's from here on: the scope lives as long
-        as somebody has it open. None when there is no placeholder."""
+        """The write end of the pipe that a systemd scope's placeholder waits at, the caller's from
+        here on: the scope lives as long as somebody has it open. None when there is no placeholder.
+        """
         placeholder, self._placeholder = self._placeholder, None
         return None if placeholder is None else placeholder.release()
 
@@ -173,10 +197,14 @@ class Cgroup:
         self._placeholder = ReleasedPlaceholder(write_end)
 
     def give_to(self, uid: int) -> None:
-        """Make `uid` the owner of the group and of what the kernel says may be delegated: it can make groups below and move
-        its processes there, its limits stay ours. An id that does not exist here is left to setresuid. Raises KernelError.
+        """Make `uid` the owner of the group and of what the kernel says may be delegated: it can
+        make groups below and move its processes there, its limits stay ours. An id that does not
+        exist here is left to setresuid. Raises KernelError.
         """
-        for path in (self.directory, *(f"{self.directory}/{name}" for name in tree.delegated_files())):
+        for path in (
+            self.directory,
+            *(f"{self.directory}/{name}" for name in tree.delegated_files()),
+        ):
             try:
                 os.chown(path, uid, -1)
             except FileNotFoundError:  # of a controller that is not here
@@ -191,15 +219,17 @@ class Cgroup:
     def apply(self, resources: Mapping[str, Any], missing_controllers: str = "error") -> list[str]:
         """Write OCI `linux.resources` (all but `devices`). Returns warnings, a line each.
 
-        `missing_controllers`: a limit whose controller is not on the v2 tree is an Unsupported error ("error") or a warning
-        ("warn"). Raises InvalidSpec for contradictions, KernelError for a refused value.
+        `missing_controllers`: a limit whose controller is not on the v2 tree is an Unsupported
+        error ("error") or a warning ("warn"). Raises InvalidSpec for contradictions, KernelError
+        for a refused value.
         """
         from pyrunc.cgroups import limits
 
         return limits.write(self.directory, resources, missing_controllers)
 
     def update(self, resources: Mapping[str, Any], missing_controllers: str = "error") -> list[str]:
-        """Like `apply` on a living container: what is not named stays, and a failure puts the old values back."""
+        """Like `apply` on a living container: what is not named stays, and a failure puts the old
+        values back."""
         from pyrunc.cgroups import limits
 
         def tell_systemd() -> None:
@@ -211,7 +241,8 @@ class Cgroup:
         return limits.replace(self.directory, resources, missing_controllers, then)
 
     def set_devices(self, rules: Sequence[Mapping[str, Any]]) -> None:
-        """Put the device filter of OCI `resources.devices` (plus the default nodes) in force, replacing an earlier one.
+        """Put the device filter of OCI `resources.devices` (plus the default nodes) in force,
+        replacing an earlier one.
 
         Raises InvalidSpec, KernelError.
         """
@@ -228,7 +259,8 @@ class Cgroup:
     # -- facts
 
     def processes(self) -> list[int]:
-        """The pids of the group and of all groups below, as seen from our pid namespace; none when it is gone."""
+        """The pids of the group and of all groups below, as seen from our pid namespace; none when
+        it is gone."""
         found: set[int] = set()
         if tree.is_leaf(self.directory):
             return sorted(map(int, _procs(self.directory).split()))
@@ -267,7 +299,8 @@ class Cgroup:
     # -- freezer, end
 
     def freeze(self, timeout_s: float = FREEZE_TIMEOUT_S) -> None:
-        """Stop every process; returns when all stand still. Thaws again and raises DeadlineExceeded if they do not."""
+        """Stop every process; returns when all stand still. Thaws again and raises DeadlineExceeded
+        if they do not."""
         self._require_own()
         tree.write(self.directory, "cgroup.freeze", "1")
         if not tree.wait_event(self.directory, "frozen", 1, timeout_s):
@@ -283,7 +316,8 @@ class Cgroup:
                 raise
 
     def kill(self) -> None:
-        """SIGKILL to every process of the group and below, frozen ones too; fine when the group is gone.
+        """SIGKILL to every process of the group and below, frozen ones too; fine when the group is
+        gone.
 
         Never to the root group, whose processes are all that have no other: InvalidSpec.
         """
@@ -308,8 +342,9 @@ class Cgroup:
             time.sleep(0.001)
 
     def send_signal(self, pid: int, number: int) -> bool:
-        """Signal one of `processes`, by a pidfd that is opened before its membership is looked at again: the number may be another
-        process's since it was listed. False when it is none of the group's and those below any more. Raises KernelError.
+        """Signal one of `processes`, by a pidfd that is opened before its membership is looked at
+        again: the number may be another process's since it was listed. False when it is none of the
+        group's and those below any more. Raises KernelError.
         """
         try:
             process = os.pidfd_open(pid)
@@ -332,13 +367,16 @@ class Cgroup:
         return any(f"{path}/".startswith(f"{self.path}/") for path in own)
 
     def wait_empty(self, timeout_s: float) -> bool:
-        """Wait until no living process is left in the group and below; False when the time is up first."""
+        """Wait until no living process is left in the group and below; False when the time is up
+        first."""
         return tree.wait_event(self.directory, "populated", 0, timeout_s)
 
     def remove(self, timeout_s: float = REMOVE_TIMEOUT_S) -> None:
-        """Remove the group with all below it, and the parents that `create` made once they are empty. Idempotent.
+        """Remove the group with all below it, and the parents that `create` made once they are
+        empty. Idempotent.
 
-        Processes that were just killed are waited for. Raises WrongState when some are left after `timeout_s`.
+        Processes that were just killed are waited for. Raises WrongState when some are left after
+        `timeout_s`.
         """
         self._require_own()
         self.occupied()
@@ -367,7 +405,8 @@ def _procs(directory: int | str) -> str:
     try:
         return tree.read(directory, "cgroup.procs") or ""
     except KernelError as error:
-        if error.errno == errno.EOPNOTSUPP:  # a threaded group lists its processes at its domain only
+        # a threaded group lists its processes at its domain only
+        if error.errno == errno.EOPNOTSUPP:
             return _owners(tree.read(directory, "cgroup.threads") or "")
         raise
 
@@ -384,8 +423,9 @@ def _owners(threads: str) -> str:
 
 
 def _hand_down(directory: str, only: Set[str] | None = None) -> None:
-    """Enable every controller that the group has (of `only`) for its children: all at once, else one by one; the limit's own
-    write tells about what could not be (a group with processes, a controller in use on v1)."""
+    """Enable every controller that the group has (of `only`) for its children: all at once, else
+    one by one; the limit's own write tells about what could not be (a group with processes, a
+    controller in use on v1)."""
     wanted = set(tree.controllers(directory)) - set(
         (tree.read(directory, "cgroup.subtree_control") or "").split()
     )
@@ -394,7 +434,9 @@ def _hand_down(directory: str, only: Set[str] | None = None) -> None:
     if not wanted:
         return
     try:
-        tree.write(directory, "cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(wanted)))
+        tree.write(
+            directory, "cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(wanted))
+        )
         return
     except KernelError:
         pass
@@ -406,5 +448,9 @@ def _hand_down(directory: str, only: Set[str] | None = None) -> None:
 
 
 def _remove_empty_parents(directory: str) -> None:
-    while directory.startswith(tree.root() + "/") and tree.is_ours(directory) and tree.remove(directory):
+    while (
+        directory.startswith(tree.root() + "/")
+        and tree.is_ours(directory)
+        and tree.remove(directory)
+    ):
         directory = os.path.dirname(directory)

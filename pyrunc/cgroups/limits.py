@@ -1,7 +1,8 @@
-"""Settings into a group's files: in their order, with one answer to a missing controller, and undone when asked to.
+"""Settings into a group's files: in their order, with one answer to a missing controller, and
+undone when asked to.
 
-On a hybrid host most controllers live on v1, where they are left alone. Whether a limit that cannot be set there stops the
-work is the caller's decision, made per call.
+On a hybrid host most controllers live on v1, where they are left alone. Whether a limit that cannot
+be set there stops the work is the caller's decision, made per call.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ if TYPE_CHECKING:
 
     from pyrunc.cgroups.convert import Setting
 
-# How errors about a missing controller begin, and what they say where `missing_controllers` decides.
+# How errors about a missing controller begin, and what they say where `missing_controllers`
+# decides.
 CANNOT_SET, NOT_ON_THE_TREE = "cannot set", "is not on the cgroup v2 tree"
 
-# What the kernel says about a value: not one of this file's, out of its range, a device that is not there.
+# What the kernel says about a value: not one of this file's, out of its range, a device that is not
+# there.
 NOT_A_VALUE = (errno.EINVAL, errno.ERANGE, errno.EDOM, errno.E2BIG, errno.EOVERFLOW, errno.ENODEV)
 
-# Per-device files: writing one line leaves the other lines as they are; what stands for "no limit" there.
+# Per-device files: writing one line leaves the other lines as they are; what stands for "no limit"
+# there.
 NO_LIMIT = {
     "io.max": "rbps=max wbps=max riops=max wiops=max",
     "io.weight": "default",
@@ -35,7 +39,8 @@ NO_LIMIT = {
 
 
 def write(directory: str, resources: Mapping[str, Any], missing_controllers: str) -> list[str]:
-    """Write all of `resources`; returns warnings. Stops at the first failure. Errors: see `Cgroup.apply`."""
+    """Write all of `resources`; returns warnings. Stops at the first failure. Errors: see
+    `Cgroup.apply`."""
     _check_choice(missing_controllers)
     notes = convert.warnings(resources)
     for setting in convert.settings(resources, lambda file: tree.read(directory, file)):
@@ -85,13 +90,16 @@ def _write_or_note(directory: str, setting: Setting, missing_controllers: str) -
         tree.write(directory, setting.file, setting.content)
     except KernelError as error:
         if setting.file == "cpu.max.burst" and error.errno == errno.EINVAL:
-            return []  # above the quota that is in force until cpu.max is written: tried again at the end
+            # above the quota that is in force until cpu.max is written: tried again at the end
+            return []
         if (
             error.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM)
             or tree.read(directory, setting.file) is not None
         ):
             if error.errno in NOT_A_VALUE:
-                raise InvalidArgument(f"{error.message} ({os.strerror(error.errno).lower()})") from None
+                raise InvalidArgument(
+                    f"{error.message} ({os.strerror(error.errno).lower()})"
+                ) from None
             raise
         return _missing(directory, setting, missing_controllers)
     return []

@@ -1,8 +1,10 @@
-"""What a container's cgroup is called: from `linux.cgroupsPath`, the container's id and the driver to a `Cgroup`.
+"""What a container's cgroup is called: from `linux.cgroupsPath`, the container's id and the driver
+to a `Cgroup`.
 
-cgroupfs: an absolute path counts from the root of the v2 tree, a relative one and none from the parent of our own group
-(processes may not live beside a group that hands controllers down). systemd: `slice:prefix:name`, where the scope
-`prefix-name.scope` lives beneath the slice, and the slice `a-b.slice` lives in `a.slice` (systemd.slice(5)).
+cgroupfs: an absolute path counts from the root of the v2 tree, a relative one and none from the
+parent of our own group (processes may not live beside a group that hands controllers down).
+systemd: `slice:prefix:name`, where the scope `prefix-name.scope` lives beneath the slice, and the
+slice `a-b.slice` lives in `a.slice` (systemd.slice(5)).
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ WHERE = "linux.cgroupsPath"
 
 
 def place(cgroups_path: str, container_id: str, driver: str) -> Cgroup:
-    """The container's group; nothing is created. Raises InvalidSpec for a path that the driver cannot use."""
+    """The container's group; nothing is created. Raises InvalidSpec for a path that the driver
+    cannot use."""
     if driver == "cgroupfs":
         return Cgroup(_beneath(cgroups_path, container_id), driver)
     if driver == "systemd":
@@ -59,7 +62,8 @@ def _scope(cgroups_path: str) -> Cgroup:
 
 
 def expand_slice(name: str) -> str:
-    """`a-b-c.slice` -> `/a.slice/a-b.slice/a-b-c.slice`; `-.slice` is the root. Raises InvalidSpec (systemd.slice(5))."""
+    """`a-b-c.slice` -> `/a.slice/a-b.slice/a-b-c.slice`; `-.slice` is the root. Raises InvalidSpec
+    (systemd.slice(5))."""
     if name in ("-.slice", "-"):
         return "/"
     stem = name.removesuffix(".slice")

@@ -1,7 +1,8 @@
 """A container's cgroup as a transient scope of systemd, delegated to us.
 
-systemd makes a scope around processes and never an empty one, but the container's process is to be born inside it. So a
-placeholder, a forked child that waits for end of file, is the scope's first process and leaves when the container is in.
+systemd makes a scope around processes and never an empty one, but the container's process is to be
+born inside it. So a placeholder, a forked child that waits for end of file, is the scope's first
+process and leaves when the container is in.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Placeholder:
         os.waitpid(self.pid, 0)
 
     def release(self) -> int:
-        """The pipe's write end, for another process to close; the child is reaped by that one, or by this one's parent."""
+        """The pipe's write end, for another process to close; the child is reaped by that one, or
+        by this one's parent."""
         return self._write_end
 
 
@@ -56,7 +58,9 @@ def _wait_for_end_of_file(read_end: int) -> None:
         os._exit(0)
 
 
-def start(group: Cgroup, resources: Mapping[str, Any], annotations: Mapping[str, str]) -> Placeholder | None:
+def start(
+    group: Cgroup, resources: Mapping[str, Any], annotations: Mapping[str, str]
+) -> Placeholder | None:
     """Start the unit and learn where systemd put it. None for a slice, which may be empty.
 
     Raises PeerError, DeadlineExceeded, Unsupported (no D-Bus), InvalidSpec.
@@ -64,7 +68,10 @@ def start(group: Cgroup, resources: Mapping[str, Any], annotations: Mapping[str,
     from pyrunc.kernel.systemd import Systemd
 
     is_slice = group.unit.endswith(".slice")
-    wanted = [*scope_properties.properties(resources), *scope_properties.from_annotations(annotations)]
+    wanted = [
+        *scope_properties.properties(resources),
+        *scope_properties.from_annotations(annotations),
+    ]
     placeholder = None if is_slice else Placeholder()
     try:
         with Systemd() as systemd:
@@ -81,11 +88,12 @@ def start(group: Cgroup, resources: Mapping[str, Any], annotations: Mapping[str,
 
 
 def reach(group: Cgroup) -> None:
-    """See to it that a child of ours may be born in the group. Raises PeerError, DeadlineExceeded, Unsupported.
+    """See to it that a child of ours may be born in the group. Raises PeerError, DeadlineExceeded,
+    Unsupported.
 
-    Who takes a process from one group to another must own what is above both (cgroup-v2.rst, "Delegation Containment").
-    Above a login session and the groups of the user's systemd only root does; that systemd then moves us, into a scope of
-    our own, which ends with us.
+    Who takes a process from one group to another must own what is above both (cgroup-v2.rst,
+    "Delegation Containment"). Above a login session and the groups of the user's systemd only root
+    does; that systemd then moves us, into a scope of our own, which ends with us.
     """
     if is_machine_root() or tree.may_move(tree.own_path() or "/", group.path):
         return
@@ -120,7 +128,8 @@ def _frame(group: Cgroup, placeholder: Placeholder | None) -> list[Property]:
 
 
 def update(group: Cgroup, resources: Mapping[str, Any]) -> None:
-    """Tell systemd about new limits, so that it does not write the old ones again. Raises PeerError, DeadlineExceeded."""
+    """Tell systemd about new limits, so that it does not write the old ones again. Raises
+    PeerError, DeadlineExceeded."""
     from pyrunc.kernel.systemd import Systemd
 
     properties = [p for p in scope_properties.properties(resources) if p[0] not in FIXED_AT_START]
@@ -130,7 +139,8 @@ def update(group: Cgroup, resources: Mapping[str, Any]) -> None:
 
 
 def stop(group: Cgroup) -> None:
-    """End the unit. A scope whose last process is gone has ended by itself; without systemd the group is simply removed."""
+    """End the unit. A scope whose last process is gone has ended by itself; without systemd the
+    group is simply removed."""
     if not group.exists():
         return
     from pyrunc.kernel.systemd import Systemd

@@ -1,7 +1,8 @@
-"""OCI resources as properties of a systemd unit: pure. systemd writes the same files again when it reloads its units, so what
-is only written to the files would be lost then; both are done.
+"""OCI resources as properties of a systemd unit: pure. systemd writes the same files again when it
+reloads its units, so what is only written to the files would be lost then; both are done.
 
-Source: systemd.resource-control(5), org.freedesktop.systemd1(5). Values are (D-Bus signature, value).
+Source: systemd.resource-control(5), org.freedesktop.systemd1(5). Values are (D-Bus signature,
+value).
 """
 
 from __future__ import annotations
@@ -43,14 +44,18 @@ def _cpu(cpu: Mapping[str, Any]) -> Iterator[Property]:
     if period:
         yield "CPUQuotaPeriodUSec", ("t", period)
     if quota:
-        yield "CPUQuotaPerSecUSec", ("t", quota_per_second(quota, period or convert.DEFAULT_PERIOD_US))
+        yield (
+            "CPUQuotaPerSecUSec",
+            ("t", quota_per_second(quota, period or convert.DEFAULT_PERIOD_US)),
+        )
     for key, name in (("cpus", "AllowedCPUs"), ("mems", "AllowedMemoryNodes")):
         if cpu.get(key):
             yield name, ("ay", bitmap(str(cpu[key])))
 
 
 def quota_per_second(quota: int, period: int) -> int:
-    """systemd counts in whole percents of a CPU: rounded up, so that nobody gets less than asked for."""
+    """systemd counts in whole percents of a CPU: rounded up, so that nobody gets less than asked
+    for."""
     if quota < 0:
         return INFINITY
     exact = -(-quota * SECOND_US // period)
@@ -63,7 +68,10 @@ def bitmap(cpus: str) -> bytes:
     for part in cpus.split(","):
         first, dash, last = part.strip().partition("-")
         numbers = (first, last) if dash else (first,)
-        if not all(n.isascii() and n.isdigit() and len(n) <= 4 for n in numbers) or int(numbers[-1]) > 8191:
+        if (
+            not all(n.isascii() and n.isdigit() and len(n) <= 4 for n in numbers)
+            or int(numbers[-1]) > 8191
+        ):
             raise InvalidSpec(f"{convert.RESOURCES}.cpu", f"{cpus!r} is not a list such as 0-3,7")
         for number in range(int(first), int(last or first) + 1):
             bits |= 1 << number
@@ -109,7 +117,10 @@ def _unified(unified: Mapping[str, Any]) -> Iterator[Property]:
             amount = -1 if quota == "max" else _number(file, quota)
             yield "CPUQuotaPerSecUSec", ("t", quota_per_second(amount, period_us))
         elif file in ("cpuset.cpus", "cpuset.mems"):
-            yield "AllowedCPUs" if file == "cpuset.cpus" else "AllowedMemoryNodes", ("ay", bitmap(text))
+            yield (
+                "AllowedCPUs" if file == "cpuset.cpus" else "AllowedMemoryNodes",
+                ("ay", bitmap(text)),
+            )
         elif file == "memory.oom.group":
             yield "OOMPolicy", ("s", "kill" if text == "1" else "continue")
 
@@ -121,7 +132,8 @@ def _number(file: str, text: str) -> int:
 
 
 def from_annotations(annotations: Mapping[str, str]) -> list[Property]:
-    """`org.systemd.property.NAME: value`, the value as GVariant text: strings, booleans, numbers, arrays of strings.
+    """`org.systemd.property.NAME: value`, the value as GVariant text: strings, booleans, numbers,
+    arrays of strings.
 
     A NAME that ends in Sec is given in seconds and sent as USec. Raises InvalidSpec.
     """

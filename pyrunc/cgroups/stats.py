@@ -12,8 +12,8 @@ PRESSURE = ("cpu", "memory", "io")
 
 
 class Memory(Value):
-    """The files of the memory controller, in bytes; None for one that is not there, and for a limit of `max`. `stat` and `events`:
-    memory.stat and memory.events, a number for each word."""
+    """The files of the memory controller, in bytes; None for one that is not there, and for a limit
+    of `max`. `stat` and `events`: memory.stat and memory.events, a number for each word."""
 
     current: int
     stat: dict[str, int]
@@ -26,7 +26,8 @@ class Memory(Value):
 
 
 class Stats:
-    """`cpu`, `memory`, `pids`: None when there are no such files; `io`, `hugetlb`: by device and by page size.
+    """`cpu`, `memory`, `pids`: None when there are no such files; `io`, `hugetlb`: by device and by
+    page size.
 
     cpu      usage_usec user_usec system_usec [nr_periods nr_throttled throttled_usec]      (cpu.stat, as the kernel has it)
     pids     current; max
@@ -67,9 +68,11 @@ def read(directory: str) -> Stats:
 
 
 def read_usage(directory: str) -> Stats:
-    """What kubelet asks for every few seconds, and no more: cpu, memory (current, limits, stat, swap) and pressure.
+    """What kubelet asks for every few seconds, and no more: cpu, memory (current, limits, stat,
+    swap) and pressure.
 
-    The first file that a controller does not have answers for its others: five calls for a group without controllers.
+    The first file that a controller does not have answers for its others: five calls for a group
+    without controllers.
     """
     found = Stats()
     found.cpu = tree.keyed(tree.read(directory, "cpu.stat")) or None
@@ -96,7 +99,8 @@ def amount(content: str | None) -> int | None:
 
 
 def io_lines(content: str | None) -> dict[str, dict[str, int]]:
-    """`8:0 rbytes=1 wbytes=2` -> {"8:0": {"rbytes": 1, "wbytes": 2}}; a device without numbers is left out."""
+    """`8:0 rbytes=1 wbytes=2` -> {"8:0": {"rbytes": 1, "wbytes": 2}}; a device without numbers is
+    left out."""
     found = {}
     for line in (content or "").splitlines():
         device, *words = line.split()
@@ -170,7 +174,9 @@ def huge_page_sizes() -> list[str]:
             names = os.listdir("/sys/kernel/mm/hugepages")
         except OSError:
             names = []
-        _sizes = sorted(size_name(int(n.removeprefix("hugepages-").removesuffix("kB"))) for n in names)
+        _sizes = sorted(
+            size_name(int(n.removeprefix("hugepages-").removesuffix("kB"))) for n in names
+        )
     return _sizes
 
 

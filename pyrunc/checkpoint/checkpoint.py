@@ -1,8 +1,10 @@
-"""`checkpoint`: CRIU writes what a container's processes are to files, and by default the container ends with that.
+"""`checkpoint`: CRIU writes what a container's processes are to files, and by default the container
+ends with that.
 
-CRIU must know what comes from outside of the container, for it neither saves nor finds that: bind mounts, masked files, and
-network and pid namespaces that were given by path. Standard streams that are pipes are noted beside the images, so that
-`restore` can put others in their places. Source: https://criu.org/External_resources.
+CRIU must know what comes from outside of the container, for it neither saves nor finds that: bind
+mounts, masked files, and network and pid namespaces that were given by path. Standard streams that
+are pipes are noted beside the images, so that `restore` can put others in their places. Source:
+https://criu.org/External_resources.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ CLONE_NEWNET = 0x40000000
 
 
 class Choices:
-    """What both directions can be told; the names are those of the options. Folders are as the caller wrote them."""
+    """What both directions can be told; the names are those of the options. Folders are as the
+    caller wrote them."""
 
     __slots__ = (
         "auto_dedup",
@@ -62,7 +65,8 @@ class Choices:
         if values["empty_ns"] and set(_list(values["empty_ns"])) != {"network"}:
             raise InvalidArgument("--empty-ns: only network can be left empty")
         self.empty_network = bool(values["empty_ns"])
-        self.tcp_established, self.tcp_close = bool(values["tcp_established"]), bool(values.get("tcp_close"))
+        self.tcp_established = bool(values["tcp_established"])
+        self.tcp_close = bool(values.get("tcp_close"))
         self.ext_unix_sk, self.shell_job = bool(values["ext_unix_sk"]), bool(values["shell_job"])
         self.file_locks, self.lazy_pages = bool(values["file_locks"]), bool(values["lazy_pages"])
         self.link_remap, self.auto_dedup = bool(values["link_remap"]), bool(values["auto_dedup"])
@@ -93,9 +97,17 @@ class Choices:
 
 
 class Dump:
-    """What only a dump can be told. `parent_path` is relative to the images; `page_server` is ADDRESS:PORT."""
+    """What only a dump can be told. `parent_path` is relative to the images; `page_server` is
+    ADDRESS:PORT."""
 
-    __slots__ = ("leave_running", "page_server", "parent_path", "pre_dump", "status_fd", "tcp_skip_in_flight")
+    __slots__ = (
+        "leave_running",
+        "page_server",
+        "parent_path",
+        "pre_dump",
+        "status_fd",
+        "tcp_skip_in_flight",
+    )
 
     def __init__(
         self,
@@ -108,7 +120,9 @@ class Dump:
         tcp_skip_in_flight: bool = False,
     ) -> None:
         self.leave_running, self.pre_dump, self.parent_path = leave_running, pre_dump, parent_path
-        self.page_server, self.status_fd, self.tcp_skip_in_flight = page_server, status_fd, tcp_skip_in_flight
+        self.page_server = page_server
+        self.status_fd = status_fd
+        self.tcp_skip_in_flight = tcp_skip_in_flight
 
     def fields(self) -> list[tuple[int, Value]]:
         """As CRIU's options."""
@@ -128,14 +142,17 @@ class Dump:
 
 
 def checkpoint(state: State, choices: Choices, dump: Dump) -> None:
-    """Dump the container, whose lock the caller holds. It lives on after a pre-dump and with `leave_running`; else its
-    processes are gone, and the caller deletes it.
+    """Dump the container, whose lock the caller holds. It lives on after a pre-dump and with
+    `leave_running`; else its processes are gone, and the caller deletes it.
 
-    Raises WrongState, Unsupported (rootless), InvalidArgument, NotFound (no criu), PeerError with what CRIU logged.
+    Raises WrongState, Unsupported (rootless), InvalidArgument, NotFound (no criu), PeerError with
+    what CRIU logged.
     """
     if not is_machine_root():
         raise Unsupported("checkpoint needs the machine's root")
-    facts.require(state, (facts.RUNNING, facts.PAUSED), "Container cannot be checkpointed in {status} state")
+    facts.require(
+        state, (facts.RUNNING, facts.PAUSED), "Container cannot be checkpointed in {status} state"
+    )
     images, work = open_folder(choices.image_path), open_folder(choices.work_path or state.folder)
     try:
         files.check(images, choices.image_path)
@@ -161,7 +178,11 @@ def checkpoint(state: State, choices: Choices, dump: Dump) -> None:
                     *_group(state),
                     *configuration_file(state),
                     *_outside(state),
-                    *((criu.EXTERNAL, name) for name in dict.fromkeys(streams) if name.startswith("file[")),
+                    *(
+                        (criu.EXTERNAL, name)
+                        for name in dict.fromkeys(streams)
+                        if name.startswith("file[")
+                    ),
                 ],
             )
     except PeerError as error:
@@ -190,13 +211,17 @@ def _check_parent(images: int, parent: str) -> None:
         try:
             os.stat(parent, dir_fd=images)
         except FileNotFoundError:
-            raise NotFound(f"--parent-path: there is no {parent!r} beside the folder of images") from None
+            raise NotFound(
+                f"--parent-path: there is no {parent!r} beside the folder of images"
+            ) from None
 
 
 def standard_streams(pid: int) -> list[str]:
-    """What descriptors 0 to 2 of a process are, in the words of /proc: `pipe:[12]`, `/dev/null`; empty for a closed one.
+    """What descriptors 0 to 2 of a process are, in the words of /proc: `pipe:[12]`, `/dev/null`;
+    empty for a closed one.
 
-    A file of a mount that the container does not have is called as CRIU calls it: `file[mount:inode]`, both in hex.
+    A file of a mount that the container does not have is called as CRIU calls it:
+    `file[mount:inode]`, both in hex.
     """
     own = {line.split(b" ", 1)[0] for line in _read(f"/proc/{pid}/mountinfo").splitlines()}
     return [_stream(pid, number, own) for number in range(3)]
@@ -207,7 +232,9 @@ def _stream(pid: int, number: int, own: set[bytes]) -> str:
     try:
         status = os.stat(path)
         if S_ISREG(status.st_mode):
-            facts = dict(line.split(b":") for line in _read(f"/proc/{pid}/fdinfo/{number}").splitlines()[:4])
+            facts = dict(
+                line.split(b":") for line in _read(f"/proc/{pid}/fdinfo/{number}").splitlines()[:4]
+            )
             mount = facts[b"mnt_id"].strip()
             if mount not in own:
                 return f"file[{int(mount):x}:{status.st_ino:x}]"
@@ -250,8 +277,8 @@ def _outside(state: State) -> Fields:
 
 
 def external_mount(key: str, value: str) -> tuple[int, Value]:
-    """One entry of CRIU's list: where it is and what it is called in a dump; what it is called and where to get it in a
-    restore."""
+    """One entry of CRIU's list: where it is and what it is called in a dump; what it is called and
+    where to get it in a restore."""
     return criu.EXT_MNT, criu.message([(1, key), (2, value)])
 
 
@@ -264,12 +291,14 @@ def _refuse(spec: Spec) -> None:
             or "idmap" in mount.options
             or "ridmap" in mount.options
         ):
-            raise Unsupported(f"mounts[{i}]: an overlay or an id-mapped mount cannot be checkpointed")
+            raise Unsupported(
+                f"mounts[{i}]: an overlay or an id-mapped mount cannot be checkpointed"
+            )
 
 
 def bound(spec: Spec, bundle: str) -> list[tuple[str, str]]:
-    """Mounts that come from the host: their places in the container, and their sources. In a user namespace device files are
-    among them."""
+    """Mounts that come from the host: their places in the container, and their sources. In a user
+    namespace device files are among them."""
     found = {
         normal(mount.destination): os.path.join(bundle, mount.source)
         for mount in spec.mounts
@@ -287,7 +316,8 @@ def bound_places(spec: Spec) -> list[str]:
 
 
 def masked_files(linux: Linux, pid: int) -> list[str]:
-    """Masked paths on which /dev/null is mounted: those that the process has and that are no folders. Its links stay its own."""
+    """Masked paths on which /dev/null is mounted: those that the process has and that are no
+    folders. Its links stay its own."""
     found = []
     root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

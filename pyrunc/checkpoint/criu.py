@@ -1,7 +1,9 @@
-"""CRIU, spoken to over its RPC: `criu swrk 3` is spawned with a socket as descriptor 3 and served one request.
+"""CRIU, spoken to over its RPC: `criu swrk 3` is spawned with a socket as descriptor 3 and served
+one request.
 
-Its messages are protobuf; the dozen fields that we need are encoded by hand here, so that nobody loads a protobuf library.
-Source: images/rpc.proto of CRIU, whose names the constants below have, and https://criu.org/RPC.
+Its messages are protobuf; the dozen fields that we need are encoded by hand here, so that nobody
+loads a protobuf library. Source: images/rpc.proto of CRIU, whose names the constants below have,
+and https://criu.org/RPC.
 """
 
 from __future__ import annotations
@@ -32,27 +34,40 @@ _REQ_TYPE, _REQ_OPTS, _REQ_NOTIFY_SUCCESS = 1, 2, 3
 _RESP_TYPE, _RESP_SUCCESS, _RESP_RESTORE, _RESP_NOTIFY, _RESP_ERRNO = 1, 2, 4, 5, 7
 _NOTIFY_SCRIPT, _NOTIFY_PID, _RESTORE_PID = 1, 2, 1
 # criu_opts
-IMAGES_DIR_FD, PID, LEAVE_RUNNING, EXT_UNIX_SK, TCP_ESTABLISHED, SHELL_JOB, FILE_LOCKS = 1, 2, 3, 4, 5, 7, 8
-LOG_LEVEL, LOG_FILE, PAGE_SERVER, NOTIFY_SCRIPTS, ROOT, PARENT_IMG, TRACK_MEM = 9, 10, 11, 12, 13, 14, 15
-AUTO_DEDUP, WORK_DIR_FD, LINK_REMAP, EXT_MNT, MANAGE_CGROUPS, CG_ROOT, RST_SIBLING = (
-    16,
-    17,
-    18,
-    23,
-    24,
-    25,
-    26,
-)
-INHERIT_FD, EXT_MASTERS, MANAGE_CGROUPS_MODE, EXTERNAL, EMPTY_NS, JOIN_NS, FREEZE_CGROUP = (
-    27,
-    30,
-    34,
-    37,
-    38,
-    39,
-    44,
-)
-TCP_SKIP_IN_FLIGHT, LAZY_PAGES, STATUS_FD, ORPHAN_PTS_MASTER, CONFIG_FILE, TCP_CLOSE = 46, 48, 49, 50, 51, 52
+IMAGES_DIR_FD = 1
+PID = 2
+LEAVE_RUNNING = 3
+EXT_UNIX_SK = 4
+TCP_ESTABLISHED = 5
+SHELL_JOB = 7
+FILE_LOCKS = 8
+LOG_LEVEL = 9
+LOG_FILE = 10
+PAGE_SERVER = 11
+NOTIFY_SCRIPTS = 12
+ROOT = 13
+PARENT_IMG = 14
+TRACK_MEM = 15
+AUTO_DEDUP = 16
+WORK_DIR_FD = 17
+LINK_REMAP = 18
+EXT_MNT = 23
+MANAGE_CGROUPS = 24
+CG_ROOT = 25
+RST_SIBLING = 26
+INHERIT_FD = 27
+EXT_MASTERS = 30
+MANAGE_CGROUPS_MODE = 34
+EXTERNAL = 37
+EMPTY_NS = 38
+JOIN_NS = 39
+FREEZE_CGROUP = 44
+TCP_SKIP_IN_FLIGHT = 46
+LAZY_PAGES = 48
+STATUS_FD = 49
+ORPHAN_PTS_MASTER = 50
+CONFIG_FILE = 51
+TCP_CLOSE = 52
 LSM_PROFILE, LSM_MOUNT_CONTEXT = 53, 63
 CGROUP_MODES = {"ignore": 0, "soft": 3, "full": 4, "strict": 5}
 
@@ -66,7 +81,8 @@ _SHOWN_ERRORS, _SHOWN_BYTES = 5, 1 << 16
 
 
 def message(fields: Fields) -> bytes:
-    """A protobuf message: `(field number, value)`; integers may be negative, text and messages are bytes."""
+    """A protobuf message: `(field number, value)`; integers may be negative, text and messages are
+    bytes."""
     encoded = bytearray()
     for number, value in fields:
         if isinstance(value, int):
@@ -112,11 +128,13 @@ def _read_varint(content: bytes, place: int) -> tuple[int, int]:
 
 
 class Criu:
-    """One `criu swrk` and what it inherits. A context manager: leaving it ends and reaps the process.
+    """One `criu swrk` and what it inherits. A context manager: leaving it ends and reaps the
+    process.
 
-    `fds` {number there: number here} beside stdio and the socket; numbers there begin at 4. They are for INHERIT_FD only: the folders
-    and STATUS_FD are opened by CRIU in /proc/PID/fd of whoever made the socket (cr-service.c), so their options have our numbers.
-    `no_new_privileges`: of CRIU, and so of each process that it makes.
+    `fds` {number there: number here} beside stdio and the socket; numbers there begin at 4. They
+    are for INHERIT_FD only: the folders and STATUS_FD are opened by CRIU in /proc/PID/fd of whoever
+    made the socket (cr-service.c), so their options have our numbers. `no_new_privileges`: of CRIU,
+    and so of each process that it makes.
     """
 
     __slots__ = ("_socket", "pid")
@@ -159,9 +177,11 @@ class Criu:
         os.waitpid(self.pid, 0)
 
     def request(self, kind: int, options: Fields, notified: Notified | None = None) -> int:
-        """Send one request and answer notifications until it is done; the restored process's pid, 0 for a dump.
+        """Send one request and answer notifications until it is done; the restored process's pid, 0
+        for a dump.
 
-        `notified(script, pid, descriptors)` is told each notification; the descriptors are closed after it. Raises PeerError.
+        `notified(script, pid, descriptors)` is told each notification; the descriptors are closed
+        after it. Raises PeerError.
         """
         self._send(message([(_REQ_TYPE, kind), (_REQ_OPTS, message(options))]))
         while True:
@@ -206,10 +226,14 @@ class Criu:
 
 
 def _spawn_without_new_privileges(
-    path: str, command: list[str], environment: Mapping[str, str], *, file_actions: list[tuple[int, int, int]]
+    path: str,
+    command: list[str],
+    environment: Mapping[str, str],
+    *,
+    file_actions: list[tuple[int, int, int]],
 ) -> int:
-    """posix_spawn from a thread that has set no_new_privs: a child inherits that of the thread that made it (prctl(2)), and other
-    threads, which run hooks, do not."""
+    """posix_spawn from a thread that has set no_new_privs: a child inherits that of the thread that
+    made it (prctl(2)), and other threads, which run hooks, do not."""
     from threading import Thread
 
     made: list[int] = []
@@ -231,7 +255,8 @@ def _spawn_without_new_privileges(
 
 
 def _result(answer: Mapping[int, int | bytes]) -> int:
-    """The restored pid. The message that CRIU gives is the first error it logged, often a harmless one: the log has all."""
+    """The restored pid. The message that CRIU gives is the first error it logged, often a harmless
+    one: the log has all."""
     if not answer.get(_RESP_SUCCESS):
         number = _int(answer.get(_RESP_ERRNO, 0))
         raise PeerError(f"criu failed: {os.strerror(number).lower()}" if number else "criu failed")
@@ -244,7 +269,9 @@ def find() -> str:
     for folder in os.environ.get("PATH", USUAL_PATH).split(":"):
         if os.access(f"{folder}/criu", os.X_OK):
             return f"{folder}/criu"
-    raise NotFound("criu is not in $PATH: a container cannot be checkpointed or restored without it")
+    raise NotFound(
+        "criu is not in $PATH: a container cannot be checkpointed or restored without it"
+    )
 
 
 def _bytes(value: int | bytes) -> bytes:
@@ -256,7 +283,8 @@ def _int(value: int | bytes) -> int:
 
 
 def errors_of(folder: str, log: str) -> str:
-    """The lines at the end of a log that say what went wrong, for a message; empty when there are none."""
+    """The lines at the end of a log that say what went wrong, for a message; empty when there are
+    none."""
     try:
         number = os.open(
             os.path.join(folder, log), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -266,5 +294,7 @@ def errors_of(folder: str, log: str) -> str:
             content = file.read(_SHOWN_BYTES) or b""
     except OSError:
         return ""
-    lines = [line.strip().decode("utf-8", "replace") for line in content.splitlines() if b"Error" in line]
+    lines = [
+        line.strip().decode("utf-8", "replace") for line in content.splitlines() if b"Error" in line
+    ]
     return "; ".join(lines[-_SHOWN_ERRORS:])

@@ -1,9 +1,11 @@
 """The folder of CRIU's images, before CRIU opens anything in it by name as root.
 
-An image is a regular file. CRIU would follow a link to a file of the host, reading it into a container's memory or, in a dump,
-writing over it, and would wait for ever for a pipe's writer. So nothing but regular files, folders and sockets may be there, and the
-link `parent` that a pre-dump leaves, to a folder of which the same is true. That the content is a checkpoint is CRIU's to say;
-whoever may write to the folder meanwhile has the rights that CRIU restores with, so it should be its owner's only.
+An image is a regular file. CRIU would follow a link to a file of the host, reading it into a
+container's memory or, in a dump, writing over it, and would wait for ever for a pipe's writer. So
+nothing but regular files, folders and sockets may be there, and the link `parent` that a pre-dump
+leaves, to a folder of which the same is true. That the content is a checkpoint is CRIU's to say;
+whoever may write to the folder meanwhile has the rights that CRIU restores with, so it should be
+its owner's only.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ _KINDS = {
 
 
 def check(folder: int, name: str) -> None:
-    """Raises InvalidArgument for what is no image in the folder or in its parents; `name` is for the message."""
+    """Raises InvalidArgument for what is no image in the folder or in its parents; `name` is for
+    the message."""
     current, names = os.dup(folder), [name]
     try:
         while _has_parent(current, "/".join(names)):
@@ -45,7 +48,9 @@ def check(folder: int, name: str) -> None:
 def check_log(folder: int, name: str, log: str) -> None:
     """CRIU's log is written anew: what has its name must be a regular file. Raises InvalidArgument."""
     try:
-        _require_regular(os.stat(log, dir_fd=folder, follow_symlinks=False).st_mode, f"{name}/{log}")
+        _require_regular(
+            os.stat(log, dir_fd=folder, follow_symlinks=False).st_mode, f"{name}/{log}"
+        )
     except FileNotFoundError:
         pass
 
@@ -62,21 +67,29 @@ def require_dump(folder: int, name: str) -> None:
 
 
 def streams(folder: int, name: str) -> list[str]:
-    """What descriptors 0 to 2 were when the container was dumped, in the words of /proc. Raises InvalidArgument, OSError."""
-    number = os.open(DESCRIPTORS, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    """What descriptors 0 to 2 were when the container was dumped, in the words of /proc. Raises
+    InvalidArgument, OSError."""
+    number = os.open(
+        DESCRIPTORS, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
+    )
     with open(number, "rb", buffering=0) as file:
         content = file.read(MOST_STREAMS_BYTES) or b""
     try:
         found = jsontext.loads(content)
     except ValueError:
         found = None
-    if not isinstance(found, list) or len(found) > 3 or not all(isinstance(word, str) for word in found):
+    if (
+        not isinstance(found, list)
+        or len(found) > 3
+        or not all(isinstance(word, str) for word in found)
+    ):
         raise InvalidArgument(f"{name}/{DESCRIPTORS} is not a list of three names")
     return found
 
 
 def is_outside(stream: str) -> bool:
-    """Whether it is one that the restored process gets anew: `pipe:[12]`, or `file[mount:inode]` of the host, in hex."""
+    """Whether it is one that the restored process gets anew: `pipe:[12]`, or `file[mount:inode]` of
+    the host, in hex."""
     kind, _, rest = stream.partition("[")
     number, end, after = rest.partition("]")
     parts = number.split(":")

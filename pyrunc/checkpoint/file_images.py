@@ -1,10 +1,12 @@
 """What CRIU's images say of files: of `files.img`, the mode of the root folder.
 
-CRIU opens the root again as any other file and refuses one whose mode is not what it was. An image of a container need not say the mode of
-its root: engines take 0755 then, or 0555. So whoever makes the root of a container that is restored asks here.
+CRIU opens the root again as any other file and refuses one whose mode is not what it was. An image
+of a container need not say the mode of its root: engines take 0755 then, or 0555. So whoever makes
+the root of a container that is restored asks here.
 
-An image is two numbers (what all images begin with, what this one is), then for each entry its length and a protobuf message, all numbers
-with 32 bits in little-endian. Source: CRIU's images/fdinfo.proto, images/regfile.proto and include/magic.h.
+An image is two numbers (what all images begin with, what this one is), then for each entry its
+length and a protobuf message, all numbers with 32 bits in little-endian. Source: CRIU's
+images/fdinfo.proto, images/regfile.proto and include/magic.h.
 """
 
 from __future__ import annotations
@@ -30,12 +32,15 @@ _REGULAR, _NAME, _MODE = 3, 6, 10
 
 
 def root_mode(folder: str) -> int | None:
-    """Permission bits of the root folder that the dumped processes had; None where the images in `folder` do not say.
+    """Permission bits of the root folder that the dumped processes had; None where the images in
+    `folder` do not say.
 
     Raises InvalidArgument for a `files.img` that is none, OSError.
     """
     try:
-        number = os.open(f"{folder}/{FILES}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        number = os.open(
+            f"{folder}/{FILES}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        )
     except FileNotFoundError:  # CRIU before 3.4
         return None
     with open(number, "rb") as file:
@@ -43,7 +48,9 @@ def root_mode(folder: str) -> int | None:
             try:
                 found = decode(_message(decode(entry).get(_REGULAR)))
             except PeerError:
-                raise InvalidArgument(f"the checkpoint's {FILES} has an entry that is no message") from None
+                raise InvalidArgument(
+                    f"the checkpoint's {FILES} has an entry that is no message"
+                ) from None
             mode = found.get(_MODE)
             if found.get(_NAME) == b"/" and isinstance(mode, int) and S_ISDIR(mode):
                 return S_IMODE(mode)

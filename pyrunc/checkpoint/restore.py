@@ -1,8 +1,8 @@
 """`restore`: a container comes back from CRIU's images, running, under an id of its choice.
 
-CRIU makes namespaces, mounts and processes; ours is what surrounds them: the cgroup, the mount points, standard streams, and
-the root as a mount, which exists only in a mount namespace of this runtime's own. The processes are children of the caller,
-as after `create`.
+CRIU makes namespaces, mounts and processes; ours is what surrounds them: the cgroup, the mount
+points, standard streams, and the root as a mount, which exists only in a mount namespace of this
+runtime's own. The processes are children of the caller, as after `create`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ FIRST_FREE = 4  # of CRIU's descriptors, behind stdio and its socket
 
 
 class Labels:
-    """What takes the place of the labels in the images: an AppArmor profile or SELinux label, the context of mounts."""
+    """What takes the place of the labels in the images: an AppArmor profile or SELinux label, the
+    context of mounts."""
 
     __slots__ = ("mount_context", "profile")
 
@@ -55,7 +56,10 @@ class Labels:
 
     def fields(self) -> Fields:
         """As CRIU's options."""
-        given: Fields = [(criu.LSM_PROFILE, self.profile), (criu.LSM_MOUNT_CONTEXT, self.mount_context)]
+        given: Fields = [
+            (criu.LSM_PROFILE, self.profile),
+            (criu.LSM_MOUNT_CONTEXT, self.mount_context),
+        ]
         return [(number, value) for number, value in given if value]
 
 
@@ -67,9 +71,11 @@ def restore(
     labels: Labels,
     stdio: tuple[int, int, int] = (0, 1, 2),
 ) -> Created:
-    """Bring the processes back; the state's folder exists and its lock is held. On failure nothing of them is left.
+    """Bring the processes back; the state's folder exists and its lock is held. On failure nothing
+    of them is left.
 
-    Raises Unsupported (rootless), NotFound (no criu, no images), InvalidSpec, KernelError, PeerError with what CRIU logged.
+    Raises Unsupported (rootless), NotFound (no criu, no images), InvalidSpec, KernelError,
+    PeerError with what CRIU logged.
     """
     if not is_machine_root():
         raise Unsupported("restore needs the machine's root")
@@ -101,24 +107,38 @@ def restore(
         if group is not None:
             group.occupied()
         undo.commit()
-    return Created(born.pid, born.pidfd, born.start_time, born.console_fd, group, tuple(part.warnings))
+    return Created(
+        born.pid, born.pidfd, born.start_time, born.console_fd, group, tuple(part.warnings)
+    )
 
 
 class _Part:
     """What we do while CRIU works, at the points that it tells of."""
 
-    __slots__ = ("_create_options", "_group", "_spec", "_state", "_undo", "born", "console_fd", "warnings")
+    __slots__ = (
+        "_create_options",
+        "_group",
+        "_spec",
+        "_state",
+        "_undo",
+        "born",
+        "console_fd",
+        "warnings",
+    )
 
     def __init__(
-        self, state: State, spec: Spec, create_options: CreateOptions, group: Cgroup | None, undo: Undo
+        self,
+        state: State,
+        spec: Spec,
+        create_options: CreateOptions,
+        group: Cgroup | None,
+        undo: Undo,
     ) -> None:
-        self._state, self._spec, self._create_options, self._group, self._undo = (
-            state,
-            spec,
-            create_options,
-            group,
-            undo,
-        )
+        self._state = state
+        self._spec = spec
+        self._create_options = create_options
+        self._group = group
+        self._undo = undo
         self.born: ChildProcess | None = None
         self.console_fd: int | None = None
         self.warnings: list[str] = []
@@ -141,7 +161,8 @@ class _Part:
             programs.run(hooks.create_runtime, "createRuntime", told)
 
     def _take_over(self, pid: int) -> None:
-        """All is there and stands still: from now on it is deletable, and limited. CRIU worked without the limits."""
+        """All is there and stands still: from now on it is deletable, and limited. CRIU worked
+        without the limits."""
         self.born = born = ChildProcess(pid)
         born.console_fd = self.console_fd
         self._undo.push(f"process {pid}", born.kill)
@@ -155,7 +176,9 @@ class _Part:
                 self._group.give_to(owner)
 
 
-def _open_group(state: State, spec: Spec, create_options: CreateOptions, undo: Undo) -> Cgroup | None:
+def _open_group(
+    state: State, spec: Spec, create_options: CreateOptions, undo: Undo
+) -> Cgroup | None:
     if not create_options.with_cgroup:
         return None
     from pyrunc.cgroups.naming import place
@@ -175,7 +198,8 @@ def _open_namespaces(spec: Spec, descriptors: Descriptors) -> None:
 
 
 def _own_root(rootfs: str) -> None:
-    """CRIU wants the root to be a mount. Here it is one for this process and its children, and nobody else."""
+    """CRIU wants the root to be a mount. Here it is one for this process and its children, and
+    nobody else."""
     if not os.path.isdir(rootfs):
         raise InvalidSpec("root.path", f"{rootfs} is not a directory")
     unshare(CLONE_NEWNS)
@@ -207,7 +231,10 @@ def _make_place(root: int, place: str, is_file: bool) -> None:
                 if is_file and index == len(names) - 1:
                     os.close(
                         os.open(
-                            name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644, dir_fd=current
+                            name,
+                            os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC,
+                            0o644,
+                            dir_fd=current,
                         )
                     )
                     return
@@ -268,7 +295,8 @@ def _options(
 
 
 def _check_images(choices: Choices, work_path: str) -> list[str]:
-    """Before anything is made: the folders hold files only, and a dump. What descriptors 0 to 2 were."""
+    """Before anything is made: the folders hold files only, and a dump. What descriptors 0 to 2
+    were."""
     folder, work = dumps.open_folder(choices.image_path, make=False), dumps.open_folder(work_path)
     try:
         images.check(folder, choices.image_path)

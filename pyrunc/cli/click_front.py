@@ -1,4 +1,5 @@
-"""The table behind click: help texts, and the verbs that only people type. click costs 25 ms, so callers never meet it."""
+"""The table behind click: help texts, and the verbs that only people type. click costs 25 ms, so
+callers never meet it."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def program() -> click.Group:
 
 
 def run(call: Call) -> int:
-    """Show help, as runc does also without a verb, or run the verb of `call`, which is one for people."""
+    """Show help, as runc does also without a verb, or run the verb of `call`, which is one for
+    people."""
     if call.verb is not None and not call.help:
         return fast.do(call)
     words = ["--help"] if call.verb is None else [call.verb.name, "--help"]
@@ -51,7 +53,9 @@ def _command(verb: Verb) -> click.Command:
     for index, name in enumerate(verb.arguments):
         count = -1 if name.endswith("...") else 1
         arguments.append(
-            click.Argument([_identifier(name)], nargs=count, required=index < verb.least, metavar=name)
+            click.Argument(
+                [_identifier(name)], nargs=count, required=index < verb.least, metavar=name
+            )
         )
     return click.Command(
         verb.name,

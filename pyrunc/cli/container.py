@@ -57,7 +57,8 @@ def run(call: Call, log: Log) -> int:
 
 
 def _await_ready(proxy: Proxy, created: Created, attached: bool, log: Log) -> None:
-    """Detached, the service manager is told when the container is ready; attached that happens beside our other work."""
+    """Detached, the service manager is told when the container is ready; attached that happens
+    beside our other work."""
     if not attached:
         proxy.wait(created.pidfd, created.pid)
         return
@@ -88,7 +89,9 @@ def _make(call: Call, log: Log, create_options: CreateOptions) -> tuple[State, C
             log.warning(warning)
         hand_out(options, created, detached)
 
-    return bundles.make(states.root_of(call.globals["root"]), container_id, bundle, create_options, after)
+    return bundles.make(
+        states.root_of(call.globals["root"]), container_id, bundle, create_options, after
+    )
 
 
 def _create_options(call: Call, start_immediately: bool, attached: bool = False) -> CreateOptions:
@@ -116,7 +119,9 @@ def cgroup_options(call: Call) -> CreateOptions:
 
     driver, with_cgroup = _driver(call)
     return CreateOptions(
-        driver=driver, with_cgroup=with_cgroup, missing_controllers=call.globals["missing_controllers"]
+        driver=driver,
+        with_cgroup=with_cgroup,
+        missing_controllers=call.globals["missing_controllers"],
     )
 
 
@@ -136,7 +141,9 @@ def _tracer(path: str | None) -> Callable[[Plan, int, Sequence[tuple[str, int]]]
     from pyrunc.plan.show import trace
 
     def write(plan: Plan, started_ns: int, times: Sequence[tuple[str, int]]) -> None:
-        atomic_file.write_bytes(os.path.abspath(path), trace(plan, started_ns, times).encode(), mode=0o644)
+        atomic_file.write_bytes(
+            os.path.abspath(path), trace(plan, started_ns, times).encode(), mode=0o644
+        )
 
     return write
 
@@ -145,7 +152,9 @@ def _check_terminal(bundle: Bundle, console_socket: str | None, detached: bool) 
     process = bundle.spec.process
     wanted = process is not None and process.terminal
     if wanted and detached and not console_socket:
-        raise InvalidArgument("cannot allocate tty if pyrunc will detach without setting console socket")
+        raise InvalidArgument(
+            "cannot allocate tty if pyrunc will detach without setting console socket"
+        )
     if console_socket and not (wanted and detached):
         raise InvalidArgument("cannot use console socket if pyrunc will not detach or allocate tty")
 
@@ -170,7 +179,8 @@ def start(call: Call, log: Log) -> int:
 
 
 def _listen_for_ready(state: State) -> Callable[[], object] | None:
-    """What waits for the container to be ready, when a service manager started us and create made the place for it."""
+    """What waits for the container to be ready, when a service manager started us and create made
+    the place for it."""
     manager = os.environ.get("NOTIFY_SOCKET", "")
     if not manager or not os.path.isdir(f"{state.folder}/notify"):
         return None
@@ -195,7 +205,8 @@ def _refuse_start(status: str) -> None:
 
 
 def _poststart(state: State, config: dict[str, Any], log: Log) -> None:
-    """The hooks after the program was executed; when one fails the container is ended (runtime-spec 1.3)."""
+    """The hooks after the program was executed; when one fails the container is ended (runtime-spec
+    1.3)."""
     if not (config.get("hooks") or {}).get("poststart"):
         return
     from pyrunc.container.delete import destroy
@@ -203,7 +214,9 @@ def _poststart(state: State, config: dict[str, Any], log: Log) -> None:
     from pyrunc.spec.parse import parse
 
     try:
-        programs.run(parse(config).hooks.poststart, "poststart", facts.oci_state(state, facts.RUNNING))
+        programs.run(
+            parse(config).hooks.poststart, "poststart", facts.oci_state(state, facts.RUNNING)
+        )
     except Error:
         for warning in destroy(state):
             log.warning(warning)

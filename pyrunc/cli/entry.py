@@ -1,12 +1,15 @@
 """Writes the program `pyrunc` that callers exec: an isolated interpreter with a fixed path.
 
-What pip installs goes through `site`, and a site-packages with .pth files costs 13 to 15 ms per start; PYTHONPATH and a user's
-own packages would be code in a root process. Two forms have neither: a script for `python -IS`, and front.c, the same
-interpreter linked into a program that begins at a snapshot of itself, which takes a fifth of the script's time. The program needs a C
-compiler and Python's static library (Debian: libpython3-dev, which python3-dev brings); without these the script is installed.
+What pip installs goes through `site`, and a site-packages with .pth files costs 13 to 15 ms per
+start; PYTHONPATH and a user's own packages would be code in a root process. Two forms have neither:
+a script for `python -IS`, and front.c, the same interpreter linked into a program that begins at a
+snapshot of itself, which takes a fifth of the script's time. The program needs a C compiler and
+Python's static library (Debian: libpython3-dev, which python3-dev brings); without these the script
+is installed.
 
-Usage: `python -m pyrunc.cli.entry install BIN_DIR`. A package compiles the program where it is built (`compile_program`) and
-takes the snapshot where it is installed (`pyrunc --write-snapshot FILE`), which needs no compiler.
+Usage: `python -m pyrunc.cli.entry install BIN_DIR`. A package compiles the program where it is
+built (`compile_program`) and takes the snapshot where it is installed (`pyrunc --write-snapshot
+FILE`), which needs no compiler.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ WRAPPED = ("malloc", "calloc", "realloc", "free")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the program runs: its interpreter, the folders that are searched after the standard library, and the folder of
-    the plain script and the snapshot."""
+    """Where the program runs: its interpreter, the folders that are searched after the standard
+    library, and the folder of the plain script and the snapshot."""
 
     python: str
     searched: tuple[str, ...]
@@ -55,7 +58,9 @@ def here() -> Place:
 
 def at(library: str) -> Place:
     """With this interpreter and all modules in the folder `library`, which need not exist here."""
-    return Place(os.path.realpath(sys.executable), (library,), os.path.join(library, "pyrunc", "native"))
+    return Place(
+        os.path.realpath(sys.executable), (library,), os.path.join(library, "pyrunc", "native")
+    )
 
 
 def script(python: str, searched: Sequence[str]) -> str:
@@ -99,8 +104,9 @@ def _link(path: str, place: Place) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the program is compiled with: the compiler and its options, the variables that Python was built with (sysconfig),
-    and the root directory that holds Python's headers and libraries, or an empty text."""
+    """What the program is compiled with: the compiler and its options, the variables that Python
+    was built with (sysconfig), and the root directory that holds Python's headers and libraries, or
+    an empty text."""
 
     compiler: tuple[str, ...]
     variables: Mapping[str, str]
@@ -124,14 +130,18 @@ def native() -> Target | None:
 
 
 def compile_program(path: str, place: Place, target: Target | None = None) -> bool:
-    """Compile front.c for `place` against Python's static library into `path`; False when this machine cannot."""
+    """Compile front.c for `place` against Python's static library into `path`; False when this
+    machine cannot."""
     target = target or native()
     if target is None:
         return False
     options = (target.variables.get(name) or "" for name in ("LIBS", "SYSLIBS", "MODLIBS"))
     names = " ".join(options).split()
-    # Debian 13's library asks for an archive of Python's build folder, which no package has: hashlib's own SHA-2.
-    absent = [name for name in names if name.endswith("libHacl_Hash_SHA2.a") and not os.path.exists(name)]
+    # Debian 13's library asks for an archive of Python's build folder, which no package has:
+    # hashlib's own SHA-2.
+    absent = [
+        name for name in names if name.endswith("libHacl_Hash_SHA2.a") and not os.path.exists(name)
+    ]
     names = [name for name in dict.fromkeys(names) if name not in absent]
     include = target.path(sysconfig.get_path("include"))
     words = [*target.compiler, "-O2", "-no-pie", f"-I{include}", *_definitions(place)]
@@ -158,7 +168,8 @@ def _failure(command: Sequence[str], done: subprocess.CompletedProcess[str]) -> 
 
 
 def _static_if_there(target: Target, option: str) -> str:
-    """zlib and expat come with Python's static library; loaded at each start they cost a hundred microseconds."""
+    """zlib and expat come with Python's static library; loaded at each start they cost a hundred
+    microseconds."""
     archive = target.path(target.variables["LIBDIR"], f"lib{option[2:]}.a")
     return archive if option in ("-lz", "-lexpat") and os.path.exists(archive) else option
 

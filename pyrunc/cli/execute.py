@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from pyrunc.launch.run import ChildProcess
 
 
-# A process object is whole: what a writer in Go leaves out, as it is empty or false, is not the container's.
+# A process object is whole: what a writer in Go leaves out, as it is empty or false, is not the
+# container's.
 NOT_INHERITED: dict[str, Any] = {"env": [], "noNewPrivileges": False}
 
 
 def execute(call: Call, log: Log) -> int:
-    """`exec ID COMMAND...` or `exec --process FILE ID`: with --detach 0, else the program's exit code."""
+    """`exec ID COMMAND...` or `exec --process FILE ID`: with --detach 0, else the program's exit
+    code."""
     options = call.options
     open_missing_stdio()
     found = states.find(states.root_of(call.globals["root"]), call.arguments[0])
@@ -100,7 +102,9 @@ def _whole_way(
     if options["console_socket"] and not process.terminal:
         raise InvalidArgument("cannot use console socket if pyrunc will not detach or allocate tty")
     if process.terminal and options["detach"] and not options["console_socket"]:
-        raise InvalidArgument("cannot allocate tty if pyrunc will detach without setting console socket")
+        raise InvalidArgument(
+            "cannot allocate tty if pyrunc will detach without setting console socket"
+        )
 
     def keep(lowered: Lowered, warnings: tuple[str, ...]) -> None:
         user = spec.linux.namespace("user")
@@ -152,4 +156,6 @@ def _exec_cgroup(found: State, below: str | None) -> Any:
 
     if ".." in below.split("/") or "\0" in below:
         raise InvalidArgument(f"bad sub cgroup path: {below}")
-    return Cgroup(f"{group.path}/{below.strip('/')}".rstrip("/"), group.driver, group.slice, group.unit)
+    return Cgroup(
+        f"{group.path}/{below.strip('/')}".rstrip("/"), group.driver, group.slice, group.unit
+    )

@@ -18,7 +18,8 @@ STARTS_A_PROCESS = ("create", "run", "start", "exec", "restore")
 
 
 def run(argv: Sequence[str]) -> int:
-    """Do what the words say; the exit code: 0, 1, for exec 255, or that of the program that was run attached."""
+    """Do what the words say; the exit code: 0, 1, for exec 255, or that of the program that was run
+    attached."""
     try:
         call = parse(argv)
     except Misuse as error:
@@ -47,7 +48,9 @@ def do(call: Call) -> int:
         log.warning("--criu has no effect: criu is found by PATH")
     try:
         if call.globals["rootless"] not in ("true", "false", "auto"):
-            raise InvalidArgument(f"--rootless {call.globals['rootless']!r}: one of true, false, auto")
+            raise InvalidArgument(
+                f"--rootless {call.globals['rootless']!r}: one of true, false, auto"
+            )
         return _work(call.verb.work)(call, log)
     except Exception as error:
         if not isinstance(error, Error | OSError) and call.globals["debug"]:

@@ -1,4 +1,5 @@
-"""Descriptors and pids that pass between us and our caller: what a container gets of ours, and who gets the container's."""
+"""Descriptors and pids that pass between us and our caller: what a container gets of ours, and who
+gets the container's."""
 
 from __future__ import annotations
 
@@ -28,14 +29,16 @@ def preserved(count: int) -> tuple[int, ...]:
 
 
 def activated() -> int:
-    """How many descriptors, from 3 up, a service manager gave to this process (sd_listen_fds(3)): what it inherited in its
-    environment from somebody who got some is not meant for it."""
+    """How many descriptors, from 3 up, a service manager gave to this process (sd_listen_fds(3)):
+    what it inherited in its environment from somebody who got some is not meant for it."""
     count = os.environ.get("LISTEN_FDS", "")
     ours = os.environ.get("LISTEN_PID", "") == str(os.getpid())
     return int(count) if ours and count.isascii() and count.isdigit() else 0
 
 
-def hand_out(options: dict[str, Any], made: ChildProcess | Created | Executed, detached: bool) -> None:
+def hand_out(
+    options: dict[str, Any], made: ChildProcess | Created | Executed, detached: bool
+) -> None:
     """Give the terminal, the pidfd and the pid to whoever asked for them, the pid last."""
     if made.console_fd is not None and detached:
         _send_descriptor(options["console_socket"], made.console_fd, b"/dev/ptmx")
@@ -49,7 +52,8 @@ def hand_out(options: dict[str, Any], made: ChildProcess | Created | Executed, d
 
 
 def _write_pid(path: str, pid: int) -> None:
-    """Whole and at once, by a rename; what is no file (`/dev/stdout`, `>(...)`, a FIFO) is written to. Raises OSError."""
+    """Whole and at once, by a rename; what is no file (`/dev/stdout`, `>(...)`, a FIFO) is written
+    to. Raises OSError."""
     text = str(pid).encode()
     if os.path.exists(path) and (not os.path.isfile(path) or path.startswith("/dev/")):
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -62,7 +66,8 @@ def _write_pid(path: str, pid: int) -> None:
 
 
 def _send_descriptor(path: str, descriptor: int, name: bytes) -> None:
-    """One message with the descriptor to a stream socket, whose path may be longer than an address takes."""
+    """One message with the descriptor to a stream socket, whose path may be longer than an address
+    takes."""
     import array
     from _socket import AF_UNIX, SCM_RIGHTS, SOCK_CLOEXEC, SOCK_STREAM, SOL_SOCKET, socket
 
@@ -81,7 +86,8 @@ def _send_descriptor(path: str, descriptor: int, name: bytes) -> None:
 
 
 def open_missing_stdio() -> None:
-    """Descriptors 0 to 2 that our caller closed become /dev/null, so that no file of ours takes their numbers."""
+    """Descriptors 0 to 2 that our caller closed become /dev/null, so that no file of ours takes
+    their numbers."""
     for number in range(3):
         try:
             os.fstat(number)

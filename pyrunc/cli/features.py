@@ -1,7 +1,8 @@
-"""The features object of runtime-spec features.md, from the tables that the runtime itself works with.
+"""The features object of runtime-spec features.md, from the tables that the runtime itself works
+with.
 
-Nothing is tried out and no state is needed: containerd and CRI-O ask at their start, possibly without privileges. What this
-build cannot do is said to be off, or left out.
+Nothing is tried out and no state is needed: containerd and CRI-O ask at their start, possibly
+without privileges. What this build cannot do is said to be off, or left out.
 """
 
 from __future__ import annotations
@@ -85,7 +86,10 @@ def _versions() -> dict[str, str]:
     import pyrunc
 
     # As runc calls it, for engines that ask before they offer checkpoints.
-    found = {"pyrunc.version": pyrunc.__version__, "org.opencontainers.runc.checkpoint.enabled": "true"}
+    found = {
+        "pyrunc.version": pyrunc.__version__,
+        "org.opencontainers.runc.checkpoint.enabled": "true",
+    }
     try:
         from pyrunc.kernel import seccomp
 

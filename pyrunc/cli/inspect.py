@@ -41,7 +41,12 @@ def list(call: Call, log: Log) -> int:
         print(jsontext.dumps(found or None))
     else:
         columns = ("id", "pid", "status", "bundle", "created", "owner")
-        _table([[name.upper() for name in columns], *([str(row[name]) for name in columns] for row in found)])
+        _table(
+            [
+                [name.upper() for name in columns],
+                *([str(row[name]) for name in columns] for row in found),
+            ]
+        )
     return 0
 
 
@@ -63,7 +68,8 @@ def ps(call: Call, log: Log) -> int:
 
 
 def _pids(state: State) -> Sequence[int]:
-    """Whoever is in the container's cgroup, also when its init has ended. Raises WrongState when it lives and has none."""
+    """Whoever is in the container's cgroup, also when its init has ended. Raises WrongState when it
+    lives and has none."""
     group = state.cgroup()
     if group is not None:
         return group.processes()
@@ -117,7 +123,8 @@ def duration_s(text: str) -> float:
 
 
 def features(call: Call, log: Log) -> int:
-    """`features`: compact JSON; reads nothing of the machine but what the kernel and libseccomp know."""
+    """`features`: compact JSON; reads nothing of the machine but what the kernel and libseccomp
+    know."""
     from pyrunc.cli.features import features as found
 
     print(jsontext.dumps(found()))

@@ -1,9 +1,10 @@
 """Messages of the command line: where they go and how they look, as callers expect them.
 
-containerd reads the last error line of a JSON log, podman the whole file as one object: so in that format there is exactly
-one line per failure and no warnings unless asked for. With a log file the error is printed plainly on stderr as well; the
-standard output of `create` belongs to the container. Kernel errors are worded as strerror has them, in lower case: podman
-and docker choose their exit codes by such words.
+containerd reads the last error line of a JSON log, podman the whole file as one object: so in that
+format there is exactly one line per failure and no warnings unless asked for. With a log file the
+error is printed plainly on stderr as well; the standard output of `create` belongs to the
+container. Kernel errors are worded as strerror has them, in lower case: podman and docker choose
+their exit codes by such words.
 """
 
 from __future__ import annotations
@@ -44,12 +45,16 @@ def one_line(text: str) -> str:
 
 
 class Log:
-    """`file`: path, or `file:PATH`; empty for stderr. `format`: text or json. `level`: empty for the format's default.
+    """`file`: path, or `file:PATH`; empty for stderr. `format`: text or json. `level`: empty for
+    the format's default.
 
-    Warnings go where errors go, also where that is a container's stderr; in JSON they have to be asked for.
+    Warnings go where errors go, also where that is a container's stderr; in JSON they have to be
+    asked for.
     """
 
-    def __init__(self, file: str = "", format: str = "text", level: str = "", debug: bool = False) -> None:
+    def __init__(
+        self, file: str = "", format: str = "text", level: str = "", debug: bool = False
+    ) -> None:
         if format not in ("text", "json", ""):
             raise InvalidArgument(f"invalid log-format: {format!r}")
         if level and level not in LEVELS:
@@ -68,7 +73,9 @@ class Log:
     @classmethod
     def of(cls, globals: dict[str, Any]) -> Log:
         """The log that the global options ask for."""
-        return cls(globals["log"] or "", globals["log_format"], globals["log_level"], globals["debug"])
+        return cls(
+            globals["log"] or "", globals["log_format"], globals["log_level"], globals["debug"]
+        )
 
     def error(self, message: str) -> None:
         """One line to the log; with a file also plainly to stderr."""
@@ -100,8 +107,8 @@ class Log:
 
 
 def _open(path: str) -> int:
-    """The log file, made when it is missing, on a number that is nobody's: not of stdio, which may be closed, and not one that
-    the caller hands through to the container. Raises OSError."""
+    """The log file, made when it is missing, on a number that is nobody's: not of stdio, which may
+    be closed, and not one that the caller hands through to the container. Raises OSError."""
     import fcntl
 
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_SYNC | os.O_CLOEXEC

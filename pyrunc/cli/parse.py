@@ -1,7 +1,8 @@
 """Command lines in the conventions of Go's flag package, which all callers of a runtime use. Pure.
 
-`-name` is `--name`; values come after `=` or as the next word, whatever it looks like; a flag may carry `=true`. Options stand
-before or after the arguments, except for verbs whose arguments are another command line; `--` ends them.
+`-name` is `--name`; values come after `=` or as the next word, whatever it looks like; a flag may
+carry `=true`. Options stand before or after the arguments, except for verbs whose arguments are
+another command line; `--` ends them.
 """
 
 from __future__ import annotations
@@ -18,19 +19,28 @@ TRUE, FALSE = ("1", "t", "T", "true", "TRUE", "True"), ("0", "f", "F", "false", 
 
 
 class Call:
-    """A parsed command line. `verb` is None when none was given; keys are the options' long names with underscores."""
+    """A parsed command line. `verb` is None when none was given; keys are the options' long names
+    with underscores."""
 
     __slots__ = ("arguments", "globals", "help", "options", "verb")
 
     def __init__(
-        self, globals: dict[str, Any], verb: Verb | None, options: dict[str, Any], arguments: list[str]
+        self,
+        globals: dict[str, Any],
+        verb: Verb | None,
+        options: dict[str, Any],
+        arguments: list[str],
     ) -> None:
-        self.globals, self.verb, self.options, self.arguments = globals, verb, options, arguments
+        self.globals = globals
+        self.verb = verb
+        self.options = options
+        self.arguments = arguments
         self.help = bool(globals["help"] or options.get("help"))
 
 
 class Misuse(InvalidArgument):
-    """The command line is wrong; `verb` is where (None: before one was named). `globals`: the options before the verb."""
+    """The command line is wrong; `verb` is where (None: before one was named). `globals`: the
+    options before the verb."""
 
     def __init__(self, message: str, verb: Verb | None = None) -> None:
         super().__init__(message)
@@ -107,7 +117,9 @@ def _options(
     return values, rest
 
 
-def _store(values: dict[str, Any], option: Option, name: str, value: str, verb: Verb | None) -> None:
+def _store(
+    values: dict[str, Any], option: Option, name: str, value: str, verb: Verb | None
+) -> None:
     if option.kind in (FLAG, TRISTATE):
         if value not in TRUE + FALSE:
             raise Misuse(f"invalid boolean value {value!r} for -{name}", verb)

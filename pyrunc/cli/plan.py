@@ -1,4 +1,5 @@
-"""Verbs about the plan of a bundle: `plan`, the difference of two, and `why`: where its lines come from."""
+"""Verbs about the plan of a bundle: `plan`, the difference of two, and `why`: where its lines come
+from."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ COLOURS = {"-": "\x1b[31m", "+": "\x1b[32m", "@": "\x1b[36m"}
 
 
 def plan(call: Call, log: Log) -> int:
-    """`plan [BUNDLE]`: what `create` would do in it, one line per operation; as JSON, a list of these lines.
+    """`plan [BUNDLE]`: what `create` would do in it, one line per operation; as JSON, a list of
+    these lines.
 
     `plan --diff BUNDLE OTHER`: what is different, as diff(1) -u writes it.
     """
@@ -29,7 +31,9 @@ def plan(call: Call, log: Log) -> int:
     from pyrunc.plan.show import numbered, show
 
     if call.options["format"] not in ("text", "json"):
-        raise InvalidArgument(f"invalid format option {call.options['format']!r}: one of text, json")
+        raise InvalidArgument(
+            f"invalid format option {call.options['format']!r}: one of text, json"
+        )
     if call.options["diff"]:
         return _diff(call.arguments, call.options["format"] == "json" or call.options["json"])
     if len(call.arguments) > 1:
@@ -62,7 +66,8 @@ def of_bundle(bundle: Bundle) -> Plan:
 
 
 def _diff(folders: Sequence[str], as_json: bool) -> int:
-    """Lines are compared without their numbers: one more at the beginning is one line of difference."""
+    """Lines are compared without their numbers: one more at the beginning is one line of
+    difference."""
     import difflib
 
     from pyrunc.container import bundle as bundles

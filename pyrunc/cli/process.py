@@ -1,4 +1,5 @@
-"""The process that `exec` is asked to run: from a file, or from the container's own with what the options change."""
+"""The process that `exec` is asked to run: from a file, or from the container's own with what the
+options change."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ def asked(base: dict[str, Any], options: dict[str, Any], command: Sequence[str])
     if options["cwd"]:
         process["cwd"] = options["cwd"]
     if options["user"] or options["additional_gids"]:
-        process["user"] = _user(base.get("user") or {}, options["user"] or "", options["additional_gids"])
+        process["user"] = _user(
+            base.get("user") or {}, options["user"] or "", options["additional_gids"]
+        )
     if options["cap"]:
         process["capabilities"] = _more_capabilities(base.get("capabilities") or {}, options["cap"])
     if options["no_new_privs"] is not None:
@@ -36,7 +39,8 @@ def asked(base: dict[str, Any], options: dict[str, Any], command: Sequence[str])
 
 
 def from_file(path: str, text: bytes) -> dict[str, Any]:
-    """The OCI process object that `text`, the content of `path`, holds. Raises InvalidArgument, InvalidSpec."""
+    """The OCI process object that `text`, the content of `path`, holds. Raises InvalidArgument,
+    InvalidSpec."""
     try:
         process = jsontext.loads(text)
     except ValueError as error:
@@ -47,7 +51,8 @@ def from_file(path: str, text: bytes) -> dict[str, Any]:
 
 
 def _user(base: dict[str, Any], text: str, groups: Sequence[str]) -> dict[str, Any]:
-    """`UID` or `UID:GID`, whole numbers and nothing else (CVE-2026-30892: a half-read number is somebody else)."""
+    """`UID` or `UID:GID`, whole numbers and nothing else (CVE-2026-30892: a half-read number is
+    somebody else)."""
     user = dict(base)
     if text:
         uid, colon, gid = text.partition(":")
@@ -55,7 +60,10 @@ def _user(base: dict[str, Any], text: str, groups: Sequence[str]) -> dict[str, A
         if colon:
             user["gid"] = _id(gid, text)
     if groups:
-        user["additionalGids"] = [*(base.get("additionalGids") or []), *(_id(gid, gid) for gid in groups)]
+        user["additionalGids"] = [
+            *(base.get("additionalGids") or []),
+            *(_id(gid, gid) for gid in groups),
+        ]
     return user
 
 
@@ -66,6 +74,10 @@ def _id(digits: str, text: str) -> int:
 
 
 def _more_capabilities(base: dict[str, Any], added: Sequence[str]) -> dict[str, Any]:
-    """Into bounding, effective and permitted; into ambient only when the container has inheritable ones (CVE-2022-29162)."""
+    """Into bounding, effective and permitted; into ambient only when the container has inheritable
+    ones (CVE-2022-29162)."""
     sets = ["bounding", "effective", "permitted"] + ["ambient"] * bool(base.get("inheritable"))
-    return {**base, **{name: list(dict.fromkeys([*(base.get(name) or []), *added])) for name in sets}}
+    return {
+        **base,
+        **{name: list(dict.fromkeys([*(base.get(name) or []), *added])) for name in sets},
+    }

@@ -8,7 +8,8 @@ if TYPE_CHECKING:
 
 
 def for_an_ordinary_user(document: dict[str, Any], uid: int, gid: int) -> dict[str, Any]:
-    """A user namespace with one id, the host's network, /sys as a bind, no limits and no other owners."""
+    """A user namespace with one id, the host's network, /sys as a bind, no limits and no other
+    owners."""
     linux = document["linux"]
     linux["namespaces"] = [item for item in linux["namespaces"] if item["type"] != "network"] + [
         {"type": "user"}
@@ -24,5 +25,7 @@ def _mount(mount: dict[str, Any]) -> dict[str, Any]:
     if mount["destination"] == "/sys":
         options = ["rbind", "nosuid", "noexec", "nodev", "ro"]
         return {"destination": "/sys", "type": "none", "source": "/sys", "options": options}
-    options = [option for option in mount.get("options", []) if not option.startswith(("gid=", "uid="))]
+    options = [
+        option for option in mount.get("options", []) if not option.startswith(("gid=", "uid="))
+    ]
     return {**mount, "options": options}

@@ -1,7 +1,8 @@
-"""Verbs and options, once: what the fast parser accepts, what click shows, and which function does the work.
+"""Verbs and options, once: what the fast parser accepts, what click shows, and which function does
+the work.
 
-Names and meanings are runc's where runc has them, because containerd, podman and CRI-O type them; crun's additions that
-podman uses are here as well. `fast` verbs never load click.
+Names and meanings are runc's where runc has them, because containerd, podman and CRI-O type them;
+crun's additions that podman uses are here as well. `fast` verbs never load click.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ FLAG, TRISTATE, TEXT, NUMBER, LIST = "flag", "tristate", "text", "number", "list
 
 
 class Option:
-    """`names`: the long one first, then its short form. `kind`: FLAG, TRISTATE (a flag, None without it), TEXT, NUMBER (int), LIST
-    (may be given repeatedly)."""
+    """`names`: the long one first, then its short form. `kind`: FLAG, TRISTATE (a flag, None
+    without it), TEXT, NUMBER (int), LIST (may be given repeatedly)."""
 
     __slots__ = ("choices", "default", "help", "kind", "metavar", "names")
 
@@ -26,7 +27,10 @@ class Option:
         choices: tuple[str, ...] = (),
     ) -> None:
         self.names = tuple(names.split())
-        self.kind, self.help, self.metavar, self.choices = kind, help, metavar, choices
+        self.kind = kind
+        self.help = help
+        self.metavar = metavar
+        self.choices = choices
         self.default = default if default is not None else {FLAG: False, LIST: ()}.get(kind)
 
     @property
@@ -36,9 +40,11 @@ class Option:
 
 
 class Verb:
-    """`work` is `module:function`; `arguments` are named, the last with `...` for any number; `least` is how many must come.
+    """`work` is `module:function`; `arguments` are named, the last with `...` for any number;
+    `least` is how many must come.
 
-    `leading`: options end at the first argument, because what follows is another program's command line.
+    `leading`: options end at the first argument, because what follows is another program's command
+    line.
     """
 
     __slots__ = ("arguments", "fast", "help", "leading", "least", "name", "options", "work")
@@ -55,14 +61,20 @@ class Verb:
         leading: bool = False,
         fast: bool = True,
     ) -> None:
-        self.name, self.help, self.work, self.arguments, self.options = name, help, work, arguments, options
+        self.name = name
+        self.help = help
+        self.work = work
+        self.arguments = arguments
+        self.options = options
         self.least = len(arguments) if least is None else least
         self.leading, self.fast = leading, fast
 
     @property
     def most(self) -> int | None:
         """How many arguments there may be; None for any number."""
-        return None if self.arguments and self.arguments[-1].endswith("...") else len(self.arguments)
+        return (
+            None if self.arguments and self.arguments[-1].endswith("...") else len(self.arguments)
+        )
 
 
 GLOBAL = (
@@ -87,15 +99,28 @@ GLOBAL = (
 HELP = Option("help h", FLAG, "print this help")
 
 _CREATE = (
-    Option("bundle b", TEXT, "folder with config.json and the root filesystem", default=".", metavar="DIR"),
-    Option("config f", TEXT, "the configuration, when it is not the bundle's config.json", metavar="FILE"),
+    Option(
+        "bundle b",
+        TEXT,
+        "folder with config.json and the root filesystem",
+        default=".",
+        metavar="DIR",
+    ),
+    Option(
+        "config f",
+        TEXT,
+        "the configuration, when it is not the bundle's config.json",
+        metavar="FILE",
+    ),
     Option("console-socket", TEXT, "unix socket that gets the terminal's master", metavar="SOCKET"),
     Option("pidfd-socket", TEXT, "unix socket that gets a pidfd of init", metavar="SOCKET"),
     Option("pid-file", TEXT, "write init's pid there", metavar="FILE"),
     Option("no-subreaper", FLAG, "do not become a subreaper"),
     Option("no-pivot", FLAG, "chroot instead of pivot_root (root on a ramdisk)"),
     Option("no-new-keyring", FLAG, "keep the caller's session keyring"),
-    Option("preserve-fds", NUMBER, "pass that many more descriptors, from 3 up", default=0, metavar="N"),
+    Option(
+        "preserve-fds", NUMBER, "pass that many more descriptors, from 3 up", default=0, metavar="N"
+    ),
     Option("trace", TEXT, "write there how long each operation of the plan took", metavar="FILE"),
 )
 _RESOURCES = (
@@ -138,7 +163,10 @@ VERBS: dict[str, Verb] = {
     verb.name: verb
     for verb in (
         Verb(
-            "create", "make a container and leave it waiting for start", "container:create", options=_CREATE
+            "create",
+            "make a container and leave it waiting for start",
+            "container:create",
+            options=_CREATE,
         ),
         Verb("start", "run the program of a created container", "container:start"),
         Verb(
@@ -159,7 +187,11 @@ VERBS: dict[str, Verb] = {
             ("ID", "SIGNAL"),
             (
                 Option("all a", FLAG, "to all its processes"),
-                Option("regex r", FLAG, "ID is a regular expression: to every container that it matches"),
+                Option(
+                    "regex r",
+                    FLAG,
+                    "ID is a regular expression: to every container that it matches",
+                ),
             ),
             least=1,
             leading=True,
@@ -170,7 +202,9 @@ VERBS: dict[str, Verb] = {
             "container:delete",
             options=(
                 Option("force f", FLAG, "also one that runs, and none at all"),
-                Option("regex r", FLAG, "ID is a regular expression: every container that it matches"),
+                Option(
+                    "regex r", FLAG, "ID is a regular expression: every container that it matches"
+                ),
             ),
         ),
         Verb(
@@ -181,7 +215,10 @@ VERBS: dict[str, Verb] = {
             (
                 Option("process p", TEXT, "the process as JSON", metavar="FILE"),
                 Option(
-                    "console-socket", TEXT, "unix socket that gets the terminal's master", metavar="SOCKET"
+                    "console-socket",
+                    TEXT,
+                    "unix socket that gets the terminal's master",
+                    metavar="SOCKET",
                 ),
                 Option("pidfd-socket", TEXT, "unix socket that gets a pidfd", metavar="SOCKET"),
                 Option("pid-file", TEXT, "write the pid there", metavar="FILE"),
@@ -192,7 +229,11 @@ VERBS: dict[str, Verb] = {
                 Option("user u", TEXT, "UID or UID:GID"),
                 Option("additional-gids g", LIST, "one more group", metavar="GID"),
                 Option("cap c", LIST, "one more capability"),
-                Option("no-new-privs", TRISTATE, "no new privileges by execve; =false: as much as without"),
+                Option(
+                    "no-new-privs",
+                    TRISTATE,
+                    "no new privileges by execve; =false: as much as without",
+                ),
                 Option("apparmor", TEXT, "AppArmor profile"),
                 Option("process-label", TEXT, "SELinux label"),
                 Option(
@@ -238,7 +279,12 @@ VERBS: dict[str, Verb] = {
                 *_IMAGES,
                 Option("leave-running", FLAG, "let it run on"),
                 Option("pre-dump", FLAG, "memory only, and let it run on"),
-                Option("parent-path", TEXT, "an earlier pre-dump, relative to the images", metavar="DIR"),
+                Option(
+                    "parent-path",
+                    TEXT,
+                    "an earlier pre-dump, relative to the images",
+                    metavar="DIR",
+                ),
                 Option("page-server", TEXT, "send memory there", metavar="ADDRESS:PORT"),
                 Option(
                     "status-fd",
@@ -264,14 +310,21 @@ VERBS: dict[str, Verb] = {
                 ),
                 Option("detach d", FLAG, "return when it runs"),
                 Option(
-                    "console-socket", TEXT, "unix socket that gets the terminal's master", metavar="SOCKET"
+                    "console-socket",
+                    TEXT,
+                    "unix socket that gets the terminal's master",
+                    metavar="SOCKET",
                 ),
-                Option("pidfd-socket", TEXT, "unix socket that gets a pidfd of init", metavar="SOCKET"),
+                Option(
+                    "pidfd-socket", TEXT, "unix socket that gets a pidfd of init", metavar="SOCKET"
+                ),
                 Option("pid-file", TEXT, "write init's pid there", metavar="FILE"),
                 Option("no-subreaper", FLAG, "do not become a subreaper"),
                 Option("no-pivot", FLAG, "has no effect"),
                 Option("tcp-close", FLAG, "close TCP connections instead of restoring them"),
-                Option("lsm-profile", TEXT, "apparmor:PROFILE or selinux:LABEL", metavar="TYPE:NAME"),
+                Option(
+                    "lsm-profile", TEXT, "apparmor:PROFILE or selinux:LABEL", metavar="TYPE:NAME"
+                ),
                 Option("lsm-mount-context", TEXT, "SELinux context of mounts", metavar="CONTEXT"),
             ),
         ),
@@ -295,7 +348,9 @@ VERBS: dict[str, Verb] = {
             (
                 Option("format f", TEXT, "text or json", default="text"),
                 Option("json", FLAG, "the same as --format json"),
-                Option("diff", FLAG, "what OTHER does differently; the exit code is 1 when it does"),
+                Option(
+                    "diff", FLAG, "what OTHER does differently; the exit code is 1 when it does"
+                ),
             ),
             least=0,
             fast=False,
@@ -316,7 +371,9 @@ VERBS: dict[str, Verb] = {
             (),
             (
                 Option("bundle b", TEXT, "folder to write it to", default=".", metavar="DIR"),
-                Option("file f", TEXT, "the file's name, when it is not config.json", metavar="FILE"),
+                Option(
+                    "file f", TEXT, "the file's name, when it is not config.json", metavar="FILE"
+                ),
                 Option("rootless", FLAG, "for a user without privileges"),
             ),
             fast=False,

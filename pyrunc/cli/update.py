@@ -42,7 +42,9 @@ def update(call: Call, log: Log) -> int:
     from pyrunc.container import update as limits
 
     resources = (
-        _read(call.options["resources"]) if call.options["resources"] else limits.from_options(call.options)
+        _read(call.options["resources"])
+        if call.options["resources"]
+        else limits.from_options(call.options)
     )
     state = states.find(states.root_of(call.globals["root"]), call.arguments[0])
     with states.Lock(state):

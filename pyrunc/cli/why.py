@@ -1,8 +1,10 @@
-"""Which lines of config.json an operation of the plan comes from: those without which it would not be there.
+"""Which lines of config.json an operation of the plan comes from: those without which it would not
+be there.
 
-Each part of the document is left out in turn and the plan made again: what is gone from it, came from that part. So nothing in
-the plan needs to remember where it came from, and what is said holds by construction. What cannot be left out is entered, and
-a value that cannot is changed. An item of a list, such as a mount, is one thing.
+Each part of the document is left out in turn and the plan made again: what is gone from it, came
+from that part. So nothing in the plan needs to remember where it came from, and what is said holds
+by construction. What cannot be left out is entered, and a value that cannot is changed. An item of
+a list, such as a mount, is one thing.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from pyrunc.spec.check import check
 from pyrunc.spec.parse import parse
 
 Path = tuple[str | int, ...]
-# Parts that are one thing: what is in them says nothing about operations, and there may be thousands.
+# Parts that are one thing: what is in them says nothing about operations, and there may be
+# thousands.
 WHOLE = {("linux", "seccomp"), ("process", "env"), ("process", "args"), ("annotations",)}
 NOT_TRIED = {("ociVersion",)}
 PARTS_LIMIT = 1000
@@ -51,7 +54,9 @@ class Row:
 
 def causes(bundle: Bundle) -> list[Row]:
     """Every line of a bundle's plan. Raises what a plan raises, InvalidSpec."""
-    with open(os.path.join(bundle.folder, states.CONFIG), encoding="utf-8", errors="surrogateescape") as file:
+    with open(
+        os.path.join(bundle.folder, states.CONFIG), encoding="utf-8", errors="surrogateescape"
+    ) as file:
         lines = places(file.read())
     rows = [Row(number, text) for number, text in numbered(of_bundle(bundle))]
     found: dict[str, set[Path]] = {row.text: set() for row in rows}
@@ -83,7 +88,9 @@ def _children(document: Any, path: Path) -> list[Path]:
     value = document
     for key in path:
         value = value[key]
-    keys: Any = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    keys: Any = (
+        value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    )
     return [(*path, key) for key in keys]
 
 
@@ -115,7 +122,8 @@ def _without(bundle: Bundle, path: Path, whole: Counter[str], *, change: bool) -
 
 
 def _other(value: Any) -> Any:
-    """A value like this one; None for what is no single value and for switches, whose default is their other value."""
+    """A value like this one; None for what is no single value and for switches, whose default is
+    their other value."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
@@ -166,7 +174,8 @@ def _line(ends: list[int], at: int) -> int:
 
 
 def _positions(text: str) -> Iterator[tuple[Path, int]]:
-    """Path and offset of each value; of a member of an object where its name begins. Iterative: texts may be deep."""
+    """Path and offset of each value; of a member of an object where its name begins. Iterative:
+    texts may be deep."""
     decoder = json.JSONDecoder()
     at = _skip(text, 0)
     open_parts: list[list[Any]] = []  # [kind, path, number of the next item]

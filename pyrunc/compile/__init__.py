@@ -1,1 +1,2 @@
-"""What looks at the host: descriptors, sources, the root's content, id maps, facts of the machine; the impure front half."""
+"""What looks at the host: descriptors, sources, the root's content, id maps, facts of the machine;
+the impure front half."""

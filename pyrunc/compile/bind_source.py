@@ -1,7 +1,8 @@
 """Opens the source of a bind on the host, once, as an O_PATH descriptor, and looks at what it is.
 
-The command line opens its sources itself. A server opens them for its shims, in a thread that can be given up: storage such as
-FUSE or NFS may never answer, and fstat(2) of an open descriptor asks it again.
+The command line opens its sources itself. A server opens them for its shims, in a thread that can
+be given up: storage such as FUSE or NFS may never answer, and fstat(2) of an open descriptor asks
+it again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from pyrunc.plan.model import LINK_CAME
 
 
 def open_source(source: str, destination: str, *, links: bool) -> int:
-    """O_PATH of a bind's source. Without `links` a link in its path is an error. Raises KernelError."""
+    """O_PATH of a bind's source. Without `links` a link in its path is an error. Raises
+    KernelError."""
     number = 0
     for flags in (O_PATH | O_DIRECTORY, O_PATH):  # the first mounts what is automounted there
         try:
@@ -29,12 +31,14 @@ def open_source(source: str, destination: str, *, links: bool) -> int:
             number = error.errno or 0
             if number != ENOTDIR:
                 break
-    raise bind_failed(source, destination, number, LINK_CAME if number == ELOOP and not links else "")
+    raise bind_failed(
+        source, destination, number, LINK_CAME if number == ELOOP and not links else ""
+    )
 
 
 def look_at(number: int, path: str = "") -> BindSource:
-    """What an open descriptor shows. `path`: the real one, where it is known. May hang as long as the storage does. Raises
-    OSError."""
+    """What an open descriptor shows. `path`: the real one, where it is known. May hang as long as
+    the storage does. Raises OSError."""
     status, own = os.fstat(number), os.stat("/")
     return BindSource(
         path or os.readlink(f"/proc/self/fd/{number}"),

@@ -1,9 +1,10 @@
-"""A container's request becomes a launch: what it needs from outside is opened, its files are looked at, its cgroup is made, its
-plan built and lowered. Nothing of the container runs yet.
+"""A container's request becomes a launch: what it needs from outside is opened, its files are
+looked at, its cgroup is made, its plan built and lowered. Nothing of the container runs yet.
 
-Everything that the container needs from outside is a descriptor made here: the root as a detached mount, clones of bind
-sources, namespaces, the cgroup. Nothing is mounted on the host. Who compiles need not be who launches: what only the launcher
-has, stdio and what it pins for a pod, is named and added there.
+Everything that the container needs from outside is a descriptor made here: the root as a detached
+mount, clones of bind sources, namespaces, the cgroup. Nothing is mounted on the host. Who compiles
+need not be who launches: what only the launcher has, stdio and what it pins for a pod, is named and
+added there.
 """
 
 from __future__ import annotations
@@ -58,18 +59,21 @@ _NO_SOURCES: Mapping[str, BindSource] = {}
 class CreateRequest(Value):
     """What a container is made from.
 
-    `stdio` stay the caller's. `mount_fds`: a mount whose source is `pyrunc:NAME` is a clone of that detached mount.
-    `pinned`: names of those that whoever launches adds (`Launch.pinned`); `stdio` None: so are the pipes, and `nulls` says which
-    of them will be null devices. `sources`: what the caller knows of binds' sources, by their paths in `spec`, and `source_fds`, O_PATH, which
-    stay its own: their paths are not looked up again. Those of binds that the container's process makes need no descriptor.
-    `start_immediately`: return when the program was executed; else it waits on `<state_dir>/start.sock`. `record`: puts the process
-    into the container's state on disk as soon as it exists. `attached`: see `plan.parent.Parent`. `preserve_fds`: numbers of the
-    caller that become 3, 4, …. `cgroup` None: stay in the caller's; `made_cgroup`: it exists. `mount_namespace`: path of the one to which a `holder` attached
-    the mounts of `mount_fds`, for kernels that cannot clone them detached. `images`: mounts of images that the caller holds, by the
-    paths of their indexes; `image_volumes`: what `pyrunc:NAME` as the source of a bind means. `pivot` False: the root covers the
-    host's, `keep_groups`: the caller's groups stay, see `plan.build`.
-    `trace`: called with the plan and its times (`launch.run.launch_steps`). `timed`: the program tells when each operation is
-    done.
+    `stdio` stay the caller's. `mount_fds`: a mount whose source is `pyrunc:NAME` is a clone of that
+    detached mount. `pinned`: names of those that whoever launches adds (`Launch.pinned`); `stdio`
+    None: so are the pipes, and `nulls` says which of them will be null devices. `sources`: what the
+    caller knows of binds' sources, by their paths in `spec`, and `source_fds`, O_PATH, which stay
+    its own: their paths are not looked up again. Those of binds that the container's process makes
+    need no descriptor. `start_immediately`: return when the program was executed; else it waits on
+    `<state_dir>/start.sock`. `record`: puts the process into the container's state on disk as soon
+    as it exists. `attached`: see `plan.parent.Parent`. `preserve_fds`: numbers of the caller that
+    become 3, 4, …. `cgroup` None: stay in the caller's; `made_cgroup`: it exists.
+    `mount_namespace`: path of the one to which a `holder` attached the mounts of `mount_fds`, for
+    kernels that cannot clone them detached. `images`: mounts of images that the caller holds, by
+    the paths of their indexes; `image_volumes`: what `pyrunc:NAME` as the source of a bind means.
+    `pivot` False: the root covers the host's, `keep_groups`: the caller's groups stay, see
+    `plan.build`. `trace`: called with the plan and its times (`launch.run.launch_steps`). `timed`:
+    the program tells when each operation is done.
     """
 
     id: str
@@ -112,8 +116,8 @@ class Compiled(Value):
 def compile_container(
     request: CreateRequest, descriptors: Descriptors, undo: Undo, parts: Parts | None = None
 ) -> Compiled:
-    """The launch of the container's first process. Its descriptors belong to `descriptors`, what else is made (cgroup, start
-    socket) is pushed on `undo`. Raises InvalidSpec, KernelError.
+    """The launch of the container's first process. Its descriptors belong to `descriptors`, what
+    else is made (cgroup, start socket) is pushed on `undo`. Raises InvalidSpec, KernelError.
     """
     parts = parts or Parts()
     check(request.spec)
@@ -188,7 +192,8 @@ def _look(request: CreateRequest, descriptors: Descriptors) -> Findings:
 
 
 def preview(request: CreateRequest) -> Plan:
-    """The plan that would be carried out now. Nothing is made: the detached mounts that are looked at go away again."""
+    """The plan that would be carried out now. Nothing is made: the detached mounts that are looked
+    at go away again."""
     check(request.spec)
     with Descriptors() as descriptors:
         request = _with_namespaces(request, descriptors)
@@ -239,7 +244,8 @@ def _plan(
 
 
 def _with_namespaces(request: CreateRequest, descriptors: Descriptors) -> CreateRequest:
-    """Open the namespaces that are joined; the request with the id maps that a joined user namespace really has."""
+    """Open the namespaces that are joined; the request with the id maps that a joined user
+    namespace really has."""
     spec = request.spec
     open_namespaces(spec.linux, descriptors)
     refuse_settings_of_the_host(spec, descriptors)
@@ -256,9 +262,12 @@ def _with_namespaces(request: CreateRequest, descriptors: Descriptors) -> Create
 
 
 def _hook_folder(request: CreateRequest) -> str:
-    """Where createContainer hooks find the container's root: the bundle's folder of it, which must exist."""
+    """Where createContainer hooks find the container's root: the bundle's folder of it, which must
+    exist."""
     root = request.spec.root
     path = os.path.abspath(os.path.join(request.bundle, root.path if root else ""))
     if not os.path.isdir(path):
-        raise InvalidSpec("hooks.createContainer", f"need root.path to be a directory, {path} is none")
+        raise InvalidSpec(
+            "hooks.createContainer", f"need root.path to be a directory, {path} is none"
+        )
     return path

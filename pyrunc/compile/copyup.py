@@ -23,7 +23,8 @@ _CHUNK_BYTES = 1 << 30
 
 
 def open_copy(mount: Mount, root: int) -> int:
-    """The detached tmpfs of `mount` with what is at its destination beneath `root`. KernelError, also when it is too small."""
+    """The detached tmpfs of `mount` with what is at its destination beneath `root`. KernelError,
+    also when it is too small."""
     options = list(Options(mount.options).data)
     try:
         source = open_in_root(root, normal(mount.destination), _FOLDER & ~os.O_NOFOLLOW)
@@ -57,7 +58,8 @@ def _copy(source: int, target: int) -> None:
             os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
         elif S_ISDIR(status.st_mode):
             os.mkdir(name, 0o700, dir_fd=target)
-            below, copy = os.open(name, _FOLDER, dir_fd=source), os.open(name, _FOLDER, dir_fd=target)
+            below = os.open(name, _FOLDER, dir_fd=source)
+            copy = os.open(name, _FOLDER, dir_fd=target)
             try:
                 _copy(below, copy)
             finally:
@@ -73,7 +75,9 @@ def _copy(source: int, target: int) -> None:
 def _copy_file(source: int, target: int, name: str) -> None:
     reading = open_regular_at(source, name)
     try:
-        writing = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=target)
+        writing = os.open(
+            name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=target
+        )
         try:
             while os.sendfile(writing, reading, None, _CHUNK_BYTES):
                 pass
@@ -97,4 +101,6 @@ def _take_over(status: os.stat_result, target: int, name: str) -> None:
             raise
     if not S_ISLNK(status.st_mode):
         os.chmod(name, status.st_mode & 0o7777, dir_fd=target)
-    os.utime(name, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=target, follow_symlinks=False)
+    os.utime(
+        name, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=target, follow_symlinks=False
+    )

@@ -1,6 +1,8 @@
-"""Named descriptors that a program inherits, and those that do not come from its files: namespaces, cgroup, start socket.
+"""Named descriptors that a program inherits, and those that do not come from its files: namespaces,
+cgroup, start socket.
 
-Whoever makes a container or a pod's holder opens them here, with the runtime's rights and in its namespaces.
+Whoever makes a container or a pod's holder opens them here, with the runtime's rights and in its
+namespaces.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ class Descriptors:
 
 
 def open_namespaces(linux: Linux, descriptors: Descriptors) -> None:
-    """The namespaces that are given by path, each checked to be of its kind; not those that come later."""
+    """The namespaces that are given by path, each checked to be of its kind; not those that come
+    later."""
     for entry in linux.namespaces:
         if entry.path and not entry.path.startswith(PINNED):
             number = open_namespace(entry.path, KERNEL_NAMES[entry.type])
@@ -71,7 +74,8 @@ def open_namespaces(linux: Linux, descriptors: Descriptors) -> None:
 
 
 def refuse_settings_of_the_host(spec: Spec, descriptors: Descriptors) -> None:
-    """A namespace that is joined may be the host's own: then its names, settings and links are too. Raises InvalidSpec."""
+    """A namespace that is joined may be the host's own: then its names, settings and links are too.
+    Raises InvalidSpec."""
     for kind, path in settings_by_namespace(spec).items():
         joined = descriptors.numbers.get(f"namespace:{kind}")
         if joined is None:
@@ -91,8 +95,8 @@ def open_cgroup(
     *,
     made: Cgroup | None = None,
 ) -> tuple[Cgroup | None, list[str]]:
-    """The container's cgroup with its limits in force before the first process enters: clone puts it in. `made`: it exists already,
-    and stays when the work is undone."""
+    """The container's cgroup with its limits in force before the first process enters: clone puts
+    it in. `made`: it exists already, and stays when the work is undone."""
     if choice is None:
         return None, []
     from pyrunc.cgroups.naming import place
@@ -108,8 +112,9 @@ def open_cgroup(
 
 
 def filter_devices(cgroup: Cgroup, linux: Linux) -> None:
-    """Put the device rules on the cgroup. Without rules all but the default nodes are refused: else CAP_MKNOD would open the host's
-    disks. Where our root is only a user namespace's, bpf(2) is forbidden, and so is making devices."""
+    """Put the device rules on the cgroup. Without rules all but the default nodes are refused: else
+    CAP_MKNOD would open the host's disks. Where our root is only a user namespace's, bpf(2) is
+    forbidden, and so is making devices."""
     rules = (linux.resources or {}).get("devices") or ()
     try:
         cgroup.set_devices(rules)
@@ -119,7 +124,8 @@ def filter_devices(cgroup: Cgroup, linux: Linux) -> None:
 
 
 def open_start_socket(state_dir: str, undo: Undo) -> int:
-    """The listening socket on which the container waits for `start`; paths may be longer than an address."""
+    """The listening socket on which the container waits for `start`; paths may be longer than an
+    address."""
     folder = os.open(state_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         listening = _Socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)

@@ -1,7 +1,8 @@
-"""A process that enters a container becomes a launch: what the request does not say is taken from the container's configuration.
+"""A process that enters a container becomes a launch: what the request does not say is taken from
+the container's configuration.
 
-The launcher joins the namespaces of the container's first process by its pidfd, all at once, and clones; what follows is the
-identity half of a start.
+The launcher joins the namespaces of the container's first process by its pidfd, all at once, and
+clones; what follows is the identity half of a start.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ if TYPE_CHECKING:
 
 
 class ExecRequest(Value):
-    """What a process is made from that enters a container: the container's first process and configuration, and what is to run (see
-    `merged`).
+    """What a process is made from that enters a container: the container's first process and
+    configuration, and what is to run (see `merged`).
 
-    `pidfd` -1: whoever launches adds it, as the descriptor `container`. `cgroup` None: stay in the caller's. `stdio` stay the
-    caller's and are not used with a terminal. `id` and `bundle` are what a seccomp agent is told; `id` names the group of intelRdt
-    too. `attached`: see `plan.parent.Parent`. `timed`: the program tells when each operation is done.
+    `pidfd` -1: whoever launches adds it, as the descriptor `container`. `cgroup` None: stay in the
+    caller's. `stdio` stay the caller's and are not used with a terminal. `id` and `bundle` are what
+    a seccomp agent is told; `id` names the group of intelRdt too. `attached`: see
+    `plan.parent.Parent`. `timed`: the program tells when each operation is done.
     """
 
     pid: int
@@ -56,9 +58,11 @@ class ExecRequest(Value):
 
 
 def merged(spec: Spec, asked: dict[str, Any]) -> Process:
-    """An OCI process object, with what it does not name taken from the container's. Raises InvalidSpec.
+    """An OCI process object, with what it does not name taken from the container's. Raises
+    InvalidSpec.
 
-    Never inherited: the terminal. The umask follows the container's unless the object's user has one.
+    Never inherited: the terminal. The umask follows the container's unless the object's user has
+    one.
     """
     process, base = parse_process(asked), spec.process
     if base is None:
@@ -90,7 +94,8 @@ _INHERITED = (
 
 
 def compile_exec(request: ExecRequest, descriptors: Descriptors) -> Compiled:
-    """The launch of the process. Raises InvalidSpec, KernelError; WrongState when the container's group is gone."""
+    """The launch of the process. Raises InvalidSpec, KernelError; WrongState when the container's
+    group is gone."""
     spec, process = request.spec, request.process
     check_process(process)
     load_filter = compiled_filter(spec.linux.seccomp, request.seccomp_store)
@@ -136,7 +141,8 @@ def compile_exec(request: ExecRequest, descriptors: Descriptors) -> Compiled:
 
 
 def _with_maps(spec: Spec, pid: int) -> Spec:
-    """A configuration that only names its user namespace does not say its maps; the container's process does."""
+    """A configuration that only names its user namespace does not say its maps; the container's
+    process does."""
     linux = spec.linux
     if linux.namespace("user") is None or linux.uid_mappings:
         return spec

@@ -65,7 +65,8 @@ def _cgroup_root() -> str:
 
 
 def _cgroup_options() -> tuple[str, ...]:
-    # All mounts of the v2 tree show one superblock, and the first comes early: a node's other mounts are those of its pods.
+    # All mounts of the v2 tree show one superblock, and the first comes early: a node's other
+    # mounts are those of its pods.
     superblocks = (mount.superblock for mount in mount_points() if mount.kind == "cgroup2")
     return tuple(word for word in next(superblocks, ()) if word not in ("rw", "ro"))
 
@@ -82,7 +83,8 @@ def _read(path: str) -> bytes:
 
 
 def _clones_detached(capabilities: int) -> bool:
-    """Whether open_tree can clone a mount that is attached nowhere (Linux 6.15); no, where we may not make mounts at all.
+    """Whether open_tree can clone a mount that is attached nowhere (Linux 6.15); no, where we may
+    not make mounts at all.
 
     An older release is asked, in case somebody has given it this: 130 us.
     """

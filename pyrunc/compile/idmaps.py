@@ -1,7 +1,8 @@
 """User namespaces seen from outside: their id maps are read here, and mounts are mapped by them.
 
-A mapped mount needs the descriptor of a user namespace that has the map. When no process of the container lives in one yet, a
-child that only waits is born in a new one for the moment it takes to open it.
+A mapped mount needs the descriptor of a user namespace that has the map. When no process of the
+container lives in one yet, a child that only waits is born in a new one for the moment it takes to
+open it.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ SIGKILL = 9
 
 
 def maps_of_process(pid: int) -> Maps:
-    """The uid and gid maps of the user namespace in which a process lives, as we see them. Raises KernelError."""
+    """The uid and gid maps of the user namespace in which a process lives, as we see them. Raises
+    KernelError."""
     return _map_of(pid, "uid_map"), _map_of(pid, "gid_map")
 
 
 def maps_of_namespace(path: str, namespace_fd: int) -> Maps:
-    """The same for a namespace. `path` is where it was opened: when that is a process's, nobody needs to enter it."""
+    """The same for a namespace. `path` is where it was opened: when that is a process's, nobody
+    needs to enter it."""
     parts = path.split("/")
     if parts[:2] == ["", "proc"] and parts[3:] == ["ns", "user"] and parts[2].isdigit():
         maps = maps_of_process(int(parts[2]))
@@ -52,12 +55,15 @@ def maps_of_namespace(path: str, namespace_fd: int) -> Maps:
 def _map_of(pid: int, name: str) -> tuple[IdMap, ...]:
     path = f"/proc/{pid}/{name}"
     with kernel_errors("open", f"'{path}'"), open(path, "rb", buffering=0) as file:
-        rows = [[int(word) for word in line.split()] for line in (file.readall() or b"").splitlines()]
+        rows = [
+            [int(word) for word in line.split()] for line in (file.readall() or b"").splitlines()
+        ]
     return tuple([IdMap(*row) for row in rows])
 
 
 def open_user_namespace(uids: Sequence[IdMap], gids: Sequence[IdMap]) -> int:
-    """A descriptor of a new user namespace with these maps; nobody lives in it. The caller closes it."""
+    """A descriptor of a new user namespace with these maps; nobody lives in it. The caller closes
+    it."""
     a = Assembler()
     macros.prologue(a)
     macros.fork_parent(a, CLONE_NEWUSER)

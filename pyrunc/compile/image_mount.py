@@ -1,7 +1,8 @@
 """Images that are mounted and not unpacked: an EROFS index whose data is in its layers' tars.
 
-All containers of an image share one mount, and with it the page cache, where the kernel clones mounts that are attached nowhere
-(Linux 6.15): the caller holds it and hands it in. Before, each container gets a mount of its own.
+All containers of an image share one mount, and with it the page cache, where the kernel clones
+mounts that are attached nowhere (Linux 6.15): the caller holds it and hands it in. Before, each
+container gets a mount of its own.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 
 
 class Image(Record):
-    """The paths of an image's index and of its devices in their order; `place`: an empty directory to put its mount on for a
-    moment, in a mount namespace of our own; `folder`: which directory of it, over no link; `digests`: of fs-verity, of the index and
-    of each device, where the files are sealed."""
+    """The paths of an image's index and of its devices in their order; `place`: an empty directory
+    to put its mount on for a moment, in a mount namespace of our own; `folder`: which directory of
+    it, over no link; `digests`: of fs-verity, of the index and of each device, where the files are
+    sealed."""
 
     index: str
     devices: Sequence[str]
@@ -30,8 +32,8 @@ class Image(Record):
 
 
 def open_image(image: Image, held: Mapping[str, int]) -> int:
-    """A detached mount of the image for one container; `held`: mounts of images by the paths of their indexes. Raises KernelError,
-    OSError."""
+    """A detached mount of the image for one container; `held`: mounts of images by the paths of
+    their indexes. Raises KernelError, OSError."""
     shared = held.get(image.index)
     if shared is not None and facts.host().clones_detached:
         return kernel_mount.open_read_only_clone(image.folder, shared, propagation=MS_PRIVATE)
@@ -48,7 +50,9 @@ def open_image(image: Image, held: Mapping[str, int]) -> int:
         close(own)
 
 
-def open_overlay_of(mount: int, place: str, upper: str, work: str, options: kernel_mount.Options) -> int:
+def open_overlay_of(
+    mount: int, place: str, upper: str, work: str, options: kernel_mount.Options
+) -> int:
     """A detached overlay over a detached mount. Raises KernelError."""
     if facts.host().clones_detached:
         return kernel_mount.open_overlay([mount], upper, work, options=options)

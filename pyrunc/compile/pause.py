@@ -1,4 +1,5 @@
-"""A pod's pause process becomes a launch: the process that keeps the namespaces of a pod while its containers come and go."""
+"""A pod's pause process becomes a launch: the process that keeps the namespaces of a pod while its
+containers come and go."""
 
 from __future__ import annotations
 
@@ -42,11 +43,12 @@ _NO_MOUNTS: Mapping[str, int] = {}
 class PauseRequest(Value):
     """A pod's pause process.
 
-    `namespaces`: type (`network`, `ipc`, `uts`, `pid`, `user`) -> `new`, an absolute path to join, `pinned` for one that whoever
-    launches adds (`Launch.pinned`), or `host` or `none` for the caller's. The mount namespace is always its own. A new user
-    namespace needs the mappings, and owns the others.
-    `mounts`: folder in it -> a detached mount that containers will get clones of; attached only where the kernel needs it.
-    `timed`: the program tells when each operation is done. `made_cgroup`: it exists. `selinux_label`: the process's; `program_label`: of the file that it
+    `namespaces`: type (`network`, `ipc`, `uts`, `pid`, `user`) -> `new`, an absolute path to join,
+    `pinned` for one that whoever launches adds (`Launch.pinned`), or `host` or `none` for the
+    caller's. The mount namespace is always its own. A new user namespace needs the mappings, and
+    owns the others. `mounts`: folder in it -> a detached mount that containers will get clones of;
+    attached only where the kernel needs it. `timed`: the program tells when each operation is done.
+    `made_cgroup`: it exists. `selinux_label`: the process's; `program_label`: of the file that it
     executes, which is in memory and has no label that a policy lets it enter by.
     """
 
@@ -72,8 +74,9 @@ class PauseRequest(Value):
 def compile_pause(
     request: PauseRequest, descriptors: Descriptors, undo: Undo, parts: Parts | None = None
 ) -> Compiled:
-    """The launch of the pause process, with an empty read-only root, no capabilities, no new privileges. What else is made is
-    pushed on `undo`. Raises InvalidArgument, InvalidSpec, KernelError."""
+    """The launch of the pause process, with an empty read-only root, no capabilities, no new
+    privileges. What else is made is pushed on `undo`. Raises InvalidArgument, InvalidSpec,
+    KernelError."""
     parts = parts or Parts()
     linux = Linux(
         namespaces=tuple(_namespaces(request.namespaces)),
@@ -83,7 +86,9 @@ def compile_pause(
         gid_mappings=request.gid_mappings,
     )
     check_namespaces(linux)
-    linux = linux.replace(namespaces=tuple(_pinned(entry, request.namespaces) for entry in linux.namespaces))
+    linux = linux.replace(
+        namespaces=tuple(_pinned(entry, request.namespaces) for entry in linux.namespaces)
+    )
     spec = Spec("", hostname=request.hostname, linux=linux)
     _refuse_settings_of_the_host(spec)
     load_filter = compiled_filter(request.seccomp, None)
@@ -120,11 +125,19 @@ def compile_pause(
             selinux_label=request.selinux_label,
         ),
     )
-    pinned = {f"namespace:{kind}": kind for kind, how in request.namespaces.items() if how == "pinned"}
+    pinned = {
+        f"namespace:{kind}": kind for kind, how in request.namespaces.items() if how == "pinned"
+    }
     lowered = lower(plan, timed=request.timed)
     parts.end("plan and lower")
     launch = Launch(
-        lowered, descriptors.numbers, (), args=("pause",), pinned=pinned, id=request.id, cgroup=cgroup
+        lowered,
+        descriptors.numbers,
+        (),
+        args=("pause",),
+        pinned=pinned,
+        id=request.id,
+        cgroup=cgroup,
     )
     return Compiled(launch, plan, (*warnings, *plan.warnings))
 
@@ -138,7 +151,9 @@ def _refuse_settings_of_the_host(spec: Spec) -> None:
 
 def _pinned(entry: Namespace, chosen: Mapping[str, str]) -> Namespace:
     """A namespace that whoever launches adds is joined, under a name that is no path."""
-    return entry.replace(path=f"{PINNED}{entry.type}") if chosen.get(entry.type) == "pinned" else entry
+    return (
+        entry.replace(path=f"{PINNED}{entry.type}") if chosen.get(entry.type) == "pinned" else entry
+    )
 
 
 def _namespaces(chosen: Mapping[str, str]) -> list[Namespace]:
@@ -151,7 +166,9 @@ def _namespaces(chosen: Mapping[str, str]) -> list[Namespace]:
         elif how.startswith("/"):
             entries.append(Namespace(kind, how))
         elif how not in ("host", "none"):
-            raise InvalidArgument(f"namespace {kind}: {how!r} is not new, host, none, pinned or a path")
+            raise InvalidArgument(
+                f"namespace {kind}: {how!r} is not new, host, none, pinned or a path"
+            )
     return entries
 
 
@@ -159,8 +176,8 @@ _pause: int | None = None
 
 
 def _open_pause(label: str = "") -> int:
-    """A copy of the descriptor of the sealed pause program, made once per process like the launcher's; `label`: SELinux's, which is
-    the same for all. Raises KernelError."""
+    """A copy of the descriptor of the sealed pause program, made once per process like the
+    launcher's; `label`: SELinux's, which is the same for all. Raises KernelError."""
     global _pause
     if _pause is None:
         from pyrunc.kernel.fd import open_sealed_executable
@@ -178,4 +195,6 @@ def _label(descriptor: int, label: str) -> None:
         os.setxattr(f"/proc/self/fd/{descriptor}", "security.selinux", label.encode())
     except OSError as error:
         os.close(descriptor)
-        raise KernelError.of(error, "setxattr", f"security.selinux={label} of the pause program") from None
+        raise KernelError.of(
+            error, "setxattr", f"security.selinux={label} of the pause program"
+        ) from None

@@ -1,7 +1,8 @@
-"""What the plan of a container needs to know of its files, looked up beneath its root before anything runs.
+"""What the plan of a container needs to know of its files, looked up beneath its root before
+anything runs.
 
-Kinds of bind sources, destinations whose dangling links have to be followed by us, the mode of what a tmpfs covers, the
-user's home; and who owns its stdio and its cgroup.
+Kinds of bind sources, destinations whose dangling links have to be followed by us, the mode of what
+a tmpfs covers, the user's home; and who owns its stdio and its cgroup.
 """
 
 from __future__ import annotations
@@ -22,27 +23,32 @@ if TYPE_CHECKING:
     from pyrunc.plan.bind_source import BindSource
     from pyrunc.spec.model import IdMap, Mount, Process, Spec
 
-# Places that every image has as plain directories, or that lie in mounts of ours; others are looked at.
-_PLAIN = frozenset(("/proc", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/sys", "/sys/fs/cgroup"))
+# Places that every image has as plain directories, or that lie in mounts of ours; others are looked
+# at.
+_PLAIN = frozenset(
+    ("/proc", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/sys", "/sys/fs/cgroup")
+)
 PASSWD_LIMIT_BYTES = 1 << 20
 DEVICE_NAME = "device:"  # and the path: how descriptors of device files are called
 KEEP_GROUPS = "run.oci.keep_original_groups"
 
 
 def may_be_made_inside(mount: Mount, spec: Spec) -> bool:
-    """Whether the container's process makes this bind itself, if its source `is_in_every_namespace`."""
+    """Whether the container's process makes this bind itself, if its source
+    `is_in_every_namespace`."""
     if spec.linux.namespace("mount") is None or spec.hooks.create_container:
         return False
     return may_be_opened_inside(mount, spec.linux)
 
 
 def inside(spec: Spec, sources: Mapping[str, BindSource]) -> dict[int, tuple[str, bool]]:
-    """Which binds the container's process makes itself: index of the mount -> its source's real path, and whether that is a
-    directory.
+    """Which binds the container's process makes itself: index of the mount -> its source's real
+    path, and whether that is a directory.
 
-    Links are followed here and never again: the process opens the real path and refuses to follow any, so that nobody can put
-    something else there meanwhile. What is in `sources` was looked up by the caller, and is not looked at again. The ids of these
-    mounts, by which they are listed, are in the order of the configuration.
+    Links are followed here and never again: the process opens the real path and refuses to follow
+    any, so that nobody can put something else there meanwhile. What is in `sources` was looked up
+    by the caller, and is not looked at again. The ids of these mounts, by which they are listed,
+    are in the order of the configuration.
     """
     made: dict[int, tuple[str, bool]] = {}
     for i, mount in enumerate(spec.mounts):
@@ -72,11 +78,14 @@ def look(
     pinned: Collection[str] = (),
     pivot: bool = True,
 ) -> Findings:
-    """The findings. `descriptors` has the detached root and the trees of the other bind mounts by their plan names; `pinned` are
-    the names of those, folders all, that come later. `nulls`: which of stdio are null devices. `sources`: what is known of binds'
-    sources, whose storage may not answer a second time."""
+    """The findings. `descriptors` has the detached root and the trees of the other bind mounts by
+    their plan names; `pinned` are the names of those, folders all, that come later. `nulls`: which
+    of stdio are null devices. `sources`: what is known of binds' sources, whose storage may not
+    answer a second time."""
     root = descriptors["root"]
-    directories, destinations, modes = {i: is_folder for i, (_, is_folder) in inside.items()}, {}, {}
+    directories = {i: is_folder for i, (_, is_folder) in inside.items()}
+    destinations = {}
+    modes = {}
     for i, mount in enumerate(spec.mounts):
         tree = descriptors.get(f"tree:{i}")
         if f"tree:{i}" in pinned:
@@ -109,10 +118,16 @@ def look(
 
 
 def _reopened(spec: Spec, nulls: tuple[int, ...]) -> tuple[int, ...]:
-    """Which of stdio are null devices that the process opens again in the container, where a dump by CRIU finds them. In a user
-    namespace /dev/null may be the host's, and without mounts it is: there they are replaced (`Launch.own_nulls`)."""
+    """Which of stdio are null devices that the process opens again in the container, where a dump
+    by CRIU finds them. In a user namespace /dev/null may be the host's, and without mounts it is:
+    there they are replaced (`Launch.own_nulls`)."""
     linux, process = spec.linux, spec.process
-    if process is None or process.terminal or linux.namespace("mount") is None or linux.namespace("user"):
+    if (
+        process is None
+        or process.terminal
+        or linux.namespace("mount") is None
+        or linux.namespace("user")
+    ):
         return ()
     return nulls
 
@@ -121,19 +136,26 @@ def whole_instances() -> tuple[str, ...]:
     """Where whole procfs and sysfs are mounted in our namespace, the last mounted first."""
     from pyrunc.kernel.mountinfo import mount_points
 
-    found = [mount.path for mount in mount_points() if mount.root == "/" and mount.kind in ("proc", "sysfs")]
+    found = [
+        mount.path
+        for mount in mount_points()
+        if mount.root == "/" and mount.kind in ("proc", "sysfs")
+    ]
     return tuple(reversed(found))
 
 
 def has_home(process: Process) -> bool:
-    """Whether the environment names a home, so that nobody has to look it up: of several the last counts."""
-    last = next((variable for variable in reversed(process.env) if variable.startswith("HOME=")), "HOME=")
+    """Whether the environment names a home, so that nobody has to look it up: of several the last
+    counts."""
+    last = next(
+        (variable for variable in reversed(process.env) if variable.startswith("HOME=")), "HOME="
+    )
     return last != "HOME="
 
 
 def home(root: int, uid: int) -> str:
-    """The user's home by the /etc/passwd beneath `root`, empty when that does not say. Our own parser: NSS would run the
-    container's libraries."""
+    """The user's home by the /etc/passwd beneath `root`, empty when that does not say. Our own
+    parser: NSS would run the container's libraries."""
     try:
         content = read_in_root(root, "/etc/passwd", PASSWD_LIMIT_BYTES)
     except KernelError:
@@ -155,8 +177,9 @@ def stdio_owner(spec: Spec) -> int | None:
 
 
 def cgroup_owner(spec: Spec) -> int | None:
-    """Who, by an id of the host, is to own the cgroup: the container's user, when the container has a tree of its own to see
-    it in and may write to that. None: it stays ours. Source: runtime-spec, config-linux.md, "Cgroup ownership"."""
+    """Who, by an id of the host, is to own the cgroup: the container's user, when the container has
+    a tree of its own to see it in and may write to that. None: it stays ours. Source: runtime-spec,
+    config-linux.md, "Cgroup ownership"."""
     namespace = spec.linux.namespace("cgroup")
     shown = [mount for mount in spec.mounts if normal(mount.destination) == "/sys/fs/cgroup"]
     if spec.process is None or namespace is None or namespace.path or not shown:

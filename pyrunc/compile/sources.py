@@ -1,6 +1,8 @@
-"""The container's root and what is bound into it, as detached mounts: made with our rights, attached by the container.
+"""The container's root and what is bound into it, as detached mounts: made with our rights,
+attached by the container.
 
-Layers of an overlay and bind sources may be mapped to the ids of a user namespace. Nothing is mounted on the host.
+Layers of an overlay and bind sources may be mapped to the ids of a user namespace. Nothing is
+mounted on the host.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ class Directory(Value):
 
 
 class Overlay(Record):
-    """The container's root is an overlay; `lower` top first, or `image` in place of it. Without `upper` it is read-only."""
+    """The container's root is an overlay; `lower` top first, or `image` in place of it. Without
+    `upper` it is read-only."""
 
     lower: Sequence[str] = ()
     upper: str = ""
@@ -73,25 +76,31 @@ def open_root(request: CreateRequest, descriptors: Descriptors) -> None:
     if request.spec.linux.namespace("mount") is None:
         descriptors.take("root", os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
     else:
-        descriptors.take("root", kernel_mount.open_tree(AT_FDCWD, path, OPEN_TREE_CLONE | AT_RECURSIVE))
+        descriptors.take(
+            "root", kernel_mount.open_tree(AT_FDCWD, path, OPEN_TREE_CLONE | AT_RECURSIVE)
+        )
 
 
 def open_overlay(rootfs: Overlay, linux: Linux, descriptors: Descriptors) -> int:
-    """The overlay, detached. In a user namespace the lower layers are mapped, so that files of root are its root's.
+    """The overlay, detached. In a user namespace the lower layers are mapped, so that files of root
+    are its root's.
 
-    The upper and work folders are not: overlayfs writes to them as the mounter, whose id a map would not have (the mount
-    would silently be read-only), so they must belong to the namespace's root.
+    The upper and work folders are not: overlayfs writes to them as the mounter, whose id a map
+    would not have (the mount would silently be read-only), so they must belong to the namespace's
+    root.
     """
     options = _options(rootfs, linux)
     if linux.namespace("user") is not None:
         return _open_mapped_overlay(rootfs, linux, descriptors, options)
-    if len(rootfs.lower) == 1 and not rootfs.upper:  # overlayfs wants two layers, or one to write to
+    # overlayfs wants two layers, or one to write to
+    if len(rootfs.lower) == 1 and not rootfs.upper:
         return _open_read_only(rootfs.lower[0])
     return open_layers(rootfs.lower, rootfs.upper, rootfs.work, options)
 
 
 def _options(rootfs: Overlay, linux: Linux) -> kernel_mount.Options:
-    """All files of a labelled overlay have one label, whatever its layers have, which other containers use."""
+    """All files of a labelled overlay have one label, whatever its layers have, which other
+    containers use."""
     options: list[tuple[str, str | None]] = []
     if rootfs.volatile and rootfs.upper:
         options.append(("volatile", None))
@@ -117,13 +126,16 @@ def _open_overlay_of_image(
         os.close(lower)
 
 
-def open_image_volume(image: Image, linux: Linux, images: Mapping[str, int], descriptors: Descriptors) -> int:
-    """A detached, read-only mount of a mounted image (`images`: as `image_mount.open_image` has them), which the
-    container cannot change for others.
+def open_image_volume(
+    image: Image, linux: Linux, images: Mapping[str, int], descriptors: Descriptors
+) -> int:
+    """A detached, read-only mount of a mounted image (`images`: as `image_mount.open_image` has
+    them), which the container cannot change for others.
 
-    CAP_SYS_ADMIN in the superblock's user namespace may remount it, even if it is read-only: with `noacl`,
-    the image's files lose their ACLs for every container that shares it. So such a container gets an overlay, a
-    superblock of its own. One with its own user namespace may not remount. Raises KernelError, OSError.
+    CAP_SYS_ADMIN in the superblock's user namespace may remount it, even if it is read-only: with
+    `noacl`, the image's files lose their ACLs for every container that shares it. So such a
+    container gets an overlay, a superblock of its own. One with its own user namespace may not
+    remount. Raises KernelError, OSError.
     """
     tree = open_image(image, images)
     try:
@@ -142,7 +154,8 @@ def open_image_volume(image: Image, linux: Linux, images: Mapping[str, int], des
 def open_layers(
     lower: Sequence[str], upper: str = "", work: str = "", options: kernel_mount.Options = ()
 ) -> int:
-    """A detached overlay of layers as they are, top first, on every kernel that we know. Raises KernelError."""
+    """A detached overlay of layers as they are, top first, on every kernel that we know. Raises
+    KernelError."""
     try:
         return kernel_mount.open_overlay(lower, upper or None, work or None, options=options)
     except KernelError as error:
@@ -170,7 +183,9 @@ def _open_mapped_overlay(
             return kernel_mount.open_overlay(layers, upper, work, options=options)
         from pyrunc.kernel import detached
 
-        return detached.open_overlay(rootfs.lower, rootfs.upper, rootfs.work, options, mapped=layers)
+        return detached.open_overlay(
+            rootfs.lower, rootfs.upper, rootfs.work, options, mapped=layers
+        )
     finally:
         for layer in layers:
             os.close(layer)
@@ -182,8 +197,9 @@ def _open_read_only(path: str) -> int:
 
 
 def overlay_of(mount: Mount) -> Overlay:
-    """The layers that the options of a mount of type overlay name, as overlayfs reads them: `lowerdir+` has one path, taken
-    literally; `lowerdir` has several with `:` between them, and takes a backslash as an escape, as the writable ones do."""
+    """The layers that the options of a mount of type overlay name, as overlayfs reads them:
+    `lowerdir+` has one path, taken literally; `lowerdir` has several with `:` between them, and
+    takes a backslash as an escape, as the writable ones do."""
     layers: list[str] = []
     writable = {"upperdir": "", "workdir": ""}
     volatile = False
@@ -201,7 +217,8 @@ def overlay_of(mount: Mount) -> Overlay:
 
 
 def _paths(text: str, separator: str) -> list[str]:
-    """The paths of an option; a backslash takes the next character as it is (ovl_parse_param_split_lowerdirs, ovl_unescape)."""
+    """The paths of an option; a backslash takes the next character as it is
+    (ovl_parse_param_split_lowerdirs, ovl_unescape)."""
     paths, characters = [""], iter(text)
     for character in characters:
         if character == separator:
@@ -223,9 +240,12 @@ def _give_to_root(rootfs: Overlay, linux: Linux) -> None:
 def _user_namespace(
     uids: tuple[IdMap, ...], gids: tuple[IdMap, ...], linux: Linux, descriptors: Descriptors
 ) -> int:
-    """A user namespace with this map: the container's when it is joined and the map is no other, else one made for it."""
+    """A user namespace with this map: the container's when it is joined and the map is no other,
+    else one made for it."""
     joined = descriptors.numbers.get("namespace:user")
-    if joined is not None and (not uids or (uids, gids) == (linux.uid_mappings, linux.gid_mappings)):
+    if joined is not None and (
+        not uids or (uids, gids) == (linux.uid_mappings, linux.gid_mappings)
+    ):
         return joined
     name = f"map:{uids}{gids}"
     if name not in descriptors.numbers:
@@ -243,8 +263,8 @@ def _map(tree: int, owner: int, what: str, *, recursive: bool) -> None:
 
 
 def _why_not(path: str) -> str:
-    """Kubernetes' tokens, secrets and volumes in memory are on a tmpfs. By the list of mounts: statfs(2) asks the storage, which
-    may not answer."""
+    """Kubernetes' tokens, secrets and volumes in memory are on a tmpfs. By the list of mounts:
+    statfs(2) asks the storage, which may not answer."""
     from pyrunc.kernel.mountinfo import mount_of, mount_points
 
     mount = mount_of(path, mount_points())
@@ -254,7 +274,8 @@ def _why_not(path: str) -> str:
 
 
 def open_sources(request: CreateRequest, descriptors: Descriptors, inside: Collection[int]) -> None:
-    """Detached clones of what is bound into the container, made with our rights and in our namespaces, but for those made `inside`."""
+    """Detached clones of what is bound into the container, made with our rights and in our
+    namespaces, but for those made `inside`."""
     linux = request.spec.linux
     for i, mount in enumerate(request.spec.mounts):
         if not is_tree(mount) or i in inside:
@@ -285,8 +306,9 @@ def open_sources(request: CreateRequest, descriptors: Descriptors, inside: Colle
 
 
 def open_devices(spec: Spec, descriptors: Descriptors) -> None:
-    """Detached mounts of device files for a container whose user namespace may make none: nodes of its own, which belong to its
-    users, in place of the host's. Not before Linux 6.15, which can clone mounts that are attached nowhere."""
+    """Detached mounts of device files for a container whose user namespace may make none: nodes of
+    its own, which belong to its users, in place of the host's. Not before Linux 6.15, which can
+    clone mounts that are attached nowhere."""
     wanted, host = devices.made_outside(spec), facts.host()
     if not wanted or not host.clones_detached or not devices.may_make(host):
         return
@@ -313,7 +335,8 @@ def open_devices(spec: Spec, descriptors: Descriptors) -> None:
 
 
 def _open_bind(mount: Mount, request: CreateRequest) -> int:
-    """A clone of what the caller has opened, or else of what is at the source's path. Raises KernelError, InvalidSpec."""
+    """A clone of what the caller has opened, or else of what is at the source's path. Raises
+    KernelError, InvalidSpec."""
     if mount.source in request.sources:
         number = request.source_fds.get(mount.source)
         if number is None:
@@ -327,8 +350,8 @@ def _open_bind(mount: Mount, request: CreateRequest) -> int:
 
 
 def clone_bind(mount: Mount, source: int) -> int:
-    """A detached clone of an open source, with what is mounted below it for `rbind`. Does not ask its storage. Raises
-    KernelError."""
+    """A detached clone of an open source, with what is mounted below it for `rbind`. Does not ask
+    its storage. Raises KernelError."""
     flags = OPEN_TREE_CLONE | AT_EMPTY_PATH | (AT_RECURSIVE if "rbind" in mount.options else 0)
     try:
         return kernel_mount.open_tree(source, "", flags)
@@ -337,11 +360,14 @@ def clone_bind(mount: Mount, source: int) -> int:
 
 
 def pinned_trees(request: CreateRequest) -> dict[str, str]:
-    """The plan's names of the mounts that whoever launches clones of what it pins, with the names of those."""
+    """The plan's names of the mounts that whoever launches clones of what it pins, with the names
+    of those."""
     return {
         f"tree:{i}": _pinned_name(mount)
         for i, mount in enumerate(request.spec.mounts)
-        if is_bind(mount) and mount.source.startswith(OUR_MOUNTS) and _pinned_name(mount) in request.pinned
+        if is_bind(mount)
+        and mount.source.startswith(OUR_MOUNTS)
+        and _pinned_name(mount) in request.pinned
     }
 
 
@@ -350,7 +376,8 @@ def _pinned_name(mount: Mount) -> str:
 
 
 def _open_clone(source: str, request: CreateRequest, path: str) -> int:
-    """A clone of a mount that the caller holds without it being attached anywhere (before Linux 6.15: in the holder)."""
+    """A clone of a mount that the caller holds without it being attached anywhere (before Linux
+    6.15: in the holder)."""
     name = source[len(OUR_MOUNTS) :]
     mount = request.mount_fds.get(name)
     if mount is None:

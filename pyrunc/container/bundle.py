@@ -1,7 +1,8 @@
-"""A bundle becomes a container on disk, and its process is created: what `create` and `run` have in common.
+"""A bundle becomes a container on disk, and its process is created: what `create` and `run` have in
+common.
 
-The state is on disk before anything else is made, and again as soon as there is a process: whenever a create is killed,
-`delete` finds what it left. A create that fails takes everything back itself.
+The state is on disk before anything else is made, and again as soon as there is a process: whenever
+a create is killed, `delete` finds what it left. A create that fails takes everything back itself.
 """
 
 from __future__ import annotations
@@ -60,9 +61,10 @@ def load(folder: str, config: str = "") -> Bundle:
 
 
 class CreateOptions:
-    """How a container is to be made, beyond its bundle: what the command line says, and `notify`, the socket of a service manager
-    that waits for the container to be ready. `attached`: we copy the program's terminal to ours. `activated`: how many of
-    `preserve_fds` are a service's sockets. `proxy` is open after `make` when the program runs then."""
+    """How a container is to be made, beyond its bundle: what the command line says, and `notify`,
+    the socket of a service manager that waits for the container to be ready. `attached`: we copy
+    the program's terminal to ours. `activated`: how many of `preserve_fds` are a service's sockets.
+    `proxy` is open after `make` when the program runs then."""
 
     __slots__ = (
         "activated",
@@ -94,8 +96,12 @@ class CreateOptions:
         attached: bool = False,
         activated: int = 0,
     ) -> None:
-        self.driver, self.with_cgroup, self.missing_controllers = driver, with_cgroup, missing_controllers
-        self.keyring, self.preserve_fds, self.start_immediately = keyring, preserve_fds, start_immediately
+        self.driver = driver
+        self.with_cgroup = with_cgroup
+        self.missing_controllers = missing_controllers
+        self.keyring = keyring
+        self.preserve_fds = preserve_fds
+        self.start_immediately = start_immediately
         self.pivot, self.notify, self.trace = pivot, notify, trace
         self.attached, self.activated = attached, activated
         self.proxy: Proxy | None = None
@@ -109,10 +115,11 @@ def make(
     after: Callable[[State, Created], None],
     bear: Callable[[State, Bundle, CreateOptions], Created] | None = None,
 ) -> tuple[State, Created]:
-    """Claim the id, create the process, record it; `after` is the caller's last part, whose failure undoes all as well.
+    """Claim the id, create the process, record it; `after` is the caller's last part, whose failure
+    undoes all as well.
 
-    `bear` makes the process, `create` if it is not given. Raises what that raises, AlreadyExists, PeerError for a hook; the
-    poststop hooks have been run then.
+    `bear` makes the process, `create` if it is not given. Raises what that raises, AlreadyExists,
+    PeerError for a hook; the poststop hooks have been run then.
     """
     owner_uid = outer_uid()
     if os.geteuid() != 0:
@@ -133,7 +140,9 @@ def make(
                 state.save()
                 created = (bear or _create)(state, bundle, create_options)
                 undo.push("container", _unmake, state, created)
-                state.cgroup_record = created.cgroup.record() if created.cgroup is not None else None
+                state.cgroup_record = (
+                    created.cgroup.record() if created.cgroup is not None else None
+                )
                 state.complete = True
                 state.save()
                 after(state, created)
@@ -151,7 +160,8 @@ def _create(state: State, bundle: Bundle, create_options: CreateOptions) -> Crea
 
 
 def _may_have_cgroup(container_id: str, spec: Spec, driver: str) -> bool:
-    """False when we may not make the group, and nobody asked for one: root of a user namespace seldom may.
+    """False when we may not make the group, and nobody asked for one: root of a user namespace
+    seldom may.
 
     Raises InvalidSpec when a path or limits were asked for.
     """
@@ -160,7 +170,9 @@ def _may_have_cgroup(container_id: str, spec: Spec, driver: str) -> bool:
     group = place(spec.linux.cgroups_path, container_id, driver)
     if driver == "systemd" or group.may_be_made():
         return True
-    limits = {key for key, value in (spec.linux.resources or {}).items() if value and key != "devices"}
+    limits = {
+        key for key, value in (spec.linux.resources or {}).items() if value and key != "devices"
+    }
     if spec.linux.cgroups_path or limits:
         raise InvalidSpec(
             "linux.cgroupsPath",
@@ -189,7 +201,9 @@ def _first_record(
     )
 
 
-def _expected_cgroup(container_id: str, spec: Spec, create_options: CreateOptions) -> dict[str, str] | None:
+def _expected_cgroup(
+    container_id: str, spec: Spec, create_options: CreateOptions
+) -> dict[str, str] | None:
     if not create_options.with_cgroup:
         return None
     from pyrunc.cgroups.naming import place
@@ -238,7 +252,8 @@ def create_request(state: State, bundle: Bundle, create_options: CreateOptions) 
 
 
 def _with_sockets(spec: Spec, count: int) -> Spec:
-    """Socket activation: descriptors that systemd gave to us are the program's, which is pid 1 (sd_listen_fds(3))."""
+    """Socket activation: descriptors that systemd gave to us are the program's, which is pid 1
+    (sd_listen_fds(3))."""
     if not count or spec.process is None:
         return spec
     env = (*spec.process.env, f"LISTEN_FDS={count}", "LISTEN_PID=1")

@@ -1,6 +1,8 @@
-"""`create`: a container comes to be, up to its program's first instruction or to the wait for `start`.
+"""`create`: a container comes to be, up to its program's first instruction or to the wait for
+`start`.
 
-The caller's process is its parent (CLONE_PARENT through the launcher), so it is reaped like any child. On failure nothing is left.
+The caller's process is its parent (CLONE_PARENT through the launcher), so it is reaped like any
+child. On failure nothing is left.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class Created(Value):
 
 
 def create(request: CreateRequest) -> Created:
-    """Make the container. Raises InvalidSpec, KernelError (worded with the plan's line), NotFound for a missing program.
+    """Make the container. Raises InvalidSpec, KernelError (worded with the plan's line), NotFound
+    for a missing program.
 
     The start socket and the cgroup are removed again on failure, the process is killed and reaped.
     """
@@ -40,7 +43,9 @@ def create(request: CreateRequest) -> Created:
         child = _launch(request, compiled, undo)
         undo.commit()
     cgroup = compiled.launch.cgroup
-    return Created(child.pid, child.pidfd, child.start_time, child.console_fd, cgroup, compiled.warnings)
+    return Created(
+        child.pid, child.pidfd, child.start_time, child.console_fd, cgroup, compiled.warnings
+    )
 
 
 def _launch(request: CreateRequest, compiled: Compiled, undo: Undo) -> run.ChildProcess:

@@ -1,7 +1,8 @@
-"""The end of a container: everything of it is taken away, in the order in which leftovers could still do harm.
+"""The end of a container: everything of it is taken away, in the order in which leftovers could
+still do harm.
 
-Processes, cgroup, files, then the poststop hooks. A container whose create was killed is deleted the same way, as far as it
-came. Only what create made is removed.
+Processes, cgroup, files, then the poststop hooks. A container whose create was killed is deleted
+the same way, as far as it came. Only what create made is removed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ KILL_TIMEOUT_S = 10.0
 
 
 def delete(root: str, container_id: str, force: bool = False) -> list[str]:
-    """Delete a stopped or only created container; with `force` any, and a missing one is fine. Returns warnings.
+    """Delete a stopped or only created container; with `force` any, and a missing one is fine.
+    Returns warnings.
 
     Raises NotFound, WrongState (it runs), DeadlineExceeded (it cannot be killed), KernelError.
     """
@@ -47,7 +49,8 @@ def _refuse_a_living_one(state: State, force: bool) -> None:
 
 
 def destroy(state: State) -> list[str]:
-    """Kill what lives, remove cgroup and files, run the poststop hooks; returns their failures as warnings."""
+    """Kill what lives, remove cgroup and files, run the poststop hooks; returns their failures as
+    warnings."""
     config = _config(state)
     hooks = _poststop_hooks(config)
     _kill(state)
@@ -80,7 +83,8 @@ def _leave_caches(container_id: str, config: dict[str, Any]) -> None:
 
 
 def _config(state: State) -> dict[str, Any]:
-    """The configuration at create; empty when the create did not come that far, or it cannot be read."""
+    """The configuration at create; empty when the create did not come that far, or it cannot be
+    read."""
     try:
         return state.config()
     except (Error, ValueError):

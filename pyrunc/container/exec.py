@@ -1,4 +1,5 @@
-"""`exec`: another process enters a container that runs. It is a child of the caller and lives in the container's cgroup."""
+"""`exec`: another process enters a container that runs. It is a child of the caller and lives in
+the container's cgroup."""
 
 from __future__ import annotations
 
@@ -30,9 +31,11 @@ class Executed(Value):
 def execute(
     request: ExecRequest, keep: Callable[[Lowered, tuple[str, ...]], object] | None = None
 ) -> Executed:
-    """Run the process; returns when its program was executed. Raises like `create`, WrongState for a dead container.
+    """Run the process; returns when its program was executed. Raises like `create`, WrongState for
+    a dead container.
 
-    `keep` gets the program and its warnings when it did its work alone, without a step of its parent.
+    `keep` gets the program and its warnings when it did its work alone, without a step of its
+    parent.
     """
     with Undo() as undo, Descriptors() as descriptors:
         compiled = compile_exec(request, descriptors)

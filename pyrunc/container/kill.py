@@ -1,6 +1,7 @@
 """A signal to a container: to its init, or to everything in its cgroup.
 
-Without a pid namespace of its own the end of init leaves the other processes running; SIGKILL then goes to all of them.
+Without a pid namespace of its own the end of init leaves the other processes running; SIGKILL then
+goes to all of them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _IN_ORDER = """
     0 HUP INT QUIT ILL TRAP ABRT,IOT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD,CLD CONT STOP TSTP TTIN TTOU URG
     XCPU XFSZ VTALRM PROF WINCH IO,POLL PWR SYS,UNUSED
 """
-NAMES = {name: number for number, names in enumerate(_IN_ORDER.split()) for name in names.split(",")}
+NAMES = {
+    name: number for number, names in enumerate(_IN_ORDER.split()) for name in names.split(",")
+}
 NAME_LIMIT = 16
 NOT_RUNNING = "container not running"
 
@@ -27,7 +30,8 @@ NOT_RUNNING = "container not running"
 def parse_signal(text: str) -> int:
     """`9`, `KILL`, `sigkill`, `RTMIN+1` -> a number. Raises InvalidArgument."""
     name = text.upper().removeprefix("SIG")
-    if not name.isascii() or len(name) > NAME_LIMIT:  # isdigit() is true of digits that int() refuses
+    # isdigit() is true of digits that int() refuses
+    if not name.isascii() or len(name) > NAME_LIMIT:
         number = -1
     elif name.isdigit():
         number = int(name)
@@ -43,7 +47,8 @@ def parse_signal(text: str) -> int:
 
 
 def kill(state: State, signal: int, everything: bool = False) -> None:
-    """Send `signal`. Raises WrongState when nothing is left that could get it (never with `everything`), KernelError."""
+    """Send `signal`. Raises WrongState when nothing is left that could get it (never with
+    `everything`), KernelError."""
     if everything or (signal == SIGKILL and not state.private_pids):
         reached = _to_all(state, signal)
         if not reached and not everything:

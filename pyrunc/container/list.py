@@ -1,4 +1,5 @@
-"""All containers under a root, each with its derived status. One that goes away while it is read is left out."""
+"""All containers under a root, each with its derived status. One that goes away while it is read is
+left out."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
 
 
 def containers(root: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Their reports (see `status.report`) and a line per container that cannot be read. Raises NotFound without a root."""
+    """Their reports (see `status.report`) and a line per container that cannot be read. Raises
+    NotFound without a root."""
     found, broken = [], []
     try:
         names = states.ids(root)

@@ -1,8 +1,9 @@
 """sd_notify(3) for containers: a socket of ours inside, and its READY passed on to the one outside.
 
-A service manager believes only the process that it started, and its socket is not in the container. So when NOTIFY_SOCKET is
-set at create, the container gets a folder at /run/notify; at start a socket is made in it, and `start` waits until somebody in
-the container says READY or its init ends. MAINPID tells the manager whom to watch from then on, BARRIER that it has understood.
+A service manager believes only the process that it started, and its socket is not in the container.
+So when NOTIFY_SOCKET is set at create, the container gets a folder at /run/notify; at start a
+socket is made in it, and `start` waits until somebody in the container says READY or its init ends.
+MAINPID tells the manager whom to watch from then on, BARRIER that it has understood.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Proxy:
     """The socket of one container; open it before its program runs, and `wait` after."""
 
     def __init__(self, state_dir: str, host: str) -> None:
-        """`host` is the manager's address: a path, or an abstract name that begins with `@`. Raises KernelError."""
+        """`host` is the manager's address: a path, or an abstract name that begins with `@`. Raises
+        KernelError."""
         self._host = host
         self._socket = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC)
         folder = os.open(f"{state_dir}/{FOLDER}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -57,7 +59,8 @@ class Proxy:
             os.close(folder)
 
     def wait(self, pidfd: int, main_pid: int) -> bool:
-        """Until the container is ready, which the manager is told with `main_pid`, or its init has ended (False)."""
+        """Until the container is ready, which the manager is told with `main_pid`, or its init has
+        ended (False)."""
         waiter = select.poll()
         waiter.register(self._socket.fileno(), select.POLLIN)
         waiter.register(pidfd, select.POLLIN)

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 def pause(state: State) -> None:
     """Freeze a running or created container. Raises WrongState, DeadlineExceeded, KernelError."""
-    facts.require(state, (facts.RUNNING, facts.CREATED), "container not running or created: {status}")
+    facts.require(
+        state, (facts.RUNNING, facts.CREATED), "container not running or created: {status}"
+    )
     group = state.cgroup()
     if group is None:
         raise WrongState(f"container {state.id} has no cgroup: it cannot be paused")

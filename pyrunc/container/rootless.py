@@ -1,8 +1,10 @@
-"""An ordinary user's runtime becomes root of the container's user namespace first, and then does what root does.
+"""An ordinary user's runtime becomes root of the container's user namespace first, and then does
+what root does.
 
-For create the namespace is made here, for exec it is the container's. From inside, the container has no user namespace of its
-own: it is the one where its runtime is. Ids that are not the user's own are mapped by newuidmap(1) and newgidmap(1), which ask
-/etc/subuid and /etc/subgid; they run in a child that stays outside.
+For create the namespace is made here, for exec it is the container's. From inside, the container
+has no user namespace of its own: it is the one where its runtime is. Ids that are not the user's
+own are mapped by newuidmap(1) and newgidmap(1), which ask /etc/subuid and /etc/subgid; they run in
+a child that stays outside.
 """
 
 from __future__ import annotations
@@ -26,9 +28,11 @@ SHOWN_BYTES = 4096
 
 
 def enter(spec: Spec) -> Spec:
-    """Become root of the user namespace that `spec` asks for, with mounts of our own; returns `spec` as seen from there.
+    """Become root of the user namespace that `spec` asks for, with mounts of our own; returns
+    `spec` as seen from there.
 
-    Raises InvalidSpec for what an ordinary user cannot have, KernelError, NotFound and PeerError for newuidmap.
+    Raises InvalidSpec for what an ordinary user cannot have, KernelError, NotFound and PeerError
+    for newuidmap.
     """
     linux, own = spec.linux, (os.geteuid(), os.getegid())
     _refuse(spec)
@@ -47,7 +51,8 @@ def enter(spec: Spec) -> Spec:
 
 
 def join(pid: int, spec: Spec) -> Spec:
-    """Become root of the user namespace of a container's process; returns `spec` as seen from there. Raises KernelError."""
+    """Become root of the user namespace of a container's process; returns `spec` as seen from
+    there. Raises KernelError."""
     if spec.linux.namespace("user") is None:
         return spec
     own = os.geteuid(), os.getegid()
@@ -69,7 +74,12 @@ def _refuse(spec: Spec) -> None:
     if user is None:
         raise InvalidSpec("linux.namespaces", "rootless container requires user namespaces")
     for i, mount in enumerate(spec.mounts):
-        if mount.uid_mappings or mount.gid_mappings or "idmap" in mount.options or "ridmap" in mount.options:
+        if (
+            mount.uid_mappings
+            or mount.gid_mappings
+            or "idmap" in mount.options
+            or "ridmap" in mount.options
+        ):
             raise InvalidSpec(f"mounts[{i}]", "an id-mapped mount needs the host's root")
     if not user.path:
         _refuse_map("uidMappings", linux.uid_mappings, os.geteuid())
@@ -79,15 +89,23 @@ def _refuse(spec: Spec) -> None:
 def _refuse_map(name: str, entries: Sequence[IdMap], own: int) -> None:
     """What is mapped is for newuidmap to judge, but two ids are needed, as which we go on."""
     if not any(entry.container_id == 0 and entry.size for entry in entries):
-        raise InvalidSpec(f"linux.{name}", "rootless container's id 0 must be mapped: it is begun as root")
+        raise InvalidSpec(
+            f"linux.{name}", "rootless container's id 0 must be mapped: it is begun as root"
+        )
     if not any(entry.host_id <= own < entry.host_id + entry.size for entry in entries):
-        raise InvalidSpec(f"linux.{name}", f"the user's own id {own} must be mapped: the files are its")
+        raise InvalidSpec(
+            f"linux.{name}", f"the user's own id {own} must be mapped: the files are its"
+        )
 
 
 def _keep_files(uid: int, gid: int) -> None:
-    """Where root of the namespace is another of the user's ids, files are still read and made as the user (setfsuid(2)):
-    the state must be within reach of the next command. Programs that are executed have root's."""
-    for call, own, file in (("setfsgid", gid, "/proc/self/gid_map"), ("setfsuid", uid, "/proc/self/uid_map")):
+    """Where root of the namespace is another of the user's ids, files are still read and made as
+    the user (setfsuid(2)): the state must be within reach of the next command. Programs that are
+    executed have root's."""
+    for call, own, file in (
+        ("setfsgid", gid, "/proc/self/gid_map"),
+        ("setfsuid", uid, "/proc/self/uid_map"),
+    ):
         inner = _inner_id(own, file)
         if inner:
             syscall(call, str(inner), inner)
@@ -116,9 +134,13 @@ def _join(path: str) -> None:
 
 
 def _make_with_own_ids(linux: Linux) -> None:
-    """Without a group map from outside groups must be given up: they might be what keeps the user out of files."""
+    """Without a group map from outside groups must be given up: they might be what keeps the user
+    out of files."""
     unshare(CLONE_NEWUSER)
-    with kernel_errors("write", "setgroups"), open("/proc/self/setgroups", "wb", buffering=0) as file:
+    with (
+        kernel_errors("write", "setgroups"),
+        open("/proc/self/setgroups", "wb", buffering=0) as file,
+    ):
         file.write(b"deny")
     write_maps(os.getpid(), linux.uid_mappings, linux.gid_mappings)
 
@@ -144,7 +166,9 @@ def _make_with_granted_ids(linux: Linux) -> None:
         said = os.pread(output, SHOWN_BYTES, 0).decode("utf-8", "replace").strip()
         os.close(output)
     if code == 127:
-        raise NotFound("newuidmap or newgidmap is not in $PATH: several ids cannot be mapped without them")
+        raise NotFound(
+            "newuidmap or newgidmap is not in $PATH: several ids cannot be mapped without them"
+        )
     if code:
         raise PeerError(f"the ids were not granted: {said or f'exit code {code}'}")
 
@@ -155,7 +179,8 @@ def _command(program: str, entries: Sequence[IdMap]) -> list[str]:
 
 
 def _map_when_told(read_end: int, output: int, commands: Sequence[list[str]]) -> None:
-    """The helper's life: waits until its parent is in the new namespace, runs the commands, exits with the first failure."""
+    """The helper's life: waits until its parent is in the new namespace, runs the commands, exits
+    with the first failure."""
     code = 1
     try:
         if os.read(read_end, 1):

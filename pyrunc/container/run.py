@@ -1,6 +1,7 @@
 """Stay with a process until it ends: what `run` and `exec` without --detach do.
 
-Signals that reach us go to the process, its terminal is copied to ours, and its exit status becomes ours.
+Signals that reach us go to the process, its terminal is copied to ours, and its exit status becomes
+ours.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ CHUNK_BYTES = 65536
 
 
 def attend(pidfd: int, console_fd: int | None) -> int:
-    """Wait for our child's end; its exit code, or 128 + the signal that ended it. Takes over `console_fd`."""
+    """Wait for our child's end; its exit code, or 128 + the signal that ended it. Takes over
+    `console_fd`."""
     _forward_signals(pidfd)
     if console_fd is None:
         _wait(pidfd)
@@ -40,7 +42,8 @@ def attend(pidfd: int, console_fd: int | None) -> int:
 
 
 def _open_own_terminal() -> int | None:
-    """The terminal at which somebody sits: stderr, stdout or stdin, of which some may lead elsewhere, else the controlling one."""
+    """The terminal at which somebody sits: stderr, stdout or stdin, of which some may lead
+    elsewhere, else the controlling one."""
     for number in (2, 1, 0):
         if os.isatty(number):
             return os.dup(number)
@@ -65,8 +68,8 @@ def _reap(pidfd: int) -> int:
 
 
 def _forward_signals(pidfd: int) -> None:
-    """From now on signals are passed on, to our own end: one that comes when the process has ended is dropped, and does not
-    keep us from taking away what is left of it."""
+    """From now on signals are passed on, to our own end: one that comes when the process has ended
+    is dropped, and does not keep us from taking away what is left of it."""
 
     def forward(number: int, _: object) -> None:
         debug.say("forwarding signal %d", number)
@@ -99,7 +102,8 @@ class _Terminal:
                 os.close(self._own)
 
     def _raw(self) -> Iterator[None]:
-        """Keys go to the process as they are. Output is still processed here, as the process's terminal leaves it alone."""
+        """Keys go to the process as they are. Output is still processed here, as the process's
+        terminal leaves it alone."""
         if self._own is None:
             yield
             return

@@ -1,7 +1,8 @@
 """`start`: a container that waits on its start socket is let go.
 
-The container accepts one connection and reads one byte. The connection closes by execve, which is the good end; an errno
-that comes instead says why the program could not be executed, a message which hook failed.
+The container accepts one connection and reads one byte. The connection closes by execve, which is
+the good end; an errno that comes instead says why the program could not be executed, a message
+which hook failed.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ if TYPE_CHECKING:
 
 
 def release(state_dir: str, args: Sequence[str] = ("",), env: Sequence[str] = ()) -> None:
-    """Let the container of that folder run `args`; returns when they were executed, and the socket is gone.
+    """Let the container of that folder run `args`; returns when they were executed, and the socket
+    is gone.
 
-    Raises WrongState when nothing waits there (started already, or dead), NotFound and the like as `create` does.
+    Raises WrongState when nothing waits there (started already, or dead), NotFound and the like as
+    `create` does.
     """
     path = f"{state_dir}/{START_SOCKET}"
     connection = _connect(state_dir, path)
@@ -53,7 +56,9 @@ def release(state_dir: str, args: Sequence[str] = ("",), env: Sequence[str] = ()
         from pyrunc.program.errors import OperationFailed
 
         sizes = argument_sizes(args, env)
-        raise describe_failure(OperationFailed("exec", args[0], number, sizes, -1, None, NO_PROGRAM), args)
+        raise describe_failure(
+            OperationFailed("exec", args[0], number, sizes, -1, None, NO_PROGRAM), args
+        )
 
 
 def _connect(state_dir: str, path: str) -> _Socket:

@@ -1,14 +1,17 @@
-"""A container on disk: one folder per container under the root, and in it what another process needs to act on it.
+"""A container on disk: one folder per container under the root, and in it what another process
+needs to act on it.
 
     <root>/<id>/config.json   the configuration as it was at create; later edits of the bundle have no effect
     <root>/<id>/state.json    this file's `State`: pid and start time of init, its cgroup, where it came from
     <root>/<id>/start.sock    listens until `start`; its presence is the status "created"
 
-No status is stored: `status` derives it from the process, the freezer and the socket. The folder is claimed by mkdir, so of two
-creates with one id exactly one wins; steps of different processes are kept apart by flock(2) on the folder.
+No status is stored: `status` derives it from the process, the freezer and the socket. The folder is
+claimed by mkdir, so of two creates with one id exactly one wins; steps of different processes are
+kept apart by flock(2) on the folder.
 
-A folder is a container when its state.json names it. One without, which a killed create leaves, is told from a foreign folder
-by the sticky bit that mkdir gave it: what is not ours is neither listed nor deleted, whoever else keeps things in the root.
+A folder is a container when its state.json names it. One without, which a killed create leaves, is
+told from a foreign folder by the sticky bit that mkdir gave it: what is not ours is neither listed
+nor deleted, whoever else keeps things in the root.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ CLAIMED = S_ISVTX | 0o700
 
 
 def default_root() -> str:
-    """`/run/pyrunc` for root, `$XDG_RUNTIME_DIR/pyrunc` for others. Raises InvalidArgument when that is not set.
+    """`/run/pyrunc` for root, `$XDG_RUNTIME_DIR/pyrunc` for others. Raises InvalidArgument when
+    that is not set.
 
     Root of a user namespace is one of the others, unless it says that it is called root.
     """
@@ -55,7 +59,8 @@ def default_root() -> str:
 
 
 def root_of(given: str | None) -> str:
-    """The folder of all containers: an absolute path for `--root`, else the default. Raises InvalidArgument for `/`."""
+    """The folder of all containers: an absolute path for `--root`, else the default. Raises
+    InvalidArgument for `/`."""
     if given is None:
         return default_root()
     path = os.path.abspath(given)
@@ -77,8 +82,8 @@ def check_id(container_id: str) -> str:
 
 
 class StateFile(RecordFile):
-    """`state.json`: the fields of `State`. Of a pod's container a compiler makes it, and the shim adds the process that it has started,
-    and when."""
+    """`state.json`: the fields of `State`. Of a pod's container a compiler makes it, and the shim
+    adds the process that it has started, and when."""
 
     name = STATE
     id: str
@@ -98,9 +103,11 @@ class StateFile(RecordFile):
 
 
 class State:
-    """One container. `pid` 0: the create has not come that far (or was killed); `complete`: it has ended well.
+    """One container. `pid` 0: the create has not come that far (or was killed); `complete`: it has
+    ended well.
 
-    `created` is RFC 3339, UTC; `keyring` is the name of the session keyring that an exec joins, empty for none.
+    `created` is RFC 3339, UTC; `keyring` is the name of the session keyring that an exec joins,
+    empty for none.
     """
 
     __slots__ = (
@@ -138,7 +145,10 @@ class State:
         complete: bool = False,
         keyring: str = "",
     ) -> None:
-        self.folder, self.id, self.bundle, self.rootfs = folder, container_id, bundle, rootfs
+        self.folder = folder
+        self.id = container_id
+        self.bundle = bundle
+        self.rootfs = rootfs
         self.oci_version, self.annotations, self.created = oci_version, annotations or {}, created
         self.owner_uid, self.pid, self.start_time = owner_uid, pid, start_time
         self.private_pids, self.cgroup_record = private_pids, cgroup
@@ -157,7 +167,8 @@ class State:
         return Cgroup.from_record(self.cgroup_record)
 
     def config(self) -> dict[str, Any]:
-        """The configuration at create, decoded. Raises NotFound when the create did not come that far."""
+        """The configuration at create, decoded. Raises NotFound when the create did not come that
+        far."""
         try:
             with open(f"{self.folder}/{CONFIG}", "rb", buffering=0) as file:
                 document = jsontext.loads(file.readall() or b"")
@@ -190,7 +201,8 @@ class State:
 
 
 def claim(root: str, container_id: str) -> str:
-    """Make the container's folder, which takes the id. Raises AlreadyExists; the other container is not touched."""
+    """Make the container's folder, which takes the id. Raises AlreadyExists; the other container is
+    not touched."""
     check_id(container_id)
     _make_root(root)
     folder = f"{root}/{container_id}"
@@ -204,8 +216,9 @@ def claim(root: str, container_id: str) -> str:
 
 
 def _make_root(root: str) -> None:
-    """A user's own root is sticky: what cleans $XDG_RUNTIME_DIR of files that nobody used for hours leaves such ones alone
-    (XDG Base Directory Specification). The default root may be passed: the CRI server's socket is in it."""
+    """A user's own root is sticky: what cleans $XDG_RUNTIME_DIR of files that nobody used for hours
+    leaves such ones alone (XDG Base Directory Specification). The default root may be passed: the
+    CRI server's socket is in it."""
     if os.path.isdir(root):
         return
     os.makedirs(root, 0o711 if root == DEFAULT_ROOT else 0o700, exist_ok=True)
@@ -235,7 +248,8 @@ def _is_claimed(folder: str) -> bool:
 
 
 def _is_container(folder: str, container_id: str) -> bool:
-    """As `find` sees it; a damaged record of the right name is a container's, so that it can be told of."""
+    """As `find` sees it; a damaged record of the right name is a container's, so that it can be
+    told of."""
     try:
         _read(folder, container_id)
     except NotFound:
@@ -289,7 +303,8 @@ def remove(state: State) -> None:
 
 
 def _remove_folder(path: str) -> None:
-    """Somebody else may be removing the same: a delete beside this one, an exec that keeps programs of its own."""
+    """Somebody else may be removing the same: a delete beside this one, an exec that keeps programs
+    of its own."""
     try:
         for entry in os.scandir(path):
             if entry.is_dir(follow_symlinks=False):
@@ -309,7 +324,8 @@ def _unlink(path: str) -> None:
 
 
 class Lock:
-    """`with Lock(state):` one process at a time starts, changes or deletes the container. NotFound once it is gone."""
+    """`with Lock(state):` one process at a time starts, changes or deletes the container. NotFound
+    once it is gone."""
 
     __slots__ = ("_descriptor", "_state")
 
@@ -333,14 +349,19 @@ class Lock:
 
     def __enter__(self) -> Lock:
         try:
-            self._descriptor = os.open(self._state.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._descriptor = os.open(
+                self._state.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            )
         except FileNotFoundError:
             raise NotFound(f"container does not exist: {self._state.id}") from None
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         os.close(self._descriptor)
 

@@ -1,4 +1,5 @@
-"""A container's usage in the form of `runc events`: one JSON object per reading, and one per OOM kill.
+"""A container's usage in the form of `runc events`: one JSON object per reading, and one per OOM
+kill.
 
 Limits of `max` are 2^64-1, as Go programs expect them; times are nanoseconds.
 """
@@ -52,7 +53,8 @@ def _reading(state: State, group: Cgroup) -> dict[str, Any]:
 
 
 def stream(state: State, interval_s: float) -> Iterator[dict[str, Any]]:
-    """A reading every interval and an event per OOM kill, until the container's cgroup is gone or empty."""
+    """A reading every interval and an event per OOM kill, until the container's cgroup is gone or
+    empty."""
     group = group_of(state)
     kills = group.oom_kills() or 0
     watch = _open_watch(group)
@@ -104,7 +106,8 @@ def data(stats: Stats) -> dict[str, Any]:
     } | _pressure(stats, "io")
     found["intel_rdt"] = {}
     found["hugetlb"] = {
-        size: {"usage": use["current"], "failcnt": use["events_max"]} for size, use in stats.hugetlb.items()
+        size: {"usage": use["current"], "failcnt": use["events_max"]}
+        for size, use in stats.hugetlb.items()
     }
     return found
 
@@ -195,7 +198,8 @@ _COUNTERS = {"RxBytes": 0, "RxPackets": 1, "RxErrors": 2, "RxDropped": 3, "TxByt
 
 
 def interfaces(pid: int) -> list[dict[str, Any]] | None:
-    """The counters of the interfaces of its network namespace, but for loopback; None when it has none, or ours."""
+    """The counters of the interfaces of its network namespace, but for loopback; None when it has
+    none, or ours."""
     found = []
     if _network_of(pid) in ("", _network_of("self")):
         return None
@@ -204,7 +208,10 @@ def interfaces(pid: int) -> list[dict[str, Any]] | None:
         columns = counters.split()
         if name.strip() != "lo":
             found.append(
-                {"Name": name.strip(), **{key: int(columns[place]) for key, place in _COUNTERS.items()}}
+                {
+                    "Name": name.strip(),
+                    **{key: int(columns[place]) for key, place in _COUNTERS.items()},
+                }
             )
     return found or None
 

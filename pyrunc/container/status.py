@@ -1,7 +1,8 @@
-"""What a container is doing, derived each time from facts: its process, its freezer, its start socket.
+"""What a container is doing, derived each time from facts: its process, its freezer, its start
+socket.
 
-A pid alone proves nothing, it may be somebody else's by now: the start time (field 22 of /proc/PID/stat) tells. A zombie is
-stopped: it waits for its parent only.
+A pid alone proves nothing, it may be somebody else's by now: the start time (field 22 of
+/proc/PID/stat) tells. A zombie is stopped: it waits for its parent only.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ CREATING, CREATED, RUNNING, PAUSED, STOPPED = "creating", "created", "running", 
 
 
 def status(state: State, locked: bool = False) -> str:
-    """One of creating, created, running, paused, stopped. `locked`: the caller holds the container's lock.
+    """One of creating, created, running, paused, stopped. `locked`: the caller holds the
+    container's lock.
 
-    A create that is on its way holds the lock; one that was killed does not, and its container counts as stopped.
+    A create that is on its way holds the lock; one that was killed does not, and its container
+    counts as stopped.
     """
     if not state.complete:
         return CREATING if not locked and states.Lock.is_held(state) else STOPPED
@@ -85,7 +88,8 @@ def require(state: State, allowed: tuple[str, ...], refusal: str) -> str:
 
 
 def oci_state(state: State, status: str, pid: int | None = None) -> dict[str, Any]:
-    """The state object of runtime-spec runtime.md: what hooks read on stdin. `pid` as the reader sees it."""
+    """The state object of runtime-spec runtime.md: what hooks read on stdin. `pid` as the reader
+    sees it."""
     found: dict[str, Any] = {"ociVersion": state.oci_version, "id": state.id, "status": status}
     number = state.pid if pid is None else pid
     if number and status != STOPPED:

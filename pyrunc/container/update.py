@@ -1,6 +1,8 @@
-"""New limits for a running container: what is not named stays, and a failure puts back what was there.
+"""New limits for a running container: what is not named stays, and a failure puts back what was
+there.
 
-The saved configuration learns the new values, so that later readers (`state`, a restored container) see them.
+The saved configuration learns the new values, so that later readers (`state`, a restored container)
+see them.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
 UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
-def update(state: State, resources: dict[str, Any], missing_controllers: str = "error") -> list[str]:
+def update(
+    state: State, resources: dict[str, Any], missing_controllers: str = "error"
+) -> list[str]:
     """Write OCI `linux.resources`; device rules are not touched. Returns warnings.
 
     Raises WrongState (not running), InvalidSpec, Unsupported, KernelError.

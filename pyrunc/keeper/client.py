@@ -1,7 +1,8 @@
-"""The client of `pyrunc-keeper` (pause/keeper.c, which documents the messages), and its start. No asyncio: a call takes some 30 µs,
-and at most `TIMEOUT_S` when the keeper is stopped.
+"""The client of `pyrunc-keeper` (pause/keeper.c, which documents the messages), and its start. No
+asyncio: a call takes some 30 µs, and at most `TIMEOUT_S` when the keeper is stopped.
 
-A client connects when it is first used, and again when the keeper was replaced: what an earlier one has stored is gone then.
+A client connects when it is first used, and again when the keeper was replaced: what an earlier one
+has stored is gone then.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-PROGRAM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "native", "keeper")
+PROGRAM = os.path.join(
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "native", "keeper"
+)
 SOCKET, LOCK = "keeper.sock", "keeper.lock"
 VERSION = 1
 HELLO, PUT, GET, DROP, LIST, START, EXIT, NOTE = range(1, 9)
@@ -76,15 +79,18 @@ class _Answer:
     __slots__ = ("count", "data", "fds", "pid", "status", "time_ns")
 
     def __init__(self, head: tuple[int, ...], data: bytes, fds: list[int]) -> None:
-        self.pid, self.status, self.count, self.time_ns = head[4], head[5], head[6], head[8]
+        self.pid = head[4]
+        self.status = head[5]
+        self.count = head[6]
+        self.time_ns = head[8]
         self.data, self.fds = data, fds
 
 
 class Keeper:
     """A client of the keeper of a folder. Use from one thread.
 
-    Every method raises Unavailable when no keeper answers, Unsupported for one of another version, KernelError for what it refuses
-    (a store that is full).
+    Every method raises Unavailable when no keeper answers, Unsupported for one of another version,
+    KernelError for what it refuses (a store that is full).
     """
 
     def __init__(
@@ -93,8 +99,9 @@ class Keeper:
         timeout_s: float = TIMEOUT_S,
         on_close: Callable[[int], object] | None = None,
     ) -> None:
-        """`on_close` is called with the connection's number before it is closed; the caller then reconnects itself: a call on a broken
-        connection raises Unavailable, where it is repeated otherwise."""
+        """`on_close` is called with the connection's number before it is closed; the caller then
+        reconnects itself: a call on a broken connection raises Unavailable, where it is repeated
+        otherwise."""
         self.folder = os.fspath(folder)
         self._timeout_s, self._on_close = timeout_s, on_close
         self._socket: socket | None = None
@@ -118,12 +125,14 @@ class Keeper:
         return self._ask(HELLO).pid
 
     def put(self, name: str, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Store copies of the descriptors, in the place of what has this name. The caller keeps its own."""
+        """Store copies of the descriptors, in the place of what has this name. The caller keeps its
+        own."""
         self._ask(PUT, name, data, fds)
 
     def post_put(self, name: str, data: bytes, fds: Sequence[int] = ()) -> None:
-        """`put` without waiting: it is done even if we are killed now. What the keeper refuses is in `refused` after the next call, or
-        `collect`. Here and below, where too much is on its way, that is Unavailable."""
+        """`put` without waiting: it is done even if we are killed now. What the keeper refuses is
+        in `refused` after the next call, or `collect`. Here and below, where too much is on its
+        way, that is Unavailable."""
         self._post(PUT, name, data, fds)
 
     def post_drop(self, name: str) -> None:
@@ -135,7 +144,8 @@ class Keeper:
         self._post(NOTE, process=(pid, start_time), status=status)
 
     def collect(self) -> list[int]:
-        """The errnos with which the keeper has refused what was posted, so far. Raises Unavailable when it has hung up."""
+        """The errnos with which the keeper has refused what was posted, so far. Raises Unavailable
+        when it has hung up."""
         try:
             while self._socket is not None:
                 self._take_refusal(self._receive(self._socket, MSG_DONTWAIT)[0])
@@ -179,9 +189,11 @@ class Keeper:
     def start(
         self, arguments: Sequence[str], environment: Mapping[str, str], fds: Mapping[int, int]
     ) -> tuple[int, int]:
-        """Execute a program as the keeper's child, in a session of its own, with the descriptors `{number there: number here}`.
+        """Execute a program as the keeper's child, in a session of its own, with the descriptors
+        `{number there: number here}`.
 
-        Its pid and a pidfd, which is the caller's to close. A program that cannot be executed ends with 127.
+        Its pid and a pidfd, which is the caller's to close. A program that cannot be executed ends
+        with 127.
         """
         words = [*arguments, *(f"{name}={value}" for name, value in environment.items())]
         strings = b"".join(os.fsencode(word) + b"\0" for word in words)
@@ -191,7 +203,8 @@ class Keeper:
         return answer.pid, answer.fds[0]
 
     def exit_of(self, pid: int, start_time: int) -> Exit | None:
-        """How an orphan ended that the keeper has reaped, or a process of `note`; None: it has not, or it was too long ago."""
+        """How an orphan ended that the keeper has reaped, or a process of `note`; None: it has not,
+        or it was too long ago."""
         try:
             answer = self._ask(EXIT, process=(pid, start_time))
         except KernelError as error:
@@ -201,7 +214,8 @@ class Keeper:
         return Exit(answer.status, answer.time_ns)
 
     def note(self, pid: int, start_time: int, status: int) -> None:
-        """Have it known how our child has ended, which is not reaped yet: whoever comes after us can ask."""
+        """Have it known how our child has ended, which is not reaped yet: whoever comes after us
+        can ask."""
         self._ask(NOTE, process=(pid, start_time), status=status)
 
     def _ask(
@@ -289,7 +303,9 @@ class Keeper:
                 raise PeerError(f"the keeper has sent {len(answer)} bytes")
             head = MESSAGE.unpack_from(answer)
             if head[0] != VERSION or head[3] == EPROTO:
-                raise Unsupported(f"the keeper of {self.folder} has version {head[0]}, not {VERSION}")
+                raise Unsupported(
+                    f"the keeper of {self.folder} has version {head[0]}, not {VERSION}"
+                )
             if head[3]:
                 raise KernelError("keeper", name, head[3])
         except BaseException:
@@ -307,7 +323,8 @@ class Keeper:
                 connection.setsockopt(SOL_SOCKET, option, limit)
             folder = os.open(self.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                connection.connect(f"/proc/self/fd/{folder}/{SOCKET}")  # sun_path has room for 107 bytes only
+                # sun_path has room for 107 bytes only
+                connection.connect(f"/proc/self/fd/{folder}/{SOCKET}")
             finally:
                 os.close(folder)
         except BaseException:
@@ -316,7 +333,9 @@ class Keeper:
         return connection
 
 
-def _packet(call: int, name: str, data: bytes, count: int, process: tuple[int, int], status: int) -> bytes:
+def _packet(
+    call: int, name: str, data: bytes, count: int, process: tuple[int, int], status: int
+) -> bytes:
     encoded = name.encode()
     pid, start_time = process
     head = MESSAGE.pack(VERSION, call, len(encoded), 0, pid, status, count, start_time, 0)
@@ -330,7 +349,8 @@ def _check_size(name: str, packet: bytes, fds: Sequence[int]) -> None:
 
 
 def ensure(folder: str | os.PathLike[str]) -> Keeper:
-    """A client of the folder's keeper, connected; the keeper is started if none lives. Raises Unavailable, Unsupported, KernelError."""
+    """A client of the folder's keeper, connected; the keeper is started if none lives. Raises
+    Unavailable, Unsupported, KernelError."""
     keeper = Keeper(folder)
     for _ in range(_TRIES):
         try:

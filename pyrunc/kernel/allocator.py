@@ -11,8 +11,9 @@ _mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # found once, not in eac
 
 
 def keep_freed_memory() -> None:
-    """From now on what this process frees stays with it, for the next allocation: for one that ends soon. A block of 256 KiB that is
-    freed and allocated again otherwise costs 64 page faults, of pages that the kernel clears. Does nothing with another C library.
+    """From now on what this process frees stays with it, for the next allocation: for one that ends
+    soon. A block of 256 KiB that is freed and allocated again otherwise costs 64 page faults, of
+    pages that the kernel clears. Does nothing with another C library.
     """
     if _mallopt is not None:
         _mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)

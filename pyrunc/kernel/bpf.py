@@ -1,7 +1,8 @@
 """bpf(2) as far as a container needs it: load a device program and attach it to a cgroup.
 
-Source: bpf(2), include/uapi/linux/bpf.h. A program lives as long as it is attached; its descriptor is closed here at once.
-Several programs on one group must all allow an access, so an earlier one has to be replaced, not joined.
+Source: bpf(2), include/uapi/linux/bpf.h. A program lives as long as it is attached; its descriptor
+is closed here at once. Several programs on one group must all allow an access, so an earlier one
+has to be replaced, not joined.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ _KEPT_AT_MOST = 16
 
 
 def keep_programs() -> None:
-    """Keep what is loaded, verified, for the next group with the same rules: for a process that makes many."""
+    """Keep what is loaded, verified, for the next group with the same rules: for a process that
+    makes many."""
     global _kept
     _kept = {}
 
 
 def replace_device_program(group_fd: int, program: bytes) -> None:
-    """Make `program` (eBPF instructions) the one device filter of the group. Raises KernelError, with the verifier's words."""
+    """Make `program` (eBPF instructions) the one device filter of the group. Raises KernelError,
+    with the verifier's words."""
     new = _open_kept(program) if _kept is not None else open_device_program(program)
     try:
         old = _attached(group_fd)
@@ -93,7 +96,9 @@ def _load(code: bytearray, count: int, log: bytearray | None) -> int:
 
 def _attached(group_fd: int) -> list[int]:
     ids = call.buffer(4 * MAX_ATTACHED)
-    attributes = struct.pack("<IIIIQI", group_fd, ATTACH_CGROUP_DEVICE, 0, 0, call.address(ids), MAX_ATTACHED)
+    attributes = struct.pack(
+        "<IIIIQI", group_fd, ATTACH_CGROUP_DEVICE, 0, 0, call.address(ids), MAX_ATTACHED
+    )
     _, answer = _bpf(PROG_QUERY, attributes, "query of the device filters")
     (count,) = struct.unpack_from("<I", answer, 24)
     return list(struct.unpack_from(f"<{count}I", ids))
@@ -115,7 +120,9 @@ def _attach_instead(group_fd: int, new: int, old_id: int) -> bool:
 
 
 def _attach(group_fd: int, program_fd: int, flags: int, replaced_fd: int) -> None:
-    attributes = struct.pack("<IIIII", group_fd, program_fd, ATTACH_CGROUP_DEVICE, flags, replaced_fd)
+    attributes = struct.pack(
+        "<IIIII", group_fd, program_fd, ATTACH_CGROUP_DEVICE, flags, replaced_fd
+    )
     _bpf(PROG_ATTACH, attributes, "attach of the device filter to the cgroup")
 
 
@@ -129,7 +136,9 @@ def _detach(group_fd: int, program_id: int) -> None:
 
 
 def _open_by_id(program_id: int) -> int:
-    return _bpf(PROG_GET_FD_BY_ID, struct.pack("<III", program_id, 0, 0), f"program {program_id}")[0]
+    return _bpf(PROG_GET_FD_BY_ID, struct.pack("<III", program_id, 0, 0), f"program {program_id}")[
+        0
+    ]
 
 
 def _bpf(command: int, attributes: bytes, subject: str) -> tuple[int, bytes]:

@@ -1,8 +1,9 @@
-"""The one door to libc: raw system calls by name, with errno turned into `KernelError` that names call and object.
+"""The one door to libc: raw system calls by name, with errno turned into `KernelError` that names
+call and object.
 
-`syscall` is enough for almost everything: it does not depend on what the C library happens to wrap. Pointers are passed as
-bytes (read by the kernel) or `buffer`s (written by the kernel). `pyrunc`'s own program (cli/front.c) brings the call itself;
-elsewhere it is ctypes', which takes 3 ms to load.
+`syscall` is enough for almost everything: it does not depend on what the C library happens to wrap.
+Pointers are passed as bytes (read by the kernel) or `buffer`s (written by the kernel). `pyrunc`'s
+own program (cli/front.c) brings the call itself; elsewhere it is ctypes', which takes 3 ms to load.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def syscall(name: str, subject: str, *args: Argument) -> int:
 
 
 def path_bytes(path: str | bytes | os.PathLike[str]) -> bytes:
-    """A path as the kernel takes it. KernelError EINVAL for a NUL inside, which would silently shorten it."""
+    """A path as the kernel takes it. KernelError EINVAL for a NUL inside, which would silently
+    shorten it."""
     raw_path = os.fsencode(path)
     if b"\0" in raw_path:
         raise KernelError("path", repr(path), errno.EINVAL, "NUL character")

@@ -1,9 +1,11 @@
-"""The cgroup v2 tree as files: where it is mounted, and one file of one group read or written whole.
+"""The cgroup v2 tree as files: where it is mounted, and one file of one group read or written
+whole.
 
-A group is named by its directory's absolute path. File names never hold a slash: they come from configurations
-(`unified` keys, huge page sizes), and a name that could climb out of the group is refused here, at the door. cgroupfs holds
-no symbolic links and nobody can make one, so a plain open is as good as a resolved one. Source: cgroups(7), and the
-kernel's Documentation/admin-guide/cgroup-v2.rst.
+A group is named by its directory's absolute path. File names never hold a slash: they come from
+configurations (`unified` keys, huge page sizes), and a name that could climb out of the group is
+refused here, at the door. cgroupfs holds no symbolic links and nobody can make one, so a plain open
+is as good as a resolved one. Source: cgroups(7), and the kernel's
+Documentation/admin-guide/cgroup-v2.rst.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ _root = ""
 
 
 def root() -> str:
-    """Where the v2 tree is mounted; on a hybrid host that is `/sys/fs/cgroup/unified`. Raises Unsupported."""
+    """Where the v2 tree is mounted; on a hybrid host that is `/sys/fs/cgroup/unified`. Raises
+    Unsupported."""
     global _root
     if not _root:
         _root = _find_root()
@@ -46,7 +49,9 @@ def _find_root() -> str:
     for mount in mount_points():
         if mount.kind == "cgroup2":
             return mount.path
-    raise Unsupported("no cgroup v2 tree is mounted (looked for /sys/fs/cgroup and /sys/fs/cgroup/unified)")
+    raise Unsupported(
+        "no cgroup v2 tree is mounted (looked for /sys/fs/cgroup and /sys/fs/cgroup/unified)"
+    )
 
 
 def controllers(directory: str) -> list[str]:
@@ -55,7 +60,8 @@ def controllers(directory: str) -> list[str]:
 
 
 def own_path(pid: int | str = "self") -> str | None:
-    """The v2 path of a process (`/a/b`), as seen from our cgroup namespace; None if the process is gone."""
+    """The v2 path of a process (`/a/b`), as seen from our cgroup namespace; None if the process is
+    gone."""
     try:
         with open(f"/proc/{pid}/cgroup", "rb", buffering=0) as file:
             lines = (file.readall() or b"").splitlines()
@@ -68,7 +74,8 @@ def own_path(pid: int | str = "self") -> str | None:
 
 
 def read(directory: str | int, file: str) -> str | None:
-    """What the group's file holds; None when there is no such file or group. The group is a path or a descriptor.
+    """What the group's file holds; None when there is no such file or group. The group is a path or
+    a descriptor.
 
     Raises KernelError.
     """
@@ -78,7 +85,8 @@ def read(directory: str | int, file: str) -> str | None:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=opened)
         try:
             parts = [os.read(descriptor, 65536)]
-            # A read brings whole records, about a page of them: a list that a container makes long takes many.
+            # A read brings whole records, about a page of them: a list that a container makes long
+            # takes many.
             while len(parts[-1]) >= SHORT_READ_BYTES:
                 parts.append(os.read(descriptor, 65536))
         finally:
@@ -91,10 +99,12 @@ def read(directory: str | int, file: str) -> str | None:
 
 
 def write(directory: str, file: str, content: str) -> None:
-    """Write `content` to the group's file with one write(2). Raises KernelError; ENOENT when there is no such file.
+    """Write `content` to the group's file with one write(2). Raises KernelError; ENOENT when there
+    is no such file.
 
-    The kernel says ENODEV when the group goes between open and write, and in a controller's file for a device that is not there.
-    The former is ENOENT here; its folder may be seen a moment longer than its files work.
+    The kernel says ENODEV when the group goes between open and write, and in a controller's file
+    for a device that is not there. The former is ENOENT here; its folder may be seen a moment
+    longer than its files work.
     """
     path = _file(directory, file)
     try:
@@ -105,14 +115,17 @@ def write(directory: str, file: str, content: str) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        gone = error.errno == errno.ENODEV and (file.startswith("cgroup.") or not os.path.exists(directory))
+        gone = error.errno == errno.ENODEV and (
+            file.startswith("cgroup.") or not os.path.exists(directory)
+        )
         raise KernelError(
             "write", f"{content!r} to {path!r}", errno.ENOENT if gone else error.errno or 0
         ) from None
 
 
 def is_leaf(directory: str) -> bool:
-    """Whether there are no groups below: a folder has two links and one more for each folder in it. True when it is gone."""
+    """Whether there are no groups below: a folder has two links and one more for each folder in it.
+    True when it is gone."""
     try:
         return os.stat(directory).st_nlink <= 2
     except FileNotFoundError:
@@ -130,7 +143,8 @@ def keyed(content: str | None) -> dict[str, int]:
 
 
 def may_move(source: str, target: str) -> bool:
-    """Whether we may take a process from one group to another, by their paths in the tree: we own what is above both."""
+    """Whether we may take a process from one group to another, by their paths in the tree: we own
+    what is above both."""
     above = os.path.commonpath([source, target])
     return os.access(f"{root()}{above.rstrip('/')}/cgroup.procs", os.W_OK)
 
@@ -151,7 +165,8 @@ def open_group(directory: str) -> int:
 
 
 def make(directory: str) -> bool:
-    """mkdir; True if this call made the group, which then carries our mark. Raises KernelError, ENOENT without a parent."""
+    """mkdir; True if this call made the group, which then carries our mark. Raises KernelError,
+    ENOENT without a parent."""
     try:
         os.mkdir(directory, 0o755)
     except FileExistsError:
@@ -174,7 +189,8 @@ def is_ours(directory: str) -> bool:
 
 
 def remove(directory: str) -> bool:
-    """rmdir; False while something is inside (EBUSY), True when the group is gone. Raises KernelError."""
+    """rmdir; False while something is inside (EBUSY), True when the group is gone. Raises
+    KernelError."""
     try:
         os.rmdir(directory)
     except FileNotFoundError:
@@ -198,10 +214,12 @@ def children(directory: str) -> list[str]:
 
 
 def walk(directory: str) -> Iterator[tuple[int, str]]:
-    """The group and all below it: (its descriptor, "") when it is entered, (its parent's descriptor, its name) when all below
-    it has been. Descriptors are good until the next step; nothing comes when the group is gone. Raises KernelError.
+    """The group and all below it: (its descriptor, "") when it is entered, (its parent's
+    descriptor, its name) when all below it has been. Descriptors are good until the next step;
+    nothing comes when the group is gone. Raises KernelError.
 
-    A container to which its tree was delegated makes groups as deep as it likes: longer than a path, deeper than calls nest.
+    A container to which its tree was delegated makes groups as deep as it likes: longer than a
+    path, deeper than calls nest.
     """
     try:
         current = os.open(directory, _FOLDER)
@@ -245,7 +263,8 @@ def _names(group: int) -> list[str]:
 
 
 def remove_below(directory: str) -> bool:
-    """rmdir of all groups below the group, from the leaves up; False while one is in use. Raises KernelError."""
+    """rmdir of all groups below the group, from the leaves up; False while one is in use. Raises
+    KernelError."""
     all_gone = True
     for parent, name in walk(directory):
         if name:
@@ -261,7 +280,8 @@ def remove_below(directory: str) -> bool:
 
 
 def wait_event(directory: str, key: str, value: int, timeout_s: float) -> bool:
-    """Wait until `key` of cgroup.events has `value` (or the group is gone); False when the time is up first."""
+    """Wait until `key` of cgroup.events has `value` (or the group is gone); False when the time is
+    up first."""
     deadline = time.monotonic() + timeout_s
     try:
         descriptor = os.open(f"{directory}/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)

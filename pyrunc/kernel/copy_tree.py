@@ -1,7 +1,8 @@
-"""A folder copied with all below it, as it is: owners, modes, times, hard links, attributes, holes, devices and pipes.
+"""A folder copied with all below it, as it is: owners, modes, times, hard links, attributes, holes,
+devices and pipes.
 
-Both sides are walked by descriptors and no link is followed. The source may hold anything, but must not change meanwhile, and
-nobody else may have access to the target.
+Both sides are walked by descriptors and no link is followed. The source may hold anything, but must
+not change meanwhile, and nobody else may have access to the target.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    Copied = dict[tuple[int, int], str]  # files of several links: device and inode -> where the first copy is
+    # files of several links: device and inode -> where the first copy is
+    Copied = dict[tuple[int, int], str]
 
 _CHUNK_BYTES = 1 << 20
 _LOOK_BYTES = 16  # if they are zeros, the others are looked at
@@ -28,7 +30,8 @@ _ATTRIBUTES = ("security.capability", "system.posix_acl_access", "system.posix_a
 
 
 class _Folder:
-    """A folder on the way down, its copy, where that is beneath the target, and the names that are still to be copied."""
+    """A folder on the way down, its copy, where that is beneath the target, and the names that are
+    still to be copied."""
 
     __slots__ = ("copy", "names", "path", "source")
 
@@ -51,10 +54,11 @@ def _ignore(_: int) -> None:
 
 
 def copy_tree(source: int, target: int, tick: Callable[[int], None] = _ignore) -> None:
-    """Give the empty folder `target` what the folder `source` is and holds; the descriptors stay the caller's.
+    """Give the empty folder `target` what the folder `source` is and holds; the descriptors stay
+    the caller's.
 
-    `tick` is called before every MiB at the latest, with as many bytes as the disk will need, and with none while holes are passed
-    over; it may raise. Raises OSError, KernelError.
+    `tick` is called before every MiB at the latest, with as many bytes as the disk will need, and
+    with none while holes are passed over; it may raise. Raises OSError, KernelError.
     """
     copied: Copied = {}
     way = [_Folder(source, target, ".", ".")]
@@ -77,7 +81,9 @@ def copy_tree(source: int, target: int, tick: Callable[[int], None] = _ignore) -
             folder.close()
 
 
-def _copy(folder: _Folder, name: str, target: int, copied: Copied, tick: Callable[[int], None]) -> None:
+def _copy(
+    folder: _Folder, name: str, target: int, copied: Copied, tick: Callable[[int], None]
+) -> None:
     """What is no folder."""
     status = os.lstat(name, dir_fd=folder.source)
     identity = (status.st_dev, status.st_ino)
@@ -105,7 +111,9 @@ def _link(target: int, first: str, folder: int, name: str) -> None:
         os.close(holder)
 
 
-def _copy_file(status: os.stat_result, folder: _Folder, name: str, tick: Callable[[int], None]) -> None:
+def _copy_file(
+    status: os.stat_result, folder: _Folder, name: str, tick: Callable[[int], None]
+) -> None:
     reading = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.source)
     try:
         writing = os.open(name, _NEW, 0o600, dir_fd=folder.copy)
@@ -119,8 +127,9 @@ def _copy_file(status: os.stat_result, folder: _Folder, name: str, tick: Callabl
 
 
 def copy_data(reading: int, writing: int, size: int, tick: Callable[[int], None] = _ignore) -> None:
-    """The content of a file of `size` bytes into an empty one. Holes stay holes, and long runs of zeros become some: a file of many
-    gigabytes may have taken none, and not every file system tells where they are. `tick` as for `copy_tree`. Raises OSError."""
+    """The content of a file of `size` bytes into an empty one. Holes stay holes, and long runs of
+    zeros become some: a file of many gigabytes may have taken none, and not every file system tells
+    where they are. `tick` as for `copy_tree`. Raises OSError."""
     at = 0
     while at < size:
         try:
@@ -131,14 +140,19 @@ def copy_data(reading: int, writing: int, size: int, tick: Callable[[int], None]
             break  # only a hole is left
         end = os.lseek(reading, at, os.SEEK_HOLE)
         os.lseek(writing, at, os.SEEK_SET)
-        while at < end and (done := _copy_part(reading, writing, at, min(end - at, _CHUNK_BYTES), tick)):
+        while at < end and (
+            done := _copy_part(reading, writing, at, min(end - at, _CHUNK_BYTES), tick)
+        ):
             at += done
         at = end
     os.ftruncate(writing, size)
 
 
-def _copy_part(reading: int, writing: int, at: int, length: int, tick: Callable[[int], None]) -> int:
-    """At most `length` bytes from the writer's position `at` on; how many, 0 at the end of the file."""
+def _copy_part(
+    reading: int, writing: int, at: int, length: int, tick: Callable[[int], None]
+) -> int:
+    """At most `length` bytes from the writer's position `at` on; how many, 0 at the end of the
+    file."""
     if not any(os.pread(reading, _LOOK_BYTES, at)):
         content = os.pread(reading, length, at)
         if content == _ZEROS[: len(content)]:
@@ -150,8 +164,8 @@ def _copy_part(reading: int, writing: int, at: int, length: int, tick: Callable[
 
 
 def _take_over_by_fd(status: os.stat_result, source: int, copy: int) -> None:
-    """Owner first: a change of it takes set-user-ID and capabilities away. Attributes that the copy's file system does not
-    have are left out, and those that are the host's business."""
+    """Owner first: a change of it takes set-user-ID and capabilities away. Attributes that the
+    copy's file system does not have are left out, and those that are the host's business."""
     os.fchown(copy, status.st_uid, status.st_gid)
     os.fchmod(copy, status.st_mode & 0o7777)
     for name in os.listxattr(source):
@@ -168,4 +182,6 @@ def _take_over_by_name(status: os.stat_result, folder: int, name: str) -> None:
     os.chown(name, status.st_uid, status.st_gid, dir_fd=folder, follow_symlinks=False)
     if not S_ISLNK(status.st_mode):
         os.chmod(name, status.st_mode & 0o7777, dir_fd=folder)
-    os.utime(name, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=folder, follow_symlinks=False)
+    os.utime(
+        name, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=folder, follow_symlinks=False
+    )

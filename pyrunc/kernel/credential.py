@@ -1,7 +1,8 @@
-"""Who we are to the rest of the machine: root of it, root of a user namespace only, or an ordinary user.
+"""Who we are to the rest of the machine: root of it, root of a user namespace only, or an ordinary
+user.
 
-Source: user_namespaces(7). The initial user namespace is known by its inode number; a map alone says nothing, for a nested
-one may map everything to itself.
+Source: user_namespaces(7). The initial user namespace is known by its inode number; a map alone
+says nothing, for a nested one may map everything to itself.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def is_machine_root() -> bool:
 
 
 def outer_uid() -> int:
-    """Our effective user id as the parent of our user namespace sees it: who D-Bus, and a file's owner field, say we are."""
+    """Our effective user id as the parent of our user namespace sees it: who D-Bus, and a file's
+    owner field, say we are."""
     uid = os.geteuid()
     with open("/proc/self/uid_map", "rb", buffering=0) as file:
         for line in (file.readall() or b"").splitlines():

@@ -1,4 +1,5 @@
-"""EROFS from files (Linux 6.12, CONFIG_EROFS_FS_BACKED_BY_FILE): no loop device, and nothing is mounted anywhere."""
+"""EROFS from files (Linux 6.12, CONFIG_EROFS_FS_BACKED_BY_FILE): no loop device, and nothing is
+mounted anywhere."""
 
 from __future__ import annotations
 
@@ -20,11 +21,13 @@ _COPIED_AT_ONCE = 1 << 20
 
 
 def open_erofs(source: int, devices: Sequence[int]) -> int:
-    """A detached, read-only mount of the image in the file behind `source`, with the data of its device table in `devices`.
+    """A detached, read-only mount of the image in the file behind `source`, with the data of its
+    device table in `devices`.
 
-    A tmpfs has no read_folio, which EROFS wants of the file with its superblock (erofs_fc_get_tree), though not of devices: from
-    there it is copied to a ramfs, which has. The descriptors may be closed then. Raises KernelError: ENODEV without EROFS,
-    ENOTBLK where it wants block devices.
+    A tmpfs has no read_folio, which EROFS wants of the file with its superblock
+    (erofs_fc_get_tree), though not of devices: from there it is copied to a ramfs, which has. The
+    descriptors may be closed then. Raises KernelError: ENODEV without EROFS, ENOTBLK where it wants
+    block devices.
     """
     try:
         return _open_erofs(source, devices)
@@ -53,7 +56,9 @@ def _open_copy(source: int) -> int:
     finally:
         os.close(memory)
     try:
-        copy = os.open("index", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        copy = os.open(
+            "index", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder
+        )
     finally:
         os.close(folder)
     try:
@@ -76,13 +81,14 @@ def _open_copy(source: int) -> int:
 
 
 def _name(fd: int) -> str:
-    """By descriptor, for a string of fsconfig(2) has 255 bytes at most, and a path may lead elsewhere meanwhile."""
+    """By descriptor, for a string of fsconfig(2) has 255 bytes at most, and a path may lead
+    elsewhere meanwhile."""
     return f"/proc/self/fd/{fd}"
 
 
 def open_paths(source: str, devices: Sequence[str], digests: Sequence[str] = ()) -> int:
-    """`open_erofs` of files by their paths, which are no links; `digests`: as `check_digests` has them. Raises KernelError, OSError,
-    DamagedRecord."""
+    """`open_erofs` of files by their paths, which are no links; `digests`: as `check_digests` has
+    them. Raises KernelError, OSError, DamagedRecord."""
     fds: list[int] = []
     try:
         for path in (source, *devices):
@@ -95,10 +101,13 @@ def open_paths(source: str, devices: Sequence[str], digests: Sequence[str] = ())
 
 
 def check_digests(fds: Sequence[int], digests: Sequence[str]) -> None:
-    """Whether files are sealed with these digests of fs-verity, in their order; no digests, or an empty one: it is not asked. Blocks
-    that differ from what was sealed fail when they are read. Raises DamagedRecord, KernelError."""
+    """Whether files are sealed with these digests of fs-verity, in their order; no digests, or an
+    empty one: it is not asked. Blocks that differ from what was sealed fail when they are read.
+    Raises DamagedRecord, KernelError."""
     for fd, digest in zip(fds, digests, strict=bool(digests)):
         if digest and (found := verity.measure(fd)) != digest:
             name = os.readlink(_name(fd))
             has = f"has {found}" if found else "is not sealed any more"
-            raise DamagedRecord(f"{name} is not what was written: fs-verity had {digest}, and it {has}")
+            raise DamagedRecord(
+                f"{name} is not what was written: fs-verity had {digest}, and it {has}"
+            )

@@ -30,7 +30,8 @@ UNCHANGED = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
 
 
 def write_once(path: str, content: bytes) -> None:
-    """One write(2) to a file that the kernel made (/proc, resctrl), which takes a whole setting at a time. Raises OSError."""
+    """One write(2) to a file that the kernel made (/proc, resctrl), which takes a whole setting at
+    a time. Raises OSError."""
     number = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(number, content)
@@ -39,8 +40,9 @@ def write_once(path: str, content: bytes) -> None:
 
 
 def start_writeback(number: int, offset: int, length: int) -> None:
-    """Have the kernel begin to write a part of a file to its disk, and do not wait for it (sync_file_range(2)). It promises nothing,
-    and fails in silence: fsync(2) does and says what is left."""
+    """Have the kernel begin to write a part of a file to its disk, and do not wait for it
+    (sync_file_range(2)). It promises nothing, and fails in silence: fsync(2) does and says what is
+    left."""
     raw("sync_file_range", number, offset, length, SYNC_FILE_RANGE_WRITE)
 
 
@@ -56,11 +58,13 @@ def close_all(numbers: Iterable[int]) -> None:
 def open_memfd(name: str, content: bytes = b"", *, executable: bool = False) -> int:
     """A memfd with this content, position 0, unsealed but sealable.
 
-    MFD_EXEC and MFD_NOEXEC_SEAL came with Linux 6.3; before, EINVAL answers and every memfd can be executed. KernelError
-    EACCES when vm.memfd_noexec=2 refuses an executable one.
+    MFD_EXEC and MFD_NOEXEC_SEAL came with Linux 6.3; before, EINVAL answers and every memfd can be
+    executed. KernelError EACCES when vm.memfd_noexec=2 refuses an executable one.
     """
     flags = MFD_CLOEXEC | MFD_ALLOW_SEALING
-    number = raw("memfd_create", name.encode(), flags | (MFD_EXEC if executable else MFD_NOEXEC_SEAL))
+    number = raw(
+        "memfd_create", name.encode(), flags | (MFD_EXEC if executable else MFD_NOEXEC_SEAL)
+    )
     if number == -EINVAL:
         number = raw("memfd_create", name.encode(), flags)
     if number < 0:
@@ -84,8 +88,8 @@ def add_seals(number: int, seals: int) -> None:
 def open_sealed_executable(name: str, content: bytes) -> int:
     """A read-only descriptor of a memfd that can be executed and never be changed again, by nobody.
 
-    Write, grow, shrink and further sealing are sealed off, the x bits too where the kernel can (6.3). KernelError EACCES as
-    in `open_memfd`.
+    Write, grow, shrink and further sealing are sealed off, the x bits too where the kernel can
+    (6.3). KernelError EACCES as in `open_memfd`.
     """
     number = open_memfd(name, content, executable=True)
     try:
@@ -94,7 +98,8 @@ def open_sealed_executable(name: str, content: bytes) -> int:
             fcntl.fcntl(number, F_ADD_SEALS, UNCHANGED | F_SEAL_EXEC)
         except OSError:
             add_seals(number, UNCHANGED)
-        # As long as a writable descriptor exists execve answers ETXTBSY, so the only one left is read-only.
+        # As long as a writable descriptor exists execve answers ETXTBSY, so the only one left is
+        # read-only.
         return os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise KernelError.of(error, "memfd", f"'{name}'") from None

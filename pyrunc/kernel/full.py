@@ -1,4 +1,5 @@
-"""Errors of files on a disk, in words for the node's owner: bytes, inodes or a quota that ran out, and on which file system."""
+"""Errors of files on a disk, in words for the node's owner: bytes, inodes or a quota that ran out,
+and on which file system."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ FULL = (ENOSPC, EDQUOT)
 
 
 class disk_errors(kernel_errors):
-    """A block that works on files of ours at a path: its OSError becomes what `disk_error` makes of it."""
+    """A block that works on files of ours at a path: its OSError becomes what `disk_error` makes of
+    it."""
 
     __slots__ = ()
 
@@ -30,7 +32,8 @@ def disk_error(error: OSError, call: str, path: str) -> ResourceExhausted | Kern
 
 
 def reason(number: int, path: str) -> str:
-    """Why writing at `path`, which need not exist, failed with one of FULL. A file system says ENOSPC for both its limits."""
+    """Why writing at `path`, which need not exist, failed with one of FULL. A file system says
+    ENOSPC for both its limits."""
     if number == EDQUOT:
         return f"the disk quota on the file system of {path} is used up"
     return f"no {_what(path)} left on the file system of {path}"

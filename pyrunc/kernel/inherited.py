@@ -1,4 +1,5 @@
-"""What fork(2) and execve(2) hand down and nothing else sets: each function gives the calling process the kernel's own default.
+"""What fork(2) and execve(2) hand down and nothing else sets: each function gives the calling
+process the kernel's own default.
 
 All raise KernelError. EINVAL: this kernel does not have it, so there is nothing to hand down.
 """
@@ -28,7 +29,8 @@ COREDUMP_FILTER = "/proc/{}/coredump_filter"
 
 
 def reset_scheduling() -> None:
-    """SCHED_OTHER with nice value 0, without SCHED_RESET_ON_FORK; no I/O priority of its own: sched(7), ioprio_set(2)."""
+    """SCHED_OTHER with nice value 0, without SCHED_RESET_ON_FORK; no I/O priority of its own:
+    sched(7), ioprio_set(2)."""
     with kernel_errors("sched_setscheduler", "SCHED_OTHER, nice 0"):
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         os.setpriority(os.PRIO_PROCESS, 0, 0)
@@ -36,7 +38,8 @@ def reset_scheduling() -> None:
 
 
 def reset_timer_slack() -> None:
-    """PR_SET_TIMERSLACK. Its argument 0 stands for what the process was born with, which is inherited, too."""
+    """PR_SET_TIMERSLACK. Its argument 0 stands for what the process was born with, which is
+    inherited, too."""
     syscall("prctl", "PR_SET_TIMERSLACK", PR_SET_TIMERSLACK, TIMER_SLACK_NS, 0, 0, 0)
 
 
@@ -76,7 +79,8 @@ def reset_memory_policy() -> None:
 
 
 def reset_core_dumps() -> None:
-    """What a core dump holds, /proc/PID/coredump_filter of core(5): as the machine's first process has it."""
+    """What a core dump holds, /proc/PID/coredump_filter of core(5): as the machine's first process
+    has it."""
     try:
         with open(COREDUMP_FILTER.format(1), "rb", buffering=0) as file:
             machines = file.read(16) or b""

@@ -1,4 +1,5 @@
-"""syscall(2) of the C library by ctypes, in the form of `_pyrunc` (cli/front.c): for every interpreter that is not `pyrunc`'s own."""
+"""syscall(2) of the C library by ctypes, in the form of `_pyrunc` (cli/front.c): for every
+interpreter that is not `pyrunc`'s own."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ _long, _pointer = ctypes.c_long, ctypes.c_void_p
 
 
 def call(number: int, *args: int | bytes | bytearray | None) -> int:
-    """The result, or the negative errno. None is a null pointer; of bytes and bytearrays the address is passed."""
+    """The result, or the negative errno. None is a null pointer; of bytes and bytearrays the
+    address is passed."""
     values: list[object] = [_long(number)]
     for arg in args:
         if arg is None:

@@ -19,9 +19,16 @@ def number(name: str) -> int:
         raise InvalidArgument(f"unknown resource limit {name!r}") from None
 
 
-def prlimit(pid: int, name: str, soft: int | None = None, hard: int | None = None) -> tuple[int, int]:
-    """prlimit(2): (soft, hard) as they were; sets both when both are given. -1 stands for no limit. pid 0: ourselves."""
-    new = None if soft is None or hard is None else _RLIMIT.pack(soft & RLIM_INFINITY, hard & RLIM_INFINITY)
+def prlimit(
+    pid: int, name: str, soft: int | None = None, hard: int | None = None
+) -> tuple[int, int]:
+    """prlimit(2): (soft, hard) as they were; sets both when both are given. -1 stands for no limit.
+    pid 0: ourselves."""
+    new = (
+        None
+        if soft is None or hard is None
+        else _RLIMIT.pack(soft & RLIM_INFINITY, hard & RLIM_INFINITY)
+    )
     old = buffer(_RLIMIT.size)
     syscall("prlimit64", f"{name} of pid {pid}", pid, number(name), new, old)
     before, top = _RLIMIT.unpack(old)

@@ -1,7 +1,8 @@
-"""Network links by rtnetlink: find one, move it into another network namespace, give it addresses, set it up.
+"""Network links by rtnetlink: find one, move it into another network namespace, give it addresses,
+set it up.
 
-Four messages that a runtime needs, built by hand: a library for all of rtnetlink costs more to import than a start takes.
-Source: rtnetlink(7), include/uapi/linux/{rtnetlink,if_link,if_addr}.h.
+Four messages that a runtime needs, built by hand: a library for all of rtnetlink costs more to
+import than a start takes. Source: rtnetlink(7), include/uapi/linux/{rtnetlink,if_link,if_addr}.h.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP, NLM_F_CREATE, NLM_F_EXCL = 1, 4, 0x300, 0x
 RTM_NEWLINK, RTM_GETLINK, RTM_NEWADDR, RTM_GETADDR = 16, 18, 20, 22
 IFLA_IFNAME, IFLA_NET_NS_FD = 3, 28
 IFA_FLAGS = 8
-# Of an address: itself, local, broadcast, flags, metric, who set it. Not its label (the old name) and its lifetime (endless).
+# Of an address: itself, local, broadcast, flags, metric, who set it. Not its label (the old name)
+# and its lifetime (endless).
 IFA_KEPT = (1, 2, 4, IFA_FLAGS, 9, 11)
 IFA_F_PERMANENT = 0x80
 RT_SCOPE_UNIVERSE = 0
@@ -62,7 +64,9 @@ class Routing:
 
     def index(self, name: str) -> int:
         """The number of the link with that name. KernelError ENODEV."""
-        found = self._ask(RTM_GETLINK, NLM_F_ACK, _LINK.pack(0, 0, 0, 0, 0), [_name(name)], f"link '{name}'")
+        found = self._ask(
+            RTM_GETLINK, NLM_F_ACK, _LINK.pack(0, 0, 0, 0, 0), [_name(name)], f"link '{name}'"
+        )
         index: int = _LINK.unpack_from(found[0])[2]
         return index
 
@@ -91,7 +95,8 @@ class Routing:
         namespace_fd: int = -1,
         what: str = "",
     ) -> None:
-        """One RTM_NEWLINK: flags within `mask`, a new name (`%d`: the first free number), another namespace."""
+        """One RTM_NEWLINK: flags within `mask`, a new name (`%d`: the first free number), another
+        namespace."""
         attributes: Attributes = []
         if namespace_fd >= 0:
             attributes.append((IFLA_NET_NS_FD, namespace_fd.to_bytes(4, "little")))
@@ -112,12 +117,20 @@ class Routing:
         kept = [(key, value) for key, value in address.attributes.items() if key in IFA_KEPT]
         self._ask(RTM_NEWADDR, NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL, header, kept, what)
 
-    def _ask(self, kind: int, flags: int, body: bytes, attributes: Attributes, what: str) -> list[bytes]:
+    def _ask(
+        self, kind: int, flags: int, body: bytes, attributes: Attributes, what: str
+    ) -> list[bytes]:
         """Send one request; the bodies of the answers. Raises KernelError."""
         self._sequence += 1
         for key, value in attributes:
-            body += _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), key) + value + b"\0" * (-len(value) % 4)
-        header = _HEADER.pack(_HEADER.size + len(body), kind, flags | NLM_F_REQUEST, self._sequence, 0)
+            body += (
+                _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), key)
+                + value
+                + b"\0" * (-len(value) % 4)
+            )
+        header = _HEADER.pack(
+            _HEADER.size + len(body), kind, flags | NLM_F_REQUEST, self._sequence, 0
+        )
         self._socket.send(header + body)
         answers: list[bytes] = []
         while True:

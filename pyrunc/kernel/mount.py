@@ -1,6 +1,8 @@
-"""Mounts: the classic call, and the ones by descriptor (fsopen, fsconfig, fsmount, open_tree, mount_setattr).
+"""Mounts: the classic call, and the ones by descriptor (fsopen, fsconfig, fsmount, open_tree,
+mount_setattr).
 
-A mount that these make detached belongs to its descriptor: nothing appears on the host, and it is gone with the last one.
+A mount that these make detached belongs to its descriptor: nothing appears on the host, and it is
+gone with the last one.
 """
 
 from __future__ import annotations
@@ -76,8 +78,11 @@ def fsconfig_string(fs_fd: int, key: str, value: Path) -> None:
 
 
 def fsconfig_fd(fs_fd: int, key: str, value_fd: int) -> None:
-    """fsconfig(FSCONFIG_SET_FD): a layer of overlayfs as a descriptor (kernels since 6.13, else EINVAL)."""
-    syscall("fsconfig", f"'{key}' = fd {value_fd}", fs_fd, FSCONFIG_SET_FD, key.encode(), None, value_fd)
+    """fsconfig(FSCONFIG_SET_FD): a layer of overlayfs as a descriptor (kernels since 6.13, else
+    EINVAL)."""
+    syscall(
+        "fsconfig", f"'{key}' = fd {value_fd}", fs_fd, FSCONFIG_SET_FD, key.encode(), None, value_fd
+    )
 
 
 def fsconfig_create(fs_fd: int) -> None:
@@ -104,14 +109,17 @@ def open_fsmount(fs_fd: int, attributes: int = 0) -> int:
 
 
 def open_tree(dir_fd: int, path: Path, flags: int = OPEN_TREE_CLONE) -> int:
-    """open_tree(2), close-on-exec: with OPEN_TREE_CLONE a detached copy of a mount, AT_RECURSIVE with those below it."""
+    """open_tree(2), close-on-exec: with OPEN_TREE_CLONE a detached copy of a mount, AT_RECURSIVE
+    with those below it."""
     return syscall("open_tree", quoted(path), dir_fd, path_bytes(path), flags | OPEN_TREE_CLOEXEC)
 
 
 def move_mount(mount_fd: int, path: Path) -> None:
     """move_mount(2): attach the mount behind a descriptor at `path`; it stays the descriptor's too."""
     subject = f"fd {mount_fd} on {quoted(path)}"
-    syscall("move_mount", subject, mount_fd, b"", AT_FDCWD, path_bytes(path), MOVE_MOUNT_F_EMPTY_PATH)
+    syscall(
+        "move_mount", subject, mount_fd, b"", AT_FDCWD, path_bytes(path), MOVE_MOUNT_F_EMPTY_PATH
+    )
 
 
 def mount_setattr(
@@ -125,7 +133,9 @@ def mount_setattr(
     recursive: bool = False,
 ) -> None:
     """mount_setattr(2); an empty path is the descriptor itself."""
-    flags = (AT_RECURSIVE if recursive else 0) | (0 if path else AT_EMPTY_PATH) | AT_SYMLINK_NOFOLLOW
+    flags = (
+        (AT_RECURSIVE if recursive else 0) | (0 if path else AT_EMPTY_PATH) | AT_SYMLINK_NOFOLLOW
+    )
     attributes = _MOUNT_ATTR.pack(attr_set, attr_clr, propagation, userns_fd)
     subject = f"{quoted(path)} +{attr_set:#x} -{attr_clr:#x}"
     syscall("mount_setattr", subject, dir_fd, path_bytes(path), flags, attributes, MOUNT_ATTR_SIZE)
@@ -137,9 +147,14 @@ def idmap(mount_fd: int, userns_fd: int, *, recursive: bool = False) -> None:
 
 
 def open_mount(
-    fstype: str, options: Iterable[tuple[str, str | None]] = (), *, attributes: int = 0, source: str = ""
+    fstype: str,
+    options: Iterable[tuple[str, str | None]] = (),
+    *,
+    attributes: int = 0,
+    source: str = "",
 ) -> int:
-    """A detached mount of a new file system: `open_mount("tmpfs", [("mode", "755"), ("size", "64k")])`."""
+    """A detached mount of a new file system: `open_mount("tmpfs", [("mode", "755"), ("size",
+    "64k")])`."""
     fs_fd = open_fs(fstype)
     try:
         if source:
@@ -160,7 +175,8 @@ def _open_with(fs_fd: int, options: Iterable[tuple[str, str | None]], attributes
 
 
 def open_proc() -> int:
-    """A procfs that nobody has mounted anything into, detached. Root of a user namespace only gets a clone of /proc."""
+    """A procfs that nobody has mounted anything into, detached. Root of a user namespace only gets
+    a clone of /proc."""
     try:
         return open_mount("proc")
     except KernelError as error:  # it belongs to the pid namespace, and that to the machine's root
@@ -178,11 +194,12 @@ def open_overlay(
     attributes: int = 0,
     source: str = "overlay",
 ) -> int:
-    """A detached overlay mount; layers top first, each a path or a descriptor. Without `upper` it is read-only.
+    """A detached overlay mount; layers top first, each a path or a descriptor. Without `upper` it
+    is read-only.
 
-    `lowerdir+` takes one layer at a time (Linux 6.7) and has no limit on the whole; where it is missing, one `lowerdir`
-    string joins the paths. A descriptor needs Linux 6.13, one of a detached mount 6.15; a path of more than 255 bytes
-    goes as a descriptor, or by its name in procfs.
+    `lowerdir+` takes one layer at a time (Linux 6.7) and has no limit on the whole; where it is
+    missing, one `lowerdir` string joins the paths. A descriptor needs Linux 6.13, one of a detached
+    mount 6.15; a path of more than 255 bytes goes as a descriptor, or by its name in procfs.
     """
     fs_fd = open_fs("overlay")
     try:
@@ -214,7 +231,8 @@ def _set_lower(fs_fd: int, lower: Sequence[Path | int]) -> None:
 
 
 def _set_folder(fs_fd: int, key: str, place: Path | int) -> None:
-    """`upperdir` and `workdir` are read with the backslash as an escape (ovl_mount_dir), `lowerdir+` is not."""
+    """`upperdir` and `workdir` are read with the backslash as an escape (ovl_mount_dir),
+    `lowerdir+` is not."""
     if isinstance(place, int):
         fsconfig_fd(fs_fd, key, place)
         return
@@ -229,7 +247,8 @@ def _set_folder(fs_fd: int, key: str, place: Path | int) -> None:
     except KernelError as error:
         if error.errno != errno.EBADF:
             raise
-        fsconfig_string(fs_fd, key, b"/proc/self/fd/%d" % folder)  # looked up at once (ovl_mount_dir)
+        # looked up at once (ovl_mount_dir)
+        fsconfig_string(fs_fd, key, b"/proc/self/fd/%d" % folder)
     finally:
         os.close(folder)
 

@@ -1,7 +1,8 @@
-"""The mounts of this process's mount namespace, as /proc/self/mountinfo lists them (proc_pid_mountinfo(5)).
+"""The mounts of this process's mount namespace, as /proc/self/mountinfo lists them
+(proc_pid_mountinfo(5)).
 
-A line is split at line feeds and blanks only: a mount point may hold any other byte, also a carriage return, which
-`splitlines` would take for the end of a line, and bytes that are no UTF-8.
+A line is split at line feeds and blanks only: a mount point may hold any other byte, also a
+carriage return, which `splitlines` would take for the end of a line, and bytes that are no UTF-8.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class MountPoint:
-    """One mount: the folder of the file system that it shows, where, its propagation (`shared`, `master`, …), its type,
-    the options of its superblock."""
+    """One mount: the folder of the file system that it shows, where, its propagation (`shared`,
+    `master`, …), its type, the options of its superblock."""
 
     __slots__ = ("kind", "path", "propagation", "root", "superblock")
 
@@ -39,7 +40,8 @@ def mount_points() -> Iterator[MountPoint]:
 
 
 def mount_of(path: str, table: Iterable[MountPoint]) -> MountPoint | None:
-    """The mount that an absolute path without links lies on, by its text: the last one mounted of those with the longest path."""
+    """The mount that an absolute path without links lies on, by its text: the last one mounted of
+    those with the longest path."""
     covering = None
     for point in table:
         beneath = point.path == "/" or f"{path}/".startswith(f"{point.path}/")

@@ -27,7 +27,8 @@ def setns(fd: int, flags: int = 0) -> None:
 
 
 def kind_of(fd: int) -> str:
-    """The name of the namespace's kind (`net`, `pid`, …); KernelError EINVAL when the descriptor is not a namespace."""
+    """The name of the namespace's kind (`net`, `pid`, …); KernelError EINVAL when the descriptor is
+    not a namespace."""
     try:
         if fstatfs_type(fd) == NSFS_MAGIC:
             return _KINDS[fcntl.ioctl(fd, NS_GET_NSTYPE)]
@@ -37,7 +38,8 @@ def kind_of(fd: int) -> str:
 
 
 def open_namespace(path: str, kind: str) -> int:
-    """A descriptor of the namespace at `path`; EINVAL when it is something else than a namespace of that kind."""
+    """A descriptor of the namespace at `path`; EINVAL when it is something else than a namespace of
+    that kind."""
     with kernel_errors("open", quoted(path)):
         number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
@@ -46,7 +48,9 @@ def open_namespace(path: str, kind: str) -> int:
         found = "something else"
     if found != kind:
         os.close(number)
-        raise KernelError("setns", quoted(path), errno.EINVAL, f"expected a {kind} namespace, found {found}")
+        raise KernelError(
+            "setns", quoted(path), errno.EINVAL, f"expected a {kind} namespace, found {found}"
+        )
     return number
 
 

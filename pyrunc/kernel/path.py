@@ -1,7 +1,9 @@
-"""Paths beneath a root descriptor: resolved by the kernel (openat2), never joined as strings, used through descriptors.
+"""Paths beneath a root descriptor: resolved by the kernel (openat2), never joined as strings, used
+through descriptors.
 
-The content of the root is hostile and may change while we look. `open_in_root` treats the root as `/` of a chroot: symbolic
-links, also absolute ones and `..`, stay inside. `open_beneath` refuses what would leave. Both refuse magic links.
+The content of the root is hostile and may change while we look. `open_in_root` treats the root as
+`/` of a chroot: symbolic links, also absolute ones and `..`, stay inside. `open_beneath` refuses
+what would leave. Both refuse magic links.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
 
 O_DIRECTORY, O_NOFOLLOW = arch().o_directory, arch().o_nofollow
 RETRIES = 100
-"""RESOLVE_IN_ROOT with `..` answers EAGAIN when anything anywhere is renamed or mounted meanwhile (3 to 6 % under load)."""
+"""RESOLVE_IN_ROOT with `..` answers EAGAIN when anything anywhere is renamed or mounted meanwhile
+(3 to 6 % under load)."""
 LINKS_AT_MOST = 40
 
 
@@ -55,14 +58,18 @@ def open_in_root(root_fd: int, path: Path, flags: int = O_PATH) -> int:
     return openat2(root_fd, path, flags, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
 
 
-def open_beneath(root_fd: int, path: Path, flags: int = O_PATH, mode: int = 0, *, links: bool = False) -> int:
-    """Opens `path`, which must not lead out of `root_fd` (EXDEV) nor, unless `links`, over a symbolic link (ELOOP)."""
+def open_beneath(
+    root_fd: int, path: Path, flags: int = O_PATH, mode: int = 0, *, links: bool = False
+) -> int:
+    """Opens `path`, which must not lead out of `root_fd` (EXDEV) nor, unless `links`, over a
+    symbolic link (ELOOP)."""
     resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | (0 if links else RESOLVE_NO_SYMLINKS)
     return openat2(root_fd, path, flags, mode, resolve)
 
 
 def open_folder_at(dir_fd: int, name: str) -> int:
-    """O_PATH of the folder `name` in a folder, made with mode 0755 when it is missing. Raises OSError, for a link too."""
+    """O_PATH of the folder `name` in a folder, made with mode 0755 when it is missing. Raises
+    OSError, for a link too."""
     flags = O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC
     try:
         return os.open(name, flags, dir_fd=dir_fd)
@@ -76,7 +83,8 @@ def open_folder_at(dir_fd: int, name: str) -> int:
 
 
 def clean(path: str) -> str:
-    """The path as absolute and lexically normal: `a/./b/../c//` is `/a/c`. `..` at the top stays at the top."""
+    """The path as absolute and lexically normal: `a/./b/../c//` is `/a/c`. `..` at the top stays at
+    the top."""
     parts: list[str] = []
     for part in path.split("/"):
         if part == "..":
@@ -93,10 +101,12 @@ def components(path: str) -> list[str]:
 
 
 def resolve(root_fd: int, path: str) -> str:
-    """The path inside the root with every symbolic link followed, also where the end does not exist yet.
+    """The path inside the root with every symbolic link followed, also where the end does not exist
+    yet.
 
-    What comes back is absolute and contains no link that existed when we looked; ELOOP after 40 links. It is a string and
-    thus only a plan: whoever opens it later must resolve beneath the root again.
+    What comes back is absolute and contains no link that existed when we looked; ELOOP after 40
+    links. It is a string and thus only a plan: whoever opens it later must resolve beneath the root
+    again.
     """
     pending, done, links = path.split("/")[::-1], list[str](), 0
     while pending:
@@ -137,9 +147,11 @@ def _link_target(root_fd: int, path: str) -> str | None:
 
 
 def open_regular_in_root(root_fd: int, path: str) -> int:
-    """A regular file inside the root, to be read; EINVAL for anything else, which is not opened to find out.
+    """A regular file inside the root, to be read; EINVAL for anything else, which is not opened to
+    find out.
 
-    Opening is an act already: a device of an image's making may be the machine's watchdog, a pipe may have a writer.
+    Opening is an act already: a device of an image's making may be the machine's watchdog, a pipe
+    may have a writer.
     """
     place = open_in_root(root_fd, path)
     try:
@@ -153,8 +165,8 @@ def open_regular_in_root(root_fd: int, path: str) -> int:
 
 
 def open_regular_at(dir_fd: int, name: str | bytes, flags: int = O_RDONLY) -> int:
-    """The regular file `name` of a folder that somebody else may change; ESTALE for a link and anything else, which is not opened to
-    find out (see `open_regular_in_root`). Raises OSError."""
+    """The regular file `name` of a folder that somebody else may change; ESTALE for a link and
+    anything else, which is not opened to find out (see `open_regular_in_root`). Raises OSError."""
     place = os.open(name, O_PATH | O_NOFOLLOW | O_CLOEXEC, dir_fd=dir_fd)
     try:
         if os.fstat(place).st_mode & S_IFMT != S_IFREG:
@@ -165,7 +177,8 @@ def open_regular_at(dir_fd: int, name: str | bytes, flags: int = O_RDONLY) -> in
 
 
 def read_in_root(root_fd: int, path: str, limit_bytes: int = 1 << 20) -> bytes:
-    """The content of a regular file inside the root; EFBIG beyond the limit, EINVAL when it is not a regular file."""
+    """The content of a regular file inside the root; EFBIG beyond the limit, EINVAL when it is not
+    a regular file."""
     with open(open_regular_in_root(root_fd, path), "rb", buffering=0) as file:
         content = b""
         while part := file.read(limit_bytes + 1 - len(content)):

@@ -1,6 +1,7 @@
 """Processes: what /proc/PID/stat tells of them, descriptors of another one, who adopts orphans.
 
-Importing this loads nothing that a bare interpreter has not: the fast verbs and the shim's forks only read facts.
+Importing this loads nothing that a bare interpreter has not: the fast verbs and the shim's forks
+only read facts.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ _PIDFD_GET_INFO, _PIDFD_INFO_BYTES, _PIDFD_INFO_EXIT = 0xC040FF0B, 64, 1 << 3
 
 
 class Stat:
-    """Of /proc/PID/stat (proc_pid_stat(5)): `start_time` in clock ticks since boot, memory in pages; `wait_status` of a zombie, as
-    of waitpid(2), 0 for who may not ptrace it."""
+    """Of /proc/PID/stat (proc_pid_stat(5)): `start_time` in clock ticks since boot, memory in
+    pages; `wait_status` of a zombie, as of waitpid(2), 0 for who may not ptrace it."""
 
     __slots__ = (
         "major_faults",
@@ -56,14 +57,16 @@ def stat(pid: int) -> Stat | None:
 
 
 def alive_since(pid: int) -> int | None:
-    """The start time of a living process, which with the pid names it for ever; None for a zombie and for none."""
+    """The start time of a living process, which with the pid names it for ever; None for a zombie
+    and for none."""
     found = stat(pid)
     return found.start_time if found is not None and found.alive else None
 
 
 def wait_status(pid: int, start_time: int, pidfd: int) -> int | None:
-    """How a process that is no child of ours has ended, as of waitpid(2): from /proc while it is a zombie, from its pidfd once its
-    parent has reaped it (PIDFD_INFO_EXIT, Linux 6.15). None: it runs, or it was reaped and the kernel does not tell."""
+    """How a process that is no child of ours has ended, as of waitpid(2): from /proc while it is a
+    zombie, from its pidfd once its parent has reaped it (PIDFD_INFO_EXIT, Linux 6.15). None: it
+    runs, or it was reaped and the kernel does not tell."""
     found = stat(pid)
     if found is not None and found.start_time == start_time:
         return None if found.alive else found.wait_status
@@ -79,14 +82,16 @@ def wait_status(pid: int, start_time: int, pidfd: int) -> int | None:
 
 
 def open_pidfd(pid: int, start_time: int) -> int | None:
-    """A pidfd of the process that started then, which the caller closes; None when it is dead. Raises KernelError."""
+    """A pidfd of the process that started then, which the caller closes; None when it is dead.
+    Raises KernelError."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         return None
     except OSError as error:
         raise KernelError.of(error, "pidfd_open", str(pid)) from None
-    if alive_since(pid) == start_time:  # looked at while the pidfd keeps the number from being another's
+    # looked at while the pidfd keeps the number from being another's
+    if alive_since(pid) == start_time:
         return pidfd
     os.close(pidfd)
     return None
@@ -104,8 +109,9 @@ def send_signal(pidfd: int, number: int) -> bool:
 
 
 def kill_and_reap(pidfd: int) -> None:
-    """End a child of ours and wait for it, at most `KILLED_S`: a process that waits for storage which does not answer may not end
-    before that does (uninterruptible sleep). Fine when it has ended or was reaped."""
+    """End a child of ours and wait for it, at most `KILLED_S`: a process that waits for storage
+    which does not answer may not end before that does (uninterruptible sleep). Fine when it has
+    ended or was reaped."""
     from select import POLLIN, poll
 
     send_signal(pidfd, SIGKILL)
@@ -120,7 +126,8 @@ def kill_and_reap(pidfd: int) -> None:
 
 
 def open_from_process(pidfd: int, number: int) -> int:
-    """pidfd_getfd(2): a copy of another process's descriptor. Needs the right to ptrace it. KernelError."""
+    """pidfd_getfd(2): a copy of another process's descriptor. Needs the right to ptrace it.
+    KernelError."""
     from pyrunc.kernel.call import syscall
 
     return syscall("pidfd_getfd", f"fd {number}", pidfd, number, 0)

@@ -1,8 +1,9 @@
-"""A process gives up what it can do, for good: capabilities, the file system (landlock), system calls (a seccomp filter).
+"""A process gives up what it can do, for good: capabilities, the file system (landlock), system
+calls (a seccomp filter).
 
-For our own helpers that meet hostile bytes. A container's filter is compiled from its profile; these are a list of calls that are
-refused with EPERM, or of those that are not. Sources: capset(2), landlock(7), seccomp(2). One thread only: each call is about the
-caller.
+For our own helpers that meet hostile bytes. A container's filter is compiled from its profile;
+these are a list of calls that are refused with EPERM, or of those that are not. Sources: capset(2),
+landlock(7), seccomp(2). One thread only: each call is about the caller.
 """
 
 from __future__ import annotations
@@ -21,8 +22,15 @@ if TYPE_CHECKING:
 
 _CAPABILITY_VERSION_3 = 0x20080522
 _VERSION_QUERY, _RULE_PATH_BENEATH = 1, 1
-# All file system rights of each ABI version up to it: ABI 1 has 13, 2 REFER, 3 TRUNCATE, 5 IOCTL_DEV.
-_FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
+# All file system rights of each ABI version up to it: ABI 1 has 13, 2 REFER, 3 TRUNCATE, 5
+# IOCTL_DEV.
+_FILE_RIGHTS = {
+    1: (1 << 13) - 1,
+    2: (1 << 14) - 1,
+    3: (1 << 15) - 1,
+    4: (1 << 15) - 1,
+    5: (1 << 16) - 1,
+}
 _NEWEST_FILE_RIGHTS = 5
 _BIND_AND_CONNECT_TCP = 3  # since ABI 4
 _ABSTRACT_SOCKETS_AND_SIGNALS = 3  # since ABI 6
@@ -34,19 +42,22 @@ _LOAD, _EQUALS, _AT_LEAST, _RETURN = (
     0x06,
 )  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JGE|K, BPF_RET|K
 _X32 = 0x40000000  # x86-64's second numbering of the same calls
-# Of struct seccomp_data; of the second argument the half that an int is in, on the little-endian machines that we know.
+# Of struct seccomp_data; of the second argument the half that an int is in, on the little-endian
+# machines that we know.
 _NUMBER_OFFSET, _ARCHITECTURE_OFFSET, _SECOND_OFFSET = 0, 4, 24
 _TO_END = -1
 _ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EPERM
 
 
 def no_new_privileges() -> None:
-    """prctl(PR_SET_NO_NEW_PRIVS): no execve gains anything any more; seccomp and landlock ask for it."""
+    """prctl(PR_SET_NO_NEW_PRIVS): no execve gains anything any more; seccomp and landlock ask for
+    it."""
     syscall("prctl", "PR_SET_NO_NEW_PRIVS", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def keep_capabilities(names: Iterable[str]) -> None:
-    """capset(2): permitted and effective become those of `names` that we have; the inheritable ones go."""
+    """capset(2): permitted and effective become those of `names` that we have; the inheritable ones
+    go."""
     header = pack("=Ii", _CAPABILITY_VERSION_3, 0)
     now = buffer(24)
     syscall("capget", "our capabilities", header, now)
@@ -58,8 +69,9 @@ def keep_capabilities(names: Iterable[str]) -> None:
 
 
 def only_beneath(folder_fds: Iterable[int]) -> bool:
-    """landlock(7): from now on files are opened, made and removed beneath these directories only, no TCP is bound or
-    connected, and no signal or abstract socket reaches beyond this process's descendants, as far as the kernel knows these.
+    """landlock(7): from now on files are opened, made and removed beneath these directories only,
+    no TCP is bound or connected, and no signal or abstract socket reaches beyond this process's
+    descendants, as far as the kernel knows these.
 
     Descriptors that are open already keep working. False if the kernel has no landlock.
     """
@@ -81,9 +93,13 @@ def only_beneath(folder_fds: Iterable[int]) -> bool:
 
 
 def refusing(names: Iterable[str], commands: Mapping[str, Sequence[int]]) -> bytes:
-    """A filter for `set_filter`: these system calls answer EPERM, and those of `commands` with one of these numbers for their second
-    argument; those of another architecture kill. Unknown names are passed over."""
-    lines = [(_AT_LEAST, _TO_END, 0, _X32), *((_EQUALS, _TO_END, 0, number) for number in _numbers(names))]
+    """A filter for `set_filter`: these system calls answer EPERM, and those of `commands` with one
+    of these numbers for their second argument; those of another architecture kill. Unknown names
+    are passed over."""
+    lines = [
+        (_AT_LEAST, _TO_END, 0, _X32),
+        *((_EQUALS, _TO_END, 0, number) for number in _numbers(names)),
+    ]
     for name, values in commands.items():
         lines += [
             (_LOAD, 0, 0, _NUMBER_OFFSET),
@@ -95,8 +111,8 @@ def refusing(names: Iterable[str], commands: Mapping[str, Sequence[int]]) -> byt
 
 
 def allowing(names: Iterable[str]) -> bytes:
-    """A filter for `set_filter`: system calls but these answer EPERM; those of another architecture kill. Unknown names are passed
-    over."""
+    """A filter for `set_filter`: system calls but these answer EPERM; those of another architecture
+    kill. Unknown names are passed over."""
     return _program([(_EQUALS, _TO_END, 0, number) for number in _numbers(names)], _REFUSE, _ALLOW)
 
 
@@ -113,7 +129,8 @@ def _numbers(names: Iterable[str]) -> list[int]:
 
 
 def _program(lines: Sequence[tuple[int, int, int, int]], other: int, end: int) -> bytes:
-    """Of instructions about the call's number: `other` when they are passed, `end` where one of them goes _TO_END."""
+    """Of instructions about the call's number: `other` when they are passed, `end` where one of
+    them goes _TO_END."""
     lines = [
         (_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
         (_EQUALS, 1, 0, arch().audit),

@@ -7,9 +7,11 @@ from contextlib import suppress
 
 
 def set_batch_policy() -> None:
-    """SCHED_BATCH for this thread and those that it starts, at the nice value that it has: when it is woken it takes the processor from
-    nobody, but waits for one that is idle. For work in bulk that goes through several threads: otherwise each block that is handed on
-    stops the thread that everything waits for, on its processor, while another one is idle (Linux, check_preempt_wakeup_fair()).
+    """SCHED_BATCH for this thread and those that it starts, at the nice value that it has: when it
+    is woken it takes the processor from nobody, but waits for one that is idle. For work in bulk
+    that goes through several threads: otherwise each block that is handed on stops the thread that
+    everything waits for, on its processor, while another one is idle (Linux,
+    check_preempt_wakeup_fair()).
 
     Does nothing where it is refused.
     """

@@ -1,7 +1,9 @@
-"""libseccomp by ctypes: syscall names to numbers, rules to a BPF program; and what this kernel's seccomp(2) knows.
+"""libseccomp by ctypes: syscall names to numbers, rules to a BPF program; and what this kernel's
+seccomp(2) knows.
 
-The library is loaded on first use, in the process that builds programs, never in a container. It only compiles here: the
-launcher loads the bytes with seccomp(2). Sources: seccomp(2), the manual pages of libseccomp 2.5.
+The library is loaded on first use, in the process that builds programs, never in a container. It
+only compiles here: the launcher loads the bytes with seccomp(2). Sources: seccomp(2), the manual
+pages of libseccomp 2.5.
 """
 
 from __future__ import annotations
@@ -33,7 +35,12 @@ _library: ctypes.CDLL | None = None
 class Condition(ctypes.Structure):
     """struct scmp_arg_cmp: argument number, comparison, and its one or two values."""
 
-    _fields_ = (("arg", ctypes.c_uint), ("op", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64))
+    _fields_ = (
+        ("arg", ctypes.c_uint),
+        ("op", ctypes.c_int),
+        ("a", ctypes.c_uint64),
+        ("b", ctypes.c_uint64),
+    )
 
 
 def _lib() -> ctypes.CDLL:
@@ -71,7 +78,11 @@ class Compiler:
         self._context = self._lib.seccomp_init(default_action)
         if not self._context:
             raise KernelError("seccomp_init", f"default action {default_action:#x}", errno.EINVAL)
-        self._check(self._lib.seccomp_attr_set(self._context, ATTRIBUTE_NNP, 0), "seccomp_attr_set", "no NNP")
+        self._check(
+            self._lib.seccomp_attr_set(self._context, ATTRIBUTE_NNP, 0),
+            "seccomp_attr_set",
+            "no NNP",
+        )
         self._lib.seccomp_attr_set(
             self._context, ATTRIBUTE_OPTIMIZE, BINARY_TREE
         )  # libseccomp before 2.5: a list
@@ -89,14 +100,21 @@ class Compiler:
             self._check(code, "seccomp_arch_add", f"{audit:#x}")
 
     def remove_architecture(self, audit: int) -> None:
-        self._check(self._lib.seccomp_arch_remove(self._context, audit), "seccomp_arch_remove", f"{audit:#x}")
+        self._check(
+            self._lib.seccomp_arch_remove(self._context, audit),
+            "seccomp_arch_remove",
+            f"{audit:#x}",
+        )
 
     def add_rule(
         self, action: int, number: int, conditions: Sequence[tuple[int, int, int, int]], name: str
     ) -> None:
-        """`conditions` (argument, comparison, a, b) must all hold. A rule that is there already is fine."""
+        """`conditions` (argument, comparison, a, b) must all hold. A rule that is there already is
+        fine."""
         array = (Condition * len(conditions))(*(Condition(*condition) for condition in conditions))
-        code = self._lib.seccomp_rule_add_array(self._context, action, number, len(conditions), array)
+        code = self._lib.seccomp_rule_add_array(
+            self._context, action, number, len(conditions), array
+        )
         if code != ALREADY_KNOWN:
             self._check(code, "seccomp_rule_add", name)
 
@@ -116,7 +134,8 @@ class Compiler:
 
 
 def number(name: str) -> int:
-    """The native number (or libseccomp's pseudo number) of a syscall; UNKNOWN_SYSCALL when the library has no such name."""
+    """The native number (or libseccomp's pseudo number) of a syscall; UNKNOWN_SYSCALL when the
+    library has no such name."""
     return int(_lib().seccomp_syscall_resolve_name(os.fsencode(name)))
 
 
@@ -141,7 +160,8 @@ _known_flags: dict[int, bool] = {}
 
 
 def knows_flag(flag: int) -> bool:
-    """Whether this kernel's seccomp(2) takes the flag: with it and no program the call fails with EFAULT, else EINVAL."""
+    """Whether this kernel's seccomp(2) takes the flag: with it and no program the call fails with
+    EFAULT, else EINVAL."""
     if flag not in _known_flags:
         wanted = flag | (FLAG_NEW_LISTENER if flag == FLAG_WAIT_KILLABLE_RECV else 0)
         _known_flags[flag] = call.raw("seccomp", SET_MODE_FILTER, wanted, None) == -errno.EFAULT

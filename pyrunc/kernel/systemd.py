@@ -1,7 +1,9 @@
-"""systemd over D-Bus, as far as a container's cgroup needs it: transient units, their properties, their end.
+"""systemd over D-Bus, as far as a container's cgroup needs it: transient units, their properties,
+their end.
 
-A blocking connection is opened per piece of work: the calls are rare (never on the way of an exec) and a shim is forked, so
-it could not inherit one. Source: org.freedesktop.systemd1(5). jeepney is imported here only.
+A blocking connection is opened per piece of work: the calls are rare (never on the way of an exec)
+and a shim is forked, so it could not inherit one. Source: org.freedesktop.systemd1(5). jeepney is
+imported here only.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class Refused(PeerError):
 
 
 class Systemd:
-    """A connection to the system's manager, or for other users than root to their own. A context manager."""
+    """A connection to the system's manager, or for other users than root to their own. A context
+    manager."""
 
     def __init__(self) -> None:
         from jeepney import DBusAddress
@@ -44,19 +47,25 @@ class Systemd:
         try:
             self._connection = _open_bus("SYSTEM" if is_machine_root() else _user_bus())
         except (OSError, KeyError, StopIteration, RuntimeError) as error:
-            raise Unsupported(f"the systemd cgroup driver cannot reach the D-Bus: {error}") from None
+            raise Unsupported(
+                f"the systemd cgroup driver cannot reach the D-Bus: {error}"
+            ) from None
         self._manager = DBusAddress(MANAGER_PATH, bus_name=NAME, interface=MANAGER)
 
     def __enter__(self) -> Systemd:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._connection.close()
 
     def start_transient(self, unit: str, properties: Sequence[Property]) -> None:
-        """Make and start a unit; returns when its job is done. A failed unit of that name is forgotten first."""
+        """Make and start a unit; returns when its job is done. A failed unit of that name is
+        forgotten first."""
         body: tuple[Any, ...] = (unit, REPLACE, list(properties), [])
         try:
             self._job("StartTransientUnit", "ssa(sv)a(sa(sv))", body, unit)
@@ -92,11 +101,14 @@ class Systemd:
 
         (path,) = self._call("GetUnit", "s", (unit,))
         interface = f"{NAME}.{unit.rpartition('.')[2].capitalize()}"
-        found = self._call("Get", "ss", (interface, "ControlGroup"), DBusAddress(path, NAME, PROPERTIES))
+        found = self._call(
+            "Get", "ss", (interface, "ControlGroup"), DBusAddress(path, NAME, PROPERTIES)
+        )
         return str(found[0][1])
 
     def _job(self, method: str, signature: str, body: tuple[Any, ...], unit: str) -> None:
-        """Call what makes a job, and wait for the job's end: the rule is in force before the call, so no end is missed."""
+        """Call what makes a job, and wait for the job's end: the rule is in force before the call,
+        so no end is missed."""
         from jeepney import MatchRule, message_bus
 
         rule = MatchRule(type="signal", interface=MANAGER, member="JobRemoved", path=MANAGER_PATH)
@@ -124,7 +136,9 @@ class Systemd:
     ) -> tuple[Any, ...]:
         from jeepney import new_method_call
 
-        return self._send(new_method_call(address or self._manager, method, signature, body), method)
+        return self._send(
+            new_method_call(address or self._manager, method, signature, body), method
+        )
 
     def _send(self, message: Any, method: str) -> tuple[Any, ...]:
         from jeepney import HeaderFields, MessageType
@@ -132,7 +146,9 @@ class Systemd:
         try:
             reply = self._connection.send_and_get_reply(message, timeout=CALL_TIMEOUT_S)
         except TimeoutError:
-            raise DeadlineExceeded(f"systemd did not answer {method} within {CALL_TIMEOUT_S:g} s") from None
+            raise DeadlineExceeded(
+                f"systemd did not answer {method} within {CALL_TIMEOUT_S:g} s"
+            ) from None
         except OSError as error:
             raise PeerError(f"the D-Bus connection broke during {method}: {error}") from None
         if reply.header.message_type == MessageType.error:
@@ -143,7 +159,8 @@ class Systemd:
 
 
 def _open_bus(bus: str) -> Any:
-    """A connection as the user that the bus sees behind our socket: root of a user namespace is somebody else there.
+    """A connection as the user that the bus sees behind our socket: root of a user namespace is
+    somebody else there.
 
     The handshake is that of the D-Bus specification, "Authentication protocol", with EXTERNAL.
     """
@@ -174,5 +191,7 @@ def _user_bus() -> str:
     if not address and runtime:
         address = f"unix:path={runtime}/bus"
     if not address:
-        raise Unsupported("the systemd cgroup driver needs DBUS_SESSION_BUS_ADDRESS or XDG_RUNTIME_DIR")
+        raise Unsupported(
+            "the systemd cgroup driver needs DBUS_SESSION_BUS_ADDRESS or XDG_RUNTIME_DIR"
+        )
     return address

@@ -1,8 +1,9 @@
-"""Removing what somebody else has put on disk: without recursion, with two descriptors however deep the folders are.
+"""Removing what somebody else has put on disk: without recursion, with two descriptors however deep
+the folders are.
 
-Names are used one at a time, beneath the folder they were read from, so no symbolic link is followed and no path is too long;
-a folder is entered by openat2(2) with RESOLVE_NO_XDEV, so nothing behind a mount is touched. The way up is `..`, and it must
-lead to the folder that we came from.
+Names are used one at a time, beneath the folder they were read from, so no symbolic link is
+followed and no path is too long; a folder is entered by openat2(2) with RESOLVE_NO_XDEV, so nothing
+behind a mount is touched. The way up is `..`, and it must lead to the folder that we came from.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class _Folder:
-    """A folder on the way down: its name in the one above, its identity, and its folders that are still to be removed."""
+    """A folder on the way down: its name in the one above, its identity, and its folders that are
+    still to be removed."""
 
     __slots__ = ("identity", "left", "name")
 
@@ -32,7 +34,8 @@ class _Folder:
 
 
 def remove_tree(parent_fd: int, name: bytes | str) -> None:
-    """Remove `name` in the directory and all beneath it. What is missing, or goes meanwhile, is fine.
+    """Remove `name` in the directory and all beneath it. What is missing, or goes meanwhile, is
+    fine.
 
     Raises OSError; EXDEV when something is mounted inside, ESTALE when folders are moved meanwhile.
     """

@@ -1,7 +1,8 @@
 """What a tree takes on disk while somebody hostile changes it: a container's writable layer.
 
-Walked by descriptors, two at a time, as `tree` removes: no link is followed, whatever becomes one meanwhile, and what lies
-deeper than a path can say is counted too. Nothing is kept per file, for there may be millions.
+Walked by descriptors, two at a time, as `tree` removes: no link is followed, whatever becomes one
+meanwhile, and what lies deeper than a path can say is counted too. Nothing is kept per file, for
+there may be millions.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ class _Level:
 
 
 def usage(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """Bytes on disk and inodes of all beneath the folder; of several hard links each is a part. What vanishes does not count,
-    and when folders are moved meanwhile, what was counted until then."""
+    """Bytes on disk and inodes of all beneath the folder; of several hard links each is a part.
+    What vanishes does not count, and when folders are moved meanwhile, what was counted until then.
+    """
     used, inodes = 0.0, 0.0
     for status in _entries(path):
         links = 1 if S_ISDIR(status.st_mode) else max(1, status.st_nlink)

@@ -1,8 +1,9 @@
-"""fs-verity (fs-verity.rst, linux/fsverity.h): a file that is sealed for good, each block checked when it is read.
+"""fs-verity (fs-verity.rst, linux/fsverity.h): a file that is sealed for good, each block checked
+when it is read.
 
-A sealed file cannot be written any more, only removed; a block that differs from what was sealed is EIO. Its digest stands for
-the whole content. ext4, f2fs and btrfs have it, where the kernel (CONFIG_FS_VERITY) and the file system (ext4: the feature
-`verity`) do.
+A sealed file cannot be written any more, only removed; a block that differs from what was sealed is
+EIO. Its digest stands for the whole content. ext4, f2fs and btrfs have it, where the kernel
+(CONFIG_FS_VERITY) and the file system (ext4: the feature `verity`) do.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ _NONE_HERE = (errno.ENOTTY, errno.EOPNOTSUPP, errno.ENODATA)
 
 
 def enable(fd: int) -> bool:
-    """FS_IOC_ENABLE_VERITY with SHA-256, on a file that is open for reading and nowhere for writing; False where there is no
-    fs-verity, or not for this file system's blocks. One that is sealed already is fine. Reads the whole file. Raises KernelError."""
+    """FS_IOC_ENABLE_VERITY with SHA-256, on a file that is open for reading and nowhere for
+    writing; False where there is no fs-verity, or not for this file system's blocks. One that is
+    sealed already is fine. Reads the whole file. Raises KernelError."""
     try:
         fcntl.ioctl(fd, FS_IOC_ENABLE_VERITY, _ENABLE.pack(1, SHA256, BLOCK_BYTES, 0, 0, 0, 0, 0))
     except OSError as error:
@@ -37,10 +39,13 @@ def enable(fd: int) -> bool:
 
 
 def measure(fd: int) -> str:
-    """FS_IOC_MEASURE_VERITY: `sha256:HEX` of a sealed file, which the kernel answers at once; empty for another. Raises KernelError."""
+    """FS_IOC_MEASURE_VERITY: `sha256:HEX` of a sealed file, which the kernel answers at once; empty
+    for another. Raises KernelError."""
     try:
         found = fcntl.ioctl(
-            fd, FS_IOC_MEASURE_VERITY, _DIGEST.pack(0, _DIGEST_LIMIT_BYTES) + bytes(_DIGEST_LIMIT_BYTES)
+            fd,
+            FS_IOC_MEASURE_VERITY,
+            _DIGEST.pack(0, _DIGEST_LIMIT_BYTES) + bytes(_DIGEST_LIMIT_BYTES),
         )
     except OSError as error:
         if error.errno in _NONE_HERE:

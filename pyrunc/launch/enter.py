@@ -1,4 +1,5 @@
-"""A launch into a container that runs: its first process may end meanwhile, or may have moved to a group of its own."""
+"""A launch into a container that runs: its first process may end meanwhile, or may have moved to a
+group of its own."""
 
 from __future__ import annotations
 
@@ -21,17 +22,20 @@ if TYPE_CHECKING:
 def entering(
     launch: Launch, undo: Undo, times: Times | None = None
 ) -> Generator[int, None, tuple[ChildProcess, bool]]:
-    """`launch_steps`, and whether the process was born in another group than the launch's own. The descriptor `container` is the
-    pidfd of the container's first process. Raises WrongState when that has ended."""
+    """`launch_steps`, and whether the process was born in another group than the launch's own. The
+    descriptor `container` is the pidfd of the container's first process. Raises WrongState when
+    that has ended."""
     try:
         try:
             return (yield from launch_steps(launch, undo, times=times)), False
         except OperationFailed as error:
-            # The container's init may have moved to a group below: then this one takes no processes (cgroup v2, no internal
-            # processes), or it is gone.
+            # The container's init may have moved to a group below: then this one takes no processes
+            # (cgroup v2, no internal processes), or it is gone.
             if launch.cgroup is None or error.errno not in (EBUSY, ENOENT) or error.call != "clone":
                 raise
-        group = os.open(_current_group(launch.container_pid), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        group = os.open(
+            _current_group(launch.container_pid), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+        )
         try:
             moved = launch.replace(descriptors={**launch.descriptors, "cgroup": group})
             return (yield from launch_steps(moved, undo, times=times)), True

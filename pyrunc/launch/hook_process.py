@@ -1,7 +1,9 @@
-"""Hooks of a container's creation, and the programs that run in its namespaces before it has pivoted.
+"""Hooks of a container's creation, and the programs that run in its namespaces before it has
+pivoted.
 
-A createContainer hook sees the runtime's files (it is looked up there) and the container's mounts: it is a small program of
-its own, which joins the namespaces of the waiting process and becomes the hook.
+A createContainer hook sees the runtime's files (it is looked up there) and the container's mounts:
+it is a small program of its own, which joins the namespaces of the waiting process and becomes the
+hook.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 def spawner(
     process: ChildProcess, namespaces: Sequence[str], folder: str
 ) -> Callable[[Hook, list[int]], int]:
-    """Starts hooks in the namespaces of the process that is being created, in `folder`; they are our children."""
+    """Starts hooks in the namespaces of the process that is being created, in `folder`; they are
+    our children."""
     mask = 0
     for kind in namespaces:
         mask |= NAMESPACES[kind]

@@ -1,7 +1,9 @@
-"""Hooks that run in the runtime's namespaces: programs of the configuration's author, with the state on stdin.
+"""Hooks that run in the runtime's namespaces: programs of the configuration's author, with the
+state on stdin.
 
-Their environment is exactly what the configuration says. Output goes to files in memory, so a hook that leaves a daemon behind
-cannot hold a pipe open; it is shown only when the hook fails. Source: runtime-spec config.md, POSIX-platform hooks.
+Their environment is exactly what the configuration says. Output goes to files in memory, so a hook
+that leaves a daemon behind cannot hold a pipe open; it is shown only when the hook fails. Source:
+runtime-spec config.md, POSIX-platform hooks.
 """
 
 from __future__ import annotations
@@ -28,10 +30,14 @@ SHOWN_BYTES = 4096
 LONGEST_WAIT_MS = (1 << 31) - 1  # poll(2) takes an int: 24 days
 
 
-def run(hooks: Sequence[Hook], kind: str, state: dict[str, Any], spawn: Spawn | None = None) -> None:
-    """All hooks of one kind in order; `state` is the OCI state object. Raises PeerError at the first failure.
+def run(
+    hooks: Sequence[Hook], kind: str, state: dict[str, Any], spawn: Spawn | None = None
+) -> None:
+    """All hooks of one kind in order; `state` is the OCI state object. Raises PeerError at the
+    first failure.
 
-    `spawn` starts a hook (with these descriptors as stdio) where it belongs; without one it runs beside us.
+    `spawn` starts a hook (with these descriptors as stdio) where it belongs; without one it runs
+    beside us.
     """
     for index, hook in enumerate(hooks):
         debug.say("%s hook #%d: %s", kind, index, hook.path)
@@ -54,7 +60,8 @@ def run_all(hooks: Sequence[Hook], kind: str, state: dict[str, Any]) -> list[str
 
 
 def run_one(hook: Hook, state: dict[str, Any], spawn: Spawn | None = None) -> None:
-    """One hook to its end. Raises PeerError (exit status), DeadlineExceeded (killed), KernelError (not executable)."""
+    """One hook to its end. Raises PeerError (exit status), DeadlineExceeded (killed), KernelError
+    (not executable)."""
     files = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("stdin", "stdout", "stderr")]
     try:
         os.write(files[0], jsontext.dumps(state).encode("ascii"))
@@ -63,7 +70,9 @@ def run_one(hook: Hook, state: dict[str, Any], spawn: Spawn | None = None) -> No
         code = _wait(pid, hook)
         if code:
             words = "exit status" if code > 0 else "killed by signal"
-            raise PeerError(f"{words} {abs(code)}, stdout: {_shown(files[1])}, stderr: {_shown(files[2])}")
+            raise PeerError(
+                f"{words} {abs(code)}, stdout: {_shown(files[1])}, stderr: {_shown(files[2])}"
+            )
     finally:
         for file in files:
             os.close(file)
@@ -88,14 +97,18 @@ def _wait(pid: int, hook: Hook) -> int:
     try:
         waiter = select.poll()
         waiter.register(descriptor, select.POLLIN)
-        in_time = waiter.poll(None if hook.timeout_s is None else min(hook.timeout_s * 1000, LONGEST_WAIT_MS))
+        in_time = waiter.poll(
+            None if hook.timeout_s is None else min(hook.timeout_s * 1000, LONGEST_WAIT_MS)
+        )
         if not in_time:
             send_signal(descriptor, SIGKILL)
         _, wait_status = os.waitpid(pid, 0)
     finally:
         os.close(descriptor)
     if not in_time:
-        raise DeadlineExceeded(f"hook {hook.path!r} did not end within {hook.timeout_s} s and was killed")
+        raise DeadlineExceeded(
+            f"hook {hook.path!r} did not end within {hook.timeout_s} s and was killed"
+        )
     return os.waitstatus_to_exitcode(wait_status)
 
 

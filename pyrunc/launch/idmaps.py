@@ -1,4 +1,5 @@
-"""The id maps of a new user namespace are written by whoever has rights over the ids outside: the parent."""
+"""The id maps of a new user namespace are written by whoever has rights over the ids outside: the
+parent."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def write_maps(pid: int, uids: Sequence[IdMap], gids: Sequence[IdMap]) -> None:
-    """Give the process's new user namespace its maps, once and for all (user_namespaces(7)). Raises KernelError."""
+    """Give the process's new user namespace its maps, once and for all (user_namespaces(7)). Raises
+    KernelError."""
     for name, entries in (("gid_map", gids), ("uid_map", uids)):
         text = "".join(f"{e.container_id} {e.host_id} {e.size}\n" for e in entries)
         try:

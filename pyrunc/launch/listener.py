@@ -1,7 +1,8 @@
-"""The seccomp listener of a process goes to whoever waits on `listenerPath`: one message, the container process state.
+"""The seccomp listener of a process goes to whoever waits on `listenerPath`: one message, the
+container process state.
 
-Source: runtime-spec config-linux.md, "The Container Process State". A listener that does not answer the connect is an error:
-the process would hang in its first filtered call.
+Source: runtime-spec config-linux.md, "The Container Process State". A listener that does not answer
+the connect is an error: the process would hang in its first filtered call.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from pyrunc.plan.model import SendListener
 
 
-def send(process: ChildProcess, step: SendListener, oci_version: str, state: dict[str, Any]) -> None:
+def send(
+    process: ChildProcess, step: SendListener, oci_version: str, state: dict[str, Any]
+) -> None:
     """Send the listener with `state` (of the container) and close ours. Raises KernelError."""
     message: dict[str, Any] = {"ociVersion": oci_version, "fds": ["seccompFd"], "pid": process.pid}
     if step.metadata:
@@ -32,7 +35,8 @@ def send(process: ChildProcess, step: SendListener, oci_version: str, state: dic
         connection.connect(os.fsencode(step.path))
         rights = array.array("i", [process.listener_fd])
         connection.sendmsg(
-            [jsontext.dumps({**message, "state": state}).encode("ascii")], [(SOL_SOCKET, SCM_RIGHTS, rights)]
+            [jsontext.dumps({**message, "state": state}).encode("ascii")],
+            [(SOL_SOCKET, SCM_RIGHTS, rights)],
         )
     except OSError as error:
         raise KernelError.of(error, "connect", f"to the seccomp listener '{step.path}'") from None

@@ -1,8 +1,10 @@
-"""`linux.netDevices`: links of the host move into the container's network namespace, with their addresses.
+"""`linux.netDevices`: links of the host move into the container's network namespace, with their
+addresses.
 
-A move takes the addresses away, so those that are permanent and global are read before and given again after. The link is down
-while it moves and is renamed in the same step, so that no name can collide on the way. Nothing moves it back: with the
-namespace a physical link returns to the host, a virtual one ends. Source: runtime-spec config-linux.md, "Network Devices".
+A move takes the addresses away, so those that are permanent and global are read before and given
+again after. The link is down while it moves and is renamed in the same step, so that no name can
+collide on the way. Nothing moves it back: with the namespace a physical link returns to the host, a
+virtual one ends. Source: runtime-spec config-linux.md, "Network Devices".
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ def _move_one(outside: Routing, inside: Routing, there: int, name: str, wanted: 
     ]
     before = inside.indices()
     outside.change_link(index, mask=IFF_UP, what=f"{what} down")
-    outside.change_link(index, name=wanted, namespace_fd=there, what=f"{what} to the container as '{wanted}'")
+    outside.change_link(
+        index, name=wanted, namespace_fd=there, what=f"{what} to the container as '{wanted}'"
+    )
     (index,) = inside.indices() - before  # another number when its own is taken there
     for address in kept:
         inside.add_address(index, address, f"address of {what}")

@@ -1,10 +1,11 @@
 """Null devices for processes in containers: an inode of their own, in a detached tmpfs of ours.
 
-The host's /dev/null as stdin is an inode of the host inside the container: its root changes mode and owner of it through the
-descriptor (fchmod(2), fchown(2) ask for CAP_FOWNER and CAP_CHOWN, which containers have), for the whole machine.
+The host's /dev/null as stdin is an inode of the host inside the container: its root changes mode
+and owner of it through the descriptor (fchmod(2), fchown(2) ask for CAP_FOWNER and CAP_CHOWN, which
+containers have), for the whole machine.
 
-With SELinux it has the label of the host's: by that of a file of ours the kernel would refuse it to the container, log that, and put a
-null device of its own in its place, at each execve(2).
+With SELinux it has the label of the host's: by that of a file of ours the kernel would refuse it to
+the container, log that, and put a null device of its own in its place, at each execve(2).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ REFUSED = (EPERM, EACCES)
 SELINUX, LABEL = "/sys/fs/selinux/enforce", "security.selinux"
 
 _folder: tuple[int, int] | None = None  # number, device
-_label: bytes | None = None  # what the host's device has; empty without SELinux, None before it was looked up
+# what the host's device has; empty without SELinux, None before it was looked up
+_label: bytes | None = None
 
 
 def is_null(number: int) -> bool:
@@ -33,8 +35,8 @@ def is_null(number: int) -> bool:
 def open_null() -> int:
     """A null device that is linked nowhere: 15 us where `prepare` was called, 140 elsewhere.
 
-    Where devices cannot be made (in a user namespace, without CAP_MKNOD) it is the host's /dev/null, which is not ours to
-    change there either. KernelError.
+    Where devices cannot be made (in a user namespace, without CAP_MKNOD) it is the host's
+    /dev/null, which is not ours to change there either. KernelError.
     """
     prepared = _prepared()
     try:
@@ -80,7 +82,8 @@ def _host_label() -> bytes:
 
 
 def prepare() -> None:
-    """Keep the tmpfs of null devices open: for a process that makes many, and its forks. Nothing where there cannot be one."""
+    """Keep the tmpfs of null devices open: for a process that makes many, and its forks. Nothing
+    where there cannot be one."""
     global _folder
     _host_label()
     try:

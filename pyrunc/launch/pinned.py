@@ -11,8 +11,9 @@ from pyrunc.kernel import mount as kernel_mount
 
 
 def clone(mount: int, namespace: str = "") -> int:
-    """A detached clone of a mount. `namespace`: path of the mount namespace in which it is attached, for kernels before 6.15, which
-    clone nothing that is attached nowhere. Raises KernelError, Unsupported without one there."""
+    """A detached clone of a mount. `namespace`: path of the mount namespace in which it is
+    attached, for kernels before 6.15, which clone nothing that is attached nowhere. Raises
+    KernelError, Unsupported without one there."""
     try:
         return kernel_mount.open_tree(mount, "", OPEN_TREE_CLONE | AT_RECURSIVE | AT_EMPTY_PATH)
     except KernelError as error:

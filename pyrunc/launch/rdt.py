@@ -1,9 +1,11 @@
-"""`linux.intelRdt`: a container's share of caches and of memory bandwidth, by the resctrl filesystem.
+"""`linux.intelRdt`: a container's share of caches and of memory bandwidth, by the resctrl
+filesystem.
 
-A group (class of service) is a folder with `schemata` and `tasks`. One that the configuration names by closID belongs to the
-node's owner: it is used, made when it is missing and has schemata, and never removed. Without a closID the group is the
-container's, called like it, and goes with it. So does a monitoring group. Source: runtime-spec config-linux.md, "IntelRdt",
-and the kernel's Documentation/filesystems/resctrl.rst.
+A group (class of service) is a folder with `schemata` and `tasks`. One that the configuration names
+by closID belongs to the node's owner: it is used, made when it is missing and has schemata, and
+never removed. Without a closID the group is the container's, called like it, and goes with it. So
+does a monitoring group. Source: runtime-spec config-linux.md, "IntelRdt", and the kernel's
+Documentation/filesystems/resctrl.rst.
 """
 
 from __future__ import annotations
@@ -31,11 +33,14 @@ def mounted() -> str:
     for mount in mount_points():
         if mount.kind == "resctrl":
             return mount.path
-    raise Unsupported(f"{WHERE}: no resctrl filesystem is mounted (mount -t resctrl resctrl /sys/fs/resctrl)")
+    raise Unsupported(
+        f"{WHERE}: no resctrl filesystem is mounted (mount -t resctrl resctrl /sys/fs/resctrl)"
+    )
 
 
 def enter(rdt: Rdt, container_id: str, pid: int, undo: Undo, root: str) -> None:
-    """Put the container's first process into its group, which is made when it must be. What was made is pushed on `undo`.
+    """Put the container's first process into its group, which is made when it must be. What was
+    made is pushed on `undo`.
 
     Raises InvalidSpec when a group that is there is not as was asked for, KernelError.
     """
@@ -43,7 +48,9 @@ def enter(rdt: Rdt, container_id: str, pid: int, undo: Undo, root: str) -> None:
     wanted = schemata_of(rdt)
     if not os.path.isdir(group):
         if rdt.get("closID") and not wanted:
-            raise InvalidSpec(f"{WHERE}.closID", f"there is no group {group}, and no schemata to make it of")
+            raise InvalidSpec(
+                f"{WHERE}.closID", f"there is no group {group}, and no schemata to make it of"
+            )
         _make(group)
         undo.push(f"resctrl group {group}", _remove, group)
         _write_schemata(group, wanted)
@@ -111,7 +118,9 @@ def _compare(group: str, wanted: list[str]) -> None:
         resource, domains = _parsed(line)
         found = there.get(resource, {})
         if any(found.get(domain) != value for domain, value in domains.items()):
-            raise InvalidSpec(f"{WHERE}.closID", f"{group} is there, and its schemata are not {line!r}")
+            raise InvalidSpec(
+                f"{WHERE}.closID", f"{group} is there, and its schemata are not {line!r}"
+            )
 
 
 def _parsed(line: str) -> tuple[str, dict[str, int | str]]:
@@ -155,7 +164,9 @@ def _write(group: str, name: str, text: str) -> None:
     try:
         write_once(f"{group}/{name}", text.encode())
     except OSError as error:
-        raise KernelError.of(error, "write", f"{text.strip()!r} to '{group}/{name}'", _said(group)) from None
+        raise KernelError.of(
+            error, "write", f"{text.strip()!r} to '{group}/{name}'", _said(group)
+        ) from None
 
 
 def _said(group: str) -> str:

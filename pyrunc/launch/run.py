@@ -1,8 +1,9 @@
-"""A launch is carried out: the process runs its program, its parent the plan's steps, until the program has become the user's,
-or until it failed and nothing is left.
+"""A launch is carried out: the process runs its program, its parent the plan's steps, until the
+program has become the user's, or until it failed and nothing is left.
 
-What is the same for a container, an exec and a pod's pause process: the launcher is spawned, the process reports its pid, waits
-at the lines where its parent has steps, and ends its side of the socket by execve.
+What is the same for a container, an exec and a pod's pause process: the launcher is spawned, the
+process reports its pid, waits at the lines where its parent has steps, and ends its side of the
+socket by execve.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ from errno import (
 )
 
 from pyrunc import debug
-from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, PeerError, ResourceExhausted
+from pyrunc.errors import (
+    Error,
+    InvalidArgument,
+    KernelError,
+    NotFound,
+    PeerError,
+    ResourceExhausted,
+)
 from pyrunc.kernel.fd import close_all
 from pyrunc.kernel.process import kill_and_reap, stat
 from pyrunc.launch.stdio import give_to, own_nulls
@@ -64,7 +72,8 @@ class ChildProcess:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.pidfd = os.pidfd_open(pid)  # our own unreaped child: the number cannot have been reused
+        # our own unreaped child: the number cannot have been reused
+        self.pidfd = os.pidfd_open(pid)
         facts = stat(pid)
         assert facts is not None  # it is there, if only as a zombie, until we reap it
         self.start_time = facts.start_time
@@ -82,12 +91,14 @@ class ChildProcess:
 def launch(
     request: Launch, undo: Undo, *, record: Recorder | None = None, times: Times | None = None
 ) -> ChildProcess:
-    """Start the process; returns when it has executed its program (or waits for `start`). See `launch_steps`."""
+    """Start the process; returns when it has executed its program (or waits for `start`). See
+    `launch_steps`."""
     return drive(launch_steps(request, undo, record=record, times=times))
 
 
 def drive(steps: Generator[int, None, Result]) -> Result:
-    """What a generator of steps returns, for callers that have nothing else to do while a step waits."""
+    """What a generator of steps returns, for callers that have nothing else to do while a step
+    waits."""
     while True:
         try:
             next(steps)
@@ -99,12 +110,14 @@ def drive(steps: Generator[int, None, Result]) -> Result:
 def launch_steps(
     request: Launch, undo: Undo, *, record: Recorder | None = None, times: Times | None = None
 ) -> Generator[int, None, ChildProcess]:
-    """Start the process in steps: each yields a descriptor, and once that is readable the next step does not wait.
+    """Start the process in steps: each yields a descriptor, and once that is readable the next step
+    does not wait.
 
-    `record(process)` puts the process into the state on disk, when the plan has that step. `times` gets (number of the plan's line
-    or step, nanoseconds) of a timed program, and the stages of `pyrunc.parts` of every one. What is made, the process first of all,
-    is pushed on `undo`. Raises KernelError worded with the plan's line, NotFound and InvalidArgument in the words of execvp when
-    there is no such program, EndedEarly, and what a step of the parent raises.
+    `record(process)` puts the process into the state on disk, when the plan has that step. `times`
+    gets (number of the plan's line or step, nanoseconds) of a timed program, and the stages of
+    `pyrunc.parts` of every one. What is made, the process first of all, is pushed on `undo`. Raises
+    KernelError worded with the plan's line, NotFound and InvalidArgument in the words of execvp
+    when there is no such program, EndedEarly, and what a step of the parent raises.
     """
     running = _spawn(request)
     parent = Parent(request, running, undo, record, times)
@@ -124,7 +137,9 @@ def launch_steps(
             HOOK_STDERR,
         )  # seldom needed: an exec that runs a kept program has no use for plans
 
-        raise error.saying(os.pread(request.descriptors[HOOK_STDERR], HOOK_WORDS_BYTES, 0)) from None
+        raise error.saying(
+            os.pread(request.descriptors[HOOK_STDERR], HOOK_WORDS_BYTES, 0)
+        ) from None
     except GeneratorExit:  # the caller gives up: the process must be known, or nobody could end it
         parent.await_pid()
         raise
@@ -140,8 +155,8 @@ def launch_steps(
 def first_process_steps(
     request: Launch, undo: Undo, *, record: Recorder | None = None, times: Times | None = None
 ) -> Generator[int, None, ChildProcess]:
-    """`launch_steps` for the first process of a cgroup, which says why that ended early: ResourceExhausted when the OOM killer
-    came. The cgroup is occupied afterwards."""
+    """`launch_steps` for the first process of a cgroup, which says why that ended early:
+    ResourceExhausted when the OOM killer came. The cgroup is occupied afterwards."""
     cgroup = request.cgroup
     try:
         process = yield from launch_steps(request, undo, record=record, times=times)
@@ -169,7 +184,8 @@ def _spawn(request: Launch) -> Running:
 
 
 class Parent:
-    """The parent's side of one launch: what it has heard of the process, and the steps that it carries out."""
+    """The parent's side of one launch: what it has heard of the process, and the steps that it
+    carries out."""
 
     def __init__(
         self,
@@ -305,7 +321,8 @@ class HookFailed(PeerError):
             how = f"exit status {code}" if code >= 0 else f"killed by signal {-code}"
         said = words.decode("utf-8", "replace").strip()
         super().__init__(
-            f"error running startContainer hook #{index}: {how}" + (f", stderr: {said}" if said else "")
+            f"error running startContainer hook #{index}: {how}"
+            + (f", stderr: {said}" if said else "")
         )
 
     def saying(self, words: bytes) -> HookFailed:

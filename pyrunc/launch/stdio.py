@@ -1,4 +1,5 @@
-"""Stdin, stdout and stderr of a process that is about to start: whose they are, and no null device of the host among them."""
+"""Stdin, stdout and stderr of a process that is about to start: whose they are, and no null device
+of the host among them."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def own_nulls(stdio: Sequence[int]) -> tuple[Sequence[int], int]:
-    """`stdio` with one null device that no other process has in place of each null device, and its descriptor, which is the
-    caller's to close; -1 when there was none."""
+    """`stdio` with one null device that no other process has in place of each null device, and its
+    descriptor, which is the caller's to close; -1 when there was none."""
     nulls = [is_null(number) for number in stdio]
     if not any(nulls):
         return stdio, -1
@@ -25,8 +26,8 @@ def own_nulls(stdio: Sequence[int]) -> tuple[Sequence[int], int]:
 
 
 def give_to(owner: int, stdio: Sequence[int]) -> None:
-    """Make `owner`, an id of the host, the owner of descriptors that are not /dev/null, so that the process can open /dev/stdout
-    again. KernelError."""
+    """Make `owner`, an id of the host, the owner of descriptors that are not /dev/null, so that the
+    process can open /dev/stdout again. KernelError."""
     for number in stdio:
         status = os.fstat(number)
         if status.st_uid == owner or (S_ISCHR(status.st_mode) and status.st_rdev == DEVICE):

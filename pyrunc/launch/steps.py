@@ -1,7 +1,8 @@
-"""The parent's half of a plan: one function that carries out a step, whatever it is, while the new process waits.
+"""The parent's half of a plan: one function that carries out a step, whatever it is, while the new
+process waits.
 
-Which steps there are and in which order is the plan's (`plan.parent`). A step that fails fails the launch; its error names the
-plan's line.
+Which steps there are and in which order is the plan's (`plan.parent`). A step that fails fails the
+launch; its error names the plan's line.
 """
 
 from __future__ import annotations

@@ -1,3 +1,3 @@
-"""What will be done, in order: `build` turns a specification into a list of operations without touching anything, `show`
-prints it, `lower` turns it into the launcher's program.
+"""What will be done, in order: `build` turns a specification into a list of operations without
+touching anything, `show` prints it, `lower` turns it into the launcher's program.
 """

@@ -6,7 +6,8 @@ from pyrunc.records import Record
 
 
 class BindSource(Record):
-    """What is at a source. `path`: its real path; `is_our_root`: it is the directory that is our own `/`."""
+    """What is at a source. `path`: its real path; `is_our_root`: it is the directory that is our
+    own `/`."""
 
     path: str
     is_directory: bool
@@ -14,6 +15,11 @@ class BindSource(Record):
 
     @property
     def is_in_every_namespace(self) -> bool:
-        """Whether a process in a copy of our mounts can open it by its path: a pipe has none, and /proc is another process's
-        there. Our own `/` is covered there by the container's root, which would be part of the clone."""
-        return self.path.startswith("/") and not self.path.startswith("/proc/") and not self.is_our_root
+        """Whether a process in a copy of our mounts can open it by its path: a pipe has none, and
+        /proc is another process's there. Our own `/` is covered there by the container's root,
+        which would be part of the clone."""
+        return (
+            self.path.startswith("/")
+            and not self.path.startswith("/proc/")
+            and not self.is_our_root
+        )

@@ -1,8 +1,9 @@
-"""From a specification to a plan: which operations, in which order. Pure: nothing is opened, looked up or made.
+"""From a specification to a plan: which operations, in which order. Pure: nothing is opened, looked
+up or made.
 
-`build` is a container's start, `build_exec` a process that enters a running one, `build_holder` a pod's pause process.
-The order is that of "Order of a start" in the design: namespaces, mounts, pivot, terminal, what is left of the root's
-rights, identity, execve.
+`build` is a container's start, `build_exec` a process that enters a running one, `build_holder` a
+pod's pause process. The order is that of "Order of a start" in the design: namespaces, mounts,
+pivot, terminal, what is left of the root's rights, identity, execve.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from pyrunc.plan.parent import Steps
     from pyrunc.spec.model import Hook, Linux, Process, Spec
 
-# What a process that waits for `start` ends by, as a program does by default: HUP INT QUIT ABRT TERM.
+# What a process that waits for `start` ends by, as a program does by default: HUP INT QUIT ABRT
+# TERM.
 ENDING = (1, 2, 3, 6, 15)
 
 
@@ -42,9 +44,9 @@ OOM_SCORE_ADJ_MIN = -1000
 class StartOptions(Value):
     """How a container is started, beyond its configuration.
 
-    `parent`: what the runtime does on its side; `await_start` waits for `start` before execve; `keyring` names a new session
-    keyring; `preserve`: so many of the caller's descriptors stay open, from 3 on; without `pivot` the root covers ours;
-    `keep_groups` leaves the caller's groups.
+    `parent`: what the runtime does on its side; `await_start` waits for `start` before execve;
+    `keyring` names a new session keyring; `preserve`: so many of the caller's descriptors stay
+    open, from 3 on; without `pivot` the root covers ours; `keep_groups` leaves the caller's groups.
     """
 
     load_filter: LoadFilter | None = None
@@ -59,8 +61,9 @@ class StartOptions(Value):
 
 
 class ExecOptions(Value):
-    """How a process is started in a container that runs, beyond its configuration. `home`: of its user, where its environment has none;
-    `attached`: its terminal is copied to the caller's; the others as in `StartOptions`."""
+    """How a process is started in a container that runs, beyond its configuration. `home`: of its
+    user, where its environment has none; `attached`: its terminal is copied to the caller's; the
+    others as in `StartOptions`."""
 
     load_filter: LoadFilter | None = None
     cgroup: bool = True
@@ -73,7 +76,8 @@ class ExecOptions(Value):
 
 
 class HolderOptions(Value):
-    """What a pause process is, beyond its namespaces. `mounts`: absolute paths of mounts that are put into its root."""
+    """What a pause process is, beyond its namespaces. `mounts`: absolute paths of mounts that are
+    put into its root."""
 
     hostname: str = ""
     uid: int = 65535
@@ -85,7 +89,9 @@ class HolderOptions(Value):
     selinux_label: str = ""
 
 
-def build(spec: Spec, host: Host, findings: Findings, options: StartOptions = StartOptions()) -> Plan:
+def build(
+    spec: Spec, host: Host, findings: Findings, options: StartOptions = StartOptions()
+) -> Plan:
     """The plan of a container's start, both sides. Raises InvalidSpec."""
     process, linux, await_start = spec.process, spec.linux, options.await_start
     steps = steps_of_start(spec, options.parent)
@@ -113,7 +119,9 @@ def build(spec: Spec, host: Host, findings: Findings, options: StartOptions = St
     return model.Plan(tuple(ops), tuple(warnings))
 
 
-def build_exec(linux: Linux, process: Process, host: Host, options: ExecOptions = ExecOptions()) -> Plan:
+def build_exec(
+    linux: Linux, process: Process, host: Host, options: ExecOptions = ExecOptions()
+) -> Plan:
     """The plan of a process that joins a container whose configuration holds `linux`, both sides."""
     steps = steps_of_exec(linux, process, options.attached)
     load_filter = with_listener(options.load_filter, steps)
@@ -124,10 +132,11 @@ def build_exec(linux: Linux, process: Process, host: Host, options: ExecOptions 
     if affinity.initial:
         ops.append(model.SetAffinity(cpu_list(affinity.initial, "process.execCPUAffinity.initial")))
     kinds = namespaces.own(linux)
-    # Two come after the birth in the cgroup. The cgroup namespace, for with nsdelegate, as systemd mounts the tree, it is a
-    # border that no process may be moved across from inside (cgroup-v2.rst, "Delegation"; clone3 says ENOENT). And the user
-    # namespace, for the cgroup may have been given to the container's user: the host's root may do to it what it likes,
-    # but a user namespace in which its group is not mapped takes that right away (EACCES).
+    # Two come after the birth in the cgroup. The cgroup namespace, for with nsdelegate, as systemd
+    # mounts the tree, it is a border that no process may be moved across from inside
+    # (cgroup-v2.rst, "Delegation"; clone3 says ENOENT). And the user namespace, for the cgroup may
+    # have been given to the container's user: the host's root may do to it what it likes, but a
+    # user namespace in which its group is not mapped takes that right away (EACCES).
     outer = tuple(kind for kind in kinds if kind not in ("cgroup", "user"))
     inner = tuple(kind for kind in ("user", "cgroup") if kind in kinds)
     if outer:
@@ -152,7 +161,9 @@ def build_exec(linux: Linux, process: Process, host: Host, options: ExecOptions 
         ops.append(identity.memory_policy(linux.memory_policy))
     ops += identity.scheduling(process, linux.personality)
     ops += sync("before-identity", steps)
-    ops += identity.change(process, host, load_filter, "user" in kinds, warnings, options.keep_groups)
+    ops += identity.change(
+        process, host, load_filter, "user" in kinds, warnings, options.keep_groups
+    )
     ops += _execution(process, options.home, False, options.preserve, load_filter)
     return model.Plan(tuple(ops), tuple(warnings))
 
@@ -211,7 +222,11 @@ def _birth(linux: Linux, cgroup: bool, steps: Steps, pinned: bool) -> list[Op]:
     ops, late = namespaces.joins(linux)
     time = linux.namespace("time")
     if time is not None and not time.path:
-        ops.append(model.OffsetClocks(tuple((c, o.secs, o.nanosecs) for c, o in linux.time_offsets.items())))
+        ops.append(
+            model.OffsetClocks(
+                tuple((c, o.secs, o.nanosecs) for c, o in linux.time_offsets.items())
+            )
+        )
     ops.append(model.Clone(new, cgroup))
     ops += late
     ops += sync("born", steps)
@@ -233,7 +248,8 @@ def _root_filesystem(
     options: StartOptions,
     warnings: list[str],
 ) -> list[Op]:
-    """Root, mounts, devices, links, pivot, working directory, terminal, and what is read-only in the end."""
+    """Root, mounts, devices, links, pivot, working directory, terminal, and what is read-only in
+    the end."""
     linux, process, pivot = spec.linux, spec.process, options.pivot
     root_place = options.parent.hook_folder or "/"
     ops: list[Op]
@@ -242,7 +258,9 @@ def _root_filesystem(
         ops = [*sync("mounted", steps), *sync("before-pivot", steps)]
         if process is not None and process.terminal:
             ops.append(
-                model.OpenTerminal(process.console_size, process.user.uid, console=False, of_host=True)
+                model.OpenTerminal(
+                    process.console_size, process.user.uid, console=False, of_host=True
+                )
             )
         return [*ops, model.ChangeRoot()]
     if linux.mount_label and not host.selinux:
@@ -264,7 +282,9 @@ def _root_filesystem(
     ops += devices.operations(spec, host, findings.devices)
     ops += sync("mounted", steps)
     ops += sync("before-pivot", steps)
-    ops.append(model.PivotRoot() if pivot else model.CoverRoot(root_place != "/", findings.instances))
+    ops.append(
+        model.PivotRoot() if pivot else model.CoverRoot(root_place != "/", findings.instances)
+    )
     if process is not None:
         if process.cwd != "/":
             ops.append(model.MakeFolder(mounts.normal(process.cwd)))
@@ -279,7 +299,8 @@ def _root_filesystem(
 
 
 def _warn_of_no_mounts(spec: Spec, warnings: list[str]) -> None:
-    """What would stay on the host, in the folder of the root, is left out (and was, for others, a trap)."""
+    """What would stay on the host, in the folder of the root, is left out (and was, for others, a
+    trap)."""
     wanted = [f"mounts[{i}]" for i in range(len(spec.mounts))]
     wanted += [f"linux.devices[{i}]" for i in range(len(spec.linux.devices))]
     wanted += ["root.readonly"] if spec.root is not None and spec.root.readonly else []
@@ -288,7 +309,8 @@ def _warn_of_no_mounts(spec: Spec, warnings: list[str]) -> None:
 
 
 def _settings(spec: Spec, host: Host) -> list[Op]:
-    """umask, names, sysctls, read-only and masked paths, memory policy: what still needs the root's rights."""
+    """umask, names, sysctls, read-only and masked paths, memory policy: what still needs the root's
+    rights."""
     linux, process = spec.linux, spec.process
     umask = process.user.umask if process is not None else None
     ops: list[Op] = [model.SetUmask(0o022 if umask is None else umask)]
@@ -345,7 +367,8 @@ def _execution(
 
 
 def _no_execution(await_start: bool) -> list[Op]:
-    """A container can be created without a process, but not be started (runtime-spec, runtime.md, "Start")."""
+    """A container can be created without a process, but not be started (runtime-spec, runtime.md,
+    "Start")."""
     if not await_start:
         raise InvalidSpec("process", "process property must not be empty")
     return [model.Ready(), model.AwaitStart("start"), model.RefuseStart()]

@@ -1,7 +1,8 @@
-"""Device files: the six that every container has, the ones that were asked for, and the links of /dev.
+"""Device files: the six that every container has, the ones that were asked for, and the links of
+/dev.
 
-runtime-spec config-linux.md, "Default Devices" and "Dev symbolic links". A container that brings its own /dev by a bind
-mount keeps it as it is.
+runtime-spec config-linux.md, "Default Devices" and "Dev symbolic links". A container that brings
+its own /dev by a bind mount keeps it as it is.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ DEFAULT = (
 # By (made in a fresh tmpfs, may have to be a bind)
 _DEFAULT_OPS = {
     (fresh, bind): tuple(
-        MakeDevice(path, "c", major, minor, fresh=fresh, bind=bind) for path, major, minor in DEFAULT
+        MakeDevice(path, "c", major, minor, fresh=fresh, bind=bind)
+        for path, major, minor in DEFAULT
     )
     for fresh in (False, True)
     for bind in (False, True)
@@ -45,8 +47,8 @@ _CORE = Symlink("/dev/core", "/proc/kcore")
 
 
 def operations(spec: Spec, host: Host, outside: Mapping[str, str] = {}) -> list[Op]:
-    """Nodes, then links. A listed device replaces the default of its path; a listed ptmx is left to the link. `outside` has the
-    descriptors of nodes that were made before (`made_outside`)."""
+    """Nodes, then links. A listed device replaces the default of its path; a listed ptmx is left to
+    the link. `outside` has the descriptors of nodes that were made before (`made_outside`)."""
     destinations = {normal(mount.destination): mount for mount in spec.mounts}
     if _has_own(destinations):
         return []
@@ -54,7 +56,9 @@ def operations(spec: Spec, host: Host, outside: Mapping[str, str] = {}) -> list[
     fresh = dev is not None and dev.type == "tmpfs" and not _covered(destinations)
     bind = not may_make(host) or spec.linux.namespace("user") is not None
     nodes = _nodes(spec, fresh, bind)
-    ops: list[Op] = [AttachDevice(op, outside[op.path]) if op.path in outside else op for op in nodes]
+    ops: list[Op] = [
+        AttachDevice(op, outside[op.path]) if op.path in outside else op for op in nodes
+    ]
     if "/proc" in destinations:
         ops += _LINKS
         if host.kcore:
@@ -70,7 +74,8 @@ def may_make(host: Host) -> bool:
 
 
 def made_outside(spec: Spec) -> list[MakeDevice]:
-    """The nodes of a container with a user namespace, which may not make them itself. A FIFO it may."""
+    """The nodes of a container with a user namespace, which may not make them itself. A FIFO it
+    may."""
     if spec.linux.namespace("user") is None or spec.linux.namespace("mount") is None:
         return []
     if _has_own({normal(mount.destination): mount for mount in spec.mounts}):
@@ -86,7 +91,9 @@ def _nodes(spec: Spec, fresh: bool, bind: bool) -> list[MakeDevice]:
             continue
         mode = 0o666 if device.file_mode is None else device.file_mode & 0o7777
         owner = device.uid, device.gid
-        found.append(MakeDevice(path, device.type, device.major, device.minor, mode, *owner, False, bind))
+        found.append(
+            MakeDevice(path, device.type, device.major, device.minor, mode, *owner, False, bind)
+        )
     return found
 
 

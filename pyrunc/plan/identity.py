@@ -1,8 +1,10 @@
-"""Who the process is: limits, capabilities, groups, ids, working directory, filter; the same for a container and an exec.
+"""Who the process is: limits, capabilities, groups, ids, working directory, filter; the same for a
+container and an exec.
 
-Order: the bounding set while SETPCAP is held, groups and gid before uid, capset after the change of uid, ambient last
-(capabilities(7)). Without no_new_privs a filter needs CAP_SYS_ADMIN and so comes before the change; with it, it is the last
-operation but execve. Capabilities that the runtime does not hold are left out with a warning (runtime-spec 1.1).
+Order: the bounding set while SETPCAP is held, groups and gid before uid, capset after the change of
+uid, ambient last (capabilities(7)). Without no_new_privs a filter needs CAP_SYS_ADMIN and so comes
+before the change; with it, it is the last operation but execve. Capabilities that the runtime does
+not hold are left out with a warning (runtime-spec 1.1).
 """
 
 from __future__ import annotations
@@ -20,20 +22,24 @@ if TYPE_CHECKING:
 
 
 def before(process: Process, host: Host, restrict_oom_score_adj: bool) -> list[Op]:
-    """What the launcher does for the process before it is born: children inherit the score and the label."""
+    """What the launcher does for the process before it is born: children inherit the score and the
+    label."""
     ops: list[Op] = []
     score = process.oom_score_adj
     if score is not None:
         if restrict_oom_score_adj and not host.lowers_oom_score:
             score = max(score, host.oom_score_adj)
-        # Also where it is ours already: the process that carries out the plan, a shim, may have a lower one.
+        # Also where it is ours already: the process that carries out the plan, a shim, may have a
+        # lower one.
         ops.append(model.SetOomScore(score))
     for name, label, on in (
         ("apparmorProfile", process.apparmor_profile, host.apparmor),
         ("selinuxLabel", process.selinux_label, host.selinux),
     ):
         if label and not on:
-            raise InvalidSpec(f"process.{name}", f"{label!r} is set, but this kernel's module is off")
+            raise InvalidSpec(
+                f"process.{name}", f"{label!r} is set, but this kernel's module is off"
+            )
     if process.apparmor_profile:
         ops.append(model.SetExecLabel("apparmor", process.apparmor_profile))
     if process.selinux_label:
@@ -78,8 +84,9 @@ def change(
 ) -> list[Op]:
     """From the runtime's rights to the process's, up to the point where only execve is left.
 
-    With no new privileges the filter can come later, right before the end: nobody has to guess then what it forbids.
-    In a user namespace every capability can be given away, but limits cannot be raised: the caller sets those from outside.
+    With no new privileges the filter can come later, right before the end: nobody has to guess then
+    what it forbids. In a user namespace every capability can be given away, but limits cannot be
+    raised: the caller sets those from outside.
     """
     user, capabilities = process.user, process.capabilities
     ops: list[Op] = []
@@ -98,7 +105,9 @@ def change(
     elif host.setgroups:
         ops.append(model.SetGroups(user.additional_gids))
     elif user.additional_gids:
-        raise InvalidSpec("process.user.additionalGids", "this user namespace may not change groups")
+        raise InvalidSpec(
+            "process.user.additionalGids", "this user namespace may not change groups"
+        )
     ops.append(model.SetIds(user.uid, user.gid, sets is not None and user.uid != 0))
     if sets is not None:
         ops.append(sets[1])
@@ -109,7 +118,8 @@ def change(
 
 
 def environment(process: Process, home: str) -> tuple[str, ...]:
-    """`env` with each name once, its last value at the place of that; HOME comes last where there is none (or an empty one)."""
+    """`env` with each name once, its last value at the place of that; HOME comes last where there
+    is none (or an empty one)."""
     by_name: dict[str, str] = {}
     for variable in reversed(process.env):
         by_name.setdefault(variable.partition("=")[0], variable)
@@ -134,12 +144,16 @@ def _sets(
         )
     )
     if refused:
-        warnings.append(f"ignoring unknown or unavailable capabilities: [{' '.join(sorted(refused))}]")
+        warnings.append(
+            f"ignoring unknown or unavailable capabilities: [{' '.join(sorted(refused))}]"
+        )
     held = _mask(permitted)
     raised = held & _mask(inheritable)  # capabilities(7), "Ambient": a subset of both
     for number in ambient:
         if not raised >> number & 1:
-            warnings.append(f"can't raise ambient capability {_name(number)}: operation not permitted")
+            warnings.append(
+                f"can't raise ambient capability {_name(number)}: operation not permitted"
+            )
     kept = tuple(number for number in ambient if raised >> number & 1)
     return tuple(sorted(bounding)), model.SetCapabilities(
         _mask(effective) & held, held, _mask(inheritable), kept

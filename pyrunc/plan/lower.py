@@ -1,9 +1,10 @@
-"""The plan lowered to the launcher's program: each operation becomes a few system calls, their data and their error rules.
+"""The plan lowered to the launcher's program: each operation becomes a few system calls, their data
+and their error rules.
 
-Descriptors that the plan names get numbers above stdio, the same in every run of the program, so a program can be kept.
-Nothing below the container's root is ever a path for the kernel to follow freely: everything is resolved beneath the root's
-descriptor, created part by part, and mounted from descriptor to descriptor (oci-runtime CVE classes 2021-30465, 2024-45310,
-2025-31133, 2025-52565).
+Descriptors that the plan names get numbers above stdio, the same in every run of the program, so a
+program can be kept. Nothing below the container's root is ever a path for the kernel to follow
+freely: everything is resolved beneath the root's descriptor, created part by part, and mounted from
+descriptor to descriptor (oci-runtime CVE classes 2021-30465, 2024-45310, 2025-31133, 2025-52565).
 """
 
 from __future__ import annotations
@@ -33,20 +34,27 @@ class Lowered:
 
     __slots__ = ("numbers", "program", "steps")
 
-    def __init__(self, program: Program, numbers: dict[str, int], steps: dict[int, tuple[Step, ...]]) -> None:
+    def __init__(
+        self, program: Program, numbers: dict[str, int], steps: dict[int, tuple[Step, ...]]
+    ) -> None:
         self.program, self.numbers, self.steps = program, numbers, steps
 
 
 def lower(plan: Plan, *, arch: str = "", timed: bool = False) -> Lowered:
     """The program of a plan for one architecture (`uname -m`; this machine's without one).
 
-    `timed`: after each operation the program sends a TIME message, up to where a filter might refuse the clock's call.
+    `timed`: after each operation the program sends a TIME message, up to where a filter might
+    refuse the clock's call.
     """
     ops = plan.ops
     preserve = sum(getattr(op, "preserve", 0) for op in ops)
     numbers = _numbers(ops, 3 + preserve)
     stock = _stock(arch)
-    runs = stock.runs(ops, CALLS) if numbers.get("root", ROOT_NUMBER) == ROOT_NUMBER and not timed else {}
+    runs = (
+        stock.runs(ops, CALLS)
+        if numbers.get("root", ROOT_NUMBER) == ROOT_NUMBER and not timed
+        else {}
+    )
     low = stock.start(Lowering, numbers)
     low.preserve = preserve
     index, size = 0, len(ops)
@@ -94,7 +102,8 @@ def _stock(arch: str) -> Stock:
 
 
 def _numbers(ops: Iterable[Op], first: int) -> dict[str, int]:
-    """Numbers from `first` for every descriptor that the operations name, the root before all others."""
+    """Numbers from `first` for every descriptor that the operations name, the root before all
+    others."""
     names: dict[str, None] = {}
     for op in ops:
         for name in NEEDS.get(type(op), _none)(op):

@@ -1,4 +1,5 @@
-"""System calls of the operations on mounts and files: root, filesystems, binds, devices, links, masks, terminal."""
+"""System calls of the operations on mounts and files: root, filesystems, binds, devices, links,
+masks, terminal."""
 
 from __future__ import annotations
 
@@ -47,8 +48,9 @@ def attach_empty_root(low: Lowering, op: m.AttachEmptyRoot) -> None:
 
 
 def _cover(low: Lowering, root: Operand, place: str) -> None:
-    # On top of `/` of this mount namespace no directory of the host is needed as a mount point, and our own `/` still is the
-    # tree below, because a process's root is not looked up again (path_resolution(7)).
+    # On top of `/` of this mount namespace no directory of the host is needed as a mount point, and
+    # our own `/` still is the tree below, because a process's root is not looked up again
+    # (path_resolution(7)).
     low.a.sys("move_mount", root, "", f.AT_FDCWD, place, mnt.MOVE_MOUNT_F_EMPTY_PATH)
 
 
@@ -62,7 +64,9 @@ def mount_fs(low: Lowering, op: m.MountFs) -> None:
     a = low.a
     mount = _instance(low, op)
     destination = (
-        low.ordinary_folder(op.destination) if op.strict else _outside_proc(low, op.destination, True)
+        low.ordinary_folder(op.destination)
+        if op.strict
+        else _outside_proc(low, op.destination, True)
     )
     low.attach(mount, destination)
     for flags in op.propagation:
@@ -96,11 +100,16 @@ def mount_tree(low: Lowering, op: m.MountTree) -> None:
         tree = opened = low.a.slot(4)
         place = _open_source(low, op)
         low.a.sys(
-            "open_tree", place, "", CLONE | EMPTY | (f.AT_RECURSIVE if op.recursive else 0), store=opened
+            "open_tree",
+            place,
+            "",
+            CLONE | EMPTY | (f.AT_RECURSIVE if op.recursive else 0),
+            store=opened,
         )
         low.close(place)
     if op.descriptor and not op.peer and not (propagation and propagation[0] & mnt.MS_REC):
-        # A clone is a peer of its source: without this, mounts made in the container would appear on the host.
+        # A clone is a peer of its source: without this, mounts made in the container would appear
+        # on the host.
         low.set_attributes(tree, propagation=mnt.MS_SLAVE | mnt.MS_REC)
     if len(propagation) == 1 and not propagation[0] & mnt.MS_REC and (op.set or op.clear):
         low.set_attributes(tree, op.set, op.clear, propagation[0])
@@ -123,8 +132,12 @@ def mount_tree(low: Lowering, op: m.MountTree) -> None:
 
 
 def _open_source(low: Lowering, op: m.MountTree) -> Slot:
-    """O_PATH of a bind's source in our copy of the host's tree; with O_DIRECTORY what is automounted there is mounted."""
-    a, found, have, swapped = low.a, low.a.slot(4), low.a.label(), low.a.label()
+    """O_PATH of a bind's source in our copy of the host's tree; with O_DIRECTORY what is
+    automounted there is mounted."""
+    a = low.a
+    found = low.a.slot(4)
+    have = low.a.label()
+    swapped = low.a.label()
     how = low.how(f.O_PATH | (low.o_directory if op.directory else 0), 0, f.RESOLVE_NO_SYMLINKS)
     size = f.OPEN_HOW_SIZE
     a.sys("openat2", f.AT_FDCWD, op.source, how, size, store=found, ok=have, skip={ELOOP: swapped})
@@ -135,8 +148,8 @@ def _open_source(low: Lowering, op: m.MountTree) -> Slot:
 
 
 def _outside_proc(low: Lowering, path: str, directory: bool) -> Slot:
-    """A mount's destination. The configuration's text was checked, but a link of the image may lead into procfs too, and
-    what lies there would pass for the kernel's word (CVE-2019-16884)."""
+    """A mount's destination. The configuration's text was checked, but a link of the image may lead
+    into procfs too, and what lies there would pass for the kernel's word (CVE-2019-16884)."""
     place = low.place(path, directory)
     low.a.sys("fstatfs", place, low.scratch)
     kind = low.a.field(low.scratch, 0, 8)
@@ -166,10 +179,24 @@ def make_device(low: Lowering, op: m.MakeDevice) -> None:
         rules[EPERM] = refused
     owned = bool(op.uid or op.gid)
     a.sys(
-        "mknodat", folder, name, kind | op.mode, number, skip=rules, ok=done if rules and not owned else NEXT
+        "mknodat",
+        folder,
+        name,
+        kind | op.mode,
+        number,
+        skip=rules,
+        ok=done if rules and not owned else NEXT,
     )
     if owned:
-        a.sys("fchownat", folder, name, op.uid, op.gid, f.AT_SYMLINK_NOFOLLOW, ok=done if rules else NEXT)
+        a.sys(
+            "fchownat",
+            folder,
+            name,
+            op.uid,
+            op.gid,
+            f.AT_SYMLINK_NOFOLLOW,
+            ok=done if rules else NEXT,
+        )
     if EEXIST in rules:
         a.place(exists)
         _same_device(low, op, folder, name, kind)
@@ -198,8 +225,12 @@ def attach_device(low: Lowering, op: m.AttachDevice) -> None:
 
 
 def _same_device(low: Lowering, op: m.MakeDevice, folder: Slot, name: str, kind: int) -> None:
-    """A file that is there already must be the device that was asked for (runtime-spec, linux.devices)."""
-    a, buffer, wrong, right = low.a, low.scratch, low.a.label(), low.a.label()
+    """A file that is there already must be the device that was asked for (runtime-spec,
+    linux.devices)."""
+    a = low.a
+    buffer = low.scratch
+    wrong = low.a.label()
+    right = low.a.label()
     a.sys("statx", folder, name, f.AT_SYMLINK_NOFOLLOW, f.STATX_BASIC_STATS, buffer)
     a.compare(a.field(buffer, f.STATX_FIELDS["mode"][0], 4), "eq", kind, mask=f.S_IFMT, false=wrong)
     if op.type != "p":
@@ -212,7 +243,8 @@ def _same_device(low: Lowering, op: m.MakeDevice, folder: Slot, name: str, kind:
 
 
 def _bind_device(low: Lowering, path: str, folder: Slot, name: str) -> None:
-    """mknod is not permitted in a user namespace: show the host's node instead. Its path is looked up in our own tree."""
+    """mknod is not permitted in a user namespace: show the host's node instead. Its path is looked
+    up in our own tree."""
     a, node, place = low.a, low.a.slot(4), low.a.slot(4)
     a.sys("open_tree", f.AT_FDCWD, path, CLONE, store=node)
     low.set_attributes(node, mnt.MOUNT_ATTR_NOSUID | mnt.MOUNT_ATTR_NOEXEC)
@@ -224,7 +256,9 @@ def _bind_device(low: Lowering, path: str, folder: Slot, name: str) -> None:
         0o644,
         store=place,
     )
-    a.sys("move_mount", node, "", place, "", mnt.MOVE_MOUNT_F_EMPTY_PATH | mnt.MOVE_MOUNT_T_EMPTY_PATH)
+    a.sys(
+        "move_mount", node, "", place, "", mnt.MOVE_MOUNT_F_EMPTY_PATH | mnt.MOVE_MOUNT_T_EMPTY_PATH
+    )
     low.close(node, place)
 
 
@@ -239,23 +273,32 @@ def symlink(low: Lowering, op: m.Symlink) -> None:
 def pivot_root(low: Lowering, op: m.PivotRoot) -> None:
     a = low.a
     a.sys("fchdir", low.root)
-    # Both on one directory: the old root ends up on top of the new one and is taken off (pivot_root(2), "pivot_root(".", ".")").
+    # Both on one directory: the old root ends up on top of the new one and is taken off
+    # (pivot_root(2), "pivot_root(".", ".")").
     a.sys("pivot_root", ".", ".")
     a.sys("umount2", ".", mnt.MNT_DETACH)
     a.sys("chdir", "/")
 
 
 def cover_root(low: Lowering, op: m.CoverRoot) -> None:
-    """Like switch_root(8), but that the old root cannot be emptied. What is locked together in a user namespace cannot be
-    unmounted: it gets an empty folder on top."""
+    """Like switch_root(8), but that the old root cannot be emptied. What is locked together in a
+    user namespace cannot be unmounted: it gets an empty folder on top."""
     a = low.a
     for place in op.hide:
         gone, locked = a.label(), a.label()
-        a.sys("umount2", place, mnt.MNT_DETACH, ok=gone, skip={EINVAL: locked, EPERM: locked, ENOENT: gone})
+        a.sys(
+            "umount2",
+            place,
+            mnt.MNT_DETACH,
+            ok=gone,
+            skip={EINVAL: locked, EPERM: locked, ENOENT: gone},
+        )
         a.place(locked)
         empty = low.filesystem("tmpfs", "tmpfs", MASK_OPTIONS, QUIET | mnt.MOUNT_ATTR_RDONLY)
         attach = mnt.MOVE_MOUNT_F_EMPTY_PATH
-        a.sys("move_mount", empty, "", f.AT_FDCWD, place, attach, skip={ENOENT: NEXT, ENOTDIR: NEXT})
+        a.sys(
+            "move_mount", empty, "", f.AT_FDCWD, place, attach, skip={ENOENT: NEXT, ENOTDIR: NEXT}
+        )
         low.close(empty)
         a.place(gone)
     if op.move:
@@ -301,14 +344,19 @@ def make_folder(low: Lowering, op: m.MakeFolder) -> None:
 
 
 def open_terminal(low: Lowering, op: m.OpenTerminal) -> None:
-    """A pty of the container's own devpts by descriptors alone: no path that could be swapped (CVE-2025-52565)."""
+    """A pty of the container's own devpts by descriptors alone: no path that could be swapped
+    (CVE-2025-52565)."""
     a = low.a
     if op.of_host:
         master = a.slot(4)
-        a.sys("openat", f.AT_FDCWD, "/dev/ptmx", f.O_RDWR | f.O_NOCTTY | f.O_CLOEXEC, 0, store=master)
+        a.sys(
+            "openat", f.AT_FDCWD, "/dev/ptmx", f.O_RDWR | f.O_NOCTTY | f.O_CLOEXEC, 0, store=master
+        )
         macros.require_device(a, master, 5, 2, "/dev/ptmx")
     else:
-        master = low.beneath("/dev/pts/ptmx", f.O_RDWR | f.O_NOCTTY, IN_ROOT | f.RESOLVE_NO_SYMLINKS)
+        master = low.beneath(
+            "/dev/pts/ptmx", f.O_RDWR | f.O_NOCTTY, IN_ROOT | f.RESOLVE_NO_SYMLINKS
+        )
         _check_ptmx(low, master)
     slave = a.slot(4)
     a.sys("ioctl", master, ioctl.TIOCSPTLCK, low.a.constant(pack("<i", 0)))
@@ -332,8 +380,12 @@ def open_terminal(low: Lowering, op: m.OpenTerminal) -> None:
 
 
 def _console_place(low: Lowering) -> Slot:
-    """/dev/console, made when it is missing; a link there would decide what the terminal covers (CVE-2025-52565)."""
-    a, folder, made, there = low.a, low.folder("/dev"), low.a.slot(4), low.a.label()
+    """/dev/console, made when it is missing; a link there would decide what the terminal covers
+    (CVE-2025-52565)."""
+    a = low.a
+    folder = low.folder("/dev")
+    made = low.a.slot(4)
+    there = low.a.label()
     flags = f.O_RDONLY | f.O_CREAT | f.O_EXCL | low.o_nofollow | f.O_CLOEXEC
     a.sys("openat", folder, "console", flags, 0o644, store=made, skip={EEXIST: there})
     low.close(made)
@@ -347,7 +399,9 @@ def _check_ptmx(low: Lowering, master: Slot) -> None:
     a = low.a
     macros.require_device(a, master, 5, 2, "/dev/pts/ptmx")
     inode = macros.status_field(a, macros.status(a, master), "ino")
-    macros.require(a, inode, "eq", DEVPTS_INODE_OF_PTMX, ENOTDIR, "/dev/pts/ptmx is not the one of a devpts")
+    macros.require(
+        a, inode, "eq", DEVPTS_INODE_OF_PTMX, ENOTDIR, "/dev/pts/ptmx is not the one of a devpts"
+    )
     a.sys("fstatfs", master, low.scratch)
     kind = a.field(low.scratch, 0, 8)
     macros.require(a, kind, "eq", mnt.DEVPTS_SUPER_MAGIC, ENOTDIR, "/dev/pts is not a devpts")

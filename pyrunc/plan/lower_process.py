@@ -1,4 +1,5 @@
-"""System calls of the operations on the process: birth, namespaces, limits, identity, filter, execve."""
+"""System calls of the operations on the process: birth, namespaces, limits, identity, filter,
+execve."""
 
 from __future__ import annotations
 
@@ -54,17 +55,32 @@ def prepare(low: Lowering, op: m.Prepare) -> None:
 
 
 def _write_own(low: Lowering, paths: Sequence[str], content: bytes) -> None:
-    """The first of these files of our own that exists, beneath a /proc that is a procfs, and nothing that is mounted over it.
+    """The first of these files of our own that exists, beneath a /proc that is a procfs, and
+    nothing that is mounted over it.
 
-    A file in its place would take the label and leave the process without one (CVE-2019-16884, CVE-2025-52881).
+    A file in its place would take the label and leave the process without one (CVE-2019-16884,
+    CVE-2025-52881).
     """
-    a, proc, opened, have = low.a, low.a.slot(4), low.a.slot(4), low.a.label()
+    a = low.a
+    proc = low.a.slot(4)
+    opened = low.a.slot(4)
+    have = low.a.label()
     a.sys("openat", f.AT_FDCWD, "/proc", f.O_PATH | low.o_directory | f.O_CLOEXEC, 0, store=proc)
     require_proc(low, proc, "/proc is no procfs")
     how = low.how(f.O_WRONLY, 0, f.RESOLVE_BENEATH | f.RESOLVE_NO_MAGICLINKS | f.RESOLVE_NO_XDEV)
     for path in paths:
         skip = {} if path == paths[-1] else {ENOENT: NEXT}
-        a.sys("openat2", proc, path, how, f.OPEN_HOW_SIZE, store=opened, ok=have, skip=skip, retry=RETRY)
+        a.sys(
+            "openat2",
+            proc,
+            path,
+            how,
+            f.OPEN_HOW_SIZE,
+            store=opened,
+            ok=have,
+            skip=skip,
+            retry=RETRY,
+        )
     a.place(have)
     a.sys("write", opened, low.a.constant(content), len(content))
     low.close(opened, proc)
@@ -75,10 +91,13 @@ def set_oom_score(low: Lowering, op: m.SetOomScore) -> None:
 
 
 def set_exec_label(low: Lowering, op: m.SetExecLabel) -> None:
-    """Before the process is born, so in the runtime's own /proc; SELinux's label is its session keyring's too."""
+    """Before the process is born, so in the runtime's own /proc; SELinux's label is its session
+    keyring's too."""
     label = op.label.encode("utf-8", "surrogateescape")
     if op.module == "apparmor":
-        _write_own(low, ["thread-self/attr/apparmor/exec", "thread-self/attr/exec"], b"exec " + label)
+        _write_own(
+            low, ["thread-self/attr/apparmor/exec", "thread-self/attr/exec"], b"exec " + label
+        )
     else:
         _write_own(low, ["thread-self/attr/exec"], label)
         _write_own(low, ["thread-self/attr/keycreate"], label)
@@ -98,7 +117,9 @@ def join_process(low: Lowering, op: m.JoinProcess) -> None:
 def offset_clocks(low: Lowering, op: m.OffsetClocks) -> None:
     low.a.sys("unshare", clone.CLONE_NEWTIME)
     if op.offsets:
-        text = "".join(f"{clock} {seconds} {nanoseconds}\n" for clock, seconds, nanoseconds in op.offsets)
+        text = "".join(
+            f"{clock} {seconds} {nanoseconds}\n" for clock, seconds, nanoseconds in op.offsets
+        )
         _write_own(low, ["self/timens_offsets"], text.encode())
 
 
@@ -115,7 +136,9 @@ def clone_process(low: Lowering, op: m.Clone) -> None:
     for kind in op.kinds:
         flags |= clone.NAMESPACES[kind]
     macros.fork_parent(low.a, flags, cgroup=low.numbers["cgroup"] if op.cgroup else None)
-    if op.cgroup:  # a folder of the host: from here on somebody in the container's pid namespace may look (CVE-2024-21626)
+    # a folder of the host: from here on somebody in the container's pid namespace may look
+    # (CVE-2024-21626)
+    if op.cgroup:
         low.close(low.numbers["cgroup"])
 
 
@@ -166,9 +189,12 @@ def set_domainname(low: Lowering, op: m.SetDomainname) -> None:
 
 
 def set_sysctl(low: Lowering, op: m.SetSysctl) -> None:
-    """Beneath a private procfs that nobody else has, across nothing mounted or linked (CVE-2025-52881)."""
+    """Beneath a private procfs that nobody else has, across nothing mounted or linked
+    (CVE-2025-52881)."""
     a, opened, content = low.a, low.a.slot(4), op.value.encode("utf-8", "surrogateescape")
-    resolve = f.RESOLVE_BENEATH | f.RESOLVE_NO_SYMLINKS | f.RESOLVE_NO_MAGICLINKS | f.RESOLVE_NO_XDEV
+    resolve = (
+        f.RESOLVE_BENEATH | f.RESOLVE_NO_SYMLINKS | f.RESOLVE_NO_MAGICLINKS | f.RESOLVE_NO_XDEV
+    )
     how = low.how(f.O_WRONLY, 0, resolve)
     a.sys("openat2", low.numbers["proc"], f"sys/{op.path}", how, f.OPEN_HOW_SIZE, store=opened)
     a.sys("write", opened, low.a.constant(content), len(content))
@@ -206,7 +232,9 @@ def set_memory_policy(low: Lowering, op: m.SetMemoryPolicy) -> None:
         mask[node // 64] |= 1 << node % 64
     nodes = low.a.constant(pack(f"<{words}Q", *mask)) if words else 0
     # The kernel takes one bit less than it is told (mm/mempolicy.c, get_nodes).
-    low.a.sys("set_mempolicy", MEMORY_MODES[op.mode] | op.flags, nodes, words * 64 + 1 if words else 0)
+    low.a.sys(
+        "set_mempolicy", MEMORY_MODES[op.mode] | op.flags, nodes, words * 64 + 1 if words else 0
+    )
 
 
 def set_limit(low: Lowering, op: m.SetLimit) -> None:
@@ -249,7 +277,8 @@ def set_ids(low: Lowering, op: m.SetIds) -> None:
     a.sys("setresuid", op.uid, op.uid, op.uid)
     if op.keep:
         a.sys("prctl", p.PR_SET_KEEPCAPS, 0, 0, 0, 0)
-    macros.set_dumpable(low.a, False)  # the kernel sets it to fs.suid_dumpable when credentials change
+    # the kernel sets it to fs.suid_dumpable when credentials change
+    macros.set_dumpable(low.a, False)
 
 
 def set_capabilities(low: Lowering, op: m.SetCapabilities) -> None:
@@ -263,7 +292,13 @@ def set_capabilities(low: Lowering, op: m.SetCapabilities) -> None:
         a.sys("prctl", p.PR_CAP_AMBIENT, p.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     for number in op.ambient:
         a.sys(
-            "prctl", p.PR_CAP_AMBIENT, p.PR_CAP_AMBIENT_RAISE, number, 0, 0, skip={EPERM: NEXT, EINVAL: NEXT}
+            "prctl",
+            p.PR_CAP_AMBIENT,
+            p.PR_CAP_AMBIENT_RAISE,
+            number,
+            0,
+            0,
+            skip={EPERM: NEXT, EINVAL: NEXT},
         )
 
 
@@ -281,7 +316,8 @@ def enter_folder(low: Lowering, op: m.EnterFolder) -> None:
 
 
 def load_filter(low: Lowering, op: m.LoadFilter) -> None:
-    """Descriptors are closed before, and what is still needed marked: a filter may be older than close_range(2)."""
+    """Descriptors are closed before, and what is still needed marked: a filter may be older than
+    close_range(2)."""
     a, low.filtered = low.a, True
     macros.close_all_from(a, 3 + low.preserve, cloexec=True)
     _close_all_but(low, "start", HOOK_STATE, HOOK_STDERR, "pause")
@@ -300,7 +336,8 @@ def load_filter(low: Lowering, op: m.LoadFilter) -> None:
 def candidates(args: Sequence[str], env: Sequence[str]) -> list[str]:
     """The paths that execvp(3) tries for args[0], with the PATH of `env`."""
     name = args[0]
-    if "/" in name or not name:  # execve says ENOENT of an empty path, as execvp(3) does of an empty name
+    # execve says ENOENT of an empty path, as execvp(3) does of an empty name
+    if "/" in name or not name:
         return [name]
     path = next((v[5:] for v in env if v.startswith("PATH=")), DEFAULT_PATH)
     return [f"{entry or '.'}/{name}" for entry in path.split(":")]
@@ -311,12 +348,14 @@ def check_program(low: Lowering, op: m.CheckProgram) -> None:
 
 
 def argument_sizes(args: Sequence[str], env: Sequence[str]) -> str:
-    """How long arguments and environment are, for a failure with E2BIG; empty where they cannot be too long.
+    """How long arguments and environment are, for a failure with E2BIG; empty where they cannot be
+    too long.
 
-    execve(2): one string may have MAX_ARG_STRLEN bytes; all together, a pointer for each included, a quarter of
-    RLIMIT_STACK, but at least 128 KiB and at most 6 MiB.
+    execve(2): one string may have MAX_ARG_STRLEN bytes; all together, a pointer for each included,
+    a quarter of RLIMIT_STACK, but at least 128 KiB and at most 6 MiB.
     """
-    if 4 * (sum(map(len, args)) + sum(map(len, env))) <= MAX_ARG_STRLEN:  # UTF-8; most, in a microsecond
+    # UTF-8; most, in a microsecond
+    if 4 * (sum(map(len, args)) + sum(map(len, env))) <= MAX_ARG_STRLEN:
         return ""
     lengths = [len(text.encode("utf-8", "surrogateescape")) + 1 for text in (*args, *env)]
     total = sum(lengths) + POINTER_BYTES * len(lengths)
@@ -325,7 +364,9 @@ def argument_sizes(args: Sequence[str], env: Sequence[str]) -> str:
     longest = max(range(len(lengths)), key=lengths.__getitem__)
     if lengths[longest] > MAX_ARG_STRLEN:
         what = (
-            f"argument {longest}" if longest < len(args) else env[longest - len(args)].partition("=")[0][:80]
+            f"argument {longest}"
+            if longest < len(args)
+            else env[longest - len(args)].partition("=")[0][:80]
         )
         return f"{what} has {lengths[longest]} bytes and the kernel takes {MAX_ARG_STRLEN} in one string"
     return (
@@ -335,7 +376,8 @@ def argument_sizes(args: Sequence[str], env: Sequence[str]) -> str:
 
 
 def execute(low: Lowering, op: m.Execute) -> None:
-    """What must live until execve, the socket and a connection of `start`, closes on exec; all else is closed here."""
+    """What must live until execve, the socket and a connection of `start`, closes on exec; all else
+    is closed here."""
     a, result, first = low.a, low.a.slot(4), 3 + op.preserve
     keep = [low.sync_number] if low.start is None else [low.start_number]
     macros.close_all_from(a, first, keep, may_fail=low.filtered)
@@ -346,7 +388,12 @@ def execute(low: Lowering, op: m.Execute) -> None:
         a.compare(result, "eq", -EACCES, false=said)
         a.sys("statx", f.AT_FDCWD, op.args[0], 0, f.STATX_BASIC_STATS, place, skip_any=said)
         a.compare(
-            macros.status_field(a, place, "mode"), "eq", f.S_IFDIR, mask=f.S_IFMT, true=folder, false=said
+            macros.status_field(a, place, "mode"),
+            "eq",
+            f.S_IFDIR,
+            mask=f.S_IFMT,
+            true=folder,
+            false=said,
         )
         a.place(folder)
         a.set(result, -EISDIR)
@@ -359,7 +406,8 @@ def execute(low: Lowering, op: m.Execute) -> None:
 
 
 def _close_all_but(low: Lowering, *names: str) -> None:
-    """What belongs to the host, or was opened on the way, is of no use any more, and who waits for `start` waits long."""
+    """What belongs to the host, or was opened on the way, is of no use any more, and who waits for
+    `start` waits long."""
     keep = [low.sync_number, *(low.numbers[name] for name in names if name in low.numbers)]
     macros.close_all_from(low.a, 3 + low.preserve, keep)
 
@@ -373,7 +421,8 @@ def end_by_signals(low: Lowering, op: m.EndBySignals) -> None:
 
 
 def await_start(low: Lowering, op: m.AwaitStart) -> None:
-    """One connection, one byte. The connection's end (close on exec) tells `start` that all went well; else an errno comes.
+    """One connection, one byte. The connection's end (close on exec) tells `start` that all went
+    well; else an errno comes.
 
     Whoever created the container is gone by then, so the socket to it closes here.
     """
@@ -383,8 +432,8 @@ def await_start(low: Lowering, op: m.AwaitStart) -> None:
     low.start, low.start_number = a.slot(4), low.sync_number
     again = a.slot(4)
     byte = a.data(8)
-    # The number of the socket to our parent becomes the listening socket's, then the connection's: it is known here, and
-    # is the one that stays open until execve.
+    # The number of the socket to our parent becomes the listening socket's, then the connection's:
+    # it is known here, and is the one that stays open until execve.
     a.sys("dup3", listening, low.start_number, f.O_CLOEXEC)
     a.sys("close", listening)
     a.sys("accept4", low.start_number, 0, 0, SOCK_CLOEXEC, store=again)
@@ -405,8 +454,12 @@ def refuse_start(low: Lowering, op: m.RefuseStart) -> None:
 
 
 def run_hook(low: Lowering, op: m.RunHook) -> None:
-    """clone(2), which filters that know only older calls let pass; the parent's half comes first, as jumps go forward."""
-    a, pid, child, done = low.a, low.a.slot(4), low.a.label(), low.a.label()
+    """clone(2), which filters that know only older calls let pass; the parent's half comes first,
+    as jumps go forward."""
+    a = low.a
+    pid = low.a.slot(4)
+    child = low.a.label()
+    done = low.a.label()
     state, errors, keep = low.numbers[op.descriptor], low.numbers[op.errors], low.sync_number
     a.sys("clone", SIGCHLD, 0, 0, 0, 0, store=pid)
     a.compare(pid, "eq", 0, true=child)
@@ -421,7 +474,8 @@ def run_hook(low: Lowering, op: m.RunHook) -> None:
     a.place(child)
     a.sys("lseek", state, 0, 0)
     a.sys("dup3", state, 0, 0)
-    if not low.filtered:  # under a filter, which may not know the call, the words of earlier hooks come first
+    # under a filter, which may not know the call, the words of earlier hooks come first
+    if not low.filtered:
         a.sys("ftruncate", errors, 0)
         a.sys("lseek", errors, 0, 0)
     a.sys("dup3", errors, 2, 0)
@@ -432,18 +486,26 @@ def run_hook(low: Lowering, op: m.RunHook) -> None:
 
 
 def _tell_errors(low: Lowering, op: m.RunHook) -> None:
-    """After the status, `start` reads what the hook wrote; a parent has the file itself. A filter may forbid it."""
+    """After the status, `start` reads what the hook wrote; a parent has the file itself. A filter
+    may forbid it."""
     if low.start is not None:
         offset = low.a.data(8)
-        low.a.sys("sendfile", low.start, low.numbers[op.errors], offset, HOOK_WORDS_BYTES, skip_any=NEXT)
+        low.a.sys(
+            "sendfile", low.start, low.numbers[op.errors], offset, HOOK_WORDS_BYTES, skip_any=NEXT
+        )
 
 
 def _end_in_time(low: Lowering, pid: Slot, op: m.RunHook) -> None:
-    a, pidfd, ready, ended = low.a, low.a.slot(4), low.a.slot(4), low.a.label()
+    a = low.a
+    pidfd = low.a.slot(4)
+    ready = low.a.slot(4)
+    ended = low.a.label()
     a.sys("pidfd_open", pid, 0, store=pidfd)
     waited = a.data(pack("<ihh", -1, POLLIN, 0))
     a.set(a.field(waited, 0, 4), pidfd)
-    a.sys("ppoll", waited, 1, a.data(pack("<qq", op.timeout_s or 0, 0)), 0, SIGSET_SIZE, store=ready)
+    a.sys(
+        "ppoll", waited, 1, a.data(pack("<qq", op.timeout_s or 0, 0)), 0, SIGSET_SIZE, store=ready
+    )
     a.sys("close", pidfd)
     a.compare(ready, "ne", 0, true=ended)
     a.sys("kill", pid, SIGKILL)

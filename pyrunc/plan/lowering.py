@@ -1,7 +1,9 @@
-"""What lowering keeps while it goes through a plan: the assembler, the descriptors' numbers, and data that calls share.
+"""What lowering keeps while it goes through a plan: the assembler, the descriptors' numbers, and
+data that calls share.
 
-Everything below the container's root is reached by these: `beneath` opens what exists, `place` opens or creates a mount's
-destination, `attach` puts a mount there. `program.macros` has what does not depend on the plan.
+Everything below the container's root is reached by these: `beneath` opens what exists, `place`
+opens or creates a mount's destination, `attach` puts a mount there. `program.macros` has what does
+not depend on the plan.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ CLONE = mnt.OPEN_TREE_CLONE | mnt.OPEN_TREE_CLOEXEC
 class Lowering:
     """One plan on its way to a program."""
 
-    def __init__(self, a: PlanAssembler, numbers: dict[str, int], scratch: Address | None = None) -> None:
+    def __init__(
+        self, a: PlanAssembler, numbers: dict[str, int], scratch: Address | None = None
+    ) -> None:
         self.a = a
         self.numbers = numbers
         self.sync_number = max(numbers.values(), default=2) + 1
@@ -40,7 +44,8 @@ class Lowering:
         self.start_number = -1
         self.preserve, self.filtered = 0, False
         self.line = 0
-        """The plan's line that is being lowered: what the process reports when it waits for its parent."""
+        """The plan's line that is being lowered: what the process reports when it waits for its
+        parent."""
         self.mask: Slot | None = None
         self.null: Slot | None = None
         self.entered: Slot | None = None
@@ -67,7 +72,9 @@ class Lowering:
         """The root's descriptor; where the process is inside already (exec), its `/` is opened."""
         if isinstance(self.root, int) and self.root < 0:
             self.root = slot = self.a.slot(4)
-            self.a.sys("openat", f.AT_FDCWD, "/", f.O_PATH | self.o_directory | f.O_CLOEXEC, 0, store=slot)
+            self.a.sys(
+                "openat", f.AT_FDCWD, "/", f.O_PATH | self.o_directory | f.O_CLOEXEC, 0, store=slot
+            )
         return self.root
 
     def close(self, *operands: Operand) -> None:
@@ -84,7 +91,8 @@ class Lowering:
         missing: Label | None = None,
         also: int | None = None,
     ) -> Slot:
-        """An open file of the container: the slot of its descriptor. `missing`: where to go on ENOENT (and `also`)."""
+        """An open file of the container: the slot of its descriptor. `missing`: where to go on
+        ENOENT (and `also`)."""
         slot = self.a.slot(4)
         rules = {} if missing is None else {ENOENT: missing}
         if missing is not None and also is not None:
@@ -102,7 +110,8 @@ class Lowering:
         return slot
 
     def folder(self, path: str) -> Slot:
-        """A directory of the container, made with its parents when it is missing; the caller does not close it.
+        """A directory of the container, made with its parents when it is missing; the caller does
+        not close it.
 
         Kept for the operations that follow, until something is mounted.
         """
@@ -112,9 +121,11 @@ class Lowering:
         return found
 
     def place(self, path: str, directory: bool) -> Slot:
-        """O_PATH of a destination, made when it is missing: 0755 folders, and an empty 0644 file unless `directory`.
+        """O_PATH of a destination, made when it is missing: 0755 folders, and an empty 0644 file
+        unless `directory`.
 
-        What is not made: a directory where a file is to be covered stays, and the mount then says ENOTDIR.
+        What is not made: a directory where a file is to be covered stays, and the mount then says
+        ENOTDIR.
         """
         if directory:
             return macros.make_directories(self.a, self.container_root(), path)
@@ -126,8 +137,13 @@ class Lowering:
         Nobody can redirect them then (CVE-2019-19921, CVE-2023-27561).
         """
         a, root = self.a, self.container_root()
-        found, have, missing, wrong = a.slot(4), a.label(), a.label(), a.label()
-        how = self.how(f.O_PATH | self.o_directory | self.o_nofollow, 0, IN_ROOT | f.RESOLVE_NO_SYMLINKS)
+        found = a.slot(4)
+        have = a.label()
+        missing = a.label()
+        wrong = a.label()
+        how = self.how(
+            f.O_PATH | self.o_directory | self.o_nofollow, 0, IN_ROOT | f.RESOLVE_NO_SYMLINKS
+        )
         name, size = path.lstrip("/"), f.OPEN_HOW_SIZE
         rules = {ELOOP: wrong, ENOTDIR: wrong}
         a.sys(
@@ -164,7 +180,8 @@ class Lowering:
         propagation: int = 0,
         recursive: bool = False,
     ) -> None:
-        """mount_setattr(2) on a mount's descriptor. A change within the atime family clears the whole family first."""
+        """mount_setattr(2) on a mount's descriptor. A change within the atime family clears the
+        whole family first."""
         if to_set & mnt.MOUNT_ATTR__ATIME:
             to_clear |= mnt.MOUNT_ATTR__ATIME
         recursive = recursive or bool(propagation & mnt.MS_REC)
@@ -182,15 +199,27 @@ class Lowering:
     ) -> Slot:
         """A detached mount of a new filesystem; `refused`: where to go when that is not permitted.
 
-        The terminals' group, 5, need not be mapped in a user namespace: then they keep their creator's group. Kernels differ
-        in when they say so, the older ones at the end.
+        The terminals' group, 5, need not be mapped in a user namespace: then they keep their
+        creator's group. Kernels differ in when they say so, the older ones at the end.
         """
-        a, context, made, created = self.a, self.a.slot(4), self.a.slot(4), self.a.label()
+        a = self.a
+        context = self.a.slot(4)
+        made = self.a.slot(4)
+        created = self.a.label()
         grouped = kind == "devpts" and any(key == "gid" for key, _ in options)
         rules = {} if refused is None else {EPERM: refused}
         self._configure(context, kind, source, options, EINVAL if grouped else 0, rules)
         if grouped:
-            a.sys("fsconfig", context, mnt.FSCONFIG_CMD_CREATE, 0, 0, 0, skip={EINVAL: NEXT}, ok=created)
+            a.sys(
+                "fsconfig",
+                context,
+                mnt.FSCONFIG_CMD_CREATE,
+                0,
+                0,
+                0,
+                skip={EINVAL: NEXT},
+                ok=created,
+            )
             self.close(context)
             rest = tuple(option for option in options if option[0] != "gid")
             self._configure(context, kind, source, rest, 0, rules)
@@ -209,7 +238,8 @@ class Lowering:
         refusal: int,
         rules: dict[int, Label],
     ) -> None:
-        """A filesystem context with these options; `refusal`: the errno that an unknown group may meet."""
+        """A filesystem context with these options; `refusal`: the errno that an unknown group may
+        meet."""
         a = self.a
         a.sys("fsopen", kind, mnt.FSOPEN_CLOEXEC, store=context, skip=rules)
         if source:
@@ -222,11 +252,13 @@ class Lowering:
                 a.sys("fsconfig", context, mnt.FSCONFIG_SET_STRING, key, value, 0, skip=skip)
 
     def make_mask(self) -> None:
-        """The empty read-only tmpfs that hides folders, made once whether or not there is one to hide."""
+        """The empty read-only tmpfs that hides folders, made once whether or not there is one to
+        hide."""
         self.mask = self.filesystem("tmpfs", "tmpfs", MASK_OPTIONS, QUIET | mnt.MOUNT_ATTR_RDONLY)
 
     def hide_folder(self, store: Slot) -> None:
-        """Another mount of the mask's tmpfs; where detached mounts cannot be cloned (Linux before 6.15) a new one."""
+        """Another mount of the mask's tmpfs; where detached mounts cannot be cloned (Linux before
+        6.15) a new one."""
         if self.mask is not None:
             self.a.sys("open_tree", self.mask, "", CLONE | EMPTY, store=store)
         else:

@@ -1,10 +1,12 @@
-"""Two closed sets: operations of the new process, steps of its parent. A plan's order is the order of events on both sides.
+"""Two closed sets: operations of the new process, steps of its parent. A plan's order is the order
+of events on both sides.
 
-A plan is a tuple of operations. The steps stand in the operation at which the process waits for its parent (`Sync`, and a
-`LoadFilter` with a listener) and are carried out in their order before it goes on.
-Each class has one meaning; `show` has its line, `lower` an operation's system calls, `launch.steps` a step's work, and a
-test compares these lists. Descriptors appear by name (`root`, `cgroup`, `tree:3`, `namespace:network`): whoever runs the plan opens them.
-Paths of the container are absolute and are resolved beneath its root when the operation runs.
+A plan is a tuple of operations. The steps stand in the operation at which the process waits for its
+parent (`Sync`, and a `LoadFilter` with a listener) and are carried out in their order before it
+goes on. Each class has one meaning; `show` has its line, `lower` an operation's system calls,
+`launch.steps` a step's work, and a test compares these lists. Descriptors appear by name (`root`,
+`cgroup`, `tree:3`, `namespace:network`): whoever runs the plan opens them. Paths of the container
+are absolute and are resolved beneath its root when the operation runs.
 """
 
 from __future__ import annotations
@@ -39,11 +41,13 @@ class WriteIdMaps(ParentStep):
 
 
 class RecordProcess(ParentStep):
-    """Pid and start time go into the container's state: from here on `delete` ends what a killed create has left."""
+    """Pid and start time go into the container's state: from here on `delete` ends what a killed
+    create has left."""
 
 
 class GiveCgroup(ParentStep):
-    """The cgroup's folder and the files that delegation names belong to `uid` (runtime-spec, "Cgroup ownership")."""
+    """The cgroup's folder and the files that delegation names belong to `uid` (runtime-spec,
+    "Cgroup ownership")."""
 
     uid: int
 
@@ -61,7 +65,8 @@ class JoinRdt(ParentStep):
 
 
 class MoveLinks(ParentStep):
-    """Move links (name here -> name there) into the process's network namespace, with their addresses."""
+    """Move links (name here -> name there) into the process's network namespace, with their
+    addresses."""
 
     links: Mapping[str, str]
 
@@ -73,7 +78,8 @@ class WriteHookState(ParentStep):
 
 
 class RunHooks(ParentStep):
-    """Run all hooks of one kind, each to its end: in ours, or from `folder` in these `namespaces` of the process."""
+    """Run all hooks of one kind, each to its end: in ours, or from `folder` in these `namespaces`
+    of the process."""
 
     kind: str
     hooks: tuple[Hook, ...]
@@ -82,17 +88,20 @@ class RunHooks(ParentStep):
 
 
 class SetLimits(ParentStep):
-    """Resource limits of a process in a user namespace, where it may not raise them itself (prlimit(2))."""
+    """Resource limits of a process in a user namespace, where it may not raise them itself
+    (prlimit(2))."""
 
     limits: tuple[Rlimit, ...]
 
 
 class ClearOnlcr(ParentStep):
-    """The terminal that was received does not turn a newline into two characters (ONLCR, termios(3)): ours does."""
+    """The terminal that was received does not turn a newline into two characters (ONLCR,
+    termios(3)): ours does."""
 
 
 class SendListener(ParentStep):
-    """Send the seccomp listener to whoever waits on a unix socket (runtime-spec, "The Container Process State")."""
+    """Send the seccomp listener to whoever waits on a unix socket (runtime-spec, "The Container
+    Process State")."""
 
     path: str
     metadata: str = ""
@@ -118,7 +127,8 @@ Step = (
 
 
 class Prepare(Op):
-    """Name the process, restore the two signals that posix_spawn leaves ignored, become non-dumpable."""
+    """Name the process, restore the two signals that posix_spawn leaves ignored, become
+    non-dumpable."""
 
     name: str = "pyrunc:init"
 
@@ -163,7 +173,8 @@ class SetAffinity(Op):
 
 
 class Clone(Op):
-    """The container's process is born as a child of our caller, in new namespaces `kinds`, in the cgroup if there is one."""
+    """The container's process is born as a child of our caller, in new namespaces `kinds`, in the
+    cgroup if there is one."""
 
     kinds: tuple[str, ...]
     cgroup: bool
@@ -205,7 +216,8 @@ class SetPropagation(Op):
 
 
 class AttachRoot(Op):
-    """Put the detached root mount into the container's mount namespace: on top of `/`, or on a folder that hooks know."""
+    """Put the detached root mount into the container's mount namespace: on top of `/`, or on a
+    folder that hooks know."""
 
     propagation: int
     place: str = "/"
@@ -225,10 +237,12 @@ class AttachMount(Op):
 
 
 class MountFs(Op):
-    """A new instance of a filesystem. `options` are its own (None = a flag), `attributes` MOUNT_ATTR_*.
+    """A new instance of a filesystem. `options` are its own (None = a flag), `attributes`
+    MOUNT_ATTR_*.
 
-    `strict`: the destination must be an ordinary directory, never a symlink (procfs, sysfs). `instead`: what is bound, as a
-    slave, where the kernel does not permit a new instance, as in a user namespace that does not own the network or cgroups.
+    `strict`: the destination must be an ordinary directory, never a symlink (procfs, sysfs).
+    `instead`: what is bound, as a slave, where the kernel does not permit a new instance, as in a
+    user namespace that does not own the network or cgroups.
     """
 
     destination: str
@@ -249,8 +263,9 @@ LINK_CAME = "there was no link in the path when it was looked up"
 class MountTree(Op):
     """A detached clone of a host mount (a bind), put at `destination`. All flags are MOUNT_ATTR_*.
 
-    Without a `descriptor` the clone is made by the container's process, of `source` in its copy of the runtime's mounts, with
-    those below it if it is `recursive`; no link of that path is followed, for it had none when it was looked up.
+    Without a `descriptor` the clone is made by the container's process, of `source` in its copy of
+    the runtime's mounts, with those below it if it is `recursive`; no link of that path is
+    followed, for it had none when it was looked up.
     """
 
     destination: str
@@ -267,7 +282,8 @@ class MountTree(Op):
 
 
 class MakeDevice(Op):
-    """A device file with that owner and mode. An existing one must match, unless the folder is known to be `fresh`.
+    """A device file with that owner and mode. An existing one must match, unless the folder is
+    known to be `fresh`.
 
     `bind`: making it may not be permitted, then the host's is bound there.
     """
@@ -284,7 +300,8 @@ class MakeDevice(Op):
 
 
 class AttachDevice(Op):
-    """A device file that was made outside, as a detached mount, where the container's user namespace may make none."""
+    """A device file that was made outside, as a detached mount, where the container's user
+    namespace may make none."""
 
     device: MakeDevice
     descriptor: str
@@ -303,9 +320,11 @@ class PivotRoot(Op):
 
 
 class CoverRoot(Op):
-    """Without pivot_root (a root on a ramdisk): the root is put on top of `/`, the old one stays beneath it.
+    """Without pivot_root (a root on a ramdisk): the root is put on top of `/`, the old one stays
+    beneath it.
 
-    `hide`: whole procfs and sysfs mounts of the old root, which would undo what is masked in the new one.
+    `hide`: whole procfs and sysfs mounts of the old root, which would undo what is masked in the
+    new one.
     """
 
     move: bool
@@ -342,7 +361,8 @@ class MakeFolder(Op):
 
 
 class OpenTerminal(Op):
-    """A terminal in the container's devpts: send the master away, make the slave stdio and (if `console`) /dev/console.
+    """A terminal in the container's devpts: send the master away, make the slave stdio and (if
+    `console`) /dev/console.
 
     `of_host`: in the devpts of the host, for a container without mounts of its own.
     """
@@ -387,7 +407,8 @@ class ReadonlyPath(Op):
 
 
 class MaskPath(Op):
-    """Hide a directory behind an empty read-only tmpfs, anything else behind /dev/null; a missing one is skipped.
+    """Hide a directory behind an empty read-only tmpfs, anything else behind /dev/null; a missing
+    one is skipped.
 
     `copy`: all folders share one tmpfs, which the kernel can clone detached.
     """
@@ -430,7 +451,8 @@ class SetLimit(Op):
 
 
 class DropBounding(Op):
-    """Take all capabilities but `keep` (numbers) out of the bounding set; `last` is the kernel's highest number."""
+    """Take all capabilities but `keep` (numbers) out of the bounding set; `last` is the kernel's
+    highest number."""
 
     keep: tuple[int, ...]
     last: int
@@ -449,7 +471,8 @@ class SetIds(Op):
 
 
 class SetCapabilities(Op):
-    """The sets as bit masks; ambient ones are raised one by one, and one that the kernel refuses is skipped."""
+    """The sets as bit masks; ambient ones are raised one by one, and one that the kernel refuses is
+    skipped."""
 
     effective: int
     permitted: int
@@ -462,7 +485,8 @@ class ForbidNewPrivileges(Op):
 
 
 class TryFolder(Op):
-    """chdir with root's rights, before a filter can forbid it; not permitted is fine, `EnterFolder` tries again as the user.
+    """chdir with root's rights, before a filter can forbid it; not permitted is fine, `EnterFolder`
+    tries again as the user.
 
     Then getcwd must see it below the root (CVE-2024-21626).
     """
@@ -479,7 +503,8 @@ class EnterFolder(Op):
 class LoadFilter(Op):
     """A seccomp filter: `instructions` are sock_filter bytes.
 
-    `listener` asks for a notification descriptor; then the process waits until the parent has it and has done its `steps`.
+    `listener` asks for a notification descriptor; then the process waits until the parent has it
+    and has done its `steps`.
     """
 
     instructions: bytes
@@ -500,7 +525,8 @@ class Ready(Op):
 
 
 class EndBySignals(Op):
-    """From here to execve these signals end the process, though it is the first of its pid namespace."""
+    """From here to execve these signals end the process, though it is the first of its pid
+    namespace."""
 
     numbers: tuple[int, ...]
 
@@ -516,7 +542,8 @@ class RefuseStart(Op):
 
 
 class RunHook(Op):
-    """A startContainer hook: a child that gets the state on stdin; its failure is told to `start`, and is our end.
+    """A startContainer hook: a child that gets the state on stdin; its failure is told to `start`,
+    and is our end.
 
     `errors` names the file for its stderr, whose beginning is told as well.
     """
@@ -531,7 +558,8 @@ class RunHook(Op):
 
 
 class Execute(Op):
-    """Close everything but stdio and the next `preserve` descriptors, and become the program, looked up in PATH of `env`."""
+    """Close everything but stdio and the next `preserve` descriptors, and become the program,
+    looked up in PATH of `env`."""
 
     args: tuple[str, ...]
     env: tuple[str, ...]
@@ -549,9 +577,10 @@ class ExecuteDescriptor(Op):
 class Host(Value):
     """Facts of the machine and of the runtime's own process that decide what a plan holds.
 
-    `clones_detached`: open_tree clones mounts that are attached nowhere; `pinned`: we may not run on all CPUs;
-    `in_user_namespace`: our root is not the machine's; `setgroups`: it may change groups;
-    `lowers_oom_score`: it may set an oom_score_adj below its own, `oom_score_adj`; `cgroup_root`: where the v2 tree is; `cgroup_options`: of its superblock, such as `nsdelegate`.
+    `clones_detached`: open_tree clones mounts that are attached nowhere; `pinned`: we may not run
+    on all CPUs; `in_user_namespace`: our root is not the machine's; `setgroups`: it may change
+    groups; `lowers_oom_score`: it may set an oom_score_adj below its own, `oom_score_adj`;
+    `cgroup_root`: where the v2 tree is; `cgroup_options`: of its superblock, such as `nsdelegate`.
     """
 
     capabilities: int
@@ -570,16 +599,19 @@ class Host(Value):
     @property
     def lowers_oom_score(self) -> bool:
         """CAP_SYS_RESOURCE counts in the machine's user namespace only (proc_pid_oom_score_adj(5))."""
-        return not self.in_user_namespace and bool(self.capabilities >> CAPABILITIES["CAP_SYS_RESOURCE"] & 1)
+        return not self.in_user_namespace and bool(
+            self.capabilities >> CAPABILITIES["CAP_SYS_RESOURCE"] & 1
+        )
 
 
 class Findings(Value):
-    """What whoever runs the plan found out about this container's files. Keys are indices of `spec.mounts`.
+    """What whoever runs the plan found out about this container's files. Keys are indices of
+    `spec.mounts`.
 
-    `sources`: absolute paths of those binds that the container's process makes itself; the others come as descriptors.
-    `null_stdio`: descriptors that are reopened as the container's /dev/null.
-    `devices`: descriptors of device files that were made outside, by path.
-    `instances`: mount points of whole procfs and sysfs in our namespace, looked up only for a root that covers ours.
+    `sources`: absolute paths of those binds that the container's process makes itself; the others
+    come as descriptors. `null_stdio`: descriptors that are reopened as the container's /dev/null.
+    `devices`: descriptors of device files that were made outside, by path. `instances`: mount
+    points of whole procfs and sysfs in our namespace, looked up only for a root that covers ours.
     """
 
     directories: Mapping[int, bool] = {}

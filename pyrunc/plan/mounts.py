@@ -1,7 +1,9 @@
-"""Entries of `mounts` become operations: options are sorted into attributes, propagation and the filesystem's own words.
+"""Entries of `mounts` become operations: options are sorted into attributes, propagation and the
+filesystem's own words.
 
-The option table is runtime-spec 1.3 config.md with runc's readings: the last occurrence wins, and for a bind only what was
-named changes. Recursive options (`rro`) work on the whole tree after everything else on that mount.
+The option table is runtime-spec 1.3 config.md with runc's readings: the last occurrence wins, and
+for a bind only what was named changes. Recursive options (`rro`) work on the whole tree after
+everything else on that mount.
 """
 
 from __future__ import annotations
@@ -17,21 +19,18 @@ if TYPE_CHECKING:
 
     Data = tuple[tuple[str, str | None], ...]
 
-_RO, _NOSUID, _NODEV, _NOEXEC = (
-    abi.MOUNT_ATTR_RDONLY,
-    abi.MOUNT_ATTR_NOSUID,
-    abi.MOUNT_ATTR_NODEV,
-    abi.MOUNT_ATTR_NOEXEC,
-)
-_ATIME, _NOATIME, _STRICT, _NODIR = (
-    abi.MOUNT_ATTR__ATIME,
-    abi.MOUNT_ATTR_NOATIME,
-    abi.MOUNT_ATTR_STRICTATIME,
-    abi.MOUNT_ATTR_NODIRATIME,
-)
+_RO = abi.MOUNT_ATTR_RDONLY
+_NOSUID = abi.MOUNT_ATTR_NOSUID
+_NODEV = abi.MOUNT_ATTR_NODEV
+_NOEXEC = abi.MOUNT_ATTR_NOEXEC
+_ATIME = abi.MOUNT_ATTR__ATIME
+_NOATIME = abi.MOUNT_ATTR_NOATIME
+_STRICT = abi.MOUNT_ATTR_STRICTATIME
+_NODIR = abi.MOUNT_ATTR_NODIRATIME
 _NOSYM = abi.MOUNT_ATTR_NOSYMFOLLOW
 
-# option -> (attributes set, attributes cleared). The atime family is an enumeration: setting one clears the field first.
+# option -> (attributes set, attributes cleared). The atime family is an enumeration: setting one
+# clears the field first.
 ATTRIBUTES: dict[str, tuple[int, int]] = {
     "ro": (_RO, 0),
     "rw": (0, _RO),
@@ -52,10 +51,21 @@ ATTRIBUTES: dict[str, tuple[int, int]] = {
     "nodiratime": (_NODIR, 0),
     "diratime": (0, _NODIR),
 }
-# Words for the superblock, which fsconfig takes as flags; on a bind they would change the source, so they are left out.
+# Words for the superblock, which fsconfig takes as flags; on a bind they would change the source,
+# so they are left out.
 SUPERBLOCK = ("sync", "dirsync", "lazytime", "mand", "iversion")
 IGNORED = frozenset(
-    ("notmpcopyup", "async", "nolazytime", "nomand", "noiversion", "silent", "loud", "defaults", "remount")
+    (
+        "notmpcopyup",
+        "async",
+        "nolazytime",
+        "nomand",
+        "noiversion",
+        "silent",
+        "loud",
+        "defaults",
+        "remount",
+    )
 )
 PROPAGATION = {
     "shared": abi.MS_SHARED,
@@ -69,7 +79,8 @@ PROPAGATION = {
 }
 EXTENSIONS = ("tmpcopyup", "idmap", "ridmap")
 UNLABELLED = ("proc", "sysfs", "mqueue", "cgroup2")  # take no context= of SELinux
-# Programs such as lxcfs may put their own files here; everything else inside /proc is refused (CVE-2019-16884).
+# Programs such as lxcfs may put their own files here; everything else inside /proc is refused
+# (CVE-2019-16884).
 PROC_FILES = frozenset(
     f"/proc/{name}"
     for name in (
@@ -83,7 +94,17 @@ PROC_FILES = frozenset(
 class Options:
     """The options of one mount, sorted."""
 
-    __slots__ = ("bind", "clear", "data", "extensions", "propagation", "rclear", "recursive", "rset", "set")
+    __slots__ = (
+        "bind",
+        "clear",
+        "data",
+        "extensions",
+        "propagation",
+        "rclear",
+        "recursive",
+        "rset",
+        "set",
+    )
 
     def __init__(self, options: tuple[str, ...]) -> None:
         self.set = self.clear = self.rset = self.rclear = 0
@@ -130,7 +151,9 @@ def operations(
     if is_tree(mount):
         peer = _keeps_peers(options, linux)
         return (_tree(mount, index, destination, findings, options, peer, warnings),)
-    made = _filesystem(mount, destination, findings.modes.get(index), options, linux.mount_label, path)
+    made = _filesystem(
+        mount, destination, findings.modes.get(index), options, linux.mount_label, path
+    )
     if made.type == "cgroup2":
         made = made.replace(options=_cgroup_options(made.options, linux, host))
     if linux.namespace("user") is not None or host.in_user_namespace:
@@ -141,7 +164,8 @@ def operations(
 
 
 def finishing(mount: Mount) -> Op | None:
-    """What comes after everything was put into the mount: a tmpfs, and whatever is at /dev, become read-only late."""
+    """What comes after everything was put into the mount: a tmpfs, and whatever is at /dev, become
+    read-only late."""
     options = Options(mount.options)
     if not options.set & _RO or options.bind or is_remount(mount):
         return None
@@ -165,8 +189,8 @@ def is_bind(mount: Mount) -> bool:
 
 
 def is_tree(mount: Mount) -> bool:
-    """Whether the caller makes it, as a detached mount: binds, overlays, whose layers may be many and lie anywhere, and a
-    tmpfs that begins as a copy."""
+    """Whether the caller makes it, as a detached mount: binds, overlays, whose layers may be many
+    and lie anywhere, and a tmpfs that begins as a copy."""
     return (mount.type == "overlay" or is_bind(mount) or copies_up(mount)) and not is_remount(mount)
 
 
@@ -183,7 +207,9 @@ def copies_up(mount: Mount) -> bool:
 def _refuse_inside_proc(mount: Mount, destination: str, bind: bool, path: str) -> None:
     if destination == "/proc":
         if not bind and mount.type != "proc":
-            raise InvalidSpec(path, f"{destination} cannot be mounted because it is not of type proc")
+            raise InvalidSpec(
+                path, f"{destination} cannot be mounted because it is not of type proc"
+            )
     elif destination.startswith("/proc/") and destination not in PROC_FILES:
         raise InvalidSpec(path, f"{destination} cannot be mounted because it is inside /proc")
 
@@ -199,7 +225,9 @@ def _tree(
 ) -> Op:
     if options.data and is_bind(mount):
         words = ",".join(key if value is None else f"{key}={value}" for key, value in options.data)
-        warnings.append(f"mounts[{index}]: a bind mount takes no filesystem options: {words} is ignored")
+        warnings.append(
+            f"mounts[{index}]: a bind mount takes no filesystem options: {words} is ignored"
+        )
     return MountTree(
         destination,
         "" if index in findings.sources else f"tree:{index}",
@@ -222,19 +250,23 @@ def _remount(options: Options, destination: str, path: str) -> Op:
 
 
 def _keeps_peers(options: Options, linux: Linux) -> bool:
-    """Whether mounts go both ways between host and container: when the mount is to be shared, and the root too.
+    """Whether mounts go both ways between host and container: when the mount is to be shared, and
+    the root too.
 
-    Otherwise a shared mount is one of the container's own, and a slave of the host's, as it is under runc.
+    Otherwise a shared mount is one of the container's own, and a slave of the host's, as it is
+    under runc.
     """
     shared = any(flags & abi.MS_SHARED for flags in options.propagation)
     return shared and linux.rootfs_propagation in ("shared", "rshared")
 
 
 def may_be_opened_inside(mount: Mount, linux: Linux) -> bool:
-    """Whether the container's process can clone the source itself, in its copy of the runtime's mounts.
+    """Whether the container's process can clone the source itself, in its copy of the runtime's
+    mounts.
 
-    Not in a user namespace, where the path may be out of reach and the copy is locked; not what stays a peer of the host's
-    mount, for the copy is a slave, nor a slave where the copy is private; not /proc, which is somebody else's there.
+    Not in a user namespace, where the path may be out of reach and the copy is locked; not what
+    stays a peer of the host's mount, for the copy is a slave, nor a slave where the copy is
+    private; not /proc, which is somebody else's there.
     """
     options, source = Options(mount.options), mount.source
     private_copy = linux.rootfs_propagation in ("private", "rprivate")
@@ -259,7 +291,9 @@ def _filesystem(
         (key, value) for key, value in options.data if key not in SUPERBLOCK
     ]
     if options.extensions:
-        raise InvalidSpec(f"{path}.options", f"{options.extensions[0]} is not supported on a {kind} mount")
+        raise InvalidSpec(
+            f"{path}.options", f"{options.extensions[0]} is not supported on a {kind} mount"
+        )
     late = options.set & _RO and (kind == "tmpfs" or destination == "/dev")
     if kind == "tmpfs" and mode is not None and not any(key == "mode" for key, _ in data):
         data.insert(0, ("mode", f"{mode:o}"))
@@ -279,8 +313,9 @@ def _filesystem(
 
 
 def _cgroup_options(options: Data, linux: Linux, host: Host) -> Data:
-    """Outside a cgroup namespace of its own a container mounts the machine's superblock, whose options a mount replaces: they
-    are given again, or all lose `nsdelegate` and `memory_recursiveprot` (Linux, cgroup_get_tree, apply_cgroup_root_flags)."""
+    """Outside a cgroup namespace of its own a container mounts the machine's superblock, whose
+    options a mount replaces: they are given again, or all lose `nsdelegate` and
+    `memory_recursiveprot` (Linux, cgroup_get_tree, apply_cgroup_root_flags)."""
     namespace = linux.namespace("cgroup")
     if namespace is not None and not namespace.path:
         return options
@@ -289,8 +324,10 @@ def _cgroup_options(options: Data, linux: Linux, host: Host) -> Data:
 
 
 def _instead(kind: str, linux: Linux, host: Host) -> str:
-    """A user namespace may make a sysfs or a cgroup2 only of a network or cgroup namespace that belongs to it; the joined
-    ones need not."""
-    owner, place = {"sysfs": ("network", "/sys"), "cgroup2": ("cgroup", host.cgroup_root)}.get(kind, ("", ""))
+    """A user namespace may make a sysfs or a cgroup2 only of a network or cgroup namespace that
+    belongs to it; the joined ones need not."""
+    owner, place = {"sysfs": ("network", "/sys"), "cgroup2": ("cgroup", host.cgroup_root)}.get(
+        kind, ("", "")
+    )
     entry = linux.namespace(owner)
     return place if entry is None or entry.path else ""

@@ -1,15 +1,19 @@
-"""Which steps the parent has at which sync point: the half of a plan that the runtime itself carries out. Pure.
+"""Which steps the parent has at which sync point: the half of a plan that the runtime itself
+carries out. Pure.
 
 | point | the process | its parent |
 |---|---|---|
-| born | exists, in its namespaces and cgroup, with no rights to speak of | id maps, record, cgroup's owner, RDT, links |
-| mounted | has its root and mounts, not pivoted | prestart and createRuntime hooks, in the runtime's namespaces |
+| born | exists, in its namespaces and cgroup, with no rights to speak of | id maps, record,
+cgroup's owner, RDT, links |
+| mounted | has its root and mounts, not pivoted | prestart and createRuntime hooks, in the
+runtime's namespaces |
 | before-pivot | the same | createContainer hooks, in the container's |
-| before-identity | is still root of its namespaces, has its terminal | limits that it may not raise itself, ONLCR |
+| before-identity | is still root of its namespaces, has its terminal | limits that it may not raise
+itself, ONLCR |
 | listener | has loaded its filter | sends the filter's listener away |
 
-The order of `born`: nobody can act in a user namespace without maps; then the record, so that a create that is killed leaves
-nothing that `delete` does not find; then what can fail.
+The order of `born`: nobody can act in a user namespace without maps; then the record, so that a
+create that is killed leaves nothing that `delete` does not find; then what can fail.
 """
 
 from __future__ import annotations
@@ -28,14 +32,16 @@ if TYPE_CHECKING:
     Steps = Mapping[str, tuple[Step, ...]]
 
 HOOK_STATE, HOOK_STDERR = "hook-state", "hook-stderr"
-"""The descriptors of the memfds with the state that startContainer hooks read, and with what the last one wrote."""
+"""The descriptors of the memfds with the state that startContainer hooks read, and with what the
+last one wrote."""
 
 
 class Parent(Value):
     """What the runtime does beyond what the configuration asks for.
 
-    `record`: the container has a state on disk. `cgroup_owner`: the host's uid that gets the cgroup, None = nobody.
-    `hook_folder`: where createContainer hooks find the root. `attached`: we stay and copy the process's terminal to ours.
+    `record`: the container has a state on disk. `cgroup_owner`: the host's uid that gets the
+    cgroup, None = nobody. `hook_folder`: where createContainer hooks find the root. `attached`: we
+    stay and copy the process's terminal to ours.
     """
 
     record: bool = False
@@ -67,14 +73,19 @@ def steps_of_start(spec: Spec, parent: Parent) -> Steps:
     inside: list[Step] = []
     if hooks.create_container:
         inside.append(
-            model.RunHooks("createContainer", hooks.create_container, parent.hook_folder, own(linux))
+            model.RunHooks(
+                "createContainer", hooks.create_container, parent.hook_folder, own(linux)
+            )
         )
     return _some(
         {
             "born": born,
             "mounted": mounted,
             "before-pivot": inside,
-            "before-identity": [*_limits(linux, spec.process), *_terminal(spec.process, parent.attached)],
+            "before-identity": [
+                *_limits(linux, spec.process),
+                *_terminal(spec.process, parent.attached),
+            ],
             "listener": _listener(linux),
         }
     )

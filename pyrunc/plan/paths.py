@@ -1,4 +1,5 @@
-"""Masked and read-only paths: each once, read-only ones first, so that a masked path beneath a read-only one stays masked."""
+"""Masked and read-only paths: each once, read-only ones first, so that a masked path beneath a
+read-only one stays masked."""
 
 from __future__ import annotations
 
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
 
 def operations(linux: Linux, clones_detached: bool) -> list[Op]:
     """One operation for each distinct path."""
-    ops: list[Op] = [ReadonlyPath(path) for path in dict.fromkeys(map(normal, linux.readonly_paths))]
-    ops += [MaskPath(path, clones_detached) for path in dict.fromkeys(map(normal, linux.masked_paths))]
+    ops: list[Op] = [
+        ReadonlyPath(path) for path in dict.fromkeys(map(normal, linux.readonly_paths))
+    ]
+    ops += [
+        MaskPath(path, clones_detached) for path in dict.fromkeys(map(normal, linux.masked_paths))
+    ]
     return ops

@@ -1,7 +1,9 @@
-"""A plan for a person: one line for each operation and step, what `pyrunc plan` prints and what errors are worded with.
+"""A plan for a person: one line for each operation and step, what `pyrunc plan` prints and what
+errors are worded with.
 
-A line begins with a verb and its object: `mount 'proc' on '/proc'`. Numbers become the kernel's words. The steps of the parent
-stand before the operation that waits for them, in the order in which all of it happens: 12.1 and 12.2 are done when 12 is.
+A line begins with a verb and its object: `mount 'proc' on '/proc'`. Numbers become the kernel's
+words. The steps of the parent stand before the operation that waits for them, in the order in which
+all of it happens: 12.1 and 12.2 are done when 12 is.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ def _numbered(label: str, text: str) -> str:
 
 
 def numbered(plan: Plan) -> list[tuple[str, str]]:
-    """(number, line) of everything in the order of events: `12.1` for the first step of the parent that line 12 waits for."""
+    """(number, line) of everything in the order of events: `12.1` for the first step of the parent
+    that line 12 waits for."""
     found = []
     for number, op in enumerate(plan.ops, 1):
         found += [(step_label(number, k), step_line(step)) for k, step in enumerate(steps_of(op))]
@@ -65,7 +68,8 @@ def step_label(number: int, index: int) -> str:
 
 
 def trace(plan: Plan, started_ns: int, times: Sequence[tuple[str, int]]) -> str:
-    """A line per operation and step that was timed: its duration in microseconds, the time since the start, its line.
+    """A line per operation and step that was timed: its duration in microseconds, the time since
+    the start, its line.
 
     `times` are (number of `numbered`, nanoseconds) in the order of events.
     """
@@ -112,12 +116,15 @@ def _mount_fs(op: m.MountFs) -> str:
     shared = ",".join(map(propagation, op.propagation))
     recursive = _changes(op.recursive_set, op.recursive_clear, "r")
     instead = f"or bind {op.instead}" if op.instead else ""
-    words = _options(("", attributes(op.attributes)), ("", own), ("", shared), ("", recursive), ("", instead))
+    words = _options(
+        ("", attributes(op.attributes)), ("", own), ("", shared), ("", recursive), ("", instead)
+    )
     return f"mount '{op.type}' on '{op.destination}'{words}"
 
 
 def _changes(to_set: int, to_clear: int, prefix: str = "") -> str:
-    """`ro,-nosuid`: set and cleared attributes; the atime family is one field, cleared it is relatime."""
+    """`ro,-nosuid`: set and cleared attributes; the atime family is one field, cleared it is
+    relatime."""
     named = [prefix + word for bit, word in _ATTRIBUTES if to_set & bit]
     if to_clear & abi.MOUNT_ATTR__ATIME and not to_set & abi.MOUNT_ATTR__ATIME:
         named.append(prefix + "relatime")
@@ -139,7 +146,9 @@ def _mount_tree(op: m.MountTree) -> str:
 def _terminal(op: m.OpenTerminal) -> str:
     size = f" {op.size.width}x{op.size.height}" if op.size else ""
     place = " of the host" if op.of_host else ""
-    return f"open terminal{place}{size}" + (" as '/dev/console' and stdio" if op.console else " as stdio")
+    return f"open terminal{place}{size}" + (
+        " as '/dev/console' and stdio" if op.console else " as stdio"
+    )
 
 
 def _scheduler(op: m.SetScheduler) -> str:
@@ -170,7 +179,9 @@ LINES: dict[type, Callable[[Any], str]] = {
     m.SetExecLabel: lambda op: f"label {op.module} '{op.label}' for the next execve",
     m.Join: lambda op: f"setns '{op.descriptor}'",
     m.JoinProcess: _join_process,
-    m.OffsetClocks: lambda op: "offset clocks " + " ".join(f"{c} {s}.{n:09}" for c, s, n in op.offsets),
+    m.OffsetClocks: lambda op: (
+        "offset clocks " + " ".join(f"{c} {s}.{n:09}" for c, s, n in op.offsets)
+    ),
     m.SetAffinity: lambda op: f"run on CPUs {_numbers(op.cpus) if op.cpus else 'all'}",
     m.Clone: _clone,
     m.Sync: lambda op: f"wait for the parent at '{op.point}'",
@@ -180,7 +191,8 @@ LINES: dict[type, Callable[[Any], str]] = {
     m.LoopbackUp: lambda op: "link lo up",
     m.SetPropagation: lambda op: f"propagate all mounts {propagation(op.flags)}",
     m.AttachRoot: lambda op: (
-        f"attach root {propagation(op.propagation)}" + (f" on '{op.place}'" if op.place != "/" else "")
+        f"attach root {propagation(op.propagation)}"
+        + (f" on '{op.place}'" if op.place != "/" else "")
     ),
     m.AttachEmptyRoot: lambda op: f"attach empty root with {' '.join(op.folders)}",
     m.AttachMount: lambda op: f"attach '{op.descriptor}' on '{op.path}'",
@@ -189,10 +201,14 @@ LINES: dict[type, Callable[[Any], str]] = {
     m.AttachDevice: lambda op: (
         f"attach '{op.device.path}' {op.device.type} {op.device.major}:{op.device.minor}"
     ),
-    m.MakeDevice: lambda op: f"mknod '{op.path}' {op.type} {op.major}:{op.minor} mode {op.mode:04o}",
+    m.MakeDevice: lambda op: (
+        f"mknod '{op.path}' {op.type} {op.major}:{op.minor} mode {op.mode:04o}"
+    ),
     m.Symlink: lambda op: f"symlink '{op.path}' to '{op.target}'",
     m.PivotRoot: lambda op: "pivot_root",
-    m.CoverRoot: lambda op: "cover '/' by the root" + (f", hide {' '.join(op.hide)}" if op.hide else ""),
+    m.CoverRoot: lambda op: (
+        "cover '/' by the root" + (f", hide {' '.join(op.hide)}" if op.hide else "")
+    ),
     m.LabelMount: lambda op: f"label '{op.path}' {op.label!r}",
     m.ShareRoot: lambda op: f"propagate '/' {propagation(op.propagation)}",
     m.ChangeRoot: lambda op: "chroot",
@@ -214,7 +230,9 @@ LINES: dict[type, Callable[[Any], str]] = {
     m.DropBounding: lambda op: f"drop capabilities but {_numbers(op.keep)} from the bounding set",
     m.SetGroups: lambda op: f"setgroups {_numbers(op.groups)}",
     m.TryFolder: lambda op: f"chdir '{op.path}' if root may",
-    m.SetIds: lambda op: f"setuid {op.uid} gid {op.gid}" + (" keeping capabilities" if op.keep else ""),
+    m.SetIds: lambda op: (
+        f"setuid {op.uid} gid {op.gid}" + (" keeping capabilities" if op.keep else "")
+    ),
     m.SetCapabilities: _capabilities,
     m.ForbidNewPrivileges: lambda op: "no_new_privs",
     m.EnterFolder: lambda op: f"chdir '{op.path}'",
@@ -252,10 +270,14 @@ STEP_LINES: dict[type, Callable[[Any], str]] = {
     m.GiveCgroup: lambda step: f"give the cgroup to uid {step.uid}",
     m.EnterRdt: lambda step: f"enter {_rdt(step)}",
     m.JoinRdt: lambda step: f"join {_rdt(step)}",
-    m.MoveLinks: lambda step: "move links " + " ".join(f"'{a}' to '{b}'" for a, b in step.links.items()),
+    m.MoveLinks: lambda step: (
+        "move links " + " ".join(f"'{a}' to '{b}'" for a, b in step.links.items())
+    ),
     m.WriteHookState: lambda step: f"write the state into '{step.descriptor}'",
     m.RunHooks: _hooks,
-    m.SetLimits: lambda step: "prlimit " + " ".join(f"{e.type} {e.soft}:{e.hard}" for e in step.limits),
+    m.SetLimits: lambda step: (
+        "prlimit " + " ".join(f"{e.type} {e.soft}:{e.hard}" for e in step.limits)
+    ),
     m.ClearOnlcr: lambda step: "clear ONLCR of the terminal",
     m.SendListener: lambda step: f"send the seccomp listener to '{step.path}'",
 }

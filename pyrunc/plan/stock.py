@@ -1,9 +1,10 @@
-"""Runs of operations that come again in every plan of a machine, lowered once: default mounts, devices, masks, capabilities.
+"""Runs of operations that come again in every plan of a machine, lowered once: default mounts,
+devices, masks, capabilities.
 
-Lowering is half of what a start costs its caller in Python. Code of a program can be moved, for skips are relative, but not
-its data, to which calls point by offset. So all that is kept shares one block of data with which every program begins: a
-program takes a copy of the block and the code of the runs that it has. A process that starts containers does this once and
-its forks inherit it.
+Lowering is half of what a start costs its caller in Python. Code of a program can be moved, for
+skips are relative, but not its data, to which calls point by offset. So all that is kept shares one
+block of data with which every program begins: a program takes a copy of the block and the code of
+the runs that it has. A process that starts containers does this once and its forks inherit it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from pyrunc.plan.lowering import Lowering
     from pyrunc.plan.model import Op
 
-# Operations that depend on nothing but themselves and the root's number, each a run of its own or with its neighbours.
+# Operations that depend on nothing but themselves and the root's number, each a run of its own or
+# with its neighbours.
 ALONE = frozenset((m.Prepare, m.MountFs, m.DropBounding))
 TOGETHER = {m.MakeDevice: 1, m.Symlink: 1, m.ReadonlyPath: 2, m.MaskPath: 2}
 ROOT_NUMBER = 3
@@ -45,14 +47,22 @@ class PlanLine(Line):
 
 
 class Run:
-    """The code of consecutive operations; `places` has for each call which of the operations it belongs to."""
+    """The code of consecutive operations; `places` has for each call which of the operations it
+    belongs to."""
 
     __slots__ = ("calls", "notes", "packed", "places")
 
     def __init__(
-        self, packed: list[bytes], calls: list[str], places: list[int], notes: dict[int, tuple[str, str]]
+        self,
+        packed: list[bytes],
+        calls: list[str],
+        places: list[int],
+        notes: dict[int, tuple[str, str]],
     ) -> None:
-        self.packed, self.calls, self.places, self.notes = packed, calls, places, notes
+        self.packed = packed
+        self.calls = calls
+        self.places = places
+        self.notes = notes
 
 
 class PlanAssembler(Assembler):
@@ -68,8 +78,13 @@ class PlanAssembler(Assembler):
             self._packed[jump.index] = jump.packed(
                 len(self._packed) + 1
             )  # the operation after the run is a target too
-        run = Run(self._packed, self._calls, [where.number or 0 for where in self._lines], self._notes)
-        self._packed, self._calls, self._lines, self._notes = [], [], [], {}
+        run = Run(
+            self._packed, self._calls, [where.number or 0 for where in self._lines], self._notes
+        )
+        self._packed = []
+        self._calls = []
+        self._lines = []
+        self._notes = {}
         self._jumps, self._stored_at = [], {}
         return run
 
@@ -113,7 +128,8 @@ class Stock:
     def runs(
         self, ops: tuple[Op, ...], calls: dict[type, Callable[[Lowering, Any], None]]
     ) -> dict[int, tuple[int, Run]]:
-        """Index in `ops` -> length and code, for each run of the plan that is kept; new ones are, as long as there is room."""
+        """Index in `ops` -> length and code, for each run of the plan that is kept; new ones are,
+        as long as there is room."""
         found = {}
         for start, end in _spans(ops):
             key = ops[start:end]

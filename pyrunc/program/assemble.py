@@ -1,4 +1,5 @@
-"""The assembler: calls by name, labels instead of counted skips, and a proof that the program cannot go wrong by itself.
+"""The assembler: calls by name, labels instead of counted skips, and a proof that the program
+cannot go wrong by itself.
 
     a = Assembler()
     root = a.slot(4)
@@ -7,9 +8,10 @@
         a.sys("mkdirat", root, "sub", 0o755, skip={EEXIST: NEXT})
     program = a.program()
 
-Proved is that every jump goes forward and lands inside, and that no slot is loaded on a path on which nothing was stored in
-it. As all jumps go forward, one walk suffices, and it is done while the operations are appended: a wrong one is refused
-where it is written. A call whose error has no rule ends the program with a failure that names the operation and the errno.
+Proved is that every jump goes forward and lands inside, and that no slot is loaded on a path on
+which nothing was stored in it. As all jumps go forward, one walk suffices, and it is done while the
+operations are appended: a wrong one is refused where it is written. A call whose error has no rule
+ends the program with a failure that names the operation and the errno.
 """
 
 from __future__ import annotations
@@ -50,7 +52,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
-__all__ = ["NEXT", "Address", "Argument", "Assembler", "Label", "Line", "Operand", "Program", "Slot"]
+__all__ = [
+    "NEXT",
+    "Address",
+    "Argument",
+    "Assembler",
+    "Label",
+    "Line",
+    "Operand",
+    "Program",
+    "Slot",
+]
 
 _WORD = (1 << 64) - 1
 _LOADS = {1: LOAD_1, 4: LOAD_4, 8: LOAD_8}
@@ -60,12 +72,14 @@ _NOWHERE = -1
 """What is stored where no path leads: everything, so that it is neutral when paths meet."""
 _pack = _encode.OPERATION.pack
 _plain: dict[tuple[int, tuple[Argument, ...]], bytes] = {}
-"""Calls with numbers alone, without a rule or a result, packed: dropping the capabilities is 38 of them each time."""
+"""Calls with numbers alone, without a rule or a result, packed: dropping the capabilities is 38 of
+them each time."""
 _PLAIN_AT_MOST = 1000
 
 
 class _Jump:
-    """An operation with labels, packed when all have their places: what comes before, between and after the skips."""
+    """An operation with labels, packed when all have their places: what comes before, between and
+    after the skips."""
 
     __slots__ = ("after", "before", "index", "rules", "times", "true")
 
@@ -78,7 +92,10 @@ class _Jump:
         times: int,
         after: Sequence[int],
     ) -> None:
-        self.index, self.before, self.true, self.rules = index, before, true, rules
+        self.index = index
+        self.before = before
+        self.true = true
+        self.rules = rules
         self.times, self.after = times, after
 
     def packed(self, size: int) -> bytes:
@@ -106,17 +123,22 @@ class _LineScope:
         self.before, self.assembler._line = self.assembler._line, self.line
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.assembler._line = self.before
 
 
 class Assembler:
-    """Collects operations and data for one architecture (`uname -m` name; without one, this machine's).
+    """Collects operations and data for one architecture (`uname -m` name; without one, this
+    machine's).
 
-    Operations are appended in the order of the calls. `sync` is the slot that holds the number of the synchronisation
-    socket when the program runs: for close-on-exec, keep lists and messages with descriptors. `handler` holds the address of
-    a signal handler that ends the process with 128 + the signal's number.
+    Operations are appended in the order of the calls. `sync` is the slot that holds the number of
+    the synchronisation socket when the program runs: for close-on-exec, keep lists and messages
+    with descriptors. `handler` holds the address of a signal handler that ends the process with 128
+    + the signal's number.
     """
 
     def __init__(self, arch: str = "") -> None:
@@ -136,7 +158,8 @@ class Assembler:
         self._relocations: list[int] = []
         self._strings: dict[str | bytes, int] = {}
         self._constants: dict[bytes, Address] = {}
-        # The proof: a bit per slot; what is stored in when the next operation is reached, and when a label is.
+        # The proof: a bit per slot; what is stored in when the next operation is reached, and when
+        # a label is.
         self._slots = 0
         self._stored = 0
         self._stored_at: dict[Label, int] = {}
@@ -144,7 +167,8 @@ class Assembler:
     # ---- data
 
     def data(self, content: bytes | int, align: int = 8) -> Address:
-        """A block of the data: the bytes given, or that many bytes of zero. The program may write into it."""
+        """A block of the data: the bytes given, or that many bytes of zero. The program may write
+        into it."""
         data = self._data
         if pad := -len(data) % align:
             data += bytes(pad)
@@ -160,7 +184,8 @@ class Assembler:
         return address
 
     def string(self, text: str | bytes) -> Address:
-        """A NUL-terminated string; equal strings share one place, so the program must not write into it."""
+        """A NUL-terminated string; equal strings share one place, so the program must not write
+        into it."""
         return Address(self._string(text))
 
     def pointers(self, items: Sequence[bytes | str | Address]) -> Address:
@@ -173,14 +198,18 @@ class Assembler:
     def pointer(self, place: Address, target: Address) -> None:
         """Makes the 8 aligned bytes at `place` a pointer to `target`: iovec, msghdr, sock_fprog."""
         if place.offset % 8:
-            raise InvalidArgument(f"a pointer at data offset {place.offset}, which is not a multiple of 8")
+            raise InvalidArgument(
+                f"a pointer at data offset {place.offset}, which is not a multiple of 8"
+            )
         self._data[place.offset : place.offset + 8] = pack("<Q", target.offset)
         self._relocations.append(place.offset)
 
     def slot(self, width: int = 8, initial: int | None = None) -> Slot:
-        """A variable of `width` 1, 4 or 8 bytes. Without `initial` it must be stored into before it is loaded.
+        """A variable of `width` 1, 4 or 8 bytes. Without `initial` it must be stored into before it
+        is loaded.
 
-        Use width 4 for what a call returns as int (descriptors, pids), 8 otherwise; a load of 1 byte is unsigned.
+        Use width 4 for what a call returns as int (descriptors, pids), 8 otherwise; a load of 1
+        byte is unsigned.
         """
         if width not in _LOADS:
             raise InvalidArgument(f"a slot of {width} bytes")
@@ -192,7 +221,8 @@ class Assembler:
         return Slot(place.offset, width, 1 << self._slots)
 
     def field(self, place: Address, offset: int, width: int) -> Slot:
-        """A part of a data block as a variable (1, 4 or 8 bytes); it counts as written, the block has its content."""
+        """A part of a data block as a variable (1, 4 or 8 bytes); it counts as written, the block
+        has its content."""
         if width not in _LOADS:
             raise InvalidArgument(f"a field of {width} bytes")
         return Slot(place.offset + offset, width)
@@ -209,17 +239,24 @@ class Assembler:
         ok: Label = NEXT,
         retry: tuple[int, int] | None = None,
     ) -> None:
-        """A system call by its kernel name, such as `openat2`. str and bytes arguments become strings in the data.
+        """A system call by its kernel name, such as `openat2`. str and bytes arguments become
+        strings in the data.
 
-        `store` takes the result, on failure the negative errno. `ok` is where to go on success. `skip` maps an errno to
-        where to go, `skip_any` says it for all others; at most three such rules together. `retry=(errno, times)` repeats
-        the call. An error without a rule ends the program: Failure with this operation's index.
+        `store` takes the result, on failure the negative errno. `ok` is where to go on success.
+        `skip` maps an errno to where to go, `skip_any` says it for all others; at most three such
+        rules together. `retry=(errno, times)` repeats the call. An error without a rule ends the
+        program: Failure with this operation's index.
         """
         number = self._syscalls.get(name)
         if number is None:
             raise Unsupported(f"system call {name} on {self.arch.machine}")
         plain = not skip and skip_any is None and ok is NEXT
-        if plain and (known := _plain.get((number, args))) is not None and store is None and retry is None:
+        if (
+            plain
+            and (known := _plain.get((number, args))) is not None
+            and store is None
+            and retry is None
+        ):
             self._append(known, name)
             return
         kinds, words = self._arguments(args, name)
@@ -228,7 +265,9 @@ class Assembler:
         if store is not None:
             self._stored |= store.bit
         if plain:
-            packed = _pack(SYS, width, 0, number, 0, 0, 0, errno, place, kinds, 0, 0, 0, 0, times, *words)
+            packed = _pack(
+                SYS, width, 0, number, 0, 0, 0, errno, place, kinds, 0, 0, 0, 0, times, *words
+            )
             if not kinds and store is None and retry is None and len(_plain) < _PLAIN_AT_MOST:
                 _plain[number, args] = packed
             self._append(packed, name)
@@ -265,10 +304,13 @@ class Assembler:
         """Stores a number, an address or another slot's content."""
         kinds, words = self._arguments((value,), "set")
         self._stored |= slot.bit
-        self._append(_pack(SET, slot.width, 0, 0, 0, 0, 0, 0, slot.offset, kinds, 0, 0, 0, 0, 0, *words), "")
+        self._append(
+            _pack(SET, slot.width, 0, 0, 0, 0, 0, 0, slot.offset, kinds, 0, 0, 0, 0, 0, *words), ""
+        )
 
     def send(self, tag: int, value: Operand = 0, extra: Operand = 0) -> None:
-        """A message to the parent; tags are in `program.model`. The program ends when the parent is gone."""
+        """A message to the parent; tags are in `program.model`. The program ends when the parent is
+        gone."""
         if not 0 < tag < FIRST_RESERVED:
             raise InvalidArgument(f"message tag {tag}")
         if tag == PID and self._pid_op is None:
@@ -277,14 +319,18 @@ class Assembler:
         self._append(_pack(SEND, 0, 0, tag, 0, 0, 0, 0, 0, kinds, 0, 0, 0, 0, 0, *words), "")
 
     def wait(self, store: Slot | None = None) -> None:
-        """Waits for `Running.release()`, whose byte (1 to 255) is stored. The program ends when the parent is gone."""
+        """Waits for `Running.release()`, whose byte (1 to 255) is stored. The program ends when the
+        parent is gone."""
         place, width = (store.offset, store.width) if store is not None else (0, 0)
         if store is not None:
             self._stored |= store.bit
-        self._append(_pack(WAIT, width, 0, 0, 0, 0, 0, 0, place, 0, 0, 0, 0, 0, 0, *_PADDING[6]), "")
+        self._append(
+            _pack(WAIT, width, 0, 0, 0, 0, 0, 0, place, 0, 0, 0, 0, 0, 0, *_PADDING[6]), ""
+        )
 
     def fail(self, errno: Operand, note: str = "", *, mark: str = "") -> None:
-        """Ends the program with a failure; `note` explains it to a person, `mark` names it to the caller."""
+        """Ends the program with a failure; `note` explains it to a person, `mark` names it to the
+        caller."""
         if note or mark:
             self._notes[len(self._packed)] = (note, mark)
         self._append_end(FAIL, errno)
@@ -312,9 +358,11 @@ class Assembler:
         self.compare(0, "eq", 0, true=label, false=label)
 
     def line(self, text: str, number: int | None = None, *, mark: str = "") -> _LineScope:
-        """`with a.line("mount 'proc' on '/proc'", 17):` the operations inside belong to this plan line.
+        """`with a.line("mount 'proc' on '/proc'", 17):` the operations inside belong to this plan
+        line.
 
-        `mark` is passed to the error (`OperationFailed.mark`), so that a caller can tell kinds of failure apart.
+        `mark` is passed to the error (`OperationFailed.mark`), so that a caller can tell kinds of
+        failure apart.
         """
         return _LineScope(self, Line(text, number, mark))
 
@@ -355,7 +403,8 @@ class Assembler:
         return offset
 
     def _arguments(self, args: Sequence[Argument], what: str) -> tuple[int, list[int]]:
-        """Their kinds (4 bits each) and the six words; every slot that is loaded must have been stored into."""
+        """Their kinds (4 bits each) and the six words; every slot that is loaded must have been
+        stored into."""
         words: list[int] = []
         kinds = shift = 0
         for arg in args:
@@ -398,14 +447,17 @@ class Assembler:
         words: Sequence[int],
         call: str,
     ) -> None:
-        """Merges what is stored here into every label; what follows is reached only if a way leads there."""
+        """Merges what is stored here into every label; what follows is reached only if a way leads
+        there."""
         index, stored = len(self._packed), self._stored
         jumps = reached = False
         for label in (true, *rules):
             if label is NEXT:
                 reached = True
             elif label.index >= 0:
-                raise InvalidArgument(f"{self._where(call)}: label {label.name!r} is not a later operation")
+                raise InvalidArgument(
+                    f"{self._where(call)}: label {label.name!r} is not a later operation"
+                )
             else:
                 jumps = True
                 self._stored_at[label] = self._stored_at.get(label, _NOWHERE) & stored

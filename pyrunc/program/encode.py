@@ -1,16 +1,20 @@
-"""The program as bytes: header, operations, relocations, data. `pause/launcher.c` reads exactly this and checks it.
+"""The program as bytes: header, operations, relocations, data. `pause/launcher.c` reads exactly
+this and checks it.
 
-Little-endian. Header of 32 bytes: magic, version, number of operations, number of relocations, offset of the data, size of
-the data, 8 bytes of zero. An operation is 96 bytes:
+Little-endian. Header of 32 bytes: magic, version, number of operations, number of relocations,
+offset of the data, size of the data, 8 bytes of zero. An operation is 96 bytes:
 
-    u8 kind, u8 width of what is stored, u8 relation of a compare, u8 0, u32 call number or message tag,
+    u8 kind, u8 width of what is stored, u8 relation of a compare, u8 0, u32 call number or message
+    tag,
     u16 errno of rule 1..3 (0xffff: any), u16 errno to retry on,
     u32 where to store, u32 argument kinds (4 bits each), u32 skip on success / true,
-    u32 skip of rule 1..3 (the first: false of a compare), u32 times to retry, u32 0, u64 arguments 1..6
+    u32 skip of rule 1..3 (the first: false of a compare), u32 times to retry, u32 0, u64 arguments
+    1..6
 
-A skip counts the operations that are left out. A relocation is the u32 offset of a word of the data that holds an offset
-into the data and becomes a pointer when the program is loaded. The launcher writes into the first eight bytes of the data: four
-are the number of the synchronisation socket, four the address of its signal handler, which ends the process.
+A skip counts the operations that are left out. A relocation is the u32 offset of a word of the data
+that holds an offset into the data and becomes a pointer when the program is loaded. The launcher
+writes into the first eight bytes of the data: four are the number of the synchronisation socket,
+four the address of its signal handler, which ends the process.
 """
 
 from __future__ import annotations
@@ -28,7 +32,9 @@ HEADER = Struct("<6I8x")
 OPERATION = Struct("<BBBxI4H7I4x6Q")
 
 
-def encode(operations: Sequence[bytes], relocations: Sequence[int], data: bytes | bytearray) -> bytes:
+def encode(
+    operations: Sequence[bytes], relocations: Sequence[int], data: bytes | bytearray
+) -> bytes:
     """The whole program; `operations` are packed with OPERATION."""
     ops = b"".join(operations)
     table = Struct(f"<{len(relocations)}I").pack(*relocations)

@@ -1,4 +1,5 @@
-"""From `{operation, errno}` to the words a person reads: `mount 'proc' on '/proc': EPERM (move_mount, plan line 17)`."""
+"""From `{operation, errno}` to the words a person reads: `mount 'proc' on '/proc': EPERM
+(move_mount, plan line 17)`."""
 
 from __future__ import annotations
 
@@ -7,10 +8,18 @@ from pyrunc.program.model import Program
 
 
 class OperationFailed(KernelError):
-    """An operation of a program failed. `op_index` and `line` (the plan line's number) say which, `mark` what kind."""
+    """An operation of a program failed. `op_index` and `line` (the plan line's number) say which,
+    `mark` what kind."""
 
     def __init__(
-        self, call: str, subject: str, errno: int, note: str, op_index: int, line: int | None, mark: str
+        self,
+        call: str,
+        subject: str,
+        errno: int,
+        note: str,
+        op_index: int,
+        line: int | None,
+        mark: str,
     ) -> None:
         super().__init__(call, subject, errno, note)
         self.op_index, self.line, self.mark = op_index, line, mark

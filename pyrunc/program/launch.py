@@ -1,14 +1,17 @@
-"""Runs a program: the launcher is spawned from a sealed copy of itself, the program handed over as a memfd.
+"""Runs a program: the launcher is spawned from a sealed copy of itself, the program handed over as
+a memfd.
 
     running = launch(program, stdio=(0, 1, 2), fds={5: root_mount})
     while message := running.receive():      # a failure raises OperationFailed, worded with the plan line
         if message.tag == PID: ...; running.release()
     running.close()                          # None: everyone let go of the socket, the last by execve
 
-The launcher gets the descriptors as `stdio` 0, 1, 2 and `fds` {number there: number here}, the synchronisation socket on
-the first number above all of these and the program on the next. Signals: nothing blocked, nothing ignored but 32 and 33,
-which glibc's posix_spawn always ignores (`macros.prologue` resets them). The launcher is non-dumpable once the program
-says so, and its executable is a memfd under seals (CVE-2019-5736): no write through /proc/PID/exe ever reaches a file.
+The launcher gets the descriptors as `stdio` 0, 1, 2 and `fds` {number there: number here}, the
+synchronisation socket on the first number above all of these and the program on the next. Signals:
+nothing blocked, nothing ignored but 32 and 33, which glibc's posix_spawn always ignores
+(`macros.prologue` resets them). The launcher is non-dumpable once the program says so, and its
+executable is a memfd under seals (CVE-2019-5736): no write through /proc/PID/exe ever reaches a
+file.
 """
 
 from __future__ import annotations
@@ -30,11 +33,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-LAUNCHER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "native", "launcher")
+LAUNCHER = os.path.join(
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "native", "launcher"
+)
 MESSAGE = Struct("<IIqq")
 """A message: u32 tag, u32 index of the operation, two i64 values."""
 
-# Signals whose disposition posix_spawn resets: all but those that have none and the two that glibc keeps to itself.
+# Signals whose disposition posix_spawn resets: all but those that have none and the two that glibc
+# keeps to itself.
 _TO_DEFAULT = [n for n in range(1, 65) if n not in (9, 19, 32, 33)]
 _TIMEVAL = Struct("@ll")
 
@@ -44,19 +50,27 @@ _executable: tuple[int, int, int] | None = None  # number, device, inode
 
 
 class Message:
-    """What a program sent: `tag` (see `program.model`), two numbers, and the descriptors that came along (yours now)."""
+    """What a program sent: `tag` (see `program.model`), two numbers, and the descriptors that came
+    along (yours now)."""
 
     __slots__ = ("extra", "fds", "op_index", "tag", "value")
 
-    def __init__(self, tag: int, op_index: int, value: int, extra: int, fds: tuple[int, ...] = ()) -> None:
-        self.tag, self.op_index, self.value, self.extra, self.fds = tag, op_index, value, extra, fds
+    def __init__(
+        self, tag: int, op_index: int, value: int, extra: int, fds: tuple[int, ...] = ()
+    ) -> None:
+        self.tag = tag
+        self.op_index = op_index
+        self.value = value
+        self.extra = extra
+        self.fds = fds
 
     def __repr__(self) -> str:
         return f"Message(tag={self.tag}, op_index={self.op_index}, value={self.value}, extra={self.extra}, fds={self.fds})"
 
 
 class Running:
-    """A program that was launched. Whoever holds it reaps the launcher (`close` does) and the processes it cloned."""
+    """A program that was launched. Whoever holds it reaps the launcher (`close` does) and the
+    processes it cloned."""
 
     def __init__(self, program: Program, launcher_pid: int, socket: _Socket) -> None:
         self.program, self.launcher_pid = program, launcher_pid
@@ -78,9 +92,10 @@ class Running:
     def receive(self, timeout_s: float | None = None) -> Message | None:
         """The next message; None when nobody holds the other end any more (exit or execve).
 
-        The process that was cloned may be faster than the launcher, which reports it; here PID always comes first, so
-        whoever sees a failure of that process knows whom to reap. Raises OperationFailed for a failure, Error when the
-        launcher refused the program or died, DeadlineExceeded.
+        The process that was cloned may be faster than the launcher, which reports it; here PID
+        always comes first, so whoever sees a failure of that process knows whom to reap. Raises
+        OperationFailed for a failure, Error when the launcher refused the program or died,
+        DeadlineExceeded.
         """
         while self._socket is not None:
             early = self._early.pop(0) if self._early and self._pid_seen else None
@@ -111,7 +126,8 @@ class Running:
         return first is not None and tag != REFUSED and op_index > first
 
     def expect(self, tag: int, timeout_s: float | None = None) -> Message:
-        """The next message, which must have this tag; Error if it has another or the program ended without it."""
+        """The next message, which must have this tag; Error if it has another or the program ended
+        without it."""
         message = self.receive(timeout_s)
         if message is None:
             raise Error(f"the program ended before it sent message {tag}{self._how_it_ended()}")
@@ -123,7 +139,8 @@ class Running:
         return message
 
     def release(self, byte: int = 1) -> None:
-        """Lets a `wait` go on. A program that is gone already is not an error here: `receive` will tell."""
+        """Lets a `wait` go on. A program that is gone already is not an error here: `receive` will
+        tell."""
         if self._socket is None:
             raise Error("the program's socket is closed")
         try:
@@ -147,7 +164,8 @@ class Running:
         self._early.clear()
 
     def close(self) -> None:
-        """Closes our end and reaps the launcher. Not for a program whose launcher itself becomes the payload."""
+        """Closes our end and reaps the launcher. Not for a program whose launcher itself becomes
+        the payload."""
         self.let_go()
         self.reap_launcher()
 
@@ -161,11 +179,16 @@ class Running:
         assert self._socket is not None
         whole, part = (0, 0) if timeout_s is None else divmod(max(timeout_s, 1e-6), 1)
         if timeout_s is not None:
-            self._socket.setsockopt(SOL_SOCKET, SO_RCVTIMEO, _TIMEVAL.pack(int(whole), int(part * 1e6) or 1))
+            self._socket.setsockopt(
+                SOL_SOCKET, SO_RCVTIMEO, _TIMEVAL.pack(int(whole), int(part * 1e6) or 1)
+            )
         try:
-            packet, ancillary, _, _ = self._socket.recvmsg(MESSAGE.size, 4 * 64 + 16, MSG_CMSG_CLOEXEC)
+            packet, ancillary, _, _ = self._socket.recvmsg(
+                MESSAGE.size, 4 * 64 + 16, MSG_CMSG_CLOEXEC
+            )
         except ConnectionResetError:
-            # AF_UNIX says this when the other side ended with a byte of ours unread; the queue is empty by then.
+            # AF_UNIX says this when the other side ended with a byte of ours unread; the queue is
+            # empty by then.
             return b"", ()
         except BlockingIOError:
             raise DeadlineExceeded(f"the program sent nothing for {timeout_s} s") from None
@@ -200,7 +223,9 @@ class Running:
     def _how_it_ended(self) -> str:
         if self.launcher_status is None:
             return ""
-        return f" (the launcher's exit status was {os.waitstatus_to_exitcode(self.launcher_status)})"
+        return (
+            f" (the launcher's exit status was {os.waitstatus_to_exitcode(self.launcher_status)})"
+        )
 
 
 _INT = Struct("@i")
@@ -225,10 +250,12 @@ def launch(
     fds: Mapping[int, int] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Running:
-    """Spawns the launcher with this program. `stdio` are three descriptors, `fds` maps numbers there to numbers here.
+    """Spawns the launcher with this program. `stdio` are three descriptors, `fds` maps numbers
+    there to numbers here.
 
-    The descriptors stay the caller's; the launcher has copies. `env` is the launcher's own (empty) environment, not what
-    the program passes to execve. OSError is never raised: KernelError names the call.
+    The descriptors stay the caller's; the launcher has copies. `env` is the launcher's own (empty)
+    environment, not what the program passes to execve. OSError is never raised: KernelError names
+    the call.
     """
     wanted = {0: stdio[0], 1: stdio[1], 2: stdio[2], **(fds or {})}
     first_free = max(wanted) + 1
@@ -238,12 +265,14 @@ def launch(
         wanted[first_free] = theirs.fileno()
         opened.append(image := program.open_image())
         wanted[first_free + 1] = image
-        # The copies come above every target, else a dup2 would overwrite a source that is still needed.
+        # The copies come above every target, else a dup2 would overwrite a source that is still
+        # needed.
         actions = []
         for target, source in wanted.items():
             opened.append(copy := _fd.duplicate(source, first_free + 2))
             actions.append((os.POSIX_SPAWN_DUP2, copy, target))
-        # The path is looked up after the file actions, so this number too must be above every target.
+        # The path is looked up after the file actions, so this number too must be above every
+        # target.
         opened.append(exe := _fd.duplicate(executable(), first_free + 2))
         pid = os.posix_spawn(
             f"/proc/self/fd/{exe}",
@@ -265,11 +294,11 @@ def launch(
 
 
 def executable(lowest: int = 0) -> int:
-    """A read-only descriptor of the sealed launcher, made once per process and kept open; the caller does not close it. When it
-    is made it gets a number from `lowest` up.
+    """A read-only descriptor of the sealed launcher, made once per process and kept open; the
+    caller does not close it. When it is made it gets a number from `lowest` up.
 
-    A forked process inherits it, or closes it with everything it does not know: then the number is ours no more, and
-    another copy is made.
+    A forked process inherits it, or closes it with everything it does not know: then the number is
+    ours no more, and another copy is made.
     """
     global _executable
     if _executable is not None:
@@ -290,7 +319,8 @@ def executable(lowest: int = 0) -> int:
 
 
 def _open_executable(path: str) -> int:
-    """A sealed memfd with the launcher; where memfds cannot be executed, a detached read-only mount of its file."""
+    """A sealed memfd with the launcher; where memfds cannot be executed, a detached read-only mount
+    of its file."""
     with open(path, "rb") as file:
         content = file.read()
     try:
@@ -300,5 +330,6 @@ def _open_executable(path: str) -> int:
             raise
         from pyrunc.kernel import mount as _mount
 
-        # vm.memfd_noexec=2 refuses executable memfds (kernel, Documentation/userspace-api/mfd_noexec.rst).
+        # vm.memfd_noexec=2 refuses executable memfds (kernel,
+        # Documentation/userspace-api/mfd_noexec.rst).
         return _mount.open_read_only_clone(path)

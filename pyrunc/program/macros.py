@@ -1,12 +1,26 @@
-"""What a container start repeats, as straight lines of operations. Each function appends to the assembler it is given.
+"""What a container start repeats, as straight lines of operations. Each function appends to the
+assembler it is given.
 
-They carry labels, never counted skips, and decide nothing beyond what their name says. Descriptors that they open are
-close-on-exec; where they return a slot, the program may `close` it when it is done.
+They carry labels, never counted skips, and decide nothing beyond what their name says. Descriptors
+that they open are close-on-exec; where they return a slot, the program may `close` it when it is
+done.
 """
 
 from __future__ import annotations
 
-from errno import EACCES, EAGAIN, EEXIST, EINVAL, EISDIR, ELIBACC, ENODEV, ENOENT, ENOSYS, ENOTDIR, EPERM
+from errno import (
+    EACCES,
+    EAGAIN,
+    EEXIST,
+    EINVAL,
+    EISDIR,
+    ELIBACC,
+    ENODEV,
+    ENOENT,
+    ENOSYS,
+    ENOTDIR,
+    EPERM,
+)
 from struct import pack
 
 from pyrunc.abi.clone import CLONE_ARGS_SIZE, CLONE_INTO_CGROUP, CLONE_PARENT
@@ -58,9 +72,11 @@ BENEATH = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS
 
 
 def prologue(a: Assembler, name: str = "pyrunc:init", *, dumpable: bool = False) -> None:
-    """The first operations of every program: close-on-exec for the socket, a name, signals 32 and 33, not dumpable.
+    """The first operations of every program: close-on-exec for the socket, a name, signals 32 and
+    33, not dumpable.
 
-    glibc's posix_spawn sets 32 and 33 to be ignored whatever it is told; without the reset the payload inherits that.
+    glibc's posix_spawn sets 32 and 33 to be ignored whatever it is told; without the reset the
+    payload inherits that.
     """
     a.sys("fcntl", a.sync, F_SETFD, FD_CLOEXEC)
     a.sys("prctl", PR_SET_NAME, name[:15], 0, 0, 0)
@@ -74,17 +90,20 @@ def prologue(a: Assembler, name: str = "pyrunc:init", *, dumpable: bool = False)
 def end_by_signals(a: Assembler, numbers: Sequence[int]) -> None:
     """These signals end the process from here on, until execve sets them to default.
 
-    By default the kernel drops them when the process is the first of a pid namespace (pid_namespaces(7)).
+    By default the kernel drops them when the process is the first of a pid namespace
+    (pid_namespaces(7)).
     """
     action = a.data(pack("<4Q", 0, SA_RESTORER, 0, 0))
-    for offset in (0, 16):  # on x86-64 the kernel delivers nothing without a restorer; nobody returns to it
+    # on x86-64 the kernel delivers nothing without a restorer; nobody returns to it
+    for offset in (0, 16):
         a.set(a.field(action, offset, 8), a.handler)
     for number in numbers:
         a.sys("rt_sigaction", number, action, 0, SIGSET_SIZE)
 
 
 def set_dumpable(a: Assembler, on: bool) -> None:
-    """prctl(PR_SET_DUMPABLE). The kernel resets it at every change of credentials, so repeat it after each."""
+    """prctl(PR_SET_DUMPABLE). The kernel resets it at every change of credentials, so repeat it
+    after each."""
     a.sys("prctl", PR_SET_DUMPABLE, int(on), 0, 0, 0)
 
 
@@ -97,13 +116,16 @@ def clone(
     cgroup: Operand | None = None,
     signal: int = 0,
 ) -> None:
-    """clone3(2): `store` is 0 in the child. `parent`: the child becomes the caller's sibling (`signal` must be 0 then).
+    """clone3(2): `store` is 0 in the child. `parent`: the child becomes the caller's sibling
+    (`signal` must be 0 then).
 
     `cgroup` is a descriptor of a cgroup v2 directory in which the child is born.
     """
     flags |= (CLONE_PARENT if parent else 0) | (CLONE_INTO_CGROUP if cgroup is not None else 0)
     args = a.data(
-        pack("<11Q", flags, 0, 0, 0, signal, 0, 0, 0, 0, 0, cgroup if isinstance(cgroup, int) else 0)
+        pack(
+            "<11Q", flags, 0, 0, 0, signal, 0, 0, 0, 0, 0, cgroup if isinstance(cgroup, int) else 0
+        )
     )
     if isinstance(cgroup, Slot):
         a.set(a.field(args, 80, 8), cgroup)
@@ -111,9 +133,11 @@ def clone(
 
 
 def fork_parent(a: Assembler, flags: int, *, cgroup: Operand | None = None) -> None:
-    """clone3 as a sibling; the launcher sends PID (of the child, as the launcher sees it) and exits.
+    """clone3 as a sibling; the launcher sends PID (of the child, as the launcher sees it) and
+    exits.
 
-    What is appended afterwards runs in the child, which is a child of the process that called `launch`.
+    What is appended afterwards runs in the child, which is a child of the process that called
+    `launch`.
     """
     pid, child = a.slot(4), a.label("child")
     clone(a, flags, store=pid, cgroup=cgroup)
@@ -129,18 +153,34 @@ def close(a: Assembler, fd: Operand) -> None:
 
 
 def close_range(
-    a: Assembler, first: int, last: int = 0xFFFFFFFF, *, cloexec: bool = False, may_fail: bool = False
+    a: Assembler,
+    first: int,
+    last: int = 0xFFFFFFFF,
+    *,
+    cloexec: bool = False,
+    may_fail: bool = False,
 ) -> None:
-    """close_range(2), both ends included; `cloexec` only marks them. `may_fail`: under a filter that does not know it."""
+    """close_range(2), both ends included; `cloexec` only marks them. `may_fail`: under a filter
+    that does not know it."""
     a.sys(
-        "close_range", first, last, CLOSE_RANGE_CLOEXEC if cloexec else 0, skip_any=NEXT if may_fail else None
+        "close_range",
+        first,
+        last,
+        CLOSE_RANGE_CLOEXEC if cloexec else 0,
+        skip_any=NEXT if may_fail else None,
     )
 
 
 def close_all_from(
-    a: Assembler, first: int, keep: Sequence[int] = (), *, cloexec: bool = False, may_fail: bool = False
+    a: Assembler,
+    first: int,
+    keep: Sequence[int] = (),
+    *,
+    cloexec: bool = False,
+    may_fail: bool = False,
 ) -> None:
-    """Closes (or marks) every descriptor from `first` on but those in `keep`, which are known numbers."""
+    """Closes (or marks) every descriptor from `first` on but those in `keep`, which are known
+    numbers."""
     for number in sorted(k for k in set(keep) if k >= first):
         if number > first:
             close_range(a, first, number - 1, cloexec=cloexec, may_fail=may_fail)
@@ -151,9 +191,11 @@ def close_all_from(
 def send_fd(
     a: Assembler, fd: Operand, *, tag: int = DESCRIPTOR, value: Operand = 0, extra: Operand = 0
 ) -> None:
-    """Sends a message with a copy of the descriptor (SCM_RIGHTS): the console, which needs no right to ptrace this way.
+    """Sends a message with a copy of the descriptor (SCM_RIGHTS): the console, which needs no right
+    to ptrace this way.
 
-    Unlike `send` it uses sendmsg(2), which a seccomp filter may forbid: it belongs before the filter.
+    Unlike `send` it uses sendmsg(2), which a seccomp filter may forbid: it belongs before the
+    filter.
     """
     message = a.data(pack("<IIqq", tag, a.here, 0, 0))
     for offset, word in ((8, value), (16, extra)):
@@ -183,7 +225,8 @@ def require(
     mask: int = -1,
     mark: str = "",
 ) -> None:
-    """Goes on when `value & mask` stands in that relation to the constant, else fails with this errno and note."""
+    """Goes on when `value & mask` stands in that relation to the constant, else fails with this
+    errno and note."""
     good = a.label("as required")
     a.compare(value, relation, constant, mask=mask, true=good)
     a.fail(errno, note, mark=mark)
@@ -209,10 +252,11 @@ def open_at(
     skip: Mapping[int, Label] | None = None,
     ok: Label = NEXT,
 ) -> Slot:
-    """openat2(2) beneath a root descriptor, close-on-exec, with the retries it needs; the slot holds the descriptor.
+    """openat2(2) beneath a root descriptor, close-on-exec, with the retries it needs; the slot
+    holds the descriptor.
 
-    IN_ROOT treats the root as `/`; BENEATH forbids symbolic links and leaving. With an error rule the slot holds the
-    negative errno on that way.
+    IN_ROOT treats the root as `/`; BENEATH forbids symbolic links and leaving. With an error rule
+    the slot holds the negative errno on that way.
     """
     fd = a.slot(4) if store is None else store
     how = open_how(a, flags, resolve)
@@ -223,20 +267,33 @@ def open_at(
 def make_directories(a: Assembler, root: Operand, path: str, mode: int = 0o755) -> Slot:
     """`mkdir -p` inside the root; the slot holds an O_PATH descriptor of the directory.
 
-    Symbolic links that exist are followed inside the root. What is missing is made below the directory that was just
-    opened, and opened again without links: somebody who swaps names meanwhile causes an error, nothing outside.
+    Symbolic links that exist are followed inside the root. What is missing is made below the
+    directory that was just opened, and opened again without links: somebody who swaps names
+    meanwhile causes an error, nothing outside.
     """
     flags = O_PATH | a.arch.o_directory
     names = components(path)
     if not names:
         return open_at(a, root, ".", flags)
-    result, done, missing = a.slot(4), a.label("directory is there"), a.label("directory is missing")
+    result = a.slot(4)
+    done = a.label("directory is there")
+    missing = a.label("directory is missing")
     open_at(a, root, "/".join(names), flags, store=result, skip={ENOENT: missing}, ok=done)
     a.place(missing)
     parent: Operand = root
     for index, name in enumerate(names[:-1]):
-        child, opened, make = a.slot(4), a.label(f"component {index}"), a.label(f"make component {index}")
-        open_at(a, root, "/".join(names[: index + 1]), flags, store=child, skip={ENOENT: make}, ok=opened)
+        child = a.slot(4)
+        opened = a.label(f"component {index}")
+        make = a.label(f"make component {index}")
+        open_at(
+            a,
+            root,
+            "/".join(names[: index + 1]),
+            flags,
+            store=child,
+            skip={ENOENT: make},
+            ok=opened,
+        )
         a.place(make)
         a.sys("mkdirat", parent, name, mode, skip={EEXIST: NEXT})
         open_at(a, parent, name, flags, resolve=BENEATH, store=child)
@@ -252,8 +309,11 @@ def make_directories(a: Assembler, root: Operand, path: str, mode: int = 0o755) 
     return result
 
 
-def make_file(a: Assembler, root: Operand, path: str, mode: int = 0o644, directory_mode: int = 0o755) -> Slot:
-    """An O_PATH descriptor of whatever is at the path; an empty file, and directories above it, are made when missing."""
+def make_file(
+    a: Assembler, root: Operand, path: str, mode: int = 0o644, directory_mode: int = 0o755
+) -> Slot:
+    """An O_PATH descriptor of whatever is at the path; an empty file, and directories above it, are
+    made when missing."""
     names = components(path)
     result, done, missing = a.slot(4), a.label("file is there"), a.label("file is missing")
     open_at(a, root, "/".join(names), O_PATH, store=result, skip={ENOENT: missing}, ok=done)
@@ -271,7 +331,12 @@ def make_file(a: Assembler, root: Operand, path: str, mode: int = 0o644, directo
 
 
 def status(
-    a: Assembler, fd: Operand, path: str = "", *, follow: bool = False, mask: int = STATX_BASIC_STATS
+    a: Assembler,
+    fd: Operand,
+    path: str = "",
+    *,
+    follow: bool = False,
+    mask: int = STATX_BASIC_STATS,
 ) -> Address:
     """statx(2) of a descriptor, or of a name in it; `status_field` reads the result."""
     place = a.data(STATX_SIZE)
@@ -281,13 +346,15 @@ def status(
 
 
 def status_field(a: Assembler, place: Address, name: str) -> Slot:
-    """A field of `status`: `ino` 8 bytes, others 4. `mode` needs a mask, such as S_IFMT: its upper half is padding."""
+    """A field of `status`: `ino` 8 bytes, others 4. `mode` needs a mask, such as S_IFMT: its upper
+    half is padding."""
     offset, width = STATX_FIELDS[name]
     return a.field(place, offset, max(width, 4))
 
 
 def require_device(a: Assembler, fd: Operand, major: int, minor: int, what: str) -> None:
-    """Fails with ENODEV unless the descriptor is the character device of these numbers (/dev/null is 1:3)."""
+    """Fails with ENODEV unless the descriptor is the character device of these numbers (/dev/null
+    is 1:3)."""
     place = status(a, fd)
     wrong, good = a.label("wrong device"), a.label("right device")
     a.compare(status_field(a, place, "mode"), "eq", S_IFCHR, mask=S_IFMT, false=wrong)
@@ -304,18 +371,24 @@ def require_device(a: Assembler, fd: Operand, major: int, minor: int, what: str)
 # ---- execve
 
 
-def check_program(a: Assembler, candidates: Sequence[str], name: str = "", *, mark: str = "program") -> None:
-    """Fails like execvp would if none of the paths can be executed here and now, by these credentials.
+def check_program(
+    a: Assembler, candidates: Sequence[str], name: str = "", *, mark: str = "program"
+) -> None:
+    """Fails like execvp would if none of the paths can be executed here and now, by these
+    credentials.
 
-    `candidates` are tried in order: `dir/name` for every PATH entry, or the one path that was given. EACCES wins over
-    ENOENT, a directory is EISDIR. Before Linux 6.14 (no AT_EXECVE_CHECK), and under a filter that forbids execveat(2),
-    access(2)'s answer has to do. Where a filter forbids that too, nothing is said.
+    `candidates` are tried in order: `dir/name` for every PATH entry, or the one path that was
+    given. EACCES wins over ENOENT, a directory is EISDIR. Before Linux 6.14 (no AT_EXECVE_CHECK),
+    and under a filter that forbids execveat(2), access(2)'s answer has to do. Where a filter
+    forbids that too, nothing is said.
     """
     argv, env = a.pointers([name or "check"]), a.pointers([])
     denied, found = a.slot(4, 0), a.label("program found")
     result = a.slot(4)
     for path in candidates:
-        after, old, examine = a.label("next candidate"), a.label("no AT_EXECVE_CHECK"), a.label("denied")
+        after = a.label("next candidate")
+        old = a.label("no AT_EXECVE_CHECK")
+        examine = a.label("denied")
         a.sys(
             "execveat", AT_FDCWD, path, argv, env, AT_EXECVE_CHECK,
             store=result, ok=found, skip_any=NEXT,
@@ -369,11 +442,13 @@ def execute(
     *,
     result: Slot,
 ) -> None:
-    """execve(2) of the first path that works, as execvp: ENOENT and ENOTDIR try the next, EACCES too but is kept.
+    """execve(2) of the first path that works, as execvp: ENOENT and ENOTDIR try the next, EACCES
+    too but is kept.
 
-    Never returns on success. What follows runs when nothing could be executed; `result` (4 bytes) has the negative errno.
-    execve says ENOENT also for a file that is there and whose loader or `#!` interpreter is not: that is ELIBACC here, an
-    errno that execve itself does not have, and the search ends with it.
+    Never returns on success. What follows runs when nothing could be executed; `result` (4 bytes)
+    has the negative errno. execve says ENOENT also for a file that is there and whose loader or
+    `#!` interpreter is not: that is ELIBACC here, an errno that execve itself does not have, and
+    the search ends with it.
     """
     argv_place, env_place = a.pointers(argv), a.pointers(env)
     failed, code = a.label("execve failed"), a.slot(4)

@@ -1,8 +1,9 @@
 """What a program is made of: places in its data, labels, and the finished, proved program.
 
-A program is a list of operations and one block of data. Nothing in it is a string to be parsed: an argument is a number,
-an address in the data, or the content of a slot. The launcher (`pause/launcher.c`) maps the encoded program privately, so
-results are stored into the data, also in the middle of a structure that a later call reads.
+A program is a list of operations and one block of data. Nothing in it is a string to be parsed: an
+argument is a number, an address in the data, or the content of a slot. The launcher
+(`pause/launcher.c`) maps the encoded program privately, so results are stored into the data, also
+in the middle of a structure that a later call reads.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ SYS, CMP, SET, SEND, WAIT, FAIL, EXIT = 1, 2, 3, 4, 5, 6, 7
 IMMEDIATE, ADDRESS, LOAD_1, LOAD_4, LOAD_8 = 0, 1, 2, 3, 4
 RELATIONS = {"eq": 0, "ne": 1, "lt": 2, "ge": 3}
 
-# Tags of messages. The launcher itself uses the last two; a program may use every other number below FIRST_RESERVED.
+# Tags of messages. The launcher itself uses the last two; a program may use every other number
+# below FIRST_RESERVED.
 PID, READY, PROGRESS, DESCRIPTOR, LISTENER, STATUS, TIME = 1, 2, 3, 4, 5, 6, 7
 FIRST_RESERVED, REFUSED, FAILURE = 0xFFFFFFF0, 0xFFFFFFFE, 0xFFFFFFFF
 
@@ -35,7 +37,8 @@ class Address:
 
 
 class Slot:
-    """A variable of 1, 4 (signed) or 8 bytes in the data. As an argument it is loaded when the operation runs."""
+    """A variable of 1, 4 (signed) or 8 bytes in the data. As an argument it is loaded when the
+    operation runs."""
 
     __slots__ = ("bit", "offset", "width")
 
@@ -53,7 +56,8 @@ Argument = int | bytes | str | Address | Slot
 
 
 class Label:
-    """A place in the list of operations that is jumped to from earlier ones: every jump goes forward."""
+    """A place in the list of operations that is jumped to from earlier ones: every jump goes
+    forward."""
 
     __slots__ = ("index", "name")
 
@@ -75,7 +79,8 @@ class Line:
 
 
 class Program:
-    """A proved program, ready to be run any number of times: nothing in it depends on descriptors or processes."""
+    """A proved program, ready to be run any number of times: nothing in it depends on descriptors
+    or processes."""
 
     __slots__ = ("_encoded", "arch", "calls", "lines", "notes", "pid_op")
 
@@ -88,9 +93,14 @@ class Program:
         notes: dict[int, tuple[str, str]],
         pid_op: int | None = None,
     ) -> None:
-        self._encoded, self.arch, self.calls, self.lines, self.notes = encoded, arch, calls, lines, notes
+        self._encoded = encoded
+        self.arch = arch
+        self.calls = calls
+        self.lines = lines
+        self.notes = notes
         self.pid_op = pid_op
-        """The operation that sends PID, if one does: what comes after it is done by the process that was cloned."""
+        """The operation that sends PID, if one does: what comes after it is done by the process
+        that was cloned."""
 
     def __len__(self) -> int:
         return len(self.calls)

@@ -1,7 +1,9 @@
-"""A profile to its BPF program: compiled once, then found again in memory or on disk by the hash of profile and machine.
+"""A profile to its BPF program: compiled once, then found again in memory or on disk by the hash of
+profile and machine.
 
-Compiling goes through libseccomp and takes some milliseconds; a start finds the program in less than a tenth of one, without
-loading the library. The store is a folder that only its owner can write, because what is in it judges every system call.
+Compiling goes through libseccomp and takes some milliseconds; a start finds the program in less
+than a tenth of one, without loading the library. The store is a folder that only its owner can
+write, because what is in it judges every system call.
 """
 
 from __future__ import annotations
@@ -23,15 +25,19 @@ if TYPE_CHECKING:
 
     from pyrunc.seccomp.profile import Profile, Rule
 
-GENERATION = b"2"  # what compiled programs depend on besides the profile: count up when this file, `stub` or `flatten` changes
+# what compiled programs depend on besides the profile: count up when this file, `stub` or `flatten`
+# changes
+GENERATION = b"2"
 INSTRUCTION_SIZE_BYTES, MAX_INSTRUCTIONS = 8, 4096
 STORE_LIMIT_FILES = 128
 
 
 class Filter:
-    """What has to be loaded: `program` for sock_fprog, `flags` for seccomp(2); a listener is asked for by NEW_LISTENER.
+    """What has to be loaded: `program` for sock_fprog, `flags` for seccomp(2); a listener is asked
+    for by NEW_LISTENER.
 
-    `listener_path` is empty without one; `listener_metadata` goes to whoever listens there. `instructions` is the count.
+    `listener_path` is empty without one; `listener_metadata` goes to whoever listens there.
+    `instructions` is the count.
     """
 
     __slots__ = ("flags", "listener_metadata", "listener_path", "program")
@@ -55,10 +61,12 @@ _known: dict[bytes, Filter | None] = {}
 
 
 def compile(seccomp: Mapping[str, Any], arch: str = "", store: str | None = None) -> Filter | None:
-    """The filter of an OCI `linux.seccomp` object for the machine `arch` (uname -m; this one by default).
+    """The filter of an OCI `linux.seccomp` object for the machine `arch` (uname -m; this one by
+    default).
 
-    None when the object filters nothing. `store`: the folder to keep programs in, by default `default_store()`, "" for none.
-    Raises InvalidSpec, Unsupported (no libseccomp, an unknown flag), KernelError.
+    None when the object filters nothing. `store`: the folder to keep programs in, by default
+    `default_store()`, "" for none. Raises InvalidSpec, Unsupported (no libseccomp, an unknown
+    flag), KernelError.
     """
     machine = arch or os.uname().machine
     key = _key(seccomp, machine)
@@ -68,7 +76,8 @@ def compile(seccomp: Mapping[str, Any], arch: str = "", store: str | None = None
 
 
 def default_store() -> str:
-    """`/run/pyrunc/.seccomp` for root, beneath $XDG_RUNTIME_DIR for others, "" (none) when that is not set."""
+    """`/run/pyrunc/.seccomp` for root, beneath $XDG_RUNTIME_DIR for others, "" (none) when that is
+    not set."""
     if is_machine_root():
         return "/run/pyrunc/.seccomp"
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
@@ -76,7 +85,8 @@ def default_store() -> str:
 
 
 def _key(seccomp: Mapping[str, Any], machine: str) -> bytes:
-    text = marshal.dumps(dict(seccomp), 2)  # version 2 knows no references: equal objects give equal bytes
+    # version 2 knows no references: equal objects give equal bytes
+    text = marshal.dumps(dict(seccomp), 2)
     return blake2b(GENERATION + machine.encode() + b"\0" + text, digest_size=20).digest()
 
 
@@ -92,14 +102,18 @@ def _make(seccomp: Mapping[str, Any], machine: str, key: bytes, store: str) -> F
 
 
 def build(profile: Profile, machine: str) -> bytes:
-    """The program, always compiled anew: what libseccomp makes of the rules with the stub for newer calls, made flat."""
+    """The program, always compiled anew: what libseccomp makes of the rules with the stub for newer
+    calls, made flat."""
     from pyrunc.seccomp import stub
     from pyrunc.seccomp.flatten import flatten
 
     if machine not in profiles.NATIVE:
         raise Unsupported(f"seccomp on {machine}: only {' and '.join(profiles.NATIVE)} are known")
     native = profiles.NATIVE[machine]
-    architectures = [native, *(audit for audit in dict.fromkeys(profile.architectures) if audit != native)]
+    architectures = [
+        native,
+        *(audit for audit in dict.fromkeys(profile.architectures) if audit != native),
+    ]
     refused = _multiplexed(profile.rules)
     rules = [rule for rule in profile.rules if rule not in refused]
     conditional = {rule.name for rule in rules if rule.conditions}
@@ -118,14 +132,19 @@ def build(profile: Profile, machine: str) -> bytes:
 
 
 def _multiplexed(rules: Sequence[Rule]) -> list[Rule]:
-    """Rules that are for one of the calls that socketcall(2) stands for: libseccomp does not keep to them."""
+    """Rules that are for one of the calls that socketcall(2) stands for: libseccomp does not keep
+    to them."""
     first = (0, profiles.OPERATORS["SCMP_CMP_EQ"])
     return [
-        r for r in rules if r.name == "socketcall" and len(r.conditions) == 1 and r.conditions[0][:2] == first
+        r
+        for r in rules
+        if r.name == "socketcall" and len(r.conditions) == 1 and r.conditions[0][:2] == first
     ]
 
 
-def _compile(default_action: int, rules: Sequence[Rule], architectures: Sequence[int], machine: str) -> bytes:
+def _compile(
+    default_action: int, rules: Sequence[Rule], architectures: Sequence[int], machine: str
+) -> bytes:
     """libseccomp's program for these rules."""
     from pyrunc.kernel import seccomp as library
 
@@ -218,4 +237,6 @@ def _is_ours_alone(folder: str) -> bool:
         found = os.lstat(folder)
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    return (
+        stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    )

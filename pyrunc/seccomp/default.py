@@ -1,15 +1,18 @@
-"""The profile of RuntimeDefault as data: what a container may call, by subject, and what each capability adds.
+"""The profile of RuntimeDefault as data: what a container may call, by subject, and what each
+capability adds.
 
-It allows the same calls as containerd's and Docker's default profiles of 2026 (the names are facts; the order here is by
-subject). Everything else answers EPERM, calls newer than the list ENOSYS (`stub`). Left out on purpose: io_uring, keyrings,
-userfaultfd, kexec, and new namespaces without CAP_SYS_ADMIN. socket(2) takes the families one by one, because its argument is
-an int: "greater than AF_VSOCK" would also be true for AF_VSOCK with rubbish in the upper half of the register.
+It allows the same calls as containerd's and Docker's default profiles of 2026 (the names are facts;
+the order here is by subject). Everything else answers EPERM, calls newer than the list ENOSYS
+(`stub`). Left out on purpose: io_uring, keyrings, userfaultfd, kexec, and new namespaces without
+CAP_SYS_ADMIN. socket(2) takes the families one by one, because its argument is an int: "greater
+than AF_VSOCK" would also be true for AF_VSOCK with rubbish in the upper half of the register.
 
-i386's socketcall(2) has the family behind a pointer, where no filter sees it (CVE-2026-31431: AF_ALG opened in this way), so it
-makes no sockets here; it answers ENOSYS, on which musl and glibc built for Linux 4.3 have used socket(2) before. glibc of
-Debian, Ubuntu and Fedora for i386 is built for older kernels and knows no other way (Debian 12's 2.36 was looked at): 32-bit
-programs linked to it have no network under RuntimeDefault, and need a profile of their own (Localhost) or none. On sockets that
-exist, and for pairs (which neither AF_ALG nor AF_VSOCK makes), the multiplexer works.
+i386's socketcall(2) has the family behind a pointer, where no filter sees it (CVE-2026-31431:
+AF_ALG opened in this way), so it makes no sockets here; it answers ENOSYS, on which musl and glibc
+built for Linux 4.3 have used socket(2) before. glibc of Debian, Ubuntu and Fedora for i386 is built
+for older kernels and knows no other way (Debian 12's 2.36 was looked at): 32-bit programs linked to
+it have no network under RuntimeDefault, and need a profile of their own (Localhost) or none. On
+sockets that exist, and for pairs (which neither AF_ALG nor AF_VSOCK makes), the multiplexer works.
 """
 
 from __future__ import annotations
@@ -126,14 +129,17 @@ BY_CAPABILITY = {
 
 # NEWNS NEWCGROUP NEWUTS NEWIPC NEWUSER NEWPID NEWNET of clone(2); NEWTIME cannot be given to it
 NEW_NAMESPACES = 0x7E020000
-PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)  # LINUX, LINUX32, both with UNAME26, "tell me"
+# LINUX, LINUX32, both with UNAME26, "tell me"
+PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 AF_ALG = 38
 SYS_SOCKET = 1  # of socketcall(2), linux/net.h
-FAMILIES_AFTER_ALG = (39, 41, 42, 43, 44, 45)  # NFC, KCM, QIPCRTR, SMC, XDP, MCTP: all but VSOCK (40)
+# NFC, KCM, QIPCRTR, SMC, XDP, MCTP: all but VSOCK (40)
+FAMILIES_AFTER_ALG = (39, 41, 42, 43, 44, 45)
 
 
 def runtime_default(capabilities: Iterable[str], arch: str) -> dict[str, Any]:
-    """The OCI `linux.seccomp` object for a bounding set and a machine (uname -m). Raises Unsupported for another machine."""
+    """The OCI `linux.seccomp` object for a bounding set and a machine (uname -m). Raises
+    Unsupported for another machine."""
     if arch not in SUBARCHITECTURES:
         raise Unsupported(f"no default seccomp profile for {arch}")
     held = set(capabilities)
@@ -148,14 +154,19 @@ def runtime_default(capabilities: Iterable[str], arch: str) -> dict[str, Any]:
             *(_allow_if("socket", family, "SCMP_CMP_EQ") for family in FAMILIES_AFTER_ALG),
             *_no_new_sockets_by_multiplexer(),
             *(_allow_if("personality", value, "SCMP_CMP_EQ") for value in PERSONALITIES),
-            *(_allow(names.split()) for capability, names in BY_CAPABILITY.items() if capability in held),
+            *(
+                _allow(names.split())
+                for capability, names in BY_CAPABILITY.items()
+                if capability in held
+            ),
             *([] if "CAP_SYS_ADMIN" in held else _no_new_namespaces()),
         ],
     }
 
 
 def _no_new_namespaces() -> list[dict[str, Any]]:
-    """clone(2) without namespace flags; clone3(2) hides its flags behind a pointer, so it is "not there" (moby #42681)."""
+    """clone(2) without namespace flags; clone3(2) hides its flags behind a pointer, so it is "not
+    there" (moby #42681)."""
     clone = _allow_if("clone", NEW_NAMESPACES, "SCMP_CMP_MASKED_EQ")
     return [clone, {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": errno.ENOSYS}]
 

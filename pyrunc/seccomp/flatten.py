@@ -1,9 +1,11 @@
-"""A filter made flat: per architecture one binary tree over intervals of call numbers, with the verdict at its leaves.
+"""A filter made flat: per architecture one binary tree over intervals of call numbers, with the
+verdict at its leaves.
 
-libseccomp compares number by number, also in its binary tree, and installing a filter costs time by its length: the kernel
-checks and compiles every instruction, and runs it once per call number. Most neighbours have the same verdict, so intervals
-are few. They are read off libseccomp's own program by running it with a range of numbers instead of one number; what depends
-on arguments stays a program of its own, which the tree jumps to. Measured for RuntimeDefault: see `tests/unit/seccomp`.
+libseccomp compares number by number, also in its binary tree, and installing a filter costs time by
+its length: the kernel checks and compiles every instruction, and runs it once per call number. Most
+neighbours have the same verdict, so intervals are few. They are read off libseccomp's own program
+by running it with a range of numbers instead of one number; what depends on arguments stays a
+program of its own, which the tree jumps to. Measured for RuntimeDefault: see `tests/unit/seccomp`.
 """
 
 from __future__ import annotations
@@ -30,11 +32,13 @@ TO_REST: Instruction = (0xFFFF, 0, 0, 0)
 
 
 def flatten(program: bytes, rest: bytes, architectures: Sequence[int]) -> bytes:
-    """The same verdicts as `program` with fewer instructions. `rest` judges the calls whose verdict depends on arguments."""
+    """The same verdicts as `program` with fewer instructions. `rest` judges the calls whose verdict
+    depends on arguments."""
     audits = list(dict.fromkeys(X32_SHARES.get(audit, audit) for audit in architectures))
     trees = [[(LOAD, 0, 0, NUMBER_AT), *_tree(intervals(program, audit))] for audit in audits]
     code: list[Instruction] = [(LOAD, 0, 0, ARCHITECTURE_AT)]
-    skipped = 2 * len(audits) - 1 + 1  # the dispatch behind the first pair, and the foreigners' verdict
+    # the dispatch behind the first pair, and the foreigners' verdict
+    skipped = 2 * len(audits) - 1 + 1
     for audit, tree in zip(audits, trees, strict=True):
         code += [(EQUAL, 0, 1, audit), (JUMP, 0, 0, skipped - 1)]
         skipped += len(tree) - 2
@@ -65,7 +69,8 @@ def intervals(program: bytes, audit: int) -> list[Interval]:
     """All numbers in order with what `program` answers, for one architecture; neighbours differ."""
     code = [INSTRUCTION.unpack_from(program, at) for at in range(0, len(program), INSTRUCTION.size)]
     found: list[Interval] = []
-    pending = [(0, 0, LAST_NUMBER, -1)]  # instruction, range of numbers, offset that was loaded last
+    # instruction, range of numbers, offset that was loaded last
+    pending = [(0, 0, LAST_NUMBER, -1)]
     while pending:
         at, first, last, loaded = pending.pop()
         if first > last:
@@ -89,10 +94,14 @@ def intervals(program: bytes, audit: int) -> list[Interval]:
 
 
 def _holds(opcode: int, left: int, right: int) -> bool:
-    return left == right if opcode == EQUAL else left > right if opcode == GREATER else left >= right
+    return (
+        left == right if opcode == EQUAL else left > right if opcode == GREATER else left >= right
+    )
 
 
-def _split(opcode: int, value: int, first: int, last: int, yes: int, no: int) -> list[tuple[int, int, int]]:
+def _split(
+    opcode: int, value: int, first: int, last: int, yes: int, no: int
+) -> list[tuple[int, int, int]]:
     """Where the parts of a range go; parts may be empty."""
     if opcode == EQUAL:
         inside = first <= value <= last

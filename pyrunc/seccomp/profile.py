@@ -1,7 +1,9 @@
-"""What an OCI `linux.seccomp` object says, checked: actions, rules with conditions, architectures, flags, the listener.
+"""What an OCI `linux.seccomp` object says, checked: actions, rules with conditions, architectures,
+flags, the listener.
 
-Two conditions on one argument mean "either", so such a rule falls apart into one rule per condition; conditions on different
-arguments mean "both". Rules that do what the default does anyway are dropped. Source: runtime-spec config-linux.md, seccomp(2).
+Two conditions on one argument mean "either", so such a rule falls apart into one rule per
+condition; conditions on different arguments mean "both". Rules that do what the default does anyway
+are dropped. Source: runtime-spec config-linux.md, seccomp(2).
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ OPERATORS = {
 }
 MASKED_EQ = 7
 
-# AUDIT_ARCH_* of linux/audit.h; x32 shares x86_64's, libseccomp tells them apart by leaving out the 64-bit mark.
+# AUDIT_ARCH_* of linux/audit.h; x32 shares x86_64's, libseccomp tells them apart by leaving out the
+# 64-bit mark.
 X86_64, X86, X32, ARM, AARCH64 = 0xC000003E, 0x40000003, 0x4000003E, 0x40000028, 0xC00000B7
 ARCHITECTURES = {
     "SCMP_ARCH_X86": X86,
@@ -82,7 +85,8 @@ TSYNC, SPEC_ALLOW, NEW_LISTENER, WAIT_KILLABLE_RECV = 1, 4, 8, 0x20
 
 
 class Rule:
-    """`conditions`: (argument, comparison, a, b) as libseccomp wants them, all of which must hold; none: always."""
+    """`conditions`: (argument, comparison, a, b) as libseccomp wants them, all of which must hold;
+    none: always."""
 
     __slots__ = ("action", "conditions", "name")
 
@@ -96,7 +100,8 @@ class Rule:
 
 
 class Profile:
-    """A checked profile. `names`: every call it names, also where the rule was dropped as the default's repetition.
+    """A checked profile. `names`: every call it names, also where the rule was dropped as the
+    default's repetition.
 
     `flags` None: not given. `listener_path` is empty unless a rule notifies.
     """
@@ -132,19 +137,27 @@ class Profile:
 
 
 def parse(seccomp: Mapping[str, Any]) -> Profile | None:
-    """The profile, or None when it filters nothing (no default action and no rules). Raises InvalidSpec."""
+    """The profile, or None when it filters nothing (no default action and no rules). Raises
+    InvalidSpec."""
     if not seccomp.get("defaultAction") and not seccomp.get("syscalls"):
         return None
-    default = _action(seccomp.get("defaultAction"), seccomp.get("defaultErrnoRet"), f"{WHERE}.defaultAction")
+    default = _action(
+        seccomp.get("defaultAction"), seccomp.get("defaultErrnoRet"), f"{WHERE}.defaultAction"
+    )
     if default == NOTIFY:
-        raise InvalidSpec(f"{WHERE}.defaultAction", "SCMP_ACT_NOTIFY cannot be used as default action")
+        raise InvalidSpec(
+            f"{WHERE}.defaultAction", "SCMP_ACT_NOTIFY cannot be used as default action"
+        )
     rules = _all_rules(seccomp.get("syscalls") or [])
     listener = _listener(seccomp, rules)
     return Profile(
         default,
         [rule for rule in rules if rule.action != default],
         frozenset(rule.name for rule in rules),
-        [_architecture(name, index) for index, name in enumerate(seccomp.get("architectures") or [])],
+        [
+            _architecture(name, index)
+            for index, name in enumerate(seccomp.get("architectures") or [])
+        ],
         _flags(seccomp.get("flags")),
         listener,
         seccomp.get("listenerMetadata") or "" if listener else "",
@@ -158,7 +171,9 @@ def _listener(seccomp: Mapping[str, Any], rules: list[Rule]) -> str:
     if not any(rule.action == NOTIFY for rule in rules):
         return ""
     if any(rule.action == NOTIFY and rule.name == "write" for rule in rules):
-        raise InvalidSpec(f"{WHERE}.syscalls", "SCMP_ACT_NOTIFY cannot be used for the write syscall")
+        raise InvalidSpec(
+            f"{WHERE}.syscalls", "SCMP_ACT_NOTIFY cannot be used for the write syscall"
+        )
     if not path:
         raise InvalidSpec(f"{WHERE}.listenerPath", "must be given when SCMP_ACT_NOTIFY is used")
     return path
@@ -181,14 +196,19 @@ def _rules(item: Mapping[str, Any], index: int) -> Iterator[Rule]:
     if not names or not all(isinstance(name, str) and name for name in names):
         raise InvalidSpec(f"{where}.names", "must hold at least one name")
     action = _action(item.get("action"), item.get("errnoRet"), f"{where}.action")
-    groups = _groups([_condition(arg, f"{where}.args[{n}]") for n, arg in enumerate(item.get("args") or [])])
+    groups = _groups(
+        [_condition(arg, f"{where}.args[{n}]") for n, arg in enumerate(item.get("args") or [])]
+    )
     for name in names:
         for conditions in groups:
             yield Rule(name, action, conditions)
 
 
-def _groups(conditions: list[tuple[int, int, int, int]]) -> list[tuple[tuple[int, int, int, int], ...]]:
-    """One group that must hold as a whole, or one group per condition when an argument is named twice."""
+def _groups(
+    conditions: list[tuple[int, int, int, int]],
+) -> list[tuple[tuple[int, int, int, int], ...]]:
+    """One group that must hold as a whole, or one group per condition when an argument is named
+    twice."""
     arguments = [condition[0] for condition in conditions]
     if len(set(arguments)) < len(arguments):
         return [(condition,) for condition in conditions]
@@ -226,7 +246,9 @@ def _action(name: object, value: object, where: str) -> int:
 
 def _architecture(name: object, index: int) -> int:
     if not isinstance(name, str) or name not in ARCHITECTURES:
-        raise InvalidSpec(f"{WHERE}.architectures[{index}]", f"{name!r} is not a known architecture")
+        raise InvalidSpec(
+            f"{WHERE}.architectures[{index}]", f"{name!r} is not a known architecture"
+        )
     return ARCHITECTURES[name]
 
 
@@ -238,6 +260,8 @@ def _flags(names: object) -> int | None:
     found = 0
     for index, name in enumerate(names):
         if name not in FLAGS:
-            raise InvalidSpec(f"{WHERE}.flags[{index}]", f"{name!r} is not one of {', '.join(FLAGS)}")
+            raise InvalidSpec(
+                f"{WHERE}.flags[{index}]", f"{name!r} is not one of {', '.join(FLAGS)}"
+            )
         found |= FLAGS[name]
     return found

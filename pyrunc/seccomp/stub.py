@@ -1,8 +1,10 @@
-"""A prologue in front of a filter: system calls that are newer than the profile answer ENOSYS, not the default errno.
+"""A prologue in front of a filter: system calls that are newer than the profile answer ENOSYS, not
+the default errno.
 
-A C library that tries a new call first falls back to an old one on ENOSYS, but takes EPERM for an answer. So what is numbered
-above the highest call that the profile names is "not there". The prologue also judges the calls that libseccomp is too old
-to know by name: from 424 on, the numbers are the same on every architecture. Classic BPF, see seccomp(2) and
+A C library that tries a new call first falls back to an old one on ENOSYS, but takes EPERM for an
+answer. So what is numbered above the highest call that the profile names is "not there". The
+prologue also judges the calls that libseccomp is too old to know by name: from 424 on, the numbers
+are the same on every architecture. Classic BPF, see seccomp(2) and
 Documentation/userspace-api/seccomp_filter.rst; runc has done this since 1.0.
 """
 
@@ -18,7 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 INSTRUCTION = struct.Struct("<HBBI")
-LOAD, JUMP, JUMP_EQUAL, JUMP_GREATER, JUMP_GREATER_OR_EQUAL, RETURN = 0x20, 0x05, 0x15, 0x25, 0x35, 0x06
+LOAD = 0x20
+JUMP = 0x05
+JUMP_EQUAL = 0x15
+JUMP_GREATER = 0x25
+JUMP_GREATER_OR_EQUAL = 0x35
+RETURN = 0x06
 NUMBER_AT, ARCHITECTURE_AT, ARGUMENTS_AT = 0, 4, 16
 SOCKETCALL = 102  # of i386
 X32_BIT = 0x40000000
@@ -30,12 +37,14 @@ Instruction = tuple[int, int, int, int]  # opcode, jump if true, jump if false, 
 
 
 def wanted(default_action: int) -> bool:
-    """Whether the default answer would mislead: not when new calls are let through or judged by a tracer."""
+    """Whether the default answer would mislead: not when new calls are let through or judged by a
+    tracer."""
     return default_action & 0x7FFF0000 not in TAKES_RECENT
 
 
 def prologue(highest: Mapping[int, int], verdicts: Mapping[int, int], with_enosys: bool) -> bytes:
-    """`highest`: architecture -> highest number it names; `verdicts`: number -> action of calls judged here.
+    """`highest`: architecture -> highest number it names; `verdicts`: number -> action of calls
+    judged here.
 
     Ends by falling into the program behind it, which loads what it needs itself.
     """
@@ -53,10 +62,12 @@ def prologue(highest: Mapping[int, int], verdicts: Mapping[int, int], with_enosy
 
 
 def multiplexed(verdicts: Mapping[int, int]) -> bytes:
-    """Judges i386's socketcall(2) by its first argument, the number of the call that it stands for, before the filter behind it.
+    """Judges i386's socketcall(2) by its first argument, the number of the call that it stands for,
+    before the filter behind it.
 
-    libseccomp lets a multiplexed call pass as soon as there is any rule that allows the call itself, whatever that rule says of
-    arguments, and lets no rule for socketcall stand against that.
+    libseccomp lets a multiplexed call pass as soon as there is any rule that allows the call
+    itself, whatever that rule says of arguments, and lets no rule for socketcall stand against
+    that.
     """
     if not verdicts:
         return b""
@@ -74,16 +85,27 @@ def multiplexed(verdicts: Mapping[int, int]) -> bytes:
 
 
 def _split_off_x32(
-    block: list[Instruction], highest: Mapping[int, int], verdicts: Mapping[int, int], with_enosys: bool
+    block: list[Instruction],
+    highest: Mapping[int, int],
+    verdicts: Mapping[int, int],
+    with_enosys: bool,
 ) -> list[Instruction]:
-    """x32 calls come with x86_64's architecture and a bit in the number; unlisted, they are left to the program."""
+    """x32 calls come with x86_64's architecture and a bit in the number; unlisted, they are left to
+    the program."""
     x32 = _judge(highest[X32], verdicts, with_enosys, X32_BIT) if X32 in highest else []
     if not block and not x32:
         return []
-    return [(JUMP_GREATER_OR_EQUAL, 0, len(x32) + 1, X32_BIT), *x32, (JUMP, 0, 0, len(block)), *block]
+    return [
+        (JUMP_GREATER_OR_EQUAL, 0, len(x32) + 1, X32_BIT),
+        *x32,
+        (JUMP, 0, 0, len(block)),
+        *block,
+    ]
 
 
-def _judge(highest: int, verdicts: Mapping[int, int], with_enosys: bool, bit: int) -> list[Instruction]:
+def _judge(
+    highest: int, verdicts: Mapping[int, int], with_enosys: bool, bit: int
+) -> list[Instruction]:
     """Verdicts on single numbers, then ENOSYS above the highest; falls through for all others."""
     body: list[Instruction] = []
     for number, action in sorted(verdicts.items()):

@@ -1,1 +1,2 @@
-"""One small process per pod: parent of the pod's processes, owner of their stdio, writer of their logs and exit records."""
+"""One small process per pod: parent of the pod's processes, owner of their stdio, writer of their
+logs and exit records."""

@@ -1,7 +1,9 @@
-"""What a shim compiles: containers, when they are created; the pause process and execs, when they are started.
+"""What a shim compiles: containers, when they are created; the pause process and execs, when they
+are started.
 
-The files in a container's folder and in its sandbox's (`shim.files`) say what is compiled, so another shim, in place of one that
-was killed, makes the same again. Nothing here waits for another process, but for what `fork_first` is for.
+The files in a container's folder and in its sandbox's (`shim.files`) say what is compiled, so
+another shim, in place of one that was killed, makes the same again. Nothing here waits for another
+process, but for what `fork_first` is for.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ SPECS_AT_MOST = 16
 
 
 class Compiled:
-    """A launch that is ready to be carried out. Owns its descriptors until `close`. `warnings` are lines for the shim's log."""
+    """A launch that is ready to be carried out. Owns its descriptors until `close`. `warnings` are
+    lines for the shim's log."""
 
     __slots__ = ("fds", "launch", "parts", "warnings")
 
@@ -71,9 +74,10 @@ class Compiled:
 
 
 class CompiledContainer(Compiled):
-    """A container that is created. `state`: what state.json will hold but for the process. One that another OCI runtime runs, or
-    CRIU brings back, has no launch: then `runtime` or `restore` says which, `attached` names the places of the mounts in `fds`,
-    `pinned` those of what the pod pins."""
+    """A container that is created. `state`: what state.json will hold but for the process. One that
+    another OCI runtime runs, or CRIU brings back, has no launch: then `runtime` or `restore` says
+    which, `attached` names the places of the mounts in `fds`, `pinned` those of what the pod pins.
+    """
 
     __slots__ = (
         "attached", "group", "io", "pinned", "poststart", "poststop", "restore", "restore_cgroup", "runtime", "state",
@@ -105,12 +109,18 @@ class CompiledContainer(Compiled):
 
 
 class CompiledPause(Compiled):
-    """The pause process. `pins`: detached mounts that the pod shares, by name; `new_network`: it makes the network namespace."""
+    """The pause process. `pins`: detached mounts that the pod shares, by name; `new_network`: it
+    makes the network namespace."""
 
     __slots__ = ("new_network", "pins")
 
     def __init__(
-        self, launch: Launch, fds: Sequence[int], warnings: Sequence[str], parts: Parts, pins: dict[str, int]
+        self,
+        launch: Launch,
+        fds: Sequence[int],
+        warnings: Sequence[str],
+        parts: Parts,
+        pins: dict[str, int],
     ) -> None:
         super().__init__(launch, fds, warnings, parts)
         self.pins, self.new_network = pins, False
@@ -119,8 +129,9 @@ class CompiledPause(Compiled):
 def fork_first(
     container_id: str, directory: str, request: messages.CreateContainer, fds: Sequence[int]
 ) -> Callable[[], Made] | None:
-    """What a fork of the shim has to do before `container`, as it waits for others: systemd makes the cgroup; sources on the host
-    are opened for another runtime and for CRIU. None for nothing. Raises Error."""
+    """What a fork of the shim has to do before `container`, as it waits for others: systemd makes
+    the cgroup; sources on the host are opened for another runtime and for CRIU. None for nothing.
+    Raises Error."""
     file = LaunchFile.read(directory)
     if file.runtime or file.restore:
         return lambda: _open_places(_with_root(container_id, directory, request, fds), file)
@@ -140,8 +151,11 @@ def fork_first_for_pause(sandbox_dir: str) -> Callable[[], Made] | None:
     return lambda: _make_scope(group, {}, {})
 
 
-def _make_scope(group: Cgroup, resources: Mapping[str, Any], annotations: Mapping[str, str]) -> Made:
-    """The cgroup, with the process that holds it until the container's is in: that one becomes the shim's child."""
+def _make_scope(
+    group: Cgroup, resources: Mapping[str, Any], annotations: Mapping[str, str]
+) -> Made:
+    """The cgroup, with the process that holds it until the container's is in: that one becomes the
+    shim's child."""
     group.create(resources, annotations)
     placeholder = group.release_placeholder()
     return {"cgroup": group.record()}, [] if placeholder is None else [placeholder]
@@ -165,12 +179,14 @@ def container(
     made: Made | None,
     oom_score_adj: int,
 ) -> CompiledContainer:
-    """Compile the container whose configuration is in `directory`; its cgroup exists from here on. `fds`: mounts of images, which
-    stay the caller's; `made`: by `fork_first`, whose descriptors belong to the result; `oom_score_adj`: of processes whose
-    configuration has none. Raises Error, OSError."""
+    """Compile the container whose configuration is in `directory`; its cgroup exists from here on.
+    `fds`: mounts of images, which stay the caller's; `made`: by `fork_first`, whose descriptors
+    belong to the result; `oom_score_adj`: of processes whose configuration has none. Raises Error,
+    OSError."""
     parts, file = Parts(), LaunchFile.read(directory)
     spec = _with_oom_score(_spec(directory), oom_score_adj)
-    if spec.hooks.create_container and spec.root:  # where they find the root, in the container's mounts only
+    # where they find the root, in the container's mounts only
+    if spec.hooks.create_container and spec.root:
         os.makedirs(os.path.join(directory, spec.root.path), mode=0o700, exist_ok=True)
     if file.rootfs.volatile:
         _forget_earlier_mount(file.rootfs.work)
@@ -221,7 +237,8 @@ def container(
 
 
 def _used(launch: Launch, descriptors: Descriptors) -> list[int]:
-    """The descriptors that the launch's program uses, and those of its hooks; the others are closed."""
+    """The descriptors that the launch's program uses, and those of its hooks; the others are
+    closed."""
     used = []
     for name, number in descriptors.numbers.items():
         if name in launch.lowered.numbers or name.startswith("hook-"):
@@ -245,7 +262,11 @@ def _outside(
 ) -> tuple[dict[str, int], Mapping[str, BindSource], dict[str, int]]:
     """What came along: mounts of images, sources of binds, descriptors of some of these."""
     images = dict(zip(request.images, fds, strict=False))
-    return images, request.sources or {}, dict(zip(request.opened, fds[len(images) :], strict=False))
+    return (
+        images,
+        request.sources or {},
+        dict(zip(request.opened, fds[len(images) :], strict=False)),
+    )
 
 
 def _with_root(
@@ -265,7 +286,8 @@ def _with_root(
 
 
 def _open_places(request: CreateRequest, file: LaunchFile) -> Made:
-    """The mounts that are attached where the specification says, before another runtime or CRIU is run."""
+    """The mounts that are attached where the specification says, before another runtime or CRIU is
+    run."""
     check(request.spec)
     linux = request.spec.linux
     opened: list[int] = []
@@ -280,7 +302,9 @@ def _open_places(request: CreateRequest, file: LaunchFile) -> Made:
                 if place.source:
                     opened.append(_clone_source(place, request))
                 elif place.image is not None:
-                    opened.append(open_image_volume(place.image, linux, request.images, descriptors))
+                    opened.append(
+                        open_image_volume(place.image, linux, request.images, descriptors)
+                    )
                 else:
                     opened.append(open_overlay(Overlay(place.lower), linux, descriptors))
                 attached.append(place.place)
@@ -300,14 +324,16 @@ def _with_places(
     result = CompiledContainer(None, fds, (), parts, state, file.io)
     result.runtime, result.restore = file.other_runtime, file.restore
     result.restore_cgroup = file.cgroup.to_fields()
-    result.poststop, result.group, result.attached = bool(spec.hooks.poststop), group, fields["attached"]
+    result.poststop = bool(spec.hooks.poststop)
+    result.group = group
+    result.attached = fields["attached"]
     result.pinned = {place.place: place.pinned for place in file.places if place.pinned is not None}
     return result
 
 
 def _clone_source(place: Place, request: CreateRequest) -> int:
-    """A clone of a source on the host. Its place becomes what that is: a folder, or a file. Raises KernelError, OSError,
-    InvalidArgument (the source did not come along)."""
+    """A clone of a source on the host. Its place becomes what that is: a folder, or a file. Raises
+    KernelError, OSError, InvalidArgument (the source did not come along)."""
     path = f"{request.bundle}/{place.place}"
     source, number = request.sources.get(place.source), request.source_fds.get(place.source)
     if source is None or number is None:
@@ -321,9 +347,9 @@ def _clone_source(place: Place, request: CreateRequest) -> int:
 
 
 def _forget_earlier_mount(work: str) -> None:
-    """The container's overlay may have been mounted by an earlier launch that was never carried out. A volatile overlay is refused
-    a second time, for what was written might be torn (Linux, Documentation/filesystems/overlayfs.rst, "Volatile mount"): here
-    nothing was."""
+    """The container's overlay may have been mounted by an earlier launch that was never carried
+    out. A volatile overlay is refused a second time, for what was written might be torn (Linux,
+    Documentation/filesystems/overlayfs.rst, "Volatile mount"): here nothing was."""
     mark = f"{work}/work/incompat/volatile"
     for path in (f"{mark}/dirty", mark):
         try:
@@ -335,7 +361,8 @@ def _forget_earlier_mount(work: str) -> None:
 
 
 def pause(sandbox_dir: str, made: Made | None, *, timed: bool = False) -> CompiledPause:
-    """Compile the pod's pause process, which holder.json describes; its cgroup exists from here on. Raises Error, OSError."""
+    """Compile the pod's pause process, which holder.json describes; its cgroup exists from here on.
+    Raises Error, OSError."""
     file, parts = HolderFile.read(sandbox_dir), Parts()
     pins: dict[str, int] = {}
     descriptors = Descriptors()
@@ -384,8 +411,8 @@ def execute(
     tty: bool,
     timed: bool = False,
 ) -> Compiled:
-    """Compile the OCI process object `process` for the container in `directory` whose first process is `pid`, which `pidfd` stands
-    for. Raises Error, OSError."""
+    """Compile the OCI process object `process` for the container in `directory` whose first process
+    is `pid`, which `pidfd` stands for. Raises Error, OSError."""
     parts = Parts()
     spec, state = _with_oom_score(_spec(directory), oom_score_adj), StateFile.read(directory)
     if state.pid != pid or state.cgroup is None:
@@ -431,8 +458,8 @@ def _spec(directory: str) -> Spec:
 
 
 def _with_oom_score(spec: Spec, score: int) -> Spec:
-    """The configuration with the server's OOM score where it has none: a process would inherit the shim's, which the OOM killer
-    spares."""
+    """The configuration with the server's OOM score where it has none: a process would inherit the
+    shim's, which the OOM killer spares."""
     process = spec.process
     if process is None or process.oom_score_adj is not None:
         return spec

@@ -9,7 +9,8 @@ from pyrunc.shim import messages
 
 
 def write(ended: messages.Exit, directory: str) -> None:
-    """Put the record into the container's folder. A failure is reported on stderr: the exit must be told all the same."""
+    """Put the record into the container's folder. A failure is reported on stderr: the exit must be
+    told all the same."""
     try:
         atomic_file.write_json(f"{directory}/{messages.EXIT_RECORD}", ended.to_fields())
     except OSError as error:

@@ -1,5 +1,5 @@
-"""What a server writes for its shims, and reads again itself: `launch.json` beside a container's config.json, `holder.json` in a
-sandbox's folder. A later version reads them too.
+"""What a server writes for its shims, and reads again itself: `launch.json` beside a container's
+config.json, `holder.json` in a sandbox's folder. A later version reads them too.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ class OtherRuntime(Record):
 
 
 class Place(Record):
-    """A mount of a container without a launch: its `place` below the container's folder, and what is attached there: what the pod has
-    `pinned` by this name, an image, the layers of an image volume, top first, or the `source` that the server has looked up, a
-    file or folder of the host whose path has no link."""
+    """A mount of a container without a launch: its `place` below the container's folder, and what
+    is attached there: what the pod has `pinned` by this name, an image, the layers of an image
+    volume, top first, or the `source` that the server has looked up, a file or folder of the host
+    whose path has no link."""
 
     place: str
     pinned: str | None = None
@@ -48,7 +49,8 @@ class Place(Record):
 
 
 class RestoreFolders(Record):
-    """A container that CRIU brings back: `images` and `work` are folders, `options` those of `checkpoint.Choices`."""
+    """A container that CRIU brings back: `images` and `work` are folders, `options` those of
+    `checkpoint.Choices`."""
 
     images: str
     work: str
@@ -56,9 +58,10 @@ class RestoreFolders(Record):
 
 
 class LaunchFile(RecordFile):
-    """How a container is launched, beside its specification. `image_volumes`, `layer_volumes`: mounted and unpacked images by
-    the names that binds have as sources; `settled`:
-    sources whose real paths the server has looked up: a link there is an error when they are opened again; `runtime` or `restore`: who does it in place of us, with `places`."""
+    """How a container is launched, beside its specification. `image_volumes`, `layer_volumes`:
+    mounted and unpacked images by the names that binds have as sources; `settled`: sources whose
+    real paths the server has looked up: a link there is an error when they are opened again;
+    `runtime` or `restore`: who does it in place of us, with `places`."""
 
     name = "launch.json"
     rootfs: Overlay
@@ -87,8 +90,9 @@ class LaunchFile(RecordFile):
 
 
 class HolderFile(RecordFile):
-    """A pod's pause process: the fields of `compile.pause.PauseRequest`, mappings as OCI's objects. `shm_size_bytes` and `shm_owner`,
-    uid and gid, are of the /dev/shm that goes with a new ipc namespace, `mount_label` is its SELinux label."""
+    """A pod's pause process: the fields of `compile.pause.PauseRequest`, mappings as OCI's objects.
+    `shm_size_bytes` and `shm_owner`, uid and gid, are of the /dev/shm that goes with a new ipc
+    namespace, `mount_label` is its SELinux label."""
 
     name = "holder.json"
     namespaces: dict[str, str]

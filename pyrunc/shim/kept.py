@@ -1,11 +1,14 @@
-"""What the keeper stores of a pod, so that another shim can go on with it when its own was killed: a record, and descriptors.
+"""What the keeper stores of a pod, so that another shim can go on with it when its own was killed:
+a record, and descriptors.
 
-Of the pause process: its pidfd, the pod's network namespace and pinned mounts. Of a container: the pidfd of its first process and
-what its output is read from, pipes or a terminal's master; they stay open in the keeper, so that nothing breaks and nothing that is
-written is lost while no shim lives. A pipe's writing end is never stored: its reader would wait for an end that does not come.
+Of the pause process: its pidfd, the pod's network namespace and pinned mounts. Of a container: the
+pidfd of its first process and what its output is read from, pipes or a terminal's master; they stay
+open in the keeper, so that nothing breaks and nothing that is written is lost while no shim lives.
+A pipe's writing end is never stored: its reader would wait for an end that does not come.
 
-What a killed shim takes along: exec sessions, attached clients, the stdin of a container without a terminal, and what it had read
-of the output but not written: the beginning of an unfinished line, or what came in the 50 microseconds between the two calls.
+What a killed shim takes along: exec sessions, attached clients, the stdin of a container without a
+terminal, and what it had read of the output but not written: the beginning of an unfinished line,
+or what came in the 50 microseconds between the two calls.
 """
 
 from __future__ import annotations
@@ -72,7 +75,8 @@ def of_container(container: Container, process: Process) -> tuple[KeptContainer,
 
 
 def process(record: KeptContainer, fds: Sequence[int]) -> Process:
-    """A container's first process. The descriptors stay the caller's until this has returned. Raises InvalidArgument."""
+    """A container's first process. The descriptors stay the caller's until this has returned.
+    Raises InvalidArgument."""
     if len(fds) != 1 + len(record.outputs):
         raise InvalidArgument(
             f"what was kept of a container: {len(fds)} descriptors for {list(record.outputs)}"

@@ -1,7 +1,9 @@
-"""A container's log file: appended to in whole records, reopened on request, never a reason to stop reading the container.
+"""A container's log file: appended to in whole records, reopened on request, never a reason to stop
+reading the container.
 
-When the disk is full (or fails), what was torn is cut off again, so that the file always ends with a whole record; a bounded
-amount is held back and tried again, the rest is dropped and counted, and once there is room a record says how much was lost.
+When the disk is full (or fails), what was torn is cut off again, so that the file always ends with
+a whole record; a bounded amount is held back and tried again, the rest is dropped and counted, and
+once there is room a record says how much was lost.
 """
 
 from __future__ import annotations
@@ -29,9 +31,11 @@ class LogFile:
     def __init__(
         self, path: str | None, on_waiting: Callable[[], None] | None = None, directory: str = ""
     ) -> None:
-        """Open or create `path` for appending, its folders too; from `directory` on no link is followed. Raises KernelError.
+        """Open or create `path` for appending, its folders too; from `directory` on no link is
+        followed. Raises KernelError.
 
-        `on_waiting()` is called when something had to be held back: `retry` should be called from time to time then.
+        `on_waiting()` is called when something had to be held back: `retry` should be called from
+        time to time then.
         """
         self.path, self.directory = path, directory
         self._on_waiting = on_waiting
@@ -69,7 +73,8 @@ class LogFile:
         return not self.waiting
 
     def reopen(self) -> None:
-        """From now on write to a file that is at the path now. Raises KernelError, the old file stays in use then."""
+        """From now on write to a file that is at the path now. Raises KernelError, the old file
+        stays in use then."""
         if self.path is None:
             return
         fresh = open_log(self.path, self.directory)
@@ -116,10 +121,11 @@ class LogFile:
 
 
 def open_log(path: str, directory: str = "") -> int:
-    """A descriptor that appends to `path`, made with mode 0640, folders with 0755. Raises KernelError.
+    """A descriptor that appends to `path`, made with mode 0640, folders with 0755. Raises
+    KernelError.
 
-    Symbolic links are refused, in place of the file and, from the pod's log `directory` on, of folders: a pod that may write
-    to the node's logs would choose which file of the host grows.
+    Symbolic links are refused, in place of the file and, from the pod's log `directory` on, of
+    folders: a pod that may write to the node's logs would choose which file of the host grows.
     """
     above, name = os.path.split(path)
     top = directory.rstrip("/") or above
@@ -131,7 +137,9 @@ def open_log(path: str, directory: str = "") -> int:
                 below = open_folder_at(folder, part)
                 os.close(folder)
                 folder = below
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+            flags = (
+                os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+            )
             return os.open(name, flags | os.O_NOFOLLOW, 0o640, dir_fd=folder)
         finally:
             os.close(folder)

@@ -1,9 +1,10 @@
 """The CRI log format as a core without I/O: bytes of one stream in, whole records out.
 
-A record is `<RFC 3339 time> <stdout|stderr> <F|P> <content>\\n`. A line of at most 16 KiB is one `F` record; a longer one is
-cut into `P` records of 16 KiB and a last `F`. What has no newline waits until it is longer than that, and at the end of the
-stream becomes a `P`. Readers concatenate P … P F. Content is never changed. One time stamp serves a whole batch.
-Format: kubernetes design "CRI: container runtime logs"; the 16 KiB and the last P are containerd's.
+A record is `<RFC 3339 time> <stdout|stderr> <F|P> <content>\\n`. A line of at most 16 KiB is one
+`F` record; a longer one is cut into `P` records of 16 KiB and a last `F`. What has no newline waits
+until it is longer than that, and at the end of the stream becomes a `P`. Readers concatenate P … P
+F. Content is never changed. One time stamp serves a whole batch. Format: kubernetes design "CRI:
+container runtime logs"; the 16 KiB and the last P are containerd's.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class LogLines:
         """The records that `data` completes, whole, maybe none; `stamp` is `time_stamp()`'s form."""
         if self._tail:
             if len(self._tail) + len(data) <= PARTIAL_BYTES and b"\n" not in data:
-                self._tail += data  # what waits is not looked at again: more may come a byte at a time
+                # what waits is not looked at again: more may come a byte at a time
+                self._tail += data
                 return b""
             data = bytes(self._tail) + data
         full = b"%b %b F " % (stamp, self._stream)
@@ -54,7 +56,9 @@ class LogLines:
 def time_stamp() -> bytes:
     """Now, as in `2026-01-31T12:00:00.000000001Z`."""
     seconds, nanoseconds = divmod(time.time_ns(), 10**9)
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)).encode() + b".%09dZ" % nanoseconds
+    return (
+        time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)).encode() + b".%09dZ" % nanoseconds
+    )
 
 
 def _whole_lines(prefix: bytes, lines: bytes) -> list[bytes]:

@@ -1,7 +1,8 @@
-"""The shim's loop: descriptors that are ready, timers that are due. No threads, no asyncio: an idle shim must cost nothing.
+"""The shim's loop: descriptors that are ready, timers that are due. No threads, no asyncio: an idle
+shim must cost nothing.
 
-All watched descriptors are non-blocking, and readiness is level-triggered: a handler may be called once too often (a number
-that was closed and opened again within one round), never once too few.
+All watched descriptors are non-blocking, and readiness is level-triggered: a handler may be called
+once too often (a number that was closed and opened again within one round), never once too few.
 """
 
 from __future__ import annotations

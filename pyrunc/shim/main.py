@@ -1,4 +1,5 @@
-"""A shim's life: become the reaper of its pods' processes, serve. Forked from the zygote as `pyrunc.shim.main:main`.
+"""A shim's life: become the reaper of its pods' processes, serve. Forked from the zygote as
+`pyrunc.shim.main:main`.
 
 What is the same for all shims the zygote does once, and they inherit it (`inherit`).
 """
@@ -42,21 +43,25 @@ RESETS = (
 
 
 def inherit(lowest: int) -> list[int]:
-    """Called once in the zygote: what forks hand down. Returns descriptors that all children keep, numbered from `lowest`."""
+    """Called once in the zygote: what forks hand down. Returns descriptors that all children keep,
+    numbered from `lowest`."""
     _be_steady()
     _lower_oom_score()
     return [launch.executable(lowest)]
 
 
 def main(arguments: Message, fds: list[int]) -> None:
-    """`arguments`: the fields of `Arguments`; `fds`: the listening socket, and one that is connected to the server."""
+    """`arguments`: the fields of `Arguments`; `fds`: the listening socket, and one that is
+    connected to the server."""
     given = Arguments.of(arguments)
     reaper.set_name("pyrunc-shim")
     _log_to(f"{given.folder}/{LOG}")
     reaper.set_child_subreaper()  # not inherited: PR_SET_CHILD_SUBREAPER(2const)
     null.prepare()  # forks inherit it
     bpf.keep_programs()
-    starter: Starter = _named(given.starter) if given.starter else LibraryStarter(given.oom_score_adj)
+    starter: Starter = (
+        _named(given.starter) if given.starter else LibraryStarter(given.oom_score_adj)
+    )
     listener, client = fds
     Pods(given, listener, client, starter).run()
 
@@ -69,10 +74,11 @@ def _log_to(path: str) -> None:
 
 
 def _be_steady() -> None:
-    """Nothing of the server's surroundings reaches the pod; what is sent to a whole session or group is not meant for us.
+    """Nothing of the server's surroundings reaches the pod; what is sent to a whole session or
+    group is not meant for us.
 
-    Limits, CPUs, signals, capabilities and oom_score_adj are each program's to set. What the kernel does not let go of (a
-    server under no_new_privs, a filter, locked secure bits) stays.
+    Limits, CPUs, signals, capabilities and oom_score_adj are each program's to set. What the kernel
+    does not let go of (a server under no_new_privs, a filter, locked secure bits) stays.
     """
     os.chdir("/")
     os.umask(0o022)
@@ -87,8 +93,8 @@ def _be_steady() -> None:
 
 
 def _lower_oom_score() -> None:
-    """Killing a shim frees little and loses a pod: the OOM killer should look elsewhere, where we may say so. Containers get a
-    score of their own."""
+    """Killing a shim frees little and loses a pod: the OOM killer should look elsewhere, where we
+    may say so. Containers get a score of their own."""
     descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, b"%d" % OOM_SCORE_ADJ)

@@ -1,16 +1,20 @@
-"""What a shim and its clients say to each other. One JSON object per packet, descriptors beside it (pyrunc.ipc).
+"""What a shim and its clients say to each other. One JSON object per packet, descriptors beside it
+(pyrunc.ipc).
 
-Request {"id": n, "call": name, …} -> {"id": n, "ok": {…}} + descriptors, or {"id": n, "error": …} (pyrunc.errors).
-Events {"event": …} go to every connected client, after the fact is on disk. A shim may be older or newer than its client:
-unknown fields are ignored, an unknown call is `unsupported`, and `state` tells the shim's protocol version.
+Request {"id": n, "call": name, …} -> {"id": n, "ok": {…}} + descriptors, or {"id": n, "error": …}
+(pyrunc.errors). Events {"event": …} go to every connected client, after the fact is on disk. A shim
+may be older or newer than its client: unknown fields are ignored, an unknown call is `unsupported`,
+and `state` tells the shim's protocol version.
 
-A call is a `Request`, `pyrunc.shim.serve` reads it and `cri_server.pod.client` sends it. `parts` are where the time of a call went
-(`pyrunc.parts`), `timed` asks for the time of each operation of a launch, too.
+A call is a `Request`, `pyrunc.shim.serve` reads it and `cri_server.pod.client` sends it. `parts`
+are where the time of a call went (`pyrunc.parts`), `timed` asks for the time of each operation of a
+launch, too.
 
-Files. `shim.sock` and `shim.json` {pid, start_time} in the shim's own folder (calls `take_pod` and `shim`), and in the folder of each
-sandbox that it serves (all other calls). In a container's folder `state.json` is written when
-it runs (`container.state`, with started_at_ns), `exit.json` {exit_code, signal, finished_at_ns, oom_killed, reason?, message?}
-before anyone is told; `config.json` is read for poststop hooks.
+Files. `shim.sock` and `shim.json` {pid, start_time} in the shim's own folder (calls `take_pod` and
+`shim`), and in the folder of each sandbox that it serves (all other calls). In a container's folder
+`state.json` is written when it runs (`container.state`, with started_at_ns), `exit.json`
+{exit_code, signal, finished_at_ns, oom_killed, reason?, message?} before anyone is told;
+`config.json` is read for poststop hooks.
 """
 
 from __future__ import annotations
@@ -35,7 +39,8 @@ LOG = "shim.log"
 LOCK = "shim.lock"
 
 PINNED = "pinned"
-"""In `holder.json`, namespaces.network: the one that the shim makes when it takes the pod (pyrunc.shim.network)."""
+"""In `holder.json`, namespaces.network: the one that the shim makes when it takes the pod
+(pyrunc.shim.network)."""
 
 STREAMS = ("stdin", "stdout", "stderr")
 UNKNOWN_REASON, UNKNOWN_CODE = "Unknown", 255
@@ -50,9 +55,10 @@ OOM_KILLED = "OOMKilled"
 
 
 class Arguments(Record):
-    """Of a new shim, with its listening socket, which is bound in `folder`. `version`: the server's, which `ShimInfo` repeats;
-    `oom_score_adj`: of processes whose configuration has none. `starter` (`module:class`) replaces the runtime library. `keeper`:
-    the folder of the keeper (`pyrunc.keeper.client`)."""
+    """Of a new shim, with its listening socket, which is bound in `folder`. `version`: the
+    server's, which `ShimInfo` repeats; `oom_score_adj`: of processes whose configuration has none.
+    `starter` (`module:class`) replaces the runtime library. `keeper`: the folder of the keeper
+    (`pyrunc.keeper.client`)."""
 
     folder: AbsolutePath
     version: str = ""
@@ -65,8 +71,8 @@ class Arguments(Record):
 
 
 class Exit(Record):
-    """How a container ended: `exit.json`, the answer to `Stop`, and most of `Exited`. `exit_code` is 128 + n for signal n; `reason` is
-    set for OOMKilled and StartError."""
+    """How a container ended: `exit.json`, the answer to `Stop`, and most of `Exited`. `exit_code`
+    is 128 + n for signal n; `reason` is set for OOMKilled and StartError."""
 
     exit_code: int
     signal: int | None
@@ -93,7 +99,12 @@ class Exited(Record):
     @property
     def exit(self) -> Exit:
         return Exit(
-            self.exit_code, self.signal, self.finished_at_ns, self.oom_killed, self.reason, self.message
+            self.exit_code,
+            self.signal,
+            self.finished_at_ns,
+            self.oom_killed,
+            self.reason,
+            self.message,
         )
 
     @classmethod
@@ -124,7 +135,11 @@ class HolderExited(Record):
 
 
 Event = Exited | ExecExited | HolderExited
-EVENTS: dict[str, type[Event]] = {"exit": Exited, "exec_exit": ExecExited, "holder_exit": HolderExited}
+EVENTS: dict[str, type[Event]] = {
+    "exit": Exited,
+    "exec_exit": ExecExited,
+    "holder_exit": HolderExited,
+}
 _EVENT_NAMES = {kind: name for name, kind in EVENTS.items()}
 
 
@@ -134,7 +149,8 @@ def message_of(event: Event) -> Message:
 
 
 def event_of(message: Mapping[str, Any]) -> Event | None:
-    """The event that `message_of` made; None for one that this version does not know. Raises InvalidArgument."""
+    """The event that `message_of` made; None for one that this version does not know. Raises
+    InvalidArgument."""
     kind = EVENTS.get(str(message.get("event")))
     return None if kind is None else kind.of(message)
 
@@ -143,7 +159,8 @@ def event_of(message: Mapping[str, Any]) -> Event | None:
 
 
 class KeptHolder(Record):
-    """A holder. With it go its pidfd, the network namespace if it has one, and its mounts by these names."""
+    """A holder. With it go its pidfd, the network namespace if it has one, and its mounts by these
+    names."""
 
     pid: int
     start_time: int
@@ -153,7 +170,8 @@ class KeptHolder(Record):
 
 
 class KeptContainer(Record):
-    """A container that runs. With it go the pidfd of its first process and what its `outputs` are read from."""
+    """A container that runs. With it go the pidfd of its first process and what its `outputs` are
+    read from."""
 
     pid: int
     start_time: int
@@ -198,9 +216,10 @@ class HolderStarted(Record):
 
 
 class CreateContainer(Request):
-    """Compile the container whose config.json and launch.json are in its folder, and make its cgroup; one that was created before is
-    made again. `images`: paths of the indexes of mounted images, whose mounts come along; `sources`: what the server knows of the
-    host paths that are bound, `opened`: those whose descriptors come after the images'."""
+    """Compile the container whose config.json and launch.json are in its folder, and make its
+    cgroup; one that was created before is made again. `images`: paths of the indexes of mounted
+    images, whose mounts come along; `sources`: what the server knows of the host paths that are
+    bound, `opened`: those whose descriptors come after the images'."""
 
     call = "create_container"
     container: Id
@@ -217,7 +236,8 @@ class ContainerCreated(Record):
 
 
 class DropContainer(Request):
-    """Forget a container that was created and will not be started; its cgroup stays. An unknown one is fine."""
+    """Forget a container that was created and will not be started; its cgroup stays. An unknown one
+    is fine."""
 
     call = "drop_container"
     container: Id
@@ -240,14 +260,15 @@ class ContainerStarted(Record):
 
 
 class AdoptHolder(Request):
-    """Go on with the pause process of a shim that was lost, which the keeper has. The answer is a `Network`."""
+    """Go on with the pause process of a shim that was lost, which the keeper has. The answer is a
+    `Network`."""
 
     call = "adopt_holder"
 
 
 class AdoptContainer(Request):
-    """Go on with a container of a shim that was lost, which the keeper has. `sessions`: pid and start time of each exec session, which
-    are ended."""
+    """Go on with a container of a shim that was lost, which the keeper has. `sessions`: pid and
+    start time of each exec session, which are ended."""
 
     call = "adopt_container"
     container: Id
@@ -354,7 +375,8 @@ class ContainerState(Record):
 
 
 class State(Record):
-    """`netns_path`: the namespace that it pins; `execs`: sessions that run. `protocol` is the shim's."""
+    """`netns_path`: the namespace that it pins; `execs`: sessions that run. `protocol` is the
+    shim's."""
 
     protocol: int
     pid: int
@@ -384,7 +406,8 @@ class Shutdown(Request):
 
 
 class TakePod(Request):
-    """Serve a pod, on the listening socket that goes with this. `network`: with a network namespace of its own."""
+    """Serve a pod, on the listening socket that goes with this. `network`: with a network namespace
+    of its own."""
 
     call = "take_pod"
     sandbox_dir: AbsolutePath

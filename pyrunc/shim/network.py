@@ -1,7 +1,8 @@
 """The pod's network namespace, made by the shim, one ahead of the pods.
 
-It is never used again for another pod: it ends with the shim that made it. It belongs to the shim's user namespace, so a pod
-with a user namespace of its own does not take it: there the holder's clone makes one that the pod's root owns.
+It is never used again for another pod: it ends with the shim that made it. It belongs to the shim's
+user namespace, so a pod with a user namespace of its own does not take it: there the holder's clone
+makes one that the pod's root owns.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _LO_UP = _IFREQ.pack(b"lo", IFF_UP)
 
 
 def open_network() -> int:
-    """A descriptor of a new network namespace whose `lo` is up; the caller is in its own again. Raises KernelError."""
+    """A descriptor of a new network namespace whose `lo` is up; the caller is in its own again.
+    Raises KernelError."""
     home = open_own("net")
     try:
         unshare(CLONE_NEWNET)

@@ -1,11 +1,14 @@
-"""Whether the OOM killer took processes of a container, also when its cgroup went before we could look.
+"""Whether the OOM killer took processes of a container, also when its cgroup went before we could
+look.
 
-systemd removes a scope as soon as its last process has ended, often before the process is reaped, and the scope's count goes
-with it. The parent's count stays: the kernel adds every kill to all groups above. So what the parent counts beyond the sum
-of the groups that are left was killed in groups that are gone; what of that is not news at a container's end is ours.
+systemd removes a scope as soon as its last process has ended, often before the process is reaped,
+and the scope's count goes with it. The parent's count stays: the kernel adds every kill to all
+groups above. So what the parent counts beyond the sum of the groups that are left was killed in
+groups that are gone; what of that is not news at a container's end is ours.
 
-Any kill counts, also of a child whose container then ended with 0, as under containerd (TaskOOM) and CRI-O (OOMKilled
-comes before the exit code). Only where another group may be the one that is gone does the exit code decide.
+Any kill counts, also of a child whose container then ended with 0, as under containerd (TaskOOM)
+and CRI-O (OOMKilled comes before the exit code). Only where another group may be the one that is
+gone does the exit code decide.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ class KillCounts:
             self._explained.setdefault(parent, _in_groups_gone(parent))
 
     def killed(self, group: Cgroup, exit_code: int | None) -> bool:
-        """Whether processes of `group` were killed; asked once, at the container's end. Raises KernelError."""
+        """Whether processes of `group` were killed; asked once, at the container's end. Raises
+        KernelError."""
         self._open.discard(group.directory)
         kills = group.oom_kills()
         if kills is not None:
@@ -47,7 +51,8 @@ class KillCounts:
             return kills > 0
         parent = os.path.dirname(group.directory)
         if parent not in self._explained:
-            return False  # no memory controller here, or a driver whose groups stay until we remove them
+            # no memory controller here, or a driver whose groups stay until we remove them
+            return False
         gone = _in_groups_gone(parent)
         news = gone - self._explained[parent] - self._counted_in_groups_gone(parent)
         if news <= 0:
@@ -58,9 +63,13 @@ class KillCounts:
         return True
 
     def _others_may_be_gone(self, parent: str) -> bool:
-        """Whether another group below `parent` may be the one in which a process was killed: one of the pod that is gone, too,
-        or one of somebody else, where pods share the parent."""
-        gone = [each for each in self._open if os.path.dirname(each) == parent and not os.path.isdir(each)]
+        """Whether another group below `parent` may be the one in which a process was killed: one of
+        the pod that is gone, too, or one of somebody else, where pods share the parent."""
+        gone = [
+            each
+            for each in self._open
+            if os.path.dirname(each) == parent and not os.path.isdir(each)
+        ]
         return bool(gone) or not set(tree.children(parent)) <= self._open
 
     def _counted_in_groups_gone(self, parent: str) -> int:

@@ -1,12 +1,15 @@
-"""A container that another OCI runtime runs: the command line that all of them have (runc's), driven by forks of the shim.
+"""A container that another OCI runtime runs: the command line that all of them have (runc's),
+driven by forks of the shim.
 
-    create --bundle DIR --pid-file FILE [--console-socket SOCKET] ID, start ID, kill ID NUMBER, delete --force ID,
+    create --bundle DIR --pid-file FILE [--console-socket SOCKET] ID, start ID, kill ID NUMBER,
+    delete --force ID,
     exec --detach --process FILE --pid-file FILE [--console-socket SOCKET] ID
 
-What the runtime starts becomes the shim's child, a subreaper's, when the runtime and the fork have ended: from there it is a
-process like any other, and only signals go through the runtime, which may have a machine between us and the process. The root
-and the other mounts of ours are attached in a mount namespace of the fork; the container's own is made from that, and the host
-sees none of them. The runtime keeps its state in the container's folder.
+What the runtime starts becomes the shim's child, a subreaper's, when the runtime and the fork have
+ended: from there it is a process like any other, and only signals go through the runtime, which may
+have a machine between us and the process. The root and the other mounts of ours are attached in a
+mount namespace of the fork; the container's own is made from that, and the host sees none of them.
+The runtime keeps its state in the container's folder.
 """
 
 from __future__ import annotations
@@ -15,7 +18,15 @@ import json
 import os
 import signal
 import sys
-from _socket import AF_UNIX, CMSG_SPACE, MSG_CMSG_CLOEXEC, SCM_RIGHTS, SOCK_CLOEXEC, SOCK_STREAM, SOL_SOCKET
+from _socket import (
+    AF_UNIX,
+    CMSG_SPACE,
+    MSG_CMSG_CLOEXEC,
+    SCM_RIGHTS,
+    SOCK_CLOEXEC,
+    SOCK_STREAM,
+    SOL_SOCKET,
+)
 from _socket import socket as _Socket
 
 from pyrunc import atomic_file, ipc
@@ -52,7 +63,8 @@ NO_SUCH_PROGRAM = ("executable file not found", "no such file or directory", "no
 
 
 class Runtime:
-    """The command line, for one container. Its folder is the working directory: a socket's path may not be long."""
+    """The command line, for one container. Its folder is the working directory: a socket's path may
+    not be long."""
 
     def __init__(self, record: OtherRuntime, directory: str, container_id: str) -> None:
         os.chdir(directory)
@@ -63,11 +75,15 @@ class Runtime:
         self._head += ["--systemd-cgroup"] if record.systemd else []
 
     def create(self, stdio: Stdio, *, tty: bool) -> tuple[int, int | None]:
-        """The pid of the process that waits for `start`, and the terminal's master. Raises PeerError, NotFound."""
+        """The pid of the process that waits for `start`, and the terminal's master. Raises
+        PeerError, NotFound."""
         return self._spawn(["create", "--bundle", self._directory], stdio, tty, PID)
 
-    def execute(self, process: Message, stdio: Stdio, *, tty: bool, name: str) -> tuple[int, int | None]:
-        """The pid of another process, described as in config.json, and its terminal's master. Raises PeerError, NotFound."""
+    def execute(
+        self, process: Message, stdio: Stdio, *, tty: bool, name: str
+    ) -> tuple[int, int | None]:
+        """The pid of another process, described as in config.json, and its terminal's master.
+        Raises PeerError, NotFound."""
         path = f"{self._directory}/{name}.json"
         atomic_file.write_json(path, {**process, "terminal": tty})
         try:
@@ -97,7 +113,8 @@ class Runtime:
             return _take_pid(pid_file), listener.take()
 
     def _run(self, command: Sequence[str], stdio: Stdio | None = None) -> None:
-        """Raises PeerError with what the runtime has logged last, NotFound for a program that is not in the container."""
+        """Raises PeerError with what the runtime has logged last, NotFound for a program that is
+        not in the container."""
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         logged = _size(LOG)
         try:
@@ -106,7 +123,9 @@ class Runtime:
                 self._binary,
                 [*self._head, *command],
                 ENVIRONMENT,
-                file_actions=[(os.POSIX_SPAWN_DUP2, number, place) for place, number in enumerate(given)],
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, number, place) for place, number in enumerate(given)
+                ],
                 setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD],
                 setsigmask=[],
             )
@@ -122,7 +141,9 @@ class Runtime:
         said = _last_words(logged)
         how = f"exit status {code}" if code > 0 else f"killed by signal {-code}"
         text = f"{os.path.basename(self._binary)} {verb}: {said or how}"
-        missing = verb in ("create", "start", "exec") and any(words in said for words in NO_SUCH_PROGRAM)
+        missing = verb in ("create", "start", "exec") and any(
+            words in said for words in NO_SUCH_PROGRAM
+        )
         return NotFound(text) if missing else PeerError(text)
 
 
@@ -167,7 +188,9 @@ class _Listener:
         os.unlink(self._name)
 
 
-def start(compiled: CompiledContainer, directory: str, stdio: Stdio, holder: Holder | None) -> Process:
+def start(
+    compiled: CompiledContainer, directory: str, stdio: Stdio, holder: Holder | None
+) -> Process:
     """In a fork of its own: the container's first process, which runs. Raises Error."""
     assert compiled.runtime is not None and compiled.cgroup is not None
     attach(compiled, directory, holder)
@@ -184,7 +207,9 @@ def start(compiled: CompiledContainer, directory: str, stdio: Stdio, holder: Hol
     return _process(pid, compiled.cgroup, console)
 
 
-def execute(record: OtherRuntime, request: messages.StartExec, container: Container, stdio: Stdio) -> Process:
+def execute(
+    record: OtherRuntime, request: messages.StartExec, container: Container, stdio: Stdio
+) -> Process:
     """In a fork of its own: another process in a container that runs. Raises Error."""
     runtime = Runtime(record, container.directory, container.id)
     name = f"exec-{os.getpid()}"
@@ -207,7 +232,11 @@ def attach(compiled: CompiledContainer, directory: str, holder: Holder | None) -
     unshare(CLONE_NEWNS)
     real = os.path.realpath(directory)
     above = max(
-        (point.path for point in mount_points() if os.path.commonpath([point.path, real]) == point.path),
+        (
+            point.path
+            for point in mount_points()
+            if os.path.commonpath([point.path, real]) == point.path
+        ),
         key=len,
     )
     # This one mount alone: volumes that are shared with the host go on being so.
@@ -244,7 +273,8 @@ def _take_pid(path: str) -> int:
 
 
 def _last_words(since: int) -> str:
-    """The last message of the log behind what was there before: JSON objects in lines, or other text."""
+    """The last message of the log behind what was there before: JSON objects in lines, or other
+    text."""
     try:
         with open(LOG, "rb", buffering=0) as file:
             file.seek(max(since, _size(LOG) - LOG_READ_BYTES))

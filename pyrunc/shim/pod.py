@@ -46,9 +46,13 @@ class Pod:
     def __init__(
         self, pods: Pods, sandbox_dir: str, containers_dir: str, listener: int, network: int = -1
     ) -> None:
-        """Serves on the socket `listener`. `network`: the pod's network namespace, -1 if it has none of its own yet."""
+        """Serves on the socket `listener`. `network`: the pod's network namespace, -1 if it has
+        none of its own yet."""
         self.sandbox_dir, self._containers_dir = sandbox_dir, containers_dir
-        self._pods, self._starter, self.loop, self._reaper = pods, pods.starter, pods.loop, pods.reaper
+        self._pods = pods
+        self._starter = pods.starter
+        self.loop = pods.loop
+        self._reaper = pods.reaper
         self._created: dict[str, CompiledContainer] = {}
         self._containers: dict[str, Container] = {}
         self._execs: dict[str, Exec] = {}
@@ -164,7 +168,8 @@ class Pod:
             self._reaper.expect(holder.pid, self._holder_ended)
             if self._holder_waiting:
                 self._kill_holder()
-            if holder.group:  # containers share its parent, and one may be gone before we hear of its start
+            # containers share its parent, and one may be gone before we hear of its start
+            if holder.group:
                 self._kill_counts.watch(holder.group)
 
         def failed(error: Exception) -> None:
@@ -282,13 +287,16 @@ class Pod:
         container_id = asked.container
         if container_id in self._containers:
             raise AlreadyExists(f"container {container_id} was started before")
-        if self._holder and not self._holder_running:  # its namespaces' names hold a pid, which may be reused
+        # its namespaces' names hold a pid, which may be reused
+        if self._holder and not self._holder_running:
             raise WrongState("the pod's holder has ended")
         compiled = self._created.pop(container_id, None)
         if compiled is None:
             raise NotFound(f"container {container_id} was not created in this shim")
         directory = f"{self._containers_dir}/{container_id}"
-        container = Container(self.loop, container_id, directory, self._kill_counts, self._container_exited)
+        container = Container(
+            self.loop, container_id, directory, self._kill_counts, self._container_exited
+        )
         container.signal_by_runtime = self._signal_by_runtime
         self._containers[container_id] = container
         try:
@@ -339,9 +347,13 @@ class Pod:
         if container_id in self._containers:
             raise AlreadyExists(f"container {container_id} is here already")
         directory = f"{self._containers_dir}/{container_id}"
-        container = Container(self.loop, container_id, directory, self._kill_counts, self._container_exited)
+        container = Container(
+            self.loop, container_id, directory, self._kill_counts, self._container_exited
+        )
         container.signal_by_runtime = self._signal_by_runtime
-        record, fds = self._pods.keeper.get(kept.container_name(container_id), messages.KeptContainer)
+        record, fds = self._pods.keeper.get(
+            kept.container_name(container_id), messages.KeptContainer
+        )
         try:
             process = container.adopt(record, fds)
         except BaseException:
@@ -383,7 +395,8 @@ class Pod:
             self._after_stop(container)
 
     def _delete(self, container: Container) -> None:
-        """What the other runtime keeps of it. Until then it is not forgotten, for its folder is needed."""
+        """What the other runtime keeps of it. Until then it is not forgotten, for its folder is
+        needed."""
 
         def work() -> tuple[Message, list[int]]:
             self._starter.after_stop(container.id, container.directory)
@@ -399,7 +412,8 @@ class Pod:
         self._in_worker(work, lambda fields, fds: done(), done)
 
     def _use_folder(self, container_id: str) -> None:
-        """A runtime's command runs there: until it has ended, the container is not forgotten, nor its folder removed."""
+        """A runtime's command runs there: until it has ended, the container is not forgotten, nor
+        its folder removed."""
         self._in_folder[container_id] = self._in_folder.get(container_id, 0) + 1
 
     def _leave_folder(self, container_id: str) -> None:
@@ -578,7 +592,8 @@ class Pod:
             self._leave()
 
     def _remove(self, group: Cgroup, tries: int = GROUP_TRIES) -> None:
-        """Remove a cgroup whose processes were killed, now or a little later: the last of them may be dying still."""
+        """Remove a cgroup whose processes were killed, now or a little later: the last of them may
+        be dying still."""
         if group.driver == "systemd":
             self._remove_by_systemd(group)
             return
@@ -603,7 +618,9 @@ class Pod:
 
     def _leave_if_abandoned(self) -> None:
         """The server died between starting us and asking for anything."""
-        if not (self._holder or self._holder_starting or self._containers or self._server.connections):
+        if not (
+            self._holder or self._holder_starting or self._containers or self._server.connections
+        ):
             self._leave()
 
     def _leave(self) -> None:
@@ -652,7 +669,10 @@ def _record(container: Container, compiled: Message) -> None:
     try:
         atomic_file.write_json(f"{container.directory}/{messages.STATE_RECORD}", state)
     except OSError as error:
-        print(f"pyrunc-shim: container {container.id}: {messages.STATE_RECORD}: {error}", file=sys.stderr)
+        print(
+            f"pyrunc-shim: container {container.id}: {messages.STATE_RECORD}: {error}",
+            file=sys.stderr,
+        )
 
 
 def _checked(number: int) -> int:
@@ -666,6 +686,8 @@ def _told(error: Exception) -> Error:
     if isinstance(error, Error):
         return error
     if isinstance(error, OSError):
-        return KernelError("start", str(error.filename or ""), error.errno or 0, error.strerror or "")
+        return KernelError(
+            "start", str(error.filename or ""), error.errno or 0, error.strerror or ""
+        )
     sys.excepthook(type(error), error, error.__traceback__)
     return Error(f"{type(error).__name__}: {error}")

@@ -1,7 +1,8 @@
-"""A shim's pods, which share its process, loop and reaper, and the socket by which the server gives it more of them.
+"""A shim's pods, which share its process, loop and reaper, and the socket by which the server gives
+it more of them.
 
-Each pod has its own socket, record and log in its sandbox's folder. A shim without pods waits for the next one as long as a
-server is connected, and ends when there is none.
+Each pod has its own socket, record and log in its sandbox's folder. A shim without pods waits for
+the next one as long as a server is connected, and ends when there is none.
 """
 
 from __future__ import annotations
@@ -31,9 +32,12 @@ NETWORK_AFTER_S = 0.1
 class Pods:
     """The pods of one shim."""
 
-    def __init__(self, arguments: messages.Arguments, listener: int, client: int, starter: Starter) -> None:
-        """Serves on the socket `listener`, which is bound in the shim's folder, and the socket `client`, whose other end the server has
-        that started this shim. `starter` starts the pods' processes."""
+    def __init__(
+        self, arguments: messages.Arguments, listener: int, client: int, starter: Starter
+    ) -> None:
+        """Serves on the socket `listener`, which is bound in the shim's folder, and the socket
+        `client`, whose other end the server has that started this shim. `starter` starts the pods'
+        processes."""
         self.starter = starter
         self.loop = Loop()
         self.keeper = KeeperLink(self.loop, arguments.keeper)
@@ -41,7 +45,10 @@ class Pods:
         self._folder, self._version = arguments.folder, arguments.version
         self._logs: dict[pod.Pod, int] = {}
         self._network: int | None = None
-        calls = [handler(messages.TakePod, self._take_pod), handler(messages.GetShim, self._describe)]
+        calls = [
+            handler(messages.TakePod, self._take_pod),
+            handler(messages.GetShim, self._describe),
+        ]
         self._server = Server(self.loop, listener, calls, self._disconnected)
         self._server.add_client(client)
 
@@ -65,7 +72,10 @@ class Pods:
 
     def descriptors(self) -> list[int]:
         """The sockets of all, which a fork must not keep open."""
-        return [*self._server.descriptors(), *(fd for one in self._logs for fd in one.descriptors())]
+        return [
+            *self._server.descriptors(),
+            *(fd for one in self._logs for fd in one.descriptors()),
+        ]
 
     def _take_pod(self, call: Call, request: messages.TakePod) -> None:
         fds = call.take_fds()
@@ -91,7 +101,8 @@ class Pods:
         call.answer(messages.ShimInfo(messages.PROTOCOL, self._version, own.pid, own.start_time))
 
     def _take_network(self) -> int:
-        """A network namespace for a pod alone: the one that was made ahead, or a new one. Raises KernelError."""
+        """A network namespace for a pod alone: the one that was made ahead, or a new one. Raises
+        KernelError."""
         network, self._network = self._network, None
         self.loop.after(NETWORK_AFTER_S, self._make_network)
         return open_network() if network is None else network
@@ -123,7 +134,8 @@ def _own_record() -> messages.ShimRecord:
 
 
 def _open_lock(sandbox_dir: str) -> int:
-    """The pod's lock, which this shim and its forks share: a process that gets it alone knows that all of them have ended."""
+    """The pod's lock, which this shim and its forks share: a process that gets it alone knows that
+    all of them have ended."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
     lock = os.open(f"{sandbox_dir}/{messages.LOCK}", flags, 0o600)
     try:

@@ -1,4 +1,5 @@
-"""Every child's end arrives here: the pod's processes by pid, and the orphans that a subreaper inherits."""
+"""Every child's end arrives here: the pod's processes by pid, and the orphans that a subreaper
+inherits."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ LOOK_AGAIN_S, LOOKS = 0.02, 50  # until somebody else's child is reaped
 
 
 class Ended:
-    """A process that has ended: `exit_code` is 128 + n when signal n ended it, None when nobody saw it."""
+    """A process that has ended: `exit_code` is 128 + n when signal n ended it, None when nobody saw
+    it."""
 
     __slots__ = ("exit_code", "pid", "signal")
 
@@ -33,14 +35,16 @@ class Ended:
 class Reaper:
     """Waits for all children.
 
-    While something is being started (`hold`), only expected ones: whoever starts it waits for helpers of its own, and a
-    process whose pid we have not heard yet stays a zombie until it is expected.
+    While something is being started (`hold`), only expected ones: whoever starts it waits for
+    helpers of its own, and a process whose pid we have not heard yet stays a zombie until it is
+    expected.
     """
 
     def __init__(self, loop: Loop, keeper: KeeperLink | None = None) -> None:
         self._loop, self._keeper = loop, keeper or KeeperLink(loop, None)
         self._expected: dict[int, OnExit] = {}
-        self._noted: dict[int, int] = {}  # start times of those whose end is noted before they are reaped
+        # start times of those whose end is noted before they are reaped
+        self._noted: dict[int, int] = {}
         self._holds = 0
         self._notice, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, _nothing)
@@ -54,17 +58,20 @@ class Reaper:
         return self._holds > 0
 
     def expect(self, pid: int, on_exit: OnExit, start_time: int = 0) -> None:
-        """Call `on_exit` once when our child `pid` has ended; now if it has. With a start time its end is known also when we are killed
-        before `on_exit` has written it down."""
+        """Call `on_exit` once when our child `pid` has ended; now if it has. With a start time its
+        end is known also when we are killed before `on_exit` has written it down."""
         self._expected[pid] = on_exit
         if start_time:
             self._noted[pid] = start_time
         self._reap_one(pid)
 
     def expect_other(self, process: OfPod, on_exit: OnExit) -> None:
-        """Call `on_exit` once when a process has ended that is no child of ours; its pidfd stays the caller's until then."""
+        """Call `on_exit` once when a process has ended that is no child of ours; its pidfd stays
+        the caller's until then."""
         assert process.pidfd is not None
-        self._loop.watch(process.pidfd, READABLE, lambda events: self._other_ended(process, on_exit, LOOKS))
+        self._loop.watch(
+            process.pidfd, READABLE, lambda events: self._other_ended(process, on_exit, LOOKS)
+        )
 
     def _other_ended(self, process: OfPod, on_exit: OnExit, looks: int) -> None:
         assert process.pidfd is not None
@@ -76,7 +83,9 @@ class Reaper:
             on_exit(Ended(process.pid, None, None))
         else:
             code = os.waitstatus_to_exitcode(status)
-            on_exit(Ended(process.pid, code if code >= 0 else 128 - code, -code if code < 0 else None))
+            on_exit(
+                Ended(process.pid, code if code >= 0 else 128 - code, -code if code < 0 else None)
+            )
 
     def hold(self) -> None:
         """Something is being started. Nests."""
@@ -115,7 +124,9 @@ class Reaper:
     def _wait(self, kind: int, pid: int) -> Ended | None:
         """Reap one child that has ended; None if there is none."""
         try:
-            result = os.waitid(kind, pid, os.WEXITED | os.WNOHANG | (os.WNOWAIT if self._noted else 0))
+            result = os.waitid(
+                kind, pid, os.WEXITED | os.WNOHANG | (os.WNOWAIT if self._noted else 0)
+            )
         except ChildProcessError:
             return None
         if result is None:

@@ -1,8 +1,10 @@
-"""A container that CRIU brings back from its images: done by a fork of the shim, for it takes long and wants a mount namespace.
+"""A container that CRIU brings back from its images: done by a fork of the shim, for it takes long
+and wants a mount namespace.
 
-CRIU makes the processes siblings of its own, so they are the fork's children, and become the shim's, a subreaper's, when the fork
-has ended. From there the container is like any other. Its root and other mounts are attached in the fork's mount namespace, from
-which CRIU takes them, and the host sees none of them.
+CRIU makes the processes siblings of its own, so they are the fork's children, and become the
+shim's, a subreaper's, when the fork has ended. From there the container is like any other. Its root
+and other mounts are attached in the fork's mount namespace, from which CRIU takes them, and the
+host sees none of them.
 """
 
 from __future__ import annotations
@@ -67,6 +69,7 @@ def start(
 
 
 def _labels(spec: Spec) -> restore.Labels:
-    """SELinux' are the new pod's: with those of the images the processes could not use its files, or might be somebody else's."""
+    """SELinux' are the new pod's: with those of the images the processes could not use its files,
+    or might be somebody else's."""
     label = spec.process.selinux_label if spec.process else ""
     return restore.Labels(f"selinux:{label}" if label else "", spec.linux.mount_label)

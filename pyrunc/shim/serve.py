@@ -1,4 +1,5 @@
-"""The shim's socket: any number of clients, a call answered once, events to all. Nobody who does not read holds us up."""
+"""The shim's socket: any number of clients, a call answered once, events to all. Nobody who does
+not read holds us up."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ class Connection:
         return self._socket.fileno()
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Send or queue; owns `fds`. A client that reads nothing for thousands of messages is dropped."""
+        """Send or queue; owns `fds`. A client that reads nothing for thousands of messages is
+        dropped."""
         if self.closed:
             ipc.close_all(fds)
             return

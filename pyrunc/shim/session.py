@@ -1,8 +1,10 @@
-"""A container and an exec session as their parent sees them: a process, its streams, and the order of things at its end.
+"""A container and an exec session as their parent sees them: a process, its streams, and the order
+of things at its end.
 
-The end of a container: its process is reaped; whatever else is in its cgroup is killed; the OOM killer's count is read, for
-the cgroup may go at any moment; what is still in the pipes is logged (for a bounded time, for a process that cannot be
-killed may hold them); the exit is written to disk; then everybody is told.
+The end of a container: its process is reaped; whatever else is in its cgroup is killed; the OOM
+killer's count is read, for the cgroup may go at any moment; what is still in the pipes is logged
+(for a bounded time, for a process that cannot be killed may hold them); the exit is written to
+disk; then everybody is told.
 """
 
 from __future__ import annotations
@@ -80,8 +82,8 @@ class Container:
         self._log = LogFile(path, on_waiting=self._retry_log_later, directory=directory)
 
     def started(self, process: Process, streams: Streams, *, stdin: bool, once: bool) -> None:
-        """The process runs, maybe it has ended already: take its streams. `stdin` keeps its input open, `once` only until the first
-        client's ends."""
+        """The process runs, maybe it has ended already: take its streams. `stdin` keeps its input
+        open, `once` only until the first client's ends."""
         outputs = {"stdout": streams.stdout, "stderr": streams.stderr}
         if process.console_fd is not None:
             outputs = {"stdout": process.console_fd}
@@ -94,8 +96,9 @@ class Container:
             self.input = Input(self._loop, fd, once and not tty)
 
     def adopt(self, record: messages.KeptContainer, fds: Sequence[int]) -> Process:
-        """Go on with a process whose shim was lost: what `kept.of_container` said, and its descriptors, which belong to this container
-        once this has returned. Raises InvalidArgument, KernelError."""
+        """Go on with a process whose shim was lost: what `kept.of_container` said, and its
+        descriptors, which belong to this container once this has returned. Raises InvalidArgument,
+        KernelError."""
         process = kept.process(record, fds)
         self.open_log(record.log_path, record.log_directory)
         self._take(process, record.started_at_ns, dict(zip(record.outputs, fds[1:], strict=True)))
@@ -104,8 +107,9 @@ class Container:
         return process
 
     def kill_sessions(self, leaders: Sequence[Sequence[int]]) -> None:
-        """Those of a shim that was lost, whose streams are gone: by pid and start time of their first processes, and those that can be
-        told from the container's own, for a server that was killed as well names none."""
+        """Those of a shim that was lost, whose streams are gone: by pid and start time of their
+        first processes, and those that can be told from the container's own, for a server that was
+        killed as well names none."""
         for pid, start_time in leaders:
             found = tree.stat(pid)
             if found is not None and found.start_time == start_time:
@@ -115,9 +119,12 @@ class Container:
 
     def _take(self, process: Process, started_at_ns: int, outputs: Mapping[str, int]) -> None:
         self._process = process
-        self.pid, self.start_time, self.started_at_ns = process.pid, process.start_time, started_at_ns
+        self.pid = process.pid
+        self.start_time = process.start_time
+        self.started_at_ns = started_at_ns
         self.outputs = [
-            Output(self._loop, fd, name, self._log, self._complete_if_silent) for name, fd in outputs.items()
+            Output(self._loop, fd, name, self._log, self._complete_if_silent)
+            for name, fd in outputs.items()
         ]
         try:
             self._kill_counts.watch(process.group)
@@ -125,7 +132,8 @@ class Container:
             print(f"pyrunc-shim: container {self.id}: {error}", file=sys.stderr)
 
     def keep(self) -> tuple[messages.KeptContainer, list[int]]:
-        """What another shim would need, see the module. Raises WrongState when its first process has ended."""
+        """What another shim would need, see the module. Raises WrongState when its first process
+        has ended."""
         if self._process is None or self._ended:
             raise WrongState(f"container {self.id} is not running")
         return kept.of_container(self, self._process)
@@ -220,7 +228,8 @@ class Container:
         return self._process is not None and self._process.of_other_runtime
 
     def open_pidfd(self) -> int:
-        """Of its first process. Raises WrongState when that has ended, though its output may not be logged yet."""
+        """Of its first process. Raises WrongState when that has ended, though its output may not be
+        logged yet."""
         if self._process is None or self._ended:
             raise WrongState(f"container {self.id} is not running")
         return self._process.open_pidfd()
@@ -287,9 +296,16 @@ class Container:
         ended, oom_killed = self._ended, self._oom_killed
         code, reason, message = ended.exit_code, messages.OOM_KILLED if oom_killed else "", ""
         if code is None:
-            code, reason, message = messages.UNKNOWN_CODE, messages.UNKNOWN_REASON, messages.LOST_CODE
+            code = messages.UNKNOWN_CODE
+            reason = messages.UNKNOWN_REASON
+            message = messages.LOST_CODE
         self.exit = Exit(
-            code, ended.signal, self._finished_at_ns, oom_killed=oom_killed, reason=reason, message=message
+            code,
+            ended.signal,
+            self._finished_at_ns,
+            oom_killed=oom_killed,
+            reason=reason,
+            message=message,
         )
         write_exit(self.exit, self.directory)
         if self.input:
@@ -321,7 +337,8 @@ def _ignore(container: Container, number: int) -> None:
 
 
 class Streams:
-    """The pipes of a process that is about to start: its ends in `stdio`, ours by name; -1 where there is none."""
+    """The pipes of a process that is about to start: its ends in `stdio`, ours by name; -1 where
+    there is none."""
 
     def __init__(self, *, stdin: bool, stdout: bool = True, stderr: bool = True) -> None:
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
@@ -352,7 +369,8 @@ class Streams:
 
 
 class Exec:
-    """A process that was started in a running container, for one client: when that goes away, the session is killed."""
+    """A process that was started in a running container, for one client: when that goes away, the
+    session is killed."""
 
     def __init__(self, exec_id: str, container: Container, owner: Connection) -> None:
         self.id, self.container, self.owner = exec_id, container, owner

@@ -1,7 +1,8 @@
 """The shim's door to the runtime library: compile, and carry out what was compiled.
 
-The caller becomes the parent of what is started. All is done in steps, between other work; what waits for others on its way
-(hooks, a seccomp agent) is for a fork to do, see `pod`. What comes back from there is a record and descriptors.
+The caller becomes the parent of what is started. All is done in steps, between other work; what
+waits for others on its way (hooks, a seccomp agent) is for a fork to do, see `pod`. What comes back
+from there is a record and descriptors.
 """
 
 from __future__ import annotations
@@ -38,11 +39,15 @@ if TYPE_CHECKING:
     from pyrunc.spec.model import Hook, Spec
 
     class Starter(Protocol):
-        """What the shim uses to compile and start processes. Descriptors of what is compiled belong to the starter from the first step
-        of a start on."""
+        """What the shim uses to compile and start processes. Descriptors of what is compiled belong
+        to the starter from the first step of a start on."""
 
         def fork_first(
-            self, container_id: str, directory: str, request: messages.CreateContainer, fds: Sequence[int]
+            self,
+            container_id: str,
+            directory: str,
+            request: messages.CreateContainer,
+            fds: Sequence[int],
         ) -> Callable[[], Made] | None: ...
 
         def create(
@@ -56,9 +61,13 @@ if TYPE_CHECKING:
 
         def fork_first_for_pause(self, sandbox_dir: str) -> Callable[[], Made] | None: ...
 
-        def compile_pause(self, sandbox_dir: str, made: Made | None, *, timed: bool) -> CompiledPause: ...
+        def compile_pause(
+            self, sandbox_dir: str, made: Made | None, *, timed: bool
+        ) -> CompiledPause: ...
 
-        def holder(self, compiled: CompiledPause, network: int | None) -> Generator[int, None, Holder]: ...
+        def holder(
+            self, compiled: CompiledPause, network: int | None
+        ) -> Generator[int, None, Holder]: ...
 
         def container(
             self,
@@ -89,8 +98,8 @@ WAITING_STEPS = frozenset(("RunHooks", "SendListener", "EnterRdt", "JoinRdt", "M
 
 
 class OfPod:
-    """A process that we wait for: our child, which is not reaped, so the number is its own; or, with a `pidfd`, one whose shim was
-    lost."""
+    """A process that we wait for: our child, which is not reaped, so the number is its own; or,
+    with a `pidfd`, one whose shim was lost."""
 
     __slots__ = ("pid", "pidfd", "start_time")
 
@@ -120,7 +129,8 @@ class OfPod:
 
 
 class StartedProcess(Record):
-    """What a fork says of a `Process` that it has started, which goes with its terminal's master, if it has one."""
+    """What a fork says of a `Process` that it has started, which goes with its terminal's master,
+    if it has one."""
 
     pid: int
     start_time: int
@@ -131,12 +141,14 @@ class StartedProcess(Record):
 
 
 class Process(OfPod):
-    """A process that was started. `console_fd`, a pty's master, belongs to whoever gets this. `parts`: where the time of its start
-    went."""
+    """A process that was started. `console_fd`, a pty's master, belongs to whoever gets this.
+    `parts`: where the time of its start went."""
 
     __slots__ = ("console_fd", "group", "has_poststop", "of_other_runtime", "parts")
 
-    def __init__(self, pid: int, start_time: int, group: Cgroup, console_fd: int | None = None) -> None:
+    def __init__(
+        self, pid: int, start_time: int, group: Cgroup, console_fd: int | None = None
+    ) -> None:
         super().__init__(pid, start_time)
         self.group, self.console_fd = group, console_fd
         self.has_poststop = self.of_other_runtime = False
@@ -161,12 +173,18 @@ class Process(OfPod):
 
 
 class Holder(OfPod):
-    """The pod's pause process and what the shim pins for the pod: the network namespace and detached mounts, by name."""
+    """The pod's pause process and what the shim pins for the pod: the network namespace and
+    detached mounts, by name."""
 
     __slots__ = ("group", "mounts", "netns_fd", "parts")
 
     def __init__(
-        self, pid: int, start_time: int, netns_fd: int | None, mounts: dict[str, int], group: Cgroup | None
+        self,
+        pid: int,
+        start_time: int,
+        netns_fd: int | None,
+        mounts: dict[str, int],
+        group: Cgroup | None,
     ) -> None:
         super().__init__(pid, start_time)
         self.netns_fd, self.mounts, self.group = netns_fd, mounts, group
@@ -181,7 +199,8 @@ class Holder(OfPod):
 
     @classmethod
     def of(cls, kept: messages.KeptHolder, fds: list[int]) -> Holder:
-        """The holder that `record` described; owns the descriptors. Raises ValueError: not its descriptors."""
+        """The holder that `record` described; owns the descriptors. Raises ValueError: not its
+        descriptors."""
         netns_fd = fds.pop(0) if kept.network else None
         mounts = dict(zip(kept.mounts, fds, strict=True))
         group = kept.group and Cgroup.from_record(kept.group)
@@ -192,7 +211,8 @@ class Holder(OfPod):
         return None if self.netns_fd is None else f"/proc/{os.getpid()}/fd/{self.netns_fd}"
 
     def ended(self) -> None:
-        """The holder has exited: the mounts go, the network namespace stays for the teardown of the network."""
+        """The holder has exited: the mounts go, the network namespace stays for the teardown of the
+        network."""
         for fd in self.mounts.values():
             os.close(fd)
         self.mounts = {}
@@ -221,8 +241,8 @@ class LibraryStarter:
         return compile.container(container_id, directory, request, fds, made, self._oom_score_adj)
 
     def holder(self, compiled: CompiledPause, network: int | None) -> Generator[int, None, Holder]:
-        """The pod's pause process, its pinned mounts, its network namespace: `network`, which stays the caller's, or one that is made
-        with the process. Raises Error."""
+        """The pod's pause process, its pinned mounts, its network namespace: `network`, which stays
+        the caller's, or one that is made with the process. Raises Error."""
         with Undo() as undo:
             undo.push("pinned mounts", ipc.close_all, list(compiled.pins.values()))
             launch = compiled.launch
@@ -300,7 +320,9 @@ class LibraryStarter:
         if container.of_other_runtime:
             from pyrunc.shim import other_runtime
 
-            return other_runtime.execute(_runtime_of(container.directory), request, container, stdio)
+            return other_runtime.execute(
+                _runtime_of(container.directory), request, container, stdio
+            )
         pidfd = container.open_pidfd()
         try:
             compiled = compile.execute(
@@ -332,12 +354,15 @@ class LibraryStarter:
         return process
 
     def waits(self, compiled: CompiledContainer) -> bool:
-        """Whether the parent waits for other processes while it carries the launch out, so that a fork should do it."""
+        """Whether the parent waits for other processes while it carries the launch out, so that a
+        fork should do it."""
         launch = compiled.launch
         if launch is None or compiled.poststart:
             return True
         return any(
-            type(step).__name__ in WAITING_STEPS for steps in launch.lowered.steps.values() for step in steps
+            type(step).__name__ in WAITING_STEPS
+            for steps in launch.lowered.steps.values()
+            for step in steps
         )
 
     def exec_waits(self, container: Container) -> bool:
@@ -345,8 +370,9 @@ class LibraryStarter:
         return container.of_other_runtime
 
     def after_stop(self, container_id: str, directory: str) -> None:
-        """What resctrl has of a container that has exited, and its poststop hooks; what fails is reported on stderr (runtime-spec).
-        Of another runtime's container all that it keeps of it."""
+        """What resctrl has of a container that has exited, and its poststop hooks; what fails is
+        reported on stderr (runtime-spec). Of another runtime's container all that it keeps of it.
+        """
         if (runtime := LaunchFile.read(directory).other_runtime) is not None:
             from pyrunc.shim import other_runtime
 
@@ -367,7 +393,9 @@ class LibraryStarter:
             oci_version=spec.version,
             annotations=dict(spec.annotations),
         )
-        _warn(hooks.run_all(spec.hooks.poststop, "poststop", status.oci_state(state, status.STOPPED)))
+        _warn(
+            hooks.run_all(spec.hooks.poststop, "poststop", status.oci_state(state, status.STOPPED))
+        )
 
     def send_signal(self, directory: str, number: int) -> None:
         """Through the other runtime that runs the container. Raises Error."""
@@ -402,7 +430,8 @@ class _Clock:
 
 
 def _clone_pinned(launch: Launch, holder: Holder | None, clones: dict[str, int]) -> None:
-    """What the pod pins, by the names that the launch's program has for it. Raises InvalidSpec, KernelError."""
+    """What the pod pins, by the names that the launch's program has for it. Raises InvalidSpec,
+    KernelError."""
     for descriptor, name in launch.pinned.items():
         if holder is None or name not in holder.mounts:
             raise InvalidSpec("mounts", f"there is no mount called {name!r} in this pod")

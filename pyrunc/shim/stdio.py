@@ -1,7 +1,9 @@
-"""A container's streams: output goes to the log and to whoever is attached, input comes from whoever is attached.
+"""A container's streams: output goes to the log and to whoever is attached, input comes from
+whoever is attached.
 
-The container is never made to wait for an attached client: each has a bounded buffer, and one that is too slow misses
-output until it has caught up. Input does wait: while the container does not read, nothing is taken from the clients.
+The container is never made to wait for an attached client: each has a bounded buffer, and one that
+is too slow misses output until it has caught up. Input does wait: while the container does not
+read, nothing is taken from the clients.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ DATA, NOTHING, END = range(3)
 class Output:
     """One output stream of a container, owned: a pipe's reading end or a pty's master."""
 
-    def __init__(self, loop: Loop, fd: int, stream: str, log: LogFile, on_end: Callable[[], None]) -> None:
+    def __init__(
+        self, loop: Loop, fd: int, stream: str, log: LogFile, on_end: Callable[[], None]
+    ) -> None:
         os.set_blocking(fd, False)
         self.fd, self.stream = fd, stream
         self.followers: list[Follower] = []
@@ -43,7 +47,8 @@ class Output:
         return self.fd < 0
 
     def read(self) -> int:
-        """Take one portion: DATA was taken, NOTHING is there now, or END (a terminal may still be opened again)."""
+        """Take one portion: DATA was taken, NOTHING is there now, or END (a terminal may still be
+        opened again)."""
         try:
             data = os.read(self.fd, READ_BYTES)
         except BlockingIOError:
@@ -117,7 +122,8 @@ class Follower:
         loop.watch(fd, 0, self._ready)
 
     def write(self, data: bytes) -> None:
-        """Pass `data` on, or keep it until the client reads, or skip it when too much is waiting already."""
+        """Pass `data` on, or keep it until the client reads, or skip it when too much is waiting
+        already."""
         if self.fd < 0:
             return
         if self._lagging:
@@ -169,7 +175,8 @@ class Follower:
 
 
 class Input:
-    """A container's stdin, owned: a pipe's writing end or a copy of a pty's master; fed by attached clients."""
+    """A container's stdin, owned: a pipe's writing end or a copy of a pty's master; fed by attached
+    clients."""
 
     def __init__(self, loop: Loop, fd: int, close_with_first: bool) -> None:
         """`close_with_first`: the end of the first client's input is the end of the container's."""
@@ -200,7 +207,8 @@ class Input:
             self._drop(self._sources[-1])
 
     def _rest(self) -> None:
-        """Nothing to write: hear only of a reader that leaves (a terminal that nobody has open may be opened again)."""
+        """Nothing to write: hear only of a reader that leaves (a terminal that nobody has open may
+        be opened again)."""
         self._loop.unwatch(self.fd)
         if not os.isatty(self.fd):
             self._loop.watch(self.fd, 0, self._ready)

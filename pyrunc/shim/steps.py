@@ -1,7 +1,8 @@
-"""A launch is carried out in steps between other work: its waits for the new process are waits of the loop.
+"""A launch is carried out in steps between other work: its waits for the new process are waits of
+the loop.
 
-Done in the shim itself, not in a fork: an exec takes 1.1 ms of CPU here and 2.8 there (measured: 550 pages are copied), and
-probes do it for ever.
+Done in the shim itself, not in a fork: an exec takes 1.1 ms of CPU here and 2.8 there (measured:
+550 pages are copied), and probes do it for ever.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 
 class Steps:
-    """A generator that yields the descriptor to wait for; its result goes to `on_done`, what it raises to `on_failed`."""
+    """A generator that yields the descriptor to wait for; its result goes to `on_done`, what it
+    raises to `on_failed`."""
 
     def __init__(
         self,

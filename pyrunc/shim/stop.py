@@ -1,7 +1,7 @@
 """Stopping a container: the signal once, the earliest deadline wins, then SIGKILL until it is gone.
 
-The escalation lives in the shim and needs nobody to wait for it. A SIGKILL is repeated: the container may have been frozen,
-or a process may have been on its way into the cgroup.
+The escalation lives in the shim and needs nobody to wait for it. A SIGKILL is repeated: the
+container may have been frozen, or a process may have been on its way into the cgroup.
 """
 
 from __future__ import annotations
@@ -74,8 +74,6 @@ class Stop:
         waiting, self._waiting = self._waiting, []
         fact = tree.stat(self._container.pid)
         state = fact.state if fact else "gone"
-        words = (
-            f"container {self._container.id}: process {self._container.pid} (state {state}) survives SIGKILL"
-        )
+        words = f"container {self._container.id}: process {self._container.pid} (state {state}) survives SIGKILL"
         for call in waiting:
             call.fail(DeadlineExceeded(words))

@@ -1,8 +1,9 @@
 """Which processes belong to an exec session, and their end.
 
-Members are found by session id and by parent links, among the processes of the container's cgroup only. A pid is used
-through a pidfd that was opened before its membership was checked, so that a number that was given to another process in
-between is never signalled. The walk is repeated until it finds nothing new, for a killed process may have forked before.
+Members are found by session id and by parent links, among the processes of the container's cgroup
+only. A pid is used through a pidfd that was opened before its membership was checked, so that a
+number that was given to another process in between is never signalled. The walk is repeated until
+it finds nothing new, for a killed process may have forked before.
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ MOST_ROUNDS = 1000
 
 
 def kill_session(leader: int, reaped: bool, processes: Callable[[], Iterable[int]]) -> int:
-    """SIGKILL to the session of `leader` and all descendants of its members; returns how many were signalled.
+    """SIGKILL to the session of `leader` and all descendants of its members; returns how many were
+    signalled.
 
-    Once the leader was `reaped` its number may be another process's; then no member lives, for a number that is in use as a
-    session's id is not given away. The leader is killed first, so that it does not see its children die.
-    `processes()` lists the container's processes anew. Raises Error if they keep coming faster than they can be killed.
+    Once the leader was `reaped` its number may be another process's; then no member lives, for a
+    number that is in use as a session's id is not given away. The leader is killed first, so that
+    it does not see its children die. `processes()` lists the container's processes anew. Raises
+    Error if they keep coming faster than they can be killed.
     """
-    done: dict[int, int] = {}  # pid -> start time: who has got the signal is still listed for a moment
+    # pid -> start time: who has got the signal is still listed for a moment
+    done: dict[int, int] = {}
     for _ in range(MOST_ROUNDS):
         found = 0
         members = _members(leader, processes(), set(done))
@@ -44,8 +48,9 @@ def kill_session(leader: int, reaped: bool, processes: Callable[[], Iterable[int
 
 
 def orphaned_sessions(first: int, processes: Iterable[int]) -> list[int]:
-    """Leaders of exec sessions whose shim was lost, in a container with a pid namespace of its own: those of its `processes` whose parent
-    is outside, and not this shim. In the host's, where an orphan of the container has such a parent as well, none is told apart."""
+    """Leaders of exec sessions whose shim was lost, in a container with a pid namespace of its own:
+    those of its `processes` whose parent is outside, and not this shim. In the host's, where an
+    orphan of the container has such a parent as well, none is told apart."""
     own = _pid_namespace(os.getpid())
     if _pid_namespace(first) in (own, ""):
         return []
@@ -65,13 +70,18 @@ def _pid_namespace(pid: int) -> str:
 
 
 def _members(leader: int, pids: Iterable[int], killed: set[int]) -> dict[int, Stat]:
-    """Those of `pids` that are in the session, below a member or in a member's own session, without the dead.
+    """Those of `pids` that are in the session, below a member or in a member's own session, without
+    the dead.
 
-    The killed count as members: a child that they made in their last moment has another parent by now.
+    The killed count as members: a child that they made in their last moment has another parent by
+    now.
     """
     facts = {pid: found for pid in pids if (found := stat(pid))}
     members = {leader} | killed
-    while more := {p for p, f in facts.items() if f.parent in members or f.session in members} - members:
+    while (
+        more := {p for p, f in facts.items() if f.parent in members or f.session in members}
+        - members
+    ):
         members |= more
     return {pid: facts[pid] for pid in members if pid in facts and facts[pid].alive}
 

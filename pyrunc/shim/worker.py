@@ -1,7 +1,8 @@
-"""Work that waits for somebody else (hooks, a seccomp agent, systemd) is done by a fork of the shim, which ends with it.
+"""Work that waits for somebody else (hooks, a seccomp agent, systemd) is done by a fork of the
+shim, which ends with it.
 
-Meanwhile the pod's other containers want their output read. A container that is started so is the fork's child first and becomes
-ours, a subreaper's, when the fork ends.
+Meanwhile the pod's other containers want their output read. A container that is started so is the
+fork's child first and becomes ours, a subreaper's, when the fork ends.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class WorkerLost(Unavailable):
 
 
 class Worker:
-    """A fork that runs `work()`; its result, fields and descriptors, goes to `on_done`, or its error to `on_failed`."""
+    """A fork that runs `work()`; its result, fields and descriptors, goes to `on_done`, or its
+    error to `on_failed`."""
 
     def __init__(
         self,
@@ -99,7 +101,9 @@ def _work(
         except Error as error:
             ipc.send(answer, {"error": error.to_wire()})
         except OSError as error:
-            failed = KernelError("start", error.filename or "", error.errno or 0, error.strerror or "")
+            failed = KernelError(
+                "start", error.filename or "", error.errno or 0, error.strerror or ""
+            )
             ipc.send(answer, {"error": failed.to_wire()})
         except Exception as error:
             sys.excepthook(*sys.exc_info())

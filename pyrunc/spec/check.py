@@ -1,7 +1,9 @@
-"""What fields of a configuration demand of each other and of their words, before anything is created.
+"""What fields of a configuration demand of each other and of their words, before anything is
+created.
 
-`check` raises InvalidSpec for the first fault. What only a kernel can judge (a namespace path of the wrong kind, an LSM that
-is off) is judged where it is used. Rules: runtime-spec 1.3 config.md and config-linux.md.
+`check` raises InvalidSpec for the first fault. What only a kernel can judge (a namespace path of
+the wrong kind, an LSM that is off) is judged where it is used. Rules: runtime-spec 1.3 config.md
+and config-linux.md.
 """
 
 from __future__ import annotations
@@ -19,7 +21,16 @@ if TYPE_CHECKING:
     from pyrunc.spec.model import Device, Hook, Linux, Mount, Process, Spec
 
 NAMESPACES = ("mount", "pid", "network", "ipc", "uts", "user", "cgroup", "time")
-PROPAGATIONS = ("shared", "slave", "private", "unbindable", "rshared", "rslave", "rprivate", "runbindable")
+PROPAGATIONS = (
+    "shared",
+    "slave",
+    "private",
+    "unbindable",
+    "rshared",
+    "rslave",
+    "rprivate",
+    "runbindable",
+)
 PERSONALITIES = {"LINUX": 0, "LINUX32": 8}
 MEMORY_MODES = {
     "MPOL_DEFAULT": 0, "MPOL_PREFERRED": 1, "MPOL_BIND": 2, "MPOL_INTERLEAVE": 3, "MPOL_LOCAL": 4,
@@ -33,7 +44,16 @@ MEMORY_FLAGS = {
 CPUS_LIMIT = 65536
 IPC_SYSCTLS = frozenset(
     f"kernel.{name}"
-    for name in ("msgmax", "msgmnb", "msgmni", "sem", "shmall", "shmmax", "shmmni", "shm_rmid_forced")
+    for name in (
+        "msgmax",
+        "msgmnb",
+        "msgmni",
+        "sem",
+        "shmall",
+        "shmmax",
+        "shmmni",
+        "shm_rmid_forced",
+    )
 )
 
 
@@ -98,7 +118,9 @@ def _scheduling(process: Process, path: str) -> None:
             raise InvalidSpec(f"{at}.nice", f"{scheduler.nice} is not between -20 and 19")
         if scheduler.priority and policy not in ("SCHED_FIFO", "SCHED_RR"):
             raise InvalidSpec(f"{at}.priority", "only SCHED_FIFO and SCHED_RR have one")
-        if policy != "SCHED_DEADLINE" and (scheduler.runtime or scheduler.deadline or scheduler.period):
+        if policy != "SCHED_DEADLINE" and (
+            scheduler.runtime or scheduler.deadline or scheduler.period
+        ):
             raise InvalidSpec(at, "runtime, deadline and period belong to SCHED_DEADLINE")
         for i, flag in enumerate(scheduler.flags):
             if flag not in SCHED_FLAGS:
@@ -107,7 +129,9 @@ def _scheduling(process: Process, path: str) -> None:
         if io.klass not in IOPRIO_CLASSES:
             raise InvalidSpec(f"{path}.ioPriority.class", f"unknown class {io.klass!r}")
         if not 0 <= io.priority <= 7:
-            raise InvalidSpec(f"{path}.ioPriority.priority", f"{io.priority} is not between 0 and 7")
+            raise InvalidSpec(
+                f"{path}.ioPriority.priority", f"{io.priority} is not between 0 and 7"
+            )
 
 
 def cpu_list(text: str, path: str) -> tuple[int, ...]:
@@ -152,7 +176,9 @@ def check_namespaces(linux: Linux) -> None:
         raise InvalidSpec("linux.timeOffsets", "need a new time namespace")
     for clock in linux.time_offsets:
         if clock not in ("monotonic", "boottime"):
-            raise InvalidSpec(f"linux.timeOffsets.{clock}", "the clock must be monotonic or boottime")
+            raise InvalidSpec(
+                f"linux.timeOffsets.{clock}", "the clock must be monotonic or boottime"
+            )
 
 
 def _names(spec: Spec) -> None:
@@ -198,7 +224,10 @@ def _hook(hook: Hook, path: str) -> None:
 
 def _linux(linux: Linux) -> None:
     own_mounts = linux.namespace("mount") is not None
-    for key, paths in (("maskedPaths", linux.masked_paths), ("readonlyPaths", linux.readonly_paths)):
+    for key, paths in (
+        ("maskedPaths", linux.masked_paths),
+        ("readonlyPaths", linux.readonly_paths),
+    ):
         if paths and not own_mounts:
             raise InvalidSpec(f"linux.{key}", "need a mount namespace")
         for i, value in enumerate(paths):
@@ -216,7 +245,9 @@ def _linux(linux: Linux) -> None:
         _link_name(host, host)
         _link_name(name, host)
     if linux.personality is not None and linux.personality.domain not in PERSONALITIES:
-        raise InvalidSpec("linux.personality.domain", f"unknown domain {linux.personality.domain!r}")
+        raise InvalidSpec(
+            "linux.personality.domain", f"unknown domain {linux.personality.domain!r}"
+        )
     if linux.intel_rdt is not None:
         _intel_rdt(linux.intel_rdt)
     policy = linux.memory_policy
@@ -231,7 +262,9 @@ def _linux(linux: Linux) -> None:
 def _intel_rdt(rdt: Mapping[str, Any]) -> None:
     at = "linux.intelRdt"
     lines = rdt.get("schemata")
-    if lines is not None and (type(lines) is not list or not all(type(line) is str for line in lines)):
+    if lines is not None and (
+        type(lines) is not list or not all(type(line) is str for line in lines)
+    ):
         raise InvalidSpec(f"{at}.schemata", "must be a list of strings")
     for key in ("closID", "l3CacheSchema", "memBwSchema"):
         if rdt.get(key) is not None and type(rdt[key]) is not str:
@@ -261,7 +294,8 @@ def _link_name(name: str, key: str) -> None:
 
 
 def sysctl_path(key: str) -> str:
-    """The path below /proc/sys that `key` names; the first separator decides whether `.` or `/` separates (sysctl(8))."""
+    """The path below /proc/sys that `key` names; the first separator decides whether `.` or `/`
+    separates (sysctl(8))."""
     dot, slash = key.find("."), key.find("/")
     if slash >= 0 and (dot < 0 or slash < dot):
         return key
@@ -269,7 +303,8 @@ def sysctl_path(key: str) -> str:
 
 
 def sysctl_namespace(key: str) -> str:
-    """The type of namespace that owns a setting. Raises InvalidSpec when none does, or it is not a setting's name."""
+    """The type of namespace that owns a setting. Raises InvalidSpec when none does, or it is not a
+    setting's name."""
     at = f"linux.sysctl.{key}"
     parts = sysctl_path(key).split("/")
     if any(part in ("", ".", "..") for part in parts):
@@ -296,7 +331,8 @@ def _sysctl(key: str, value: str, linux: Linux) -> None:
 
 
 def settings_by_namespace(spec: Spec) -> dict[str, str]:
-    """Type of namespace -> the JSON path of something that is set in it: nothing of this may reach the host's."""
+    """Type of namespace -> the JSON path of something that is set in it: nothing of this may reach
+    the host's."""
     found = {sysctl_namespace(key): f"linux.sysctl.{key}" for key in spec.linux.sysctl}
     for key, name in (("hostname", spec.hostname), ("domainname", spec.domainname)):
         if name:

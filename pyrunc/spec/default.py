@@ -31,7 +31,10 @@ def default(*, cgroup_namespace: bool = True) -> dict[str, Any]:
             "terminal": True,
             "user": {"uid": 0, "gid": 0},
             "args": ["sh"],
-            "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TERM=xterm"],
+            "env": [
+                "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+                "TERM=xterm",
+            ],
             "cwd": "/",
             "capabilities": {
                 "bounding": capabilities,

@@ -1,7 +1,8 @@
-"""The nouns of `config.json`, runtime-spec 1.3, Linux: one class per JSON object, snake_case for camelCase.
+"""The nouns of `config.json`, runtime-spec 1.3, Linux: one class per JSON object, snake_case for
+camelCase.
 
-Absent lists are empty tuples, absent objects None. `resources`, `seccomp` and `intel_rdt` stay JSON objects: the cgroup and
-seccomp compilers own their grammar.
+Absent lists are empty tuples, absent objects None. `resources`, `seccomp` and `intel_rdt` stay JSON
+objects: the cgroup and seccomp compilers own their grammar.
 """
 
 from __future__ import annotations
@@ -214,7 +215,8 @@ class Linux(Value):
 
 
 class Spec(Value):
-    """The whole configuration. `process` may be absent: such a container can be created, not started."""
+    """The whole configuration. `process` may be absent: such a container can be created, not
+    started."""
 
     version: str
     root: Root | None = None

@@ -1,7 +1,9 @@
-"""JSON objects become the values of `model`; what is wrong is said with its JSON path (`mounts[3].destination: …`).
+"""JSON objects become the values of `model`; what is wrong is said with its JSON path
+(`mounts[3].destination: …`).
 
-Unknown properties are ignored, null is the same as absent, and a number is never a boolean. Only the shape is judged here
-(types, ranges, words of a closed list); what fields demand of each other is in `check`.
+Unknown properties are ignored, null is the same as absent, and a number is never a boolean. Only
+the shape is judged here (types, ranges, words of a closed list); what fields demand of each other
+is in `check`.
 """
 
 from __future__ import annotations
@@ -130,7 +132,9 @@ def _user(o: Object, path: str) -> User:
 
 
 def _console_size(o: Object, path: str) -> ConsoleSize:
-    return ConsoleSize(_number(o, "height", path, 0, 65535, 0), _number(o, "width", path, 0, 65535, 0))
+    return ConsoleSize(
+        _number(o, "height", path, 0, 65535, 0), _number(o, "width", path, 0, 65535, 0)
+    )
 
 
 def _capabilities(o: Object, path: str) -> Capabilities:
@@ -199,7 +203,10 @@ def _linux(o: Object, path: str) -> Linux:
         _objects(o, "namespaces", path, _namespace),
         _objects(o, "uidMappings", path, _id_map),
         _objects(o, "gidMappings", path, _id_map),
-        {name: _time_offset(v, f"{path}.timeOffsets.{name}") for name, v in _named(o, "timeOffsets", path)},
+        {
+            name: _time_offset(v, f"{path}.timeOffsets.{name}")
+            for name, v in _named(o, "timeOffsets", path)
+        },
         _objects(o, "devices", path, _device),
         {
             name: _text(v, "name", f"{path}.netDevices.{name}") or name
@@ -291,7 +298,9 @@ def _texts_by_name(o: Object, key: str, path: str) -> dict[str, str]:
     values = _raw(o, key, path)
     if not values:
         return {}
-    return {_checked_text(n, path, key): _checked_text(v, _at(path, key), n) for n, v in values.items()}
+    return {
+        _checked_text(n, path, key): _checked_text(v, _at(path, key), n) for n, v in values.items()
+    }
 
 
 def _named(o: Object, key: str, path: str) -> list[tuple[str, Object]]:
@@ -313,7 +322,9 @@ def _flag(o: Object, key: str, path: str) -> bool:
     return value
 
 
-def _number(o: Object, key: str, path: str, low: int, high: int, default: Any, required: bool = False) -> Any:
+def _number(
+    o: Object, key: str, path: str, low: int, high: int, default: Any, required: bool = False
+) -> Any:
     value = o.get(key)
     if value is None:
         if required:

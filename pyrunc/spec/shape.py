@@ -1,7 +1,9 @@
-"""Types and ranges of `linux.resources` and `linux.seccomp`, whose meaning is the business of the cgroup and seccomp folders.
+"""Types and ranges of `linux.resources` and `linux.seccomp`, whose meaning is the business of the
+cgroup and seccomp folders.
 
-They stay JSON objects; what these folders get has the shape that is written down here, without nulls. Unknown properties stay
-unlooked at. Source: runtime-spec schema/defs-linux.json and config-linux.json.
+They stay JSON objects; what these folders get has the shape that is written down here, without
+nulls. Unknown properties stay unlooked at. Source: runtime-spec schema/defs-linux.json and
+config-linux.json.
 """
 
 from __future__ import annotations
@@ -71,7 +73,9 @@ def shaped(value: Any, shape: Any, path: str) -> Any:
             raise InvalidSpec(path, "must be an object")
         others = shape.get(ANY)
         return {
-            key: item if (wanted := shape.get(key, others)) is None else shaped(item, wanted, f"{path}.{key}")
+            key: item
+            if (wanted := shape.get(key, others)) is None
+            else shaped(item, wanted, f"{path}.{key}")
             for key, item in value.items()
             if item is not None
         }
@@ -89,7 +93,8 @@ NOT_PLAIN = "must not contain a NUL byte or half a surrogate pair"
 
 
 def is_plain(text: str) -> bool:
-    """Whether a text can be told to the kernel. Bytes that are no UTF-8 stand in it as surrogate escapes, and can."""
+    """Whether a text can be told to the kernel. Bytes that are no UTF-8 stand in it as surrogate
+    escapes, and can."""
     if "\0" in text:
         return False
     if text.isascii():

@@ -1,7 +1,9 @@
-"""Values with named fields and slots, without the import cost of `dataclasses` (10 ms; this is on the path of every verb).
+"""Values with named fields and slots, without the import cost of `dataclasses` (10 ms; this is on
+the path of every verb).
 
-A class that derives from `Value` lists its fields as annotations, like a dataclass. The type checker sees a frozen
-dataclass; at run time nothing is generated, so a class costs microseconds. Defaults must be immutable.
+A class that derives from `Value` lists its fields as annotations, like a dataclass. The type
+checker sees a frozen dataclass; at run time nothing is generated, so a class costs microseconds.
+Defaults must be immutable.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class Value(metaclass=_Shape):
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed."""
         fields: tuple[str, ...] = self._fields  # type: ignore[attr-defined]
-        return type(self)(*[changes.pop(f) if f in changes else getattr(self, f) for f in fields], **changes)
+        return type(self)(
+            *[changes.pop(f) if f in changes else getattr(self, f) for f in fields], **changes
+        )
 
     def _values(self) -> tuple[Any, ...]:
         return tuple(getattr(self, field) for field in self._fields)  # type: ignore[attr-defined]

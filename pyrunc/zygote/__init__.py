@@ -1,1 +1,2 @@
-"""A small single-threaded process with our modules imported, which forks others from itself on request."""
+"""A small single-threaded process with our modules imported, which forks others from itself on
+request."""

@@ -1,6 +1,8 @@
-"""The zygote's start: import the preload list, freeze the heap, then fork on request until the socket closes.
+"""The zygote's start: import the preload list, freeze the heap, then fork on request until the
+socket closes.
 
-argv: descriptor of the socket, search path (joined by `:`), modules to import. Started by cri_server.zygote.client.
+argv: descriptor of the socket, search path (joined by `:`), modules to import. Started by
+cri_server.zygote.client.
 """
 
 from __future__ import annotations

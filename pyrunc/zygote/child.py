@@ -1,4 +1,5 @@
-"""From a fork of the zygote to a child of its own: descriptors, session, signals, then the function. Nothing returns here."""
+"""From a fork of the zygote to a child of its own: descriptors, session, signals, then the
+function. Nothing returns here."""
 
 from __future__ import annotations
 
@@ -42,8 +43,8 @@ def fork_detached(function: Function, arguments: Message, fds: Sequence[int]) ->
 def fork_errand(asked: Run, fds: Sequence[int]) -> int:
     """A child in a process group of its own; the first descriptors are stdio and the result socket.
 
-    It dies with the zygote, however that dies (PR_SET_PDEATHSIG); processes that it started only if the zygote ends orderly.
-    Raises Error before the fork if there is no such function.
+    It dies with the zygote, however that dies (PR_SET_PDEATHSIG); processes that it started only if
+    the zygote ends orderly. Raises Error before the fork if there is no such function.
     """
     function, zygote = preload.resolve(asked.function), os.getpid()
     pid = os.fork()
@@ -112,8 +113,8 @@ def _forget_the_zygote() -> None:
 
 
 def _take_descriptors(fds: list[int]) -> list[int]:
-    """Make `fds` the only descriptors beside those that all keep: the first three as stdio, the others from 3 on, close-on-exec;
-    returns the latter."""
+    """Make `fds` the only descriptors beside those that all keep: the first three as stdio, the
+    others from 3 on, close-on-exec; returns the latter."""
     above = max(_FIRST_FD + len(fds), max(fds) + 1)
     copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in fds]
     for place, copy in enumerate(copies):
@@ -129,7 +130,10 @@ def _take_descriptors(fds: list[int]) -> list[int]:
 def _own_group(pid: int) -> None:
     try:
         os.setpgid(pid, 0 if pid == 0 else pid)
-    except (ProcessLookupError, PermissionError):  # done by the other side already, and exec'd since
+    except (
+        ProcessLookupError,
+        PermissionError,
+    ):  # done by the other side already, and exec'd since
         pass
 
 

@@ -1,7 +1,7 @@
 """Killing an errand means killing what it started, also what left its process group.
 
-An errand is a child subreaper, so whatever its children leave behind stays below it while it lives: the tree is read from
-/proc, stopped from the top, and read again until nothing new is found.
+An errand is a child subreaper, so whatever its children leave behind stays below it while it lives:
+the tree is read from /proc, stopped from the top, and read again until nothing new is found.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ def _stop_new(pid: int, known: dict[int, int]) -> bool:
 
 
 def open_descendant(pid: int, family: set[int]) -> int | None:
-    """A pidfd of a process whose parent is one of `family`; None when it is not (any more): its number may have been given away
-    since it was listed, so the parent is looked at after the pidfd was opened."""
+    """A pidfd of a process whose parent is one of `family`; None when it is not (any more): its
+    number may have been given away since it was listed, so the parent is looked at after the pidfd
+    was opened."""
     try:
         process = os.pidfd_open(pid)
     except OSError:

@@ -1,4 +1,5 @@
-"""The zygote's loop: one socket, children's ends, errands' deadlines. It never waits for anything else."""
+"""The zygote's loop: one socket, children's ends, errands' deadlines. It never waits for anything
+else."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ class _Errand:
     __slots__ = ("deadline", "pid", "request_id", "timed_out")
 
     def __init__(self, request_id: int, pid: int, deadline: float | None) -> None:
-        self.request_id, self.pid, self.deadline, self.timed_out = request_id, pid, deadline, False
+        self.request_id = request_id
+        self.pid = pid
+        self.deadline = deadline
+        self.timed_out = False
 
 
 class Loop:
@@ -129,7 +133,9 @@ class Loop:
                 descendants.kill(errand.pid)
 
     def _wait_ms(self) -> float | None:
-        deadlines = [errand.deadline for errand in self._errands.values() if errand.deadline is not None]
+        deadlines = [
+            errand.deadline for errand in self._errands.values() if errand.deadline is not None
+        ]
         if not deadlines:
             return None
         return min(max(0.0, (min(deadlines) - time.monotonic()) * 1000 + 1), LONGEST_WAIT_MS)

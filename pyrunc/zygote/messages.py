@@ -1,7 +1,8 @@
 """What the server and the zygote say to each other. One JSON object per packet (pyrunc.ipc).
 
-Request {"id": n, "call": name, …} -> {"id": n, "ok": {…}} or {"id": n, "error": …} (pyrunc.errors), as between server and shim.
-`Cancel` has no answer, and number 0. First of all the zygote says `Ready`.
+Request {"id": n, "call": name, …} -> {"id": n, "ok": {…}} or {"id": n, "error": …} (pyrunc.errors),
+as between server and shim. `Cancel` has no answer, and number 0. First of all the zygote says
+`Ready`.
 
 The function that is called and its caller agree on `arguments`; the zygote passes them on.
 """
@@ -26,7 +27,8 @@ class Ready(Record):
 
 
 class Fork(Request):
-    """Start a child that outlives server and zygote, with the descriptors that come along. Answered with a `Forked`."""
+    """Start a child that outlives server and zygote, with the descriptors that come along. Answered
+    with a `Forked`."""
 
     call = "fork"
     function: str
@@ -40,8 +42,8 @@ class Forked(Record):
 
 
 class Run(Request):
-    """Run an errand, with stdin, stdout, stderr, its result socket and its own descriptors. Answered with an `Ended` then. The deadline
-    is `timeout_s` from now, None for none."""
+    """Run an errand, with stdin, stdout, stderr, its result socket and its own descriptors.
+    Answered with an `Ended` then. The deadline is `timeout_s` from now, None for none."""
 
     call = "run"
     function: str
@@ -51,7 +53,8 @@ class Run(Request):
 
 
 class Ended(Record):
-    """An errand's end. `exit_code` is 128 + n for signal n; `timed_out`: it was killed at its deadline."""
+    """An errand's end. `exit_code` is 128 + n for signal n; `timed_out`: it was killed at its
+    deadline."""
 
     exit_code: int
     timed_out: bool
@@ -65,13 +68,15 @@ class Cancel(Request):
 
 
 class Outcome(Record):
-    """The one message that an errand may send on its result socket: `ok`, with the descriptors that it hands over, or an error."""
+    """The one message that an errand may send on its result socket: `ok`, with the descriptors that
+    it hands over, or an error."""
 
     ok: bool = False
     error: Message | None = None
 
 
 class FromWorker(Record):
-    """In the answer of an errand that stays (`workers`). `last`: it has grown by the question and is not to be asked again."""
+    """In the answer of an errand that stays (`workers`). `last`: it has grown by the question and
+    is not to be asked again."""
 
     last: bool = False

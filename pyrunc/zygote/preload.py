@@ -1,7 +1,9 @@
-"""Everything a child will need is imported before the first fork, and its memory never written again.
+"""Everything a child will need is imported before the first fork, and its memory never written
+again.
 
-The collector would write into every object's header and so copy each page in each child: it is run once, then the heap is
-frozen (gc.freeze) and stays out of later collections. Measured: 0.4 to 0.5 MiB of private memory for an idle child.
+The collector would write into every object's header and so copy each page in each child: it is run
+once, then the heap is frozen (gc.freeze) and stays out of later collections. Measured: 0.4 to 0.5
+MiB of private memory for an idle child.
 """
 
 from __future__ import annotations
@@ -20,15 +22,17 @@ if TYPE_CHECKING:
 
 
 KEPT_FROM = 300
-"""Descriptors that all children keep have numbers from here on, above those that are handed to one (`ipc.MOST_FDS` at most)."""
+"""Descriptors that all children keep have numbers from here on, above those that are handed to one
+(`ipc.MOST_FDS` at most)."""
 
 kept: list[int] = []
 """Those, in ascending order."""
 
 
 def load(modules: Sequence[str]) -> None:
-    """Import `modules`; of those that have it call `inherit(lowest)`, which sets what children inherit and returns descriptors
-    that they all keep. Raises PeerError with the traceback's last line."""
+    """Import `modules`; of those that have it call `inherit(lowest)`, which sets what children
+    inherit and returns descriptors that they all keep. Raises PeerError with the traceback's last
+    line."""
     for module in modules:
         try:
             __import__(module)

@@ -13,7 +13,9 @@ ROOT = Path(__file__).parents[2]
 
 def imports_holds(tree: ast.Module) -> bool:
     return any(
-        isinstance(node, ast.ImportFrom) and node.module == "tests.support.capabilities" and "holds" in names
+        isinstance(node, ast.ImportFrom)
+        and node.module == "tests.support.capabilities"
+        and "holds" in names
         for node in ast.walk(tree)
         for names in ([alias.name for alias in getattr(node, "names", ())],)
     )
@@ -47,6 +49,8 @@ def test_the_guest_runs_each_of_them() -> None:
         assert file in run or all(f"{file}::{name}" in run for name in names), file
         tree = ast.parse((ROOT / file).read_text())
         defined = {
-            node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            node.name
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         }
         assert names and set(names) <= defined, file

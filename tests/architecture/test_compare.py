@@ -13,7 +13,11 @@ NONE = ("none", "not a node's business")
 
 def rows() -> list[list[str]]:
     """The cells of every row, without headings."""
-    found = [line.strip("|\n").split("|") for line in PAGE.read_text().splitlines() if line.startswith("|")]
+    found = [
+        line.strip("|\n").split("|")
+        for line in PAGE.read_text().splitlines()
+        if line.startswith("|")
+    ]
     cells = [[cell.strip() for cell in row] for row in found]
     return [row for row in cells if not row[-1].startswith(("---", "ours, shown by"))]
 
@@ -26,7 +30,8 @@ def collected(file: Path) -> set[str]:
         node.name
         for scope in scopes
         for node in scope.body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
     }
 
 

@@ -20,7 +20,9 @@ PROGRAMS = command_lines()
 
 def commands(page: str) -> Iterator[list[str]]:
     """The words of each command of ours in the `sh` blocks of a page."""
-    blocks = re.findall(r"^```sh\n(.*?)^```$", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    blocks = re.findall(
+        r"^```sh\n(.*?)^```$", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL
+    )
     for line in "".join(blocks).replace("\\\n", " ").splitlines():
         plain = re.sub(r"\s#.*", "", line)
         for part in re.split(r"&&|\|\||[;|]|\$\(|[()]|^kill .*", plain):

@@ -1,4 +1,5 @@
-"""Imports go one way, and the parts that must start fast or stay small load what is listed here and no more."""
+"""Imports go one way, and the parts that must start fast or stay small load what is listed here and
+no more."""
 
 from __future__ import annotations
 
@@ -15,7 +16,13 @@ ROOT = Path(__file__).parents[2]
 # What a file may import of ours, by the first matching prefix of its module name.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "pyrunc": ("pyrunc",),
-    "cni_plugins": ("cni_plugins", "pyrunc.errors", "pyrunc.kernel", "pyrunc.ipc", "pyrunc.records"),
+    "cni_plugins": (
+        "cni_plugins",
+        "pyrunc.errors",
+        "pyrunc.kernel",
+        "pyrunc.ipc",
+        "pyrunc.records",
+    ),
     "cri_server": ("cri_server", "pyrunc", "cni_plugins.protocol"),
 }
 FOREIGN_OF_PYRUNC = {"jeepney", "click", "_pyrunc"}  # the last: what cli/front.c brings
@@ -42,8 +49,8 @@ def begins(name: str, prefixes: tuple[str, ...]) -> bool:
     return any(name == p or name.startswith(p + ".") for p in prefixes)
 
 
-# The rooms of a package, lowest first: a room imports from rooms before it, never from its neighbours of the same line.
-# What only the type checker sees does not count.
+# The rooms of a package, lowest first: a room imports from rooms before it, never from its
+# neighbours of the same line. What only the type checker sees does not count.
 PYRUNC_ROOMS = (
     ("errors", "debug", "undo", "parts", "varint"),
     ("abi", "jsontext"),
@@ -99,8 +106,14 @@ CRI_SERVER_ROOMS = (
 
 
 def test_the_runtime_has_no_event_loop_but_the_shims() -> None:
-    """`pyrunc` is the OCI runtime and what supervises its processes; clients with asyncio are the server's."""
-    found = [path for _, path in modules("pyrunc") for name, _ in imports(path) if begins(name, ("asyncio",))]
+    """`pyrunc` is the OCI runtime and what supervises its processes; clients with asyncio are the
+    server's."""
+    found = [
+        path
+        for _, path in modules("pyrunc")
+        for name, _ in imports(path)
+        if begins(name, ("asyncio",))
+    ]
     assert not found
 
 
@@ -112,9 +125,9 @@ def runtime_imports(path: Path) -> Iterator[tuple[str, int]]:
             if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
                 for other in child.orelse:
                     yield from walk(other)
-            elif isinstance(child, ast.Try) and [ast.unparse(h.type) for h in child.handlers if h.type] == [
-                "ImportError"
-            ]:
+            elif isinstance(child, ast.Try) and [
+                ast.unparse(h.type) for h in child.handlers if h.type
+            ] == ["ImportError"]:
                 continue  # it may be missing (`accelerate`)
             elif isinstance(child, ast.Import):
                 yield from ((alias.name, child.lineno) for alias in child.names)
@@ -182,7 +195,8 @@ def test_only_the_kernel_folder_talks_to_libc(package: str) -> None:
 
 
 def loaded_by(module: str) -> set[str]:
-    """Top-level names of what importing `module` in an isolated interpreter loads beyond a bare start."""
+    """Top-level names of what importing `module` in an isolated interpreter loads beyond a bare
+    start."""
     script = (
         "import sys; before = set(sys.modules); sys.path.insert(0, sys.argv[1]); sys.path.extend(sys.argv[3:]);"
         "__import__(sys.argv[2]); print('\\n'.join(sorted(set(sys.modules) - before)))"
@@ -198,7 +212,8 @@ def loaded_by(module: str) -> set[str]:
 
 
 FORBIDDEN = {
-    # The fast verbs, the shim and the zygote never pay for these; the number is what importing each costs at least.
+    # The fast verbs, the shim and the zygote never pay for these; the number is what importing each
+    # costs at least.
     "asyncio", "click", "grpc", "google", "pyroute2", "subprocess", "threading", "logging", "dataclasses", "inspect",
     "typing", "re", "urllib", "http", "ssl", "email", "argparse", "tempfile", "shutil", "pathlib", "concurrent",
 }  # fmt: skip
@@ -220,20 +235,25 @@ def test_the_import_list_of_what_must_be_small(module: str, allowed: set[str]) -
 
 
 def test_the_server_does_without_grpcs_library() -> None:
-    """It costs 12 MB and seven threads, and each call four times what the server's own transport does."""
+    """It costs 12 MB and seven threads, and each call four times what the server's own transport
+    does."""
     tops = {name.split(".")[0] for name in loaded_by("cri_server.app")}
     assert not tops & {"grpc", "hpack", "h2", "click"} and "google" in tops
 
 
 def test_the_server_loads_nothing_of_nri_unless_it_is_enabled() -> None:
     found = loaded_by("cri_server.app")
-    assert not [name for name in found if name.startswith("cri_server.nri") or name.endswith("nri_pb2")]
+    assert not [
+        name for name in found if name.startswith("cri_server.nri") or name.endswith("nri_pb2")
+    ]
 
 
 def test_a_verb_that_lists_pays_for_click_and_protobuf_only() -> None:
-    """These two are most of what `ps` takes; what it does not need comes with the verb, the option or the error that needs it."""
+    """These two are most of what `ps` takes; what it does not need comes with the verb, the option
+    or the error that needs it."""
     found = {
-        name.split(".")[0] for name in loaded_by("cri_server.cli.main") | loaded_by("cri_server.cli.listing")
+        name.split(".")[0]
+        for name in loaded_by("cri_server.cli.main") | loaded_by("cri_server.cli.listing")
     }
     unwanted = {
         "grpc",

@@ -31,7 +31,10 @@ def functions(node: ast.AST, name: str) -> list[tuple[str, int]]:
             inner = f"{name}.{child.name}"
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             arguments = child.args
-            names = [each.arg for each in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]]
+            names = [
+                each.arg
+                for each in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+            ]
             found.append((inner, len([each for each in names if each not in ("self", "cls")])))
         found += functions(child, inner)
     return found

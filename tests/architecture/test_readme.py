@@ -10,7 +10,17 @@ import pytest
 import pyrunc
 
 ROOT = Path(__file__).parents[2]
-TOP = ("pyrunc", "cri_server", "cni_plugins", "pause", "proto", "tests", "vagrant", "docs", "debian")
+TOP = (
+    "pyrunc",
+    "cri_server",
+    "cni_plugins",
+    "pause",
+    "proto",
+    "tests",
+    "vagrant",
+    "docs",
+    "debian",
+)
 
 
 def named_paths(text: str) -> list[str]:

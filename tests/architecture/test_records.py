@@ -1,5 +1,6 @@
-"""An object of ours has a class: both ends of a pipe, the writer and the reader of a file, and both sides of a call name its fields.
-A bare JSON object is for what others define, and for the few that carry an object on without looking into it; these are listed."""
+"""An object of ours has a class: both ends of a pipe, the writer and the reader of a file, and both
+sides of a call name its fields. A bare JSON object is for what others define, and for the few that
+carry an object on without looking into it; these are listed."""
 
 from __future__ import annotations
 
@@ -85,7 +86,9 @@ def test_what_is_ours_is_typed() -> None:
         for place in where.split():
             assert place not in listed, f"{place} has two reasons"
             listed[place] = {
-                file for file in found if file == place or (place.endswith("/") and file.startswith(place))
+                file
+                for file in found
+                if file == place or (place.endswith("/") and file.startswith(place))
             }
     unlisted = found.difference(*listed.values())
     assert not unlisted, (

@@ -1,4 +1,5 @@
-"""Each requirement of tests/cri/requirements.tsv has a test that names its number, or a reason why it has none."""
+"""Each requirement of tests/cri/requirements.tsv has a test that names its number, or a reason why
+it has none."""
 
 from __future__ import annotations
 

@@ -47,7 +47,9 @@ def words() -> dict[str, set[str]]:
     for name in WORDS:
         for node in ast.walk(ast.parse((ROOT / "tests/cri" / name).read_text())):
             if isinstance(node, ast.FunctionDef):
-                called = {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)} & set(rpcs())
+                called = {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)} & set(
+                    rpcs()
+                )
                 found.setdefault(node.name, set()).update(called)
     return found
 

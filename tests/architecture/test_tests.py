@@ -1,4 +1,5 @@
-"""The test tree mirrors the code: a folder of tests/unit and of tests/kernel is called as the part of a package that it tests."""
+"""The test tree mirrors the code: a folder of tests/unit and of tests/kernel is called as the part
+of a package that it tests."""
 
 from __future__ import annotations
 
@@ -15,12 +16,16 @@ NOT_OF_A_PACKAGE = {
 
 
 def folders(of: str) -> set[str]:
-    return {path.name for path in (ROOT / "tests" / of).iterdir() if (path / "__init__.py").exists()}
+    return {
+        path.name for path in (ROOT / "tests" / of).iterdir() if (path / "__init__.py").exists()
+    }
 
 
 @pytest.mark.parametrize("tree", ["unit", "kernel"])
 def test_a_folder_of_tests_is_called_as_what_it_tests(tree: str) -> None:
-    rooms = {path.name for package in MAY_IMPORT for path in (ROOT / package).iterdir() if path.is_dir()}
+    rooms = {
+        path.name for package in MAY_IMPORT for path in (ROOT / package).iterdir() if path.is_dir()
+    }
     assert not folders(tree) - rooms - set(NOT_OF_A_PACKAGE)
 
 

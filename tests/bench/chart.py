@@ -1,4 +1,5 @@
-"""Bars of several servers, side by side for each figure. One self-contained SVG, without a script or a font of its own.
+"""Bars of several servers, side by side for each figure. One self-contained SVG, without a script
+or a font of its own.
 
 It paints its own panel, dark where the reader prefers dark, so that it can be read on any page.
 """
@@ -21,7 +22,8 @@ STYLE = """
 
 
 def svg(title: str, subtitle: str, names: Sequence[str], rows: Sequence[Row]) -> str:
-    """A chart of `rows`, whose values are those of the servers `names`, ours the last. Each row's longest bar has the whole width."""
+    """A chart of `rows`, whose values are those of the servers `names`, ours the last. Each row's
+    longest bar has the whole width."""
     step = BAR * len(names) + GAP
     height = TOP + step * len(rows) + 8
     width = LEFT + WIDTH + RIGHT
@@ -51,7 +53,9 @@ def _legend(names: Sequence[str]) -> list[str]:
 
 def _bars(row: Row, y: int) -> list[str]:
     middle = y + BAR * len(row.values) / 2 + 8
-    lines = [f'<text x="{LEFT - 10}" y="{middle:.0f}" text-anchor="end">{html.escape(row.step)}</text>']
+    lines = [
+        f'<text x="{LEFT - 10}" y="{middle:.0f}" text-anchor="end">{html.escape(row.step)}</text>'
+    ]
     longest = max(row.values) or 1
     for number, value in enumerate(row.values):
         length = max(value / longest * WIDTH, 1)

@@ -1,9 +1,11 @@
-"""`make bench`: containerd + runc, CRI-O + crun and our server in one run, side by side: medians and ratios.
+"""`make bench`: containerd + runc, CRI-O + crun and our server in one run, side by side: medians
+and ratios.
 
-Rounds alternate between the three, so that the machine's noise hits all of them. A ratio below 1 means that we are faster; it
-is the figure to quote, the milliseconds belong to this machine and this hour. First one pod at a time, then several at once.
-The result is kept as JSON, from which `make figures` fills the README. BENCH='--pods 30 --parallel 4 --servers
-containerd,pyrunc' and so on.
+Rounds alternate between the three, so that the machine's noise hits all of them. A ratio below 1
+means that we are faster; it is the figure to quote, the milliseconds belong to this machine and
+this hour. First one pod at a time, then several at once. The result is kept as JSON, from which
+`make figures` fills the README. BENCH='--pods 30 --parallel 4 --servers containerd,pyrunc' and so
+on.
 """
 
 from __future__ import annotations
@@ -33,7 +35,13 @@ STEPS = (
     "RemovePodSandbox",
     "pod down",
 )
-LISTS = ("ListPodSandbox", "ListContainers", "ContainerStatus", "ListContainerStats", "ListPodSandboxStats")
+LISTS = (
+    "ListPodSandbox",
+    "ListContainers",
+    "ContainerStatus",
+    "ListContainerStats",
+    "ListPodSandboxStats",
+)
 UNITS = {
     "pods up per second": "",
     "pods down per second": "",
@@ -63,7 +71,8 @@ def main() -> None:
             extra: dict[str, Sequence[Row]] = {}
             for parallel in dict.fromkeys((1, options.parallel)):
                 benches = [
-                    Bench(server, folder / f"load-{server.namespace}-{parallel}") for server in running
+                    Bench(server, folder / f"load-{server.namespace}-{parallel}")
+                    for server in running
                 ]
                 alternate(benches, options.pods, options.rounds, parallel)
                 groups[ONE if parallel == 1 else f"{parallel} at once"] = pods(benches)
@@ -85,14 +94,19 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--pods", type=int, default=20, help="pods of one round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--parallel", type=int, default=8, help="pods that go up at once in the second half")
-    parser.add_argument("--servers", default=",".join(servers.ALL), help="which to run, ours the last")
+    parser.add_argument(
+        "--parallel", type=int, default=8, help="pods that go up at once in the second half"
+    )
+    parser.add_argument(
+        "--servers", default=",".join(servers.ALL), help="which to run, ours the last"
+    )
     parser.add_argument("--json", type=Path, default=RESULT, help="write the result to this file")
     return parser.parse_args()
 
 
 def alternate(benches: list[Bench], pods: int, rounds: int, parallel: int) -> None:
-    """Runs a warm-up of each, then rounds in turn; after those one by one, servers and pods that rest, and pods that log."""
+    """Runs a warm-up of each, then rounds in turn; after those one by one, servers and pods that
+    rest, and pods that log."""
     for bench in benches:
         bench.round(f"warm{parallel}-{os.getpid()}", 2, 1)
         bench.forget()
@@ -118,7 +132,10 @@ def others(benches: list[Bench]) -> dict[str, Sequence[Row]]:
 
 def pods(benches: list[Bench]) -> list[Row]:
     """The steps of a pod's life, pods per second, and the processor's time."""
-    return [*medians([bench.samples for bench in benches], STEPS, "ms"), *rates(benches, THROUGHPUT)]
+    return [
+        *medians([bench.samples for bench in benches], STEPS, "ms"),
+        *rates(benches, THROUGHPUT),
+    ]
 
 
 def rates(benches: list[Bench], steps: Sequence[str]) -> list[Row]:

@@ -1,4 +1,5 @@
-"""The second peer to measure against: CRI-O with crun, conmon and the reference CNI plugins, in a network namespace of its own."""
+"""The second peer to measure against: CRI-O with crun, conmon and the reference CNI plugins, in a
+network namespace of its own."""
 
 from __future__ import annotations
 
@@ -24,9 +25,10 @@ CRUNS_DEFAULT = Path("/run/crun")
 class Crio:
     """CRI-O under `folder`; `socket` answers CRI after `start`.
 
-    crun refuses a host that has both cgroup trees, so that there all of CRI-O runs in a mount namespace without the v2 tree, on
-    cgroup v1. Controllers of the v2 tree are off in its /proc/cgroups: CRI-O would have crun set kubelet's limits of huge pages.
-    A process that sleeps keeps this namespace.
+    crun refuses a host that has both cgroup trees, so that there all of CRI-O runs in a mount
+    namespace without the v2 tree, on cgroup v1. Controllers of the v2 tree are off in its
+    /proc/cgroups: CRI-O would have crun set kubelet's limits of huge pages. A process that sleeps
+    keeps this namespace.
     """
 
     def __init__(self, folder: Path, namespace: str, mounts: str = "") -> None:
@@ -43,7 +45,9 @@ class Crio:
         self.socket.unlink(missing_ok=True)
         environment = {"CONTAINERS_REGISTRIES_CONF": f"{self.folder}/registries.conf"}
         command = [f"{self._programs}/crio", "-c", f"{self.folder}/crio.conf", "-d", ""]
-        self.program.start([*enter(self.namespace, self._own_mounts()), *command], environment=environment)
+        self.program.start(
+            [*enter(self.namespace, self._own_mounts()), *command], environment=environment
+        )
 
     def start(self, images: Sequence[Path], timeout_s: float = 30) -> None:
         """Import `images` (docker-archives), among them one named like PAUSE, and start it."""
@@ -60,7 +64,8 @@ class Crio:
         return version_of(self._programs / "crun")
 
     def stop(self) -> None:
-        """End it; its pods must have been removed. The group of all of them, which it leaves in each hierarchy, goes too."""
+        """End it; its pods must have been removed. The group of all of them, which it leaves in
+        each hierarchy, goes too."""
         self.program.stop()
         self._sleeper.stop(signal.SIGKILL)
         for group in sorted(_groups() - self._groups_before, reverse=True):
@@ -99,8 +104,8 @@ class Crio:
             raise RuntimeError(f"CRI-O does not import {image}: {done.stderr}")
 
     def _write_configuration(self) -> None:
-        """What would be below /run is in `folder`/state. A policy of signatures is not named: with one CreateContainer
-        demands `user_specified_image` of its ImageSpec."""
+        """What would be below /run is in `folder`/state. A policy of signatures is not named: with
+        one CreateContainer demands `user_specified_image` of its ImageSpec."""
         net = self.folder / "net.d"
         net.mkdir(parents=True, exist_ok=True)
         (self.folder / "state").mkdir(exist_ok=True)

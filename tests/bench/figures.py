@@ -1,6 +1,8 @@
-"""`make figures`: puts the results of `make bench` and `make bench-kubelet` into the README, and draws docs/bench.svg.
+"""`make figures`: puts the results of `make bench` and `make bench-kubelet` into the README, and
+draws docs/bench.svg.
 
-Results are the JSON files of both; the README's table is between two marks and is written anew. Nothing is measured here.
+Results are the JSON files of both; the README's table is between two marks and is written anew.
+Nothing is measured here.
 """
 
 from __future__ import annotations
@@ -55,10 +57,19 @@ def filled(readme: str, results: Sequence[Result]) -> str:
 def drawing(results: Sequence[Result]) -> str:
     """The chart: what one pod costs, and pods through a kubelet where there is a result of that."""
     first = results[0]
-    rows = [row for title, rows in first.groups.items() for row in rows if row.step in DRAWN.get(title, ())]
+    rows = [
+        row
+        for title, rows in first.groups.items()
+        for row in rows
+        if row.step in DRAWN.get(title, ())
+    ]
     for title, group in first.groups.items():
         if title.endswith("at once"):
-            rows += [Row(f"pod up, {title}", row.values, row.unit) for row in group if row.step == "pod up"]
+            rows += [
+                Row(f"pod up, {title}", row.values, row.unit)
+                for row in group
+                if row.step == "pod up"
+            ]
     for result in results[1:]:
         for title, group in result.groups.items():
             pods = title.split()[0]
@@ -67,9 +78,7 @@ def drawing(results: Sequence[Result]) -> str:
                 for row in group
                 if row.step == "post to all Ready"
             ]
-    subtitle = (
-        f"Shorter is better; each figure's longest bar has the whole width. {first.where.split(':')[0]}"
-    )
+    subtitle = f"Shorter is better; each figure's longest bar has the whole width. {first.where.split(':')[0]}"
     return chart.svg("What a pod costs on each runtime, p50", subtitle, first.names, rows)
 
 
@@ -82,7 +91,9 @@ def main() -> None:
     parser.add_argument("--svg", type=Path, default=CHART)
     options = parser.parse_args()
     if missing := [str(path) for path in options.results if not path.exists()]:
-        parser.error(f"no {' and no '.join(missing)}: `make bench` and `make bench-kubelet` write them")
+        parser.error(
+            f"no {' and no '.join(missing)}: `make bench` and `make bench-kubelet` write them"
+        )
     results = [Result.read(path) for path in options.results]
     if any(result.names != results[0].names for result in results):
         parser.error(f"the results are of other servers: {[result.names for result in results]}")

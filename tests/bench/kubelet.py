@@ -1,8 +1,10 @@
-"""`make bench-kubelet`: how long pods take through a real kubelet on containerd + runc, CRI-O + crun and our server.
+"""`make bench-kubelet`: how long pods take through a real kubelet on containerd + runc, CRI-O +
+crun and our server.
 
-One cluster has a node with each server. Rounds alternate between the nodes: all pods of a round are posted at once, bound to
-the node, and the API is watched until each is Ready; then they are deleted. The processor's time is the machine's, without
-what the cluster uses when nothing happens, measured just before. BENCH='--pods 40 --rounds 3' and so on.
+One cluster has a node with each server. Rounds alternate between the nodes: all pods of a round are
+posted at once, bound to the node, and the API is watched until each is Ready; then they are
+deleted. The processor's time is the machine's, without what the cluster uses when nothing happens,
+measured just before. BENCH='--pods 40 --rounds 3' and so on.
 """
 
 from __future__ import annotations
@@ -90,7 +92,8 @@ KINDS: dict[str, type[Node]] = {"containerd": ContainerdNode, "crio": CrioNode, 
 
 
 class Api:
-    """Kubernetes' API as its administrator has it; `ready` and `gone` say when a pod was first seen so."""
+    """Kubernetes' API as its administrator has it; `ready` and `gone` say when a pod was first seen
+    so."""
 
     def __init__(self, pki: Path) -> None:
         self._context = ssl.create_default_context(cafile=str(pki / "ca.crt"))
@@ -106,7 +109,9 @@ class Api:
         response = self._connection.getresponse()
         text = response.read()
         if response.status >= 300:
-            raise RuntimeError(f"{method} {path}: {response.status} {text.decode(errors='replace')}")
+            raise RuntimeError(
+                f"{method} {path}: {response.status} {text.decode(errors='replace')}"
+            )
         return json.loads(text)
 
     @contextmanager
@@ -146,7 +151,9 @@ class Bench:
         self.node, self.name, self._api = node, title, kubernetes
         self.samples: dict[str, list[float]] = defaultdict(list)
         with cri.connect(node.socket) as client:
-            self.version = version(client, node.peer.runtime() if isinstance(node, PeerNode) else "")
+            self.version = version(
+                client, node.peer.runtime() if isinstance(node, PeerNode) else ""
+            )
 
     def round(self, label: str, pods: int) -> None:
         """`pods` pods posted at once, all Ready, and deleted again."""
@@ -160,7 +167,9 @@ class Bench:
         self._wait(self._api.ready, names, "Ready")
         last = max(self._api.ready[name] for name in names)
         cpu_s = busy_seconds() - cpu - idle * (time.perf_counter() - begin)
-        self.samples["post to Ready"].append(statistics.median(self._api.ready[n] - posted[n] for n in names))
+        self.samples["post to Ready"].append(
+            statistics.median(self._api.ready[n] - posted[n] for n in names)
+        )
         self.samples["post to all Ready"].append(last - begin)
         self.samples["CPU of the machine per pod"].append(cpu_s * 1e3 / pods)
         time.sleep(SETTLE_S)
@@ -176,7 +185,9 @@ class Bench:
     def _wait(self, seen: dict[str, float], names: Sequence[str], what: str) -> None:
         if not wait_until(lambda: all(name in seen for name in names), TIMEOUT_S):
             missing = [name for name in names if name not in seen]
-            raise RuntimeError(f"{self.name}: {len(missing)} pods are not {what}:\n{self.node.server.tail()}")
+            raise RuntimeError(
+                f"{self.name}: {len(missing)} pods are not {what}:\n{self.node.server.tail()}"
+            )
 
     def _manifest(self, name: str) -> dict[str, Any]:
         container = {
@@ -185,7 +196,11 @@ class Bench:
             "imagePullPolicy": "Never",
             "command": ["sleep", "3600"],
         }
-        spec = {"nodeName": self.node.host, "terminationGracePeriodSeconds": 1, "containers": [container]}
+        spec = {
+            "nodeName": self.node.host,
+            "terminationGracePeriodSeconds": 1,
+            "containers": [container],
+        }
         return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
@@ -224,7 +239,9 @@ def main() -> None:
     )
     parser.add_argument("--pods", type=int, default=40, help="pods of one round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--servers", default=",".join(servers.ALL), help="which to run, ours the last")
+    parser.add_argument(
+        "--servers", default=",".join(servers.ALL), help="which to run, ours the last"
+    )
     parser.add_argument("--json", type=Path, default=RESULT, help="write the result to this file")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="bench-kubelet-"))

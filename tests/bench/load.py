@@ -38,7 +38,8 @@ RELISTS, MEASUREMENTS = 20, 5  # in one round
 
 
 def busy_seconds() -> float:
-    """CPU seconds that all processes of the machine have used, without idling and waiting (proc(5), /proc/stat)."""
+    """CPU seconds that all processes of the machine have used, without idling and waiting (proc(5),
+    /proc/stat)."""
     fields = [int(n) for n in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
     user, nice, system, _idle, _iowait, irq, softirq = fields[:7]
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
@@ -52,10 +53,14 @@ def version(client: cri.Client, runtime: str) -> str:
 
 
 class Bench:
-    """One server under measurement; `samples` maps a step to its durations in milliseconds, `rates` a rate to its values."""
+    """One server under measurement; `samples` maps a step to its durations in milliseconds, `rates`
+    a rate to its values."""
 
     def __init__(self, server: Server, folder: Path, image: str = IMAGE) -> None:
-        self.name, self.server, self.image, self.folder = server.name, server, image, folder
+        self.name = server.name
+        self.server = server
+        self.image = image
+        self.folder = folder
         self.client = cri.connect(server.socket)
         self.version = version(self.client, server.runtime)
         self.samples: dict[str, list[float]] = defaultdict(list)
@@ -99,9 +104,12 @@ class Bench:
             self.down(pair)
 
     def idle(self) -> int:
-        """Measures what the server costs with all its helpers when it has had no pod for a while; returns `private_kib`."""
+        """Measures what the server costs with all its helpers when it has had no pod for a while;
+        returns `private_kib`."""
         time.sleep(QUIET_S)
-        self.rates["idle server and helpers, PSS"].append(memory.pss_kib(self.server.processes()) / 1024)
+        self.rates["idle server and helpers, PSS"].append(
+            memory.pss_kib(self.server.processes()) / 1024
+        )
         return self.private_kib()
 
     def log(self, name: str) -> None:
@@ -109,16 +117,24 @@ class Bench:
         runtime, sandbox, config = self.client.runtime, self._sandbox(name), self._container(name)
         config.command[:] = ["sh", "-c", f"yes {'x' * (LINE_BYTES - 1)} | head -n {LINES}"]
         config.linux.ClearField("resources")
-        pod = runtime.RunPodSandbox(api.RunPodSandboxRequest(config=sandbox), timeout=120).pod_sandbox_id
-        request = api.CreateContainerRequest(pod_sandbox_id=pod, config=config, sandbox_config=sandbox)
+        pod = runtime.RunPodSandbox(
+            api.RunPodSandboxRequest(config=sandbox), timeout=120
+        ).pod_sandbox_id
+        request = api.CreateContainerRequest(
+            pod_sandbox_id=pod, config=config, sandbox_config=sandbox
+        )
         container = runtime.CreateContainer(request, timeout=120).container_id
         cpu = busy_seconds()
         runtime.StartContainer(api.StartContainerRequest(container_id=container), timeout=120)
         asked = api.ContainerStatusRequest(container_id=container)
-        while (status := runtime.ContainerStatus(asked, timeout=120).status).state != api.CONTAINER_EXITED:
+        while (
+            status := runtime.ContainerStatus(asked, timeout=120).status
+        ).state != api.CONTAINER_EXITED:
             time.sleep(0.05)
         self.rates["CPU per 100,000 log lines"].append((busy_seconds() - cpu) * 1e8 / LINES)
-        self.rates["log lines per second"].append(LINES * 1e9 / (status.finished_at - status.started_at))
+        self.rates["log lines per second"].append(
+            LINES * 1e9 / (status.finished_at - status.started_at)
+        )
         self.down((pod, container))
         (self.folder / f"{name}.log").unlink()
 
@@ -134,7 +150,9 @@ class Bench:
         )
         container = self._timed("CreateContainer", runtime.CreateContainer, request).container_id
         self._timed(
-            "StartContainer", runtime.StartContainer, api.StartContainerRequest(container_id=container)
+            "StartContainer",
+            runtime.StartContainer,
+            api.StartContainerRequest(container_id=container),
         )
         self._sample("pod up", begin)
         return pod, container
@@ -146,13 +164,17 @@ class Bench:
         self._timed("ListContainers", runtime.ListContainers, api.ListContainersRequest())
 
     def measure(self) -> None:
-        """What kubelet asks for every ten seconds. A pod without a cgroup of its own, as on a host without cgroups for pods, is
-        an error for containerd: then it has no sample.
+        """What kubelet asks for every ten seconds. A pod without a cgroup of its own, as on a host
+        without cgroups for pods, is an error for containerd: then it has no sample.
         """
         runtime = self.client.runtime
-        self._timed("ListContainerStats", runtime.ListContainerStats, api.ListContainerStatsRequest())
+        self._timed(
+            "ListContainerStats", runtime.ListContainerStats, api.ListContainerStatsRequest()
+        )
         with contextlib.suppress(grpc.RpcError):
-            self._timed("ListPodSandboxStats", runtime.ListPodSandboxStats, api.ListPodSandboxStatsRequest())
+            self._timed(
+                "ListPodSandboxStats", runtime.ListPodSandboxStats, api.ListPodSandboxStatsRequest()
+            )
 
     def private_kib(self) -> int:
         """Private memory of the server's helpers, of which a pod's share is what it grows by."""
@@ -162,12 +184,16 @@ class Bench:
         """What probes and status loops do."""
         runtime = self.client.runtime
         self._timed(
-            "ContainerStatus", runtime.ContainerStatus, api.ContainerStatusRequest(container_id=pair[1])
+            "ContainerStatus",
+            runtime.ContainerStatus,
+            api.ContainerStatusRequest(container_id=pair[1]),
         )
         request = api.ExecSyncRequest(container_id=pair[1], cmd=["true"], timeout=10)
         reply = self._timed("ExecSync", runtime.ExecSync, request)
         if reply.exit_code:
-            raise RuntimeError(f"{self.name}: exec of true: exit code {reply.exit_code}: {reply.stderr!r}")
+            raise RuntimeError(
+                f"{self.name}: exec of true: exit code {reply.exit_code}: {reply.stderr!r}"
+            )
 
     def down(self, pair: tuple[str, str]) -> None:
         """Stopped and removed, in kubelet's order."""
@@ -179,11 +205,17 @@ class Bench:
             api.StopContainerRequest(container_id=container, timeout=0),
         )
         self._timed(
-            "RemoveContainer", runtime.RemoveContainer, api.RemoveContainerRequest(container_id=container)
+            "RemoveContainer",
+            runtime.RemoveContainer,
+            api.RemoveContainerRequest(container_id=container),
         )
-        self._timed("StopPodSandbox", runtime.StopPodSandbox, api.StopPodSandboxRequest(pod_sandbox_id=pod))
         self._timed(
-            "RemovePodSandbox", runtime.RemovePodSandbox, api.RemovePodSandboxRequest(pod_sandbox_id=pod)
+            "StopPodSandbox", runtime.StopPodSandbox, api.StopPodSandboxRequest(pod_sandbox_id=pod)
+        )
+        self._timed(
+            "RemovePodSandbox",
+            runtime.RemovePodSandbox,
+            api.RemovePodSandboxRequest(pod_sandbox_id=pod),
         )
         self._sample("pod down", begin)
 
@@ -206,10 +238,15 @@ class Bench:
     def _sandbox(self, name: str) -> Any:
         metadata = api.PodSandboxMetadata(name=name, uid=name, namespace="bench")
         config = api.PodSandboxConfig(
-            metadata=metadata, hostname=name, log_directory=str(self.folder), labels=self._labels(name)
+            metadata=metadata,
+            hostname=name,
+            log_directory=str(self.folder),
+            labels=self._labels(name),
         )
         config.dns_config.servers.append("10.96.0.10")
-        config.dns_config.searches.extend(["bench.svc.cluster.local", "svc.cluster.local", "cluster.local"])
+        config.dns_config.searches.extend(
+            ["bench.svc.cluster.local", "svc.cluster.local", "cluster.local"]
+        )
         config.dns_config.options.append("ndots:5")
         config.linux.security_context.namespace_options.pid = api.CONTAINER
         config.linux.security_context.seccomp.profile_type = api.SecurityProfile.RuntimeDefault
@@ -228,7 +265,9 @@ class Bench:
         for variable in SERVICE:
             config.envs.add(key=f"KUBERNETES_{variable}", value=b"10.96.0.1")
         token = "/var/run/secrets/kubernetes.io/serviceaccount"
-        config.mounts.add(container_path=token, host_path=str(self.folder / "serviceaccount"), readonly=True)
+        config.mounts.add(
+            container_path=token, host_path=str(self.folder / "serviceaccount"), readonly=True
+        )
         config.mounts.add(container_path="/etc/hosts", host_path=str(self.folder / "hosts"))
         config.mounts.add(
             container_path="/dev/termination-log", host_path=str(self.folder / "termination-log")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def of_a_server(namespace: str) -> list[int]:
-    """Processes in the network namespace of this name, and the pause processes that are children of these: they hold the
-    namespace of a pod."""
+    """Processes in the network namespace of this name, and the pause processes that are children of
+    these: they hold the namespace of a pod."""
     file = os.stat(f"/run/netns/{namespace}")
     parents: dict[int, int] = {}
     inside: set[int] = set()
@@ -29,7 +29,8 @@ def of_a_server(namespace: str) -> list[int]:
 
 
 def private_kib(processes: Collection[int]) -> int:
-    """Private memory of these processes together, clean and dirty, in KiB; one that has ended counts nothing."""
+    """Private memory of these processes together, clean and dirty, in KiB; one that has ended
+    counts nothing."""
     return _kib(processes, ("Private_Clean:", "Private_Dirty:"))
 
 

@@ -1,4 +1,5 @@
-"""The peer to measure against: containerd with runc and the reference CNI plugins, in a network namespace of its own."""
+"""The peer to measure against: containerd with runc and the reference CNI plugins, in a network
+namespace of its own."""
 
 from __future__ import annotations
 
@@ -19,9 +20,11 @@ PAUSE = "registry.k8s.io/pause:3.10"
 class Containerd:
     """containerd under `folder`; `socket` answers CRI after `start`."""
 
-    def __init__(self, folder: Path, namespace: str, plugins: Path | None = None, mounts: str = "") -> None:
-        """`plugins` is a folder of CNI plugins to use in place of the reference ones, `mounts` the file of a mount namespace
-        to run in."""
+    def __init__(
+        self, folder: Path, namespace: str, plugins: Path | None = None, mounts: str = ""
+    ) -> None:
+        """`plugins` is a folder of CNI plugins to use in place of the reference ones, `mounts` the
+        file of a mount namespace to run in."""
         self.folder, self.namespace, self.mounts = folder, namespace, mounts
         self.socket = folder / "containerd.sock"
         self.program = Program("containerd", folder)
@@ -52,7 +55,8 @@ class Containerd:
         return version_of(self.built / "bin/runc")
 
     def stop(self) -> None:
-        """End it; its pods must have been removed. The group of all of them, which it leaves in each hierarchy, goes too."""
+        """End it; its pods must have been removed. The group of all of them, which it leaves in
+        each hierarchy, goes too."""
         self.program.stop()
         for group in _groups() - self._there:
             group.rmdir()
@@ -70,7 +74,8 @@ class Containerd:
         net.mkdir(exist_ok=True)
         network = bridge_network("peer", "10.88.0.0/16", self.folder / "leases")
         (net / "10-peer.conflist").write_text(json.dumps(network))
-        runtime, images = "plugins.'io.containerd.cri.v1.runtime'", "plugins.'io.containerd.cri.v1.images'"
+        runtime = "plugins.'io.containerd.cri.v1.runtime'"
+        images = "plugins.'io.containerd.cri.v1.images'"
         (self.folder / "config.toml").write_text(
             f"""version = 3
 root = "{self.folder}/root"
@@ -96,8 +101,9 @@ state = "{self.folder}/state"
 
 
 def enter(namespace: str, mounts: str) -> list[str]:
-    """The beginning of a command that runs in the network namespace of this name, and in the mount namespace of this file if
-    one is given; nsenter leaves /sys as it is, `ip netns exec` would not."""
+    """The beginning of a command that runs in the network namespace of this name, and in the mount
+    namespace of this file if one is given; nsenter leaves /sys as it is, `ip netns exec` would not.
+    """
     network = [f"--net=/run/netns/{namespace}"] if namespace else []
     words = [*network, *([f"--mount={mounts}"] if mounts else [])]
     return ["nsenter", *words] if words else []
@@ -105,7 +111,9 @@ def enter(namespace: str, mounts: str) -> list[str]:
 
 def version_of(program: Path) -> str:
     """The name of an OCI runtime and its version, such as `crun 1.21`."""
-    shown = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        [program, "--version"], capture_output=True, text=True, check=True
+    ).stdout
     return shown.splitlines()[0].replace(" version ", " ")
 
 
@@ -117,20 +125,30 @@ def bridge_network(name: str, subnet: str, leases: Path) -> dict[str, Any]:
         "routes": [{"dst": "0.0.0.0/0"}],
         "dataDir": str(leases),
     }
-    bridge = {"type": "bridge", "bridge": f"{name}0", "isGateway": True, "ipMasq": True, "ipam": ipam}
+    bridge = {
+        "type": "bridge",
+        "bridge": f"{name}0",
+        "isGateway": True,
+        "ipMasq": True,
+        "ipam": ipam,
+    }
     plugins = [bridge, {"type": "portmap", "capabilities": {"portMappings": True}}]
     return {"cniVersion": "1.0.0", "name": name, "plugins": plugins}
 
 
 def _groups() -> set[Path]:
     """The peer's cgroups, in the trees of both versions."""
-    return {group for place in ("k8s.io", "*/k8s.io") for group in Path("/sys/fs/cgroup").glob(place)}
+    return {
+        group for place in ("k8s.io", "*/k8s.io") for group in Path("/sys/fs/cgroup").glob(place)
+    }
 
 
 def pause_archive(folder: Path) -> Path:
     """An image for the peer's sandboxes: our own pause program, as a docker-archive in `folder`."""
     program = (Path(__file__).parents[2] / "pyrunc/native/pause").read_bytes()
-    image = build.image([build.layer({"pause": build.Node(program, mode=0o755)})], {"Entrypoint": ["/pause"]})
+    image = build.image(
+        [build.layer({"pause": build.Node(program, mode=0o755)})], {"Entrypoint": ["/pause"]}
+    )
     path = folder / "pause.tar"
     path.write_bytes(build.docker_archive({PAUSE: image}))
     return path

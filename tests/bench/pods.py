@@ -1,6 +1,8 @@
-"""`make bench-pods N=150`: N idle pods on each server, one side after the other, and what it costs to have them.
+"""`make bench-pods N=150`: N idle pods on each server, one side after the other, and what it costs
+to have them.
 
-Lists and statistics, memory, exec probes, and how long a server that was killed needs until it lists all again.
+Lists and statistics, memory, exec probes, and how long a server that was killed needs until it
+lists all again.
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ def _until_listed(bench: Bench, pods: int, begin: float) -> float:
     )
     while True:
         try:
-            with Client(bench.server.socket) as client:  # a channel that was refused would wait for a second
+            # a channel that was refused would wait for a second
+            with Client(bench.server.socket) as client:
                 if len(client.runtime.ListPodSandbox(wanted, timeout=10).items) >= pods:
                     return (time.perf_counter() - begin) * 1e3
         except grpc.RpcError:

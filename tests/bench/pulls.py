@@ -1,10 +1,13 @@
-"""`make bench-images`: images on containerd and on ours in one run: pull, first start, removal, disk, and page cache.
+"""`make bench-images`: images on containerd and on ours in one run: pull, first start, removal,
+disk, and page cache.
 
-Both pull from a registry on the loopback of their own network namespaces, in turns. BENCH='--tmpfs' has the images on a tmpfs;
-else they are on the disk of the temporary folder. BENCH='--large' pulls 1 GB in 60,000 files, and leaves the page cache out;
-'--tree /usr' takes files of this machine, which a decoder finds other work in than in made-up ones. Ratios below 1 mean that ours
-is faster, or smaller. '--collected 60000' has each pull follow the removal of an image with that many files, as after kubelet's
-garbage collection: for minutes ext4 passes over inodes that were deleted (Linux, fs/ext4/ialloc.c, recently_deleted()).
+Both pull from a registry on the loopback of their own network namespaces, in turns. BENCH='--tmpfs'
+has the images on a tmpfs; else they are on the disk of the temporary folder. BENCH='--large' pulls
+1 GB in 60,000 files, and leaves the page cache out; '--tree /usr' takes files of this machine,
+which a decoder finds other work in than in made-up ones. Ratios below 1 mean that ours is faster,
+or smaller. '--collected 60000' has each pull follow the removal of an image with that many files,
+as after kubelet's garbage collection: for minutes ext4 passes over inodes that were deleted (Linux,
+fs/ext4/ialloc.c, recently_deleted()).
 """
 
 from __future__ import annotations
@@ -47,9 +50,12 @@ def made_up(files: int, size_bytes: int) -> list[bytes]:
 
 
 def sampled(tree: Path, files: int) -> list[bytes]:
-    """The contents of some files below a folder of this machine: the same ones as long as the folder stays as it is."""
+    """The contents of some files below a folder of this machine: the same ones as long as the
+    folder stays as it is."""
     paths = sorted(path for path in tree.rglob("*") if path.is_file() and not path.is_symlink())
-    return [path.read_bytes() for path in random.Random(files).sample(paths, min(files, len(paths)))]
+    return [
+        path.read_bytes() for path in random.Random(files).sample(paths, min(files, len(paths)))
+    ]
 
 
 def image_of(contents: Sequence[bytes], layers: int) -> BuiltImage:
@@ -85,7 +91,8 @@ class Side:
     def remove(self, step: str) -> None:
         begin = time.perf_counter()
         self.bench.client.image.RemoveImage(
-            api.RemoveImageRequest(image=api.ImageSpec(image=self.bench.image)), timeout=PULL_TIMEOUT_S
+            api.RemoveImageRequest(image=api.ImageSpec(image=self.bench.image)),
+            timeout=PULL_TIMEOUT_S,
         )
         self.bench._sample(f"removal, {step}", begin)
 
@@ -100,18 +107,23 @@ class Side:
 
     def read_all(self, container: str, step: str) -> None:
         begin = time.perf_counter()
-        request = api.ExecSyncRequest(container_id=container, cmd=["sh", "-c", READ_ALL], timeout=100)
+        request = api.ExecSyncRequest(
+            container_id=container, cmd=["sh", "-c", READ_ALL], timeout=100
+        )
         assert self.bench.client.runtime.ExecSync(request, timeout=110).exit_code == 0
         self.bench._sample(f"read all files, {step}", begin)
 
     def cached_tars(self) -> int:
-        """Bytes of our layers' tars in memory, beside what containers have of the mounts; 0 on containerd's side."""
+        """Bytes of our layers' tars in memory, beside what containers have of the mounts; 0 on
+        containerd's side."""
         return cached(_files(self.store / "images/tars"))
 
     def wait_until_dropped(self) -> None:
         """Our server drops tars' pages now and then; what is on a tmpfs stays."""
         before = self.cached_tars()
-        wait_until(lambda: not before or self.cached_tars() < before / 10, TARS_DROPPED_S, every_s=5)
+        wait_until(
+            lambda: not before or self.cached_tars() < before / 10, TARS_DROPPED_S, every_s=5
+        )
 
     def note_cache(self, step: str, seen_bytes: int) -> None:
         """`seen_bytes`: what containers see of it."""
@@ -177,7 +189,9 @@ def measure(found: list[Side], options: argparse.Namespace, contents: Sequence[b
         for side in found:
             side.registry.push("bench:1", built)
             if options.collected:
-                side.registry.push("collected:1", image_of(made_up(options.collected, COLLECTED_BYTES), 1))
+                side.registry.push(
+                    "collected:1", image_of(made_up(options.collected, COLLECTED_BYTES), 1)
+                )
         for number in range(options.rounds):
             for side in found:
                 if options.collected:
@@ -192,8 +206,8 @@ def measure(found: list[Side], options: argparse.Namespace, contents: Sequence[b
 
 
 def share(found: list[Side], containers: int) -> None:
-    """Page cache with many containers of one image that all read all of it. What a container finds in memory before it has read
-    anything, it shares with others."""
+    """Page cache with many containers of one image that all read all of it. What a container finds
+    in memory before it has read anything, it shares with others."""
     for side in found:
         side.pull("bench:1", "shared")
         pairs = [side.start(f"many-{number}", "many") for number in range(containers)]
@@ -219,7 +233,9 @@ def main() -> None:
     )
     parser.add_argument("--files", type=int, default=5000)
     parser.add_argument("--size", type=int, default=30_000, help="bytes of a file")
-    parser.add_argument("--tree", type=Path, help="a folder of this machine whose files are taken instead")
+    parser.add_argument(
+        "--tree", type=Path, help="a folder of this machine whose files are taken instead"
+    )
     parser.add_argument(
         "--collected",
         type=int,
@@ -233,7 +249,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.large:
         options.files, options.size = 60_000, 17_500
-    contents = sampled(options.tree, options.files) if options.tree else made_up(options.files, options.size)
+    contents = (
+        sampled(options.tree, options.files)
+        if options.tree
+        else made_up(options.files, options.size)
+    )
     folder = Path(tempfile.mkdtemp(prefix="bench-"))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -251,7 +271,9 @@ def main() -> None:
             *medians([bench.rates for bench in benches], benches[0].rates, ""),
         ]
         size = f"{len(contents)} files, {sum(map(len, contents)) // 1000**2} MB"
-        print(f"{where([bench.version for bench in benches])}\n{size}, on {place}, {options.rounds} rounds\n")
+        print(
+            f"{where([bench.version for bench in benches])}\n{size}, on {place}, {options.rounds} rounds\n"
+        )
         print("\n".join(table([bench.name for bench in benches], rows)))
 
 

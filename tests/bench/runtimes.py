@@ -1,11 +1,13 @@
-"""`python -m tests.bench.runtimes`: the command lines of pyrunc, runc and crun in one run, side by side; medians and ratios.
+"""`python -m tests.bench.runtimes`: the command lines of pyrunc, runc and crun in one run, side by
+side; medians and ratios.
 
-Rounds alternate between the runtimes, so that the machine's noise hits all of them; the figure to quote is the ratio to runc, the
-milliseconds belong to this machine and this hour. Every command is a process that starts, works and ends, as its callers have it:
-nothing of any runtime stays between two commands. The second table is processor time, which says more than the clock when the
-machine has other work. runc is built from its module (the peer of `make bench`); crun is the machine's.
-Their state lies on a tmpfs, as /run is on a machine that systemd has booted.
-Debian's crun refuses a host that has both cgroup trees, so there it runs in a mount namespace without the v2 tree.
+Rounds alternate between the runtimes, so that the machine's noise hits all of them; the figure to
+quote is the ratio to runc, the milliseconds belong to this machine and this hour. Every command is
+a process that starts, works and ends, as its callers have it: nothing of any runtime stays between
+two commands. The second table is processor time, which says more than the clock when the machine
+has other work. runc is built from its module (the peer of `make bench`); crun is the machine's.
+Their state lies on a tmpfs, as /run is on a machine that systemd has booted. Debian's crun refuses
+a host that has both cgroup trees, so there it runs in a mount namespace without the v2 tree.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ GOALS = {"run": 0.6, "exec": 0.7, "create+start+delete": 1.1, "state": 2.0}  # t
 
 
 class Cost(NamedTuple):
-    """Of one command: by the clock, of the processor (with the children that it waited for), and of the largest process."""
+    """Of one command: by the clock, of the processor (with the children that it waited for), and of
+    the largest process."""
 
     clock_ms: float
     processor_ms: float
@@ -42,10 +45,16 @@ class Cost(NamedTuple):
 
 
 class Side:
-    """One runtime: how it is called, its containers' folder, and its samples: by the clock, of the processor, peak memory."""
+    """One runtime: how it is called, its containers' folder, and its samples: by the clock, of the
+    processor, peak memory."""
 
-    def __init__(self, name: str, program: Sequence[str], folder: Path, prefix: Sequence[str] = ()) -> None:
-        self.name, self.program, self.prefix, self.folder = name, list(program), list(prefix), folder
+    def __init__(
+        self, name: str, program: Sequence[str], folder: Path, prefix: Sequence[str] = ()
+    ) -> None:
+        self.name = name
+        self.program = list(program)
+        self.prefix = list(prefix)
+        self.folder = folder
         self.state = folder.parent / "run" / name
         self.clock_ms: dict[str, list[float]] = {task: [] for task in COMMANDS}
         self.processor_ms: dict[str, list[float]] = {task: [] for task in COMMANDS}
@@ -54,7 +63,9 @@ class Side:
         self._bundles = {name: self._bundle(name, words) for name, words in _PROGRAMS.items()}
 
     def _bundle(self, name: str, words: Sequence[str]) -> Path:
-        config = bundle.configuration(*words, cgroupsPath=f"/bench-{self.name}-{name}-{os.getpid()}")
+        config = bundle.configuration(
+            *words, cgroupsPath=f"/bench-{self.name}-{name}-{os.getpid()}"
+        )
         config["ociVersion"] = "1.0.0"  # Debian's crun refuses versions that came after it
         config["root"] = {"path": str(self.folder.parent / "root"), "readonly": True}
         folder = self.folder / name
@@ -79,7 +90,9 @@ class Side:
                 found = answer.read()
             os.waitpid(child, 0)
         if not found.endswith(" 0\n"):
-            raise RuntimeError(f"{' '.join(command)}: {found}\n{(self.folder / 'output').read_text()}")
+            raise RuntimeError(
+                f"{' '.join(command)}: {found}\n{(self.folder / 'output').read_text()}"
+            )
         clock_ns, processor_us, memory_kib, _ = map(int, found.split())
         return Cost(clock_ns / 1e6, processor_us / 1e3, memory_kib / 1024)
 
@@ -155,7 +168,9 @@ def sides(folder: Path) -> Iterator[list[Side]]:
             Side("pyrunc", bundle.runtime(), folder / "pyrunc"),
         ]
         if crun := shutil.which("crun"):
-            found.append(Side("crun", [crun], folder / "crun", stack.enter_context(without_the_v2_tree())))
+            found.append(
+                Side("crun", [crun], folder / "crun", stack.enter_context(without_the_v2_tree()))
+            )
         for side in found:
             stack.enter_context(side.container())
         yield found
@@ -218,7 +233,9 @@ def main() -> int:
     if options.json:
         medians = {
             side.name: {
-                name: {task: statistics.median(values) for task, values in getattr(side, name).items()}
+                name: {
+                    task: statistics.median(values) for task, values in getattr(side, name).items()
+                }
                 for name, _, _ in MEASURES
             }
             for side in found

@@ -1,7 +1,8 @@
-"""The servers that a benchmark compares: containerd + runc, CRI-O + crun, ours, each in a network namespace of its own.
+"""The servers that a benchmark compares: containerd + runc, CRI-O + crun, ours, each in a network
+namespace of its own.
 
-All that runs in this namespace, but for the containers, which have others, belongs to the server: so its helpers are known
-whatever their names are.
+All that runs in this namespace, but for the containers, which have others, belongs to the server:
+so its helpers are known whatever their names are.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ IMAGE = "docker.io/library/busybox:latest"
 
 @dataclass(frozen=True)
 class Server:
-    """A running server: what tables call it, where it answers, where its images are, and how it is started again.
+    """A running server: what tables call it, where it answers, where its images are, and how it is
+    started again.
 
     `runtime` is the version of its OCI runtime, where that is another program.
     """
@@ -40,7 +42,8 @@ class Server:
     launch: Callable[[], None]
 
     def processes(self) -> list[int]:
-        """The server, its helpers, and what else a pod costs beside the user's processes: shims, monitors, pause."""
+        """The server, its helpers, and what else a pod costs beside the user's processes: shims,
+        monitors, pause."""
         return memory.of_a_server(self.namespace)
 
     def helpers(self) -> list[int]:
@@ -75,7 +78,13 @@ def _containerd(folder: Path, namespace: str) -> tuple[Server, Callable[[], None
 def _crio(folder: Path, namespace: str) -> tuple[Server, Callable[[], None]]:
     peer = Crio(folder, namespace)
     server = Server(
-        "CRI-O + crun", peer.runtime(), peer.socket, namespace, folder / "root", peer.program, peer.launch
+        "CRI-O + crun",
+        peer.runtime(),
+        peer.socket,
+        namespace,
+        folder / "root",
+        peer.program,
+        peer.launch,
     )
     try:
         peer.start([images.busybox(), pause_archive(folder)])
@@ -87,7 +96,9 @@ def _crio(folder: Path, namespace: str) -> tuple[Server, Callable[[], None]]:
 
 def _ours(folder: Path, namespace: str) -> tuple[Server, Callable[[], None]]:
     node = Node(folder, namespace)
-    server = Server("pyrunc", "", node.socket, namespace, folder / "root", node.server, node.launch_server)
+    server = Server(
+        "pyrunc", "", node.socket, namespace, folder / "root", node.server, node.launch_server
+    )
     try:
         node.write_configuration()
         node.start_server()
@@ -104,7 +115,8 @@ TWO, ALL = ("containerd", "pyrunc"), ("containerd", "crio", "pyrunc")
 
 @contextlib.contextmanager
 def running(folder: Path, kinds: Sequence[str] = TWO) -> Iterator[list[Server]]:
-    """These servers, ours the last; images on the disk that is there, state on a tmpfs, as /run is one.
+    """These servers, ours the last; images on the disk that is there, state on a tmpfs, as /run is
+    one.
 
     They end when this program gets a signal, too.
     """

@@ -14,7 +14,8 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured, each server's value, ours the last, and their unit; a rate is better when it is higher."""
+    """What was measured, each server's value, ours the last, and their unit; a rate is better when
+    it is higher."""
 
     step: str
     values: Sequence[float]
@@ -45,11 +46,15 @@ class Result:
     def read(cls, path: Path) -> Result:
         """Read what `write` has written."""
         fields = json.loads(path.read_text())
-        groups = {title: [Row(**row) for row in rows] for title, rows in fields.pop("groups").items()}
+        groups = {
+            title: [Row(**row) for row in rows] for title, rows in fields.pop("groups").items()
+        }
         return cls(**fields, groups=groups)
 
 
-def medians(samples: Sequence[Mapping[str, Sequence[float]]], steps: Iterable[str], unit: str) -> list[Row]:
+def medians(
+    samples: Sequence[Mapping[str, Sequence[float]]], steps: Iterable[str], unit: str
+) -> list[Row]:
     """A row for each of `steps` of which every server has samples."""
     return [
         Row(step, [statistics.median(of_server[step]) for of_server in samples], unit)

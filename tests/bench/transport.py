@@ -1,7 +1,9 @@
-"""Our gRPC server and grpcio's two, with the same handler and messages: CPU time of the server process for each call.
+"""Our gRPC server and grpcio's two, with the same handler and messages: CPU time of the server
+process for each call.
 
-The transport is our own only as long as this pays. Rounds alternate between the servers; each is a process of its own, asked
-by one client on one connection, one call after the other and many at once. The figure to quote is the ratio.
+The transport is our own only as long as this pays. Rounds alternate between the servers; each is a
+process of its own, asked by one client on one connection, one call after the other and many at
+once. The figure to quote is the ratio.
 """
 
 from __future__ import annotations
@@ -36,8 +38,11 @@ def listed() -> Response:
     """What a node with `CONTAINERS` containers answers."""
     response = Response()
     for number in range(CONTAINERS):
-        container = response.containers.add(id=f"{number:064x}", pod_sandbox_id=f"{number:064x}", state=1)
-        container.metadata.name, container.image.image = f"container-{number}", "registry.example/image:tag"
+        container = response.containers.add(
+            id=f"{number:064x}", pod_sandbox_id=f"{number:064x}", state=1
+        )
+        container.metadata.name = f"container-{number}"
+        container.image.image = "registry.example/image:tag"
         container.labels["io.kubernetes.pod.name"] = f"pod-{number}"
         container.annotations["io.kubernetes.container.hash"] = f"{number:08x}"
     return response
@@ -103,7 +108,9 @@ class Side:
         self.name = name
         self.samples: dict[str, list[float]] = {"one at a time": [], f"{AT_ONCE} at once": []}
         path = folder / f"{list(SERVERS).index(name)}.sock"
-        self._process = subprocess.Popen([sys.executable, "-m", __spec__.name, "--serve", name, str(path)])
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __spec__.name, "--serve", name, str(path)]
+        )
         self._channel = grpc.insecure_channel(f"unix:{path}")
         self._list = api_pb2_grpc.RuntimeServiceStub(self._channel).ListContainers  # type: ignore[no-untyped-call]
         assert self._list(Request(), wait_for_ready=True, timeout=60) == LISTED

@@ -1,4 +1,5 @@
-"""How tests call the client's verbs: in this process, which is fast, or as a program in the server's network."""
+"""How tests call the client's verbs: in this process, which is fast, or as a program in the
+server's network."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ class Said:
         return self.out.splitlines()
 
 
-def call(server: Server | str, *words: str, stdin: bytes | str | None = None, **environment: str) -> Said:
+def call(
+    server: Server | str, *words: str, stdin: bytes | str | None = None, **environment: str
+) -> Said:
     """Run a verb in this process: without a terminal."""
     address = server if isinstance(server, str) else f"unix://{server.socket}"
     done = CliRunner().invoke(program, ["--address", address, *words], input=stdin, env=environment)
@@ -51,7 +54,9 @@ def call(server: Server | str, *words: str, stdin: bytes | str | None = None, **
     return Said(done.stdout, done.stderr, code, error)
 
 
-def ok(server: Server | str, *words: str, stdin: bytes | str | None = None, **environment: str) -> Said:
+def ok(
+    server: Server | str, *words: str, stdin: bytes | str | None = None, **environment: str
+) -> Said:
     """As `call`; it must succeed."""
     said = call(server, *words, stdin=stdin, **environment)
     assert said.code == 0, said
@@ -61,12 +66,21 @@ def ok(server: Server | str, *words: str, stdin: bytes | str | None = None, **en
 def command_line(server: Server, *words: str) -> list[str]:
     """`pyrunc-cri` in the server's network namespace (sessions connect to its loopback)."""
     return [
-        *("nsenter", f"--net=/proc/{server.pid}/ns/net", "--", sys.executable, "-m", "cri_server.cli.main"),
+        *(
+            "nsenter",
+            f"--net=/proc/{server.pid}/ns/net",
+            "--",
+            sys.executable,
+            "-m",
+            "cri_server.cli.main",
+        ),
         *("--address", f"unix://{server.socket}", *words),
     ]
 
 
-def cli(server: Server, *words: str, code: int = 0, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+def cli(
+    server: Server, *words: str, code: int = 0, stdin: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
     """Run `pyrunc-cri` and wait for its end."""
     command = command_line(server, *words)
     done = subprocess.run(command, input=stdin, capture_output=True, cwd=REPOSITORY, timeout=60)
@@ -75,8 +89,11 @@ def cli(server: Server, *words: str, code: int = 0, stdin: bytes = b"") -> subpr
 
 
 @contextlib.contextmanager
-def started(server: Server, *words: str, stdout: Any = subprocess.PIPE) -> Iterator[subprocess.Popen[bytes]]:
-    """As `cli`, without waiting for its end; it ends with the block, and a test that waits for it after a minute."""
+def started(
+    server: Server, *words: str, stdout: Any = subprocess.PIPE
+) -> Iterator[subprocess.Popen[bytes]]:
+    """As `cli`, without waiting for its end; it ends with the block, and a test that waits for it
+    after a minute."""
     command = command_line(server, *words)
     process = subprocess.Popen(command, cwd=REPOSITORY, stdout=stdout, stderr=subprocess.PIPE)
     timer = threading.Timer(60, process.kill)

@@ -1,6 +1,8 @@
-"""Requests of every call, made from the API's descriptors: valid ones of which a few fields are changed, and bytes that are none.
+"""Requests of every call, made from the API's descriptors: valid ones of which a few fields are
+changed, and bytes that are none.
 
-All comes from one seeded `random.Random`, so a seed and the things that it may name make the same requests again.
+All comes from one seeded `random.Random`, so a seed and the things that it may name make the same
+requests again.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 from cri_server.api import api_pb2 as api
 
 UNKNOWN_ID = "f" * 64
-# How often a call is asked for, where that is not 4: what it costs, and how much there is to get wrong.
+# How often a call is asked for, where that is not 4: what it costs, and how much there is to get
+# wrong.
 WEIGHTS = {
     "RunPodSandbox": 4,
     "CreateContainer": 8,
@@ -90,7 +93,8 @@ Path = tuple[FieldDescriptor, ...]
 
 @dataclass
 class Things:
-    """What a request may name. Lists are read whenever a request is made, so what is removed is named no more.
+    """What a request may name. Lists are read whenever a request is made, so what is removed is
+    named no more.
 
     The first pod and the first container are what most requests are about.
     """
@@ -129,7 +133,8 @@ class Generator:
             yield self.next()
 
     def next(self) -> Message:
-        """The next one: 1 of 8 as it should be, 1 of 25 broken on the wire, of the others one to three fields changed."""
+        """The next one: 1 of 8 as it should be, 1 of 25 broken on the wire, of the others one to
+        three fields changed."""
         (call,) = self._chance.choices(self._names, self._weights)
         self._call = call
         request = self._base(call)
@@ -161,7 +166,8 @@ class Generator:
             return Message(call, bytes(octets), None)
 
     def _change(self, message: Any) -> None:
-        """One field, found by going down from the top by chance, gets another value, one more or none."""
+        """One field, found by going down from the top by chance, gets another value, one more or
+        none."""
         while True:
             fields = [f for f in message.DESCRIPTOR.fields if f.name != "windows"]
             if not fields:
@@ -192,7 +198,9 @@ class Generator:
         if is_map(chosen):
             keys = [*PLAUSIBLE.get(chosen.name, ["key"]), *target]
             key = (
-                self._chance.choice(keys) if self._chance.random() < 3 / 4 else self._chance.choice(ODD_TEXTS)
+                self._chance.choice(keys)
+                if self._chance.random() < 3 / 4
+                else self._chance.choice(ODD_TEXTS)
             )
             target[key] = self._chance.choice(["1", "0", "max", *ODD_TEXTS])
         elif not chosen.is_repeated:

@@ -1,10 +1,11 @@
-"""What kubelet, its tools and the interface's description demand of a CRI server (requirements.tsv): number, summary, and where no
-test can show it the reason.
+"""What kubelet, its tools and the interface's description demand of a CRI server
+(requirements.tsv): number, summary, and where no test can show it the reason.
 
-A test names what it proves by `@pytest.mark.requirement("3.1.4")`; tests/architecture/test_requirements.py compares the two. Numbers
-go by subject: 1 transport (1.a codes, 1.b what clients check in answers), 2 objects, 3 pods, 4 containers, 5 images, 6 files and
-mounts, 7 resources, 8 security, 9 streams, 10 figures, events and status, 11 logs and recovery, 12 constants, 13 what runtimes do
-in different ways, 14 this implementation.
+A test names what it proves by `@pytest.mark.requirement("3.1.4")`;
+tests/architecture/test_requirements.py compares the two. Numbers go by subject: 1 transport (1.a
+codes, 1.b what clients check in answers), 2 objects, 3 pods, 4 containers, 5 images, 6 files and
+mounts, 7 resources, 8 security, 9 streams, 10 figures, events and status, 11 logs and recovery, 12
+constants, 13 what runtimes do in different ways, 14 this implementation.
 """
 
 from __future__ import annotations

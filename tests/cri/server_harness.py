@@ -1,6 +1,8 @@
-"""A real server in a network namespace of its own, with folders of its own, and the words that tests speak to it with.
+"""A real server in a network namespace of its own, with folders of its own, and the words that
+tests speak to it with.
 
-The server is a child process of the test; `kill` ends it as a crash does, `start` starts it again on the same folders.
+The server is a child process of the test; `kill` ends it as a crash does, `start` starts it again
+on the same folders.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ CONFLIST = {
 
 
 class Server:
-    """`pyrunc-cri serve` with throwaway folders; a context manager that removes all pods at its end."""
+    """`pyrunc-cri serve` with throwaway folders; a context manager that removes all pods at its
+    end."""
 
     def __init__(
         self,
@@ -72,8 +75,9 @@ class Server:
         manager: ServiceManager | None = None,
         module: str = "cri_server.cli.main",
     ) -> None:
-        """`mount`: what mount(8) is told to mount at the root directory; `disk_bytes`: a tmpfs of this size; `prefix`: a
-        command that runs the server's; `manager`: who hears its notifications and keeps its descriptors; `module`: the server's."""
+        """`mount`: what mount(8) is told to mount at the root directory; `disk_bytes`: a tmpfs of
+        this size; `prefix`: a command that runs the server's; `manager`: who hears its
+        notifications and keeps its descriptors; `module`: the server's."""
         self.folder = Path(tempfile.mkdtemp(prefix=f"{session.name('pyrunc')}-", dir="/tmp"))
         self.root, self.state = self.folder / "root", self.folder / "state"
         self.logs = self.folder / "logs"
@@ -137,8 +141,20 @@ class Server:
         command = [
             *self.in_its_network(*self._prefix, sys.executable, "-m", self.module, "serve"),
             *("--config", str(self.folder / "config.toml")),
-            *("--listen", f"unix://{self.socket}", "--root", str(self.root), "--state", str(self.state)),
-            *("--cni-conf-dir", str(self.folder / "net.d"), "--cni-bin-dir", str(self.folder / "bin")),
+            *(
+                "--listen",
+                f"unix://{self.socket}",
+                "--root",
+                str(self.root),
+                "--state",
+                str(self.state),
+            ),
+            *(
+                "--cni-conf-dir",
+                str(self.folder / "net.d"),
+                "--cni-bin-dir",
+                str(self.folder / "bin"),
+            ),
             *("--log-level", "info"),
         ]
         given: Sequence[int] = ()
@@ -183,7 +199,10 @@ class Server:
 
     def _connect(self) -> None:
         self._disconnect()
-        options = [("grpc.max_receive_message_length", 16 << 20), ("grpc.initial_reconnect_backoff_ms", 100)]
+        options = [
+            ("grpc.max_receive_message_length", 16 << 20),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+        ]
         self._channel = grpc.insecure_channel(f"unix://{self.socket}", options=options)
         self.runtime = api_pb2_grpc.RuntimeServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self.image = api_pb2_grpc.ImageServiceStub(self._channel)  # type: ignore[no-untyped-call]
@@ -206,7 +225,8 @@ class Server:
         return self._process.pid
 
     def processes(self) -> set[int]:
-        """All that descend from the server and from its keeper, whose child the zygote of the shims is."""
+        """All that descend from the server and from its keeper, whose child the zygote of the shims
+        is."""
         keeper = keeper_pid(self.state)
         return below(self.pid) | (below(keeper) if keeper else set())
 
@@ -263,7 +283,8 @@ class Server:
             if self._mount:
                 subprocess.run(["umount", self.root], check=True)
             while self.folder.exists():
-                with contextlib.suppress(FileNotFoundError):  # what ends with the server may be removing, too
+                # what ends with the server may be removing, too
+                with contextlib.suppress(FileNotFoundError):
                     shutil.rmtree(self.folder)
 
     def _end_namespace(self) -> None:
@@ -273,7 +294,8 @@ class Server:
         self._netns.stdout.close()
 
     def _end_orphans(self) -> None:
-        """Shims and pods that a server which died has left behind: a failed test does not make the next ones fail."""
+        """Shims and pods that a server which died has left behind: a failed test does not make the
+        next ones fail."""
         for folder in self.state.glob("sandboxes/*"):
             with contextlib.suppress(FileNotFoundError, ValueError):
                 found = json.loads((folder / "shim.json").read_text())
@@ -289,7 +311,9 @@ class Server:
     def _cgroups(self) -> list[Path]:
         roots = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
         return [
-            root / self.folder.name for root in roots if (root / self.folder.name / "cgroup.procs").exists()
+            root / self.folder.name
+            for root in roots
+            if (root / self.folder.name / "cgroup.procs").exists()
         ]
 
     def _remove_cgroup(self) -> None:
@@ -303,7 +327,8 @@ class Server:
                 group.rmdir()
 
     def end_boot(self) -> None:
-        """Everything of this boot ends at once, as when the power is cut; the root directory is the caller's to deal with."""
+        """Everything of this boot ends at once, as when the power is cut; the root directory is the
+        caller's to deal with."""
         self.kill()
         self._end_orphans()
         end_keeper(self.state)
@@ -337,7 +362,9 @@ class Server:
         config.MergeFrom(api.PodSandboxConfig(**changes))
         return config
 
-    def run_pod(self, config: api.PodSandboxConfig | None = None, *, host_network: bool = False) -> str:
+    def run_pod(
+        self, config: api.PodSandboxConfig | None = None, *, host_network: bool = False
+    ) -> str:
         """RunPodSandbox; the id."""
         config = config or self.pod_config()
         if host_network:
@@ -376,7 +403,9 @@ class Server:
         return container
 
     def start_container(self, container: str) -> None:
-        self.runtime.StartContainer(api.StartContainerRequest(container_id=container), timeout=RPC_TIMEOUT_S)
+        self.runtime.StartContainer(
+            api.StartContainerRequest(container_id=container), timeout=RPC_TIMEOUT_S
+        )
 
     def stop_container(self, container: str, timeout_s: int = 0) -> None:
         request = api.StopContainerRequest(container_id=container, timeout=timeout_s)
@@ -388,10 +417,14 @@ class Server:
         )
 
     def stop_pod(self, pod: str) -> None:
-        self.runtime.StopPodSandbox(api.StopPodSandboxRequest(pod_sandbox_id=pod), timeout=RPC_TIMEOUT_S)
+        self.runtime.StopPodSandbox(
+            api.StopPodSandboxRequest(pod_sandbox_id=pod), timeout=RPC_TIMEOUT_S
+        )
 
     def remove_pod(self, pod: str) -> None:
-        self.runtime.RemovePodSandbox(api.RemovePodSandboxRequest(pod_sandbox_id=pod), timeout=RPC_TIMEOUT_S)
+        self.runtime.RemovePodSandbox(
+            api.RemovePodSandboxRequest(pod_sandbox_id=pod), timeout=RPC_TIMEOUT_S
+        )
 
     def remove_all(self) -> None:
         """Stop and remove every pod."""
@@ -436,7 +469,8 @@ class Server:
             time.sleep(0.02)
 
     def log_lines(self, container: str) -> list[str]:
-        """The contents of the container's log, without time, stream and tag; a line that is being written is not there."""
+        """The contents of the container's log, without time, stream and tag; a line that is being
+        written is not there."""
         content = Path(self.status(container).log_path).read_text()
         return [line.split(" ", 3)[3] for line in content[: content.rfind("\n") + 1].splitlines()]
 

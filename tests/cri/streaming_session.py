@@ -52,7 +52,11 @@ def collect(session: ClientConnection) -> tuple[bytes, bytes, dict[str, Any]]:
         data = message if isinstance(message, bytes) else message.encode()
         if data and data[0] in content:
             content[data[0]] += data[1:]
-    return bytes(content[STDOUT]), bytes(content[STDERR]), json.loads(bytes(content[ERROR]) or b"{}")
+    return (
+        bytes(content[STDOUT]),
+        bytes(content[STDERR]),
+        json.loads(bytes(content[ERROR]) or b"{}"),
+    )
 
 
 def exec_url(server: Server, container: str, *command: str, **streams: bool) -> str:

@@ -1,4 +1,5 @@
-"""What an image declares as VOLUME: a folder of the container's own on the disk, with the image's content, gone with it."""
+"""What an image declares as VOLUME: a folder of the container's own on the disk, with the image's
+content, gone with it."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ def test_a_volume_begins_with_what_the_image_has(server_with_volumes: Server) ->
     assert server.output(container, "sh", "-c", script).split() == [
         "1770", "7:8", "4755", "70:80", "2", "1600000000", "contentinner", "/etc/passwd",
     ]  # fmt: skip
-    listed = server.output(container, "sh", "-c", "cut -d' ' -f5 /proc/self/mountinfo | sort").split()
+    listed = server.output(
+        container, "sh", "-c", "cut -d' ' -f5 /proc/self/mountinfo | sort"
+    ).split()
     assert {"/data", "/data/nested", "/missing/deep", "/over"} <= set(listed)
     assert listed.count("/data") == listed.count("/sys/fs/cgroup") == 1
     assert server.output(container, "stat", "-c", "%a %u", "/missing/deep") == "755 0\n"
@@ -106,7 +109,9 @@ def test_a_volume_leads_nowhere_outside_the_image(server: Server, place: str) ->
     except grpc.RpcError as error:
         assert "/proc" in place and "/proc" in str(error.details())
         return
-    copies = {p.read_text() for p in (server.root / "containers" / container / "volumes").rglob("key")}
+    copies = {
+        p.read_text() for p in (server.root / "containers" / container / "volumes").rglob("key")
+    }
     assert copies == (set() if "proc" in place else {"the image's"})
 
 

@@ -1,7 +1,9 @@
-"""Twenty thousand messages, most of them wrong somewhere, to one server: each gets a documented code, and nothing stays behind.
+"""Twenty thousand messages, most of them wrong somewhere, to one server: each gets a documented
+code, and nothing stays behind.
 
-`tests/cri/messages.py` makes them from the API's descriptors. They name pods and containers that are there, in all states.
-PYRUNC_MESSAGES_SEED is another seed, PYRUNC_MESSAGES another number of messages.
+`tests/cri/messages.py` makes them from the API's descriptors. They name pods and containers that
+are there, in all states. PYRUNC_MESSAGES_SEED is another seed, PYRUNC_MESSAGES another number of
+messages.
 """
 
 from __future__ import annotations
@@ -22,10 +24,8 @@ from tests.cri.server_harness import IMAGE, RPC_TIMEOUT_S, Server
 from tests.cri.test_every_field import REGISTRY, empty_registry
 from tests.support.processes import wait_until
 
-SEED, MESSAGES = (
-    int(os.environ.get("PYRUNC_MESSAGES_SEED", "13")),
-    int(os.environ.get("PYRUNC_MESSAGES", "20000")),
-)
+SEED = int(os.environ.get("PYRUNC_MESSAGES_SEED", "13"))
+MESSAGES = int(os.environ.get("PYRUNC_MESSAGES", "20000"))
 DOCUMENTED = {
     "OK",
     "INVALID_ARGUMENT",
@@ -78,19 +78,31 @@ class World:
         self.refill()
 
     def refill(self) -> None:
-        """Have again what messages removed: a pod with a container in each state, and a stopped pod."""
-        there = {pod.id for pod in self.server.pods(state=api.PodSandboxStateValue(state=api.SANDBOX_READY))}
+        """Have again what messages removed: a pod with a container in each state, and a stopped
+        pod."""
+        there = {
+            pod.id
+            for pod in self.server.pods(state=api.PodSandboxStateValue(state=api.SANDBOX_READY))
+        }
         alive = {
-            c.id for c in self.server.containers(state=api.ContainerStateValue(state=api.CONTAINER_RUNNING))
+            c.id
+            for c in self.server.containers(
+                state=api.ContainerStateValue(state=api.CONTAINER_RUNNING)
+            )
         }
         if not ({*self.things.pods[:1]} & there and {*self.things.containers[:1]} & alive):
             self.server.remove_all()
             pod, stopped = self.server.run_pod(), self.server.run_pod()
             self.server.stop_pod(stopped)
-            running, exited = (self.server.launch(pod, self._container(n)) for n in ("running", "exited"))
+            running, exited = (
+                self.server.launch(pod, self._container(n)) for n in ("running", "exited")
+            )
             self.server.stop_container(exited)
             created = self.server.create(pod, self._container("created"))
-            self.things.pods[:], self.things.containers[:] = [pod, stopped], [running, exited, created]
+            self.things.pods[:], self.things.containers[:] = (
+                [pod, stopped],
+                [running, exited, created],
+            )
             self.made_pods, self.made_containers = [], []
 
     def _container(self, name: str) -> api.ContainerConfig:
@@ -100,20 +112,27 @@ class World:
         """A request that succeeds, or for calls that would end things, is about nothing."""
         request = getattr(api, calls()[call].input_type.name)()
         fields = request.DESCRIPTOR.fields_by_name
-        for name, known in (("container_id", self.things.containers), ("pod_sandbox_id", self.things.pods)):
+        for name, known in (
+            ("container_id", self.things.containers),
+            ("pod_sandbox_id", self.things.pods),
+        ):
             if name in fields:
                 usual = known[-1] if call == "StartContainer" else known[0]
                 setattr(request, name, UNKNOWN_ID if call in DESTRUCTIVE else usual)
         if call == "RunPodSandbox":
             request.config.CopyFrom(self.server.pod_config())
             request.config.dns_config.servers.append("10.0.0.1")
-            request.config.port_mappings.add(container_port=80, host_port=18080 + len(self.made_pods) % 100)
+            request.config.port_mappings.add(
+                container_port=80, host_port=18080 + len(self.made_pods) % 100
+            )
         elif call == "CreateContainer":
             made = len(self.made_containers)
             request.config.CopyFrom(self._container(f"c{made}"))
             request.config.metadata.attempt = made
             request.config.mounts.add(container_path="/mnt", host_path=self.things.host_paths[0])
-            request.config.devices.add(container_path="/dev/x", host_path="/dev/null", permissions="r")
+            request.config.devices.add(
+                container_path="/dev/x", host_path="/dev/null", permissions="r"
+            )
             request.config.envs.add(key="K", value=b"v")
         elif call in ("ExecSync", "Exec"):
             request.cmd.append("true")
@@ -150,7 +169,10 @@ class World:
             self._keep(things.pods, self.made_pods, answer.pod_sandbox_id, self.server.remove_pod)
         elif message.call == "CreateContainer":
             self._keep(
-                things.containers, self.made_containers, answer.container_id, self.server.remove_container
+                things.containers,
+                self.made_containers,
+                answer.container_id,
+                self.server.remove_container,
             )
         elif message.call in (*DESTRUCTIVE, "UpdateContainerResources"):
             self.refill()
@@ -196,7 +218,9 @@ def test_any_message(server: Server) -> None:
         code, text, answer = world.send(message)
         codes[f"{message.call} {code}"] += 1
         if not fits(message, code, text):
-            wrong.append(f"{number}: {message.call}: {code}: {text[:300]}\n{str(message.parsed)[:1500]}")
+            wrong.append(
+                f"{number}: {message.call}: {code}: {text[:300]}\n{str(message.parsed)[:1500]}"
+            )
         if code == "OK":
             world.follow(message, answer)
     print(*sorted(codes.items()), sep="\n")
@@ -228,7 +252,8 @@ def private_kib(server: Server) -> int:
 
 
 def open_descriptors(server: Server) -> Counter[str]:
-    """How many of the server's descriptors there are of each kind: a path, or what the kernel writes before an inode's number."""
+    """How many of the server's descriptors there are of each kind: a path, or what the kernel
+    writes before an inode's number."""
     kinds: Counter[str] = Counter()
     for link in Path(f"/proc/{server.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):

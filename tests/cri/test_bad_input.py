@@ -1,4 +1,5 @@
-"""Requests that cannot be right: each gets a code of the table and a message, and leaves nothing behind."""
+"""Requests that cannot be right: each gets a code of the table and a message, and leaves nothing
+behind."""
 
 from __future__ import annotations
 
@@ -61,7 +62,9 @@ def userns(**fields: Any) -> api.LinuxPodSandboxConfig:
 def test_sandboxes(server: Server, pod: str, change: dict[str, Any]) -> None:
     config = server.pod_config("bad", **change)
     assert code_of(lambda: server.run_pod(config)) == INVALID
-    assert len(server.pods()) == 1 and not list((server.state / "sandboxes").glob("*/holder.json"))[1:]
+    assert (
+        len(server.pods()) == 1 and not list((server.state / "sandboxes").glob("*/holder.json"))[1:]
+    )
 
 
 @pytest.mark.requirement("1.a.8")
@@ -80,7 +83,11 @@ def test_unknown_handler(server: Server) -> None:
 
 
 def security(**fields: Any) -> dict[str, Any]:
-    return {"linux": api.LinuxContainerConfig(security_context=api.LinuxContainerSecurityContext(**fields))}
+    return {
+        "linux": api.LinuxContainerConfig(
+            security_context=api.LinuxContainerSecurityContext(**fields)
+        )
+    }
 
 
 @pytest.mark.requirement(
@@ -110,11 +117,17 @@ def security(**fields: Any) -> dict[str, Any]:
         security(namespace_options=api.NamespaceOption(pid=api.TARGET)),
         security(namespace_options=api.NamespaceOption(pid=7)),  # type: ignore[arg-type]
         security(
-            seccomp=api.SecurityProfile(profile_type=api.SecurityProfile.Localhost, localhost_ref="/none")
+            seccomp=api.SecurityProfile(
+                profile_type=api.SecurityProfile.Localhost, localhost_ref="/none"
+            )
         ),
         security(seccomp_profile_path="localhost/relative"),
         {"linux": api.LinuxContainerConfig(resources=api.LinuxContainerResources(cpu_quota=-7))},
-        {"linux": api.LinuxContainerConfig(resources=api.LinuxContainerResources(oom_score_adj=5000))},
+        {
+            "linux": api.LinuxContainerConfig(
+                resources=api.LinuxContainerResources(oom_score_adj=5000)
+            )
+        },
     ],
 )
 def test_containers(server: Server, pod: str, change: dict[str, Any]) -> None:
@@ -154,7 +167,9 @@ def test_what_does_not_exist(server: Server, pod: str) -> None:
     server.stop_container(UNKNOWN_ID), server.remove_container(UNKNOWN_ID)
     server.stop_pod(UNKNOWN_ID), server.remove_pod(UNKNOWN_ID)
     server.image.RemoveImage(api.RemoveImageRequest(image=api.ImageSpec(image="no/such:image")))
-    answer = server.image.ImageStatus(api.ImageStatusRequest(image=api.ImageSpec(image="no/such:image")))
+    answer = server.image.ImageStatus(
+        api.ImageStatusRequest(image=api.ImageSpec(image="no/such:image"))
+    )
     assert not answer.HasField("image")
 
 
@@ -209,7 +224,20 @@ def test_a_host_port_that_another_pod_has(server: Server, pod: str) -> None:
 
 
 # No hexadecimal text: it would be the prefix of an id, and mean it.
-TEXTS = ["", "zz", "/", "..", "../../x", "\0", "x" * 300, "/etc/passwd", "é", "a\nb", UNKNOWN_ID, "-1"]
+TEXTS = [
+    "",
+    "zz",
+    "/",
+    "..",
+    "../../x",
+    "\0",
+    "x" * 300,
+    "/etc/passwd",
+    "é",
+    "a\nb",
+    UNKNOWN_ID,
+    "-1",
+]
 NUMBERS = [0, 1, -1, 2**31 - 1, -(2**31)]
 FINE = {
     grpc.StatusCode.INVALID_ARGUMENT,

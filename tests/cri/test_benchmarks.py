@@ -31,5 +31,7 @@ def test_a_round_on_all_servers(tmp_path: Path) -> None:
             *compare.LOGS,
         ]
         assert all(value > 0 for row in rows for value in row.values)
-    left = {group.name for group in {*Path("/sys/fs/cgroup").glob("*/*")} - before if group.is_dir()}
+    left = {
+        group.name for group in {*Path("/sys/fs/cgroup").glob("*/*")} - before if group.is_dir()
+    }
     assert not {name for name in left if name.startswith(("crio", "k8s.io"))}

@@ -1,4 +1,5 @@
-"""checkpointctl reads what we write, as far as it needs no images of CRIU; with those it was tried by hand."""
+"""checkpointctl reads what we write, as far as it needs no images of CRIU; with those it was tried
+by hand."""
 
 from __future__ import annotations
 
@@ -34,5 +35,12 @@ def test_it_shows_the_container(tmp_path: Path) -> None:
     shown = subprocess.run(
         [toolchain.checkpointctl(), "show", archive], capture_output=True, text=True, check=True
     ).stdout
-    for word in ("web", "registry.test/app:1", "cccccccccccc", "pyrunc", "2023-11-14T22:13:20Z", "2.0 KiB"):
+    for word in (
+        "web",
+        "registry.test/app:1",
+        "cccccccccccc",
+        "pyrunc",
+        "2023-11-14T22:13:20Z",
+        "2.0 KiB",
+    ):
         assert word in shown, shown

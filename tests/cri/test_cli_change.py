@@ -1,4 +1,5 @@
-"""The verbs that change containers or join them: stop, kill, rm, restart, update, cp, attach, port-forward; what is asked before."""
+"""The verbs that change containers or join them: stop, kill, rm, restart, update, cp, attach,
+port-forward; what is asked before."""
 
 from __future__ import annotations
 
@@ -100,7 +101,11 @@ def test_a_terminal_is_asked(server: Server) -> None:
 def test_what_fails_does_not_keep_the_others(server: Server) -> None:
     pod(server, "web")
     said = call(server, "stop", "-t", "0", "nobody", "web")
-    assert (said.code, said.out, said.err) == (1, "web\n", "pyrunc-cri: no such pod or container: 'nobody'\n")
+    assert (said.code, said.out, said.err) == (
+        1,
+        "web\n",
+        "pyrunc-cri: no such pod or container: 'nobody'\n",
+    )
     assert call(server, "stop").code == 2 and call(server, "stop", "-a", "web").code == 2
     assert call(server, "stopp", "main").error == "no such pod: 'main'"
 
@@ -145,7 +150,8 @@ def test_signals() -> None:
 def test_restart_makes_another_attempt_and_keeps_the_one_before(server: Server) -> None:
     made = server.run_pod(server.pod_config("web"))
     config = server.container_config(
-        ["sh", "-c", "echo $COLOUR; exec sleep 3600"], envs=[api.KeyValue(key="COLOUR", value=b"blue")]
+        ["sh", "-c", "echo $COLOUR; exec sleep 3600"],
+        envs=[api.KeyValue(key="COLOUR", value=b"blue")],
     )
     first = server.launch(made, config)
     server.wait_logged(first, "blue")
@@ -166,7 +172,10 @@ def test_update(server: Server) -> None:
     resources = ok(server, "inspect", "c").json["status"]["resources"]["linux"]
     assert (resources["memoryLimitInBytes"], resources["cpuQuota"]) == (str(64 << 20), "50000")
     assert call(server, "update", "c").code == 2
-    assert call(server, "update", "-m", "much", "c").error == "--memory much: expected bytes such as 64Mi"
+    assert (
+        call(server, "update", "-m", "much", "c").error
+        == "--memory much: expected bytes such as 64Mi"
+    )
 
 
 # -- cp
@@ -191,7 +200,9 @@ def container(server: Server) -> Iterator[str]:
     yield server.containers()[0].id
 
 
-def test_cp_into_a_container_and_out(server: Server, container: str, tree: Path, tmp_path: Path) -> None:
+def test_cp_into_a_container_and_out(
+    server: Server, container: str, tree: Path, tmp_path: Path
+) -> None:
     ok(server, "cp", str(tree), "c:/copied")
     assert server.output(container, "/copied/sub/program") == "ran\n"
     assert (
@@ -201,7 +212,9 @@ def test_cp_into_a_container_and_out(server: Server, container: str, tree: Path,
     assert server.output(container, "readlink", "/copied/link") == "/etc/hostname\n"
     ok(server, "cp", "-a", str(tree), "c:/copied")  # it is there now: into it
     assert (
-        server.output(container, "stat", "-c", "%u %a", "/copied/tree/file", "/copied/tree/sub/program")
+        server.output(
+            container, "stat", "-c", "%u %a", "/copied/tree/file", "/copied/tree/sub/program"
+        )
         == "33 644\n0 4755\n"
     )
     ok(server, "cp", "web/c:/copied/.", str(tmp_path / "back"))
@@ -219,7 +232,9 @@ def test_cp_over_what_is_mounted(server: Server, container: str, tmp_path: Path)
     assert server.output(container, "cat", "/etc/hosts") == "1.2.3.4 there\n"
 
 
-def test_cp_follows_no_link_out_of_the_container(server: Server, container: str, tmp_path: Path) -> None:
+def test_cp_follows_no_link_out_of_the_container(
+    server: Server, container: str, tmp_path: Path
+) -> None:
     """Links mean what they mean in the container, on the way to the source and to the destination."""
     secret, target = tmp_path / "secret", tmp_path / "target"
     secret.write_text("of the host")
@@ -256,7 +271,9 @@ def test_cp_with_archives(server: Server, container: str, tree: Path) -> None:
         b"leads out of the destination"
         in cli(server, "cp", "-", "c:/in", stdin=bad.getvalue(), code=1).stderr
     )
-    assert b"stdin is no archive" in cli(server, "cp", "-", "c:/in", stdin=b"x" * 1000, code=1).stderr
+    assert (
+        b"stdin is no archive" in cli(server, "cp", "-", "c:/in", stdin=b"x" * 1000, code=1).stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -271,7 +288,9 @@ def test_cp_with_archives(server: Server, container: str, tree: Path) -> None:
         (["/etc", "c:/etc/hosts"], "'hosts' is there and is no folder"),
     ],
 )
-def test_cp_errors_name_the_path(server: Server, container: str, words: list[str], problem: str) -> None:
+def test_cp_errors_name_the_path(
+    server: Server, container: str, words: list[str], problem: str
+) -> None:
     assert problem in call(server, "cp", *words).error
 
 
@@ -306,7 +325,9 @@ def test_detach_keys() -> None:
         (b"\x10\x11", "", b"\x10\x11", False),
     ):
         feeder = session.Feeder(Socket(), session.parse_keys(keys))
-        parts = [feeder._without_keys(bytes([byte])) for byte in text[: len(text)] if not feeder.detached]
+        parts = [
+            feeder._without_keys(bytes([byte])) for byte in text[: len(text)] if not feeder.detached
+        ]
         assert (b"".join(parts), feeder.detached) == (passed, detached), (text, keys)
     with pytest.raises(Error, match="'ctrl-' is neither"):
         session.parse_keys("ctrl-")
@@ -318,11 +339,14 @@ def test_detaching_leaves_the_container_running(server: Server) -> None:
     master, slave = os.openpty()
     try:
         command = command_line(server, "attach", "-i", "c")
-        with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, cwd=REPOSITORY) as process:
+        with subprocess.Popen(
+            command, stdin=slave, stdout=slave, stderr=slave, cwd=REPOSITORY
+        ) as process:
             timer = threading.Timer(60, process.kill)
             timer.start()
             raw = wait_until(lambda: not termios.tcgetattr(slave)[3] & termios.ECHO, 30)
-            os.write(master, b"hello\r")  # what is typed before is dropped when the terminal becomes raw
+            # what is typed before is dropped when the terminal becomes raw
+            os.write(master, b"hello\r")
             seen = b""
             while raw and b"hello\r\nhello" not in seen and select.select([master], [], [], 30)[0]:
                 seen += os.read(master, 1000)
@@ -361,6 +385,9 @@ def test_port_forward_errors(server: Server) -> None:
     assert call(server, "port-forward", "web", "0").error == "'0' is not [LOCAL:]PORT"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"cannot listen at 127.0.0.1:{port}" in call(server, "port-forward", "web", f"{port}:80").error
+        assert (
+            f"cannot listen at 127.0.0.1:{port}"
+            in call(server, "port-forward", "web", f"{port}:80").error
+        )
     server.stop_pod(server.pods()[0].id)
     assert "is not ready" in call(server, "port-forward", "web", ":80").error

@@ -1,4 +1,5 @@
-"""`exec` as kubectl, crictl and nerdctl have it: namespaces and containers, `--`, a terminal that is none, a time limit."""
+"""`exec` as kubectl, crictl and nerdctl have it: namespaces and containers, `--`, a terminal that
+is none, a time limit."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def test_a_command_that_takes_too_long_is_ended(web: Server) -> None:
     done = cli(web, "exec", "--timeout", "0.5", "web/c", "sleep", "3600", code=1)
     assert done.stderr == b"pyrunc-cri: the command took longer than 0.5 s\n"
     (c,) = (c.id for c in web.containers() if c.metadata.name == "c")
-    assert wait_until(lambda: web.output(c, "ps").count("sleep 3600") == 1, 60), "its own process is left"
+    assert wait_until(lambda: web.output(c, "ps").count("sleep 3600") == 1, 60), (
+        "its own process is left"
+    )
 
 
 def test_another_user_environment_and_directory(web: Server) -> None:
@@ -71,7 +74,9 @@ def test_another_user_environment_and_directory(web: Server) -> None:
     show = 'echo "$A $B $PWD $HOME"'
     done = cli(web, "exec", "-e", "A=1", "--env", "B=x=y", "-w", "/etc", "-u", "me", "web/c", "--", "sh", "-c", show)  # fmt: skip
     assert done.stdout == b"1 x=y /etc /tmp\n"
-    assert cli(web, "exec", "web/c", "sh", "-c", show).stdout.startswith(b"  / "), "of this command only"
+    assert cli(web, "exec", "web/c", "sh", "-c", show).stdout.startswith(b"  / "), (
+        "of this command only"
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,7 +91,9 @@ def test_another_user_environment_and_directory(web: Server) -> None:
 )
 def test_wrong_values_of_them_are_refused(web: Server, words: list[str], problem: str) -> None:
     command = ["exec", *words, "web/c", "id"]
-    done = subprocess.run(command_line(web, *command), capture_output=True, text=True, cwd=REPOSITORY)
+    done = subprocess.run(
+        command_line(web, *command), capture_output=True, text=True, cwd=REPOSITORY
+    )
     assert done.returncode in (1, 2) and problem in done.stderr, done
 
 
@@ -96,8 +103,17 @@ def test_a_container_cannot_stop_exec_by_its_passwd_file(web: Server) -> None:
     cli(web, "exec", "web/c", "sh", "-c", script)
     show = "grep Uid: /proc/self/status"
     assert cli(web, "exec", "-u", "12", "web/c", *show.split()).stdout.split()[1] == b"12"
-    cli(web, "exec", "web/c", "sh", "-c", "rm -f /etc/passwd; ln -s ../../../../etc/passwd /etc/passwd")
+    cli(
+        web,
+        "exec",
+        "web/c",
+        "sh",
+        "-c",
+        "rm -f /etc/passwd; ln -s ../../../../etc/passwd /etc/passwd",
+    )
     done = subprocess.run(
-        command_line(web, "exec", "-u", "daemon", "web/c", "id"), capture_output=True, cwd=REPOSITORY
+        command_line(web, "exec", "-u", "daemon", "web/c", "id"),
+        capture_output=True,
+        cwd=REPOSITORY,
     )
     assert done.returncode != 0, "the host's passwd file is not read"

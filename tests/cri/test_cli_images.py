@@ -1,4 +1,5 @@
-"""The verbs about images: pull, push, load, save, tag, rmi, prune, history, login; against a registry in the server's network."""
+"""The verbs about images: pull, push, load, save, tag, rmi, prune, history, login; against a
+registry in the server's network."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def registry(module_server: Server, tmp_path_factory: pytest.TempPathFactory) ->
             setns(namespace, CLONE_NEWNET)
         finally:
             os.close(namespace)
-        made.append(Registry(tmp_path_factory.mktemp("registry"), auth=("bearer", "user", "secret")))
+        made.append(
+            Registry(tmp_path_factory.mktemp("registry"), auth=("bearer", "user", "secret"))
+        )
 
     thread = threading.Thread(target=make)
     thread.start()
@@ -72,7 +75,9 @@ def only_the_first_image(module_server: Server) -> Iterator[None]:
 
 def small(name: str, **config: object) -> bytes:
     """An archive of an image with one file."""
-    return build.docker_archive({name: build.image([build.layer({"file": b"x" * 1000})], dict(config))})
+    return build.docker_archive(
+        {name: build.image([build.layer({"file": b"x" * 1000})], dict(config))}
+    )
 
 
 def test_tag_and_rmi(server: Server) -> None:
@@ -85,7 +90,9 @@ def test_tag_and_rmi(server: Server) -> None:
     )
     assert names == {IMAGE, "registry.test/other:2", "docker.io/library/short:latest"}
     ok(server, "rmi", "short", "registry.test/other:2")
-    assert json.loads(ok(server, "inspecti", "--format", "{{json .status.repoTags}}", IMAGE).out) == [IMAGE]
+    assert json.loads(
+        ok(server, "inspecti", "--format", "{{json .status.repoTags}}", IMAGE).out
+    ) == [IMAGE]
     assert call(server, "tag", "no/such:image", "x").error == "no such image: 'no/such:image'"
     assert "malformed reference" in call(server, "tag", IMAGE, "UPPER").error
     assert call(server, "rmi", "no/such:image").error == "no such image: 'no/such:image'"
@@ -197,7 +204,9 @@ def test_a_pull_for_another_platform(server: Server, registry: Registry) -> None
     ok(server, "rmi", name, single)
 
 
-@pytest.mark.parametrize("platform", ["", "linux", "linux/", "linux/a/b/c", "linux/a b", "windows/amd64"])
+@pytest.mark.parametrize(
+    "platform", ["", "linux", "linux/", "linux/a/b/c", "linux/a b", "windows/amd64"]
+)
 def test_a_platform_that_cannot_be(server: Server, platform: str) -> None:
     refused = call(server, "pull", "--platform", platform, "registry.test/app:1")
     assert refused.code == 2 and f"platform '{platform}'" in refused.err
@@ -218,7 +227,9 @@ def test_a_pull_shows_its_progress_on_a_terminal_only(server: Server, registry: 
 def test_a_load_shows_its_progress_on_a_terminal_only(server: Server, tmp_path: Path) -> None:
     archive = tmp_path / "small.tar"
     archive.write_bytes(small("registry.test/progress:1"))
-    command = f"{sys.executable} -m cri_server.cli.main --address unix://{server.socket} load {archive}"
+    command = (
+        f"{sys.executable} -m cri_server.cli.main --address unix://{server.socket} load {archive}"
+    )
     done = subprocess.run(
         ["script", "-qec", command, "/dev/null"], capture_output=True, cwd=REPOSITORY, stdin=subprocess.DEVNULL, timeout=60
     )  # fmt: skip
@@ -302,13 +313,22 @@ def test_image_prune_removes_images_only(server: Server) -> None:
     shown = ok(server, "image", "prune", "-a", "-f").lines
     assert sorted(shown[:-1]) == ["image registry.test/renamed:1", "image registry.test/unused:1"]
     assert ok(server, "images", "-q", IMAGE).lines, "a container is of it"
-    assert [p.id for p in server.pods()] == [ended] and [c.id for c in server.containers()] == [used]
+    assert [p.id for p in server.pods()] == [ended] and [c.id for c in server.containers()] == [
+        used
+    ]
 
 
 def test_an_interrupted_load_leaves_nothing(server: Server, tmp_path: Path) -> None:
     """Neither the pipe nor what the server had of the archive."""
     content = small("registry.test/small:1")
-    command = [sys.executable, "-m", "cri_server.cli.main", "--address", f"unix://{server.socket}", "load"]
+    command = [
+        sys.executable,
+        "-m",
+        "cri_server.cli.main",
+        "--address",
+        f"unix://{server.socket}",
+        "load",
+    ]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
         command, cwd=REPOSITORY, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment

@@ -39,13 +39,18 @@ def test_the_namespace_tells_which(twins: Server, name: str) -> None:
     assert found["status"]["id"] == meant.id
     assert ok(twins, "update", "--memory", "64Mi", name).out == f"{name}\n"
     assert [line.split()[0] for line in ok(twins, "stats", "--seconds", "0", name).lines[1:]] == [meant.id[:12]]  # fmt: skip
-    assert call(twins, "inspect", "--type", "container", f"red/web/{name[-1]}").error.startswith("no such")
+    assert call(twins, "inspect", "--type", "container", f"red/web/{name[-1]}").error.startswith(
+        "no such"
+    )
 
 
 def test_lists_show_the_namespace_where_names_are_shared(twins: Server) -> None:
     header, *rows = ok(twins, "ps").lines
     assert header.split()[:3] == ["CONTAINER", "NAMESPACE", "POD"]
-    assert {tuple(row.split()[1:4]) for row in rows} == {("blue", "web", "c"), ("green", "web", "c")}
+    assert {tuple(row.split()[1:4]) for row in rows} == {
+        ("blue", "web", "c"),
+        ("green", "web", "c"),
+    }
     assert "NAMESPACE" in ok(twins, "stats", "--seconds", "0").lines[0]
     assert set(ok(twins, "ps", "-o", "name").lines) == {"blue/web/c", "green/web/c"}
     assert ok(twins, "ps", "-o", "name", "--pod", "blue/web").lines == ["blue/web/c"]

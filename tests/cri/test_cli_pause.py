@@ -1,4 +1,5 @@
-"""pause and unpause: containers stand still by their freezer, and everything that meets one that does knows it."""
+"""pause and unpause: containers stand still by their freezer, and everything that meets one that
+does knows it."""
 
 from __future__ import annotations
 
@@ -32,11 +33,13 @@ def frozen(server: Server, name: str) -> bool:
     """Whether the kernel says that all processes of the container stand still."""
     (status,) = [c for c in server.containers() if c.metadata.name == name]
     info = json.loads(
-        server.runtime.ContainerStatus(api.ContainerStatusRequest(container_id=status.id, verbose=True)).info[
-            "info"
-        ]
+        server.runtime.ContainerStatus(
+            api.ContainerStatusRequest(container_id=status.id, verbose=True)
+        ).info["info"]
     )
-    events = Path(groups.place(info["cgroupsPath"], status.id).directory, "cgroup.events").read_text()
+    events = Path(
+        groups.place(info["cgroupsPath"], status.id).directory, "cgroup.events"
+    ).read_text()
     assert info["paused"] == ("frozen 1" in events)
     return "frozen 1" in events
 

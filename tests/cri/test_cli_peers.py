@@ -1,5 +1,5 @@
-"""The client beside its peers: on containerd's socket what CRI has works and what it has not is said; crictl prints the same
-JSON, from both servers."""
+"""The client beside its peers: on containerd's socket what CRI has works and what it has not is
+said; crictl prints the same JSON, from both servers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,10 @@ def same_as_crictl(address: str, container: str, pod: str) -> None:
         assert by_id(ours) == by_id(theirs), words
     for words in (["inspect", container], ["inspectp", pod], ["inspecti", IMAGE]):
         ours, theirs = ok(address, *words).json, crictl(address, *words)
-        assert isinstance(theirs, dict) and set(theirs) <= set(ours), (words, set(theirs) ^ set(ours))
+        assert isinstance(theirs, dict) and set(theirs) <= set(ours), (
+            words,
+            set(theirs) ^ set(ours),
+        )
         for mount in ours["status"].get("mounts", ()):
             assert mount.pop("mountOptions") == [], "a field that is newer than this crictl"
         assert ours["status"] == theirs["status"], words

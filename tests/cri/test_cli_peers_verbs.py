@@ -1,4 +1,5 @@
-"""Verbs and flags that crictl, nerdctl and podman have: runp, create, wait, help, logs -c, inspect -f, and codes of bad values."""
+"""Verbs and flags that crictl, nerdctl and podman have: runp, create, wait, help, logs -c, inspect
+-f, and codes of bad values."""
 
 from __future__ import annotations
 
@@ -82,7 +83,14 @@ def test_a_message_that_is_wrong_names_the_file(tmp_path: Path, text: str, probl
     ],
 )
 def test_a_bad_value_ends_with_2(words: list[str]) -> None:
-    command = [sys.executable, "-m", "cri_server.cli.main", "--address", "unix:///nowhere.sock", *words]
+    command = [
+        sys.executable,
+        "-m",
+        "cri_server.cli.main",
+        "--address",
+        "unix:///nowhere.sock",
+        *words,
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr, done
 
@@ -103,14 +111,18 @@ def test_what_the_server_tells_kubelet(server: Server) -> None:
 
 
 def test_update_says_what_the_node_cannot_set(server: Server) -> None:
-    """The server of the tests has `missing_controllers = "warn"`; what it has is in its verbose status."""
+    """The server of the tests has `missing_controllers = "warn"`; what it has is in its verbose
+    status."""
     server.launch(server.run_pod())
     config = ok(server, "info").json["config"]
     said = ok(server, "update", "--cpus", "0.5", "--memory", "64Mi", "c").err.splitlines()
     told = {line.split()[2] for line in said}
     missing = {"cpu": {"cpu_period", "cpu_quota"}, "memory": {"memory_limit_in_bytes"}}
     expected = {
-        f for name, group in missing.items() for f in group if name not in config["cgroupControllers"]
+        f
+        for name, group in missing.items()
+        for f in group
+        if name not in config["cgroupControllers"]
     }
     assert told == expected
 
@@ -122,9 +134,14 @@ def test_ports_are_forwarded_by_name_and_on_both_loopbacks(server: Server) -> No
     ports = json.dumps([{"name": "http", "containerPort": 8080, "protocol": "TCP"}])
     server.launch(
         pod,
-        server.container_config(["sh", "-c", answer], annotations={"io.kubernetes.container.ports": ports}),
+        server.container_config(
+            ["sh", "-c", answer], annotations={"io.kubernetes.container.ports": ports}
+        ),
     )
-    assert call(server, "port-forward", "web", "nope").error == "the pod has no port 'nope'; there are: http"
+    assert (
+        call(server, "port-forward", "web", "nope").error
+        == "the pod has no port 'nope'; there are: http"
+    )
     with started(server, "port-forward", "web", ":http") as process:
         assert process.stdout is not None
         lines = [process.stdout.readline().decode().split() for _ in range(2)]

@@ -1,4 +1,5 @@
-"""`restart` and `start`: containers that run, that have ended, and pods that were stopped; what starts nothing says why."""
+"""`restart` and `start`: containers that run, that have ended, and pods that were stopped; what
+starts nothing says why."""
 
 from __future__ import annotations
 
@@ -85,7 +86,9 @@ def test_a_stopped_pod_starts_again_with_its_volumes(server: Server) -> None:
         assert states(server)["main"] == (1, api.CONTAINER_RUNNING)
         (main,) = (c.id for c in server.containers() if c.metadata.name == "main")
         server.wait_logged(main, "prepared")
-        assert server.log_lines(main) == ["prepared", "prepared"], "the volume lived, prepare ran again"
+        assert server.log_lines(main) == ["prepared", "prepared"], (
+            "the volume lived, prepare ran again"
+        )
         ok(server, "rm", "-f", "--folder", folder(server), "web")
         assert not list(Path(folder(server)).iterdir()), "rm finds the folder of the new attempt"
 
@@ -143,14 +146,16 @@ def test_stop_waits_as_long_as_the_manifest_says(server: Server) -> None:
     ok(server, "run", "--folder", folder(server), str(manifest))
     (container,) = server.containers()
     assert container.annotations["io.kubernetes.pod.terminationGracePeriod"] == "0"
-    ok(server, "stop", "web/c")  # ten seconds would be CRI's answer to a container that ignores SIGTERM
+    # ten seconds would be CRI's answer to a container that ignores SIGTERM
+    ok(server, "stop", "web/c")
     took_ns = server.status(container.id).finished_at - server.status(container.id).started_at
     assert server.status(container.id).exit_code == 137 and took_ns < 9_000_000_000
     ok(server, "rm", "-f", "--folder", folder(server), "web")
 
 
 def test_a_pod_knows_its_own_name_and_address_also_when_it_starts_again(server: Server) -> None:
-    """/etc/hosts as kubelet writes it, with hostAliases; status.podIP in the environment and in arguments."""
+    """/etc/hosts as kubelet writes it, with hostAliases; status.podIP in the environment and in
+    arguments."""
     manifest = server.folder / "web.yaml"
     manifest.write_text(
         f"""
@@ -175,7 +180,9 @@ spec:
         server.wait_logged(container.id, f"{address} arg-{address}")
         hosts = server.output(container.id, "cat", "/etc/hosts").splitlines()
         assert f"{address}\tweb" in hosts and "192.0.2.7\tdb.test db" in hosts
-        assert "127.0.0.1\tlocalhost" in hosts and sum(line.endswith("\tweb") for line in hosts) == 1
+        assert (
+            "127.0.0.1\tlocalhost" in hosts and sum(line.endswith("\tweb") for line in hosts) == 1
+        )
         addresses.append(address)
         if not attempt:
             ok(server, "stop", "-t", "0", "web")
@@ -193,7 +200,9 @@ def test_an_error_names_the_file_or_the_container(server: Server) -> None:
     assert not server.pods()
 
 
-def test_a_taken_host_port_names_its_pod_and_the_timeline_an_image_as_the_pod_does(server: Server) -> None:
+def test_a_taken_host_port_names_its_pod_and_the_timeline_an_image_as_the_pod_does(
+    server: Server,
+) -> None:
     manifest = server.folder / "web.yaml"
     text = MANIFEST.replace(
         "- name: main", "- name: main\n      ports: [{containerPort: 80, hostPort: 8088}]"

@@ -1,4 +1,5 @@
-"""The verbs that show: lists with filters and formats, inspect, statistics, processes, events, logs, completion."""
+"""The verbs that show: lists with filters and formats, inspect, statistics, processes, events,
+logs, completion."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ OUTPUT = "for i in 1 2 3 4; do echo line $i; done; echo on stderr >&2; exec slee
 
 @pytest.fixture(scope="module")
 def web(module_server: Server) -> Iterator[Server]:
-    """Two pods that all tests of this file look at: `web` with a running and an exited container, and `db`, a kubelet's."""
+    """Two pods that all tests of this file look at: `web` with a running and an exited container,
+    and `db`, a kubelet's."""
     server = module_server
     web = server.run_pod(server.pod_config("web", labels={"app": "web", "tier": "front"}))
     main = server.container_config(["sh", "-c", OUTPUT], labels={"app": "web"})
@@ -36,7 +38,9 @@ def web(module_server: Server) -> Iterator[Server]:
     again = server.container_config(["sh", "-c", "echo second; exit 4"], log_path="done-1.log")
     again.metadata.name, again.metadata.attempt = "done", 1
     server.wait_exit(server.launch(web, again))
-    db = server.run_pod(server.pod_config("db", labels={"app": "db", "io.kubernetes.pod.uid": "some-uid"}))
+    db = server.run_pod(
+        server.pod_config("db", labels={"app": "db", "io.kubernetes.pod.uid": "some-uid"})
+    )
     server.launch(db, server.container_config())
     yield server
     server.remove_all()
@@ -50,7 +54,10 @@ def identifier(server: Server, name: str) -> str:
 def test_ps_lists_the_running_ones_and_with_all_the_others(web: Server) -> None:
     header, *rows = ok(web, "ps").lines
     assert header.split() == ["CONTAINER", "POD", "NAME", "STATE", "AGE", "IMAGE"]
-    assert {tuple(row.split()[1:4]) for row in rows} == {("web", "main", "running"), ("db", "c", "running")}
+    assert {tuple(row.split()[1:4]) for row in rows} == {
+        ("web", "main", "running"),
+        ("db", "c", "running"),
+    }
     everything = ok(web, "ps", "-a").out
     assert "exited (3)" in everything and "exited (4)" in everything
     assert ok(web, "ps", "-q", "--latest").lines == [identifier(web, "c")]
@@ -83,11 +90,20 @@ def test_ps_filters(web: Server, words: list[str], names: set[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--state", "asleep"], "--state asleep: expected one of created, running, exited, unknown, paused"),
+        (
+            ["--state", "asleep"],
+            "--state asleep: expected one of created, running, exited, unknown, paused",
+        ),
         (["--label", "a in b"], "selector 'a in b': 'in b' cannot be read"),
         (["--name", "("], "'(' is not a regular expression"),
-        (["--filter", "colour=red"], "--filter colour=red: expected KEY=VALUE with one of name, label"),
-        (["-o", "xml"], "-o xml: expected one of table, wide, json, yaml, name, go-template=TEMPLATE"),
+        (
+            ["--filter", "colour=red"],
+            "--filter colour=red: expected KEY=VALUE with one of name, label",
+        ),
+        (
+            ["-o", "xml"],
+            "-o xml: expected one of table, wide, json, yaml, name, go-template=TEMPLATE",
+        ),
         (["--format", "{{.nothing}}"], "there is no field 'nothing'; there are: id, podSandboxId"),
         (["--format", "{{range .labels}}"], "'range' has no end"),
     ],
@@ -99,21 +115,29 @@ def test_what_cannot_be_done_names_the_option(web: Server, words: list[str], pro
 def test_formats(web: Server) -> None:
     (found,) = ok(web, "ps", "--name", "main", "-o", "json").json["containers"]
     assert (
-        found["state"] == "CONTAINER_RUNNING" and int(found["createdAt"]) > 0 and found["annotations"] == {}
+        found["state"] == "CONTAINER_RUNNING"
+        and int(found["createdAt"]) > 0
+        and found["annotations"] == {}
     )
     assert "containers:\n- id:" in ok(web, "ps", "-o", "yaml").out
     assert "OWNER" in ok(web, "ps", "-o", "wide").lines[0]
     assert len(ok(web, "ps", "--no-headers").lines) == 2
-    template = (
-        '{{.ID}}: {{.metadata.name}} {{index .labels "app" | upper}}{{if eq .state "x"}}?{{else}}!{{end}}'
-    )
-    assert ok(web, "ps", "--name", "main", "--format", template).lines == [f"{found['id']}: main WEB!"]
-    assert ok(web, "ps", "-o", "go-template", "--template", "{{.POD}}", "--name", "main").lines == ["web"]
+    template = '{{.ID}}: {{.metadata.name}} {{index .labels "app" | upper}}{{if eq .state "x"}}?{{else}}!{{end}}'
+    assert ok(web, "ps", "--name", "main", "--format", template).lines == [
+        f"{found['id']}: main WEB!"
+    ]
+    assert ok(web, "ps", "-o", "go-template", "--template", "{{.POD}}", "--name", "main").lines == [
+        "web"
+    ]
 
 
 def test_pods(web: Server) -> None:
     rows = {row.split()[2]: row.split() for row in ok(web, "pods").lines[1:]}
-    assert rows["web"][3] == "ready" and rows["web"][4].startswith("10.88.") and rows["web"][5] == "1/3"
+    assert (
+        rows["web"][3] == "ready"
+        and rows["web"][4].startswith("10.88.")
+        and rows["web"][5] == "1/3"
+    )
     assert ok(web, "pods", "--label", "tier=front", "-o", "name").lines == ["default/web"]
     wide = {row.split()[2]: row for row in ok(web, "pods", "-o", "wide").lines}
     assert wide["db"].endswith("kubelet")
@@ -139,10 +163,16 @@ def test_no_colours_but_on_a_terminal(web: Server) -> None:
 def test_inspect_finds_whatever_has_the_name(web: Server) -> None:
     found = ok(web, "inspect", "main").json
     assert found["status"]["metadata"]["name"] == "main" and found["info"]["pid"] > 0
-    assert ok(web, "inspect", "--type", "pod", "web").json["status"]["network"]["ip"].startswith("10.88.")
+    assert (
+        ok(web, "inspect", "--type", "pod", "web")
+        .json["status"]["network"]["ip"]
+        .startswith("10.88.")
+    )
     assert ok(web, "inspect", IMAGE).json["status"]["repoTags"] == [IMAGE]
     assert "info" not in ok(web, "inspectp", "-q", "web").json
-    assert [each["status"]["metadata"]["name"] for each in ok(web, "inspectp", "web", "db").json] == [
+    assert [
+        each["status"]["metadata"]["name"] for each in ok(web, "inspectp", "web", "db").json
+    ] == [
         "web",
         "db",
     ]
@@ -158,7 +188,9 @@ def test_names_and_prefixes_mean_the_newest_attempt(web: Server) -> None:
 
 
 def test_the_node(web: Server) -> None:
-    assert {c["type"]: c["status"] for c in ok(web, "info").json["status"]["conditions"]}["RuntimeReady"]
+    assert {c["type"]: c["status"] for c in ok(web, "info").json["status"]["conditions"]}[
+        "RuntimeReady"
+    ]
     assert "rootDir" in ok(web, "info").json["config"]
     assert re.search(r"^RuntimeName: +pyrunc$", ok(web, "version").out, re.MULTILINE)
     assert ok(web, "version", "-o", "json").json["runtimeApiVersion"] == "v1"
@@ -185,7 +217,9 @@ def test_stats(web: Server) -> None:
     assert int(found["cpu"]["usageCoreNanoSeconds"]["value"]) > 0
     header, row = ok(web, "statsp", "--seconds", "0.2", "web").lines
     assert row.split()[2] == "web" and "PIDS" in header
-    assert {s["attributes"]["metadata"]["name"] for s in ok(web, "statsp", "-o", "json").json["stats"]} >= {
+    assert {
+        s["attributes"]["metadata"]["name"] for s in ok(web, "statsp", "-o", "json").json["stats"]
+    } >= {
         "web",
         "db",
     }
@@ -202,7 +236,8 @@ def test_top(web: Server) -> None:
 
 
 def test_events(web: Server) -> None:
-    """The first ones may come before the client listens: containers are made until it has heard of one."""
+    """The first ones may come before the client listens: containers are made until it has heard of
+    one."""
     words = ("--address", f"unix://{web.socket}", "events", "--pod", "noted")
     command = [sys.executable, "-m", "cri_server.cli.main", *words]
     pod, seen = web.run_pod(web.pod_config("noted")), list[list[str]]()
@@ -213,14 +248,18 @@ def test_events(web: Server) -> None:
 
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        reader = threading.Thread(target=lambda: seen.extend(line.split() for line in process.stdout or ()))
+        reader = threading.Thread(
+            target=lambda: seen.extend(line.split() for line in process.stdout or ())
+        )
         reader.start()
         try:
             assert wait_until(heard, 30)
             container = web.launch(pod)
             web.stop_container(container)
             own = container[:12]
-            assert wait_until(lambda: ["stopped", own] in [[line[1], line[-1]] for line in seen], 30)
+            assert wait_until(
+                lambda: ["stopped", own] in [[line[1], line[-1]] for line in seen], 30
+            )
         finally:
             process.terminate()
             reader.join()
@@ -260,7 +299,9 @@ def test_events_since_a_time(web: Server) -> None:
     assert gone["podSandboxStatus"]["id"] == pod
     with started(web, *words) as process:
         assert process.stdout is not None
-        assert [process.stdout.readline().split()[1].decode() for _ in said] == [each[0] for each in said]
+        assert [process.stdout.readline().split()[1].decode() for _ in said] == [
+            each[0] for each in said
+        ]
         pod = web.run_pod(web.pod_config("past", metadata=api.PodSandboxMetadata(attempt=1)))
         line = process.stdout.readline().decode().split()
         assert line[1:] == ["created", "pod", "default/past", pod[:12]]
@@ -302,7 +343,10 @@ def test_logs(web: Server) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\S+ line 4", ok(web, "logs", "-t", "main").lines[-1])
     assert ok(web, "logs", "done").lines == ["second"]
     assert ok(web, "logs", "-p", "done").lines == ["first"]
-    assert call(web, "logs", "-p", "main").error == "container 'main' did not run before (this is attempt 0)"
+    assert (
+        call(web, "logs", "-p", "main").error
+        == "container 'main' did not run before (this is attempt 0)"
+    )
     assert "'soon' is not a time" in call(web, "logs", "--since", "soon", "main").error
     assert ok(web, "logs", "-a", "web").lines[-1] == "done second"
 
@@ -333,7 +377,10 @@ def test_watch_shows_what_has_changed(web: Server) -> None:
         timer.start()
         try:
             assert process.stdout is not None
-            assert [process.stdout.readline() for _ in range(2)] == ["default/db\n", "default/web\n"]
+            assert [process.stdout.readline() for _ in range(2)] == [
+                "default/db\n",
+                "default/web\n",
+            ]
             pod = web.run_pod(web.pod_config("newer"))
             assert process.stdout.readline() == "default/newer\n"
         finally:
@@ -371,7 +418,10 @@ def test_the_image_is_shown_as_it_was_asked_for(web: Server) -> None:
     config = web.container_config(["sleep", "3600"])
     config.image.image = identity
     web.launch(pod, config)
-    assert ok(web, "ps", "--pod", "by-id").lines[1].split()[-1] == identity.removeprefix("sha256:")[:12]
+    assert (
+        ok(web, "ps", "--pod", "by-id").lines[1].split()[-1]
+        == identity.removeprefix("sha256:")[:12]
+    )
     config.image.user_specified_image, config.metadata.name = "busybox", "named"
     web.launch(pod, config)
     assert "busybox" in [line.split()[-1] for line in ok(web, "ps", "--pod", "by-id").lines[1:]]
@@ -399,5 +449,7 @@ def test_inspect_says_where_values_come_from(web: Server) -> None:
 def test_help_has_every_verb_once() -> None:
     text = ok("unix:///nowhere.sock", "--help").out
     listed = re.findall(r"^  ([a-z][a-z-]+)  ", text, re.MULTILINE)
-    assert len(listed) == len(set(listed)) and {"run", "ps", "pull", "serve", "doctor"} <= set(listed)
+    assert len(listed) == len(set(listed)) and {"run", "ps", "pull", "serve", "doctor"} <= set(
+        listed
+    )
     assert set(listed) == set(COMMANDS) - {"demo-server"}

@@ -1,5 +1,5 @@
-"""What each command says, in one line, where it cannot work: to an ordinary user, without a server or with one that is not
-ours, with a wrong configuration, with streams that are closed.
+"""What each command says, in one line, where it cannot work: to an ordinary user, without a server
+or with one that is not ours, with a wrong configuration, with streams that are closed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tests.support import session
 from tests.support.processes import wait_until
 
 NOBODY = 65534
-# Each command in a fork of one interpreter, for importing takes the most time. All is imported before root's rights go: the
-# repository may lie where only root may read.
+# Each command in a fork of one interpreter, for importing takes the most time. All is imported
+# before root's rights go: the repository may lie where only root may read.
 RUNNER = """
 import importlib, json, os, pkgutil, sys
 import cri_server, grpc._channel, grpc._compression, pyrunc
@@ -143,8 +143,15 @@ def test_an_ordinary_user_runs_no_server_and_reads_no_file_of_root(open_folder: 
     for path, mode in ((public, 0o644), (private, 0o600)):
         path.write_text(POD)
         path.chmod(mode)
-    commands = (["serve"], ["demo", str(public)], ["run", str(private)], ["image", "load", str(private)])
-    serve, demo, run, load, config = client(*commands, ["serve", "--config", str(private)], user=NOBODY)
+    commands = (
+        ["serve"],
+        ["demo", str(public)],
+        ["run", str(private)],
+        ["image", "load", str(private)],
+    )
+    serve, demo, run, load, config = client(
+        *commands, ["serve", "--config", str(private)], user=NOBODY
+    )
     refused(serve, f"the server needs root, this is user {NOBODY}")
     refused(demo, f"the server needs root, this is user {NOBODY}")
     refused(run, f"{private}: cannot be read: permission denied")
@@ -173,13 +180,19 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         f"unix://{tmp_path}/file/x": "Not a directory",
         f"unix://{tmp_path}/stale": "it has ended and left its socket (start one: pyrunc-cri serve)",
     }
-    for address, answer in zip(reasons, client(*(["--address", a, "ps"] for a in reasons)), strict=True):
+    for address, answer in zip(
+        reasons, client(*(["--address", a, "ps"] for a in reasons)), strict=True
+    ):
         refused(answer, f"no server at {address}: {reasons[address]}")
     wrong = ("nonsense", "http://x", "unix://relative", "unix:///" + "x" * 107)
-    for address, answer in zip(wrong, client(*(["--address", a, "ps"] for a in wrong)), strict=True):
+    for address, answer in zip(
+        wrong, client(*(["--address", a, "ps"] for a in wrong)), strict=True
+    ):
         refused(answer, f"address {address!r}: expected unix:///PATH", 2)
     missing = str(tmp_path / "missing")
-    run, load, serve = client(["run", missing], ["image", "load", missing], ["serve", "--config", missing])
+    run, load, serve = client(
+        ["run", missing], ["image", "load", missing], ["serve", "--config", missing]
+    )
     refused(run, f"{missing}: cannot be read: no such file or directory")
     refused(load, f"{missing!r}: no such file or directory")
     refused(serve, f"{missing}: no such file")
@@ -218,7 +231,11 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 
 def test_a_wrong_configuration(tmp_path: Path) -> None:
-    wrong = {"x = [": "not TOML", "[server]\nlisten = 5": "server.listen: expected", "\0": "not TOML"}
+    wrong = {
+        "x = [": "not TOML",
+        "[server]\nlisten = 5": "server.listen: expected",
+        "\0": "not TOML",
+    }
     paths = [tmp_path / f"{number}.toml" for number in range(len(wrong))]
     for path, text in zip(paths, wrong, strict=True):
         path.write_text(text)
@@ -238,9 +255,9 @@ def test_a_streaming_port_that_is_taken(tmp_path: Path) -> None:
             ["serve", *words, "--root", f"{tmp_path}/root", "--state", f"{tmp_path}/state"]
         )
     last = output.splitlines()[-1]
-    assert code == 1 and last.startswith(f"pyrunc-cri: streaming.host 127.0.0.1, streaming.port {port}: "), (
-        output
-    )
+    assert code == 1 and last.startswith(
+        f"pyrunc-cri: streaming.host 127.0.0.1, streaming.port {port}: "
+    ), output
     assert "Traceback" not in output
 
 

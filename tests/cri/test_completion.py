@@ -1,4 +1,5 @@
-"""Names that bash, zsh and fish complete at a terminal, by the scripts that are installed and by those that are evaluated."""
+"""Names that bash, zsh and fish complete at a terminal, by the scripts that are installed and by
+those that are evaluated."""
 
 from __future__ import annotations
 
@@ -18,13 +19,15 @@ from cri_server.install import shells
 from tests.cri.server_harness import IMAGE, REPOSITORY, Server
 
 PATIENCE_S = 60
-# Without the machine's and the person's settings. Each prints READY when it has read what is to be read.
+# Without the machine's and the person's settings. Each prints READY when it has read what is to be
+# read.
 COMMANDS = {
     "bash": ["bash", "--norc", "--noprofile", "-i"],
     "zsh": ["zsh", "--no-rcs", "-i"],
     "fish": ["fish", "--no-config", "-i"],
 }
-# FOLDER has the script under the name that the shell looks for; COMPLETION is the command that prints it.
+# FOLDER has the script under the name that the shell looks for; COMPLETION is the command that
+# prints it.
 INSTALLED = {
     "bash": "source FOLDER/pyrunc-cri",
     "zsh": "fpath=(FOLDER $fpath); autoload -Uz compinit; compinit -D -u",
@@ -77,7 +80,9 @@ def web(module_server: Server) -> Iterator[Server]:
     server.remove_all()
 
 
-@pytest.fixture(scope="module", params=[(shell, way) for shell in COMMANDS for way in WAYS], ids="-".join)
+@pytest.fixture(
+    scope="module", params=[(shell, way) for shell in COMMANDS for way in WAYS], ids="-".join
+)
 def terminal(
     web: Server, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Terminal]:

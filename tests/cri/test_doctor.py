@@ -1,4 +1,5 @@
-"""`pyrunc-cri doctor` on this machine and beside a real server: what it says, its exit code, leftovers, and no trace of it."""
+"""`pyrunc-cri doctor` on this machine and beside a real server: what it says, its exit code,
+leftovers, and no trace of it."""
 
 from __future__ import annotations
 
@@ -26,7 +27,11 @@ def server() -> Iterator[Server]:
 def configuration(server: Server, **cgroup: str) -> Path:
     """The server's, with what the tests give it as flags."""
     tables: dict[str, dict[str, Any]] = {
-        "server": {"listen": f"unix://{server.socket}", "root": str(server.root), "state": str(server.state)},
+        "server": {
+            "listen": f"unix://{server.socket}",
+            "root": str(server.root),
+            "state": str(server.state),
+        },
         "network": {
             "conf_dir": str(server.folder / "net.d"),
             "bin_dir": str(server.folder / "bin"),
@@ -48,7 +53,15 @@ def configuration(server: Server, **cgroup: str) -> Path:
 
 
 def run(config: Path, *words: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "cri_server.cli.main", "doctor", "--config", str(config), *words]
+    command = [
+        sys.executable,
+        "-m",
+        "cri_server.cli.main",
+        "doctor",
+        "--config",
+        str(config),
+        *words,
+    ]
     done = subprocess.run(command, capture_output=True, cwd=REPOSITORY, timeout=60)
     assert not done.stderr, done.stderr
     return done.returncode, done.stdout.decode()
@@ -84,7 +97,13 @@ def test_beside_a_server(server: Server) -> None:
         "nft",
     ):
         assert found[code]["level"] == "fine", found[code]
-    left = ("leftover-shims", "leftover-mounts", "leftover-names", "leftover-groups", "damaged-records")
+    left = (
+        "leftover-shims",
+        "leftover-mounts",
+        "leftover-names",
+        "leftover-groups",
+        "damaged-records",
+    )
     for code in left:
         assert found[code]["level"] == "fine", found[code]
     assert "pods of " in found["cni-config"]["found"] and found["addresses"]["found"].startswith(
@@ -94,10 +113,19 @@ def test_beside_a_server(server: Server) -> None:
 
 
 def test_the_server_that_address_names_is_looked_at(server: Server) -> None:
-    """Its folders come from its status; one that does not answer is started without systemctl where no systemd runs."""
+    """Its folders come from its status; one that does not answer is started without systemctl where
+    no systemd runs."""
 
     def findings(address: str) -> dict[str, dict[str, str]]:
-        command = [sys.executable, "-m", "cri_server.cli.main", "--address", address, "doctor", "--json"]
+        command = [
+            sys.executable,
+            "-m",
+            "cri_server.cli.main",
+            "--address",
+            address,
+            "doctor",
+            "--json",
+        ]
         done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
         return {each["code"]: each for each in json.loads(done.stdout)}
 
@@ -120,7 +148,10 @@ def test_the_folder_of_names(server: Server) -> None:
     (server.names / "cni-of-containerd").touch()
     try:
         found = doctor(configuration(server))
-        assert found["leftover-names"]["level"] == "note" and "1 names" in found["leftover-names"]["found"]
+        assert (
+            found["leftover-names"]["level"] == "note"
+            and "1 names" in found["leftover-names"]["found"]
+        )
         assert f"umount -l {server.names}/000" in found["leftover-names"]["mend"]
         for name in server.names.iterdir():
             name.unlink()
@@ -148,8 +179,13 @@ def test_text(server: Server) -> None:
         f"WRONG    cni-config: no network configuration (*.conflist, *.conf, *.json) in {server.folder}/net.d\n"
         in text
     )
-    assert "           so: the node is NetworkReady=false" in text and "           mend: install" in text
-    assert "\nok " not in text and "overlay-on-root" not in text and "1 wrong" in text.splitlines()[-1]
+    assert (
+        "           so: the node is NetworkReady=false" in text
+        and "           mend: install" in text
+    )
+    assert (
+        "\nok " not in text and "overlay-on-root" not in text and "1 wrong" in text.splitlines()[-1]
+    )
     assert "ok       overlay-on-root: works on " in run(config, "--all")[1]
 
 
@@ -167,13 +203,17 @@ def test_pods_without_a_server_and_without_a_record() -> None:
         config = configuration(server)
         try:
             found = doctor(config)
-            assert found["server"]["level"] == "warning" and "1 pods run on" in found["server"]["follows"]
+            assert (
+                found["server"]["level"] == "warning"
+                and "1 pods run on" in found["server"]["follows"]
+            )
             assert found["leftover-shims"]["level"] == "fine"
             record = server.root / "sandboxes" / f"{pod}.json"
             record.rename(record.with_suffix(".damaged"))
             found = doctor(config)
             assert (
-                found["leftover-shims"]["level"] == "warning" and pod[:12] in found["leftover-shims"]["found"]
+                found["leftover-shims"]["level"] == "warning"
+                and pod[:12] in found["leftover-shims"]["found"]
             )
             assert found["damaged-records"]["level"] == "note"
         finally:

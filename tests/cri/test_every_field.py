@@ -1,7 +1,9 @@
-"""Every field of every request, malformed one at a time: a documented code or success, and nothing stays behind.
+"""Every field of every request, malformed one at a time: a documented code or success, and nothing
+stays behind.
 
-A request that would succeed is taken, one field of it gets a value that nobody sends, and the server is asked. What it makes
-all the same (many values are merely odd) is started and removed again, for a fault must not be found later either.
+A request that would succeed is taken, one field of it gets a value that nobody sends, and the
+server is asked. What it makes all the same (many values are merely odd) is started and removed
+again, for a fault must not be found later either.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ def server() -> Iterator[Server]:
 
 @contextlib.contextmanager
 def empty_registry(server: Server) -> Iterator[None]:
-    """What answers 404 to everything at REGISTRY: a registry that is not there would be tried again after a while."""
+    """What answers 404 to everything at REGISTRY: a registry that is not there would be tried again
+    after a while."""
     folder = server.folder / "nothing"
     folder.mkdir()
     command = server.in_its_network("busybox", "httpd", "-f", "-p", REGISTRY, "-h", str(folder))
@@ -68,7 +71,8 @@ def empty_registry(server: Server) -> Iterator[None]:
         try:
             ask = server.in_its_network("busybox", "nc", *REGISTRY.split(":"))
             assert wait_until(
-                lambda: subprocess.run(ask, stdin=subprocess.DEVNULL, check=False).returncode == 0, 30
+                lambda: subprocess.run(ask, stdin=subprocess.DEVNULL, check=False).returncode == 0,
+                30,
             )
             yield
         finally:
@@ -126,7 +130,14 @@ class Target:
         self.server = server
         self.pod, self.other = server.run_pod(), server.run_pod()
         self.running = server.launch(self.pod)
-        self.ids = [self.pod[:6], self.running[:6], self.other, UNKNOWN_ID, f"../{self.pod}", self.running]
+        self.ids = [
+            self.pod[:6],
+            self.running[:6],
+            self.other,
+            UNKNOWN_ID,
+            f"../{self.pod}",
+            self.running,
+        ]
 
     def base(self, call: str) -> Any:
         request = getattr(api, REQUESTS[call])()
@@ -138,7 +149,9 @@ class Target:
             request.pod_sandbox_id = self.pod
             request.config.CopyFrom(self.server.container_config())
             request.config.mounts.add(container_path="/mnt", host_path=str(self.server.logs))
-            request.config.devices.add(container_path="/dev/x", host_path="/dev/null", permissions="r")
+            request.config.devices.add(
+                container_path="/dev/x", host_path="/dev/null", permissions="r"
+            )
             request.config.envs.add(key="K", value=b"v")
         elif call in ("PullImage", "RemoveImage", "ImageStatus"):
             request.image.image = f"{REGISTRY}/no/such:image" if call != "ImageStatus" else IMAGE
@@ -199,7 +212,8 @@ def target(server: Server) -> Target:
 @pytest.mark.parametrize("call", sorted(REQUESTS))
 def test_every_field(target: Target, call: str) -> None:
     before, log_at = target.left(), target.server.log.stat().st_size
-    with ThreadPoolExecutor(8 if call == "PullImage" else 1) as pool:  # each pull is a process of its own
+    # each pull is a process of its own
+    with ThreadPoolExecutor(8 if call == "PullImage" else 1) as pool:
         faults = pool.map(lambda case: attempt(target, call, *case), cases(target, call))
         wrong = [fault for fault in faults if fault]
     assert not wrong, "\n".join(wrong)
@@ -208,7 +222,8 @@ def test_every_field(target: Target, call: str) -> None:
 
 
 def cases(target: Target, call: str) -> Iterator[tuple[Way, Any]]:
-    """Each field with each value; Windows has its own runtimes. What would end the target is left out."""
+    """Each field with each value; Windows has its own runtimes. What would end the target is left
+    out."""
     mine = (target.pod[:6], target.running[:6], target.other, target.running)
     for way in ways(getattr(api, REQUESTS[call]).DESCRIPTOR):
         if "windows" not in (field.name for field in way):
@@ -235,5 +250,7 @@ def attempt(target: Target, call: str, way: Way, value: Any) -> str:
         code, text = error.code(), str(error.details())  # type: ignore[attr-defined]
         # kubelet knows the prefix, and its client shows it only for this code.
         if code not in DOCUMENTED and not text.startswith("RegistryUnavailable"):
-            return f"{'.'.join(f.name for f in way)} = {str(value)[:40]!r}: {code.name}: {text[:300]}"
+            return (
+                f"{'.'.join(f.name for f in way)} = {str(value)[:40]!r}: {code.name}: {text[:300]}"
+            )
     return ""

@@ -1,5 +1,5 @@
-"""Pods that share a shim: one whose volume does not answer, one that floods its log and one in which commands are run all the time
-do not hold up a fourth."""
+"""Pods that share a shim: one whose volume does not answer, one that floods its log and one in
+which commands are run all the time do not hold up a fourth."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from tests.support.processes import wait_until
 
 ROUNDS = 40
 RATIO = 50
-"""On processors that the flood and the other commands keep busy; a shim that waited for one of them would not answer at all."""
+"""On processors that the flood and the other commands keep busy; a shim that waited for one of them
+would not answer at all."""
 
 
 @pytest.fixture

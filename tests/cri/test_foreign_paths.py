@@ -1,4 +1,5 @@
-"""Host paths on storage that does not answer, at first or later: one call waits for it, and nothing else."""
+"""Host paths on storage that does not answer, at first or later: one call waits for it, and nothing
+else."""
 
 from __future__ import annotations
 
@@ -78,8 +79,11 @@ def is_open(server: Server, volume: fuse.Volume) -> bool:
     return str(volume.path) in open_files(server)
 
 
-def test_one_that_never_answers_is_named_in_time(server: Server, volume: fuse.Volume, tmp_path: Path) -> None:
-    """Another container is created meanwhile; nothing of the attempt stays, also when the volume answers late."""
+def test_one_that_never_answers_is_named_in_time(
+    server: Server, volume: fuse.Volume, tmp_path: Path
+) -> None:
+    """Another container is created meanwhile; nothing of the attempt stays, also when the volume
+    answers late."""
     pod, other = server.run_pod(), api.Mount(container_path="/other", host_path=str(tmp_path))
     server.remove_container(server.create(pod, asked(server, other)))
     volume.hang()
@@ -93,10 +97,15 @@ def test_one_that_never_answers_is_named_in_time(server: Server, volume: fuse.Vo
         code, message = waits.result(60)
     assert TIMEOUT_S <= time.monotonic() - began < TIMEOUT_S + SOON_S
     assert code == grpc.StatusCode.DEADLINE_EXCEEDED
-    assert f"path '{volume.path}' does not answer after 3 s" in message and f"'{tmp_path}'" not in message
+    assert (
+        f"path '{volume.path}' does not answer after 3 s" in message
+        and f"'{tmp_path}'" not in message
+    )
     assert [c.metadata.name for c in server.containers()] == ["second"]
     assert (
-        len(list(server.state.glob("containers/*"))) == 1 == len(list(server.root.glob("containers/*.json")))
+        len(list(server.state.glob("containers/*")))
+        == 1
+        == len(list(server.root.glob("containers/*.json")))
     )
     assert is_open(server, volume)  # by the thread that waits
     volume.answer()
@@ -105,7 +114,9 @@ def test_one_that_never_answers_is_named_in_time(server: Server, volume: fuse.Vo
     assert server.output(container, "cat", "/v/file") == "mine\n"
 
 
-def code_and_message(server: Server, pod: str, config: api.ContainerConfig) -> tuple[grpc.StatusCode, str]:
+def code_and_message(
+    server: Server, pod: str, config: api.ContainerConfig
+) -> tuple[grpc.StatusCode, str]:
     try:
         server.create(pod, config)
     except grpc.RpcError as error:
@@ -114,9 +125,12 @@ def code_and_message(server: Server, pod: str, config: api.ContainerConfig) -> t
 
 
 @pytest.mark.parametrize("propagation", [api.PROPAGATION_PRIVATE, api.PROPAGATION_BIDIRECTIONAL])
-def test_only_the_servers_look_asks_the_volume(server: Server, volume: fuse.Volume, propagation: int) -> None:
-    """It answers one question and no other: what compiles and launches the container asks none, whether its process makes the mount,
-    or a clone of the descriptor is made for it. No descriptor stays."""
+def test_only_the_servers_look_asks_the_volume(
+    server: Server, volume: fuse.Volume, propagation: int
+) -> None:
+    """It answers one question and no other: what compiles and launches the container asks none,
+    whether its process makes the mount, or a clone of the descriptor is made for it. No descriptor
+    stays."""
     pod = server.run_pod()
     volume.hang(after_looks=1)
     container = server.create(pod, asked(server, of(volume, propagation=propagation)))
@@ -127,8 +141,11 @@ def test_only_the_servers_look_asks_the_volume(server: Server, volume: fuse.Volu
     assert server.output(container, "cat", "/v/file") == "mine\n"
 
 
-def test_a_start_that_waits_for_the_volume_holds_up_no_other(server: Server, volume: fuse.Volume) -> None:
-    """A source below the top of a volume is looked up on it once more, by the container's process. The shim goes on meanwhile."""
+def test_a_start_that_waits_for_the_volume_holds_up_no_other(
+    server: Server, volume: fuse.Volume
+) -> None:
+    """A source below the top of a volume is looked up on it once more, by the container's process.
+    The shim goes on meanwhile."""
     pod = server.run_pod()
     below = api.Mount(container_path="/v", host_path=str(volume.path / "file"))
     first = server.create(pod, asked(server, below, name="first"))
@@ -146,7 +163,9 @@ def test_a_start_that_waits_for_the_volume_holds_up_no_other(server: Server, vol
     assert server.output(first, "cat", "/v") == "mine\n"
 
 
-def test_a_pod_is_stopped_while_a_start_waits_for_the_volume(server: Server, volume: fuse.Volume) -> None:
+def test_a_pod_is_stopped_while_a_start_waits_for_the_volume(
+    server: Server, volume: fuse.Volume
+) -> None:
     pod = server.run_pod()
     below = api.Mount(container_path="/v", host_path=str(volume.path / "file"))
     container = server.create(pod, asked(server, below))
@@ -162,7 +181,9 @@ def test_a_pod_is_stopped_while_a_start_waits_for_the_volume(server: Server, vol
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_what_a_device_brings_along(server: Server, volume: fuse.Volume, cdi: Path, answers: bool) -> None:
+def test_what_a_device_brings_along(
+    server: Server, volume: fuse.Volume, cdi: Path, answers: bool
+) -> None:
     """A CDI file names the volume, over a link, which is followed."""
     link = volume.path.with_name("link")
     link.symlink_to(volume.path)
@@ -177,7 +198,9 @@ def test_what_a_device_brings_along(server: Server, volume: fuse.Volume, cdi: Pa
     pod = server.run_pod()
     volume.hang(after_looks=1 if answers else 0)
     if not answers:
-        assert f"path '{link}' does not answer after 3 s" in message_of(lambda: server.create(pod, config))
+        assert f"path '{link}' does not answer after 3 s" in message_of(
+            lambda: server.create(pod, config)
+        )
         return
     container = server.launch(pod, config)
     assert volume.requests == [fuse.GETATTR] and not is_open(server, volume)
@@ -199,7 +222,8 @@ def test_the_reason_why_it_is_not_mapped_is_not_asked_of_the_volume(
 
 
 def test_a_start_after_a_restart_opens_it_again(tmp_path: Path) -> None:
-    """The launch is lost with the server: the volume is asked again, once, and within the same time."""
+    """The launch is lost with the server: the volume is asked again, once, and within the same
+    time."""
     with started(tmp_path) as server, mounted(server, tmp_path) as volume:
         starts_again(server, volume)
 
@@ -207,7 +231,9 @@ def test_a_start_after_a_restart_opens_it_again(tmp_path: Path) -> None:
 def starts_again(server: Server, volume: fuse.Volume) -> None:
     pod = server.run_pod()
     mount = of(volume, propagation=api.PROPAGATION_BIDIRECTIONAL)
-    first, second = (server.create(pod, asked(server, mount, name=name)) for name in ("first", "second"))
+    first, second = (
+        server.create(pod, asked(server, mount, name=name)) for name in ("first", "second")
+    )
     server.restart()
     volume.hang(after_looks=1)
     server.start_container(first)
@@ -221,11 +247,14 @@ def starts_again(server: Server, volume: fuse.Volume) -> None:
 
 
 def test_more_mounts_than_descriptors_of_a_message(server: Server, tmp_path: Path) -> None:
-    """Those that the container's process makes need none; of the others the error says how many there may be."""
+    """Those that the container's process makes need none; of the others the error says how many
+    there may be."""
     pod, mounts = server.run_pod(), []
     for number in range(MANY):
         (tmp_path / str(number)).mkdir()
-        mounts.append(api.Mount(container_path=f"/v/{number}", host_path=str(tmp_path / str(number))))
+        mounts.append(
+            api.Mount(container_path=f"/v/{number}", host_path=str(tmp_path / str(number)))
+        )
     container = server.launch(pod, asked(server, *mounts))
     assert len(server.output(container, "ls", "/v").split()) == MANY
     for mount in mounts:

@@ -1,4 +1,5 @@
-"""`pyrunc-cri gc`: rubbish of every kind goes, everything else stays with its reason, and a dry run touches nothing."""
+"""`pyrunc-cri gc`: rubbish of every kind goes, everything else stays with its reason, and a dry run
+touches nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ Things = dict[tuple[str, str], dict[str, str]]
 
 def gc(server: Server, *words: str) -> Things:
     """What is said, by kind and name."""
-    return {(item["kind"], item["name"]): item for item in json.loads(run(server, "--json", *words))}
+    return {
+        (item["kind"], item["name"]): item for item in json.loads(run(server, "--json", *words))
+    }
 
 
 def gone(found: Things, action: str = "removed") -> set[tuple[str, str]]:
@@ -102,7 +105,8 @@ def test_rubbish_goes_and_the_rest_stays(server: Server) -> None:
 
 
 def tree(server: Server) -> set[str]:
-    """All names of folders and files, but what is in containers' layers, and the timeline, which the server writes when it can."""
+    """All names of folders and files, but what is in containers' layers, and the timeline, which
+    the server writes when it can."""
     return {
         os.path.join(folder, name)
         for top in (server.root, server.state)
@@ -127,7 +131,11 @@ def test_images_go_only_when_asked_and_unused(server: Server) -> None:
 
 
 def test_what_is_not_known_is_told_and_left(server: Server) -> None:
-    strange = [server.root / "somebody's", server.root / "images/notes", server.root / "sandboxes/x.damaged"]
+    strange = [
+        server.root / "somebody's",
+        server.root / "images/notes",
+        server.root / "sandboxes/x.damaged",
+    ]
     for path in strange:
         path.write_text("precious")
     found = gc(server)
@@ -143,7 +151,9 @@ def test_text_and_log(server: Server) -> None:
     trash.write_bytes(b"x" * 10_000)
     text = run(server, "--dry-run")
     assert (
-        text.startswith("ACTION") and "it was removed before" in text and "1 thing would go: 12.3kB" in text
+        text.startswith("ACTION")
+        and "it was removed before" in text
+        and "1 thing would go: 12.3kB" in text
     )
     assert "0 things went" not in text and trash.exists()
     assert "1 thing went" in run(server) and not trash.exists()
@@ -152,7 +162,8 @@ def test_text_and_log(server: Server) -> None:
 
 
 def test_a_half_made_pod_with_a_shim_is_ended() -> None:
-    """Its record is lost while the server runs: gc ends what holds it, as a server that starts would."""
+    """Its record is lost while the server runs: gc ends what holds it, as a server that starts
+    would."""
     with Server(network=False) as server:
         pod = server.run_pod(server.pod_config("lost"), host_network=True)
         (server.root / "sandboxes" / f"{pod}.json").unlink()

@@ -1,4 +1,5 @@
-"""h2spec, a conformance suite for HTTP/2 servers, against the running server, over a bridge from TCP to its unix socket."""
+"""h2spec, a conformance suite for HTTP/2 servers, against the running server, over a bridge from
+TCP to its unix socket."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}(Z|[+-]\d\d:\d\d) (stdo
 def test_output_goes_to_the_log_in_cri_form(server: Server) -> None:
     pod = server.run_pod()
     container = server.launch(
-        pod, server.container_config(["sh", "-c", "echo to stdout; echo to stderr >&2; printf tail"])
+        pod,
+        server.container_config(["sh", "-c", "echo to stdout; echo to stderr >&2; printf tail"]),
     )
     status = server.wait_exit(container)
     assert (status.exit_code, status.reason) == (0, "Completed")

@@ -1,4 +1,5 @@
-"""What the server's log says about a pod's life: a line for each verb that changed something, fields, and no secrets."""
+"""What the server's log says about a pod's life: a line for each verb that changed something,
+fields, and no secrets."""
 
 from __future__ import annotations
 
@@ -70,14 +71,22 @@ def test_a_pods_life(server: Server) -> None:
         *("StopPodSandbox", "RemovePodSandbox"),
     ]
     for record in found:
-        assert record["pod"] == "default/life" and record["pod_id"] == pod and record["level"] == "info"
+        assert (
+            record["pod"] == "default/life"
+            and record["pod_id"] == pod
+            and record["level"] == "info"
+        )
         if "Container" in record["message"]:
             assert record["container"] == "c" and record["container_id"] == container
         if record["message"] != "container ended":
             assert record["outcome"] == "OK" and record["duration_ms"] > 0
     assert found[1]["image"] == IMAGE
     (ended,) = [r for r in found if r["message"] == "container ended"]
-    assert ended["exit_code"] == 137 and ended["container_id"] == container and ended["reason"] == "Error"
+    assert (
+        ended["exit_code"] == 137
+        and ended["container_id"] == container
+        and ended["reason"] == "Error"
+    )
 
 
 def test_a_failure_has_one_line_with_its_step_and_reason(server: Server) -> None:
@@ -129,7 +138,11 @@ def test_secrets_stay_out(server: Server) -> None:
             server.image.PullImage(api.PullImageRequest(image=image, auth=api.AuthConfig(**auth)))
     server.remove_pod(pod)
     messages = [r["message"] for r in log.records()]
-    assert "Exec" in messages and messages.count("PullImage failed") == 2 and "ExecSync" not in messages
+    assert (
+        "Exec" in messages
+        and messages.count("PullImage failed") == 2
+        and "ExecSync" not in messages
+    )
     assert SECRET not in log.text()
 
 
@@ -150,7 +163,10 @@ def test_text_on_stderr_is_the_default() -> None:
         server.load_image()
         pod = server.run_pod(host_network=True)
         (line,) = [line for line in server.tail().splitlines() if "RunPodSandbox" in line]
-        assert f" INFO cri_server.rpc.verbs: RunPodSandbox pod=default/pod1 pod_id={pod} duration_ms=" in line
+        assert (
+            f" INFO cri_server.rpc.verbs: RunPodSandbox pod=default/pod1 pod_id={pod} duration_ms="
+            in line
+        )
         assert line.endswith(" outcome=OK")
 
 
@@ -159,7 +175,8 @@ def failures(log: Log, verb: str) -> list[dict[str, Any]]:
 
 
 def test_what_the_node_cannot_do_is_a_warning(server: Server) -> None:
-    """UNIMPLEMENTED is the answer to a request that is right: whoever owns the node finds it in the log."""
+    """UNIMPLEMENTED is the answer to a request that is right: whoever owns the node finds it in the
+    log."""
     pod = server.run_pod(server.pod_config("unable"))
     config = server.container_config()
     config.linux.security_context.apparmor.CopyFrom(
@@ -180,10 +197,15 @@ def test_what_the_node_cannot_do_is_a_warning(server: Server) -> None:
 
 def test_a_missing_controller_names_the_container_and_the_setting() -> None:
     """Also when a running container is updated."""
-    with Server(settings={"cgroup": {"driver": "cgroupfs", "missing_controllers": "error"}}) as server:
+    with Server(
+        settings={"cgroup": {"driver": "cgroupfs", "missing_controllers": "error"}}
+    ) as server:
         server.load_image()
         pod = server.run_pod(server.pod_config(linux=api.LinuxPodSandboxConfig()))
-        roots = (Path("/sys/fs/cgroup/unified/cgroup.controllers"), Path("/sys/fs/cgroup/cgroup.controllers"))
+        roots = (
+            Path("/sys/fs/cgroup/unified/cgroup.controllers"),
+            Path("/sys/fs/cgroup/cgroup.controllers"),
+        )
         there = next(root for root in roots if root.exists()).read_text().split()
         limits = api.LinuxContainerResources(cpu_shares=2048)
         config = server.container_config(linux=api.LinuxContainerConfig(resources=limits))
@@ -197,9 +219,15 @@ def test_a_missing_controller_names_the_container_and_the_setting() -> None:
         ):
             error = message_of(call)
             assert error.startswith(f"container {config.metadata.name}: cannot set cpu.weight to ")
-            assert "the cpu controller is not on the cgroup v2 tree" in error and error.endswith(hint)
-            lines = [line for line in server.log.read_text().splitlines() if f"{verb} failed" in line]
-            assert len(lines) == 1 and " WARNING " in lines[0] and hint in lines[0].replace('\\"', '"')
+            assert "the cpu controller is not on the cgroup v2 tree" in error and error.endswith(
+                hint
+            )
+            lines = [
+                line for line in server.log.read_text().splitlines() if f"{verb} failed" in line
+            ]
+            assert (
+                len(lines) == 1 and " WARNING " in lines[0] and hint in lines[0].replace('\\"', '"')
+            )
         server.remove_all()
 
 
@@ -211,7 +239,9 @@ def update(server: Server, container: str, limits: api.LinuxContainerResources) 
 def test_a_call_that_the_server_has_not_is_quiet(server: Server) -> None:
     log = Log(server)
     call = server.channel.unary_unary(
-        "/runtime.v1.RuntimeService/NoSuchCall", request_serializer=bytes, response_deserializer=bytes
+        "/runtime.v1.RuntimeService/NoSuchCall",
+        request_serializer=bytes,
+        response_deserializer=bytes,
     )
     assert code_of(lambda: call(b"", timeout=10)) == grpc.StatusCode.UNIMPLEMENTED
     assert code_of(lambda: server.status("nowhere")) == grpc.StatusCode.NOT_FOUND

@@ -1,4 +1,5 @@
-"""`/metrics` and `/healthz` of a real server, the dashboard and the alerts that use them, and `pyrunc-cri debug`."""
+"""`/metrics` and `/healthz` of a real server, the dashboard and the alerts that use them, and
+`pyrunc-cri debug`."""
 
 from __future__ import annotations
 
@@ -71,7 +72,9 @@ def scrape(path: Path) -> dict[str, Metric]:
 
 def value(found: dict[str, Metric], name: str, **labels: str) -> float:
     family = found.get(name) or found[re.sub("_(count|sum|bucket|total)$", "", name)]
-    return sum(s.value for s in family.samples if s.name == name and labels.items() <= s.labels.items())
+    return sum(
+        s.value for s in family.samples if s.name == name and labels.items() <= s.labels.items()
+    )
 
 
 def test_a_pods_life_in_numbers(server: Server, address: Path) -> None:
@@ -86,12 +89,21 @@ def test_a_pods_life_in_numbers(server: Server, address: Path) -> None:
         return value(up, name, **labels) - value(before, name, **labels)
 
     calls = "pyrunc_call_duration_seconds_count"
-    assert more(calls, call="RunPodSandbox", code="OK") == more(calls, call="StartContainer", code="OK") == 1
+    assert (
+        more(calls, call="RunPodSandbox", code="OK")
+        == more(calls, call="StartContainer", code="OK")
+        == 1
+    )
     assert more(calls, call="ContainerStatus", code="NOT_FOUND") == 1
     assert more("pyrunc_call_duration_seconds_sum", call="RunPodSandbox") > 0
     assert more("pyrunc_step_duration_seconds_count", verb="run_sandbox", step="network") == 1
-    assert more("pyrunc_sandboxes", state="ready") == more("pyrunc_containers", state="running") == 1
-    assert more("pyrunc_shims", state="connected") == 1 and value(up, "pyrunc_shims", state="silent") == 0
+    assert (
+        more("pyrunc_sandboxes", state="ready") == more("pyrunc_containers", state="running") == 1
+    )
+    assert (
+        more("pyrunc_shims", state="connected") == 1
+        and value(up, "pyrunc_shims", state="silent") == 0
+    )
     assert (
         more("pyrunc_network_attachments")
         == more("pyrunc_network_leases", network="pods", family="ipv4")
@@ -99,7 +111,11 @@ def test_a_pods_life_in_numbers(server: Server, address: Path) -> None:
     )
     assert value(up, "pyrunc_network_addresses") == 65534 and value(up, "pyrunc_images") == 1
     assert value(up, "pyrunc_keeper_up") == 1
-    assert value(up, "pyrunc_zygote_up", role="shims") == value(up, "pyrunc_zygote_up", role="errands") == 1
+    assert (
+        value(up, "pyrunc_zygote_up", role="shims")
+        == value(up, "pyrunc_zygote_up", role="errands")
+        == 1
+    )
     server.stop_container(container)
     server.remove_pod(pod)
     down = scrape(address)
@@ -139,10 +155,19 @@ def test_an_exec_session_is_counted_while_it_is_open(server: Server, address: Pa
     pod = server.run_pod(server.pod_config("session"))
     container = server.launch(pod)
     command = [
-        *("nsenter", f"--net=/proc/{server.pid}/ns/net", "--", sys.executable, "-m", "cri_server.cli.main"),
+        *(
+            "nsenter",
+            f"--net=/proc/{server.pid}/ns/net",
+            "--",
+            sys.executable,
+            "-m",
+            "cri_server.cli.main",
+        ),
         *("--address", f"unix://{server.socket}", "exec", "-i", container, "cat"),
     ]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY
+    ) as process:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(b"hello\n")
         process.stdin.flush()
@@ -162,11 +187,15 @@ def test_it_is_what_prometheus_wants(server: Server, address: Path) -> None:
     families = list(text_string_to_metric_families(text))
     assert len({f.name for f in families}) == len(families) > 20
     for family in families:
-        assert family.documentation and family.type in ("gauge", "counter", "histogram"), family.name
+        assert family.documentation and family.type in ("gauge", "counter", "histogram"), (
+            family.name
+        )
         assert re.fullmatch("(pyrunc|process)(_[a-z]+)+", family.name), family.name
         if family.name.startswith("pyrunc_"):
             assert family.documentation.endswith("."), family.name
-            assert not re.search("_(total|count|sum|bucket|ms|milliseconds)$", family.name), family.name
+            assert not re.search("_(total|count|sum|bucket|ms|milliseconds)$", family.name), (
+                family.name
+            )
         seen = [(s.name, *sorted(s.labels.items())) for s in family.samples]
         assert len(set(seen)) == len(seen)
         if family.type == "counter":
@@ -182,9 +211,15 @@ def _check_histogram(family: Metric) -> None:
         if sample.name.endswith("_bucket"):
             key = tuple(sorted((k, v) for k, v in sample.labels.items() if k != "le"))
             series.setdefault(key, []).append((float(sample.labels["le"]), sample.value))
-    counts = {tuple(sorted(s.labels.items())): s.value for s in family.samples if s.name.endswith("_count")}
+    counts = {
+        tuple(sorted(s.labels.items())): s.value
+        for s in family.samples
+        if s.name.endswith("_count")
+    }
     for key, buckets in series.items():
-        assert buckets == sorted(buckets) and [v for _, v in buckets] == sorted(v for _, v in buckets)
+        assert buckets == sorted(buckets) and [v for _, v in buckets] == sorted(
+            v for _, v in buckets
+        )
         assert buckets[-1] == (float("inf"), counts[key])
 
 
@@ -192,7 +227,9 @@ def test_dashboard_and_alerts_name_what_there_is(server: Server, address: Path) 
     server.remove_pod(server.run_pod())
     samples = {s.name for family in scrape(address).values() for s in family.samples}
     # A counter without a sample yet has its name all the same.
-    samples |= {f"{name}_total" for name, family in scrape(address).items() if family.type == "counter"}
+    samples |= {
+        f"{name}_total" for name, family in scrape(address).items() if family.type == "counter"
+    }
     rules = yaml.safe_load((CONTRIB / "prometheus/rules.yml").read_text())
     dashboard = json.loads((CONTRIB / "grafana/pyrunc.json").read_text())
     alerts = [rule for group in rules["groups"] for rule in group["rules"]]
@@ -204,7 +241,11 @@ def test_dashboard_and_alerts_name_what_there_is(server: Server, address: Path) 
     assert all({"alert", "expr", "labels", "annotations"} <= set(alert) for alert in alerts)
     assert len({p["id"] for p in dashboard["panels"]}) == len(dashboard["panels"])
     shown = {name for query in queries for name in NAME.findall(query)}
-    assert {"pyrunc_call_duration_seconds_bucket", "pyrunc_network_leases", "pyrunc_sessions"} <= shown
+    assert {
+        "pyrunc_call_duration_seconds_bucket",
+        "pyrunc_network_leases",
+        "pyrunc_sessions",
+    } <= shown
 
 
 def test_health(server: Server, address: Path) -> None:
@@ -215,7 +256,9 @@ def test_it_is_off_unless_asked_for_and_costs_nothing_then() -> None:
     with Server(network=False) as server:
         server.pods()
         script = "import sys, cri_server.app; print([m for m in sys.modules if m.startswith(('prometheus', 'cri_server.tele'))])"
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, cwd=REPOSITORY, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, cwd=REPOSITORY, check=True
+        )
         assert done.stdout == b"[]\n"
         assert "metrics at" not in server.tail(500)
 
@@ -239,7 +282,14 @@ def test_a_full_root_is_not_healthy(tmp_path: Path) -> None:
 
 
 def cli(server: Server, *words: str) -> str:
-    command = [sys.executable, "-m", "cri_server.cli.main", "--address", f"unix://{server.socket}", *words]
+    command = [
+        sys.executable,
+        "-m",
+        "cri_server.cli.main",
+        "--address",
+        f"unix://{server.socket}",
+        *words,
+    ]
     return subprocess.run(
         command, capture_output=True, cwd=REPOSITORY, check=True, timeout=60
     ).stdout.decode()
@@ -261,5 +311,7 @@ def test_debug_profile(server: Server) -> None:
 
 def test_signal_shows_the_threads_of_a_server_that_hangs(server: Server) -> None:
     os.kill(server.pid, signal.SIGUSR1)
-    assert wait_until(lambda: "Current thread" in server.tail(500) and "app.py" in server.tail(500), 30)
+    assert wait_until(
+        lambda: "Current thread" in server.tail(500) and "app.py" in server.tail(500), 30
+    )
     assert server.runtime.Version(api.VersionRequest(), timeout=30).runtime_name == "pyrunc"

@@ -86,7 +86,10 @@ def test_a_container_writes_to_its_own_layer(server: Server) -> None:
     second.metadata.name = "d"
     two = server.launch(pod, second)
     server.output(
-        one, "sh", "-c", "echo new >> /etc/passwd; rm /etc/group; mkdir /made; mv /bin /bin2; mv /bin2 /bin"
+        one,
+        "sh",
+        "-c",
+        "echo new >> /etc/passwd; rm /etc/group; mkdir /made; mv /bin /bin2; mv /bin2 /bin",
     )
     assert server.output(one, "tail", "-n1", "/etc/passwd") == "new\n"
     assert server.exec(one, "ls", "/etc/group").exit_code == 1
@@ -118,7 +121,9 @@ def test_a_pod_with_users_of_its_own(server: Server) -> None:
         config.linux.security_context.namespace_options,
     ):
         options.userns_options.CopyFrom(users)
-    config.mounts.append(api.Mount(container_path="/v", readonly=True, image=api.ImageSpec(image=IMAGE)))
+    config.mounts.append(
+        api.Mount(container_path="/v", readonly=True, image=api.ImageSpec(image=IMAGE))
+    )
     container = server.launch(server.run_pod(pod_config), config)
     for file in ("/etc/passwd", "/v/etc/passwd"):
         assert server.output(container, "stat", "-c", "%u %g", file).split() == ["0", "0"], file
@@ -131,7 +136,9 @@ def test_an_image_goes_with_its_files(server: Server) -> None:
     assert (len(files(server, "tars")), held_mounts(server)) == (before[0] + 1, before[1])
     pod = server.run_pod(host_network=True)
     config = server.container_config()
-    volume = api.Mount(container_path="/v", readonly=True, image=api.ImageSpec(image="registry.test/data:1"))
+    volume = api.Mount(
+        container_path="/v", readonly=True, image=api.ImageSpec(image="registry.test/data:1")
+    )
     config.mounts.append(volume)
     container = server.launch(pod, config)
     assert server.output(container, "wc", "-c", "/v/f").split() == ["100000", "/v/f"]
@@ -169,11 +176,14 @@ def test_the_store_may_change_at_a_restart(own_server: Server) -> None:
     assert "www" in server.output(container, "cat", "/etc/passwd")
     server.stop_pod(pod)
     server.remove_pod(pod)
-    server.image.RemoveImage(api.RemoveImageRequest(image=api.ImageSpec(image="registry.test/data:1")))
+    server.image.RemoveImage(
+        api.RemoveImageRequest(image=api.ImageSpec(image="registry.test/data:1"))
+    )
 
 
 def test_gc_converts_what_no_container_uses() -> None:
-    """A node whose server unpacked images and is now told to mount them: running containers keep their files."""
+    """A node whose server unpacked images and is now told to mount them: running containers keep
+    their files."""
     with Server(settings={"images": {"store": "unpacked"}}) as server:
         server.load_image()
         pod = server.run_pod(host_network=True)
@@ -234,7 +244,9 @@ def test_a_file_that_was_changed_by_others_is_not_run(server: Server) -> None:
     config = server.container_config(image=api.ImageSpec(image="registry.test/cut:1"))
     with pytest.raises(grpc.RpcError, match="does not fit the layers' tars"):
         server.create(pod, config)
-    server.image.RemoveImage(api.RemoveImageRequest(image=api.ImageSpec(image="registry.test/cut:1")))
+    server.image.RemoveImage(
+        api.RemoveImageRequest(image=api.ImageSpec(image="registry.test/cut:1"))
+    )
 
 
 @pytest.mark.parametrize("store", ["erofs", "unpacked"])
@@ -273,7 +285,10 @@ def test_an_image_is_mounted_for_a_person(tmp_path: Path, store: str, layers: in
 
 
 def test_what_is_no_image_is_not_unmounted(server: Server, tmp_path: Path) -> None:
-    for folder, words in ((tmp_path, "nothing is mounted at"), (Path("/proc"), "is no image: proc")):
+    for folder, words in (
+        (tmp_path, "nothing is mounted at"),
+        (Path("/proc"), "is no image: proc"),
+    ):
         done = call(server, "image", "umount", str(folder))
         assert done.code == 1 and words in done.error
     for words, code, said in (

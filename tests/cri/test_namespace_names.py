@@ -1,4 +1,5 @@
-"""What a pod's network is called on the host: the name that plugins and add-ons get, from a pod's start to its end."""
+"""What a pod's network is called on the host: the name that plugins and add-ons get, from a pod's
+start to its end."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ echo '{{"cniVersion": "1.0.0", "ips": [{{"address": "10.9.9.9/24"}}]}}'
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """Its only plugin notes what it is called with; the names lie on a shared mount, as those of a node with systemd."""
+    """Its only plugin notes what it is called with; the names lie on a shared mount, as those of a
+    node with systemd."""
     made = Server(network=False)
     made.names.mkdir()
     for command in (["mount", "-t", "tmpfs", "names"], ["mount", "--make-shared"]):
@@ -57,7 +59,8 @@ def network_of(process: int) -> int:
 
 
 def test_a_plugin_gets_one_name_from_add_to_del(server: Server) -> None:
-    """Also when the pod's shim is replaced in between, and the server, which was how DEL got another path than ADD."""
+    """Also when the pod's shim is replaced in between, and the server, which was how DEL got
+    another path than ADD."""
     pod = server.run_pod()
     name = f"{server.names}/{pod}"
     assert known_of(server, pod)["netns"] == name
@@ -98,17 +101,22 @@ def test_when_all_that_hold_it_are_killed_del_still_gets_the_namespace(server: S
     assert called(server) == [f"ADD {name}", f"DEL {name}"] and not os.path.lexists(name)
 
 
-# How add-ons find a pod's namespace from their own pods: where they have mounted the folder, and what they make of CNI_NETNS.
+# How add-ons find a pod's namespace from their own pods: where they have mounted the folder, and
+# what they make of CNI_NETNS.
 ADD_ONS = {
     "Cilium joins its last part": ("/var/run/cilium/netns", lambda name: os.path.basename(name)),
-    "Istio and Antrea put /host before it": ("/host/var/run/netns", lambda name: os.path.basename(name)),
+    "Istio and Antrea put /host before it": (
+        "/host/var/run/netns",
+        lambda name: os.path.basename(name),
+    ),
     "multus' daemon uses it as it is": ("", lambda name: name),
 }
 
 
 @pytest.mark.parametrize("add_on", ADD_ONS)
 def test_an_add_ons_pod_sees_the_names_that_come_and_go(server: Server, add_on: str) -> None:
-    """It runs before the pods that it is to serve: mounts and their ends must reach it (mountPropagation: HostToContainer)."""
+    """It runs before the pods that it is to serve: mounts and their ends must reach it
+    (mountPropagation: HostToContainer)."""
     folder, of_name = ADD_ONS[add_on]
     folder = folder or str(server.names)
     mount = api.Mount(

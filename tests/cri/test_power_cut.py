@@ -1,6 +1,7 @@
 """The power is cut: what was answered is on the disk, what was not leaves nothing that stays.
 
-The root is an ext4 whose journal is not committed by time (commit=300), so that the disk has what was synced and nothing else.
+The root is an ext4 whose journal is not committed by time (commit=300), so that the disk has what
+was synced and nothing else.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def disk(tmp_path: Path) -> Path:
 @pytest.fixture
 def server(disk: Path) -> Iterator[Server]:
     network = {"builtin": ["10.88.0.0/16"]}
-    with Server(network=False, settings={"network": network}, mount=["-o", OPTIONS, str(disk)]) as server:
+    with Server(
+        network=False, settings={"network": network}, mount=["-o", OPTIONS, str(disk)]
+    ) as server:
         server.load_image()
         yield server
 
@@ -62,7 +65,9 @@ def test_pods_that_were_answered_are_known_after_a_power_cut(
     found = {c.id: (c.state, c.metadata.attempt) for c in server.containers()}
     assert found == dict.fromkeys(containers, (api.CONTAINER_EXITED, 7))
     assert [
-        tag for image in server.image.ListImages(api.ListImagesRequest()).images for tag in image.repo_tags
+        tag
+        for image in server.image.ListImages(api.ListImagesRequest()).images
+        for tag in image.repo_tags
     ] == [IMAGE]
     server.output(server.launch(server.run_pod()), "true")
     server.remove_all()
@@ -91,11 +96,14 @@ def test_a_pod_that_was_being_removed_goes_after_a_power_cut(
 
 
 def nothing_left(server: Server) -> None:
-    """Neither records nor leases, damaged ones or temporary files. (`leaving` waits for links to go.)"""
+    """Neither records nor leases, damaged ones or temporary files. (`leaving` waits for links to
+    go.)"""
     left = [
         path
         for folder in ("sandboxes", "containers", "network")
         for path in (server.root / folder).rglob("*")
-        if not path.is_dir() and path.parent.name != "leaving" and not path.name.startswith(("lock", "last_"))
+        if not path.is_dir()
+        and path.parent.name != "leaving"
+        and not path.name.startswith(("lock", "last_"))
     ]
     assert not left

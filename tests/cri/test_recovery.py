@@ -1,4 +1,5 @@
-"""The server dies in every way and is started again: pods go on, nothing is forgotten, nothing is left behind."""
+"""The server dies in every way and is started again: pods go on, nothing is forgotten, nothing is
+left behind."""
 
 from __future__ import annotations
 
@@ -76,7 +77,9 @@ def test_exits_that_nobody_saw_are_known_afterwards(server: Server) -> None:
     containers = {}
     for code in (0, 1, 42, 255):
         config = named(
-            server, f"c{code}", f"until [ -e /shared/go ]; do sleep 0.02; done; echo out{code}; exit {code}"
+            server,
+            f"c{code}",
+            f"until [ -e /shared/go ]; do sleep 0.02; done; echo out{code}; exit {code}",
         )
         config.mounts.append(mount)
         containers[server.launch(pod, config)] = code
@@ -156,8 +159,8 @@ def _answers(server: Server, container: str) -> bool:
 
 @pytest.mark.requirement("1.4", "1.a.10")
 def test_a_shim_that_was_silent_keeps_its_pod(server: Server) -> None:
-    """Stopped while the server starts: what runs is listed as running, and all is well when the shim answers. The server waits for
-    it, and answers nobody before.
+    """Stopped while the server starts: what runs is listed as running, and all is well when the
+    shim answers. The server waits for it, and answers nobody before.
     """
     pod = server.run_pod()
     lives = server.launch(
@@ -207,9 +210,12 @@ def test_a_stop_hears_a_shim_that_has_come_back(server: Server) -> None:
 
 
 def test_a_deleted_folder_ends_no_container(server: Server) -> None:
-    """Whoever deletes a running container's folder: it runs, and the shim says so. Its end is written all the same."""
+    """Whoever deletes a running container's folder: it runs, and the shim says so. Its end is
+    written all the same."""
     pod = server.run_pod()
-    container = server.launch(pod, named(server, "runs", "until [ -e /go ]; do sleep 0.02; done; exit 5"))
+    container = server.launch(
+        pod, named(server, "runs", "until [ -e /go ]; do sleep 0.02; done; exit 5")
+    )
     process = pid_of(server, container)
     server.kill()
     shutil.rmtree(server.state / "containers" / container)
@@ -256,7 +262,10 @@ def test_after_a_reboot_everything_has_ended(server: Server) -> None:
     server.kill()
     os.kill(shim, signal.SIGKILL)
     kill_group(server)
-    for record in [*(server.root / "sandboxes").glob("*.json"), *(server.root / "containers").glob("*.json")]:
+    for record in [
+        *(server.root / "sandboxes").glob("*.json"),
+        *(server.root / "containers").glob("*.json"),
+    ]:
         record.write_text(
             record.read_text().replace(
                 Path("/proc/sys/kernel/random/boot_id").read_text().strip(), "another-boot"
@@ -288,7 +297,8 @@ def test_damaged_records_are_put_aside(server: Server) -> None:
 
 
 def test_a_stop_is_remembered_without_the_disk(server: Server) -> None:
-    """Its record is as it was: a stopped pod is not made ready again, and another boot ends it anyway."""
+    """Its record is as it was: a stopped pod is not made ready again, and another boot ends it
+    anyway."""
     pod, other = server.run_pod(), server.run_pod(host_network=True)
     records = [server.root / "sandboxes" / f"{each}.json" for each in (pod, other)]
     before = [record.stat().st_ino for record in records]
@@ -314,7 +324,10 @@ def test_a_record_without_content_is_of_a_call_that_was_not_answered(server: Ser
     pod, other = server.run_pod(), server.run_pod()
     container = server.create(other)
     server.kill()
-    records = [server.root / "sandboxes" / f"{pod}.json", server.root / "containers" / f"{container}.json"]
+    records = [
+        server.root / "sandboxes" / f"{pod}.json",
+        server.root / "containers" / f"{container}.json",
+    ]
     for record in records:
         record.write_bytes(b"")
     server.start()
@@ -327,8 +340,14 @@ def test_a_record_without_content_is_of_a_call_that_was_not_answered(server: Ser
 @contextlib.contextmanager
 def second(server: Server, **folders: Path) -> Iterator[Server]:
     """Another server, which is to be refused, with its own log and socket and these folders."""
-    before = {name: getattr(server, name) for name in ("_process", "log", "socket", "root", "state")}
-    changes = {"log": server.folder / "second.log", "socket": server.folder / "second.sock", **folders}
+    before = {
+        name: getattr(server, name) for name in ("_process", "log", "socket", "root", "state")
+    }
+    changes = {
+        "log": server.folder / "second.log",
+        "socket": server.folder / "second.sock",
+        **folders,
+    }
     for name, value in changes.items():
         setattr(server, name, value)
     try:
@@ -340,7 +359,9 @@ def second(server: Server, **folders: Path) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("change", [(), ("root",), ("state",)])
-def test_a_second_server_on_one_of_the_folders_is_refused(server: Server, change: tuple[str, ...]) -> None:
+def test_a_second_server_on_one_of_the_folders_is_refused(
+    server: Server, change: tuple[str, ...]
+) -> None:
     pod = server.run_pod()
     container = server.launch(pod)
     folders = dict.fromkeys(change, server.folder / "other")
@@ -357,7 +378,10 @@ def test_folders_that_do_not_belong_together_are_refused(server: Server, change:
     container = server.launch(pod)
     server.stop()
     words = f"--{change} {getattr(server, change)}"
-    with second(server, **{change: server.folder / "other"}), pytest.raises(AssertionError, match=words):
+    with (
+        second(server, **{change: server.folder / "other"}),
+        pytest.raises(AssertionError, match=words),
+    ):
         server.start()
     server.start()
     assert server.output(container, "echo", "fine") == "fine\n"
@@ -380,7 +404,9 @@ def test_nobody_else_can_hold_a_lock(server: Server) -> None:
     server.start()
     os.chmod(server.folder, 0o711)
     lock = ["flock", "-n", str(server.state / "server.lock"), "true"]
-    found = subprocess.run(lock, user=65534, group=65534, extra_groups=[], capture_output=True, check=False)
+    found = subprocess.run(
+        lock, user=65534, group=65534, extra_groups=[], capture_output=True, check=False
+    )
     assert found.returncode != 0 and b"Permission denied" in found.stderr
 
 
@@ -425,7 +451,9 @@ def nothing_but_networks(server: Server) -> None:
     ):
         assert not list(folder.iterdir()), folder
     groups = (
-        Path("/sys/fs/cgroup/unified") if Path("/sys/fs/cgroup/unified").is_dir() else Path("/sys/fs/cgroup")
+        Path("/sys/fs/cgroup/unified")
+        if Path("/sys/fs/cgroup/unified").is_dir()
+        else Path("/sys/fs/cgroup")
     )
     assert not list((groups / server.folder.name).glob("*/")), "cgroups are left"
 
@@ -484,7 +512,9 @@ def test_a_failure_after_any_step_is_taken_back(server: Server, verb: str) -> No
 @pytest.mark.requirement("1.5", "3.1.13")
 def test_a_caller_that_hangs_up_gets_the_result_on_its_next_try(server: Server) -> None:
     server.stop()
-    server.start(**{FAILPOINT: "run_sandbox.network=1*delay(1000),create_container.spec=1*delay(1000)"})
+    server.start(
+        **{FAILPOINT: "run_sandbox.network=1*delay(1000),create_container.spec=1*delay(1000)"}
+    )
     config = server.pod_config("slow")
     request = api.RunPodSandboxRequest(config=config)
     assert (
@@ -504,7 +534,8 @@ def test_a_caller_that_hangs_up_gets_the_result_on_its_next_try(server: Server) 
 
 @pytest.mark.requirement("1.5", "1.7")
 def test_callers_that_hang_up_at_any_moment(server: Server) -> None:
-    """Each call is given up after 1 to 40 ms and repeated at once: one pod, one container, nothing stuck, nothing left."""
+    """Each call is given up after 1 to 40 ms and repeated at once: one pod, one container, nothing
+    stuck, nothing left."""
 
     def impatient(number: int) -> tuple[str, str]:
         config = server.pod_config(f"hasty{number}")
@@ -562,7 +593,9 @@ def test_ends_under_load(server: Server, how: Callable[[Server], object]) -> Non
 
 
 def pid_of(server: Server, container: str) -> int:
-    return int(json.loads((server.state / "containers" / container / "state.json").read_text())["pid"])
+    return int(
+        json.loads((server.state / "containers" / container / "state.json").read_text())["pid"]
+    )
 
 
 def shim_pid(server: Server, pod: str) -> int:
@@ -597,7 +630,9 @@ def test_a_folder_that_is_full_is_named() -> None:
             (server.state / "sandboxes", server.run_pod),
             (server.root / "network", server.run_pod),
         ):
-            subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=1", "full", folder], check=True)
+            subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", "nr_inodes=1", "full", folder], check=True
+            )
             try:
                 assert code_of(call) == grpc.StatusCode.RESOURCE_EXHAUSTED
                 assert f"no inodes left on the file system of {folder}/" in message_of(call)

@@ -1,4 +1,5 @@
-"""SIGHUP: a running server takes what can change, names what cannot, and stays as it is when a file is wrong."""
+"""SIGHUP: a running server takes what can change, names what cannot, and stays as it is when a file
+is wrong."""
 
 from __future__ import annotations
 
@@ -75,7 +76,10 @@ def test_another_folder_of_network_configurations(server: Server) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("[images]\npinnd = []\npinned = []", "test.toml:2: images.pinnd: no such key; did you mean pinned?"),
+        (
+            "[images]\npinnd = []\npinned = []",
+            "test.toml:2: images.pinnd: no such key; did you mean pinned?",
+        ),
         ("[images", "test.toml: not TOML"),
         ('[containers]\nrlimits = ["nofile=unlimited"]', "test.toml:2: containers.rlimits[0]"),
     ],
@@ -97,14 +101,17 @@ def test_the_log_changes_its_level_and_form(server: Server) -> None:
 
 def test_signals_in_the_middle_of_pulls(server: Server, tmp_path: Path) -> None:
     """A hundred SIGHUPs while four layers come byte by byte, with files that are right, wrong, and
-    such that forbid the registry. Proof: the pulls end as they began, the last file counts for the next
-    pull, and the server has no more descriptors than after the first reload."""
+    such that forbid the registry. Proof: the pulls end as they began, the last file counts for the
+    next pull, and the server has no more descriptors than after the first reload."""
     chance = random.Random(7)
     images = [build.image([build.layer({"file": chance.randbytes(8_000)})]) for _ in range(4)]
     policy = tmp_path / "policy.json"
     policy.write_text(json.dumps({"default": [{"type": "reject"}]}))
     texts = ("", "[images\n", '[registry]\nconfig_path = "/nonexistent"\n')
-    with inner_registry.inside(server, tmp_path / "registry") as registry, ThreadPoolExecutor(4) as pool:
+    with (
+        inner_registry.inside(server, tmp_path / "registry") as registry,
+        ThreadPoolExecutor(4) as pool,
+    ):
         for number, image in enumerate(images):
             registry.push(f"app{number}:v1", image, compress="")
         layers = "|".join(build._digest(image.layers[0]) for image in images)
@@ -114,14 +121,18 @@ def test_signals_in_the_middle_of_pulls(server: Server, tmp_path: Path) -> None:
 
         def pull(number: int) -> str:
             reference = api.ImageSpec(image=f"{registry.host}/app{number}:v1")
-            return str(server.image.PullImage(api.PullImageRequest(image=reference), timeout=100).image_ref)
+            return str(
+                server.image.PullImage(api.PullImageRequest(image=reference), timeout=100).image_ref
+            )
 
         pulls = [pool.submit(pull, number) for number in range(4)]
         assert wait_until(lambda: len(registry.asked(layers)) == 4, 30)
         for number in range(100):
             (server.folder / "config.toml.d" / "test.toml").write_text(texts[number % 3])
             os.kill(server.pid, signal.SIGHUP)
-        assert "is reloaded" in reload(server, f"[registry]\nsignature_policy = {json.dumps(str(policy))}\n")
+        assert "is reloaded" in reload(
+            server, f"[registry]\nsignature_policy = {json.dumps(str(policy))}\n"
+        )
         assert not any(future.done() for future in pulls)
         registry.faults.clear()
         assert len({future.result() for future in pulls}) == 4

@@ -1,4 +1,5 @@
-"""CreateContainer from a checkpoint's archive, as far as it goes without CRIU: what is refused, and that nothing is left."""
+"""CreateContainer from a checkpoint's archive, as far as it goes without CRIU: what is refused, and
+that nothing is left."""
 
 from __future__ import annotations
 
@@ -32,7 +33,10 @@ def refused(server: Server, reference: str) -> tuple[Code, str]:
     pod = server.run_pod()
     before = sorted(p.name for p in (server.root / "containers").iterdir())
     config = server.container_config(image=api.ImageSpec(image=reference))
-    found = code_of(lambda: server.create(pod, config)), message_of(lambda: server.create(pod, config))
+    found = (
+        code_of(lambda: server.create(pod, config)),
+        message_of(lambda: server.create(pod, config)),
+    )
     assert sorted(p.name for p in (server.root / "containers").iterdir()) == before
     assert not list((server.state / "containers").iterdir())
     return found
@@ -40,7 +44,8 @@ def refused(server: Server, reference: str) -> tuple[Code, str]:
 
 @pytest.mark.requirement("4.11.1")
 def test_an_archive_is_restored_by_criu_only(server: Server, criu: Path, tmp_path: Path) -> None:
-    """All is well until CRIU is asked: then the container has ended before it began, like any that cannot be started."""
+    """All is well until CRIU is asked: then the container has ended before it began, like any that
+    cannot be started."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         member = tarfile.TarInfo("written")
@@ -54,7 +59,11 @@ def test_an_archive_is_restored_by_criu_only(server: Server, criu: Path, tmp_pat
     assert server.status(made).image.image == IMAGE
     assert "criu" in message_of(lambda: server.start_container(made))
     status = server.status(made)
-    assert (status.state, status.exit_code, status.reason) == (api.CONTAINER_EXITED, 128, "StartError")
+    assert (status.state, status.exit_code, status.reason) == (
+        api.CONTAINER_EXITED,
+        128,
+        "StartError",
+    )
 
 
 def test_a_layer_in_the_form_of_containerd(server: Server, criu: Path, tmp_path: Path) -> None:
@@ -72,10 +81,12 @@ def test_a_layer_in_the_form_of_containerd(server: Server, criu: Path, tmp_path:
 
 
 def test_what_other_engines_take_for_granted(server: Server, criu: Path, tmp_path: Path) -> None:
-    """Their root folder has a mode that no layer says, and files are mounted that kubelet asks nobody for."""
+    """Their root folder has a mode that no layer says, and files are mounted that kubelet asks
+    nobody for."""
     places = ("/run/.containerenv", "/run/secrets")
     binds = [
-        {"destination": place, "type": "bind", "source": "/nowhere", "options": ["bind"]} for place in places
+        {"destination": place, "type": "bind", "source": "/nowhere", "options": ["bind"]}
+        for place in places
     ]
     members = (
         ("spec.dump", json.dumps({"mounts": binds, "linux": SEPARATE}).encode()),
@@ -85,11 +96,14 @@ def test_what_other_engines_take_for_granted(server: Server, criu: Path, tmp_pat
     config = server.container_config(image=api.ImageSpec(image=path))
     made = server.root / "containers" / server.create(server.run_pod(), config)
     assert stat.S_IMODE((made / "upper").stat().st_mode) == 0o555
-    assert (made / "stand-ins/0").read_bytes() == b"" and list((made / "stand-ins/1").iterdir()) == []
+    assert (made / "stand-ins/0").read_bytes() == b"" and list(
+        (made / "stand-ins/1").iterdir()
+    ) == []
     (tmp_path / "own").touch()
     config.mounts.add(container_path=places[0], host_path=str(tmp_path / "own"))
     made = server.root / "containers" / server.create(server.run_pod(), config)
-    assert [p.is_dir() for p in (made / "stand-ins").iterdir()] == [True]  # the caller's mount is taken
+    # the caller's mount is taken
+    assert [p.is_dir() for p in (made / "stand-ins").iterdir()] == [True]
 
 
 def test_an_image_id_is_not_pulled(server: Server, criu: Path, tmp_path: Path) -> None:
@@ -107,7 +121,11 @@ def test_what_is_no_archive(server: Server, criu: Path, tmp_path: Path) -> None:
         ("/dev/null", Code.INVALID_ARGUMENT, "is no regular file"),
         (str(tmp_path / "text"), Code.INVALID_ARGUMENT, "the checkpoint's archive"),
         (archive(tmp_path / "empty.tar"), Code.INVALID_ARGUMENT, "has no folder checkpoint"),
-        (archive(tmp_path / "image.tar", *IMAGES, rootfsImageName="registry.test/none:1"), None, ""),
+        (
+            archive(tmp_path / "image.tar", *IMAGES, rootfsImageName="registry.test/none:1"),
+            None,
+            "",
+        ),
     ):
         found, said = refused(server, reference)
         assert (code is None or found == code) and why in said, (reference, found, said)
@@ -142,7 +160,11 @@ def test_the_request_must_fit(server: Server, criu: Path, tmp_path: Path) -> Non
     spec = {"mounts": [{"destination": "/data", "type": "bind", "source": "/etc"}]}
     code, said = refused(
         server,
-        archive(tmp_path / "a.tar", *IMAGES, ("spec.dump", json.dumps({**spec, "linux": SEPARATE}).encode())),
+        archive(
+            tmp_path / "a.tar",
+            *IMAGES,
+            ("spec.dump", json.dumps({**spec, "linux": SEPARATE}).encode()),
+        ),
     )
     assert code == Code.INVALID_ARGUMENT and "had mounts of the host at /data" in said
 

@@ -1,4 +1,5 @@
-"""Root directories on unusual mounts: what can hold pods does, what cannot is refused before anybody is answered."""
+"""Root directories on unusual mounts: what can hold pods does, what cannot is refused before
+anybody is answered."""
 
 from __future__ import annotations
 
@@ -30,5 +31,8 @@ def test_a_root_that_can_hold_no_container_is_refused_at_start(tmp_path: Path) -
         (tmp_path / name).mkdir()
     layers = f"lowerdir={tmp_path}/lower,upperdir={tmp_path}/upper,workdir={tmp_path}/work"
     words = r"pyrunc-cri: /tmp/\S+/root is on overlay, where overlayfs can write no layer"
-    with pytest.raises(AssertionError, match=words), Server(mount=("-t", "overlay", "-o", layers, "root")):
+    with (
+        pytest.raises(AssertionError, match=words),
+        Server(mount=("-t", "overlay", "-o", layers, "root")),
+    ):
         pass

@@ -14,7 +14,9 @@ from tests.cri.client_verbs import cli, ended, ok, started
 from tests.cri.server_harness import IMAGE, Server
 from tests.support.processes import wait_until
 
-WRITER = "i=0; while [ $i -lt {number} ]; do i=$((i+1)); echo $i; {pause}; done; touch /done; sleep 3600"
+WRITER = (
+    "i=0; while [ $i -lt {number} ]; do i=$((i+1)); echo $i; {pause}; done; touch /done; sleep 3600"
+)
 
 
 def run(server: Server, command: str, limits: str) -> str:
@@ -56,7 +58,9 @@ def test_so_many_files_are_kept(server: Server) -> None:
 
 
 def test_a_rotation_that_a_kill_has_cut_in_two_is_completed(server: Server) -> None:
-    container = run(server, "echo one; until [ -e /go ]; do sleep 0.05; done; echo two; sleep 3600", "1Mi 2")
+    container = run(
+        server, "echo one; until [ -e /go ]; do sleep 0.05; done; echo two; sleep 3600", "1Mi 2"
+    )
     path = Path(server.status(container).log_path)
     server.wait_logged(container, "one")
     path.rename(f"{path}.20260101-100000")
@@ -75,7 +79,9 @@ def test_the_author_of_a_kubelets_pod_cannot_ask_for_rotation(server: Server) ->
     config.metadata.name, config.annotations[ANNOTATION] = "d", "1 2"
     own = server.launch(pod, config)
     assert wait_until(lambda: rotated(server.status(own).log_path), 60), server.tail()
-    assert not rotated(server.status(other).log_path), "one look takes the containers in their order"
+    assert not rotated(server.status(other).log_path), (
+        "one look takes the containers in their order"
+    )
 
 
 @pytest.mark.parametrize("text", ["10Mi", "10Mi 1", "x 5", "10Mi five"])

@@ -1,7 +1,8 @@
 """Runtime handlers: other OCI runtimes by their command line, and our own with other settings.
 
-What a container does is the same whoever runs it: output, exit codes, exec, terminals, stop, statistics, a restart of the server.
-The programs are real: runc, and our own `pyrunc`, which is driven like it here.
+What a container does is the same whoever runs it: output, exit codes, exec, terminals, stop,
+statistics, a restart of the server. The programs are real: runc, and our own `pyrunc`, which is
+driven like it here.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def binaries() -> dict[str, str]:
 
 
 def settings() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {f"runtimes.{n}": {"binary": b} for n, b in binaries().items()}
+    found: dict[str, dict[str, Any]] = {
+        f"runtimes.{n}": {"binary": b} for n, b in binaries().items()
+    }
     found["runtimes.command"]["arguments"] = ["--missing-controllers", "warn"]
     found["runtimes.writable"] = {"cgroup_writable": True, "default_capabilities": ["CAP_CHOWN"]}
     found["runtimes.bare"] = {"privileged_without_host_devices": True}
@@ -85,12 +88,17 @@ def runtime_folder(server: Server, container: str) -> Path:
 def test_a_life(server: Server, handler: str) -> None:
     pod = run_pod(server, handler)
     assert server.pod_status(pod).runtime_handler == handler
-    container = server.launch(pod, server.container_config(TRAP, envs=[api.KeyValue(key="K", value=b"v")]))
+    container = server.launch(
+        pod, server.container_config(TRAP, envs=[api.KeyValue(key="K", value=b"v")])
+    )
     server.wait_logged(container, "ready")
     assert any(runtime_folder(server, container).iterdir())  # it was that program
     assert server.output(container, "sh", "-c", "echo $K; cat /etc/hostname") == f"v\n{pod[:12]}\n"
     assert server.exec(container, "sh", "-c", "echo e >&2; exit 3").exit_code == 3
-    assert code_of(lambda: server.exec(container, "no-such-program")) == grpc.StatusCode.INVALID_ARGUMENT
+    assert (
+        code_of(lambda: server.exec(container, "no-such-program"))
+        == grpc.StatusCode.INVALID_ARGUMENT
+    )
     stats = server.runtime.ContainerStats(api.ContainerStatsRequest(container_id=container)).stats
     assert stats.cpu.usage_core_nano_seconds.value > 0
     server.stop_container(container, timeout_s=30)
@@ -103,8 +111,8 @@ def test_a_life(server: Server, handler: str) -> None:
 
 @pytest.mark.parametrize("handler", OTHERS)
 def test_sources_are_what_they_were(server: Server, handler: str, tmp_path: Path) -> None:
-    """CVE-2021-25741: whoever may write beside a host path puts a link there before the other runtime mounts it. Files and what is
-    mounted below a source come along."""
+    """CVE-2021-25741: whoever may write beside a host path puts a link there before the other
+    runtime mounts it. Files and what is mounted below a source come along."""
     secret, folder, file = tmp_path / "secret", tmp_path / "folder", tmp_path / "file"
     secret.mkdir()
     (folder / "below").mkdir(parents=True)
@@ -148,7 +156,9 @@ def test_a_restart_of_the_server(own_server: Server, handler: str) -> None:
     server = own_server
     pod = run_pod(server, handler)
     running = server.launch(pod, server.container_config(TRAP))
-    created = server.create(pod, server.container_config(metadata=api.ContainerMetadata(name="created")))
+    created = server.create(
+        pod, server.container_config(metadata=api.ContainerMetadata(name="created"))
+    )
     server.wait_logged(running, "ready")
     server.restart()
     assert server.status(running).state == api.CONTAINER_RUNNING
@@ -193,7 +203,11 @@ def test_a_program_that_is_not_there(server: Server, handler: str) -> None:
     container = server.create(pod, server.container_config(("no-such-program",)))
     assert "no-such-program" in message_of(lambda: server.start_container(container))
     status = server.status(container)
-    assert (status.state, status.exit_code, status.reason) == (api.CONTAINER_EXITED, 128, "StartError")
+    assert (status.state, status.exit_code, status.reason) == (
+        api.CONTAINER_EXITED,
+        128,
+        "StartError",
+    )
 
 
 @pytest.mark.parametrize("handler", OTHERS)
@@ -252,7 +266,8 @@ def test_recursively_read_only_is_for_runtimes_that_know_it(server: Server) -> N
 def test_users_of_their_own_are_for_our_runtime(server: Server) -> None:
     mapping = [api.IDMapping(host_id=200000, container_id=0, length=65536)]
     options = api.NamespaceOption(
-        pid=api.CONTAINER, userns_options=api.UserNamespace(mode=api.POD, uids=mapping, gids=mapping)
+        pid=api.CONTAINER,
+        userns_options=api.UserNamespace(mode=api.POD, uids=mapping, gids=mapping),
     )
     context = api.LinuxSandboxSecurityContext(namespace_options=options)
     changes = {"linux": api.LinuxPodSandboxConfig(security_context=context)}
@@ -262,7 +277,9 @@ def test_users_of_their_own_are_for_our_runtime(server: Server) -> None:
 def test_checkpoints_are_for_our_runtime(server: Server, tmp_path: Path) -> None:
     """Also where CRIU is not installed: the reason is the handler."""
     container = server.launch(run_pod(server, "runc"))
-    request = api.CheckpointContainerRequest(container_id=container, location=str(tmp_path / "a.tar"))
+    request = api.CheckpointContainerRequest(
+        container_id=container, location=str(tmp_path / "a.tar")
+    )
     said = message_of(lambda: server.runtime.CheckpointContainer(request, timeout=RPC_TIMEOUT_S))
     assert "is run by another runtime, handler 'runc'" in said
     assert not list(tmp_path.iterdir())
@@ -277,9 +294,12 @@ def test_an_unknown_handler_is_refused(server: Server) -> None:
 
 
 def test_images_are_the_same_for_all_handlers(server: Server) -> None:
-    """kubelet's gate RuntimeClassInImageCriApi: it keeps images whose handler, in a list, is that of a container which uses them."""
+    """kubelet's gate RuntimeClassInImageCriApi: it keeps images whose handler, in a list, is that
+    of a container which uses them."""
     with pytest.raises(grpc.RpcError, match="unknown runtime handler 'kata'") as refused:
-        server.image.PullImage(api.PullImageRequest(image=api.ImageSpec(image=IMAGE, runtime_handler="kata")))
+        server.image.PullImage(
+            api.PullImageRequest(image=api.ImageSpec(image=IMAGE, runtime_handler="kata"))
+        )
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     asked = api.ImageSpec(image=IMAGE, runtime_handler="runc", annotations={"io.example/a": "1"})
     (image,) = server.image.ListImages(api.ListImagesRequest()).images
@@ -296,7 +316,9 @@ def test_our_runtime_with_other_settings(server: Server) -> None:
     attempt = ("sh", "-c", "mkdir /sys/fs/cgroup/below /sys/fs/cgroup/unified/below")
     unified = "/sys/fs/cgroup"
     assert server.exec(plain, *attempt).exit_code != 0
-    assert "rw" in options_of(server, writable, unified) and "ro" in options_of(server, plain, unified)
+    assert "rw" in options_of(server, writable, unified) and "ro" in options_of(
+        server, plain, unified
+    )
     assert server.exec(writable, "mkdir", f"{unified}/below").exit_code == 0
     assert server.exec(writable, "rmdir", f"{unified}/below").exit_code == 0
     assert capabilities_of(server, writable) == 1 << 0  # CAP_CHOWN

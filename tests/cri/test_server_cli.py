@@ -1,4 +1,5 @@
-"""The front end for people, over a real server: manifests, lists, logs, exec, images; and what a wrong manifest is told."""
+"""The front end for people, over a real server: manifests, lists, logs, exec, images; and what a
+wrong manifest is told."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ spec:
 """
 
 
-def run(server: Server, manifest: str, *flags: str, code: int = 0) -> subprocess.CompletedProcess[bytes]:
+def run(
+    server: Server, manifest: str, *flags: str, code: int = 0
+) -> subprocess.CompletedProcess[bytes]:
     path = server.folder / "pod.yaml"
     path.write_text(manifest)
     return cli(server, "run", "--folder", str(server.folder / "pods"), *flags, str(path), code=code)
@@ -61,7 +64,15 @@ def test_a_manifest_becomes_a_pod(server: Server) -> None:
     output = done.stdout.decode()
     (pod,) = server.pods()
     assert server.pod_status(pod.id).network.ip in output and "prepared" in output
-    for word in ("shim", "pause", "sleep 3600", "net own", "user host", "start main", " ms  in all"):
+    for word in (
+        "shim",
+        "pause",
+        "sleep 3600",
+        "net own",
+        "user host",
+        "start main",
+        " ms  in all",
+    ):
         assert word in output, word
     assert "web" in cli(server, "pods").stdout.decode()
     listing = cli(server, "ps").stdout.decode()
@@ -120,12 +131,21 @@ def test_a_host_path_is_checked_before_anything_runs(server: Server, tmp_path: P
 def test_a_sub_path_is_resolved_beneath_its_volume(server: Server, tmp_path: Path) -> None:
     (tmp_path / "volume").mkdir()
     (tmp_path / "volume" / "out").symlink_to("..")
-    for given, problem in (("../x", "contains '..'"), ("/x", "is not relative"), ("out/x", "over a link")):
-        pod = with_volume(f"hostPath: {{path: {tmp_path}/volume}}", f"mountPath: /v, subPath: {given}")
+    for given, problem in (
+        ("../x", "contains '..'"),
+        ("/x", "is not relative"),
+        ("out/x", "over a link"),
+    ):
+        pod = with_volume(
+            f"hostPath: {{path: {tmp_path}/volume}}", f"mountPath: /v, subPath: {given}"
+        )
         assert problem in run(server, pod, code=1).stderr.decode() and not server.pods()
     assert os.listdir(tmp_path) == ["volume"]
     given = 'mountPath: /v, subPathExpr: "inner/$(B)"'
-    run(server, with_volume(f"hostPath: {{path: {tmp_path}/volume}}", given, "touch /v/made; sleep 3600"))
+    run(
+        server,
+        with_volume(f"hostPath: {{path: {tmp_path}/volume}}", given, "touch /v/made; sleep 3600"),
+    )
     assert wait_until(lambda: (tmp_path / "volume" / "inner" / "one" / "two" / "made").exists(), 20)
 
 
@@ -243,7 +263,9 @@ def test_output_that_cannot_be_written_is_an_error(server: Server) -> None:
 def test_logs_follow_a_rotated_file(server: Server) -> None:
     container = server.launch(
         server.run_pod(),
-        server.container_config(["sh", "-c", "echo one; until [ -e /go ]; do sleep 0.05; done; echo two"]),
+        server.container_config(
+            ["sh", "-c", "echo one; until [ -e /go ]; do sleep 0.05; done; echo two"]
+        ),
     )
     server.wait_logged(container, "one")
     with started(server, "logs", "-f", container) as process:
@@ -273,7 +295,9 @@ def test_rm_shows_all_containers_at_a_time_and_returns_the_first_failure(server:
   {{name: b, image: "{IMAGE}", command: [sh, -c, "until [ -e /go ]; do sleep 0.05; done; echo from b; exit 4"]}},
   {{name: c, image: "{IMAGE}", command: [sh, -c, "exit 5"]}}]}}}}
 """)
-    with started(server, "run", "--rm", "--folder", str(server.folder / "pods"), str(path)) as process:
+    with started(
+        server, "run", "--rm", "--folder", str(server.folder / "pods"), str(path)
+    ) as process:
         assert process.stdout is not None
         while not process.stdout.readline().startswith(b"--- output"):
             assert process.poll() is None
@@ -287,7 +311,9 @@ def test_rm_shows_all_containers_at_a_time_and_returns_the_first_failure(server:
 def test_an_interrupt_of_run_removes_the_pod(server: Server) -> None:
     path = server.folder / "pod.yaml"
     path.write_text(POD.replace("spec:", "spec:\n  terminationGracePeriodSeconds: 0"))
-    with started(server, "run", "--rm", "--folder", str(server.folder / "pods"), str(path)) as process:
+    with started(
+        server, "run", "--rm", "--folder", str(server.folder / "pods"), str(path)
+    ) as process:
         assert process.stdout is not None
         while not process.stdout.readline().startswith(b"--- output"):
             assert process.poll() is None
@@ -329,7 +355,9 @@ def test_wrong_manifests(server: Server, change: tuple[str, str], message: str) 
 
 
 def test_lenient_ignores_with_a_warning(server: Server) -> None:
-    manifest = POD.replace("name: main\n", "name: main\n      livenessProbe: {}\n      comand: [x]\n")
+    manifest = POD.replace(
+        "name: main\n", "name: main\n      livenessProbe: {}\n      comand: [x]\n"
+    )
     assert manifest != POD
     warnings = run(server, manifest, "--lenient").stderr.decode().splitlines()
     assert warnings == [
@@ -345,9 +373,9 @@ def test_the_name_of_a_pod_is_its_own(server: Server) -> None:
     refused = f"pyrunc-cri: pod default/web exists: {pod.id[:12]}, ready (pyrunc-cri rm -f {pod.id[:12]} removes it)\n"
     assert run(server, POD, code=1).stderr.decode() == refused
     cli(server, "stop", "-t", "0", "web")
-    assert run(server, POD, code=1).stderr.decode() == refused.replace(", ready", ", not ready").replace(
-        "-f ", ""
-    )
+    assert run(server, POD, code=1).stderr.decode() == refused.replace(
+        ", ready", ", not ready"
+    ).replace("-f ", "")
     run(server, POD.replace("{name: web,", "{name: web, namespace: other,"))
     assert len(server.pods()) == 2 and len(list((server.folder / "pods").iterdir())) == 2
 
@@ -358,7 +386,8 @@ def test_two_at_a_time_make_one_pod(server: Server) -> None:
     words = ("run", "--folder", str(server.folder / "pods"), str(path))
     with started(server, *words) as one, started(server, *words) as two:
         codes = {
-            process.communicate()[1].count(b"default/web exists"): process.wait() for process in (one, two)
+            process.communicate()[1].count(b"default/web exists"): process.wait()
+            for process in (one, two)
         }
     assert codes == {0: 0, 1: 1} and len(server.pods()) == 1
     assert len(list((server.folder / "pods").iterdir())) == 1
@@ -384,7 +413,8 @@ def test_images(server: Server) -> None:
 
 def test_errors_are_one_line(server: Server) -> None:
     assert (
-        cli(server, "exec", "nobody", "true", code=1).stderr == b"pyrunc-cri: no such container: 'nobody'\n"
+        cli(server, "exec", "nobody", "true", code=1).stderr
+        == b"pyrunc-cri: no such container: 'nobody'\n"
     )
     done = subprocess.run(
         [sys.executable, "-m", "cri_server.cli.main", "--address", "unix:///nowhere.sock", "ps"],

@@ -1,4 +1,5 @@
-"""Random sequences of calls, crashes included, against a model of what CRI promises: the same answers, nothing left."""
+"""Random sequences of calls, crashes included, against a model of what CRI promises: the same
+answers, nothing left."""
 
 from __future__ import annotations
 
@@ -66,7 +67,9 @@ class Calls(RuleBasedStateMachine):
         if pod.ready:
             assert self.server.run_pod(pod.config) == identifier
         else:
-            assert code_of(lambda: self.server.run_pod(pod.config)) == grpc.StatusCode.ALREADY_EXISTS
+            assert (
+                code_of(lambda: self.server.run_pod(pod.config)) == grpc.StatusCode.ALREADY_EXISTS
+            )
 
     @precondition(lambda self: self.pods)
     @rule(data=st.data())
@@ -145,7 +148,9 @@ class Calls(RuleBasedStateMachine):
         listed = {p.id: p.state == api.SANDBOX_READY for p in self.server.pods()}
         assert listed == {identifier: pod.ready for identifier, pod in self.pods.items()}
         states = {(c.pod_sandbox_id, c.id): c.state for c in self.server.containers()}
-        assert states == {(p, c): s for p, pod in self.pods.items() for c, s in pod.containers.items()}
+        assert states == {
+            (p, c): s for p, pod in self.pods.items() for c, s in pod.containers.items()
+        }
 
     def teardown(self) -> None:
         self.server.remove_all()

@@ -68,14 +68,18 @@ def test_a_container_has_what_is_configured(server: Server, folder: Path) -> Non
         assert server.output(container, "stat", "-c", "%u:%g", "/dev/other").strip() == "77:88"
         assert "CapBnd:\t0000000000000020" in server.output(container, "cat", "/proc/self/status")
         spec = json.loads((server.state / "containers" / container / "config.json").read_text())
-        passed = {k: v for k, v in spec["annotations"].items() if not k.startswith("io.kubernetes.")}
+        passed = {
+            k: v for k, v in spec["annotations"].items() if not k.startswith("io.kubernetes.")
+        }
         assert passed == {"io.example/a": "1", "exact": "3"}
         assert json.loads((folder / "ran").read_text())["id"] == container
     finally:
         server.remove_pod(pod)
 
 
-def test_no_hook_for_others_and_no_class_that_is_not_configured(server: Server, folder: Path) -> None:
+def test_no_hook_for_others_and_no_class_that_is_not_configured(
+    server: Server, folder: Path
+) -> None:
     (folder / "ran").unlink(missing_ok=True)
     pod_config = server.pod_config()
     pod = server.run_pod(pod_config)
@@ -91,7 +95,10 @@ def test_a_pod_of_the_hosts_network_keeps_the_hosts_settings(server: Server) -> 
     try:
         before = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text()
         container = server.launch(pod)
-        assert server.output(container, "cat", "/proc/sys/net/ipv4/ip_unprivileged_port_start") == before
+        assert (
+            server.output(container, "cat", "/proc/sys/net/ipv4/ip_unprivileged_port_start")
+            == before
+        )
     finally:
         server.remove_pod(pod)
 
@@ -103,7 +110,9 @@ def test_a_class_of_caches_needs_resctrl(server: Server) -> None:
     pod_config.annotations["rdt.resources.beta.kubernetes.io/pod"] = "gold"
     pod = server.run_pod(pod_config)
     try:
-        with pytest.raises(grpc.RpcError, match="RDT class 'gold': this node has no resctrl") as refused:
+        with pytest.raises(
+            grpc.RpcError, match="RDT class 'gold': this node has no resctrl"
+        ) as refused:
             server.create(pod)
         assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
         assert not server.containers()

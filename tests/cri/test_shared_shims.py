@@ -28,7 +28,10 @@ def server() -> Iterator[Server]:
 
 def shims(server: Server) -> set[int]:
     """The pids of the shims that are there."""
-    return {json.loads(record.read_text())["pid"] for record in (server.state / "shims").glob("*/shim.json")}
+    return {
+        json.loads(record.read_text())["pid"]
+        for record in (server.state / "shims").glob("*/shim.json")
+    }
 
 
 def test_pods_are_spread_over_the_shims(server: Server) -> None:
@@ -87,14 +90,17 @@ def test_a_restarted_server_uses_the_same_shims(server: Server) -> None:
     server.remove_pod(pods[0])
     server.restart()
     assert server.status(containers[1]).state == api.CONTAINER_RUNNING
-    assert shim_pid(server, pods[1]) in before and shim_pid(server, server.run_pod()) in shims(server)
+    assert shim_pid(server, pods[1]) in before and shim_pid(server, server.run_pod()) in shims(
+        server
+    )
     assert len(shims(server)) == 2
     server.remove_all()
     nothing_left(server)
 
 
 def test_a_stopped_pod_does_not_end_the_other(server: Server) -> None:
-    """Its record says which shim it had; that lives on for the other pods, through stops and restarts."""
+    """Its record says which shim it had; that lives on for the other pods, through stops and
+    restarts."""
     first, _, third = (server.run_pod() for _ in range(3))
     container = server.launch(third)
     server.stop_pod(first)

@@ -1,6 +1,8 @@
-"""A shim that is killed in the middle of a start: whatever its fork had made by then is gone, and the caller may try again.
+"""A shim that is killed in the middle of a start: whatever its fork had made by then is gone, and
+the caller may try again.
 
-The moment is not left to luck: strace holds the fork at a system call for as long as it takes to kill the shim.
+The moment is not left to luck: strace holds the fork at a system call for as long as it takes to
+kill the shim.
 """
 
 from __future__ import annotations
@@ -45,8 +47,9 @@ def own_server() -> Iterator[Server]:
 
 @contextlib.contextmanager
 def holding(pids: set[int], call: str, when: str) -> Iterator[None]:
-    """Until the block's end these processes and what they fork stand still, killed or not, before (`enter`) or after (`exit`) their
-    first such call; of mkdir the second: the first is for the parent of all groups."""
+    """Until the block's end these processes and what they fork stand still, killed or not, before
+    (`enter`) or after (`exit`) their first such call; of mkdir the second: the first is for the
+    parent of all groups."""
     attached = [word for pid in pids for word in ("-p", str(pid))]
     command = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}"]
     inject = ["-e", f"inject={call}:delay_{when}={HELD_US}:when={1 + (call == 'mkdir')}"]
@@ -67,7 +70,9 @@ def traced(pid: int) -> bool:
 
 def groups(server: Server, identifier: str) -> list[Path]:
     """The cgroups of a container or a pod."""
-    return [path for root in server._cgroups() for path in root.rglob("*") if identifier in path.name]
+    return [
+        path for root in server._cgroups() for path in root.rglob("*") if identifier in path.name
+    ]
 
 
 def populated(group: Path) -> bool:
@@ -169,7 +174,9 @@ def test_a_shim_and_a_server_killed_during_a_containers_start(own_server: Server
     nothing_left(server)
 
 
-@pytest.mark.parametrize(("call", "when", "reached"), [("mkdir", "exit", made), ("clone3", "exit", entered)])
+@pytest.mark.parametrize(
+    ("call", "when", "reached"), [("mkdir", "exit", made), ("clone3", "exit", entered)]
+)
 def test_a_shim_killed_during_a_pods_start(
     server: Server, call: str, when: str, reached: Callable[[list[Path]], bool]
 ) -> None:
@@ -199,7 +206,9 @@ def test_calls_that_need_a_dead_shim_or_zygote(own_server: Server) -> None:
     container = server.launch(pod)
     shim = shim_pid(server, pod)
     with ThreadPoolExecutor(1) as pool:
-        executing = pool.submit(code_of, lambda: server.exec(container, "sh", "-c", "sleep 1004 & wait"))
+        executing = pool.submit(
+            code_of, lambda: server.exec(container, "sh", "-c", "sleep 1004 & wait")
+        )
         assert wait_until(lambda: "1004" in words_below(shim), 30)
         os.kill(shim, signal.SIGKILL)
         assert executing.result(30) == grpc.StatusCode.UNAVAILABLE

@@ -93,14 +93,17 @@ def test_images_that_cannot_be_read_end_it_beside_its_pods(server: Server) -> No
 
 @pytest.mark.parametrize("fault", ["exit 1", f"exec sleep {LATE_S}"])
 def test_a_plugin_that_fails_holds_no_start_up(server: Server, fault: str) -> None:
-    """Of a pod that was being made when the server was killed nothing runs, whatever its plugin says; it is asked again later."""
+    """Of a pod that was being made when the server was killed nothing runs, whatever its plugin
+    says; it is asked again later."""
     conflist = server.folder / "net.d" / "10-pods.conflist"
     network = json.loads(conflist.read_text())
     network["plugins"].append({"type": "moody"})
     conflist.write_text(json.dumps(network))
     mended, plugin = server.folder / "mended", server.folder / "bin" / "moody"
     plugin.parent.mkdir(exist_ok=True)
-    plugin.write_text(f"#!/bin/sh\n[ $CNI_COMMAND = DEL ] && [ ! -e {mended} ] && {fault}\n{PASS_ON}")
+    plugin.write_text(
+        f"#!/bin/sh\n[ $CNI_COMMAND = DEL ] && [ ! -e {mended} ] && {fault}\n{PASS_ON}"
+    )
     plugin.chmod(0o700)
     server.stop()
     server.start(**{FAILPOINT: "run_sandbox.network=kill"})
@@ -113,5 +116,7 @@ def test_a_plugin_that_fails_holds_no_start_up(server: Server, fault: str) -> No
     assert "which was never finished" in server.tail()
     nothing_but_networks(server)
     mended.touch()
-    assert wait_until(lambda: not list((server.root / "network").glob("*.json")), 2 * SOON_S), server.tail()
+    assert wait_until(lambda: not list((server.root / "network").glob("*.json")), 2 * SOON_S), (
+        server.tail()
+    )
     nothing_left(server)

@@ -1,5 +1,6 @@
-"""Containers that are made after a restart of the server share the page cache of their image with those that run, where a service manager
-keeps the server's descriptors; elsewhere they have pages of their own.
+"""Containers that are made after a restart of the server share the page cache of their image with
+those that run, where a service manager keeps the server's descriptors; elsewhere they have pages of
+their own.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def test_without_a_manager_each_server_has_pages_of_its_own() -> None:
 
 
 def test_a_server_in_another_mount_namespace(manager: ServiceManager) -> None:
-    """As one whose unit was changed to have a private /tmp: what is stored was mounted in another namespace."""
+    """As one whose unit was changed to have a private /tmp: what is stored was mounted in another
+    namespace."""
     with serving(manager) as server:
         load(server)
         pod = server.run_pod(host_network=True)

@@ -1,4 +1,5 @@
-"""A pod whose network add-on has gone: nothing half-made stays, and what cannot be detached any more can be removed by force."""
+"""A pod whose network add-on has gone: nothing half-made stays, and what cannot be detached any
+more can be removed by force."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def install(server: Server, kind: str, script: str = PLUGIN) -> Path:
 
 
 def run(server: Server, tmp_path: Path, code: int = 0) -> str:
-    done = cli(server, "run", "--folder", str(tmp_path / "pods"), str(tmp_path / "pod.yaml"), code=code)
+    done = cli(
+        server, "run", "--folder", str(tmp_path / "pods"), str(tmp_path / "pod.yaml"), code=code
+    )
     return done.stderr.decode()
 
 
@@ -73,7 +76,9 @@ def test_a_plugin_that_is_not_there_leaves_no_pod(server: Server, tmp_path: Path
     nothing_left(server)
 
 
-def test_a_plugin_that_has_gone_keeps_its_pod_until_it_is_forced(server: Server, tmp_path: Path) -> None:
+def test_a_plugin_that_has_gone_keeps_its_pod_until_it_is_forced(
+    server: Server, tmp_path: Path
+) -> None:
     configure(server, "add-on")
     plugin = install(server, "add-on")
     run(server, tmp_path)
@@ -90,11 +95,15 @@ def test_a_plugin_that_has_gone_keeps_its_pod_until_it_is_forced(server: Server,
     done = cli(server, "rm", "--force", "--folder", str(tmp_path / "pods"), "web")
     assert done.stdout == b"web\n"
     assert f"pyrunc-cri: warning: the pod's network is given up: {gone}" in done.stderr.decode()
-    assert re.search(rf"network of sandbox {pod} is given up: {re.escape(gone)}", server.log.read_text())
+    assert re.search(
+        rf"network of sandbox {pod} is given up: {re.escape(gone)}", server.log.read_text()
+    )
     nothing_left(server)
 
 
-def test_a_roll_back_that_fails_shows_the_pod_and_force_removes_it(server: Server, tmp_path: Path) -> None:
+def test_a_roll_back_that_fails_shows_the_pod_and_force_removes_it(
+    server: Server, tmp_path: Path
+) -> None:
     configure(server, "broken")
     install(server, "broken", "#!/bin/sh\necho no >&2\nexit 7\n")
     assert "CNI plugin broken ended ADD with 7: no" in run(server, tmp_path, code=1)
@@ -114,7 +123,10 @@ def test_the_network_of_a_pod_that_runs_is_not_given_up(server: Server, tmp_path
     from cri_server.cli.client import Client, ServerError
     from cri_server.rpc import private
 
-    with Client(f"unix://{server.socket}") as client, pytest.raises(ServerError, match="stop it first"):
+    with (
+        Client(f"unix://{server.socket}") as client,
+        pytest.raises(ServerError, match="stop it first"),
+    ):
         client.admin(private.ReleaseNetwork(server.pods()[0].id), private.Refusals)
     assert server.output(container, "echo", "here") == "here\n"
     cli(server, "rm", "--force", "web")
@@ -131,12 +143,17 @@ def test_gc_knows_the_folders_of_run(server: Server) -> None:
     (folder / "default_other_1").mkdir()
     (folder / "default_other_1/pod").write_text("0" * 64)
     (folder / "default_killed_1").mkdir()
-    found = {Path(i["name"]).name.rsplit("_", 1)[0]: i for i in gc(server) if str(folder) in i["name"]}
-    assert {i["action"] for i in found.values()} == {"keep"} and {i["kind"] for i in found.values()} == {
-        "pod's files"
+    found = {
+        Path(i["name"]).name.rsplit("_", 1)[0]: i for i in gc(server) if str(folder) in i["name"]
     }
+    assert {i["action"] for i in found.values()} == {"keep"} and {
+        i["kind"] for i in found.values()
+    } == {"pod's files"}
     assert "of pod default/web" in found["default_web"]["why"]
-    assert "does not know" in found["default_other"]["why"] and "was killed" in found["default_killed"]["why"]
+    assert (
+        "does not know" in found["default_other"]["why"]
+        and "was killed" in found["default_killed"]["why"]
+    )
     assert not [i for i in gc(server) if i["kind"] == "unknown"]
     cli(server, "rm", "--force", "--folder", str(folder), "web")
     assert sorted(p.name for p in folder.iterdir()) == ["default_killed_1", "default_other_1"]

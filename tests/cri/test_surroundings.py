@@ -1,7 +1,9 @@
-"""What a container inherits is the same wherever the server was started from: a unit with settings, a shell with limits.
+"""What a container inherits is the same wherever the server was started from: a unit with settings,
+a shell with limits.
 
-The server is started by a process that has changed everything of its own that fork(2) and execve(2) hand down. What containers
-and execs have of it is read from /proc and compared with what is said here, once per kind of process.
+The server is started by a process that has changed everything of its own that fork(2) and execve(2)
+hand down. What containers and execs have of it is read from /proc and compared with what is said
+here, once per kind of process.
 """
 
 from __future__ import annotations
@@ -23,15 +25,17 @@ from tests.support.processes import wait_until
 
 INFINITY = resource.RLIM_INFINITY
 MIB = 1 << 20
-# systemd's defaults for services, which containerd runs under, but for processes: pids.max counts those.
+# systemd's defaults for services, which containerd runs under, but for processes: pids.max counts
+# those.
 LIMITS = {
     "CPU": (INFINITY, INFINITY), "FSIZE": (INFINITY, INFINITY), "DATA": (INFINITY, INFINITY), "STACK": (8 * MIB, INFINITY),
     "CORE": (0, INFINITY), "RSS": (INFINITY, INFINITY), "NPROC": (INFINITY, INFINITY), "NOFILE": (1024, 524288),
     "MEMLOCK": (8 * MIB, 8 * MIB), "AS": (INFINITY, INFINITY), "MSGQUEUE": (819200, 819200), "NICE": (0, 0),
     "RTPRIO": (0, 0), "RTTIME": (INFINITY, INFINITY),
 }  # fmt: skip
-# Before the server: a unit's Nice=, IOSchedulingClass=, CPUSchedulingPolicy=, CPUAffinity=, TimerSlackNSec=, Personality=, UMask=,
-# IgnoreSIGPIPE=, OOMScoreAdjust=, KeyringMode=, CoredumpFilter=, NUMAPolicy=, Limit…=, and what only prctl(2) sets.
+# Before the server: a unit's Nice=, IOSchedulingClass=, CPUSchedulingPolicy=, CPUAffinity=,
+# TimerSlackNSec=, Personality=, UMask=, IgnoreSIGPIPE=, OOMScoreAdjust=, KeyringMode=,
+# CoredumpFilter=, NUMAPolicy=, Limit…=, and what only prctl(2) sets.
 CHANGED = """
 import ctypes, os, resource, signal, sys
 call = ctypes.CDLL(None, use_errno=True).syscall
@@ -86,7 +90,8 @@ def limits_of(pid: int) -> dict[str, tuple[int, int]]:
 
 
 def expected_limits() -> dict[str, tuple[int, int]]:
-    """LIMITS, as far as a server without CAP_SYS_RESOURCE can give them: raising a hard limit needs it."""
+    """LIMITS, as far as a server without CAP_SYS_RESOURCE can give them: raising a hard limit needs
+    it."""
     found = {}
     for name, (soft, hard) in LIMITS.items():
         own = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[1]
@@ -120,7 +125,9 @@ def inherited(pid: int) -> dict[str, object]:
         "personality": int(Path(f"/proc/{pid}/personality").read_text(), 16),
         "huge pages": field("THP_enabled", pid),
         "merged pages": "ksm_merge_any: yes" not in Path(f"/proc/{pid}/ksm_stat").read_text(),
-        "NUMA policy": {line.split()[1] for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines()},
+        "NUMA policy": {
+            line.split()[1] for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines()
+        },
         "core dumps": int(Path(f"/proc/{pid}/coredump_filter").read_text(), 16),
         "umask": field("Umask", pid),
         "blocked": field("SigBlk", pid),
@@ -152,7 +159,9 @@ def test_what_processes_inherit(server: Server) -> None:
     asked = api.ExecSyncRequest(container_id=container, cmd=["sleep", "1001"], timeout=600)
     call = server.runtime.ExecSync.future(asked)
     try:
-        assert wait_until(lambda: sorted(sleepers().values()) == ["sleep\x001001\0", "sleep\x003600\0"], 30)
+        assert wait_until(
+            lambda: sorted(sleepers().values()) == ["sleep\x001001\0", "sleep\x003600\0"], 30
+        )
         here = {
             "CPUs": os.sched_getaffinity(0),
             "out of memory": 0 if holds("CAP_SYS_RESOURCE") else 77,  # not below the server's own
@@ -184,7 +193,9 @@ def test_limits_are_a_setting(server: Server) -> None:
     with Server(network=False, settings=settings) as other:
         other.load_image()
         container = other.launch(other.run_pod(host_network=True))
-        assert other.output(container, "sh", "-c", "ulimit -Sn; ulimit -Hn; ulimit -Hc").split() == [
+        assert other.output(
+            container, "sh", "-c", "ulimit -Sn; ulimit -Hn; ulimit -Hc"
+        ).split() == [
             "300",
             "400",
             "0",

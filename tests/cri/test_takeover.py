@@ -1,4 +1,5 @@
-"""A shim that is killed costs nothing: another one goes on with its pod, for the keeper has what is needed (`pyrunc.shim.kept`)."""
+"""A shim that is killed costs nothing: another one goes on with its pod, for the keeper has what is
+needed (`pyrunc.shim.kept`)."""
 
 from __future__ import annotations
 
@@ -67,7 +68,9 @@ def lose_shim(server: Server, pod: str) -> int:
 
 def known_of(server: Server, pod: str) -> dict[str, Any]:
     request = api.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=True)
-    found: dict[str, Any] = json.loads(server.runtime.PodSandboxStatus(request, timeout=10).info["info"])
+    found: dict[str, Any] = json.loads(
+        server.runtime.PodSandboxStatus(request, timeout=10).info["info"]
+    )
     return found
 
 
@@ -164,7 +167,9 @@ def test_the_network_goes_with_the_pod(server: Server) -> None:
     assert address in server.output(second, "ip", "addr")
     assert server.output(first, "ip", "addr") == server.output(second, "ip", "addr")
     shown = known_of(server, pod)
-    assert [i["sandbox"] for i in shown["cniResult"]["interfaces"] if i["name"] == "eth0"] == [shown["netns"]]
+    assert [i["sandbox"] for i in shown["cniResult"]["interfaces"] if i["name"] == "eth0"] == [
+        shown["netns"]
+    ]
     assert server.output(second, "df", "/dev/shm") == server.output(first, "df", "/dev/shm")
     server.stop_pod(pod)
     assert server.status(first).exit_code == 137
@@ -176,7 +181,9 @@ def test_a_session_of_the_lost_shim_is_ended(server: Server) -> None:
     pod = server.run_pod()
     container = server.launch(pod)
     with ThreadPoolExecutor(1) as pool:
-        executing = pool.submit(code_of, lambda: server.exec(container, "sh", "-c", "sleep 1005 & wait"))
+        executing = pool.submit(
+            code_of, lambda: server.exec(container, "sh", "-c", "sleep 1005 & wait")
+        )
         assert wait_until(lambda: "1005" in server.output(container, "ps"), 30)
         lose_shim(server, pod)
         assert executing.result(30) == grpc.StatusCode.UNAVAILABLE
@@ -263,7 +270,8 @@ def test_all_shims_at_once(server: Server) -> None:
 
 
 def test_shims_killed_while_pods_are_busy(server: Server) -> None:
-    """Lives of other containers go on meanwhile: a call that meets the moment is told UNAVAILABLE, and the next one works."""
+    """Lives of other containers go on meanwhile: a call that meets the moment is told UNAVAILABLE,
+    and the next one works."""
     chance = random.Random(7)
     pods = [server.run_pod() for _ in range(3)]
     counting = [server.launch(pod, server.container_config(COUNTS)) for pod in pods]
@@ -295,7 +303,9 @@ def test_shims_killed_while_pods_are_busy(server: Server) -> None:
         server.stop_container(container)
         numbers = [int(line) for line in server.log_lines(container)]
         assert numbers == sorted(set(numbers)), "each once, in order"
-        assert numbers[-1] + 1 - len(numbers) <= KILLS, "a shim may have read one that it did not write"
+        assert numbers[-1] + 1 - len(numbers) <= KILLS, (
+            "a shim may have read one that it did not write"
+        )
     server.remove_all()
     nothing_left(server)
 

@@ -1,4 +1,5 @@
-"""`pyrunc-cri timeline`: a pod's life with its steps, also when the pod is gone and the server was killed."""
+"""`pyrunc-cri timeline`: a pod's life with its steps, also when the pod is gone and the server was
+killed."""
 
 from __future__ import annotations
 
@@ -60,9 +61,16 @@ def test_a_pods_life(server: Server) -> None:
     ran = found[0]
     assert ran["pod_id"] == pod and ran["outcome"] == "OK"
     spans = {span["name"]: span for span in ran["spans"]}
-    assert {"state", "shim", "network", "record"} < set(spans) and any(n.startswith("plugin ") for n in spans)
+    assert {"state", "shim", "network", "record"} < set(spans) and any(
+        n.startswith("plugin ") for n in spans
+    )
     for span in ran["spans"]:
-        assert 0 <= span["offset_ms"] <= span["offset_ms"] + span["duration_ms"] <= ran["duration_ms"] + 1
+        assert (
+            0
+            <= span["offset_ms"]
+            <= span["offset_ms"] + span["duration_ms"]
+            <= ran["duration_ms"] + 1
+        )
     assert "execute" in {span["name"] for span in found[2]["spans"]}
     text = run(server, pod[:12])
     assert "RunPodSandbox default/life OK" in text and "█" in text and " network\n" in text
@@ -130,7 +138,9 @@ def test_the_parts_of_shims(server: Server) -> None:
     executed = parts_of(found["ExecSync"], "execute")
     assert executed == ["read and parse", "plan and lower", *launch]
     for call in found.values():
-        ends = {span["id"]: span["offset_ms"] + span["duration_ms"] for span in call.get("spans", ())}
+        ends = {
+            span["id"]: span["offset_ms"] + span["duration_ms"] for span in call.get("spans", ())
+        }
         for span in call.get("spans", ()):
             assert span["duration_ms"] >= 0
             if "parent" in span:
@@ -152,16 +162,24 @@ def test_the_launchers_operations_and_a_page(tmp_path: Path) -> None:
             named = [s for s in found[call]["spans"] if line in s["name"]]
             assert len(named) == 1 and "parent" in named[0], found[call]
             numbers = [
-                int(s["name"].split()[0]) for s in found[call]["spans"] if s["name"].split()[0].isdigit()
+                int(s["name"].split()[0])
+                for s in found[call]["spans"]
+                if s["name"].split()[0].isdigit()
             ]
             assert sorted(numbers) == list(range(1, len(numbers) + 1)), "each line of the plan once"
         assert "secret" not in json.dumps(found)
         page = tmp_path / "page.html"
         assert run(server, "deep", "--html", str(page)) == ""
         text = page.read_text()
-        assert text.startswith("<!DOCTYPE html>") and "Timeline of deep" in text and "pivot_root" in text
+        assert (
+            text.startswith("<!DOCTYPE html>")
+            and "Timeline of deep" in text
+            and "pivot_root" in text
+        )
         assert run(server, "deep", "--html", "-") == text
-        assert "nothing is remembered" in run(server, "nobody", "--html", str(tmp_path / "none"), code=1)
+        assert "nothing is remembered" in run(
+            server, "nobody", "--html", str(tmp_path / "none"), code=1
+        )
         assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html"]
         server._settings["timeline"]["operations"] = False
         server._write_config()
@@ -180,7 +198,13 @@ def test_who_follows_sees_calls_end_over_a_restart() -> None:
     with Server(network=False) as server:
         server.load_image()
         server.run_pod(server.pod_config("one"), host_network=True)
-        command = [sys.executable, "-m", "cri_server.cli.main", "--address", f"unix://{server.socket}"]
+        command = [
+            sys.executable,
+            "-m",
+            "cri_server.cli.main",
+            "--address",
+            f"unix://{server.socket}",
+        ]
         with subprocess.Popen(
             [*command, "timeline", "--follow", "--json"],
             cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -196,9 +220,13 @@ def test_who_follows_sees_calls_end_over_a_restart() -> None:
                 assert "waiting for it" in follower.stderr.readline()
                 server.start()
                 server.run_pod(server.pod_config("three"), host_network=True)
-                assert json.loads(next(lines))["pod"] == "default/three", "nothing twice, nothing missing"
+                assert json.loads(next(lines))["pod"] == "default/three", (
+                    "nothing twice, nothing missing"
+                )
                 follower.send_signal(signal.SIGINT)
                 assert follower.wait(30) == 130
             finally:
                 follower.kill()
-    assert "--follow and --html do not go together" in run(server, "--follow", "--html", "x", code=2)
+    assert "--follow and --html do not go together" in run(
+        server, "--follow", "--html", "x", code=2
+    )

@@ -1,4 +1,5 @@
-"""Calls as OpenTelemetry's spans: at a collector, as parts of what the caller traces, and never in the way."""
+"""Calls as OpenTelemetry's spans: at a collector, as parts of what the caller traces, and never in
+the way."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 @contextlib.contextmanager
 def collector(server: Server, path: Path, *how: str) -> Iterator[int]:
     """One on the server's loopback; its port."""
-    command = server.in_its_network(sys.executable, "-m", "tests.support.otlp_collector", str(path), *how)
+    command = server.in_its_network(
+        sys.executable, "-m", "tests.support.otlp_collector", str(path), *how
+    )
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -69,9 +72,9 @@ def test_the_spans_of_calls(tmp_path: Path) -> None:
         roots = {span["name"]: span for span in found if span["parent"] not in by_id}
         assert set(roots) == {"RunPodSandbox", "CreateContainer", "StartContainer"}
         ran, started = roots["RunPodSandbox"], roots["StartContainer"]
-        assert {span["service"] for span in found} == {"pyrunc-cri"} and {s["path"] for s in found} == {
-            "/v1/traces"
-        }
+        assert {span["service"] for span in found} == {"pyrunc-cri"} and {
+            s["path"] for s in found
+        } == {"/v1/traces"}
         assert (ran["trace"], ran["parent"], ran["failed"]) == (TRACE, SPAN, False)
         assert ran["attributes"] == {
             **ran["attributes"],
@@ -82,18 +85,33 @@ def test_the_spans_of_calls(tmp_path: Path) -> None:
             "rpc.response.status_code": "OK",
         }
         assert unsampled not in json.dumps(found), "who calls has decided against it"
-        assert started["failed"] and "/no/such/program" in started["words"] and started["parent"] == ""
+        assert (
+            started["failed"] and "/no/such/program" in started["words"] and started["parent"] == ""
+        )
         assert started["attributes"]["pyrunc.failed_step"] == "execute"
-        assert {s["name"] for s in found if s["parent"] == started["id"] and s["failed"]} == {"execute"}
+        assert {s["name"] for s in found if s["parent"] == started["id"] and s["failed"]} == {
+            "execute"
+        }
         assert "holder" in {span["name"] for span in found if span["parent"] == ran["id"]}
         for span in found:
             parent = by_id.get(span["parent"])
             assert span["begin_ns"] <= span["end_ns"]
             if parent:
-                assert span["trace"] == parent["trace"] and span["begin_ns"] >= parent["begin_ns"] - 1000
-        command = [sys.executable, "-m", "cri_server.cli.main", "--address", f"unix://{server.socket}"]
+                assert (
+                    span["trace"] == parent["trace"]
+                    and span["begin_ns"] >= parent["begin_ns"] - 1000
+                )
+        command = [
+            sys.executable,
+            "-m",
+            "cri_server.cli.main",
+            "--address",
+            f"unix://{server.socket}",
+        ]
         server.start()
-        calls = json.loads(subprocess.check_output([*command, "timeline", "web", "--json"], cwd=REPOSITORY))
+        calls = json.loads(
+            subprocess.check_output([*command, "timeline", "web", "--json"], cwd=REPOSITORY)
+        )
         assert calls[0]["traceparent"] == f"00-{TRACE}-{SPAN}-01" and "traceparent" not in calls[1]
 
 
@@ -114,12 +132,16 @@ def test_a_collector_that_hangs_or_is_gone_slows_nobody(tmp_path: Path) -> None:
             server.remove_pod(run_pod(server, f"web{number}"))
         began = time.monotonic()
         assert server.stop() == 0
-        assert time.monotonic() - began < 20, "the server waited for a collector that does not answer"
+        assert time.monotonic() - began < 20, (
+            "the server waited for a collector that does not answer"
+        )
         server._settings["tracing"] = {"endpoint": "http://127.0.0.1:9"}
         server._write_config()
         server.start()
         server.remove_pod(run_pod(server, "last"))
-        assert wait_until(lambda: " ERROR opentelemetry" in server.tail(1000), 60), "told once a batch"
+        assert wait_until(lambda: " ERROR opentelemetry" in server.tail(1000), 60), (
+            "told once a batch"
+        )
         server.remove_pod(run_pod(server, "after"))
 
 
@@ -134,7 +156,14 @@ def test_it_is_off_and_costs_nothing_unless_asked_for() -> None:
 def test_without_the_library_the_error_names_it(tmp_path: Path) -> None:
     (tmp_path / "opentelemetry.py").write_text("raise ModuleNotFoundError(name='opentelemetry')")
     (tmp_path / "config.toml").write_text('[tracing]\nendpoint = "http://127.0.0.1:4318"\n')
-    command = [sys.executable, "-m", "cri_server.cli.main", "serve", "--config", f"{tmp_path}/config.toml"]
+    command = [
+        sys.executable,
+        "-m",
+        "cri_server.cli.main",
+        "serve",
+        "--config",
+        f"{tmp_path}/config.toml",
+    ]
     command += [
         "--listen",
         f"unix://{tmp_path}/s",
@@ -153,12 +182,21 @@ def test_without_the_library_the_error_names_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "endpoint", ["collector:4318", "grpc://collector:4317", "http://", "http://host:99999", "unix:///run/x"]
+    "endpoint",
+    ["collector:4318", "grpc://collector:4317", "http://", "http://host:99999", "unix:///run/x"],
 )
 def test_a_wrong_endpoint_is_named(tmp_path: Path, endpoint: str) -> None:
     (tmp_path / "config.toml").write_text(f"[tracing]\nendpoint = {json.dumps(endpoint)}\n")
-    command = [sys.executable, "-m", "cri_server.cli.main", "serve", "--config", f"{tmp_path}/config.toml"]
+    command = [
+        sys.executable,
+        "-m",
+        "cri_server.cli.main",
+        "serve",
+        "--config",
+        f"{tmp_path}/config.toml",
+    ]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
     assert (
-        done.returncode == 1 and f"tracing.endpoint: {endpoint!r} is not http[s]://HOST:PORT" in done.stderr
+        done.returncode == 1
+        and f"tracing.endpoint: {endpoint!r} is not http[s]://HOST:PORT" in done.stderr
     )

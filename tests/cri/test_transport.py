@@ -1,7 +1,7 @@
 """Clients that attack the running server over its socket, while a client that behaves is served.
 
-What one connection may cost is tested in tests/unit/http2 and tests/unit/rpc; here it is the server's processor, memory and
-descriptors, and the time that others wait.
+What one connection may cost is tested in tests/unit/http2 and tests/unit/rpc; here it is the
+server's processor, memory and descriptors, and the time that others wait.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ FIELDS = [
     (":authority", "localhost"),
     ("content-type", "application/grpc"),
 ]
-# What others wait meanwhile, 19 times of 20 and ever; the client that measures it shares an interpreter with the attackers.
+# What others wait meanwhile, 19 times of 20 and ever; the client that measures it shares an
+# interpreter with the attackers.
 WAIT_LIMIT_S, LONGEST_WAIT_S = 0.2, 3.0
 GROWTH_LIMIT_KIB = 96 << 10
 LARGE_ANSWER = ["sh", "-c", f"head -c {15 << 20} /dev/zero"]
@@ -99,7 +100,9 @@ def served(server: Server) -> Iterator[None]:
         len(waits),
         waits[-5:],
     )
-    assert wait_until(lambda: count_descriptors(server) <= descriptors, 60), count_descriptors(server)
+    assert wait_until(lambda: count_descriptors(server) <= descriptors, 60), count_descriptors(
+        server
+    )
     assert resident_kib(server) - memory_kib < GROWTH_LIMIT_KIB
     assert "Traceback" not in server.log.read_text()
 
@@ -181,7 +184,9 @@ class Client:
             high, low, kind, _, _ = frames.HEAD.unpack_from(self.heard, at)
             at += frames.HEAD_BYTES + (high << 8 | low)
             if kind == frames.GOAWAY:
-                code = ErrorCode(int.from_bytes(self.heard[at - (high << 8 | low) + 4 :][:4], "big"))
+                code = ErrorCode(
+                    int.from_bytes(self.heard[at - (high << 8 | low) + 4 :][:4], "big")
+                )
         return code
 
 
@@ -220,7 +225,15 @@ def tiny_windows(client: Client, number: int) -> bytes:
     return frames.window_update(0, 1)
 
 
-FLOODS = [rapid_resets, continuations, headers_without_end, pings, settings_frames, empty_data, tiny_windows]
+FLOODS = [
+    rapid_resets,
+    continuations,
+    headers_without_end,
+    pings,
+    settings_frames,
+    empty_data,
+    tiny_windows,
+]
 
 
 @pytest.mark.parametrize("flood", FLOODS)
@@ -242,12 +255,15 @@ def test_floods(server: Server, flood: Callable[[Client, int], bytes]) -> None:
 
 
 def test_header_bomb(server: Server) -> None:
-    """One large entry, referred to thousands of times in each request: refused, one by one, at no cost of memory."""
+    """One large entry, referred to thousands of times in each request: refused, one by one, at no
+    cost of memory."""
     with served(server), Client(server) as client:
         for stream_id in range(1, 201, 2):
             block = client.block("Version") + client.encoder.encode([("x-bomb", "x" * 4000)])
             block += b"\xbe" * 12_000  # the newest entry again and again: 48 MB of headers
-            if not client.send(head(len(block), frames.HEADERS, END_HEADERS | END_STREAM, stream_id) + block):
+            if not client.send(
+                head(len(block), frames.HEADERS, END_HEADERS | END_STREAM, stream_id) + block
+            ):
                 break
         assert client.send(client.call(203, "Version"))
         client.socket.shutdown(socket.SHUT_WR)
@@ -271,7 +287,9 @@ def test_right_frames_with_wrong_bits(server: Server) -> None:
     with served(server):
         for _ in range(200):
             with Client(server) as client:
-                wires = bytearray(b"".join(client.call(n, "ListContainers") for n in range(1, 21, 2)))
+                wires = bytearray(
+                    b"".join(client.call(n, "ListContainers") for n in range(1, 21, 2))
+                )
                 for _ in range(chance.randrange(1, 6)):
                     wires[chance.randrange(len(wires))] ^= 1 << chance.randrange(8)
                 client.send(bytes(wires))
@@ -280,7 +298,8 @@ def test_right_frames_with_wrong_bits(server: Server) -> None:
 
 
 def test_windows_of_nothing(server: Server) -> None:
-    """Streams whose answers may never be sent, on many connections; they cost what the answers are long."""
+    """Streams whose answers may never be sent, on many connections; they cost what the answers are
+    long."""
     greeting = frames.PREFACE + frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0})
     with served(server), contextlib.ExitStack() as stack:
         for _ in range(20):
@@ -290,7 +309,8 @@ def test_windows_of_nothing(server: Server) -> None:
 
 
 def test_clients_that_never_read(server: Server) -> None:
-    """They are not read either when the socket is full, or cut off when we are quicker than they: most streams are refused."""
+    """They are not read either when the socket is full, or cut off when we are quicker than they:
+    most streams are refused."""
     with served(server), contextlib.ExitStack() as stack:
         for _ in range(10):
             client = stack.enter_context(Client(server))
@@ -369,14 +389,18 @@ def _flood_until_ended(server: Server, flood: Callable[[Client, int], bytes]) ->
 def test_large_messages_both_ways(server: Server) -> None:
     """16 MiB each: an id that is not one, and the output of a command."""
     wrong = api.ContainerStatusRequest(container_id="x" * ((16 << 20) - 100))
-    assert code_of(lambda: server.runtime.ContainerStatus(wrong, timeout=60)) == grpc.StatusCode.NOT_FOUND
+    assert (
+        code_of(lambda: server.runtime.ContainerStatus(wrong, timeout=60))
+        == grpc.StatusCode.NOT_FOUND
+    )
     container = server.containers()[0].id
     answer = server.exec(container, "sh", "-c", f"head -c {15 << 20} /dev/zero")
     assert answer.exit_code == 0 and len(answer.stdout) == 15 << 20
 
 
 def test_many_large_answers_at_once(server: Server) -> None:
-    """Two dozen outputs of the largest size for one connection, kubelet's: all arrive whole, and at little cost of memory."""
+    """Two dozen outputs of the largest size for one connection, kubelet's: all arrive whole, and at
+    little cost of memory."""
     container = server.containers()[0].id
     command = ["sh", "-c", f"head -c {15 << 20} /dev/zero; echo end >&2"]
     request = api.ExecSyncRequest(container_id=container, cmd=command, timeout=120)
@@ -456,7 +480,9 @@ def test_what_is_kept_encoded_follows_the_facts(server: Server) -> None:
         assert [p.state for p in server.pods(id=pod)] == [api.SANDBOX_READY]
         server.stop_pod(pod)
         assert (
-            [p.state for p in server.pods(id=pod)] == [api.SANDBOX_NOTREADY] == [server.pod_status(pod).state]
+            [p.state for p in server.pods(id=pod)]
+            == [api.SANDBOX_NOTREADY]
+            == [server.pod_status(pod).state]
         )
     finally:
         server.stop_pod(pod)
@@ -472,8 +498,19 @@ def _state(server: Server, pod: str, container: str) -> int:
     (listed,) = server.containers(id=container)
     request = api.StreamContainersRequest(filter=api.ContainerFilter(id=container))
     ((streamed,),) = [m.containers for m in server.runtime.StreamContainers(request, timeout=10)]
-    of_pod = server.runtime.PodSandboxStatus(api.PodSandboxStatusRequest(pod_sandbox_id=pod), timeout=10)
+    of_pod = server.runtime.PodSandboxStatus(
+        api.PodSandboxStatusRequest(pod_sandbox_id=pod), timeout=10
+    )
     assert of_pod.timestamp and list(of_pod.containers_statuses) == [status] and streamed == listed
-    for field in ("id", "metadata", "state", "created_at", "labels", "annotations", "image_ref", "image_id"):
+    for field in (
+        "id",
+        "metadata",
+        "state",
+        "created_at",
+        "labels",
+        "annotations",
+        "image_ref",
+        "image_id",
+    ):
         assert getattr(listed, field) == getattr(status, field), field
     return int(status.state)

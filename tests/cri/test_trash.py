@@ -1,4 +1,5 @@
-"""Writable layers of removed containers: away at once, deleted soon, whatever happens to the server meanwhile."""
+"""Writable layers of removed containers: away at once, deleted soon, whatever happens to the server
+meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A server of another version starts over pods that run: shims of its version take over, and nothing of the pods ends."""
+"""A server of another version starts over pods that run: shims of its version take over, and
+nothing of the pods ends."""
 
 from __future__ import annotations
 

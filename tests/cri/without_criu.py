@@ -1,4 +1,5 @@
-"""A server whose PATH has no CRIU, or a program of that name which only fails; archives of checkpoints that tests write."""
+"""A server whose PATH has no CRIU, or a program of that name which only fails; archives of
+checkpoints that tests write."""
 
 from __future__ import annotations
 
@@ -29,7 +30,11 @@ SLOW = "#!/bin/sh\nwhile [ ! -e {folder}/go ]; do sleep 0.05; done\n"
 SEPARATE = {"namespaces": [{"type": kind} for kind in ("network", "pid", "ipc")]}
 """As a container of an ordinary pod has them."""
 
-IMAGES = ("checkpoint", None), ("checkpoint/inventory.img", b"x"), ("checkpoint/descriptors.json", b"[]")
+IMAGES = (
+    ("checkpoint", None),
+    ("checkpoint/inventory.img", b"x"),
+    ("checkpoint/descriptors.json", b"[]"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +79,10 @@ def goes_on(server: Server, container: str) -> None:
     """It runs, and nothing of a checkpoint is left of it."""
     before = count(server, container)
     assert wait_until(lambda: count(server, container) > before, 30)
-    assert sorted(p.name for p in (server.root / "containers" / container).iterdir()) == ["upper", "work"]
+    assert sorted(p.name for p in (server.root / "containers" / container).iterdir()) == [
+        "upper",
+        "work",
+    ]
 
 
 def launch_counting(server: Server) -> str:
@@ -84,14 +92,17 @@ def launch_counting(server: Server) -> str:
 
 
 def archive(path: Path, *members: tuple[str, bytes | str | None], **config: Any) -> str:
-    """A tar of files, folders (None) and links (text); with the documents that a checkpoint has, unless they are named."""
+    """A tar of files, folders (None) and links (text); with the documents that a checkpoint has,
+    unless they are named."""
     named = {name for name, _ in members}
     documents = {
         "config.dump": {"name": "c", "rootfsImageName": IMAGE, **config},
         "spec.dump": {"process": {"terminal": False}, "mounts": [], "linux": SEPARATE},
     }
     files: list[tuple[str, bytes | str | None]] = [
-        (name, json.dumps(content).encode()) for name, content in documents.items() if name not in named
+        (name, json.dumps(content).encode())
+        for name, content in documents.items()
+        if name not in named
     ]
     with tarfile.open(path, "w") as tar:
         for name, content in [*files, *members]:

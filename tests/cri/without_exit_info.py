@@ -1,5 +1,6 @@
-"""A server and shims to which the kernel does not tell how a process has ended that another one has reaped, as before Linux 6.15
-(PIDFD_INFO_EXIT): started as `python -m tests.cri.without_exit_info serve …`."""
+"""A server and shims to which the kernel does not tell how a process has ended that another one has
+reaped, as before Linux 6.15 (PIDFD_INFO_EXIT): started as `python -m tests.cri.without_exit_info
+serve …`."""
 
 from __future__ import annotations
 

@@ -31,7 +31,9 @@ class Server:
 
     def stop(self) -> None:
         """systemctl stop, with KillMode=process: nsenter waits for the server that it started."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        children = (
+            Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        )
         for pid in children or [self.process.pid]:
             os.kill(int(pid), signal.SIGTERM)
         self.process.wait(30)

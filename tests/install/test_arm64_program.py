@@ -1,4 +1,5 @@
-"""The program `pyrunc` of arm64 under an emulator: compiled here against Debian's Python for arm64, started from its snapshot."""
+"""The program `pyrunc` of arm64 under an emulator: compiled here against Debian's Python for arm64,
+started from its snapshot."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ INTERPRETER = f"python{sysconfig.get_python_version()}"
 
 @pytest.fixture(scope="module")
 def root() -> Path:
-    """The unpacked packages of an arm64 Debian with Python's static library; none of its programs is run."""
+    """The unpacked packages of an arm64 Debian with Python's static library; none of its programs
+    is run."""
     release = suite()
     folder = toolchain.cache() / "debian" / f"{release}-arm64-{INTERPRETER}"
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -31,7 +33,13 @@ def root() -> Path:
         if not folder.exists():
             unpacked = folder.with_suffix(f".{os.getpid()}")
             include = f"lib{INTERPRETER}-dev,zlib1g-dev,libexpat1-dev"
-            options = ["--quiet", "--mode=root", "--variant=extract", "--arch=arm64", f"--include={include}"]
+            options = [
+                "--quiet",
+                "--mode=root",
+                "--variant=extract",
+                "--arch=arm64",
+                f"--include={include}",
+            ]
             subprocess.run(["mmdebstrap", *options, release, unpacked], check=True)
             unpacked.rename(folder)
     return folder
@@ -57,7 +65,8 @@ def program(root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_it_starts_from_its_snapshot(program: list[str]) -> None:
-    """The C library's variables are among its data there: R_AARCH64_COPY, which one of them has in read-only memory."""
+    """The C library's variables are among its data there: R_AARCH64_COPY, which one of them has in
+    read-only memory."""
     done = subprocess.run([*program, "--version"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("pyrunc version ")
@@ -65,6 +74,8 @@ def test_it_starts_from_its_snapshot(program: list[str]) -> None:
 
 def test_an_error_of_its_code_is_reported(program: list[str]) -> None:
     """Not by the plain script, which is not there."""
-    done = subprocess.run([*program, "state", "absent"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*program, "state", "absent"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1
     assert "absent" in done.stderr and "Traceback" not in done.stderr

@@ -25,14 +25,22 @@ def asked(program: Path, words: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [("pyrunc pa", ["pause"]), ("pyrunc create --console", ["--console-socket"]), ("pyrunc zz", [])],
+    [
+        ("pyrunc pa", ["pause"]),
+        ("pyrunc create --console", ["--console-socket"]),
+        ("pyrunc zz", []),
+    ],
 )
 def test_pyrunc(words: str, expected: list[str]) -> None:
     assert asked(BIN / "pyrunc", words) == expected
 
 
 def test_a_verb_is_carried_out_whatever_the_environment_says() -> None:
-    environment = {"_PYRUNC_COMPLETE": "bash_complete", "COMP_WORDS": "pyrunc pa", "COMP_CWORD": "1"}
+    environment = {
+        "_PYRUNC_COMPLETE": "bash_complete",
+        "COMP_WORDS": "pyrunc pa",
+        "COMP_CWORD": "1",
+    }
     done = subprocess.run(
         [BIN / "pyrunc", "--version"], env=environment, capture_output=True, text=True, check=True
     )

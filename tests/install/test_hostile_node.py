@@ -54,8 +54,8 @@ def install(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(("place", "kind"), CASES)
 def test_what_is_in_the_place_of_a_file(root: Path, tmp_path: Path, place: str, kind: str) -> None:
-    """Proof: it ends, with success or one line that names the file; what a link leads to is unchanged
-    and nothing is made there. The same for the way back."""
+    """Proof: it ends, with success or one line that names the file; what a link leads to is
+    unchanged and nothing is made there. The same for the way back."""
     canary = tmp_path / "canary"
     canary.write_text("canary\n")
     canary.chmod(0o604)
@@ -67,12 +67,16 @@ def test_what_is_in_the_place_of_a_file(root: Path, tmp_path: Path, place: str, 
         assert done.returncode == 0 or PLACES[place] in done.stderr, done.stderr
     after = canary.stat()
     assert canary.read_text() == "canary\n" and not canary.with_name("new").exists()
-    assert (after.st_mode, after.st_ino, after.st_uid) == (before.st_mode, before.st_ino, before.st_uid)
+    assert (after.st_mode, after.st_ino, after.st_uid) == (
+        before.st_mode,
+        before.st_ino,
+        before.st_uid,
+    )
 
 
 def test_folders_of_another_user(root: Path, tmp_path: Path) -> None:
-    """/etc/pyrunc belongs to user 1000, who has left links under the names that a file has while it is
-    written. Proof: the canary is unchanged, and the configuration is root's."""
+    """/etc/pyrunc belongs to user 1000, who has left links under the names that a file has while it
+    is written. Proof: the canary is unchanged, and the configuration is root's."""
     canary = tmp_path / "canary"
     canary.write_text("canary\n")
     folder = root / "etc/pyrunc"

@@ -49,7 +49,10 @@ def root(tmp_path: Path) -> Path:
 
 def run(root: Path, *words: str, code: int = 0) -> str:
     done = subprocess.run(
-        [PROGRAM, "install-node", "--root", root, *words], capture_output=True, text=True, check=False
+        [PROGRAM, "install-node", "--root", root, *words],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == code, done
     return done.stdout + done.stderr
@@ -99,7 +102,10 @@ def test_what_lies_there(root: Path) -> None:
         plugin = root / "opt/cni/bin" / name
         assert builtin.is_ours(plugin.read_bytes()) and plugin.stat().st_mode & 0o777 == 0o755
     done = subprocess.run(
-        [root / "opt/cni/bin/loopback"], env={"CNI_COMMAND": "VERSION"}, capture_output=True, check=True
+        [root / "opt/cni/bin/loopback"],
+        env={"CNI_COMMAND": "VERSION"},
+        capture_output=True,
+        check=True,
     )
     assert b"supportedVersions" in done.stdout
 
@@ -246,7 +252,9 @@ class TestKubelet:
         assert not (root / self.DROP_IN).exists()
 
     def test_the_endpoint_ends_the_command_line_of_its_unit(self, root: Path) -> None:
-        self.unit(root, "/opt/kubelet --container-runtime-endpoint=unix:///run/containerd/containerd.sock")
+        self.unit(
+            root, "/opt/kubelet --container-runtime-endpoint=unix:///run/containerd/containerd.sock"
+        )
         run(root)
         assert (root / self.DROP_IN).read_text().endswith(
             "[Service]\nExecStart=\nExecStart=/opt/kubelet --container-runtime-endpoint=unix:///run/containerd/containerd.sock "

@@ -1,4 +1,5 @@
-"""Debian's maintainer scripts, run on their own with programs of the test's in place of the package's."""
+"""Debian's maintainer scripts, run on their own with programs of the test's in place of the
+package's."""
 
 from __future__ import annotations
 
@@ -33,18 +34,31 @@ class Installed:
         return self.root / "usr/lib/pyrunc/pyrunc/native"
 
     def run(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a maintainer script with all paths below the folder, and without what changes the machine."""
+        """Run a maintainer script with all paths below the folder, and without what changes the
+        machine."""
         command = ["sh", "-c", self._text(script), script, *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
-    def run_with_mounts(self, mounts: str, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run_with_mounts(
+        self, mounts: str, script: str, *arguments: str
+    ) -> subprocess.CompletedProcess[str]:
         """The same in a mount namespace of its own after the commands `mounts`."""
-        command = ["unshare", "--mount", "sh", "-ec", f"cd {self.root}; {mounts}\n{self._text(script)}"]
-        return subprocess.run([*command, script, *arguments], capture_output=True, text=True, check=False)
+        command = [
+            "unshare",
+            "--mount",
+            "sh",
+            "-ec",
+            f"cd {self.root}; {mounts}\n{self._text(script)}",
+        ]
+        return subprocess.run(
+            [*command, script, *arguments], capture_output=True, text=True, check=False
+        )
 
     def _text(self, script: str) -> str:
         text = (DEBIAN / script).read_text()
-        return "nft() { :; }\n" + re.sub(r"(?<![\w/.-])/(usr|run|etc|var)/", rf"{self.root}/\1/", text)
+        return "nft() { :; }\n" + re.sub(
+            r"(?<![\w/.-])/(usr|run|etc|var)/", rf"{self.root}/\1/", text
+        )
 
     def write(self, path: str, text: str = "") -> Path:
         """A file below the folder."""
@@ -167,7 +181,9 @@ def test_a_purge_ends_the_keeper(installed: Installed) -> None:
 
 
 @pytest.mark.parametrize("folder", ["var/lib/pyrunc", "run/pyrunc-cri"])
-def test_a_purge_deletes_nothing_under_a_server_that_runs(installed: Installed, folder: str) -> None:
+def test_a_purge_deletes_nothing_under_a_server_that_runs(
+    installed: Installed, folder: str
+) -> None:
     for path in (*DATA, *REGISTRIES):
         installed.write(path)
     before = installed.files("var", "run", "etc")
@@ -185,10 +201,10 @@ def test_a_purge_deletes_nothing_under_a_server_that_runs(installed: Installed, 
 #   remove, another server:       containerd, podman: nothing. docker.io: its init script. mariadb-server: its preinst
 #                                 refuses ("Stop it yourself and try again!"). We refuse.
 #   purge, data:                  containerd (/var/lib/containerd), podman (/var/lib/containers): stays.
-#                                 docker.io: all of /var/lib/docker, with a script that unmounts what is below.
-#                                 mariadb-server: asks, then all but lost+found. We remove images and records.
+# docker.io: all of /var/lib/docker, with a script that unmounts what is below. mariadb-server:
+# asks, then all but lost+found. We remove images and records.
 #   purge, data on its own disk:  mariadb-server empties it and leaves the mount point (Debian bug 829491).
-#                                 So do we; `rm -rf` of a mount point fails, and dpkg with it, at each attempt.
+# So do we; `rm -rf` of a mount point fails, and dpkg with it, at each attempt.
 #   purge, a mount below:         docker.io unmounts it. We refuse: it may be a folder of the administrator's.
 #   purge, configuration:         conffiles go (dpkg). What the administrator has added stays in all four. We ask.
 MOUNTED = {
@@ -213,7 +229,9 @@ def test_a_purge_empties_a_disk_that_is_mounted_there(installed: Installed, moun
     assert done.stdout.split() == remaining.format(root=installed.root).split()
 
 
-@pytest.mark.parametrize("folder", ["var/lib/pyrunc/images", "var/lib/pyrunc-pods/logs", "run/pyrunc-cri/a"])
+@pytest.mark.parametrize(
+    "folder", ["var/lib/pyrunc/images", "var/lib/pyrunc-pods/logs", "run/pyrunc-cri/a"]
+)
 def test_a_purge_deletes_nothing_below_a_mount(installed: Installed, folder: str) -> None:
     for path in DATA:
         installed.write(path)
@@ -235,8 +253,8 @@ def test_a_removal_keeps_data_and_settings(installed: Installed) -> None:
 
 
 def test_a_purge_follows_no_link(installed: Installed) -> None:
-    """The folders that a purge removes are links to a folder of somebody else's. Proof: the links are
-    gone, what they led to is not."""
+    """The folders that a purge removes are links to a folder of somebody else's. Proof: the links
+    are gone, what they led to is not."""
     victim = installed.root / "victim"
     victim.mkdir()
     (victim / "file").write_text("canary")

@@ -1,6 +1,7 @@
 """A machine's life with the Debian package: installed, upgraded, downgraded, purged.
 
-The machine is a chroot without systemd, so the server is started and ended by hand where its unit would do that.
+The machine is a chroot without systemd, so the server is started and ended by hand where its unit
+would do that.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ def deb(release: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory, release: str, deb: Path) -> Iterator[Path]:
-    """The root of a clean Debian on which apt has installed the package with what it depends on, and taken it away again."""
+    """The root of a clean Debian on which apt has installed the package with what it depends on,
+    and taken it away again."""
     with chroot.machine(tmp_path_factory.mktemp("machine") / "clean", release) as machine:
         shutil.copy(deb, machine.root / "root/pyrunc.deb")
         machine.run("apt-get update && apt-get install -y --no-install-recommends /root/pyrunc.deb")
@@ -114,9 +116,14 @@ def test_the_readmes_commands_start_the_server_where_no_systemd_runs(installed: 
         assert wait_until(lambda: machine.run("pyrunc-cri pods", check=False).returncode == 0, 60)
         for verb in ("remove", "purge"):
             refused = machine.run(f"apt-get {verb} -y pyrunc", check=False)
-            assert refused.returncode and "stop `pyrunc-cri serve` first" in refused.stdout + refused.stderr
+            assert (
+                refused.returncode
+                and "stop `pyrunc-cri serve` first" in refused.stdout + refused.stderr
+            )
         machine.run(f"pyrunc-cri pods && kill {pid}")
-        assert wait_until(lambda: machine.run("apt-get purge -y pyrunc", check=False).returncode == 0, 60)
+        assert wait_until(
+            lambda: machine.run("apt-get purge -y pyrunc", check=False).returncode == 0, 60
+        )
         machine.run("rm -rf /etc/cni/net.d/* /var/log/pyrunc-cri.log")
     assert not (installed / "var/lib/pyrunc").exists()
 
@@ -148,20 +155,26 @@ def test_pods_run_through_an_upgrade_and_a_downgrade(
                 assert version in machine.run("pyrunc-cri --version && pyrunc --version").stdout
                 assert wait_until(lambda: len(numbers(machine)) > count + 5, 30)  # noqa: B023
                 counted = numbers(machine)
-                assert counted == list(range(1, len(counted) + 1)), "no line is missing, none is there twice"
+                assert counted == list(range(1, len(counted) + 1)), (
+                    "no line is missing, none is there twice"
+                )
                 assert start_time(machine) == started, "it is the process that was started at first"
                 assert (installed / "etc/pyrunc/config.toml").read_text() == config
             refused = machine.run("apt-get remove -y pyrunc", check=False)
             assert (
-                refused.returncode and "1 pod is still there: stop kubelet" in refused.stdout + refused.stderr
+                refused.returncode
+                and "1 pod is still there: stop kubelet" in refused.stdout + refused.stderr
             )
             assert (
-                "install ok installed" in machine.run("dpkg -s pyrunc && pyrunc-cri exec clock true").stdout
+                "install ok installed"
+                in machine.run("dpkg -s pyrunc && pyrunc-cri exec clock true").stdout
             )
             machine.run("pyrunc-cri rm --force clock")
         finally:
             server.stop()
         machine.run("rm -rf /etc/cni/net.d/* /var/lib/cni && apt-get purge -y pyrunc")
     assert [
-        path for path in ("etc/pyrunc", "var/lib/pyrunc", "opt/cni", "etc/cni") if (installed / path).exists()
+        path
+        for path in ("etc/pyrunc", "var/lib/pyrunc", "opt/cni", "etc/cni")
+        if (installed / path).exists()
     ] == []

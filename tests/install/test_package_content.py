@@ -34,7 +34,9 @@ def test_it_needs_the_interpreter_that_it_was_built_for_and_no_compiler() -> Non
 
 def test_its_version_begins_with_the_codes_and_ends_with_the_debian() -> None:
     version = package.field(package.build(), "Version")
-    assert re.fullmatch(rf"{re.escape(pyrunc.__version__)}(~git\d{{14}}\.[0-9a-f]+)?-1~debian\d+", version)
+    assert re.fullmatch(
+        rf"{re.escape(pyrunc.__version__)}(~git\d{{14}}\.[0-9a-f]+)?-1~debian\d+", version
+    )
 
 
 def test_all_that_a_node_needs_is_there(tree: Path) -> None:
@@ -109,7 +111,9 @@ asyncio.run(exporter.close())
 """
 
 
-def test_spans_go_out_and_signatures_are_checked_with_its_own_libraries(tree: Path, tmp_path: Path) -> None:
+def test_spans_go_out_and_signatures_are_checked_with_its_own_libraries(
+    tree: Path, tmp_path: Path
+) -> None:
     spans = tmp_path / "spans"
     collector = [sys.executable, "-m", "tests.support.otlp_collector", str(spans)]
     with subprocess.Popen(collector, cwd=PROJECT, stdout=subprocess.PIPE, text=True) as process:

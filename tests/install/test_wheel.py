@@ -36,7 +36,11 @@ def test_the_programs_lie_where_the_modules_look_for_them(wheel: Path) -> None:
             == b"\x7fELF"
         )
         assert archive.getinfo("pyrunc/native/launcher").external_attr >> 16 & 0o111
-    assert {"cri_server/api/api_pb2.py", "pyrunc/cli/front.c", "cni_plugins/bridge/plugin.py"} <= names
+    assert {
+        "cri_server/api/api_pb2.py",
+        "pyrunc/cli/front.c",
+        "cni_plugins/bridge/plugin.py",
+    } <= names
     assert not [name for name in names if name.startswith(("tests/", "pyrunc/native/pyrunc-"))]
 
 

@@ -1,6 +1,8 @@
-"""A Debian that becomes a node without a package: the wheel in a virtual environment, `install-node`, and back.
+"""A Debian that becomes a node without a package: the wheel in a virtual environment,
+`install-node`, and back.
 
-The machine is a chroot without systemd and without a compiler, so `pyrunc` is a script and the server is started by hand.
+The machine is a chroot without systemd and without a compiler, so `pyrunc` is a script and the
+server is started by hand.
 """
 
 from __future__ import annotations

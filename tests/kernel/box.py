@@ -1,4 +1,5 @@
-"""Real containers from a busybox root: `Box` makes the bundle, starts what a test describes, and takes all of it away."""
+"""Real containers from a busybox root: `Box` makes the bundle, starts what a test describes, and
+takes all of it away."""
 
 from __future__ import annotations
 
@@ -101,7 +102,9 @@ class Box:
         found: dict[str, Any] = self.config["linux"]
         return found
 
-    def add_mount(self, destination: str, source: str = "", *options: str, kind: str = "bind") -> None:
+    def add_mount(
+        self, destination: str, source: str = "", *options: str, kind: str = "bind"
+    ) -> None:
         self.config["mounts"].append(
             {"destination": destination, "type": kind, "source": source, "options": list(options)}
         )
@@ -129,7 +132,9 @@ class Box:
         )
         name = f"{session.name('t')}-{self.folder.name}-{self.count}"
         more.setdefault("cgroup", CgroupChoice(missing_controllers="warn"))
-        return CreateRequest(name, str(self.folder), spec, rootfs, stdio, mount_fds=self.mount_fds, **more)
+        return CreateRequest(
+            name, str(self.folder), spec, rootfs, stdio, mount_fds=self.mount_fds, **more
+        )
 
     def run(self, script: str, **more: Any) -> str:
         """What `sh -c script` writes in a container, stderr included; the exit code must be 0."""
@@ -175,7 +180,11 @@ class Box:
             finish(created)
 
     def execute(
-        self, created: Created, request: CreateRequest, script: str, asked: dict[str, Any] | None = None
+        self,
+        created: Created,
+        request: CreateRequest,
+        script: str,
+        asked: dict[str, Any] | None = None,
     ) -> str:
         """What `sh -c script` writes as another process of the container; the exit code must be 0."""
         process = merged(request.spec, {"args": ["sh", "-c", script], **(asked or {})})
@@ -207,7 +216,8 @@ class Box:
 
 @contextmanager
 def held(box: Box) -> Iterator[dict[str, str]]:
-    """A holder of the box's mounts; what a container's request needs besides, where detached mounts cannot be cloned."""
+    """A holder of the box's mounts; what a container's request needs besides, where detached mounts
+    cannot be cloned."""
     pod = hold(
         PauseRequest(
             id=f"{session.name('h')}-{box.folder.name}",

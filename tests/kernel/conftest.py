@@ -18,12 +18,15 @@ from tests.kernel.box import Box
 def box(tmp_path: Path) -> Iterator[Box]:
     yield Box(tmp_path)
     # Others may be mounting things of theirs meanwhile; what the box leaves would name its folder.
-    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text(), "a mount appeared on the host"
+    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text(), (
+        "a mount appeared on the host"
+    )
 
 
 @pytest.fixture(autouse=True, scope="session")
 def what_a_process_keeps() -> None:
-    """The sealed programs are made once per process and stay open: not a leak of the first test that needs them."""
+    """The sealed programs are made once per process and stay open: not a leak of the first test
+    that needs them."""
     launch.executable()
     os.close(pause._open_pause())
     facts.host()

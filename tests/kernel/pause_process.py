@@ -27,7 +27,8 @@ class Held(Value):
 
 
 def hold(request: PauseRequest, stdio: tuple[int, int, int] | None = None) -> Held:
-    """Start the pause process that holds a pod's namespaces. Without `stdio` it has a null device of its own."""
+    """Start the pause process that holds a pod's namespaces. Without `stdio` it has a null device
+    of its own."""
     with Undo() as undo, Descriptors() as descriptors:
         compiled = compile_pause(request, descriptors, undo)
         if stdio is None:

@@ -16,7 +16,8 @@ from tests.support.processes import wait_until
 
 
 class Things:
-    """What a program leaves on a machine: `make(KIND, NAME)` leaves one and returns the word by which a leak is told."""
+    """What a program leaves on a machine: `make(KIND, NAME)` leaves one and returns the word by
+    which a leak is told."""
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         self.stack, self.folder = stack, folder
@@ -50,7 +51,8 @@ class Things:
         return str(place)
 
     def orphan(self, name: str, environment: dict[str, str]) -> int:
-        """A process with `name` in its command line that is not below this one, with a child; both are ended at the end."""
+        """A process with `name` in its command line that is not below this one, with a child; both
+        are ended at the end."""
         script = "echo $$; sleep 1000 >/dev/null & echo $!; exec >/dev/null; wait"
         done = subprocess.run(
             ["setsid", "--fork", "sh", "-c", script, name],
@@ -96,7 +98,9 @@ def test_own_things_are_leaks_and_those_of_others_are_not(things: Things, kind: 
     assert ledger.take().leaks(before) == []
     own = make(session.name("own"))
     found = ledger.take().leaks(before)
-    assert any(line.startswith(f"{kind}: {own}") for line in found) and all(own in line for line in found)
+    assert any(line.startswith(f"{kind}: {own}") for line in found) and all(
+        own in line for line in found
+    )
 
 
 def test_mounts_in_folders_of_the_session_are_leaks(things: Things, tmp_path: Path) -> None:
@@ -137,7 +141,9 @@ def test_what_another_worker_of_the_run_makes_is_left_to_it(
     monkeypatch.setattr(ledger, "OTHER_FOLDERS", {f"{things.folder}/"})
     own, before = session.mark(), ledger.take()
     other = own[:-1] + "z"  # no worker of two, nor what started them
-    theirs = [things.kinds[kind](name) for kind, name in (("cgroup", f"oth-{other}"), ("mount", "volume"))]
+    theirs = [
+        things.kinds[kind](name) for kind, name in (("cgroup", f"oth-{other}"), ("mount", "volume"))
+    ]
     theirs += [f" {things.orphan('pyrunc-cri', {session.VARIABLE: other})} ("]
     contained = things.orphan("pyrunc-cri", {})
     (Path(theirs[0]) / "cgroup.procs").write_text(str(contained))

@@ -14,7 +14,8 @@ from pyrunc.errors import Error
 
 
 def test_an_answer_that_comes_with_a_cancellation_is_closed() -> None:
-    """Both happen in one turn of the loop: the asker is cancelled when its answer is there and it did not run yet."""
+    """Both happen in one turn of the loop: the asker is cancelled when its answer is there and it
+    did not run yet."""
     asyncio.run(_cancel_with_the_answer())
 
 

@@ -1,4 +1,5 @@
-"""One cluster for all Kubernetes tests; the ledger runs around its whole life, since kubelet collects dead pods late."""
+"""One cluster for all Kubernetes tests; the ledger runs around its whole life, since kubelet
+collects dead pods late."""
 
 from __future__ import annotations
 

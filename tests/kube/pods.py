@@ -1,4 +1,5 @@
-"""What the Kubernetes tests say to the cluster: manifests as dicts, kubectl as a person would use it."""
+"""What the Kubernetes tests say to the cluster: manifests as dicts, kubectl as a person would use
+it."""
 
 from __future__ import annotations
 
@@ -16,9 +17,15 @@ Manifest = dict[str, Any]
 
 
 def pod(name: str, *containers: Manifest, **spec: Any) -> Manifest:
-    """A Pod manifest; containers get their names from `c`, `c2`, … and busybox as their image unless they say otherwise."""
+    """A Pod manifest; containers get their names from `c`, `c2`, … and busybox as their image
+    unless they say otherwise."""
     named = [
-        {"name": "c" if i == 0 else f"c{i + 1}", "image": "busybox", "imagePullPolicy": "IfNotPresent", **c}
+        {
+            "name": "c" if i == 0 else f"c{i + 1}",
+            "image": "busybox",
+            "imagePullPolicy": "IfNotPresent",
+            **c,
+        }
         for i, c in enumerate(containers or ({"command": ["sleep", "3600"]},))
     ]
     body = {
@@ -53,7 +60,8 @@ class Kube:
     def __init__(self, cluster: Cluster, test: str) -> None:
         self.cluster = cluster
         self.namespace = (
-            re.sub(r"[^a-z0-9]+", "-", test.lower()).strip("-")[:50] + f"-{int(time.time()) % 10000}"
+            re.sub(r"[^a-z0-9]+", "-", test.lower()).strip("-")[:50]
+            + f"-{int(time.time()) % 10000}"
         )
 
     def __call__(
@@ -85,9 +93,18 @@ class Kube:
         )
 
     def delete_namespace(self) -> None:
-        """Delete all pods at once, then the namespace in the background. Most run `sleep`, which as process 1 ends by force."""
+        """Delete all pods at once, then the namespace in the background. Most run `sleep`, which as
+        process 1 ends by force."""
         kinds = "pods,deployments,replicasets"
-        self("delete", kinds, "--all", "--grace-period=1", "--wait=true", "--timeout=60s", check=False)
+        self(
+            "delete",
+            kinds,
+            "--all",
+            "--grace-period=1",
+            "--wait=true",
+            "--timeout=60s",
+            check=False,
+        )
         self.cluster.kubectl("delete", "namespace", self.namespace, "--wait=false", check=False)
 
     def apply(self, *manifests: Manifest) -> None:

@@ -29,7 +29,9 @@ def test_a_deployment_of_nginx_serves_from_each_replica(kube: Kube) -> None:
     kube.ready("client")
     for address in addresses:
         ask = ("exec", "client", "--", "wget", "-qO-", f"http://{address}/")
-        kube.until(lambda ask=ask: "Welcome to nginx" in kube(*ask, check=False).stdout, "nginx's answer")  # type: ignore[misc]
+        kube.until(
+            lambda ask=ask: "Welcome to nginx" in kube(*ask, check=False).stdout, "nginx's answer"
+        )  # type: ignore[misc]
 
 
 def test_run_nginx(kube: Kube) -> None:

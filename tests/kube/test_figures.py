@@ -1,5 +1,5 @@
-"""Which figures a kubelet has of our pods: by default, when it asks cAdvisor for some, and with `PodAndContainerStatsFromCRI`, when it
-asks us for all. docs/operate.md has the table.
+"""Which figures a kubelet has of our pods: by default, when it asks cAdvisor for some, and with
+`PodAndContainerStatsFromCRI`, when it asks us for all. docs/operate.md has the table.
 
 On a machine that keeps controllers on cgroup v1 cAdvisor sees none of our groups.
 """
@@ -57,7 +57,9 @@ def check_what_is_always_there(kube: Kube) -> dict[str, Any]:
     for part in (found, container):
         assert part["cpu"]["usageCoreNanoSeconds"] > 0 and part["memory"]["workingSetBytes"] >= 0
     kube.until(
-        lambda: {CPU, MEMORY} <= names(of_pod(kube, "metrics/resource"), "c"), "metrics/resource", PATIENCE_S
+        lambda: {CPU, MEMORY} <= names(of_pod(kube, "metrics/resource"), "c"),
+        "metrics/resource",
+        PATIENCE_S,
     )
     return found
 
@@ -74,7 +76,9 @@ def test_by_default_and_with_the_gate(kube: Kube) -> None:
         assert found["network"]["name"] == "eth0" and found["network"]["rxBytes"] > 0
         assert found["process_stats"]["process_count"] >= 2
         series = of_pod(kube, "metrics/cadvisor")
-        assert {CPU, MEMORY, "container_fs_usage_bytes", "container_processes"} <= names(series, "c")
+        assert {CPU, MEMORY, "container_fs_usage_bytes", "container_processes"} <= names(
+            series, "c"
+        )
         assert all(s.labels["image"] for s in series if s.labels["container"])
         (received,) = [s for s in series if s.name == "container_network_receive_bytes_total"]
         assert received.labels["interface"] == "eth0" and received.value > 0

@@ -22,7 +22,9 @@ def test_a_registry_that_demands_a_password(kube: Kube) -> None:
     }
     kube.apply(pod("refused", image))
     kube.until(
-        lambda: any("ErrImagePull" in e or "401" in e or "authoriz" in e.lower() for e in kube.events()),
+        lambda: any(
+            "ErrImagePull" in e or "401" in e or "authoriz" in e.lower() for e in kube.events()
+        ),
         "the refusal",
     )
     kube(
@@ -60,10 +62,13 @@ def pods_and_reasons(kube: Kube) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_unused_images_are_collected(kube: Kube, tmp_path: Path) -> None:
-    """kubelet looks at the disk every five minutes; it finds it too full and removes what no container uses."""
+    """kubelet looks at the disk every five minutes; it finds it too full and removes what no
+    container uses."""
     unused = "unused.example/thing:1"
     archive = tmp_path / "unused.tar"
-    archive.write_bytes(build.docker_archive({unused: build.image([build.layer({"file": "content"})])}))
+    archive.write_bytes(
+        build.docker_archive({unused: build.image([build.layer({"file": "content"})])})
+    )
     kube.cluster.node.load(archive)
     kube.run(pod("p"))
     with cri.connect(kube.cluster.node.socket) as client:

@@ -19,10 +19,17 @@ def test_init_containers_run_in_order_and_sidecars_stay(kube: Kube) -> None:
     }
     init = [
         {"name": "one", **shell("echo one >>/v/order"), **write},
-        {"name": "side", "restartPolicy": "Always", **shell("echo side >>/v/order; sleep 3600"), **write},
+        {
+            "name": "side",
+            "restartPolicy": "Always",
+            **shell("echo side >>/v/order; sleep 3600"),
+            **write,
+        },
         {"name": "two", **shell("echo two >>/v/order"), **write},
     ]
-    main = shell("echo main >>/v/order; sleep 3600", volumeMounts=[{"name": "v", "mountPath": "/v"}])
+    main = shell(
+        "echo main >>/v/order; sleep 3600", volumeMounts=[{"name": "v", "mountPath": "/v"}]
+    )
     kube.run(pod("p", main, initContainers=init, volumes=[{"name": "v", "emptyDir": {}}]))
     assert kube.sh("p", "cat /v/order").split() == ["one", "side", "two", "main"]
     states = {s["name"]: s["state"] for s in kube.get("p")["status"]["initContainerStatuses"]}
@@ -39,7 +46,10 @@ def test_post_start_and_pre_stop_hooks(kube: Kube) -> None:
     watcher = shell("trap 'cat /v/stopping; exit 0' TERM; while true; do sleep 0.1; done", **mount)
     host = {
         "name": "v",
-        "hostPath": {"path": f"{kube.cluster.folder}/hooks-{kube.namespace}", "type": "DirectoryOrCreate"},
+        "hostPath": {
+            "path": f"{kube.cluster.folder}/hooks-{kube.namespace}",
+            "type": "DirectoryOrCreate",
+        },
     }
     kube.run(
         pod(
@@ -127,7 +137,8 @@ def test_a_missing_image_is_named(kube: Kube) -> None:
     kube.apply(pod("p", {"image": "no-such-image", "command": ["true"]}))
     kube.until(
         lambda: any(
-            ("no-such-image" in e and "ErrImagePull" in e) or "not found" in e for e in kube.events()
+            ("no-such-image" in e and "ErrImagePull" in e) or "not found" in e
+            for e in kube.events()
         ),
         "the error",
     )
@@ -147,7 +158,9 @@ def test_deletion_within_the_grace_period(kube: Kube) -> None:
     assert time.monotonic() - start < 25
     kube.run(
         pod(
-            "stubborn", shell("trap '' TERM; while true; do sleep 0.1; done"), terminationGracePeriodSeconds=3
+            "stubborn",
+            shell("trap '' TERM; while true; do sleep 0.1; done"),
+            terminationGracePeriodSeconds=3,
         )
     )
     start = time.monotonic()
@@ -156,13 +169,16 @@ def test_deletion_within_the_grace_period(kube: Kube) -> None:
 
 
 def test_dead_containers_are_collected(kube: Kube) -> None:
-    """kubelet keeps one dead instance of a container that was restarted and removes the ones before."""
+    """kubelet keeps one dead instance of a container that was restarted and removes the ones
+    before."""
     from cri_server.api import api_pb2
     from tests.support import cri
 
     kube.apply(pod("p", shell("sleep 0.2; exit 1")))
     kube.until(
-        lambda: kube.get("p")["status"].get("containerStatuses", [{}])[0].get("restartCount", 0) >= 3,
+        lambda: (
+            kube.get("p")["status"].get("containerStatuses", [{}])[0].get("restartCount", 0) >= 3
+        ),
         "three restarts",
         120,
     )
@@ -171,13 +187,19 @@ def test_dead_containers_are_collected(kube: Kube) -> None:
     with cri.connect(kube.cluster.node.socket) as client:
         request = api_pb2.ListContainersRequest(filter=selector)
         kube.until(
-            lambda: len(client.runtime.ListContainers(request).containers) <= 2, "garbage collection", 100
+            lambda: len(client.runtime.ListContainers(request).containers) <= 2,
+            "garbage collection",
+            100,
         )
         kube("delete", "pod", "p", "--wait=true", "--timeout=60s")
         sandboxes = api_pb2.ListPodSandboxRequest(
             filter=api_pb2.PodSandboxFilter(label_selector={"io.kubernetes.pod.uid": uid})
         )
-        kube.until(lambda: not client.runtime.ListPodSandbox(sandboxes).items, "removal of the sandbox", 150)
+        kube.until(
+            lambda: not client.runtime.ListPodSandbox(sandboxes).items,
+            "removal of the sandbox",
+            150,
+        )
         assert not client.runtime.ListContainers(request).containers
 
 
@@ -186,11 +208,21 @@ def test_the_calls_of_a_pod_belong_to_the_trace_of_kubelet(kube: Kube) -> None:
     kube.run(pod("p", shell("sleep 3600")))
     name = f"{kube.namespace}/p"
     address = f"unix://{kube.cluster.node.socket}"
-    command = [sys.executable, "-m", "cri_server.cli.main", "--address", address, "timeline", name, "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "cri_server.cli.main",
+        "--address",
+        address,
+        "timeline",
+        name,
+        "--json",
+    ]
     calls = json.loads(subprocess.check_output(command, cwd=Path(__file__).parents[2], timeout=60))
     found = {call["call"]: call.get("traceparent", "") for call in calls}
     traces = {
-        call: found[call].split("-")[1] for call in ("RunPodSandbox", "CreateContainer", "StartContainer")
+        call: found[call].split("-")[1]
+        for call in ("RunPodSandbox", "CreateContainer", "StartContainer")
     }
     assert len(set(traces.values())) == 1, f"one sync of the pod, one trace: {found}"
     assert all(found[call].endswith("-01") for call in traces), "it is sampled"

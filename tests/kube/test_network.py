@@ -39,13 +39,17 @@ def test_host_ports_from_outside_and_from_the_node(kube: Kube) -> None:
 
 
 def test_pods_have_addresses_of_both_families(kube: Kube) -> None:
-    """From the plugin's result to the API server, the containers' environment, /etc/hosts and a connection."""
+    """From the plugin's result to the API server, the containers' environment, /etc/hosts and a
+    connection."""
     addresses = {"name": "IPS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIPs"}}}
     script = "mkdir /w; echo $IPS > /w/ips; exec httpd -f -p [::]:80 -h /w"
     made = kube.run(pod("server", shell(script, env=[addresses])))
     found = [entry["ip"] for entry in made["status"]["podIPs"]]
     subnets = [ip_network(subnet) for subnet in POD_SUBNETS]
-    assert [ip_address(ip) in subnet for ip, subnet in zip(found, subnets, strict=True)] == [True, True]
+    assert [ip_address(ip) in subnet for ip, subnet in zip(found, subnets, strict=True)] == [
+        True,
+        True,
+    ]
     assert made["status"]["podIP"] == found[0]
     kube.run(pod("client"))
     for host in (found[0], f"[{found[1]}]"):

@@ -25,7 +25,9 @@ def test_kill_9_of_the_server_loses_nothing(kube: Kube) -> None:
     before = len(kube.logs("counter").split())
     node.server.stop(signal.SIGKILL)
     (folder / "end").touch()
-    kube.until((node.folder / "state" / "containers" / ending / "exit.json").exists, "the shim's record")
+    kube.until(
+        (node.folder / "state" / "containers" / ending / "exit.json").exists, "the shim's record"
+    )
     time.sleep(2)  # the other one counts on
     node.start_server()
     kube.until(
@@ -52,14 +54,16 @@ def test_a_restarted_kubelet_finds_its_pods(kube: Kube) -> None:
     time.sleep(1)
     kube.cluster.start_kubelet()
     kube.until(
-        lambda: kube("exec", "p", "--", "true", check=False).returncode == 0, "an exec after the restart"
+        lambda: kube("exec", "p", "--", "true", check=False).returncode == 0,
+        "an exec after the restart",
     )
     status = kube.get("p")["status"]["containerStatuses"][0]
     assert (status["containerID"], status["restartCount"]) == (before, 0)
 
 
 def test_a_reboot_leaves_everything_removable(kube: Kube) -> None:
-    """The state directory is gone, no process is left and the boot id is another: pods come back with new sandboxes."""
+    """The state directory is gone, no process is left and the boot id is another: pods come back
+    with new sandboxes."""
     node, kubelet = kube.cluster.node, kube.cluster.programs["kubelet"]
     kube.run(pod("p"))
     first = kube.get("p")["status"]["containerStatuses"][0]["containerID"]
@@ -71,7 +75,9 @@ def test_a_reboot_leaves_everything_removable(kube: Kube) -> None:
 
     def back() -> bool:
         status = kube.get("p")["status"].get("containerStatuses", [{}])[0]
-        return bool(status.get("containerID", first) != first and "running" in status.get("state", {}))
+        return bool(
+            status.get("containerID", first) != first and "running" in status.get("state", {})
+        )
 
     kube.until(back, "the pod after the reboot", 90)
     assert kube.sh("p", "echo again") == "again"

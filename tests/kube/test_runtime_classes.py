@@ -1,4 +1,5 @@
-"""RuntimeClasses: a pod's handler is the one that its class names, and a running server takes a new one."""
+"""RuntimeClasses: a pod's handler is the one that its class names, and a running server takes a new
+one."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ def runtime_class(name: str) -> dict[str, Any]:
 def handlers(cluster: Cluster) -> dict[str, Any]:
     """What kubelet says of the node's."""
     (node,) = json.loads(cluster.kubectl("get", "nodes", "-o", "json").stdout)["items"]
-    return {each.get("name", ""): each.get("features", {}) for each in node["status"]["runtimeHandlers"]}
+    return {
+        each.get("name", ""): each.get("features", {}) for each in node["status"]["runtimeHandlers"]
+    }
 
 
 def test_a_pod_of_a_class(kube: Kube, handler: str) -> None:
@@ -67,5 +70,7 @@ def test_a_pod_of_a_class(kube: Kube, handler: str) -> None:
 def test_a_class_whose_handler_is_unknown(kube: Kube, handler: str) -> None:
     kube.apply(pod("q", runtimeClassName="unknown"))
     kube.until(
-        lambda: "unknown runtime handler" in kube("describe", "pod", "q").stdout, "kubelet's event", 60
+        lambda: "unknown runtime handler" in kube("describe", "pod", "q").stdout,
+        "kubelet's event",
+        60,
     )

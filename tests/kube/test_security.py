@@ -19,7 +19,12 @@ def test_host_network(kube: Kube) -> None:
 
 def test_share_process_namespace(kube: Kube) -> None:
     kube.run(
-        pod("p", {"command": ["sleep", "1111"]}, {"command": ["sleep", "2222"]}, shareProcessNamespace=True)
+        pod(
+            "p",
+            {"command": ["sleep", "1111"]},
+            {"command": ["sleep", "2222"]},
+            shareProcessNamespace=True,
+        )
     )
     listing = kube.sh("p", "ps -o pid,args")
     assert "sleep 1111" in listing
@@ -54,14 +59,21 @@ def test_users_groups_and_fs_group(kube: Kube) -> None:
 
 def test_capabilities(kube: Kube) -> None:
     drop = shell("sleep 3600", securityContext={"capabilities": {"drop": ["ALL"]}})
-    add = shell("sleep 3600", securityContext={"capabilities": {"add": ["NET_ADMIN"], "drop": ["CHOWN"]}})
+    add = shell(
+        "sleep 3600", securityContext={"capabilities": {"add": ["NET_ADMIN"], "drop": ["CHOWN"]}}
+    )
     kube.run(pod("p", {"command": ["sleep", "3600"]}, drop, add))
     bounding = "sed -n 's/^CapBnd:\\t//p' /proc/self/status"
     assert kube.sh("p", bounding) == DEFAULT_CAPABILITIES
     assert kube.sh("p", bounding, container="c2") == "0" * 16
-    assert int(kube.sh("p", bounding, container="c3"), 16) == (int(DEFAULT_CAPABILITIES, 16) | 1 << 12) & ~1
     assert (
-        kube.exec("p", "ip", "link", "add", "x0", "type", "bridge", container="c3", check=False).returncode
+        int(kube.sh("p", bounding, container="c3"), 16)
+        == (int(DEFAULT_CAPABILITIES, 16) | 1 << 12) & ~1
+    )
+    assert (
+        kube.exec(
+            "p", "ip", "link", "add", "x0", "type", "bridge", container="c3", check=False
+        ).returncode
         == 0
     )
 
@@ -72,14 +84,19 @@ def test_read_only_root_and_privileged(kube: Kube) -> None:
     kube.run(pod("p", readonly, privileged))
     assert "Read-only file system" in kube.exec("p", "touch", "/x", check=False).stderr
     assert kube.sh("p", "sed -n 's/^Seccomp:\\t//p' /proc/self/status", container="c2") == "0"
-    assert int(kube.sh("p", "sed -n 's/^CapEff:\\t//p' /proc/self/status", container="c2"), 16) & (1 << 21)
+    assert int(kube.sh("p", "sed -n 's/^CapEff:\\t//p' /proc/self/status", container="c2"), 16) & (
+        1 << 21
+    )
     assert kube.sh("p", "mount -t tmpfs t /tmp && echo mounted", container="c2") == "mounted"
 
 
 def test_seccomp_and_no_new_privileges(kube: Kube) -> None:
     confined = shell(
         "sleep 3600",
-        securityContext={"seccompProfile": {"type": "RuntimeDefault"}, "allowPrivilegeEscalation": False},
+        securityContext={
+            "seccompProfile": {"type": "RuntimeDefault"},
+            "allowPrivilegeEscalation": False,
+        },
     )
     unconfined = shell("sleep 3600", securityContext={"seccompProfile": {"type": "Unconfined"}})
     kube.run(pod("p", confined, unconfined))
@@ -93,7 +110,9 @@ def test_masked_and_read_only_paths(kube: Kube) -> None:
     kube.run(pod("p"))
     assert kube.sh("p", "cat /proc/kcore | wc -c; cat /proc/keys | wc -c") == "0\n0"
     assert kube.exec("p", "sh", "-c", "echo h >/proc/sysrq-trigger", check=False).returncode != 0
-    assert kube.exec("p", "sh", "-c", "echo 1 >/proc/sys/vm/drop_caches", check=False).returncode != 0
+    assert (
+        kube.exec("p", "sh", "-c", "echo 1 >/proc/sys/vm/drop_caches", check=False).returncode != 0
+    )
 
 
 def test_sysctls(kube: Kube) -> None:

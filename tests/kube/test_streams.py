@@ -32,7 +32,10 @@ OWN_MINOR = int(toolchain.KUBERNETES.split(".")[1])
 
 def test_logs_and_logs_follow(kube: Kube) -> None:
     kube.run(
-        pod("p", shell("i=0; while true; do echo line $i; echo err $i >&2; i=$((i+1)); sleep 0.2; done"))
+        pod(
+            "p",
+            shell("i=0; while true; do echo line $i; echo err $i >&2; i=$((i+1)); sleep 0.2; done"),
+        )
     )
     follow = kube.popen("logs", "-f", "p", stdout=subprocess.PIPE)
     assert follow.stdout
@@ -78,7 +81,10 @@ def test_exec_moves_much_data_both_ways(kube: Kube) -> None:
     kube.run(pod("p"))
     size = 20_000_000
     back = subprocess.run(
-        kube.command("exec", "-i", "p", "--", "cat"), input=bytes(size), capture_output=True, check=True
+        kube.command("exec", "-i", "p", "--", "cat"),
+        input=bytes(size),
+        capture_output=True,
+        check=True,
     )
     assert len(back.stdout) == size
     assert back.stdout.count(0) == size
@@ -89,7 +95,15 @@ def test_exec_with_a_terminal_and_resize(kube: Kube) -> None:
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 33, 101, 0, 0))
     child = kube.popen(
-        "exec", "-it", "p", "--", "sh", stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+        "exec",
+        "-it",
+        "p",
+        "--",
+        "sh",
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
     )
     os.close(slave)
     try:
@@ -98,7 +112,9 @@ def test_exec_with_a_terminal_and_resize(kube: Kube) -> None:
         assert "33 101" in text
         fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("4H", 44, 88, 0, 0))
         os.kill(child.pid, signal.SIGWINCH)
-        os.write(master, b'until [ "$(stty size)" = "44 $((80+8))" ]; do sleep 0.1; done; stty size\n')
+        os.write(
+            master, b'until [ "$(stty size)" = "44 $((80+8))" ]; do sleep 0.1; done; stty size\n'
+        )
         _read_until(master, "44 88")
         os.write(master, b"exit 7\n")
         assert child.wait(timeout=60) == 7
@@ -110,7 +126,8 @@ def test_exec_with_a_terminal_and_resize(kube: Kube) -> None:
 
 @pytest.mark.parametrize("origin", ["http://localhost/", "https://dashboard.example"])
 def test_exec_by_websocket_with_an_origin(kube: Kube, origin: str) -> None:
-    """As Kubernetes' conformance suite and dashboards do: the Origin is not the name that kubelet calls us by."""
+    """As Kubernetes' conformance suite and dashboards do: the Origin is not the name that kubelet
+    calls us by."""
     kube.run(pod("p"))
     command = [("command", word) for word in ("sh", "-c", "echo through; exit 3")]
     messages = []
@@ -119,12 +136,17 @@ def test_exec_by_websocket_with_an_origin(kube: Kube, origin: str) -> None:
         while True:
             messages.append(client.recv(timeout=60))
     assert b"".join(bytes(m)[1:] for m in messages if bytes(m)[:1] == b"\x01") == b"through\n"
-    (status,) = (json.loads(bytes(m)[1:]) for m in messages if bytes(m)[:1] == b"\x03" and len(m) > 1)
+    (status,) = (
+        json.loads(bytes(m)[1:]) for m in messages if bytes(m)[:1] == b"\x03" and len(m) > 1
+    )
     assert status["details"]["causes"][0]["message"] == "3"
 
 
-def _websocket(kube: Kube, path: str, query: list[tuple[str, str]], origin: Any) -> ClientConnection:
-    """A WebSocket to the API server, without kubectl, with the certificate of kubectl's configuration."""
+def _websocket(
+    kube: Kube, path: str, query: list[tuple[str, str]], origin: Any
+) -> ClientConnection:
+    """A WebSocket to the API server, without kubectl, with the certificate of kubectl's
+    configuration."""
     config = json.loads(kube.cluster.kubeconfig.read_text())
     cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
     context = ssl.create_default_context(cafile=cluster["certificate-authority"])
@@ -142,7 +164,12 @@ def _websocket(kube: Kube, path: str, query: list[tuple[str, str]], origin: Any)
 def test_attach_reads_and_writes_the_main_process(kube: Kube) -> None:
     kube.run(pod("p", shell("while read line; do echo got $line; done", stdin=True)))
     child = kube.popen(
-        "attach", "-i", "p", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        "attach",
+        "-i",
+        "p",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     assert child.stdin
     assert child.stdout
@@ -186,7 +213,9 @@ def test_cp_there_and_back(kube: Kube, tmp_path: Path) -> None:
 def port_forward(kube: Kube, kubectl: Path, target: str) -> Iterator[int]:
     """The local port of a running `kubectl port-forward` to port 80 of `target`."""
     arguments = ["port-forward", "--address=127.0.0.1", target, ":80"]
-    with subprocess.Popen(kube.command(*arguments, kubectl=kubectl), stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        kube.command(*arguments, kubectl=kubectl), stdout=subprocess.PIPE
+    ) as child:
         assert child.stdout
         try:
             yield int(child.stdout.readline().split(b":")[1].split()[0])
@@ -209,12 +238,15 @@ def request_page(port: int) -> tuple[socket.socket, bytes]:
 @pytest.mark.parametrize(
     "minor",
     [
-        pytest.param(minor, marks=[] if minor == OWN_MINOR else [pytest.mark.slow, pytest.mark.timeout(900)])
+        pytest.param(
+            minor, marks=[] if minor == OWN_MINOR else [pytest.mark.slow, pytest.mark.timeout(900)]
+        )
         for minor in toolchain.KUBECTL_RELEASES
     ],
 )
 def test_port_forward_ends_connections_that_the_pod_has_closed(kube: Kube, minor: int) -> None:
-    """kubectl up to 1.31 closes a local connection when the server has ended the error stream, and not before."""
+    """kubectl up to 1.31 closes a local connection when the server has ended the error stream, and
+    not before."""
     kubectl = kube.cluster.bin / "kubectl" if minor == OWN_MINOR else toolchain.kubectl(minor)
     kube.run(pod("nginx", SERVING))
     with port_forward(kube, kubectl, "pod/nginx") as port, contextlib.ExitStack() as stack:

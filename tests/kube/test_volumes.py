@@ -35,7 +35,8 @@ def test_config_map_secret_projected_and_sub_path(kube: Kube) -> None:
     env = [{"name": "WORD", "valueFrom": {"secretKeyRef": {"name": "hidden", "key": "word"}}}]
     kube.run(pod("p", shell("sleep 3600", volumeMounts=mounts, env=env), volumes=volumes))
     assert kube.sh(
-        "p", "cat /conf/key /hidden/word /both/other /both/word /both/name /etc/one-file; echo $WORD"
+        "p",
+        "cat /conf/key /hidden/word /both/other /both/word /both/name /etc/one-file; echo $WORD",
     ) == ("valuepassthingpasspvaluepass")
     assert "read-only" in kube.exec("p", "touch", "/hidden/x", check=False).stderr.lower()
 
@@ -44,7 +45,10 @@ def test_the_service_account_token_is_there(kube: Kube) -> None:
     kube.run(pod("p", automountServiceAccountToken=True))
     token = kube.sh("p", "cat /var/run/secrets/kubernetes.io/serviceaccount/token")
     assert token.count(".") == 2
-    assert kube.sh("p", "cat /var/run/secrets/kubernetes.io/serviceaccount/namespace") == kube.namespace
+    assert (
+        kube.sh("p", "cat /var/run/secrets/kubernetes.io/serviceaccount/namespace")
+        == kube.namespace
+    )
 
 
 def test_empty_dirs_are_shared_by_the_pod(kube: Kube) -> None:
@@ -53,9 +57,14 @@ def test_empty_dirs_are_shared_by_the_pod(kube: Kube) -> None:
         {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "8Mi"}},
     ]
     mounts = {
-        "volumeMounts": [{"name": "disk", "mountPath": "/disk"}, {"name": "memory", "mountPath": "/memory"}]
+        "volumeMounts": [
+            {"name": "disk", "mountPath": "/disk"},
+            {"name": "memory", "mountPath": "/memory"},
+        ]
     }
-    kube.run(pod("p", shell("sleep 3600", **mounts), shell("sleep 3600", **mounts), volumes=volumes))
+    kube.run(
+        pod("p", shell("sleep 3600", **mounts), shell("sleep 3600", **mounts), volumes=volumes)
+    )
     kube.sh("p", "echo a >/disk/a; echo b >/memory/b")
     assert kube.sh("p", "cat /disk/a /memory/b", container="c2") == "a\nb"
     assert kube.sh("p", "stat -f -c %T /memory") == "tmpfs"
@@ -69,9 +78,15 @@ def test_host_path_and_propagation(kube: Kube) -> None:
         {"name": "h", "hostPath": {"path": str(folder)}},
         {"name": "f", "hostPath": {"path": str(folder / "file"), "type": "File"}},
     ]
-    mounts = [{"name": "h", "mountPath": "/h"}, {"name": "f", "mountPath": "/etc/the-file", "readOnly": True}]
+    mounts = [
+        {"name": "h", "mountPath": "/h"},
+        {"name": "f", "mountPath": "/etc/the-file", "readOnly": True},
+    ]
     kube.run(pod("p", shell("sleep 3600", volumeMounts=mounts), volumes=volumes))
-    assert kube.sh("p", "cat /h/file /etc/the-file; echo back >/h/back") == "from the host\nfrom the host"
+    assert (
+        kube.sh("p", "cat /h/file /etc/the-file; echo back >/h/back")
+        == "from the host\nfrom the host"
+    )
     assert (folder / "back").read_text() == "back\n"
     assert kube.exec("p", "sh", "-c", "echo x >/etc/the-file", check=False).returncode != 0
 

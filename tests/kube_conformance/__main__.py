@@ -1,7 +1,9 @@
-"""`make conformance`: `python -m tests.kube_conformance RESULTS [--focus REGEX] [--parallel N] [--timeout SECONDS]`.
+"""`make conformance`: `python -m tests.kube_conformance RESULTS [--focus REGEX] [--parallel N]
+[--timeout SECONDS]`.
 
-Starts the cluster, runs Kubernetes' conformance suite or what `--focus` finds of it, and prints the summary. RESULTS gets the
-suite's own report: `e2e.log` and `junit_01.xml`. Exit code 1 when a spec failed or was not run.
+Starts the cluster, runs Kubernetes' conformance suite or what `--focus` finds of it, and prints the
+summary. RESULTS gets the suite's own report: `e2e.log` and `junit_01.xml`. Exit code 1 when a spec
+failed or was not run.
 """
 
 from __future__ import annotations
@@ -20,19 +22,29 @@ def main() -> None:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(prog="python -m tests.kube_conformance")
     parser.add_argument("results", type=Path)
-    parser.add_argument("--focus", default="", help="only specs whose names this regular expression finds")
-    parser.add_argument("--parallel", type=int, default=4, help="specs at a time; the serial ones come last")
+    parser.add_argument(
+        "--focus", default="", help="only specs whose names this regular expression finds"
+    )
+    parser.add_argument(
+        "--parallel", type=int, default=4, help="specs at a time; the serial ones come last"
+    )
     parser.add_argument("--timeout", type=int, default=6 * 3600, help="seconds for all of them")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     results: Path = asked.results.absolute()
     shutil.rmtree(results, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix="pyrunc-conformance-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="pyrunc-conformance-", ignore_cleanup_errors=True
+    ) as folder:
         try:
             with cluster.running(Path(folder) / "cluster") as running:
                 print(f"cluster ready; the log is {results}/{suite.LOG}", flush=True)
                 result = suite.run(
-                    suite.on_this_machine(running), results, asked.focus, asked.parallel, asked.timeout
+                    suite.on_this_machine(running),
+                    results,
+                    asked.focus,
+                    asked.parallel,
+                    asked.timeout,
                 )
         finally:
             _keep_logs(Path(folder), results)

@@ -1,4 +1,5 @@
-"""The images that the conformance suite asks for beside those of the node's suite, and the cluster's name server, made here."""
+"""The images that the conformance suite asks for beside those of the node's suite, and the
+cluster's name server, made here."""
 
 from __future__ import annotations
 
@@ -14,12 +15,14 @@ from tests.support.registry import archive_images
 
 NAME_SERVER = f"registry.k8s.io/coredns/coredns:{toolchain.COREDNS}"
 ETCD = "registry.k8s.io/etcd:3.6.8-0"
-# Specs ask which picture they have, and for a system's name; the pictures themselves are looked at by nobody.
+# Specs ask which picture they have, and for a system's name; the pictures themselves are looked at
+# by nobody.
 PICTURES = ("nautilus", "kitten")
 
 
 def archives() -> list[Path]:
-    """docker-archives with all of them and with those of the node's suite, made once for each version of what is in them."""
+    """docker-archives with all of them and with those of the node's suite, made once for each
+    version of what is in them."""
     base = images.archive()
     recipe = f"{base.name} {toolchain.COREDNS} {toolchain.SAMPLE_APISERVER} {toolchain.ETCD} {Path(__file__).read_text()}"
     return [base, made_once("conformance", recipe, lambda: _all_of_them(archive_images(base)))]
@@ -31,7 +34,9 @@ def _all_of_them(base: Mapping[str, BuiltImage]) -> dict[str, BuiltImage]:
     return {
         # With the C library's resolver, which agnhost's tools bring.
         f"{images.E2E}/glibc-dns-testing:2.0.0": build.image(agnhost.layers, {"Cmd": ["sh"]}),
-        f"{images.E2E}/sample-apiserver:1.29.2": _program(toolchain.sample_apiserver(), "sample-apiserver"),
+        f"{images.E2E}/sample-apiserver:1.29.2": _program(
+            toolchain.sample_apiserver(), "sample-apiserver"
+        ),
         ETCD: etcd,
         NAME_SERVER: _program(toolchain.coredns(), "coredns"),
         **{f"{images.E2E}/{name}:1.8": picture(agnhost, name) for name in PICTURES},

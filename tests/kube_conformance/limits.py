@@ -1,4 +1,5 @@
-"""Specs of the conformance suite that this machine cannot run whatever its runtime does, each with the reason.
+"""Specs of the conformance suite that this machine cannot run whatever its runtime does, each with
+the reason.
 
 They are not started, and the summary counts them on their own.
 """

@@ -1,4 +1,5 @@
-"""CoreDNS as a cluster's name server: a deployment in kube-system behind the address that kubelets tell pods."""
+"""CoreDNS as a cluster's name server: a deployment in kube-system behind the address that kubelets
+tell pods."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ _CONFIGURATION = """\
 
 
 def start(cluster: Cluster, timeout_s: float = 300) -> None:
-    """Apply it and wait until it answers its readiness probe. The cluster has the image `images.NAME_SERVER`."""
+    """Apply it and wait until it answers its readiness probe. The cluster has the image
+    `images.NAME_SERVER`."""
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests()})
     cluster.kubectl("apply", "-f", "-", input=text)
     cluster.kubectl(
@@ -44,7 +46,11 @@ def manifests() -> list[dict[str, Any]]:
         {"apiGroups": [""], "resources": ["endpoints", "services", "pods", "namespaces"], "verbs": ["list", "watch"]},
         {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
     ]  # fmt: skip
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:coredns"}
+    role = {
+        "apiGroup": "rbac.authorization.k8s.io",
+        "kind": "ClusterRole",
+        "name": "system:coredns",
+    }
     ports = [
         {"name": "dns", "port": 53, "protocol": "UDP"},
         {"name": "dns-tcp", "port": 53, "protocol": "TCP"},

@@ -13,7 +13,8 @@ _NOT_RUN = ("skipped", "pending", "")
 
 @dataclass(frozen=True)
 class Result:
-    """How each of the selected specs ended. `failed` has what it said, `limited` why it was not started."""
+    """How each of the selected specs ended. `failed` has what it said, `limited` why it was not
+    started."""
 
     passed: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
@@ -37,8 +38,11 @@ class Result:
         return len(self.passed) + len(self.failed) + len(self.limited) + len(self.not_run)
 
 
-def sum_up(selected: Iterable[str], ended: Iterable[Mapping[str, Any]], why: Callable[[str], str]) -> Result:
-    """Sort the `selected` names by how they ended; `why` is the reason for not starting a spec, empty where there is none."""
+def sum_up(
+    selected: Iterable[str], ended: Iterable[Mapping[str, Any]], why: Callable[[str], str]
+) -> Result:
+    """Sort the `selected` names by how they ended; `why` is the reason for not starting a spec,
+    empty where there is none."""
     by_name = {ginkgo.name(spec): spec for spec in ended}
     result = Result()
     for name in selected:

@@ -1,4 +1,5 @@
-"""Kubernetes' conformance suite, run by ginkgo against a cluster; its own report goes into a folder."""
+"""Kubernetes' conformance suite, run by ginkgo against a cluster; its own report goes into a
+folder."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _REPORT = "ginkgo/report.json"
 
 
 def selected(focus: str, folder: Path) -> list[str]:
-    """The names of the conformance specs that the regular expression `focus` finds, all where it is empty."""
+    """The names of the conformance specs that the regular expression `focus` finds, all where it is
+    empty."""
     out = folder / "selected.json"
     program = str(toolchain.e2e() / "e2e.test")
     subprocess.run(
@@ -34,7 +36,8 @@ def selected(focus: str, folder: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Target:
-    """A cluster. `limits`: part of a spec's name -> why its nodes cannot run it; `options`: more of e2e.test's command line."""
+    """A cluster. `limits`: part of a spec's name -> why its nodes cannot run it; `options`: more of
+    e2e.test's command line."""
 
     kubeconfig: Path
     limits: Mapping[str, str] = field(default_factory=dict)
@@ -51,8 +54,8 @@ def on_this_machine(cluster: Cluster) -> Target:
 
 
 def run(target: Target, results: Path, focus: str, processes: int, timeout_s: int) -> Result:
-    """Run what `focus` finds, `processes` specs at a time; serial ones come last, alone. `results` gets `e2e.log` and
-    `junit_01.xml`. What has not ended within `timeout_s` seconds is interrupted.
+    """Run what `focus` finds, `processes` specs at a time; serial ones come last, alone. `results`
+    gets `e2e.log` and `junit_01.xml`. What has not ended within `timeout_s` seconds is interrupted.
     """
     results.mkdir(parents=True, exist_ok=True)
     names = selected(focus, results)
@@ -64,8 +67,11 @@ def run(target: Target, results: Path, focus: str, processes: int, timeout_s: in
         f"--kubeconfig={target.kubeconfig}", "--provider=local", f"--kubectl-path={toolchain.kubernetes()}/kubectl",
         *target.options, "--disable-log-dump", f"--report-dir={results}", "--report-complete-ginkgo", f"--e2e-output-dir={results}",
     ]  # fmt: skip
-    ginkgo.run(command, results / LOG, timeout_s + 300)  # what was not reported when it ends was not run
-    result = report.sum_up(names, ginkgo.specs(results / _REPORT), lambda name: limits.reason(name, there))
+    # what was not reported when it ends was not run
+    ginkgo.run(command, results / LOG, timeout_s + 300)
+    result = report.sum_up(
+        names, ginkgo.specs(results / _REPORT), lambda name: limits.reason(name, there)
+    )
     (results / "summary.txt").write_text(result.text() + "\n")
     shutil.rmtree(results / "ginkgo", ignore_errors=True)
     return result

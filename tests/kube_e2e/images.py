@@ -1,4 +1,5 @@
-"""The images that Kubernetes' own tests ask for, made here: the same names, the same programs, none of the originals' bytes."""
+"""The images that Kubernetes' own tests ask for, made here: the same names, the same programs, none
+of the originals' bytes."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def archive() -> Path:
 
 
 def _all_of_them() -> Mapping[str, BuiltImage]:
-    """Name -> image, for the versions that `toolchain.KUBERNETES` names in test/utils/image/manifest.go."""
+    """Name -> image, for the versions that `toolchain.KUBERNETES` names in
+    test/utils/image/manifest.go."""
     shell = build.busybox(busybox.program())
     pause = images.pause(User="65535:65535")
     (web,) = archive_images(nginx.archive()).values()
@@ -65,7 +67,8 @@ def _agnhost(shell: BuiltImage, pause: BuiltImage) -> BuiltImage:
     source = toolchain.kubernetes_source() / "test/images/agnhost/porter"
     own = {
         **_links(system),
-        # Debian makes this link when it configures the package; busybox's nc has not all of its options.
+        # Debian makes this link when it configures the package; busybox's nc has not all of its
+        # options.
         "usr/local/bin/nc": build.symlink(f"/{_path_in(system, 'nc.openbsd')}"),
         **AGNHOST_USERS,
         "etc/nsswitch.conf": "hosts: files dns\n",
@@ -93,7 +96,8 @@ def _links(system: bytes) -> build.Files:
 
 
 def _fake_registry(name: str, tag: str, image: BuiltImage) -> build.Files:
-    """An image as `agnhost fake-registry-server` serves it: an index, a manifest and blobs by digest, a file for each tag."""
+    """An image as `agnhost fake-registry-server` serves it: an index, a manifest and blobs by
+    digest, a file for each tag."""
     data, blobs = manifest_of(image, docker=True)
     platform = manifest.host_platform()
     entry = {
@@ -105,8 +109,14 @@ def _fake_registry(name: str, tag: str, image: BuiltImage) -> build.Files:
     root = f"var/registry/{name}"
     return {
         f"{root}/manifests/{tag}": f"sha256:{_digest(index_data)}\n",
-        **{_stored(f"{root}/manifests", _digest(content)): content for content in (data, index_data)},
-        **{_stored(f"{root}/blobs", digest.removeprefix("sha256:")): blob for digest, blob in blobs.items()},
+        **{
+            _stored(f"{root}/manifests", _digest(content)): content
+            for content in (data, index_data)
+        },
+        **{
+            _stored(f"{root}/blobs", digest.removeprefix("sha256:")): blob
+            for digest, blob in blobs.items()
+        },
     }
 
 

@@ -1,7 +1,9 @@
-"""Kubernetes' own tests of what a node promises, `[NodeConformance]`, on a one-node cluster: every one of them passes.
+"""Kubernetes' own tests of what a node promises, `[NodeConformance]`, on a one-node cluster: every
+one of them passes.
 
-They are the program that Kubernetes' releases are tested with, built from its module. ginkgo runs several specs at a time:
-they wait for most of it. Their images are made here and come from the cluster's registry.
+They are the program that Kubernetes' releases are tested with, built from its module. ginkgo runs
+several specs at a time: they wait for most of it. Their images are made here and come from the
+cluster's registry.
 """
 
 from __future__ import annotations

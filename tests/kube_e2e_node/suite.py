@@ -1,7 +1,8 @@
-"""Runs Kubernetes' node suite, `e2e_node.test`, on a node of ours: the suite brings etcd, an API server and a kubelet of its own.
+"""Runs Kubernetes' node suite, `e2e_node.test`, on a node of ours: the suite brings etcd, an API
+server and a kubelet of its own.
 
-That kubelet keeps its files at fixed places below /var/lib and /var/log; the node has a mount namespace in which folders of
-the test lie there.
+That kubelet keeps its files at fixed places below /var/lib and /var/log; the node has a mount
+namespace in which folders of the test lie there.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from tests.support.processes import Program, wait_until
 REPOSITORY = Path(__file__).parents[2]
 IMAGE_HOSTS = ("docker.io", "registry.k8s.io", "gcr.io")
 # Folders that kubelet and what its specs mount expect at these places.
-FIXED_FOLDERS = ("/var/lib/kubelet", "/var/lib/cni", "/var/log/pods", "/var/log/containers", "/run/cdi")
+FIXED_FOLDERS = (
+    "/var/lib/kubelet",
+    "/var/lib/cni",
+    "/var/log/pods",
+    "/var/log/containers",
+    "/run/cdi",
+)
 # A hybrid host has no controllers in its v2 tree, so kubelet makes no groups for pods there.
 KUBELET = {
     "kind": "KubeletConfiguration",
@@ -38,12 +45,17 @@ KUBELET = {
     "volumeStatsAggPeriod": "10s",
     "fileCheckFrequency": "10s",
     "evictionPressureTransitionPeriod": "30s",
-    "evictionHard": {"imagefs.available": "1%", "nodefs.available": "1%", "memory.available": "50Mi"},
+    "evictionHard": {
+        "imagefs.available": "1%",
+        "nodefs.available": "1%",
+        "memory.available": "50Mi",
+    },
 }
 
 
 class SuiteNode(Node):
-    """A node without a kubelet, with a registry, in a mount namespace that has `FIXED_FOLDERS` of its own."""
+    """A node without a kubelet, with a registry, in a mount namespace that has `FIXED_FOLDERS` of
+    its own."""
 
     def __init__(self, folder: Path, name: str) -> None:
         super().__init__(folder, name)
@@ -89,7 +101,9 @@ class SuiteNode(Node):
     def _systemctl(self, *words: str) -> str:
         command = [str(self.folder / "stand-ins/systemctl"), *words]
         environment = self.environment()
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True
+        ).stdout
 
     def _make_mounts(self) -> None:
         """Starts a process in a mount namespace of its own, which holds the namespace."""

@@ -1,7 +1,8 @@
-"""Stands in for systemd-run, systemctl and sudo, by the name that it is called with: Kubernetes' node suite starts and restarts
-its kubelet as a transient unit, and this machine runs no systemd.
+"""Stands in for systemd-run, systemctl and sudo, by the name that it is called with: Kubernetes'
+node suite starts and restarts its kubelet as a transient unit, and this machine runs no systemd.
 
-A unit is a folder of `UNITS`: `command` (JSON: argv), `log` (a path) and `pid` (pid and start time of its process).
+A unit is a folder of `UNITS`: `command` (JSON: argv), `log` (a path) and `pid` (pid and start time
+of its process).
 """
 
 from __future__ import annotations

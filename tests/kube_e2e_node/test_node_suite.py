@@ -1,4 +1,5 @@
-"""Kubernetes' node suite, which starts and restarts a kubelet of its own: every spec that this machine has the means for passes."""
+"""Kubernetes' node suite, which starts and restarts a kubelet of its own: every spec that this
+machine has the means for passes."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ SKIP = (
     "OffByDefault", "StandaloneMode", "SeparateDiskGC",
     # Resizing needs controllers in the v2 tree; the guest runs these.
     "InPlacePod", "InPlace Resize",
-    # Without a cgroup for each pod (`cgroupsPerQOS`) kubelet 1.36 ends with a nil pointer at the first pod
-    # that has resources of its own: `doPodResizeAction` reads what `podContainerManagerNoop` does not have.
+    # Without a cgroup for each pod (`cgroupsPerQOS`) kubelet 1.36 ends with a nil pointer at the
+    # first pod that has resources of its own: `doPodResizeAction` reads what
+    # `podContainerManagerNoop` does not have.
     "PodLevelResources",
     # This kernel has no SCTP sockets.
     "SCTP",
@@ -30,10 +32,11 @@ SKIP = (
     r"\[Feature:ImageID\]",
     # The guest has CRIU.
     "CheckpointContainer",
-    # cAdvisor knows the containers of containerd and CRI-O only (docs/operate.md): kubelet has no network and
-    # processes of a pod from it, and no metrics with a container's name. With PodAndContainerStatsFromCRI, where
-    # ContainerMetrics skips itself, Summary API misses what a hybrid host lacks: the groups of kubelet, of the
-    # runtime and of the rest, limits of memory, and pressure of pods, which have no group each.
+    # cAdvisor knows the containers of containerd and CRI-O only (docs/operate.md): kubelet has no
+    # network and processes of a pod from it, and no metrics with a container's name. With
+    # PodAndContainerStatsFromCRI, where ContainerMetrics skips itself, Summary API misses what a
+    # hybrid host lacks: the groups of kubelet, of the runtime and of the rest, limits of memory,
+    # and pressure of pods, which have no group each.
     "Summary API", "ContainerMetrics",
     # Its image lies behind a login of Google's.
     "ImageCredentialProvider",
@@ -67,7 +70,8 @@ SERIAL = (
     r"Device Plugin \[Serial\]",
     r"POD Resources API \[Serial\]",
     "Ensure Credential Pulled Images",
-    # Not ImageGarbageCollect: it ends with a pull of all images of the suite's list, by their names in the world.
+    # Not ImageGarbageCollect: it ends with a pull of all images of the suite's list, by their names
+    # in the world.
     r"\] GarbageCollect \[Serial\]",
     "ContainerLogRotation",
     r"MirrorPod \[Serial\]",

@@ -1,4 +1,5 @@
-"""A machine for `kubeadm init`, on which kubelet is started as the unit of Kubernetes' packages does it, for there is no systemd."""
+"""A machine for `kubeadm init`, on which kubelet is started as the unit of Kubernetes' packages
+does it, for there is no systemd."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from tests.support.processes import wait_until
 
 WRITTEN = ("/etc", "/opt", "/usr/libexec", "/var/lib")
 PATIENCE_S = 240.0
-# What a hybrid host wants of kubelet and a network namespace of kube-proxy; what they are elsewhere is kubeadm's own.
+# What a hybrid host wants of kubelet and a network namespace of kube-proxy; what they are elsewhere
+# is kubeadm's own.
 KUBELET = {
     "kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1",
     "cgroupDriver": "cgroupfs", "cgroupsPerQOS": False, "enforceNodeAllocatable": ["none"], "failCgroupV1": False, "failSwapOn": False,
@@ -47,7 +49,11 @@ class KubeadmMachine(Machine, Kubectl):
 
     def kubeadm_file(self) -> Path:
         """kubeadm's configuration with our socket, as docs/install.md has it."""
-        registration = {"criSocket": f"unix://{self.node.socket}", "name": self.node.host, "taints": []}
+        registration = {
+            "criSocket": f"unix://{self.node.socket}",
+            "name": self.node.host,
+            "taints": [],
+        }
         init = {
             "nodeRegistration": {**registration, "kubeletExtraArgs": [{"name": "node-ip", "value": self.node.address}]},
             "localAPIEndpoint": {"advertiseAddress": self.node.address},
@@ -65,10 +71,13 @@ class KubeadmMachine(Machine, Kubectl):
         return file
 
     def init(self, command: str) -> str:
-        """Run `kubeadm init`, and kubelet as soon as kubeadm would have its unit started. What kubeadm printed."""
+        """Run `kubeadm init`, and kubelet as soon as kubeadm would have its unit started. What
+        kubeadm printed."""
         words = [*shlex.split(command), "--ignore-preflight-errors=all"]
         with open(self.folder / "kubeadm.log", "w+") as log:
-            running = subprocess.Popen(self.inside(*words), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            running = subprocess.Popen(
+                self.inside(*words), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
             try:
                 folder = self.written("/var/lib") / "kubelet"
                 configured = folder / "config.yaml"
@@ -81,11 +90,14 @@ class KubeadmMachine(Machine, Kubectl):
                 running.wait()
             log.seek(0)
             said = log.read()
-        assert running.returncode == 0, f"{said}\n{self.node.kubelet.tail(60)}\n{self.node.server.tail(20)}"
+        assert running.returncode == 0, (
+            f"{said}\n{self.node.kubelet.tail(60)}\n{self.node.server.tail(20)}"
+        )
         return said
 
     def _start_kubelet(self, flags: str) -> None:
-        """As the drop-in of kubeadm's package does. `flags`: the text of /var/lib/kubelet/kubeadm-flags.env."""
+        """As the drop-in of kubeadm's package does. `flags`: the text of
+        /var/lib/kubelet/kubeadm-flags.env."""
         found = re.search(r'KUBELET_KUBEADM_ARGS="(.*)"', flags)
         assert found, flags
         own = "--bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf --kubeconfig=/etc/kubernetes/kubelet.conf --config=/var/lib/kubelet/config.yaml"
@@ -103,11 +115,15 @@ class KubeadmMachine(Machine, Kubectl):
 
         def ready() -> bool:
             pods = self.pods(*options)
-            found = {name for name in names for pod in pods if pod["metadata"]["name"].startswith(name)}
+            found = {
+                name for name in names for pod in pods if pod["metadata"]["name"].startswith(name)
+            }
             return found == names and all(has_become_ready(pod) for pod in pods)
 
         if not wait_until(ready, PATIENCE_S, 1):
-            seen = self.kubectl("get", "pods,events", "-A", check=False).stdout + self.cri("ps", "-a")
+            seen = self.kubectl("get", "pods,events", "-A", check=False).stdout + self.cri(
+                "ps", "-a"
+            )
             raise AssertionError(f"not ready: {sorted(names)}\n{seen}\n{self.node.kubelet.tail()}")
 
     def down(self) -> None:

@@ -1,4 +1,5 @@
-"""A whole cluster on one node of ours, made by `kubeadm init`: its control plane, kube-proxy and CoreDNS run as our pods."""
+"""A whole cluster on one node of ours, made by `kubeadm init`: its control plane, kube-proxy and
+CoreDNS run as our pods."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ from tests.support.processes import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-PODS = {"coredns", "etcd", "kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler"}
+PODS = {
+    "coredns",
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-proxy",
+    "kube-scheduler",
+}
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +60,13 @@ def test_control_plane_proxy_and_name_server_are_ready(machine: KubeadmMachine) 
 
 def test_a_pod_finds_a_service_by_its_name(machine: KubeadmMachine) -> None:
     """By CoreDNS behind its service's address, which kube-proxy made."""
-    machine.kubectl("run", "asks", "--image=busybox", "--image-pull-policy=Never", "--", "sleep", "100000")
+    machine.kubectl(
+        "run", "asks", "--image=busybox", "--image-pull-policy=Never", "--", "sleep", "100000"
+    )
     machine.until_ready({"asks"})
-    said = machine.kubectl("exec", "asks", "--", "nslookup", "kubernetes.default.svc.cluster.local").stdout
+    said = machine.kubectl(
+        "exec", "asks", "--", "nslookup", "kubernetes.default.svc.cluster.local"
+    ).stdout
     assert "10.96.0.1" in said, said
 
 

@@ -1,5 +1,5 @@
-"""A machine for `k3s server`, with the folder of CNI plugins that k3s' release unpacks: the release itself is not to be had from
-Go modules, so these are the plugins that its own are made of.
+"""A machine for `k3s server`, with the folder of CNI plugins that k3s' release unpacks: the release
+itself is not to be had from Go modules, so these are the plugins that its own are made of.
 """
 
 from __future__ import annotations
@@ -15,14 +15,19 @@ from tests.support.kubectl import Kubectl
 from tests.support.machine import Machine
 from tests.support.processes import Program, wait_until
 
-# /run holds flannel's subnet and k3s' sockets, /var/log the logs of pods, of which a kubelet removes those that it does not know.
+# /run holds flannel's subnet and k3s' sockets, /var/log the logs of pods, of which a kubelet
+# removes those that it does not know.
 WRITTEN = ("/etc", "/opt", "/run", "/usr/libexec", "/var/lib", "/var/log")
 PLUGINS = "/var/lib/rancher/k3s/data/current/bin"
 PATIENCE_S = 240.0
 # What asks for images of registries that are not there.
 DISABLED = ("coredns", "local-storage", "metrics-server", "servicelb", "traefik")
 # What a hybrid host wants of kubelet, and what lets it start pods on a disk that is nearly full.
-KUBELET = ("cgroups-per-qos=false", "enforce-node-allocatable=", "eviction-hard=memory.available<50Mi")
+KUBELET = (
+    "cgroups-per-qos=false",
+    "enforce-node-allocatable=",
+    "eviction-hard=memory.available<50Mi",
+)
 
 
 class K3sMachine(Machine, Kubectl):
@@ -55,7 +60,8 @@ class K3sMachine(Machine, Kubectl):
         self.k3s.start(self.inside(*words))
 
     def _network(self) -> Path:
-        """k3s' CNI configuration, in the version that the plugin at hand understands: k3s' own has learned a later one."""
+        """k3s' CNI configuration, in the version that the plugin at hand understands: k3s' own has
+        learned a later one."""
         file = self.folder / "flannel.conflist"
         flannel_plugin = {"type": "flannel", "delegate": {"hairpinMode": True, "forceAddress": True, "isDefaultGateway": True}}  # fmt: skip
         plugins = [flannel_plugin, {"type": "portmap", "capabilities": {"portMappings": True}}]
@@ -68,7 +74,10 @@ class K3sMachine(Machine, Kubectl):
 
     def until(self, what: str, condition: Callable[[], object]) -> None:
         """Wait; an error shows what the programs said last."""
-        if not wait_until(lambda: not self.k3s.pid or condition(), PATIENCE_S, 1) or not self.k3s.pid:
+        if (
+            not wait_until(lambda: not self.k3s.pid or condition(), PATIENCE_S, 1)
+            or not self.k3s.pid
+        ):
             raise AssertionError(f"{what}: no\n{self.k3s.tail(60)}\n{self.node.server.tail(20)}")
 
     def down(self) -> None:

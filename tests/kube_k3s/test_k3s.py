@@ -1,4 +1,5 @@
-"""`k3s server` on our server: control plane, kubelet, kube-proxy and flannel in one program, pods by ours."""
+"""`k3s server` on our server: control plane, kubelet, kube-proxy and flannel in one program, pods
+by ours."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[K3sMachine]:
         assert reload and PLUGINS in configuration and SOCKET in start
         made.up(configuration.replace(FILES, f"{made.node.folder}/config.toml.d"))
         # Without systemd, the server's cgroup driver is the other one.
-        own = start.replace(SOCKET, f"unix://{made.node.socket}").replace("driver=systemd", "driver=cgroupfs")
+        own = start.replace(SOCKET, f"unix://{made.node.socket}").replace(
+            "driver=systemd", "driver=cgroupfs"
+        )
         made.start_k3s(own)
         made.until("node is Ready", lambda: made.is_ready(made.node))
         yield made
@@ -48,7 +51,9 @@ def pod(machine: K3sMachine, name: str) -> dict[str, Any]:
 
 def run(machine: K3sMachine, name: str, script: str) -> dict[str, Any]:
     """A pod of busybox that executes `script`, when it runs."""
-    machine.kubectl("run", name, "--image=busybox", "--image-pull-policy=Never", "--", "sh", "-c", script)
+    machine.kubectl(
+        "run", name, "--image=busybox", "--image-pull-policy=Never", "--", "sh", "-c", script
+    )
     machine.until(f"{name} runs", lambda: pod(machine, name)["status"]["phase"] == "Running")
     return pod(machine, name)
 

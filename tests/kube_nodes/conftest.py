@@ -35,7 +35,9 @@ def web_server(node: AnyNode) -> Manifest:
 
 
 @pytest.fixture(scope="package", params=["vxlan", pytest.param("host-gw", marks=pytest.mark.slow)])
-def flannel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flannel]:
+def flannel(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Flannel]:
     """A running cluster of two nodes whose pod network is flannel's."""
     before = ledger.take()
     cluster = Cluster(Path(tmp_path_factory.mktemp("nodes")), session.name("nodes"), nodes=2)

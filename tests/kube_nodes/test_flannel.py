@@ -1,4 +1,5 @@
-"""Pods on two nodes reach each other over flannel, whose plugin delegates to our bridge and host-local."""
+"""Pods on two nodes reach each other over flannel, whose plugin delegates to our bridge and
+host-local."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def test_pods_reach_each_other_both_ways(hosts: Hosts) -> None:
         assert answer == f"from {hosts.address(node)} at web{other.number}"
         there = hosts.kube.sh(f"web{other.number}", "cut -d' ' -f1 /www/sum")
         fetched = hosts.kube.sh(
-            f"web{node.number}", f"timeout 20 wget -qO- http://{hosts.address(other)}/big | sha256sum"
+            f"web{node.number}",
+            f"timeout 20 wget -qO- http://{hosts.address(other)}/big | sha256sum",
         )
         assert fetched.split()[0] == there
 
@@ -36,7 +38,9 @@ def test_pods_reach_each_other_over_ipv6(hosts: Hosts) -> None:
 
 def test_nodes_reach_pods_of_other_nodes(hosts: Hosts) -> None:
     for node, other in hosts.pairs():
-        answer = node.output(f"timeout 10 busybox wget -qO- http://{hosts.address(other)}/cgi-bin/who")
+        answer = node.output(
+            f"timeout 10 busybox wget -qO- http://{hosts.address(other)}/cgi-bin/who"
+        )
         assert f"at web{other.number}" in answer
 
 
@@ -75,7 +79,8 @@ def test_packets_go_the_way_that_the_backend_says(hosts: Hosts) -> None:
 
 
 def test_our_bridge_made_the_pods_links(hosts: Hosts) -> None:
-    """The settings that flannel handed down: the tunnel's MTU, the gateway's address, hairpin, no masquerade of ours."""
+    """The settings that flannel handed down: the tunnel's MTU, the gateway's address, hairpin, no
+    masquerade of ours."""
     mtu = 1450 if hosts.flannel.backend == "vxlan" else 1500
     for node in hosts.nodes:
         (bridge,) = views.links(node, "cni0")
@@ -98,7 +103,8 @@ def test_nodes_know_their_own_pods_only(hosts: Hosts) -> None:
         assert "state" in node.output(f"ls -A {node.folder}").split()
         with cri.connect(node.socket) as client:
             names = {
-                s.metadata.name for s in client.runtime.ListPodSandbox(api.ListPodSandboxRequest()).items
+                s.metadata.name
+                for s in client.runtime.ListPodSandbox(api.ListPodSandboxRequest()).items
             }
         assert f"web{node.number}" in names
         assert f"web{other.number}" not in names
@@ -130,8 +136,11 @@ def test_host_ports_of_one_node_from_a_pod_of_the_other(hosts: Hosts, kube: Kube
     assert hosts.fetch(first, f"{second.address}:18081/x") == "through"
 
 
-def test_a_pod_that_goes_leaves_nothing_and_a_restarted_server_goes_on(hosts: Hosts, kube: Kube) -> None:
-    """kill -9 of one node's server: traffic goes on meanwhile, the pod is deleted by the new one, the next is reached."""
+def test_a_pod_that_goes_leaves_nothing_and_a_restarted_server_goes_on(
+    hosts: Hosts, kube: Kube
+) -> None:
+    """kill -9 of one node's server: traffic goes on meanwhile, the pod is deleted by the new one,
+    the next is reached."""
     first, second = hosts.nodes
     gone = kube.run(pod("gone", nodeName=second.host))["status"]["podIP"]
     before = set(views.ports(second))
@@ -143,13 +152,18 @@ def test_a_pod_that_goes_leaves_nothing_and_a_restarted_server_goes_on(hosts: Ho
     kube("delete", "pod", "gone", "--wait=true", "--timeout=60s")
     assert gone not in views.leases(second)
     assert wait_until(lambda: len(before - set(views.ports(second))) == 1, 10)
-    new = kube.run(pod("new", shell("mkdir /w; echo new > /w/x; httpd -f -p 80 -h /w"), nodeName=second.host))
+    new = kube.run(
+        pod("new", shell("mkdir /w; echo new > /w/x; httpd -f -p 80 -h /w"), nodeName=second.host)
+    )
     assert hosts.fetch(first, f"{new['status']['podIP']}/x") == "new"
 
 
 @pytest.mark.slow
-def test_killed_behind_flannels_add_the_server_starts_the_pod_anew(hosts: Hosts, kube: Kube) -> None:
-    """What flannel had our bridge make for the lost sandbox is taken back through flannel; kubelet's next try has the rest."""
+def test_killed_behind_flannels_add_the_server_starts_the_pod_anew(
+    hosts: Hosts, kube: Kube
+) -> None:
+    """What flannel had our bridge make for the lost sandbox is taken back through flannel;
+    kubelet's next try has the rest."""
     node = hosts.nodes[1]
     before = len(views.ports(node))
     node.server.stop()

@@ -20,13 +20,17 @@ def proxies(flannel: Flannel) -> Iterator[Proxies]:
     running.stop()
 
 
-def test_a_service_leads_to_the_pod_of_the_other_node(hosts: Hosts, kube: Kube, proxies: Proxies) -> None:
+def test_a_service_leads_to_the_pod_of_the_other_node(
+    hosts: Hosts, kube: Kube, proxies: Proxies
+) -> None:
     """Both ways, by the address that kube-proxy's rules translate; from the node as well."""
     for node, other in hosts.pairs():
         name = f"web{other.number}"
         kube("expose", "pod", name, "--port=8000", "--target-port=80")
         address = kube("get", "service", name, "-o", "jsonpath={.spec.clusterIP}").stdout
         page = f"{address}:8000/cgi-bin/who"
-        kube.until(lambda a=address, n=node: a in n.output("nft list ruleset"), "kube-proxy's rules", 30)
+        kube.until(
+            lambda a=address, n=node: a in n.output("nft list ruleset"), "kube-proxy's rules", 30
+        )
         assert hosts.fetch(node, page) == f"from {hosts.address(node)} at {name}"
         assert f"at {name}" in node.output(f"timeout 10 busybox wget -qO- http://{page}")

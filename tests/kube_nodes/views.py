@@ -53,7 +53,8 @@ class Hosts:
         return found
 
     def fetch(self, node: AnyNode, url: str) -> str:
-        """What the node's pod gets from `url`. (With -T Debian's static wget ends in a segmentation fault.)"""
+        """What the node's pod gets from `url`. (With -T Debian's static wget ends in a segmentation
+        fault.)"""
         return self.kube.sh(f"web{node.number}", f"timeout 10 wget -qO- http://{url}")
 
 
@@ -86,7 +87,11 @@ def forwarding(node: AnyNode, device: str) -> dict[str, str]:
 
 def neighbours(node: AnyNode, device: str) -> dict[str, str]:
     """Address -> hardware address."""
-    return {n["dst"]: n["lladdr"] for n in _table(node, f"ip -j neigh show dev {device}") if "lladdr" in n}
+    return {
+        n["dst"]: n["lladdr"]
+        for n in _table(node, f"ip -j neigh show dev {device}")
+        if "lladdr" in n
+    }
 
 
 def leases(node: AnyNode) -> set[str]:

@@ -1,8 +1,9 @@
-"""Words for attacks: processes that swap names, a system call that takes long, and a host that must stay as it is.
+"""Words for attacks: processes that swap names, a system call that takes long, and a host that must
+stay as it is.
 
-A race is not left to luck. `slowly` runs the runtime under strace, which stops it for a moment before each of the calls
-that the attack aims at, while `Swapping` exchanges two names all the time: what was looked up before the stop is something
-else after it, in every round.
+A race is not left to luck. `slowly` runs the runtime under strace, which stops it for a moment
+before each of the calls that the attack aims at, while `Swapping` exchanges two names all the time:
+what was looked up before the stop is something else after it, in every round.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ class Swapping:
 
 
 def slowly(runtime: Runtime, calls: Sequence[str], delay_ms: float = 2.0) -> Runtime:
-    """The same runtime, stopped for a moment at the entry of each of these calls, in all its processes."""
+    """The same runtime, stopped for a moment at the entry of each of these calls, in all its
+    processes."""
     slow = Runtime(runtime.folder, runtime.rootfs)
     slow.ids = runtime.ids
     names = ",".join(calls)
@@ -143,7 +145,12 @@ def traced(runtime: Runtime, log: Path, calls: str) -> Runtime:
 
 def mount(destination: str, kind: str = "tmpfs", source: str = "", *options: str) -> dict[str, Any]:
     """An entry of `mounts`."""
-    return {"destination": destination, "type": kind, "source": source or kind, "options": list(options)}
+    return {
+        "destination": destination,
+        "type": kind,
+        "source": source or kind,
+        "options": list(options),
+    }
 
 
 def bind(source: Path | str, destination: str, *options: str) -> dict[str, Any]:

@@ -1,6 +1,8 @@
-"""What attacks need: a runtime with a root filesystem that may be spoilt, the hostile program, and a canary on the host.
+"""What attacks need: a runtime with a root filesystem that may be spoilt, the hostile program, and
+a canary on the host.
 
-The ledger of tests/conftest.py knows other folders only, so this one asks it itself: an attack must not even leave litter.
+The ledger of tests/conftest.py knows other folders only, so this one asks it itself: an attack must
+not even leave litter.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ def template(tmp_path_factory: pytest.TempPathFactory, probe: Path) -> Path:
 
 @pytest.fixture
 def rootfs(tmp_path: Path, template: Path) -> Path:
-    """A root filesystem of this test's own, with the hostile program in /bin; programs are links to common files."""
+    """A root filesystem of this test's own, with the hostile program in /bin; programs are links to
+    common files."""
     made = tmp_path / "image"
     shutil.copytree(template, made, symlinks=True, copy_function=os.link)
     for name in ("passwd", "group"):

@@ -1,7 +1,7 @@
 """System calls that a container must not be able to make, whichever door it knocks at.
 
-Classes: seccomp bypass by the x32 and i386 tables, TIOCSTI (CVE-2016-2568 kin), keyrings (shared session keys), S-21 (what the
-server's default profile, capabilities and no-new-privileges leave).
+Classes: seccomp bypass by the x32 and i386 tables, TIOCSTI (CVE-2016-2568 kin), keyrings (shared
+session keys), S-21 (what the server's default profile, capabilities and no-new-privileges leave).
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ def denying(*names: str, architectures: list[str] | None = None) -> dict[str, An
 @x86
 @pytest.mark.parametrize("where", ["run", "exec"])
 def test_other_tables_are_no_way_around_a_filter(runtime: Runtime, where: str) -> None:
-    """Seccomp bypass: mkdir is denied for x86-64, and called by its x32 number and by the i386 gate. Proof: the folder is not made,
-    and the process is killed (SIGSYS: 159) for a table that the profile does not name; without a filter i386 makes it.
+    """Seccomp bypass: mkdir is denied for x86-64, and called by its x32 number and by the i386
+    gate. Proof: the folder is not made, and the process is killed (SIGSYS: 159) for a table that
+    the profile does not name; without a filter i386 makes it.
     """
 
     def call(how: str, profile: dict[str, Any] | None) -> tuple[int, str]:
@@ -63,12 +64,21 @@ def test_other_tables_are_no_way_around_a_filter(runtime: Runtime, where: str) -
 
 
 def test_typing_into_the_callers_terminal(runtime: Runtime) -> None:
-    """TIOCSTI: a container without a terminal of its own gets the caller's as stdin, types a command into it and tries to make it
-    its own (TIOCSCTTY). Proof: both are EPERM, though the kernel allows TIOCSTI to the terminal's own session (it is tried),
-    and nothing can be read from the terminal.
+    """TIOCSTI: a container without a terminal of its own gets the caller's as stdin, types a
+    command into it and tries to make it its own (TIOCSCTTY). Proof: both are EPERM, though the
+    kernel allows TIOCSTI to the terminal's own session (it is tried), and nothing can be read from
+    the terminal.
     """
     box, probe = runtime.box("probe", "type", "echo evil\n"), runtime.rootfs / "bin/probe"
-    command = [*runtime.program, "--root", str(runtime.root), "run", "--bundle", str(box.folder), box.id]
+    command = [
+        *runtime.program,
+        "--root",
+        str(runtime.root),
+        "run",
+        "--bundle",
+        str(box.folder),
+        box.id,
+    ]
     results = {}
     for name, words in (("own", [str(probe), "type", "x"]), ("container", command)):
         pid, master = pty.fork()
@@ -90,12 +100,16 @@ def test_typing_into_the_callers_terminal(runtime: Runtime) -> None:
 
 
 def test_typing_into_its_own_terminal(runtime: Runtime, tmp_path: Path) -> None:
-    """TIOCSTI with a terminal: what the container types reaches only its own pty. Proof: the master reads it back as the
-    container's output, and the caller has no other terminal of it: /dev/pts inside holds one.
+    """TIOCSTI with a terminal: what the container types reaches only its own pty. Proof: the master
+    reads it back as the container's output, and the caller has no other terminal of it: /dev/pts
+    inside holds one.
     """
     change = {"terminal": True}
     box = runtime.box(
-        "sh", "-c", "ls /dev/pts; probe type x; echo end", change=lambda c: c["process"].update(change)
+        "sh",
+        "-c",
+        "ls /dev/pts; probe type x; echo end",
+        change=lambda c: c["process"].update(change),
     )
     with receive_terminal(tmp_path / "c") as console:
         box.create("--console-socket", str(console.path)).ok()
@@ -106,8 +120,9 @@ def test_typing_into_its_own_terminal(runtime: Runtime, tmp_path: Path) -> None:
 
 @x86
 def test_keys_of_the_caller(runtime: Runtime) -> None:
-    """Keyrings: the caller has a key in its session keyring, and the container has the same uid. Proof: a search of the session
-    does not find it (ENOKEY), by run and exec; with --no-new-keyring it does, so the key is there to be found.
+    """Keyrings: the caller has a key in its session keyring, and the container has the same uid.
+    Proof: a search of the session does not find it (ENOKEY), by run and exec; with --no-new-keyring
+    it does, so the key is there to be found.
     """
     script = (
         "import ctypes, os, sys; l = ctypes.CDLL(None); l.syscall(250, 1, b'callers-session', 0, 0, 0); "
@@ -147,22 +162,26 @@ true
 
 
 def test_what_a_tight_container_may_try(runtime: Runtime) -> None:
-    """S-21: the default profile, the default capabilities of `spec`, read-only and masked paths. Proof: each of these attempts
-    fails, run by run, and the host's name is the same (checked around each test).
+    """S-21: the default profile, the default capabilities of `spec`, read-only and masked paths.
+    Proof: each of these attempts fails, run by run, and the host's name is the same (checked around
+    each test).
     """
     profile = runtime_default([], platform.machine())
     out = runtime.shell(
         CONTAINED, seccomp=profile, maskedPaths=[*MASKED_PATHS], readonlyPaths=READONLY_PATHS
     ).out
-    kinds = [line for line in out.splitlines() if line.startswith("OPEN") and line not in ("OPEN kcore",)]
+    kinds = [
+        line for line in out.splitlines() if line.startswith("OPEN") and line not in ("OPEN kcore",)
+    ]
     assert kinds == [], out
 
 
 @x86
 def test_no_door_to_closed_socket_families(runtime: Runtime) -> None:
-    """CVE-2026-31431: AF_ALG (38) and AF_VSOCK (40) by socket(2) of each table and by i386's socketcall(2), whose family lies behind
-    a pointer that no filter can follow. Proof: none opens one; AF_UNIX is opened by the calls that can be judged, and the
-    multiplexer still serves sockets that are there.
+    """CVE-2026-31431: AF_ALG (38) and AF_VSOCK (40) by socket(2) of each table and by i386's
+    socketcall(2), whose family lies behind a pointer that no filter can follow. Proof: none opens
+    one; AF_UNIX is opened by the calls that can be judged, and the multiplexer still serves sockets
+    that are there.
     """
     profile = runtime_default([], platform.machine())
     for family in (38, 40):
@@ -170,12 +189,14 @@ def test_no_door_to_closed_socket_families(runtime: Runtime) -> None:
         assert out[:3] == ["native EPERM", "i386 EPERM", "socketcall ENOSYS"], out
     out = runtime.shell("probe sockets 1; true", seccomp=profile).out.splitlines()
     assert out == ["native DONE", "i386 DONE", "socketcall ENOSYS", "listen EINVAL"], out
-    assert runtime.shell("probe sockets 1; true").out.splitlines()[2] == "socketcall DONE", "the attack works"
+    assert runtime.shell("probe sockets 1; true").out.splitlines()[2] == "socketcall DONE", (
+        "the attack works"
+    )
 
 
 def test_no_new_privileges_reaches_exec(runtime: Runtime, rootfs: Path) -> None:
-    """A set-user-ID program of the image, run by an ordinary user under no_new_privs. Proof: the effective uid stays 1000, by run and
-    exec; without it, it would be 0.
+    """A set-user-ID program of the image, run by an ordinary user under no_new_privs. Proof: the
+    effective uid stays 1000, by run and exec; without it, it would be 0.
     """
     program = rootfs / "bin/suid"
     program.write_bytes((rootfs / "bin/probe").read_bytes())
@@ -192,15 +213,20 @@ def test_no_new_privileges_reaches_exec(runtime: Runtime, rootfs: Path) -> None:
 
 
 def test_terminal_text_of_a_container_in_our_errors(runtime: Runtime) -> None:
-    """Section 10.9: names from configurations in error messages and logs hold escape sequences. Proof: no control character
-    reaches the caller's terminal, and the JSON log is one object a line.
+    """Section 10.9: names from configurations in error messages and logs hold escape sequences.
+    Proof: no control character reaches the caller's terminal, and the JSON log is one object a
+    line.
     """
     evil = "\x1b]0;owned\x07\x1b[2J\r\nlevel=info msg=fake"
     log = runtime.folder / "log.json"
     for change in ({"args": [evil]}, {"cwd": "/" + evil}, {"env": [evil.replace("=", "")]}):
         box = runtime.box("true", change=lambda c, change=change: c["process"].update(change))
         found = runtime(
-            "run", "--bundle", str(box.folder), box.id, options=["--log", str(log), "--log-format", "json"]
+            "run",
+            "--bundle",
+            str(box.folder),
+            box.id,
+            options=["--log", str(log), "--log-format", "json"],
         )
         assert found.code != 0 or "cwd" in change
         for text in (found.err, log.read_text() if log.exists() else ""):
@@ -209,8 +235,8 @@ def test_terminal_text_of_a_container_in_our_errors(runtime: Runtime) -> None:
 
 
 def test_terminal_text_of_a_container_in_our_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Section 10.9: a process chooses its own arguments, an image its names; `pyrunc-cri run` and `ps` show them. Proof: no control
-    character of theirs is printed, and the columns stay.
+    """Section 10.9: a process chooses its own arguments, an image its names; `pyrunc-cri run` and
+    `ps` show them. Proof: no control character of theirs is printed, and the columns stay.
     """
     evil = "\x1b]0;owned\x07\x1b[2J\r\n\x9b31m"
     with subprocess.Popen(["sh", "-c", "read x", evil], stdin=subprocess.PIPE) as shown:
@@ -227,6 +253,8 @@ def test_terminal_text_of_a_container_in_our_tables(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     lines += output.Output(format="json").document({evil: evil}).splitlines()[1:2]
     assert json.loads(f"{{{lines[3]}}}") == {evil: evil}
-    lines.append(output.Output(template=Template("{{.name}}")).document({"name": evil.replace("\n", "")}))
+    lines.append(
+        output.Output(template=Template("{{.name}}")).document({"name": evil.replace("\n", "")})
+    )
     assert len(lines) == 5 and lines[0].endswith("\\x9b31m") and lines[2].endswith("  up"), lines
     assert not [c for line in lines for c in line if not c.isprintable()], lines

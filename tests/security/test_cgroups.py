@@ -1,7 +1,8 @@
 """What cgroups and the kernel's namespaces must keep apart.
 
-Classes: CVE-2023-25809 (a writable cgroup tree), CVE-2022-0492 (release_agent), traversal by `unified`, huge page sizes, exec
---cgroup and cgroupsPath (runc #4103, crun 1.28), device rules, /dev/shm and mqueue, keyrings.
+Classes: CVE-2023-25809 (a writable cgroup tree), CVE-2022-0492 (release_agent), traversal by
+`unified`, huge page sizes, exec --cgroup and cgroupsPath (runc #4103, crun 1.28), device rules,
+/dev/shm and mqueue, keyrings.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def groups() -> set[str]:
     ],
 )  # fmt: skip
 def test_file_names_from_limits(runtime: Runtime, resources: dict[str, Any]) -> None:
-    """runc #4103: names of limits are names of files. Proof: refused; our own process stays in its group, which a 0 written to
-    the root's cgroup.procs would have moved.
+    """runc #4103: names of limits are names of files. Proof: refused; our own process stays in its
+    group, which a 0 written to the root's cgroup.procs would have moved.
     """
     before = Path("/proc/self/cgroup").read_text()
 
@@ -70,8 +71,8 @@ def test_file_names_from_limits(runtime: Runtime, resources: dict[str, Any]) -> 
     ],
 )
 def test_the_groups_path(runtime: Runtime, path: str) -> None:
-    """crun 1.28's class: cgroupsPath with `..`. Proof: nothing is made outside of the cgroup tree (nor anywhere else), and the root
-    group is never a container's.
+    """crun 1.28's class: cgroupsPath with `..`. Proof: nothing is made outside of the cgroup tree
+    (nor anywhere else), and the root group is never a container's.
     """
 
     def change(config: Config) -> None:
@@ -86,10 +87,12 @@ def test_the_groups_path(runtime: Runtime, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "", "/.", "/..", "/a/../..", "//", "/a//b"])
-def test_the_root_group_is_never_acted_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    """A group that is the root of the tree (cgroupsPath `x:y:-.slice` with systemd, a tampered state.json): ending the container
-    would end every process of the machine. Proof: each verb refuses. The tree is a plain folder here, so that a missing
-    check does no harm.
+def test_the_root_group_is_never_acted_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """A group that is the root of the tree (cgroupsPath `x:y:-.slice` with systemd, a tampered
+    state.json): ending the container would end every process of the machine. Proof: each verb
+    refuses. The tree is a plain folder here, so that a missing check does no harm.
     """
     monkeypatch.setattr(tree, "_root", str(tmp_path))
     (tmp_path / "cgroup.procs").write_text("")
@@ -100,10 +103,12 @@ def test_the_root_group_is_never_acted_on(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    "where", ["../../", "..", "/..", "../..", "x/../../..", "/../../../proc", "memory:../../x", "a\0b"]
+    "where",
+    ["../../", "..", "/..", "../..", "x/../../..", "/../../../proc", "memory:../../x", "a\0b"],
 )
 def test_the_group_of_an_exec(runtime: Runtime, where: str) -> None:
-    """crun 1.28, 1.29: exec --cgroup that climbs out. Proof: an error, or the process is below the container's group."""
+    """crun 1.28, 1.29: exec --cgroup that climbs out. Proof: an error, or the process is below the
+    container's group."""
     if "\0" in where:
         return
     box = runtime.box("sleep", "60").up()
@@ -112,8 +117,9 @@ def test_the_group_of_an_exec(runtime: Runtime, where: str) -> None:
 
 
 def test_the_containers_view_of_the_tree(runtime: Runtime) -> None:
-    """CVE-2023-25809: /sys/fs/cgroup of a container. Proof: it begins at the container's own group, is read-only, and nothing of
-    the host's groups can be seen or written; with a user namespace too.
+    """CVE-2023-25809: /sys/fs/cgroup of a container. Proof: it begins at the container's own group,
+    is read-only, and nothing of the host's groups can be seen or written; with a user namespace
+    too.
     """
     script = (
         "cat /proc/self/cgroup | grep ^0; ls /sys/fs/cgroup | grep -c slice; "
@@ -132,12 +138,15 @@ def test_the_containers_view_of_the_tree(runtime: Runtime) -> None:
         out = runtime.shell(script, change=change).out.splitlines()
         assert out[:2] == ["0::/", "0"], out
         assert sum("Read-only file system" in line for line in out) >= 2, out
-        assert any("mount:" in line and ("denied" in line or "permitted" in line) for line in out), out
+        assert any(
+            "mount:" in line and ("denied" in line or "permitted" in line) for line in out
+        ), out
 
 
 def test_groups_deeper_than_a_path(runtime: Runtime) -> None:
-    """A container whose cgroup tree is its own makes groups below groups: deeper than a path is long, and than calls of an interpreter
-    nest; a process hides in the last one. Proof: it is counted, killed, and no group is left.
+    """A container whose cgroup tree is its own makes groups below groups: deeper than a path is
+    long, and than calls of an interpreter nest; a process hides in the last one. Proof: it is
+    counted, killed, and no group is left.
     """
     script = (
         "cd /sys/fs/cgroup; i=0; while [ $i -lt 1100 ]; do mkdir deeper && cd -P deeper || exit 1; i=$((i+1)); done;"
@@ -156,8 +165,9 @@ def test_groups_deeper_than_a_path(runtime: Runtime) -> None:
 
 
 def test_release_agent(runtime: Runtime) -> None:
-    """CVE-2022-0492: root of a container mounts a v1 hierarchy in a new user namespace to write its release_agent. Proof: both the
-    mount and the file are refused, with the default capabilities and as a user with namespaces of its own.
+    """CVE-2022-0492: root of a container mounts a v1 hierarchy in a new user namespace to write its
+    release_agent. Proof: both the mount and the file are refused, with the default capabilities and
+    as a user with namespaces of its own.
     """
 
     def user(config: Config) -> None:
@@ -172,8 +182,9 @@ def test_release_agent(runtime: Runtime) -> None:
 
 
 def test_devices_of_the_host(runtime: Runtime, rootfs: Path) -> None:
-    """Device rules: the image brings nodes of the host's disk and of other devices, and the container makes more with CAP_MKNOD.
-    Proof: none can be opened, by run and exec, because of the filter on the group; the nodes are there.
+    """Device rules: the image brings nodes of the host's disk and of other devices, and the
+    container makes more with CAP_MKNOD. Proof: none can be opened, by run and exec, because of the
+    filter on the group; the nodes are there.
     """
     disk = os.stat("/").st_dev
     nodes = {
@@ -192,7 +203,9 @@ def test_devices_of_the_host(runtime: Runtime, rootfs: Path) -> None:
     def change(config: Config) -> None:
         config["root"]["readonly"] = False
         names = ["CAP_MKNOD", "CAP_SYS_RAWIO", "CAP_SYS_ADMIN", "CAP_DAC_OVERRIDE"]
-        config["process"]["capabilities"] = dict.fromkeys(("bounding", "effective", "permitted"), names)
+        config["process"]["capabilities"] = dict.fromkeys(
+            ("bounding", "effective", "permitted"), names
+        )
 
     assert runtime.shell(f"{made}; {opens}", change=change).out == "4\n"
     box = runtime.box("sleep", "60", change=change).up()
@@ -200,8 +213,9 @@ def test_devices_of_the_host(runtime: Runtime, rootfs: Path) -> None:
 
 
 def test_shared_memory_and_queues(runtime: Runtime) -> None:
-    """/dev/shm and /dev/mqueue: modes and options, and nothing of the host's. Proof: sticky and world-writable, nosuid, nodev and
-    noexec by the mount table, and empty though the host's /dev/shm has a file.
+    """/dev/shm and /dev/mqueue: modes and options, and nothing of the host's. Proof: sticky and
+    world-writable, nosuid, nodev and noexec by the mount table, and empty though the host's
+    /dev/shm has a file.
     """
     marker = Path("/dev/shm") / f"pyrunc-{os.getpid()}"
     marker.write_text("host")
@@ -217,7 +231,8 @@ def test_shared_memory_and_queues(runtime: Runtime) -> None:
 
 
 def test_ipc_of_the_host(runtime: Runtime) -> None:
-    """System V objects are those of the container's namespace. Proof: a segment of the host's is not listed inside."""
+    """System V objects are those of the container's namespace. Proof: a segment of the host's is
+    not listed inside."""
     import ctypes
 
     libc = ctypes.CDLL(None)

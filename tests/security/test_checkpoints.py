@@ -1,8 +1,9 @@
 """Folders of CRIU's images from somewhere else: what CRIU, which is root, would open by name.
 
-Classes: CVE-2026-53489 (a link in a checkpoint, by which a file of the host is read), torn and foreign images. The CRI server
-answers CheckpointContainer with UNIMPLEMENTED and restores nothing, so it has no archives to attack. That restoring works,
-and that a real dump is what it was, is in tests/vm/oci.
+Classes: CVE-2026-53489 (a link in a checkpoint, by which a file of the host is read), torn and
+foreign images. The CRI server answers CheckpointContainer with UNIMPLEMENTED and restores nothing,
+so it has no archives to attack. That restoring works, and that a real dump is what it was, is in
+tests/vm/oci.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ def restored(runtime: Runtime, images: Path, *words: str, options: tuple[str, ..
     box = runtime.box("sleep", "60")
     begin = time.monotonic()
     refused(
-        runtime("restore", "--bundle", str(box.folder), "--image-path", str(images), *options, box.id), *words
+        runtime(
+            "restore", "--bundle", str(box.folder), "--image-path", str(images), *options, box.id
+        ),
+        *words,
     )
     assert time.monotonic() - begin < IN_TIME_S
     assert not (runtime.root / box.id).exists()
@@ -74,12 +78,17 @@ KINDS = ["link", "dangling", "pipe", "device", "log", "parent's", "loop", "absol
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_images_that_are_no_files(runtime: Runtime, images: Path, canary: Canary, kind: str) -> None:
-    """CVE-2026-53489. An image of the dump, of a pre-dump before it, or CRIU's log is a link to the host's canary, a pipe that nobody
-    writes to, a device. Proof: an error that names it, in time; the canary saw nobody, and no container, mount, cgroup is left.
+def test_images_that_are_no_files(
+    runtime: Runtime, images: Path, canary: Canary, kind: str
+) -> None:
+    """CVE-2026-53489. An image of the dump, of a pre-dump before it, or CRIU's log is a link to the
+    host's canary, a pipe that nobody writes to, a device. Proof: an error that names it, in time;
+    the canary saw nobody, and no container, mount, cgroup is left.
     """
     spoil(images, kind, canary)
-    words = {"loop": "parents", "absolute": "relative link", "nowhere": "no folder"}.get(kind, "not an image")
+    words = {"loop": "parents", "absolute": "relative link", "nowhere": "no folder"}.get(
+        kind, "not an image"
+    )
     restored(runtime, images, words, options=("--work-path", str(images)))
 
 
@@ -87,8 +96,8 @@ def test_images_that_are_no_files(runtime: Runtime, images: Path, canary: Canary
 def test_a_dump_does_not_write_through_links(
     runtime: Runtime, images: Path, canary: Canary, kind: str
 ) -> None:
-    """The other direction: the folder for the images is there, with links under the names that CRIU will create and truncate.
-    Proof: refused by name, the canary saw nobody, the container runs on.
+    """The other direction: the folder for the images is there, with links under the names that CRIU
+    will create and truncate. Proof: refused by name, the canary saw nobody, the container runs on.
     """
     spoil(images, kind, canary)
     box = runtime.box("sleep", "60").up()
@@ -104,8 +113,8 @@ def test_a_dump_does_not_write_through_links(
      ("descriptors.json", b'["' + b"x" * 70_000 + b'"]')],
 )  # fmt: skip
 def test_torn_dumps(runtime: Runtime, images: Path, name: str, content: bytes | None) -> None:
-    """A dump without its inventory or its list of streams, or with a list that is none. Proof: an error that names the file,
-    and nothing is left.
+    """A dump without its inventory or its list of streams, or with a list that is none. Proof: an
+    error that names the file, and nothing is left.
     """
     (images / name).unlink()
     if content is not None:
@@ -115,16 +124,17 @@ def test_torn_dumps(runtime: Runtime, images: Path, name: str, content: bytes | 
 
 @pytest.mark.parametrize("content", [b"\x10\x54\x52\x54", b"\0" * 4096, os.urandom(4096)])
 def test_what_criu_itself_refuses(runtime: Runtime, images: Path, content: bytes) -> None:
-    """Images that are files, but no images. Proof: CRIU's words, and nothing is left of what was made for it: the cgroup, the
-    mount namespace, the state, CRIU.
+    """Images that are files, but no images. Proof: CRIU's words, and nothing is left of what was
+    made for it: the cgroup, the mount namespace, the state, CRIU.
     """
     (images / "inventory.img").write_bytes(content)
     restored(runtime, images, "criu")
 
 
 def test_names_of_streams_are_what_proc_says() -> None:
-    """Names of the list become orders to CRIU: this file is to be replaced by our descriptor. Proof: only a pipe or a file of another
-    mount is, by its numbers, and nothing else gets our descriptors.
+    """Names of the list become orders to CRIU: this file is to be replaced by our descriptor.
+    Proof: only a pipe or a file of another mount is, by its numbers, and nothing else gets our
+    descriptors.
     """
     assert is_outside("pipe:[123]") and is_outside("file[1a:2f]")
     for name in (
@@ -137,8 +147,8 @@ def test_names_of_streams_are_what_proc_says() -> None:
 def test_masked_paths_are_looked_up_in_the_container(
     runtime: Runtime, rootfs: Path, tmp_path: Path, canary: Canary
 ) -> None:
-    """checkpoint asks which masked paths are files. The image has a link to the host's canary on the way. Proof: what is only on
-    the host is not found; what the container has is.
+    """checkpoint asks which masked paths are files. The image has a link to the host's canary on
+    the way. Proof: what is only on the host is not found; what the container has is.
     """
     (rootfs / "data").symlink_to(canary.path)
     (rootfs / "folder").mkdir()

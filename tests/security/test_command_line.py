@@ -1,6 +1,8 @@
-"""`pyrunc-cri` run by root: in folders that others may write to, and on what a container changes meanwhile.
+"""`pyrunc-cri` run by root: in folders that others may write to, and on what a container changes
+meanwhile.
 
-Classes: CVE-2021-25741 (subPaths), CVE-2018-15664 and CVE-2019-14271 (cp), predictable temporary names.
+Classes: CVE-2021-25741 (subPaths), CVE-2018-15664 and CVE-2019-14271 (cp), predictable temporary
+names.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ spec:
 
 
 def test_a_link_where_an_archive_grows(server: Server, tmp_path: Path, canary: Canary) -> None:
-    """`save -o` in a folder of somebody else, who has put links where it grew once, and in its place one to a device. Proof:
-    the archive is a file in that folder, the canary saw nobody.
+    """`save -o` in a folder of somebody else, who has put links where it grew once, and in its
+    place one to a device. Proof: the archive is a file in that folder, the canary saw nobody.
     """
     folder = tmp_path / "theirs"
     folder.mkdir()
@@ -45,20 +47,25 @@ def test_a_link_where_an_archive_grows(server: Server, tmp_path: Path, canary: C
 
 
 def test_a_link_where_a_plugin_grows(tmp_path: Path, canary: Canary) -> None:
-    """`python -m cni_plugins.install` in a folder of somebody else, who knows our pid. Proof: the plugins are there, the canary saw
-    nobody.
+    """`python -m cni_plugins.install` in a folder of somebody else, who knows our pid. Proof: the
+    plugins are there, the canary saw nobody.
     """
     folder = tmp_path / "theirs"
     folder.mkdir()
     (folder / f"bridge.{os.getpid()}.tmp").symlink_to(canary.path / "passwd")
     written = install(str(folder))
-    assert all(os.stat(path).st_mode & 0o777 == 0o755 and not os.path.islink(path) for path in written)
+    assert all(
+        os.stat(path).st_mode & 0o777 == 0o755 and not os.path.islink(path) for path in written
+    )
 
 
-def test_a_restart_follows_no_link_of_the_container(server: Server, tmp_path: Path, canary: Canary) -> None:
-    """CVE-2021-25741 across a restart: the container, which sees the whole volume, puts a link to the canary in place of the folder
-    that its subPath means, and is restarted; and a link to a folder that is not there. Proof: the error names the mount, no
-    container of the next attempt is left, nothing was made or opened where the links lead.
+def test_a_restart_follows_no_link_of_the_container(
+    server: Server, tmp_path: Path, canary: Canary
+) -> None:
+    """CVE-2021-25741 across a restart: the container, which sees the whole volume, puts a link to
+    the canary in place of the folder that its subPath means, and is restarted; and a link to a
+    folder that is not there. Proof: the error names the mount, no container of the next attempt is
+    left, nothing was made or opened where the links lead.
     """
     volume, nowhere = tmp_path / "volume", tmp_path / "nowhere"
     volume.mkdir()
@@ -84,9 +91,10 @@ def test_a_restart_follows_no_link_of_the_container(server: Server, tmp_path: Pa
 def test_what_became_something_else_is_not_opened(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CVE-2018-15664's kin: a file of a container becomes a device node between the look at it and the opening, which a
-    container may make and `cp`, which is in no device cgroup, may open: the machine's watchdog starts so. Proof: inotify of a
-    FIFO in its place sees that nobody opens it, and the error names it.
+    """CVE-2018-15664's kin: a file of a container becomes a device node between the look at it and
+    the opening, which a container may make and `cp`, which is in no device cgroup, may open: the
+    machine's watchdog starts so. Proof: inotify of a FIFO in its place sees that nobody opens it,
+    and the error names it.
     """
     folder = tmp_path / "folder"
     folder.mkdir()

@@ -1,6 +1,8 @@
-"""No descriptor of the host is in a container, and no working directory either (CVE-2024-21626, CVE-2016-9962).
+"""No descriptor of the host is in a container, and no working directory either (CVE-2024-21626,
+CVE-2016-9962).
 
-Where the attack needs a leaked folder it does not guess: the caller leaks thirty of its own, on `/`.
+Where the attack needs a leaked folder it does not guess: the caller leaks thirty of its own, on
+`/`.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ def leaked(count: int = 30) -> Iterator[tuple[int, ...]]:
 
 
 def climbing(canary: Canary) -> tuple[str, ...]:
-    """Reads the canary if the working directory lies on the host: `..` is not stopped by the container's root then."""
+    """Reads the canary if the working directory lies on the host: `..` is not stopped by the
+    container's root then."""
     return (
         "sh",
         "-c",
@@ -48,13 +51,14 @@ def climbing(canary: Canary) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("tail", ["", "/../../..", "/sys-1"])
 def test_the_working_directory_of_a_container(runtime: Runtime, canary: Canary, tail: str) -> None:
-    """CVE-2024-21626: process.cwd is a descriptor that the runtime (or its caller) left open on the host. Proof: create fails, or
-    the host's canary cannot be reached by `..` and saw no event.
+    """CVE-2024-21626: process.cwd is a descriptor that the runtime (or its caller) left open on the
+    host. Proof: create fails, or the host's canary cannot be reached by `..` and saw no event.
     """
     with leaked() as numbers:
         for n in (*range(3, 10), numbers[0], numbers[-1]):
             box = runtime.box(
-                *climbing(canary), change=lambda c, n=n: c["process"].update(cwd=f"/proc/self/fd/{n}{tail}")
+                *climbing(canary),
+                change=lambda c, n=n: c["process"].update(cwd=f"/proc/self/fd/{n}{tail}"),
             )
             found = runtime("run", "--bundle", str(box.folder), box.id, pass_fds=numbers)
             assert "canary" not in found.out, found
@@ -77,7 +81,8 @@ def test_the_working_directory_of_an_exec(runtime: Runtime, canary: Canary, tail
 
 
 def test_the_program_is_not_run_through_a_descriptor(runtime: Runtime) -> None:
-    """CVE-2024-21626, third way: args[0] is /proc/self/fd/N/…, a program of the host. Proof: it is not found."""
+    """CVE-2024-21626, third way: args[0] is /proc/self/fd/N/…, a program of the host. Proof: it is
+    not found."""
     box = runtime.box("sleep", "60").up()
     with leaked() as numbers:
         for n in (3, 4, 5, 6, 7, 8, numbers[0]):
@@ -88,8 +93,9 @@ def test_the_program_is_not_run_through_a_descriptor(runtime: Runtime) -> None:
 
 
 def test_three_descriptors_and_no_more(runtime: Runtime, tmp_path: Path) -> None:
-    """S-10: with thirty leaked folders, by run, exec, create and start, on a terminal, with sysctls and a filter. Proof: the
-    kernel's list inside is 0, 1, 2 (and the one that reads the list), or exactly what was to be preserved.
+    """S-10: with thirty leaked folders, by run, exec, create and start, on a terminal, with sysctls
+    and a filter. Proof: the kernel's list inside is 0, 1, 2 (and the one that reads the list), or
+    exactly what was to be preserved.
     """
     seccomp = {
         "defaultAction": "SCMP_ACT_ALLOW",
@@ -103,7 +109,11 @@ def test_three_descriptors_and_no_more(runtime: Runtime, tmp_path: Path) -> None
             assert found.out.split() in (["0", "1", "2"], ["0", "1", "2", "3"]), (linux, found)
         box = runtime.box("sleep", "60", seccomp=seccomp).up()
         assert len(box.exec(*listing, pass_fds=numbers).ok().out.split()) <= 4
-        kept = box.exec(*listing, options=["--preserve-fds", "2"], pass_fds=(3, 4, *numbers)).ok().out.split()
+        kept = (
+            box.exec(*listing, options=["--preserve-fds", "2"], pass_fds=(3, 4, *numbers))
+            .ok()
+            .out.split()
+        )
         assert kept[:5] == ["0", "1", "2", "3", "4"] and len(kept) <= 6, kept
         tty = runtime.box(
             "sh",
@@ -119,7 +129,8 @@ def test_three_descriptors_and_no_more(runtime: Runtime, tmp_path: Path) -> None
 
 
 def of_the_host(pid: int) -> list[str]:
-    """The descriptors of a process from 3 on that are neither sockets nor within its own root, by the kernel's own view."""
+    """The descriptors of a process from 3 on that are neither sockets nor within its own root, by
+    the kernel's own view."""
     found = []
     own = os.stat(f"/proc/{pid}/ns/mnt").st_ino
     for name in os.listdir(f"/proc/{pid}/fd"):
@@ -131,7 +142,9 @@ def of_the_host(pid: int) -> list[str]:
         if int(name) < 3 or target.startswith(("socket:", "anon_inode:", "/memfd:")):
             continue
         match = re.search(r"mnt_id:\s*(\d+)", info)
-        table = {line.split()[0] for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()}
+        table = {
+            line.split()[0] for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+        }
         if match is None or match[1] not in table:
             found.append(f"{name} -> {target} ({own})")
     return found
@@ -139,8 +152,9 @@ def of_the_host(pid: int) -> list[str]:
 
 @pytest.mark.parametrize("nnp", [True, False])
 def test_what_waits_for_start_holds_nothing_of_the_host(runtime: Runtime, nnp: bool) -> None:
-    """Section 0.3. A created container may wait for long, and a neighbour with CAP_SYS_PTRACE could take what it holds. Proof:
-    every descriptor above 2 is a socket; no folder of the host's cgroup tree, no procfs of the host's pids.
+    """Section 0.3. A created container may wait for long, and a neighbour with CAP_SYS_PTRACE could
+    take what it holds. Proof: every descriptor above 2 is a socket; no folder of the host's cgroup
+    tree, no procfs of the host's pids.
     """
 
     def change(config: Config) -> None:
@@ -163,8 +177,9 @@ def test_what_waits_for_start_holds_nothing_of_the_host(runtime: Runtime, nnp: b
 
 
 def test_what_enters_holds_nothing_of_the_host(runtime: Runtime) -> None:
-    """Section 0.3 for exec: the process in the container's pid namespace is held long before its execve (strace), and looked at
-    from outside. Proof: while it is held it has no descriptor of a mount that is not the container's.
+    """Section 0.3 for exec: the process in the container's pid namespace is held long before its
+    execve (strace), and looked at from outside. Proof: while it is held it has no descriptor of a
+    mount that is not the container's.
     """
     box = runtime.box("sleep", "60").up()
     namespace = os.readlink(f"/proc/{box.pid}/ns/pid")
@@ -188,13 +203,26 @@ def test_what_enters_holds_nothing_of_the_host(runtime: Runtime) -> None:
 
 
 def test_listen_fds(runtime: Runtime) -> None:
-    """Socket activation passes what systemd gave, and only that, whatever the variable says. Proof: the list inside."""
+    """Socket activation passes what systemd gave, and only that, whatever the variable says. Proof:
+    the list inside."""
     runtime.program = ["sh", "-c", 'LISTEN_PID=$$ exec "$@"', "sh", *runtime.program]
-    for text, most in (("1", 5), ("x", 4), ("-3", 4), ("1_0", 4), ("\u0661", 4), ("99999999999999999999", 4)):
+    for text, most in (
+        ("1", 5),
+        ("x", 4),
+        ("-3", 4),
+        ("1_0", 4),
+        ("\u0661", 4),
+        ("99999999999999999999", 4),
+    ):
         with leaked(3) as numbers:
             box = runtime.box("sh", "-c", "cd /proc/self/fd; echo *")
             found = runtime(
-                "run", "--bundle", str(box.folder), box.id, pass_fds=numbers, env={"LISTEN_FDS": text}
+                "run",
+                "--bundle",
+                str(box.folder),
+                box.id,
+                pass_fds=numbers,
+                env={"LISTEN_FDS": text},
             )
         assert found.code != 0 or len(found.out.split()) <= most, (text, found)
         assert "Traceback" not in found.err
@@ -205,8 +233,9 @@ def inner_pid(box: Box) -> int:
 
 
 def test_the_callers_words_and_environment_stay_outside(runtime: Runtime) -> None:
-    """Section 10.6: who waits in the container shows /proc/PID/cmdline to its neighbours. Proof: neither arguments nor environment
-    of the caller or of the program are there before execve, only the launcher's own two words.
+    """Section 10.6: who waits in the container shows /proc/PID/cmdline to its neighbours. Proof:
+    neither arguments nor environment of the caller or of the program are there before execve, only
+    the launcher's own two words.
     """
     box = runtime.box(
         "true", "secret-argument", change=lambda c: c["process"]["env"].append("SECRET=configured")

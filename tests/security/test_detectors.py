@@ -1,9 +1,12 @@
-"""Attacks that cannot succeed prove nothing: here each defence is taken out of a copy of the program, and its test must fail.
+"""Attacks that cannot succeed prove nothing: here each defence is taken out of a copy of the
+program, and its test must fail.
 
-Not taken out: what would let the copy hurt the machine, such as the check of cgroupsPath (a group that is the root is killed with
-all the machine's processes). A mutation is a piece of source text and what replaces it; where the text is no longer there, that
-fails too. What cannot be taken out with one edit was tried on runc 1.1.5 of Debian (it fails test_dev.py::test_dev_is_a_link,
-CVE-2026-41579, and test_dev.py::test_null_is_something_else[file], CVE-2025-31133), which PYRUNC_RUNTIME=runc repeats.
+Not taken out: what would let the copy hurt the machine, such as the check of cgroupsPath (a group
+that is the root is killed with all the machine's processes). A mutation is a piece of source text
+and what replaces it; where the text is no longer there, that fails too. What cannot be taken out
+with one edit was tried on runc 1.1.5 of Debian (it fails test_dev.py::test_dev_is_a_link,
+CVE-2026-41579, and test_dev.py::test_null_is_something_else[file], CVE-2025-31133), which
+PYRUNC_RUNTIME=runc repeats.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from tests.system.harness import reap
 Edit = tuple[str, str, str]
 
 PROC_CHECK = 'macros.require(low.a, kind, "ne", mnt.PROC_SUPER_MAGIC, EPERM, note)'
-TREE_CHECK = 'macros.require(a, a.field(low.scratch, 0, 8), "eq", mnt.PROC_SUPER_MAGIC, EPERM, note)'
+TREE_CHECK = (
+    'macros.require(a, a.field(low.scratch, 0, 8), "eq", mnt.PROC_SUPER_MAGIC, EPERM, note)'
+)
 INODE_CHECK = 'macros.require(a, inode, "eq", INODE_OF_PROC, EPERM, note)'
 NULL_CHECK = 'macros.require_device(low.a, low.null, 1, 3, "/dev/null")'
 CLOSE_CGROUP = 'low.close(low.numbers["cgroup"])'
@@ -125,7 +130,8 @@ def test_the_defence_is_where_the_mutation_looks_for_it(name: str) -> None:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_attack_succeeds_without_the_defence(name: str, tmp_path: Path) -> None:
-    """The copy has everything but one defence; the attack's test must fail there, and by its own assertion."""
+    """The copy has everything but one defence; the attack's test must fail there, and by its own
+    assertion."""
     edits, test = MUTATIONS[name]
     copy = ProjectCopy(tmp_path / "copy")
     for file, old, new in edits:
@@ -135,5 +141,9 @@ def test_the_attack_succeeds_without_the_defence(name: str, tmp_path: Path) -> N
     reap(5.0)  # what the copy's server left to us, who are the parent of whoever has none
     # a failure of the test, or of a fixture that looks at the canary and at the host afterwards
     wrong = "1 failed" in found.stdout or "1 error" in found.stdout
-    assert found.returncode == 1 and wrong, f"{test} passes without its defence:\n{found.stdout[-3000:]}"
-    assert "ImportError" not in found.stdout and "SyntaxError" not in found.stdout, found.stdout[-3000:]
+    assert found.returncode == 1 and wrong, (
+        f"{test} passes without its defence:\n{found.stdout[-3000:]}"
+    )
+    assert "ImportError" not in found.stdout and "SyntaxError" not in found.stdout, found.stdout[
+        -3000:
+    ]

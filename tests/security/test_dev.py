@@ -1,7 +1,7 @@
 """/dev of an image or a volume is hostile: its nodes, its links, its terminals.
 
-Classes: CVE-2026-41579 and CVE-2026-47766 (/dev is a link), CVE-2025-31133 and CVE-2025-62161 (/dev/null is something else, and
-what it should mask is not masked), CVE-2025-52565 (/dev/console).
+Classes: CVE-2026-41579 and CVE-2026-47766 (/dev is a link), CVE-2025-31133 and CVE-2025-62161
+(/dev/null is something else, and what it should mask is not masked), CVE-2025-52565 (/dev/console).
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ def without_dev(config: Config) -> None:
 def test_dev_is_a_link(
     runtime: Runtime, rootfs: Path, tmp_path: Path, canary: Canary, target: str, with_pts: bool
 ) -> None:
-    """CVE-2026-41579, CVE-2026-47766: no /dev is mounted, and the image's is a link to the host's canary, which holds a file
-    `ptmx` that the vulnerable runtimes replace. Proof: the canary has the same two files and no event. Debian's runc 1.1.5
-    fails this test: it plants links in the canary.
+    """CVE-2026-41579, CVE-2026-47766: no /dev is mounted, and the image's is a link to the host's
+    canary, which holds a file `ptmx` that the vulnerable runtimes replace. Proof: the canary has
+    the same two files and no event. Debian's runc 1.1.5 fails this test: it plants links in the
+    canary.
     """
     place = rootfs / "dev"
     if target == "pts":  # /dev is a folder, /dev/pts the link
@@ -44,7 +45,9 @@ def test_dev_is_a_link(
         place.symlink_to(target.format(canary=canary.path))
 
     def change(config: Config) -> None:
-        kept = [m for m in config["mounts"] if with_pts and m["destination"] in ("/dev/pts", "/dev/shm")]
+        kept = [
+            m for m in config["mounts"] if with_pts and m["destination"] in ("/dev/pts", "/dev/shm")
+        ]
         without_dev(config)
         config["mounts"] += kept
 
@@ -95,9 +98,10 @@ def dev_folder(tmp_path: Path) -> Path:
 def test_null_is_something_else(
     runtime: Runtime, rootfs: Path, tmp_path: Path, make: Callable[[Path], object]
 ) -> None:
-    """CVE-2025-31133, CVE-2025-62161. A volume brings /dev, and its null is a link to core_pattern, a file, another device or
-    missing; /secret is to be masked. Proof: create fails each time, and never is the mask readable. Debian's runc 1.1.5 fails
-    this test with the file: the container reads the attacker's file through the mask.
+    """CVE-2025-31133, CVE-2025-62161. A volume brings /dev, and its null is a link to core_pattern,
+    a file, another device or missing; /secret is to be masked. Proof: create fails each time, and
+    never is the mask readable. Debian's runc 1.1.5 fails this test with the file: the container
+    reads the attacker's file through the mask.
     """
     make(dev_folder(tmp_path) / "null")
     (rootfs / "secret").write_text("secret\n")
@@ -112,8 +116,9 @@ def test_null_is_something_else(
 
 
 def test_null_that_is_swapped(runtime: Runtime, rootfs: Path, probe: Path, tmp_path: Path) -> None:
-    """CVE-2025-31133, the race: null is exchanged with a file and back, and the runtime is stopped before statx, open_tree and
-    move_mount. Proof: every container that starts reads nothing through the mask, and its stdin is a null device.
+    """CVE-2025-31133, the race: null is exchanged with a file and back, and the runtime is stopped
+    before statx, open_tree and move_mount. Proof: every container that starts reads nothing through
+    the mask, and its stdin is a null device.
     """
     folder = dev_folder(tmp_path)
     os.mknod(folder / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
@@ -139,8 +144,8 @@ def test_null_that_is_swapped(runtime: Runtime, rootfs: Path, probe: Path, tmp_p
 def test_a_default_device_is_there_already(
     runtime: Runtime, rootfs: Path, canary: Canary, make: Callable[[Path], object], name: str
 ) -> None:
-    """S-08: an image without a /dev mount brings something of its own in a default device's place. Proof: it is refused; neither
-    does it pass for the device, nor is a link followed to the host.
+    """S-08: an image without a /dev mount brings something of its own in a default device's place.
+    Proof: it is refused; neither does it pass for the device, nor is a link followed to the host.
     """
     if name == "zero" and make is _zero:
         return
@@ -154,15 +159,18 @@ def test_a_default_device_is_there_already(
 def test_console_is_a_link(
     runtime: Runtime, rootfs: Path, tmp_path: Path, canary: Canary, target: str
 ) -> None:
-    """CVE-2025-52565. /dev/console of the image is a link, and the container has a terminal, which is bound there. Proof: the
-    terminal is at /dev/console itself or create fails: nothing is mounted where the link leads.
+    """CVE-2025-52565. /dev/console of the image is a link, and the container has a terminal, which
+    is bound there. Proof: the terminal is at /dev/console itself or create fails: nothing is
+    mounted where the link leads.
     """
     (rootfs / "dev/console").symlink_to(target.format(canary=canary.path))
 
     def change(config: Config) -> None:
         config["mounts"] = [m for m in config["mounts"] if m["destination"] != "/dev"]
         config["process"]["terminal"] = True
-        config["mounts"].insert(1, {"destination": "/dev/pts", "type": "devpts", "source": "devpts"})
+        config["mounts"].insert(
+            1, {"destination": "/dev/pts", "type": "devpts", "source": "devpts"}
+        )
 
     box = runtime.box("sh", "-c", "grep devpts /proc/self/mountinfo; echo end", change=change)
     with receive_terminal(tmp_path / "c") as console:
@@ -174,9 +182,14 @@ def test_console_is_a_link(
     assert points <= {"/dev/pts", "/dev/console"}, points
 
 
-@pytest.mark.parametrize("make", [_link, _file, _zero, os.mkfifo], ids=["link", "file", "zero", "pipe"])
-def test_ptmx_is_something_else(runtime: Runtime, tmp_path: Path, make: Callable[[Path], object]) -> None:
-    """CVE-2025-52565: /dev/pts is a folder of a volume, and its ptmx no multiplexer. Proof: create fails, no terminal comes."""
+@pytest.mark.parametrize(
+    "make", [_link, _file, _zero, os.mkfifo], ids=["link", "file", "zero", "pipe"]
+)
+def test_ptmx_is_something_else(
+    runtime: Runtime, tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    """CVE-2025-52565: /dev/pts is a folder of a volume, and its ptmx no multiplexer. Proof: create
+    fails, no terminal comes."""
     folder = dev_folder(tmp_path)
     os.mknod(folder / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     (folder / "pts").mkdir()
@@ -193,12 +206,15 @@ def test_ptmx_is_something_else(runtime: Runtime, tmp_path: Path, make: Callable
 
 
 def test_the_terminal_is_the_containers(runtime: Runtime, tmp_path: Path) -> None:
-    """CVE-2025-52565, the other side: with an ordinary /dev the console is a terminal of the container's own devpts."""
+    """CVE-2025-52565, the other side: with an ordinary /dev the console is a terminal of the
+    container's own devpts."""
 
     def change(config: Config) -> None:
         config["process"]["terminal"] = True
 
-    box = runtime.box("sh", "-c", "stat -c %t-%n /dev/console; tty; ls /dev/pts; echo end", change=change)
+    box = runtime.box(
+        "sh", "-c", "stat -c %t-%n /dev/console; tty; ls /dev/pts; echo end", change=change
+    )
     with receive_terminal(tmp_path / "c") as console:
         box.create("--console-socket", str(console.path)).ok()
         box.start().ok()

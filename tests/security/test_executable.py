@@ -1,6 +1,8 @@
-"""The runtime's own program must not be reachable from a container (CVE-2019-5736, LXC's CVE-2019-5736, runc CVE-2016-9962).
+"""The runtime's own program must not be reachable from a container (CVE-2019-5736, LXC's
+CVE-2019-5736, runc CVE-2016-9962).
 
-What runs in a container before its own program is the launcher, from a memfd under seals; Python is never there.
+What runs in a container before its own program is the launcher, from a memfd under seals; Python is
+never there.
 """
 
 from __future__ import annotations
@@ -27,7 +29,11 @@ PTRACE = ["CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH"]
 
 def fingerprint() -> list[tuple[str, int, int, str]]:
     """The files of the host that run in or next to a container: inode, time, content."""
-    files = [os.path.realpath(sys.executable), LAUNCHER, os.path.join(os.path.dirname(LAUNCHER), "pause")]
+    files = [
+        os.path.realpath(sys.executable),
+        LAUNCHER,
+        os.path.join(os.path.dirname(LAUNCHER), "pause"),
+    ]
     found = []
     for path in files:
         status = os.stat(path)
@@ -37,9 +43,10 @@ def fingerprint() -> list[tuple[str, int, int, str]]:
 
 
 def test_an_image_that_runs_our_own_executable(runtime: Runtime, rootfs: Path) -> None:
-    """CVE-2019-5736. The image's program is a script whose interpreter is /proc/self/exe, so execve opens whatever runs in the
-    container at that moment, once at start and once at exec. Proof: what runs is a memfd that says 126 to a program that it
-    was not given (the launcher without its descriptors), never Python, and the host's files are the same bytes and inodes.
+    """CVE-2019-5736. The image's program is a script whose interpreter is /proc/self/exe, so execve
+    opens whatever runs in the container at that moment, once at start and once at exec. Proof: what
+    runs is a memfd that says 126 to a program that it was not given (the launcher without its
+    descriptors), never Python, and the host's files are the same bytes and inodes.
     """
     before = fingerprint()
     (rootfs / "bin/evil").write_text("#!/proc/self/exe\n")
@@ -51,9 +58,10 @@ def test_an_image_that_runs_our_own_executable(runtime: Runtime, rootfs: Path) -
 
 
 def test_overwriting_through_another_process(runtime: Runtime) -> None:
-    """CVE-2019-5736, the usual exploit. A process of the container with CAP_SYS_PTRACE (else it may not even look, see
-    test_newcomer) opens /proc/PID/exe of each process that enters and, when that has ended, opens the descriptor for writing.
-    execve is held back by strace, so there is time. Proof: the kernel never lets it, and the host's files are unchanged.
+    """CVE-2019-5736, the usual exploit. A process of the container with CAP_SYS_PTRACE (else it may
+    not even look, see test_newcomer) opens /proc/PID/exe of each process that enters and, when that
+    has ended, opens the descriptor for writing. execve is held back by strace, so there is time.
+    Proof: the kernel never lets it, and the host's files are unchanged.
     """
 
     def change(config: dict[str, object]) -> None:
@@ -65,7 +73,15 @@ def test_overwriting_through_another_process(runtime: Runtime) -> None:
     out = runtime.folder / "hunter.out"
     with open(out, "wb") as to:
         hunter = subprocess.Popen(
-            [*runtime.program, "--root", str(runtime.root), "run", "--bundle", str(box.folder), box.id],
+            [
+                *runtime.program,
+                "--root",
+                str(runtime.root),
+                "run",
+                "--bundle",
+                str(box.folder),
+                box.id,
+            ],
             stdout=to,
         )
     eventually(lambda: out.read_bytes().startswith(b"hunting"))
@@ -85,8 +101,9 @@ def test_overwriting_through_another_process(runtime: Runtime) -> None:
 
 
 def test_what_waits_for_start_is_a_sealed_memfd(runtime: Runtime) -> None:
-    """Section 0.4. Between create and start a process sits in the container. Proof: its executable is a memfd with all four
-    seals, neither a file of the host nor the interpreter, and nobody, not even root of the host, can open it for writing.
+    """Section 0.4. Between create and start a process sits in the container. Proof: its executable
+    is a memfd with all four seals, neither a file of the host nor the interpreter, and nobody, not
+    even root of the host, can open it for writing.
     """
     box = runtime.box("true")
     box.create().ok()
@@ -100,9 +117,12 @@ def test_what_waits_for_start_is_a_sealed_memfd(runtime: Runtime) -> None:
             os.open(exe, flags)
 
 
-def test_no_interpreter_and_no_file_of_ours_after_the_border(runtime: Runtime, tmp_path: Path) -> None:
-    """Section 0.5, S-20. The kernel's own list of what the process did after it entered the container's mounts. Proof: between
-    setns or pivot_root and execve it opens nothing that is code: no *.py, no *.so, no nsswitch, locale or codec.
+def test_no_interpreter_and_no_file_of_ours_after_the_border(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    """Section 0.5, S-20. The kernel's own list of what the process did after it entered the
+    container's mounts. Proof: between setns or pivot_root and execve it opens nothing that is code:
+    no *.py, no *.so, no nsswitch, locale or codec.
     """
     calls = "openat,openat2,open,execve,execveat,setns,pivot_root,clone3"
     one, two = traced(runtime, tmp_path / "run", calls), traced(runtime, tmp_path / "exec", calls)
@@ -113,14 +133,17 @@ def test_no_interpreter_and_no_file_of_ours_after_the_border(runtime: Runtime, t
         who, opened = after_the_border((tmp_path / log).read_text(), border)
         assert who, f"nobody crossed the border in {log}"
         for path in opened:
-            assert not re.search(r"\.(py|pyc|so)(\.|$)|nsswitch|locale|gconv|encodings|ld\.so|\.pth", path), (
+            assert not re.search(
+                r"\.(py|pyc|so)(\.|$)|nsswitch|locale|gconv|encodings|ld\.so|\.pth", path
+            ), (
                 log,
                 path,
             )
 
 
 def after_the_border(log: str, border: str) -> tuple[set[str], list[str]]:
-    """Who crossed the border, and what was opened by them and their children from there up to execve."""
+    """Who crossed the border, and what was opened by them and their children from there up to
+    execve."""
     inside: set[str] = set()
     everybody: set[str] = set()
     opened = []
@@ -140,7 +163,8 @@ def after_the_border(log: str, border: str) -> tuple[set[str], list[str]]:
 
 
 def test_a_thousand_execs_next_to_a_hunter_cost_nothing(runtime: Runtime) -> None:
-    """S-09, short: execs while the container looks for them; whoever wins, the executables of the host stay as they are."""
+    """S-09, short: execs while the container looks for them; whoever wins, the executables of the
+    host stay as they are."""
     before = fingerprint()
     box = runtime.box("probe", "overwrite", "60").up()
     deadline = time.monotonic() + 1.5

@@ -1,7 +1,9 @@
-"""Who a process is: users that are numbers, groups that are listed, capabilities that are exactly those of the configuration.
+"""Who a process is: users that are numbers, groups that are listed, capabilities that are exactly
+those of the configuration.
 
-Classes: CVE-2022-24769, 27649, 27650, 27652, 29162, CVE-2025-27612 (inheritable capabilities), CVE-2026-30892 (exec --user),
-CVE-2022-2995, CVE-2023-25173 (groups), CVE-2022-1708 kin (HOME), CVE-2025-4437, CVE-2026-47262 (hostile /etc/passwd).
+Classes: CVE-2022-24769, 27649, 27650, 27652, 29162, CVE-2025-27612 (inheritable capabilities),
+CVE-2026-30892 (exec --user), CVE-2022-2995, CVE-2023-25173 (groups), CVE-2022-1708 kin (HOME),
+CVE-2025-4437, CVE-2026-47262 (hostile /etc/passwd).
 """
 
 from __future__ import annotations
@@ -28,17 +30,21 @@ STATUS = ("grep", "-E", "^(Cap|Uid|Gid|Groups)", "/proc/self/status")
 
 def sets(text: str) -> dict[str, int]:
     return {
-        name: int(value, 16) for name, value in re.findall(r"^(Cap\w+):\s+([0-9a-f]+)$", text, re.MULTILINE)
+        name: int(value, 16)
+        for name, value in re.findall(r"^(Cap\w+):\s+([0-9a-f]+)$", text, re.MULTILINE)
     }
 
 
 def docker(config: Config) -> None:
-    config["process"]["capabilities"] = dict.fromkeys(("bounding", "effective", "permitted"), DOCKER)
+    config["process"]["capabilities"] = dict.fromkeys(
+        ("bounding", "effective", "permitted"), DOCKER
+    )
 
 
 def test_nothing_is_inheritable(runtime: Runtime) -> None:
-    """CVE-2022-24769, CVE-2022-29162. Docker's capabilities, by run, exec, exec as another user and exec --cap. Proof: CapInh and
-    CapAmb of the kernel are 0, and an added capability is in the bounding set and no inheritable one.
+    """CVE-2022-24769, CVE-2022-29162. Docker's capabilities, by run, exec, exec as another user and
+    exec --cap. Proof: CapInh and CapAmb of the kernel are 0, and an added capability is in the
+    bounding set and no inheritable one.
     """
     assert sets(runtime.run(*STATUS, change=docker).ok().out)["CapInh"] == 0
     box = runtime.box("sleep", "60", change=docker).up()
@@ -55,9 +61,9 @@ def test_nothing_is_inheritable(runtime: Runtime) -> None:
 
 
 def test_a_file_with_an_inheritable_capability_gives_none(runtime: Runtime, rootfs: Path) -> None:
-    """CVE-2022-24769, the effect: a file of the image has cap_net_raw+ei (the bytes of vfs_cap_data), and an ordinary user runs
-    it without NNP. Proof: CapEff and CapPrm are 0 after its execve; with a permitted file capability they are not (so the
-    attribute is read).
+    """CVE-2022-24769, the effect: a file of the image has cap_net_raw+ei (the bytes of
+    vfs_cap_data), and an ordinary user runs it without NNP. Proof: CapEff and CapPrm are 0 after
+    its execve; with a permitted file capability they are not (so the attribute is read).
     """
     busybox = (rootfs / "bin/busybox").read_bytes()
     for name, permitted, inheritable in (("inherits", 0, 1 << 13), ("permits", 1 << 13, 0)):
@@ -66,7 +72,9 @@ def test_a_file_with_an_inheritable_capability_gives_none(runtime: Runtime, root
         program.write_bytes(busybox)
         program.chmod(0o755)
         words = (0x02000001, permitted, inheritable, 0, 0)
-        os.setxattr(program, "security.capability", b"".join(w.to_bytes(4, "little") for w in words))
+        os.setxattr(
+            program, "security.capability", b"".join(w.to_bytes(4, "little") for w in words)
+        )
 
     def change(config: Config) -> None:
         docker(config)
@@ -79,8 +87,9 @@ def test_a_file_with_an_inheritable_capability_gives_none(runtime: Runtime, root
 
 @pytest.mark.parametrize("user", [0, 1000])
 def test_capabilities_at_the_kernel_are_the_configured_ones(runtime: Runtime, user: int) -> None:
-    """Section 6, the matrix: sets of the configuration against the kernel's, for root and a user, with and without ambient ones.
-    Proof: equal bit by bit; an ambient one that is not inheritable is not raised.
+    """Section 6, the matrix: sets of the configuration against the kernel's, for root and a user,
+    with and without ambient ones. Proof: equal bit by bit; an ambient one that is not inheritable
+    is not raised.
     """
     one, two, three = "CAP_CHOWN", "CAP_KILL", "CAP_NET_RAW"
     for permitted, inheritable, ambient, expected in (
@@ -99,7 +108,8 @@ def test_capabilities_at_the_kernel_are_the_configured_ones(runtime: Runtime, us
         found = sets(runtime.run(*STATUS, change=change).ok().out)
         assert found["CapBnd"] == 1 << 0 | 1 << 5 | 1 << 13
         assert found["CapAmb"] == expected[1]
-        if user or not permitted:  # root's execve fills its sets from the bounding set (capabilities(7))
+        # root's execve fills its sets from the bounding set (capabilities(7))
+        if user or not permitted:
             assert found["CapEff"] == expected[0] or (user == 0 and not permitted), found
 
 
@@ -110,15 +120,21 @@ WRONG_USERS = [
 
 
 def test_users_are_whole_numbers(runtime: Runtime) -> None:
-    """CVE-2026-30892: a user that is read half is somebody else, mostly root. Proof: each is refused with exit code 255 and nothing
-    ran; the ones that are numbers run as exactly that number by the kernel's status.
+    """CVE-2026-30892: a user that is read half is somebody else, mostly root. Proof: each is
+    refused with exit code 255 and nothing ran; the ones that are numbers run as exactly that number
+    by the kernel's status.
     """
     box = runtime.box("sleep", "60").up()
     for text in WRONG_USERS:
         found = box.exec("touch", "/dev/shm/ran", options=["--user", text])
         assert found.code == 255, (text, found)
     assert box.exec("ls", "/dev/shm").ok().out == ""
-    for text, uid in (("1", 1), ("01", 1), ("4294967294", 4294967294), ("2147483648:7", 2147483648)):
+    for text, uid in (
+        ("1", 1),
+        ("01", 1),
+        ("4294967294", 4294967294),
+        ("2147483648:7", 2147483648),
+    ):
         out = box.exec(*STATUS, options=["--user", text]).ok().out
         assert re.search(rf"^Uid:\t{uid}\t{uid}\t{uid}\t{uid}$", out, re.MULTILINE), out
 
@@ -128,16 +144,19 @@ def test_users_are_whole_numbers(runtime: Runtime) -> None:
              {"gid": 2**64}, {"additionalGids": [-1]}, {"additionalGids": [2**32]}, {"additionalGids": "0"}, {"uid": None, "gid": []}]
 )  # fmt: skip
 def test_ids_of_the_configuration(runtime: Runtime, user: dict[str, Any]) -> None:
-    """Section 10.2: JSON's true, floats and large numbers are no ids, and nothing is cut to 32 bits. Proof: refused (or, for null,
-    the default), one line of error.
+    """Section 10.2: JSON's true, floats and large numbers are no ids, and nothing is cut to 32
+    bits. Proof: refused (or, for null, the default), one line of error.
     """
     found = runtime.run("id", "-u", change=lambda c: c["process"].update(user=user))
-    assert found.code != 0 and "Traceback" not in found.err and len(found.err.splitlines()) == 1, found
+    assert found.code != 0 and "Traceback" not in found.err and len(found.err.splitlines()) == 1, (
+        found
+    )
 
 
 def test_groups_are_the_listed_ones(runtime: Runtime) -> None:
-    """CVE-2022-2995, CVE-2023-25173: the caller has further groups, and the image's /etc/group lists the user. Proof: the kernel's
-    Groups line holds the configured ones only, for run and exec.
+    """CVE-2022-2995, CVE-2023-25173: the caller has further groups, and the image's /etc/group
+    lists the user. Proof: the kernel's Groups line holds the configured ones only, for run and
+    exec.
     """
 
     def change(config: Config) -> None:
@@ -157,8 +176,9 @@ def test_groups_are_the_listed_ones(runtime: Runtime) -> None:
 
 
 def test_home_with_a_second_line(runtime: Runtime) -> None:
-    """CVE-2022-4318, CVE-2022-1708 kin: HOME with a newline, from the environment and from /etc/passwd. Proof: /etc/passwd of the
-    image is the same bytes, and the variable is one variable.
+    """CVE-2022-4318, CVE-2022-1708 kin: HOME with a newline, from the environment and from
+    /etc/passwd. Proof: /etc/passwd of the image is the same bytes, and the variable is one
+    variable.
     """
     passwd = runtime.rootfs / "etc/passwd"
     passwd.write_bytes(
@@ -169,7 +189,9 @@ def test_home_with_a_second_line(runtime: Runtime) -> None:
     home = "HOME=/x\nroot2::0:0"
     found = runtime.run(*show, change=lambda c: c["process"]["env"].append(home)).ok()
     assert home in found.out.split("\0")
-    found = runtime.run(*show, change=lambda c: c["process"].update(user={"uid": 1000, "gid": 1000})).ok()
+    found = runtime.run(
+        *show, change=lambda c: c["process"].update(user={"uid": 1000, "gid": 1000})
+    ).ok()
     assert "EVIL=1" not in found.out.split("\0")
     assert passwd.read_bytes() == before
 
@@ -186,10 +208,12 @@ def _long_line(path: Path) -> None:
 @pytest.mark.parametrize(
     "kind", ["pipe", "device", "zero", "folder", "loop", "host", "sparse", "line", "socket link"]
 )
-def test_passwd_is_something_else(runtime: Runtime, rootfs: Path, canary: Canary, kind: str) -> None:
-    """CVE-2025-4437, CVE-2026-47262, S-07: the image's /etc/passwd is a pipe, a device, a gigabyte, a link to the host. The runtime
-    looks for HOME there. Proof: it ends in time, with little memory, HOME is `/`, and nobody opened the device or the canary
-    (inotify).
+def test_passwd_is_something_else(
+    runtime: Runtime, rootfs: Path, canary: Canary, kind: str
+) -> None:
+    """CVE-2025-4437, CVE-2026-47262, S-07: the image's /etc/passwd is a pipe, a device, a gigabyte,
+    a link to the host. The runtime looks for HOME there. Proof: it ends in time, with little
+    memory, HOME is `/`, and nobody opened the device or the canary (inotify).
     """
     passwd = rootfs / "etc/passwd"
     passwd.unlink()
@@ -205,7 +229,9 @@ def test_passwd_is_something_else(runtime: Runtime, rootfs: Path, canary: Canary
         (_sparse if kind == "sparse" else _long_line)(passwd)
     else:
         passwd.symlink_to(
-            {"loop": "passwd", "host": canary.path / "passwd", "socket link": "/proc/self/fd/0"}[kind]
+            {"loop": "passwd", "host": canary.path / "passwd", "socket link": "/proc/self/fd/0"}[
+                kind
+            ]
         )
     events = Canary.watch(watched)
     box = runtime.box("sh", "-c", "echo $HOME")

@@ -1,8 +1,9 @@
-"""What a container can do to the folders and files of ours that are mounted into it, on both image stores.
+"""What a container can do to the folders and files of ours that are mounted into it, on both image
+stores.
 
-A layer on the node's disk belongs to all images that have it, and to the next pod. The containers here have CAP_SYS_ADMIN and
-no user namespace, so mount flags (`ro`, `nosuid`) hold them back from nothing: they clear them. What they cannot
-change is a superblock that the kernel keeps read-only.
+A layer on the node's disk belongs to all images that have it, and to the next pod. The containers
+here have CAP_SYS_ADMIN and no user namespace, so mount flags (`ro`, `nosuid`) hold them back from
+nothing: they clear them. What they cannot change is a superblock that the kernel keeps read-only.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ CONTENT = b"as it was pulled\n"
 _numbers = itertools.count(1)
 
 READ_WRITE, READ, NONE, ANY_ID = 6, 4, 0, 0xFFFFFFFF
-ACL = struct.pack("<I", 2) + b"".join(  # version and entries of include/uapi/linux/posix_acl_xattr.h
+# version and entries of include/uapi/linux/posix_acl_xattr.h
+ACL = struct.pack("<I", 2) + b"".join(
     struct.pack("<HHI", *entry)
     for entry in (
         (0x01, READ_WRITE, ANY_ID),  # the owner
@@ -35,7 +37,9 @@ ACL = struct.pack("<I", 2) + b"".join(  # version and entries of include/uapi/li
     )
 )
 DENIED = build.Node(
-    CONTENT, 0o640, pax={"SCHILY.xattr.system.posix_acl_access": ACL.decode("utf-8", "surrogateescape")}
+    CONTENT,
+    0o640,
+    pax={"SCHILY.xattr.system.posix_acl_access": ACL.decode("utf-8", "surrogateescape")},
 )
 
 CHANGE = """
@@ -76,14 +80,19 @@ def launch(server: Server, pod: str, *mounts: api.Mount, admin: bool = False, us
     security = api.LinuxContainerSecurityContext(run_as_user=api.Int64Value(value=user))
     if admin:
         security.capabilities.add_capabilities.append("SYS_ADMIN")
-    config = server.container_config(mounts=mounts, linux=api.LinuxContainerConfig(security_context=security))
+    config = server.container_config(
+        mounts=mounts, linux=api.LinuxContainerConfig(security_context=security)
+    )
     config.metadata.name = f"c{next(_numbers)}"
     return server.launch(pod, config)
 
 
 def volume(place: str, image: str, sub_path: str = "") -> api.Mount:
     return api.Mount(
-        container_path=place, readonly=True, image=api.ImageSpec(image=image), image_sub_path=sub_path
+        container_path=place,
+        readonly=True,
+        image=api.ImageSpec(image=image),
+        image_sub_path=sub_path,
     )
 
 
@@ -98,9 +107,10 @@ VOLUMES = [
 def test_a_remounted_image_volume_is_not_written_to(
     server: Server, pod: str, image: str, sub_path: str
 ) -> None:
-    """An image volume that is a bind of the store's folder is made writable by a container with CAP_SYS_ADMIN, which then changes
-    a layer that other images share. Proof: after remounts of mount, superblock and a bind of it, another pod's volume and the
-    store's own file have the content, the mode and the names of the pull.
+    """An image volume that is a bind of the store's folder is made writable by a container with
+    CAP_SYS_ADMIN, which then changes a layer that other images share. Proof: after remounts of
+    mount, superblock and a bind of it, another pod's volume and the store's own file have the
+    content, the mode and the names of the pull.
     """
     attacker = launch(server, pod, volume("/volume", image, sub_path), admin=True)
     assert server.output(attacker, "cat", "/volume/data").encode() == CONTENT
@@ -109,18 +119,27 @@ def test_a_remounted_image_volume_is_not_written_to(
     victim = launch(server, server.run_pod(host_network=True), volume("/v", image, sub_path))
     assert server.output(victim, "cat", "/v/data").encode() == CONTENT
     assert server.output(victim, "ls", "-l", "/v") == before
-    trees = [path for path in (server.root / "images/layers").rglob("*") if path.name in ("data", "new")]
-    assert all(path.read_bytes() == CONTENT and path.stat().st_mode & 0o777 == 0o644 for path in trees)
+    trees = [
+        path for path in (server.root / "images/layers").rglob("*") if path.name in ("data", "new")
+    ]
+    assert all(
+        path.read_bytes() == CONTENT and path.stat().st_mode & 0o777 == 0o644 for path in trees
+    )
 
 
 @pytest.mark.parametrize(("image", "sub_path"), VOLUMES[:2])
-def test_a_set_uid_file_of_an_image_volume(server: Server, pod: str, image: str, sub_path: str) -> None:
-    """The author of an image gives it a set-uid file of root; a process of uid 1000 executes it in a volume. Proof: its effective
-    uid stays 1000, and the same file in a container's own root does change it.
+def test_a_set_uid_file_of_an_image_volume(
+    server: Server, pod: str, image: str, sub_path: str
+) -> None:
+    """The author of an image gives it a set-uid file of root; a process of uid 1000 executes it in
+    a volume. Proof: its effective uid stays 1000, and the same file in a container's own root does
+    change it.
     """
     container = launch(server, pod, volume("/volume", image, sub_path), user=1000)
     assert server.output(container, "/volume/probe", "uid") == "1000\n"
-    program = server.container_config(["/probe", "uid"], image=api.ImageSpec(image=image), log_path="own.log")
+    program = server.container_config(
+        ["/probe", "uid"], image=api.ImageSpec(image=image), log_path="own.log"
+    )
     program.metadata.name = "own"
     program.linux.security_context.run_as_user.value = 1000
     own = server.launch(pod, program)
@@ -128,11 +147,14 @@ def test_a_set_uid_file_of_an_image_volume(server: Server, pod: str, image: str,
     assert server.log_lines(own) == ["0"]
 
 
-@pytest.mark.parametrize("option", ["noacl", "nouser_xattr", "cache_strategy=disabled", "dax=always"])
+@pytest.mark.parametrize(
+    "option", ["noacl", "nouser_xattr", "cache_strategy=disabled", "dax=always"]
+)
 def test_options_of_an_image_that_pods_share(server: Server, pod: str, option: str) -> None:
-    """A superblock that all containers of an image share takes other options from each that may remount it: with `noacl` the
-    image's ACLs hold nowhere any more. Proof: what an ACL denies the user 1000, with the group root, stays denied in a
-    volume and in a root of other pods; the mount table of the other volume does not change.
+    """A superblock that all containers of an image share takes other options from each that may
+    remount it: with `noacl` the image's ACLs hold nowhere any more. Proof: what an ACL denies the
+    user 1000, with the group root, stays denied in a volume and in a root of other pods; the mount
+    table of the other volume does not change.
     """
     place = volume("/volume", ONE_LAYER)
     victim = launch(server, server.run_pod(host_network=True), place, user=1000)
@@ -149,20 +171,30 @@ def test_options_of_an_image_that_pods_share(server: Server, pod: str, option: s
 
 
 def test_what_a_container_has_of_the_nodes_disk(server: Server, pod: str) -> None:
-    """A container sees the file system of the node's disk only where something of ours is bound. Proof: in its mount table these
-    are the pod's three files, on which no program, no set-uid bit and no device counts, and the volume that its image declares.
+    """A container sees the file system of the node's disk only where something of ours is bound.
+    Proof: in its mount table these are the pod's three files, on which no program, no set-uid bit
+    and no device counts, and the volume that its image declares.
     """
     declaring = "registry.test/declares:1"
     layers = [*build.busybox().layers]
-    server.load_image(build.docker_archive({declaring: build.image(layers, {"Volumes": {"/data": {}}})}))
+    server.load_image(
+        build.docker_archive({declaring: build.image(layers, {"Volumes": {"/data": {}}})})
+    )
     config = server.container_config(
-        mounts=[volume("/one", ONE_LAYER), volume("/two", TWO_LAYERS), volume("/part", ONE_LAYER, "folder")],
+        mounts=[
+            volume("/one", ONE_LAYER),
+            volume("/two", TWO_LAYERS),
+            volume("/part", ONE_LAYER, "folder"),
+        ],
         image=api.ImageSpec(image=declaring),
     )
     container = server.launch(pod, config)
     device = server.root.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
-    lines = [line.split() for line in server.output(container, "cat", "/proc/self/mountinfo").splitlines()]
+    lines = [
+        line.split()
+        for line in server.output(container, "cat", "/proc/self/mountinfo").splitlines()
+    ]
     flags = {fields[4]: set(fields[5].split(",")) for fields in lines if fields[2] == number}
     quiet = {"nosuid", "nodev", "noexec"}
     assert {place: options & quiet for place, options in flags.items()} == {

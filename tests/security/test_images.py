@@ -44,13 +44,22 @@ def attacker(tmp_path: Path) -> Iterator[Registry]:
 @pytest.fixture
 async def node(service: ImageService, registry: Registry) -> ImageService:
     """A node on which another tenant has pulled the private image."""
-    await service.pull(f"{registry.host}/private/app:v1", Auth(username="user", password="password"))
+    await service.pull(
+        f"{registry.host}/private/app:v1", Auth(username="user", password="password")
+    )
     return service
 
 
-def put_manifest(registry: Registry, config: dict[str, Any], layers: Sequence[dict[str, Any]]) -> str:
+def put_manifest(
+    registry: Registry, config: dict[str, Any], layers: Sequence[dict[str, Any]]
+) -> str:
     """A manifest of these descriptors as `mine:v1`; the reference."""
-    document = {"schemaVersion": 2, "mediaType": types.OCI_MANIFEST, "config": config, "layers": layers}
+    document = {
+        "schemaVersion": 2,
+        "mediaType": types.OCI_MANIFEST,
+        "config": config,
+        "layers": layers,
+    }
     registry.put_manifest("mine:v1", json.dumps(document).encode(), types.OCI_MANIFEST)
     return f"{registry.host}/mine:v1"
 
@@ -70,7 +79,9 @@ async def refused(node: ImageService, reference: str, kind: type[Error]) -> str:
     with pytest.raises(kind) as caught:
         await node.pull(reference)
     [found] = await node.list()
-    assert found.id == SECRET.id and all("private" in name for name in found.repo_tags + found.repo_digests)
+    assert found.id == SECRET.id and all(
+        "private" in name for name in found.repo_tags + found.repo_digests
+    )
     return caught.value.message
 
 
@@ -106,7 +117,9 @@ async def test_a_foreign_blob_tells_nothing(node: ImageService, attacker: Regist
     digest, with which the layer could be named."""
     mine = image([layer({"mine": "1"})])
     config = push_blob(attacker, mine.config, types.OCI_CONFIG)
-    message = await refused(node, put_manifest(attacker, config, private_manifest()["layers"]), NotFound)
+    message = await refused(
+        node, put_manifest(attacker, config, private_manifest()["layers"]), NotFound
+    )
     [diff_id] = json.loads(SECRET.config)["rootfs"]["diff_ids"]
     assert diff_id not in message
 
@@ -122,14 +135,18 @@ async def test_a_manifest_digest_is_no_proof(node: ImageService, attacker: Regis
     assert attacker.asked("GET .*/manifests/")
 
 
-async def test_credentials_are_asked_for_what_is_here(node: ImageService, registry: Registry) -> None:
+async def test_credentials_are_asked_for_what_is_here(
+    node: ImageService, registry: Registry
+) -> None:
     """kubelet lets the runtime check whether a pod's credentials may pull an image that is on
     the node: a pull without them fails."""
     assert "unauthorized" in await refused(node, f"{registry.host}/private/app:v1", PeerError)
 
 
 @pytest.mark.parametrize("lacks", ["configuration", "layer", "manifest"])
-async def test_an_archive_without_what_it_names(tmp_path: Path, node: ImageService, lacks: str) -> None:
+async def test_an_archive_without_what_it_names(
+    tmp_path: Path, node: ImageService, lacks: str
+) -> None:
     """An archive names a private image of the node by its digests, and has not all of its
     content: it is refused, though the node has the rest."""
     data, blobs = manifest_of(SECRET)

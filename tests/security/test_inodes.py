@@ -1,7 +1,8 @@
-"""No process of a container holds an inode of the host: what it holds it can give another mode, owner or time.
+"""No process of a container holds an inode of the host: what it holds it can give another mode,
+owner or time.
 
-fchmod(2) and fchown(2) ask for CAP_FOWNER and CAP_CHOWN, which containers have, and for nothing of the mount: the host's
-/dev/null as somebody's stdin can be made 0600 for the whole machine.
+fchmod(2) and fchown(2) ask for CAP_FOWNER and CAP_CHOWN, which containers have, and for nothing of
+the mount: the host's /dev/null as somebody's stdin can be made 0600 for the whole machine.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ NULL = os.makedev(1, 3)
 
 
 def devices_of_the_host() -> set[int]:
-    """st_dev of every filesystem that is mounted here. Pipes, sockets and memfds are in none of them."""
+    """st_dev of every filesystem that is mounted here. Pipes, sockets and memfds are in none of
+    them."""
     found = set()
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         major, minor = line.split()[2].split(":")
@@ -39,7 +41,8 @@ def links_of(pid: int) -> Iterator[str]:
 
 
 def held_of_the_host(pid: int, allowed: Path | None = None) -> list[str]:
-    """What of the host's files the process has open, as `link -> path`; what lies below `allowed` may be."""
+    """What of the host's files the process has open, as `link -> path`; what lies below `allowed`
+    may be."""
     host, found = devices_of_the_host(), []
     for link in links_of(pid):
         status = os.stat(link)
@@ -47,7 +50,9 @@ def held_of_the_host(pid: int, allowed: Path | None = None) -> list[str]:
             continue
         path = os.readlink(link)
         places = (
-            [] if allowed is None else [allowed / path.lstrip("/"), allowed / os.path.relpath(path, allowed)]
+            []
+            if allowed is None
+            else [allowed / path.lstrip("/"), allowed / os.path.relpath(path, allowed)]
         )
         if not any(place.exists() and os.path.samestat(place.stat(), status) for place in places):
             found.append(f"{link} -> {path}")
@@ -79,15 +84,19 @@ def executing(*command: str, **more: Any) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_no_process_of_a_pod_holds_a_file_of_the_host(server: Server) -> None:
-    """A pod whose containers share the pid namespace, so that one can take what another holds: pause, containers with and
-    without stdin and with a terminal, an exec of each kind. Proof: no link in /proc/PID of any of its
-    processes leads to a filesystem that is mounted on the host.
+    """A pod whose containers share the pid namespace, so that one can take what another holds:
+    pause, containers with and without stdin and with a terminal, an exec of each kind. Proof: no
+    link in /proc/PID of any of its processes leads to a filesystem that is mounted on the host.
     """
     config = server.pod_config("inodes")
     config.linux.security_context.namespace_options.pid = api.POD
     pod = server.run_pod(config, host_network=True)
     made = []
-    for name, changes in {"plain": {}, "stdin": {"stdin": True}, "tty": {"tty": True, "stdin": True}}.items():
+    for name, changes in {
+        "plain": {},
+        "stdin": {"stdin": True},
+        "tty": {"tty": True, "stdin": True},
+    }.items():
         wanted = server.container_config(("sleep", "3600"), **changes)
         wanted.metadata.name = wanted.log_path = name
         wanted.linux.security_context.namespace_options.pid = api.POD
@@ -103,9 +112,13 @@ def test_no_process_of_a_pod_holds_a_file_of_the_host(server: Server) -> None:
         ):
             assert wait_until(lambda: len(processes_below(group)) == 7, 30), processes_below(group)
             found = processes_below(group)
-            assert [f"{found[pid]}: {link}" for pid in found for link in held_of_the_host(pid)] == []
+            assert [
+                f"{found[pid]}: {link}" for pid in found for link in held_of_the_host(pid)
+            ] == []
             nulls = sorted(sorted(null_numbers(pid)) for pid in found)
-            assert nulls == [[], [], [], [], [0], [0], [0, 1, 2]], "of pause, of a container, of an exec"
+            assert nulls == [[], [], [], [], [0], [0], [0, 1, 2]], (
+                "of pause, of a container, of an exec"
+            )
     finally:
         server.stop_pod(pod)
         server.remove_pod(pod)
@@ -128,10 +141,14 @@ def as_user(config: Config) -> None:
 
 @pytest.mark.parametrize("change", [None, as_user, mapped, without_mounts])
 def test_no_process_of_a_bundle_holds_a_file_of_the_host(runtime: Runtime, change: Any) -> None:
-    """create, start, run --detach and exec --detach, whose caller has /dev/null as stdio. Proof: as above; the container's root
-    is a folder of the host, so what lies in it may be held.
+    """create, start, run --detach and exec --detach, whose caller has /dev/null as stdio. Proof: as
+    above; the container's root is a folder of the host, so what lies in it may be held.
     """
-    nothing = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    nothing = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.DEVNULL,
+        "stderr": subprocess.DEVNULL,
+    }
 
     def call(*words: str) -> None:
         command = [*runtime.program, "--root", str(runtime.root), *words]
@@ -158,17 +175,24 @@ def test_no_process_of_a_bundle_holds_a_file_of_the_host(runtime: Runtime, chang
 
 
 def test_hooks_in_the_container_hold_no_file_of_the_host(runtime: Runtime) -> None:
-    """createContainer and startContainer hooks are in the container's namespaces, where its neighbours may see them. Proof: as
-    above, for their descriptors (the program of a createContainer hook is a file of the host: runtime-spec, config.md, "Hooks").
+    """createContainer and startContainer hooks are in the container's namespaces, where its
+    neighbours may see them. Proof: as above, for their descriptors (the program of a
+    createContainer hook is a file of the host: runtime-spec, config.md, "Hooks").
     """
 
     def change(config: Config) -> None:
-        script = ["sh", "-c", "stat -L -c '%d %n' /proc/self/fd/0 /proc/self/fd/1 /proc/self/fd/2 > /tmp/$0"]
+        script = [
+            "sh",
+            "-c",
+            "stat -L -c '%d %n' /proc/self/fd/0 /proc/self/fd/1 /proc/self/fd/2 > /tmp/$0",
+        ]
         config["hooks"] = {
             "createContainer": [
                 {"path": "/bin/sh", "args": [*script, "create"], "env": ["PATH=/bin:/usr/bin"]}
             ],
-            "startContainer": [{"path": "/bin/sh", "args": [*script, "start"], "env": ["PATH=/bin"]}],
+            "startContainer": [
+                {"path": "/bin/sh", "args": [*script, "start"], "env": ["PATH=/bin"]}
+            ],
         }
         config["root"]["readonly"] = False
         config["mounts"].append({"destination": "/tmp", "type": "tmpfs", "source": "tmpfs"})
@@ -180,11 +204,13 @@ def test_hooks_in_the_container_hold_no_file_of_the_host(runtime: Runtime) -> No
 
 
 def test_masked_paths_are_not_the_hosts_null_device(runtime: Runtime) -> None:
-    """What hides a file is a null device, and chmod(1) of the path changes it. Proof: its inode is none of the host's, nor is
-    /dev/null, in a user namespace too.
+    """What hides a file is a null device, and chmod(1) of the path changes it. Proof: its inode is
+    none of the host's, nor is /dev/null, in a user namespace too.
     """
     for change in (None, mapped):
-        box = runtime.box("sleep", "3600", change=change, maskedPaths=["/proc/keys", "/proc/timer_list"])
+        box = runtime.box(
+            "sleep", "3600", change=change, maskedPaths=["/proc/keys", "/proc/timer_list"]
+        )
         box.up()
         host = devices_of_the_host()
         for path in ("/proc/keys", "/proc/timer_list", "/dev/null"):

@@ -1,6 +1,7 @@
 """Layers that are small to send and costly to take: in time, memory and disk, in both stores.
 
-Each attack is a small input of a kind that grows. Proof is a count (steps, directories, blocks, processes), not a time.
+Each attack is a small input of a kind that grows. Proof is a count (steps, directories, blocks,
+processes), not a time.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ OVER_LINKS: dict[str, Callable[[int], Members]] = {
     ],
     "a link that is replaced each time": lambda count: [
         ("a", directory()),
-        *itertools.chain.from_iterable([("l", symlink(FAR)), ("l/f", Node())] for _ in range(count)),
+        *itertools.chain.from_iterable(
+            [("l", symlink(FAR)), ("l/f", Node())] for _ in range(count)
+        ),
     ],
     "hard links over one link": lambda count: [
         ("a", directory()),
@@ -98,27 +101,31 @@ OVER_LINKS: dict[str, Callable[[int], Members]] = {
 
 @pytest.mark.parametrize("kind", OVER_LINKS)
 def test_names_that_lead_far(take: Take, kind: str) -> None:
-    """CWE-400, CWE-59. Names that lead over links of 4,000 bytes, or need hundreds of directories: 13 kB of gzip took 22 seconds,
-    and one of two turns meanwhile. Proof: such a layer is taken as long as it is small, and refused beyond a number of steps
-    that grows with its entries only.
+    """CWE-400, CWE-59. Names that lead over links of 4,000 bytes, or need hundreds of directories:
+    13 kB of gzip took 22 seconds, and one of two turns meanwhile. Proof: such a layer is taken as
+    long as it is small, and refused beyond a number of steps that grows with its entries only.
     """
     take(raw_tar(*OVER_LINKS[kind](8)))
     with pytest.raises(BadLayer, match="steps over directories and links for"):
         take(raw_tar(*OVER_LINKS[kind](60)))
 
 
-def test_a_link_that_is_replaced_and_leads_nowhere(take: Take, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CWE-400. Each replaced link made the next name be walked again, over all other links. Proof: a link that no name leads over
-    costs no step, however often it is replaced.
+def test_a_link_that_is_replaced_and_leads_nowhere(
+    take: Take, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CWE-400. Each replaced link made the next name be walked again, over all other links. Proof:
+    a link that no name leads over costs no step, however often it is replaced.
     """
     monkeypatch.setattr(walk_budget.WalkBudget.__init__, "__defaults__", (5000, 0, 0))
-    again = itertools.chain.from_iterable([("t", symlink("x")), ("l/f", Node())] for _ in range(500))
+    again = itertools.chain.from_iterable(
+        [("t", symlink("x")), ("l/f", Node())] for _ in range(500)
+    )
     take(raw_tar(("a", directory()), ("l", symlink(FAR)), *again))
 
 
 def test_undescribed_directories_count_as_files(take: Take) -> None:
-    """CWE-770. The limit of entries is one of files, also of those that no entry describes. Proof: ten entries are refused that need
-    more than twenty directories.
+    """CWE-770. The limit of entries is one of files, also of those that no entry describes. Proof:
+    ten entries are refused that need more than twenty directories.
     """
     take(raw_tar(*((f"{n}/f", Node()) for n in range(9))), Limits(entries=20))
     with pytest.raises(ResourceExhausted, match="more than 20 entries"):
@@ -128,8 +135,9 @@ def test_undescribed_directories_count_as_files(take: Take) -> None:
 def test_a_directory_that_is_described_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CWE-407. Each description of a directory adds an attribute, and copied all earlier ones. Proof: attributes are added in place:
-    the directory has one and the same dictionary from the first description to the last.
+    """CWE-407. Each description of a directory adds an attribute, and copied all earlier ones.
+    Proof: attributes are added in place: the directory has one and the same dictionary from the
+    first description to the last.
     """
     members = [("d", directory(pax={f"SCHILY.xattr.user.{n}": "v"})) for n in range(40)]
     seen = set()
@@ -145,9 +153,12 @@ def test_a_directory_that_is_described_again_and_again(
     assert len(seen) <= 2  # the second: the empty one of the root
 
 
-def test_one_layer_that_an_image_names_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CWE-400. A manifest may name one blob 500 times: each time all its files were laid over those below. Proof: directories are
-    made for it once, however often it is named, and the last of its places is the one that counts.
+def test_one_layer_that_an_image_names_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CWE-400. A manifest may name one blob 500 times: each time all its files were laid over those
+    below. Proof: directories are made for it once, however often it is named, and the last of its
+    places is the one that counts.
     """
     made = []
 
@@ -183,10 +194,13 @@ class _Chain:
         return self.layers.tree(self._chain[-1])
 
 
-def test_undescribed_directories_over_many_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CWE-407. A directory that a layer does not describe looks as in the layers below: each was looked for in each of 500 layers, by
-    the server itself. Proof: a layer that does not show the parent is not looked into, and the others only as often as the number
-    of such directories allows.
+def test_undescribed_directories_over_many_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CWE-407. A directory that a layer does not describe looks as in the layers below: each was
+    looked for in each of 500 layers, by the server itself. Proof: a layer that does not show the
+    parent is not looked into, and the others only as often as the number of such directories
+    allows.
     """
     chain = _Chain(tmp_path / "layers")
     chain.add(("a", directory(0o700, uid=7)))
@@ -194,7 +208,9 @@ def test_undescribed_directories_over_many_layers(tmp_path: Path, monkeypatch: p
         chain.add((f"other{number}", directory()))
     looked: list[bytes] = []
     look = inherit._Tree.open
-    monkeypatch.setattr(inherit._Tree, "open", lambda self, path: looked.append(path) or look(self, path))
+    monkeypatch.setattr(
+        inherit._Tree, "open", lambda self, path: looked.append(path) or look(self, path)
+    )
     tree = chain.add((f"a/{'b/' * 50}f", Node()))
     assert (tree / "a").stat().st_uid == 7 and (tree / "a/b").stat().st_uid == 0
     assert len(looked) < 31 + 4 * 51
@@ -207,9 +223,12 @@ def test_undescribed_directories_over_many_layers(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.usefixtures("no_orphans")
-async def test_one_layer_that_is_unpacked_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CWE-400. Unpacked, a layer that a manifest names 500 times is 500 folders, and each had the limits of one layer. Proof: all of
-    them together have the limits of one; an image that has its empty layer often is taken.
+async def test_one_layer_that_is_unpacked_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CWE-400. Unpacked, a layer that a manifest names 500 times is 500 folders, and each had the
+    limits of one layer. Proof: all of them together have the limits of one; an image that has its
+    empty layer often is taken.
     """
     monkeypatch.setattr(Room, "limits_of_layer", lambda self: Limits(entries=100))
     monkeypatch.setitem(ImageService.__init__.__kwdefaults__ or {}, "store", "unpacked")
@@ -245,12 +264,15 @@ def kept(disk: Path) -> bool:
 
 @pytest.mark.parametrize("store", ["unpacked", "mounted"])
 def test_one_byte_in_each_block(store: str) -> None:
-    """CWE-409. A sparse file with a byte in each block takes 4,096 times its data: 1,100 times the blob, below a limit of 500 for
-    bytes, and the disk was full, the reserve for the node too. Proof: refused while the reserve is still there.
+    """CWE-409. A sparse file with a byte in each block takes 4,096 times its data: 1,100 times the
+    blob, below a limit of 500 for bytes, and the disk was full, the reserve for the node too.
+    Proof: refused while the reserve is still there.
     """
     count = 20_000
     pairs = ",".join(f"{n * 4096},1" for n in range(count))
-    sparse = Node(bytes([7]) * count, pax={"GNU.sparse.map": pairs, "GNU.sparse.size": str(count * 4096)})
+    sparse = Node(
+        bytes([7]) * count, pax={"GNU.sparse.map": pairs, "GNU.sparse.size": str(count * 4096)}
+    )
     tar = raw_tar(("sparse", sparse))
     with small_disk(64 << 20) as disk:
         assert count * 4096 > 64 << 20
@@ -263,8 +285,9 @@ def test_one_byte_in_each_block(store: str) -> None:
 
 
 def test_a_disk_that_others_fill_meanwhile(tmp_path: Path) -> None:
-    """CWE-400. Layers that are written at the same time each had all that was free when they began. Proof: a layer whose limit is far
-    above what is left now, as a tar and unpacked, ends with the reserve still there.
+    """CWE-400. Layers that are written at the same time each had all that was free when they began.
+    Proof: a layer whose limit is far above what is left now, as a tar and unpacked, ends with the
+    reserve still there.
     """
     content = random.Random(1).randbytes(20 << 20)
     tar = raw_tar(*((str(n), Node(content)) for n in range(4)))
@@ -280,11 +303,14 @@ def test_a_disk_that_others_fill_meanwhile(tmp_path: Path) -> None:
 
 
 def test_inodes_that_run_out(tmp_path: Path) -> None:
-    """CWE-400. Empty files take no bytes, and the last inode of a node's disk. Proof: refused while a fiftieth of them is left."""
+    """CWE-400. Empty files take no bytes, and the last inode of a node's disk. Proof: refused while
+    a fiftieth of them is left."""
     fd = open_mount("tmpfs", [("size", "256m"), ("nr_inodes", "4000")])
     try:
         disk = Path(f"/proc/self/fd/{fd}")
-        with pytest.raises(ResourceExhausted, match=r"no inodes left on .*80 are kept for the node"):
+        with pytest.raises(
+            ResourceExhausted, match=r"no inodes left on .*80 are kept for the node"
+        ):
             unpack_bytes(raw_tar(*((str(n), Node()) for n in range(4500))), disk)
         assert os.fstatvfs(fd).f_favail > 4000 // 50
     finally:
@@ -311,8 +337,9 @@ def image_with_a_sparse_file(folder: Path, store: str) -> Iterator[Path]:
 
 @pytest.mark.parametrize("store", ["unpacked", "mounted"])
 def test_a_sparse_file_under_a_volume(tmp_path: Path, store: str) -> None:
-    """CWE-409. An image of 427 bytes with a sparse file of 64 GiB below a VOLUME had CreateContainer write all of it. Proof: the copy
-    has its size and its data, and takes less than a MiB.
+    """CWE-409. An image of 427 bytes with a sparse file of 64 GiB below a VOLUME had
+    CreateContainer write all of it. Proof: the copy has its size and its data, and takes less than
+    a MiB.
     """
     volume = Asked(api.Mount(container_path="/data"), "/data", str(tmp_path / "volumes/0"))
     with image_with_a_sparse_file(tmp_path / "image", store) as root:
@@ -320,13 +347,15 @@ def test_a_sparse_file_under_a_volume(tmp_path: Path, store: str) -> None:
     copy = tmp_path / "volumes/0/sparse"
     assert copy.stat().st_size == SPARSE_BYTES and copy.stat().st_blocks * 512 < 4 << 20
     with open(copy, "rb") as file:
-        found = [os.pread(file.fileno(), 3, at) for at in (0, SPARSE_BYTES // 2 - 1, SPARSE_BYTES - 3)]
+        found = [
+            os.pread(file.fileno(), 3, at) for at in (0, SPARSE_BYTES // 2 - 1, SPARSE_BYTES - 3)
+        ]
     assert found == [b"a\0\0", b"\0bc", b"\0de"]
 
 
 def test_a_volume_that_is_copied_for_a_caller_that_gave_up(tmp_path: Path) -> None:
-    """CWE-400. CreateContainer went on to copy volumes when its caller was gone and the pod was to be removed. Proof: the copying asks
-    with each file and MiB, and ends there.
+    """CWE-400. CreateContainer went on to copy volumes when its caller was gone and the pod was to
+    be removed. Proof: the copying asks with each file and MiB, and ends there.
     """
     (tmp_path / "image/data").mkdir(parents=True)
     (tmp_path / "image/data/large").write_bytes(b"x" * (8 << 20))
@@ -338,7 +367,8 @@ def test_a_volume_that_is_copied_for_a_caller_that_gave_up(tmp_path: Path) -> No
 
 
 def test_a_volume_larger_than_the_disk(tmp_path: Path) -> None:
-    """CWE-400. What the image has at a VOLUME is copied for each container. Proof: refused while the node's reserve is still there."""
+    """CWE-400. What the image has at a VOLUME is copied for each container. Proof: refused while
+    the node's reserve is still there."""
     (tmp_path / "image/data").mkdir(parents=True)
     (tmp_path / "image/data/large").write_bytes(b"x" * (80 << 20))
     with small_disk(64 << 20) as disk:
@@ -352,8 +382,8 @@ def test_a_volume_larger_than_the_disk(tmp_path: Path) -> None:
 
 
 def test_processor_time_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CWE-400. Whatever makes the work on a layer long: each process for it has a limit of processor time. Proof: one that would not
-    end says so after as many seconds.
+    """CWE-400. Whatever makes the work on a layer long: each process for it has a limit of
+    processor time. Proof: one that would not end says so after as many seconds.
     """
     monkeypatch.setattr(jail, "CPU_LIMIT_S", 1)
     reading, writing = os.pipe()
@@ -377,7 +407,8 @@ def test_processor_time_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_orphans() -> Iterator[None]:
-    """Jobs that end after their zygote are init's to reap and not this process's, as they are where the server runs."""
+    """Jobs that end after their zygote are init's to reap and not this process's, as they are where
+    the server runs."""
     set_child_subreaper(False)
     yield
     set_child_subreaper(True)
@@ -388,8 +419,9 @@ INDEX = "cri_server.images.erofs.build:errand"
 
 @pytest.mark.usefixtures("no_orphans")
 async def test_index_processes_have_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CWE-770. Each pull had a process that makes the index while the layers come, of up to 768 MiB: four pulls four of them, held by
-    a registry that says no more. Proof: there are no more than turns, and an image that is whole does not wait for those.
+    """CWE-770. Each pull had a process that makes the index while the layers come, of up to 768
+    MiB: four pulls four of them, held by a registry that says no more. Proof: there are no more
+    than turns, and an image that is whole does not wait for those.
     """
     running, most = set[asyncio.Task[object]](), 0
     perform = LayerJobs.perform
@@ -434,8 +466,9 @@ async def test_index_processes_have_turns(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 async def test_a_turn_that_is_lent_is_taken_back() -> None:
-    """CWE-667. What only makes a pull faster must not keep others waiting. Proof: where all turns are taken none is lent, and the
-    oldest one that is lent ends when a turn is needed; one that is needed is never taken back.
+    """CWE-667. What only makes a pull faster must not keep others waiting. Proof: where all turns
+    are taken none is lent, and the oldest one that is lent ends when a turn is needed; one that is
+    needed is never taken back.
     """
     free, watch = turns.Turns(2), Watch(10, "")
     begun: list[int] = []
@@ -467,8 +500,8 @@ async def _entered(free: turns.Turns, watch: Watch) -> AsyncIterator[None]:
 
 
 def test_memory_of_all_processes_has_a_limit() -> None:
-    """CWE-770. Limits of one process say nothing of all. Proof: on nodes of each size indexes have a quarter of the memory, streams a
-    half, and one index or four streams where that is less.
+    """CWE-770. Limits of one process say nothing of all. Proof: on nodes of each size indexes have
+    a quarter of the memory, streams a half, and one index or four streams where that is less.
     """
     stream = jail.DECODER_MEMORY_LIMIT_BYTES + jail.TAR_MEMORY_LIMIT_BYTES
     for gib, processors in itertools.product((1, 2, 4, 8, 32, 512), (1, 2, 64)):

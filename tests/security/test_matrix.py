@@ -1,4 +1,5 @@
-"""The table of attacks is complete, names tests that exist, and says who attacks and what came of it."""
+"""The table of attacks is complete, names tests that exist, and says who attacks and what came of
+it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def named_tests(path: Path) -> dict[str, str]:
     return {
         node.name: ast.get_docstring(node) or ""
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
     }
 
 
@@ -43,7 +45,11 @@ def test_each_line_names_a_test_that_exists() -> None:
 
 def test_each_test_of_this_folder_has_a_line() -> None:
     listed = {attack.test for attack in attacks()}
-    tests = {f"tests/security/{path.name}::{test}" for path in attack_files() for test in named_tests(path)}
+    tests = {
+        f"tests/security/{path.name}::{test}"
+        for path in attack_files()
+        for test in named_tests(path)
+    }
     assert len(tests) > 100
     assert sorted(tests - listed) == []
 

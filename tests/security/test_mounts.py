@@ -1,7 +1,9 @@
-"""Mounts land inside the container's root and nowhere else, whatever the image, a volume or a neighbour does to the names.
+"""Mounts land inside the container's root and nowhere else, whatever the image, a volume or a
+neighbour does to the names.
 
-Classes: CVE-2021-30465 (a swapped component of a destination), CVE-2024-45310 (folders and files made on the host), CVE-2024-21626
-(through a working directory that is made), CVE-2025-62161 and CVE-2025-31133 kin (sources), `..` and links in destinations.
+Classes: CVE-2021-30465 (a swapped component of a destination), CVE-2024-45310 (folders and files
+made on the host), CVE-2024-21626 (through a working directory that is made), CVE-2025-62161 and
+CVE-2025-31133 kin (sources), `..` and links in destinations.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ CLIMB = "../../../../../../../../../.."
 
 
 def observed(config: Config, runtime: Runtime) -> Path:
-    """Adds a hook that writes down the container's whole mount table while the host's tree is still in it."""
+    """Adds a hook that writes down the container's whole mount table while the host's tree is still
+    in it."""
     table = runtime.folder / "table"
     hook = runtime.folder / "observe"
     if not hook.exists():
@@ -39,12 +42,15 @@ def observed(config: Config, runtime: Runtime) -> Path:
 
 
 def outside_the_root(table: str, root: Path, source: str) -> list[str]:
-    """The mounts of this source that do not hang, through whichever parents, on the container's root."""
+    """The mounts of this source that do not hang, through whichever parents, on the container's
+    root."""
     below = str(root.relative_to(next(above for above in root.parents if above.is_mount())))
     wrong = []
     for snapshot in table.split("\n\n"):
         rows = {line.split()[0]: line.split() for line in snapshot.splitlines() if line}
-        roots = {number for number, row in rows.items() if row[4] == "/" and row[3].endswith(f"/{below}")}
+        roots = {
+            number for number, row in rows.items() if row[4] == "/" and row[3].endswith(f"/{below}")
+        }
         for number, row in rows.items():
             if row[row.index("-") + 2] != source:
                 continue
@@ -70,9 +76,10 @@ def outside_the_root(table: str, root: Path, source: str) -> list[str]:
 def test_links_in_destinations(
     runtime: Runtime, rootfs: Path, tmp_path: Path, canary: Canary, target: str
 ) -> None:
-    """CVE-2021-30465, CVE-2024-45310 without a race: a folder of the image is a link to a folder of the host, by an absolute
-    path, by `..` and by magic links of procfs; a tmpfs, a folder and a file are mounted beneath. Proof: the canary sees no
-    event (inotify), and no mount of the container is outside of its root while the host's tree is still there.
+    """CVE-2021-30465, CVE-2024-45310 without a race: a folder of the image is a link to a folder of
+    the host, by an absolute path, by `..` and by magic links of procfs; a tmpfs, a folder and a
+    file are mounted beneath. Proof: the canary sees no event (inotify), and no mount of the
+    container is outside of its root while the host's tree is still there.
     """
     (rootfs / "data").symlink_to(target.format(canary=canary.path))
     (tmp_path / "file").write_text("from the host\n")
@@ -92,9 +99,10 @@ def test_links_in_destinations(
 def test_a_folder_that_is_swapped_while_it_is_mounted_on(
     runtime: Runtime, rootfs: Path, probe: Path, tmp_path: Path, canary: Canary
 ) -> None:
-    """CVE-2021-30465, CVE-2024-45310. Two containers share a volume; one swaps vol/d with a link to the host's canary,
-    the other is started with mounts beneath vol/d and is stopped before each mkdirat, open_tree and move_mount. Proof: the
-    canary sees nothing, and each marker hangs on the container's root. Fails when destinations are opened without IN_ROOT.
+    """CVE-2021-30465, CVE-2024-45310. Two containers share a volume; one swaps vol/d with a link to
+    the host's canary, the other is started with mounts beneath vol/d and is stopped before each
+    mkdirat, open_tree and move_mount. Proof: the canary sees nothing, and each marker hangs on the
+    container's root. Fails when destinations are opened without IN_ROOT.
     """
     volume = tmp_path / "volume"
     (volume / "d").mkdir(parents=True)
@@ -120,7 +128,8 @@ def test_a_folder_that_is_swapped_while_it_is_mounted_on(
 def test_a_working_directory_that_is_swapped(
     runtime: Runtime, rootfs: Path, probe: Path, tmp_path: Path, canary: Canary
 ) -> None:
-    """CVE-2024-45310 by process.cwd, which is made when it is missing: the same race. Proof: as above."""
+    """CVE-2024-45310 by process.cwd, which is made when it is missing: the same race. Proof: as
+    above."""
     volume = tmp_path / "volume"
     (volume / "d").mkdir(parents=True)
     (volume / "link").symlink_to(str(canary.path))
@@ -133,12 +142,14 @@ def test_a_working_directory_that_is_swapped(
     with Swapping(probe, volume / "d", volume / "link"):
         for _ in range(4):
             found = slow.run("pwd", "-P", change=change)
-            assert found.code or found.out.startswith(("/vol/d/made/here", str(canary.path), "/")), found
+            assert found.code or found.out.startswith(
+                ("/vol/d/made/here", str(canary.path), "/")
+            ), found
 
 
 def test_a_copied_up_folder_is_the_images(runtime: Runtime, rootfs: Path, canary: Canary) -> None:
-    """tmpcopyup reads what its destination covers. The image has a link to the host's canary there. Proof: the canary was not
-    opened, and none of its content is in the container.
+    """tmpcopyup reads what its destination covers. The image has a link to the host's canary there.
+    Proof: the canary was not opened, and none of its content is in the container.
     """
     (rootfs / "data").symlink_to(canary.path)
     found = runtime.run(
@@ -151,8 +162,9 @@ def test_a_copied_up_folder_is_the_images(runtime: Runtime, rootfs: Path, canary
 
 
 def test_what_copying_up_meets(runtime: Runtime, rootfs: Path, canary: Canary) -> None:
-    """tmpcopyup with a link, a pipe, a socket and a device in the folder: none of them is opened by the runtime, which has no
-    device filter (a device may be the machine's watchdog). Proof: it ends, links are links, and inotify saw no open.
+    """tmpcopyup with a link, a pipe, a socket and a device in the folder: none of them is opened by
+    the runtime, which has no device filter (a device may be the machine's watchdog). Proof: it
+    ends, links are links, and inotify saw no open.
     """
     data = rootfs / "data"
     data.mkdir()
@@ -190,9 +202,9 @@ def test_ordinary_destinations_work(runtime: Runtime, tmp_path: Path, place: str
 def test_a_source_by_descriptor_is_not_looked_up_again(
     runtime: Runtime, probe: Path, tmp_path: Path, canary: Canary
 ) -> None:
-    """Swapped sources (kubelet's subPath class, CVE-2021-25741): the caller has looked the source up, hands it over as
-    /proc/PID/fd/N, and an attacker swaps its name with a link to the host's canary. Proof: the container sees the folder that
-    was looked up; the canary sees nobody.
+    """Swapped sources (kubelet's subPath class, CVE-2021-25741): the caller has looked the source
+    up, hands it over as /proc/PID/fd/N, and an attacker swaps its name with a link to the host's
+    canary. Proof: the container sees the folder that was looked up; the canary sees nobody.
     """
     chosen, link = tmp_path / "chosen", tmp_path / "link"
     chosen.mkdir()
@@ -205,7 +217,9 @@ def test_a_source_by_descriptor_is_not_looked_up_again(
             for _ in range(2):
                 entry = bind(f"/proc/{os.getpid()}/fd/{number}", "/v")
                 assert (
-                    slow.run("cat", "/v/mine", change=lambda c, e=entry: c["mounts"].append(e)).ok().out
+                    slow.run("cat", "/v/mine", change=lambda c, e=entry: c["mounts"].append(e))
+                    .ok()
+                    .out
                     == "chosen\n"
                 )
     finally:
@@ -218,9 +232,12 @@ def exchanged(chosen: Path, canary: Canary) -> None:
     chosen.symlink_to(canary.path)
 
 
-def test_a_source_that_is_swapped_during_create(runtime: Runtime, tmp_path: Path, canary: Canary) -> None:
-    """CVE-2021-25741: an ordinary source, which `create` looks up first and the container's process opens afterwards. In between
-    its owner puts a link to the host's canary in its place. Proof: create fails and says so, nothing was mounted or read.
+def test_a_source_that_is_swapped_during_create(
+    runtime: Runtime, tmp_path: Path, canary: Canary
+) -> None:
+    """CVE-2021-25741: an ordinary source, which `create` looks up first and the container's process
+    opens afterwards. In between its owner puts a link to the host's canary in its place. Proof:
+    create fails and says so, nothing was mounted or read.
     """
     chosen = tmp_path / "volume/chosen"
     chosen.mkdir(parents=True)
@@ -228,14 +245,19 @@ def test_a_source_that_is_swapped_during_create(runtime: Runtime, tmp_path: Path
     box.runtime = slowly(runtime, ["clone3", "clone", "vfork"], 2000)
     with ThreadPoolExecutor(1) as pool:
         creating = pool.submit(box.create)
-        assert wait_until((runtime.root / box.id / "start.sock").exists, 60, 0.002), creating.result()
+        assert wait_until((runtime.root / box.id / "start.sock").exists, 60, 0.002), (
+            creating.result()
+        )
         exchanged(chosen, canary)
         refused(creating.result(), "no link")
     assert runtime("state", box.id).code != 0
 
 
-def test_a_source_that_is_swapped_before_start(runtime: Runtime, tmp_path: Path, canary: Canary) -> None:
-    """The same between `create` and `start`. Proof: the mounts are made by `create`, and `start` opens none of their sources."""
+def test_a_source_that_is_swapped_before_start(
+    runtime: Runtime, tmp_path: Path, canary: Canary
+) -> None:
+    """The same between `create` and `start`. Proof: the mounts are made by `create`, and `start`
+    opens none of their sources."""
     chosen, file = tmp_path / "chosen", tmp_path / "file"
     chosen.mkdir()
     (chosen / "mine").write_text("chosen\n")
@@ -251,20 +273,27 @@ def test_a_source_that_is_swapped_before_start(runtime: Runtime, tmp_path: Path,
 
 
 def test_links_in_sources_are_followed_once(runtime: Runtime, tmp_path: Path) -> None:
-    """The other side: a source that is a link, to a folder, a file, a device, is what the link led to."""
+    """The other side: a source that is a link, to a folder, a file, a device, is what the link led
+    to."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/file").write_text("mine\n")
     (tmp_path / "link").symlink_to("folder")
     (tmp_path / "name").symlink_to(tmp_path / "link/file")
     (tmp_path / "zero").symlink_to("/dev/zero")
-    mounts = [bind(tmp_path / "link", "/v"), bind(tmp_path / "name", "/f"), bind(tmp_path / "zero", "/z")]
+    mounts = [
+        bind(tmp_path / "link", "/v"),
+        bind(tmp_path / "name", "/f"),
+        bind(tmp_path / "zero", "/z"),
+    ]
     script = "cat /v/file /f; head -c 3 /z | wc -c"
-    assert runtime.shell(script, change=lambda c: c["mounts"].extend(mounts)).out == "mine\nmine\n3\n"
+    assert (
+        runtime.shell(script, change=lambda c: c["mounts"].extend(mounts)).out == "mine\nmine\n3\n"
+    )
 
 
 def test_mounts_of_the_container_do_not_come_back(runtime: Runtime, tmp_path: Path) -> None:
-    """S-08: a container with CAP_SYS_ADMIN mounts over its volumes and its root. Proof: the host's mount table is the same
-    before, meanwhile and after (the ledger counts it too).
+    """S-08: a container with CAP_SYS_ADMIN mounts over its volumes and its root. Proof: the host's
+    mount table is the same before, meanwhile and after (the ledger counts it too).
     """
     (tmp_path / "v").mkdir()
     before = Path("/proc/self/mountinfo").read_text()
@@ -275,10 +304,10 @@ def test_mounts_of_the_container_do_not_come_back(runtime: Runtime, tmp_path: Pa
         }
         config["mounts"].append(bind(tmp_path / "v", "/v"))
 
-    script = (
-        "mount -t tmpfs x /v && mount -t tmpfs y /tmp && mount --bind / /root && cat /proc/self/mountinfo"
-    )
+    script = "mount -t tmpfs x /v && mount -t tmpfs y /tmp && mount --bind / /root && cat /proc/self/mountinfo"
     inside = runtime.shell(script, change=change).out
     assert " /v " in inside
     after = Path("/proc/self/mountinfo").read_text()
-    assert not {line for line in after.splitlines() if str(tmp_path) in line} - set(before.splitlines())
+    assert not {line for line in after.splitlines() if str(tmp_path) in line} - set(
+        before.splitlines()
+    )

@@ -1,6 +1,8 @@
-"""A process that enters a container is the runtime's until execve: whoever is inside may not look into it (CVE-2016-9962).
+"""A process that enters a container is the runtime's until execve: whoever is inside may not look
+into it (CVE-2016-9962).
 
-The spy (probe.c) tries every way for each process called pyrunc:*, and counts only what it did while that was still the name.
+The spy (probe.c) tries every way for each process called pyrunc:*, and counts only what it did
+while that was still the name.
 """
 
 from __future__ import annotations
@@ -60,14 +62,17 @@ def nothing_done(report: Counter[str]) -> None:
 
 
 def test_nobody_looks_into_what_waits_for_start(runtime: Runtime) -> None:
-    """CVE-2016-9962. Two containers share a pid namespace and have the same user and capabilities; one is created and waits, the
-    other spies: /proc/PID/{root,cwd,exe,fd,environ,mem,maps}, ptrace, pidfd_getfd. Proof: EACCES or EPERM each time, because
-    the launcher is not dumpable. Fails when PR_SET_DUMPABLE is left out.
+    """CVE-2016-9962. Two containers share a pid namespace and have the same user and capabilities;
+    one is created and waits, the other spies: /proc/PID/{root,cwd,exe,fd,environ,mem,maps}, ptrace,
+    pidfd_getfd. Proof: EACCES or EPERM each time, because the launcher is not dumpable. Fails when
+    PR_SET_DUMPABLE is left out.
     """
     spy = Spy(runtime)
     pid = runtime("state", spy.box.id).ok().json["pid"]
     kinds = [{"type": kind} for kind in ("network", "ipc", "uts", "mount", "cgroup")]
-    waiting = runtime.box("true", namespaces=[*kinds, {"type": "pid", "path": f"/proc/{pid}/ns/pid"}])
+    waiting = runtime.box(
+        "true", namespaces=[*kinds, {"type": "pid", "path": f"/proc/{pid}/ns/pid"}]
+    )
     waiting.create().ok()
     eventually(spy.looked)
     newcomer = waiting.pid
@@ -88,9 +93,9 @@ def test_nobody_looks_into_what_waits_for_start(runtime: Runtime) -> None:
 
 
 def test_nobody_looks_into_what_enters(runtime: Runtime) -> None:
-    """CVE-2016-9962 for exec, as root and as the same ordinary user: the one who enters is held before setresuid, capset and
-    execve (strace), and looked into. Proof: as above; the kernel made it dumpable again at each change of ids, and it was
-    taken back.
+    """CVE-2016-9962 for exec, as root and as the same ordinary user: the one who enters is held
+    before setresuid, capset and execve (strace), and looked into. Proof: as above; the kernel made
+    it dumpable again at each change of ids, and it was taken back.
     """
     for user in (0, 1000):
         spy = Spy(runtime, user)
@@ -103,8 +108,8 @@ def test_nobody_looks_into_what_enters(runtime: Runtime) -> None:
 
 
 def test_credentials_do_not_pass_by(runtime: Runtime, tmp_path: Path) -> None:
-    """Section 0.6: after the change of ids the process is not dumpable either. Proof: /proc/PID of what waits as user 1000
-    belongs to root, which is how the kernel shows it (proc(5)).
+    """Section 0.6: after the change of ids the process is not dumpable either. Proof: /proc/PID of
+    what waits as user 1000 belongs to root, which is how the kernel shows it (proc(5)).
     """
 
     def change(config: Config) -> None:

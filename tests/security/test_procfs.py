@@ -1,9 +1,10 @@
 """Writes meant for procfs must reach the real one, and nothing else may pass for /proc.
 
-Classes: CVE-2019-16884 (a volume over /proc), CVE-2019-19921, CVE-2023-27561, CVE-2023-28642, CVE-2025-54867 (/proc or /sys as
-a symbolic link of the image), CVE-2025-52881 and CVE-2025-62596 (writes redirected to another file), CVE-2022-0811 (smuggled
-sysctls). The defence: procfs goes on a directory that no link leads to, sysctls are written through a procfs that only the
-runtime has, and a mount never lands inside a procfs.
+Classes: CVE-2019-16884 (a volume over /proc), CVE-2019-19921, CVE-2023-27561, CVE-2023-28642,
+CVE-2025-54867 (/proc or /sys as a symbolic link of the image), CVE-2025-52881 and CVE-2025-62596
+(writes redirected to another file), CVE-2022-0811 (smuggled sysctls). The defence: procfs goes on a
+directory that no link leads to, sysctls are written through a procfs that only the runtime has, and
+a mount never lands inside a procfs.
 """
 
 from __future__ import annotations
@@ -44,13 +45,22 @@ def fake_proc(folder: Path) -> Path:
 @pytest.mark.parametrize("name", ["proc", "sys"])
 @pytest.mark.parametrize(
     "target",
-    ["/elsewhere", "elsewhere", "/", "/no/such", "../../../../../../../tmp", "{canary}", "/etc/passwd"],
+    [
+        "/elsewhere",
+        "elsewhere",
+        "/",
+        "/no/such",
+        "../../../../../../../tmp",
+        "{canary}",
+        "/etc/passwd",
+    ],
 )
 def test_a_link_in_place_of_the_directory(
     runtime: Runtime, rootfs: Path, canary: Canary, name: str, target: str
 ) -> None:
-    """CVE-2019-19921, CVE-2023-27561, CVE-2023-28642, youki CVE-2025-54867. The image's /proc (or /sys) is a symbolic link: to a
-    folder of the image, to nothing, to the root, out of it. Proof: create fails, says why, and the canary saw nobody.
+    """CVE-2019-19921, CVE-2023-27561, CVE-2023-28642, youki CVE-2025-54867. The image's /proc (or
+    /sys) is a symbolic link: to a folder of the image, to nothing, to the root, out of it. Proof:
+    create fails, says why, and the canary saw nobody.
     """
     (rootfs / "elsewhere").mkdir()
     (rootfs / name).rmdir()
@@ -58,9 +68,12 @@ def test_a_link_in_place_of_the_directory(
     refused(runtime.run("true"), "must be mounted on ordinary directory")
 
 
-def test_a_link_that_appears_in_time(runtime: Runtime, rootfs: Path, probe: Path, canary: Canary) -> None:
-    """CVE-2019-19921, the race. A second container on the same root swaps /proc and a link all the time, and the runtime is
-    stopped before each move_mount. Proof: whoever starts has a procfs at exactly /proc, and the canary saw nobody.
+def test_a_link_that_appears_in_time(
+    runtime: Runtime, rootfs: Path, probe: Path, canary: Canary
+) -> None:
+    """CVE-2019-19921, the race. A second container on the same root swaps /proc and a link all the
+    time, and the runtime is stopped before each move_mount. Proof: whoever starts has a procfs at
+    exactly /proc, and the canary saw nobody.
     """
     fake = fake_proc(rootfs / "fake")
     (rootfs / "proc-link").symlink_to("/fake")
@@ -80,7 +93,9 @@ def test_a_link_that_appears_in_time(runtime: Runtime, rootfs: Path, probe: Path
                 continue
             started += 1
             _kind, *table = found.out.splitlines()
-            points = [line.split()[4] for line in table if " - proc " in line and line.split()[3] == "/"]
+            points = [
+                line.split()[4] for line in table if " - proc " in line and line.split()[3] == "/"
+            ]
             assert points == ["/proc"] or all(p in ("/proc", "/proc-link") for p in points), points
     assert swaps.count > 100
     assert (fake / "self/attr/exec").read_text() == ""
@@ -95,8 +110,8 @@ def test_a_link_that_appears_in_time(runtime: Runtime, rootfs: Path, probe: Path
 )  # fmt: skip
 @pytest.mark.parametrize("kind", ["bind", "tmpfs"])
 def test_a_volume_over_proc(runtime: Runtime, tmp_path: Path, destination: str, kind: str) -> None:
-    """CVE-2019-16884. The image asks for a volume at /proc or inside, full of files that look like procfs, so that labels are
-    written there. Proof: create fails and names the type or the place.
+    """CVE-2019-16884. The image asks for a volume at /proc or inside, full of files that look like
+    procfs, so that labels are written there. Proof: create fails and names the type or the place.
     """
     fake = fake_proc(tmp_path / "fake")
     entry = bind(fake, destination) if kind == "bind" else mount(destination)
@@ -110,19 +125,24 @@ def test_a_volume_over_proc(runtime: Runtime, tmp_path: Path, destination: str, 
 
 @pytest.mark.parametrize("prepared", [False, True], ids=["", "prepared"])
 @pytest.mark.parametrize("kind", ["bind", "tmpfs"])
-@pytest.mark.parametrize("link", ["/proc/self", "/proc/sys", "/proc/1/attr", "../proc/sys/kernel", "/proc"])
+@pytest.mark.parametrize(
+    "link", ["/proc/self", "/proc/sys", "/proc/1/attr", "../proc/sys/kernel", "/proc"]
+)
 def test_a_volume_that_a_link_puts_into_proc(
     runtime: Runtime, rootfs: Path, tmp_path: Path, kind: str, link: str, prepared: bool
 ) -> None:
-    """CVE-2019-16884 by another way: the image has a link /data -> /proc/…, and the volume is asked for at /data, which no
-    check of the text sees; `prepared`: the image brings such folders, so that the link leads somewhere before there is a
-    procfs. Proof: create fails in the words of the check.
+    """CVE-2019-16884 by another way: the image has a link /data -> /proc/…, and the volume is asked
+    for at /data, which no check of the text sees; `prepared`: the image brings such folders, so
+    that the link leads somewhere before there is a procfs. Proof: create fails in the words of the
+    check.
     """
     (rootfs / "data").symlink_to(link)
     if prepared and link != "/proc":
         (rootfs / ("proc/" + link.partition("proc/")[2])).mkdir(parents=True)
     entry = bind(fake_proc(tmp_path / "fake"), "/data") if kind == "bind" else mount("/data", kind)
-    found = runtime.run("cat", "/proc/self/mountinfo", change=lambda config: config["mounts"].append(entry))
+    found = runtime.run(
+        "cat", "/proc/self/mountinfo", change=lambda config: config["mounts"].append(entry)
+    )
     refused(
         found,
         "cannot be mounted because it is inside /proc",
@@ -135,7 +155,9 @@ def test_a_bind_over_proc_may_be_a_procfs(runtime: Runtime) -> None:
 
     def change(config: Config) -> None:
         config["mounts"][0] = bind("/proc", "/proc")
-        config["linux"]["namespaces"] = [n for n in config["linux"]["namespaces"] if n["type"] != "pid"]
+        config["linux"]["namespaces"] = [
+            n for n in config["linux"]["namespaces"] if n["type"] != "pid"
+        ]
 
     assert runtime.run("stat", "-f", "-c", "%T", "/proc", change=change).ok().out == "proc\n"
 
@@ -146,9 +168,10 @@ def test_a_bind_over_proc_may_be_a_procfs(runtime: Runtime) -> None:
 def test_sysctls_do_not_pass_through_the_containers_proc(
     runtime: Runtime, rootfs: Path, tmp_path: Path
 ) -> None:
-    """CVE-2025-52881. A hook covers /proc/sys/net/ipv4/ip_forward in the container's mount namespace, as a racing mount would,
-    with a file. Proof: the file is what the container sees there, and it did not change; the setting of the container's
-    network namespace, asked for by another procfs, did.
+    """CVE-2025-52881. A hook covers /proc/sys/net/ipv4/ip_forward in the container's mount
+    namespace, as a racing mount would, with a file. Proof: the file is what the container sees
+    there, and it did not change; the setting of the container's network namespace, asked for by
+    another procfs, did.
     """
     (rootfs / "fake").write_text("fake\n")
     (rootfs / "other").mkdir()
@@ -172,8 +195,9 @@ def test_sysctls_do_not_pass_through_the_containers_proc(
 
 
 def test_where_sysctls_are_written(runtime: Runtime, tmp_path: Path) -> None:
-    """CVE-2025-52881, section 0.2, by the kernel's log of calls. Proof: the file is opened by openat2 relative to a descriptor of
-    a detached procfs root, with NO_XDEV and NO_SYMLINKS and BENEATH, and no file below /proc is opened by its path inside.
+    """CVE-2025-52881, section 0.2, by the kernel's log of calls. Proof: the file is opened by
+    openat2 relative to a descriptor of a detached procfs root, with NO_XDEV and NO_SYMLINKS and
+    BENEATH, and no file below /proc is opened by its path inside.
     """
     log = tmp_path / "calls"
     watched = traced(runtime, log, "openat,openat2,write,pivot_root")
@@ -183,7 +207,12 @@ def test_where_sysctls_are_written(runtime: Runtime, tmp_path: Path) -> None:
     text = log.read_text()
     (opened,) = re.findall(r'openat2\((\d+)<([^>]*)>, "sys/net/ipv4/ip_forward", \{([^}]*)\}', text)
     assert opened[1] == "/", opened  # the root of a mount that is attached nowhere
-    for word in ("RESOLVE_BENEATH", "RESOLVE_NO_SYMLINKS", "RESOLVE_NO_XDEV", "RESOLVE_NO_MAGICLINKS"):
+    for word in (
+        "RESOLVE_BENEATH",
+        "RESOLVE_NO_SYMLINKS",
+        "RESOLVE_NO_XDEV",
+        "RESOLVE_NO_MAGICLINKS",
+    ):
         assert word in opened[2]
     inside = re.search(r"^(\d+) +pivot_root", text, re.MULTILINE)
     assert inside is not None
@@ -195,9 +224,10 @@ def test_where_sysctls_are_written(runtime: Runtime, tmp_path: Path) -> None:
     "op", ["SetExecLabel('apparmor', 'x')", "SetExecLabel('selinux', 'x')", "SetOomScore(500)", "OffsetClocks((('monotonic', 9, 0),))"]
 )  # fmt: skip
 def test_a_process_that_sees_another_proc(tmp_path: Path, op: str) -> None:
-    """CVE-2019-16884, CVE-2023-28642, CVE-2025-52881: labels, score and clock offsets are written where /proc is a tmpfs, in which
-    thread-self and self have the same files (a mount namespace that is joined may be a container's). Proof: the launcher
-    refuses, and the fake files are empty. No security module is needed for that, and none is here.
+    """CVE-2019-16884, CVE-2023-28642, CVE-2025-52881: labels, score and clock offsets are written
+    where /proc is a tmpfs, in which thread-self and self have the same files (a mount namespace
+    that is joined may be a container's). Proof: the launcher refuses, and the fake files are empty.
+    No security module is needed for that, and none is here.
     """
     fake = fake_proc(tmp_path / "fake")
     for name in ("attr/keycreate", "timens_offsets"):
@@ -210,9 +240,7 @@ def test_a_process_that_sees_another_proc(tmp_path: Path, op: str) -> None:
         f"running = launch(lower(Plan((Prepare(), {op}, Ready()))).program, stdio=(0, 1, 2), fds={{}})\n"
         "try:\n while running.receive() is not None: pass\nfinally: running.close()\n"
     )
-    script = (
-        f'mount --bind /proc {tmp_path}/real && mount --bind {fake} /proc && exec {sys.executable} -c "$0"'
-    )
+    script = f'mount --bind /proc {tmp_path}/real && mount --bind {fake} /proc && exec {sys.executable} -c "$0"'
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, program]
     found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert found.returncode == 1 and "/proc is no procfs" in found.stderr, found.stderr
@@ -221,13 +249,16 @@ def test_a_process_that_sees_another_proc(tmp_path: Path, op: str) -> None:
 
 
 def test_where_a_processs_own_files_are_written(runtime: Runtime, tmp_path: Path) -> None:
-    """CVE-2025-52881: another real file of procfs bound over the one that is meant. Proof, by the kernel's log of calls: it is opened
-    beneath /proc across no mount and no magic link, for this thread, before any namespace of the container is entered.
+    """CVE-2025-52881: another real file of procfs bound over the one that is meant. Proof, by the
+    kernel's log of calls: it is opened beneath /proc across no mount and no magic link, for this
+    thread, before any namespace of the container is entered.
     """
     log = tmp_path / "calls"
     watched = traced(runtime, log, "openat2,clone3,setns")
     change = {"oomScoreAdj": 321}
-    box = watched.box("cat", "/proc/self/oom_score_adj", change=lambda c: c["process"].update(change))
+    box = watched.box(
+        "cat", "/proc/self/oom_score_adj", change=lambda c: c["process"].update(change)
+    )
     assert watched("run", "--bundle", str(box.folder), box.id).ok().out == "321\n"
     text = log.read_text()
     (opened,) = re.findall(r'openat2\(\d+<([^>]*)>, "self/oom_score_adj", \{([^}]*)\}', text)
@@ -247,8 +278,9 @@ def test_where_a_processs_own_files_are_written(runtime: Runtime, tmp_path: Path
     ],
 )  # fmt: skip
 def test_keys_that_are_no_settings_of_a_container(runtime: Runtime, key: str) -> None:
-    """CVE-2022-0811 and CVE-2025-52881. Keys that climb, mix separators or name what belongs to the machine. Proof: create fails,
-    and core_pattern and its like are the same (checked around each test).
+    """CVE-2022-0811 and CVE-2025-52881. Keys that climb, mix separators or name what belongs to the
+    machine. Proof: create fails, and core_pattern and its like are the same (checked around each
+    test).
     """
     refused(runtime.run("true", sysctl={key: "|/evil"}))
 
@@ -257,14 +289,21 @@ def test_keys_that_are_no_settings_of_a_container(runtime: Runtime, key: str) ->
     "value", ["1+kernel.core_pattern=|/evil", "1\nkernel.core_pattern=|/evil", "1\0", "1=2"]
 )
 def test_values_that_hold_a_second_setting(runtime: Runtime, value: str) -> None:
-    """CVE-2022-0811 (cr8escape). A value that a list of settings would read as two. Proof: an error, core_pattern unchanged."""
+    """CVE-2022-0811 (cr8escape). A value that a list of settings would read as two. Proof: an
+    error, core_pattern unchanged."""
     refused(runtime.run("true", sysctl={"kernel.shm_rmid_forced": value}))
 
 
 def test_a_setting_needs_its_namespace(runtime: Runtime) -> None:
-    """A setting of a namespace that the container shares with the host would be the host's. Proof: refused, host unchanged."""
+    """A setting of a namespace that the container shares with the host would be the host's. Proof:
+    refused, host unchanged."""
     kinds = [{"type": kind} for kind in ("pid", "mount", "cgroup")]
-    for key in ("net.ipv4.ip_forward", "kernel.shm_rmid_forced", "fs.mqueue.msg_max", "kernel.domainname"):
+    for key in (
+        "net.ipv4.ip_forward",
+        "kernel.shm_rmid_forced",
+        "fs.mqueue.msg_max",
+        "kernel.domainname",
+    ):
         refused(runtime.run("true", sysctl={key: "1"}, namespaces=kinds), "namespace")
 
 
@@ -272,14 +311,16 @@ def test_a_setting_needs_its_namespace(runtime: Runtime) -> None:
 
 
 def test_the_containers_proc_is_its_own(runtime: Runtime) -> None:
-    """Section 0.2: no handle of the runtime's procfs is left. Proof: pid 1 of /proc is the container, and no descriptor is open."""
+    """Section 0.2: no handle of the runtime's procfs is left. Proof: pid 1 of /proc is the
+    container, and no descriptor is open."""
     script = "ls /proc/self/fd | wc -l; ls -d /proc/[0-9]* | wc -l; cat /proc/1/comm"
     out = runtime.shell(script, sysctl={"net.ipv4.ip_forward": "1"}).out
     assert out.split()[0] == "4" and int(out.split()[1]) <= 4, out
 
 
 def test_read_only_and_masked_places_of_proc(runtime: Runtime) -> None:
-    """S-21: with `spec`'s paths, root of the container can change nothing in /proc that is the machine's. Proof: each write fails."""
+    """S-21: with `spec`'s paths, root of the container can change nothing in /proc that is the
+    machine's. Proof: each write fails."""
     places = ["/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/proc/sys/kernel/modprobe", "/proc/irq/default_smp_affinity",
               "/proc/sys/vm/panic_on_oom", "/proc/fs", "/proc/bus"]  # fmt: skip
     script = "".join(f"[ -e {p} ] && (echo x > {p}) 2>/dev/null && echo OPEN {p};" for p in places)
@@ -292,12 +333,15 @@ def test_read_only_and_masked_places_of_proc(runtime: Runtime) -> None:
 
 
 def test_proc_cannot_be_uncovered(runtime: Runtime) -> None:
-    """S-21: in a container with CAP_SYS_ADMIN of a user namespace of its own a fresh procfs would show what is masked
-    (mount_too_revealing). Proof: the kernel refuses it, because ours is partly covered.
+    """S-21: in a container with CAP_SYS_ADMIN of a user namespace of its own a fresh procfs would
+    show what is masked (mount_too_revealing). Proof: the kernel refuses it, because ours is partly
+    covered.
     """
 
     def change(config: Config) -> None:
         config["process"]["user"] = {"uid": 1000, "gid": 1000}
 
     script = "unshare -Ur true && ! unshare -Urmpf --mount-proc=/tmp true"
-    runtime.shell(script, change=change, maskedPaths=["/proc/timer_list"], readonlyPaths=["/proc/sys"])
+    runtime.shell(
+        script, change=change, maskedPaths=["/proc/timer_list"], readonlyPaths=["/proc/sys"]
+    )

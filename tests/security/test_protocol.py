@@ -1,7 +1,9 @@
-"""The parent's half of a start must not obey the process that it starts: section 5, "sync integrity" (CVE-2021-43784's family).
+"""The parent's half of a start must not obey the process that it starts: section 5, "sync
+integrity" (CVE-2021-43784's family).
 
-After pivot_root the process runs in the container, where a neighbour with CAP_SYS_PTRACE could hold its hand. Here it is
-replaced as a whole: by a program that says what the test chooses on the launcher's socket.
+After pivot_root the process runs in the container, where a neighbour with CAP_SYS_PTRACE could hold
+its hand. Here it is replaced as a whole: by a program that says what the test chooses on the
+launcher's socket.
 """
 
 from __future__ import annotations
@@ -23,7 +25,16 @@ from pyrunc.launch.run import launch as start
 from pyrunc.plan import model
 from pyrunc.plan.lower import lower
 from pyrunc.program import launch
-from pyrunc.program.model import DESCRIPTOR, FAILURE, LISTENER, PID, PROGRESS, READY, REFUSED, STATUS
+from pyrunc.program.model import (
+    DESCRIPTOR,
+    FAILURE,
+    LISTENER,
+    PID,
+    PROGRESS,
+    READY,
+    REFUSED,
+    STATUS,
+)
 from pyrunc.undo import Undo
 
 SAY = r"""
@@ -121,8 +132,8 @@ def stranger() -> Iterator[int]:
 
 
 def test_only_our_child_is_ours(stranger: int) -> None:
-    """The pid that is reported becomes the process that is killed when the start fails. Proof: neither a stranger's pid, nor 0, -1,
-    1 or one out of range is taken, and the stranger lives.
+    """The pid that is reported becomes the process that is killed when the start fails. Proof:
+    neither a stranger's pid, nor 0, -1, 1 or one out of range is taken, and the stranger lives.
     """
     for pid in (stranger, os.getppid(), 0, -1, 1, 2**31, 2**63 - 1, -(2**63), os.getpid()):
         text = told(frame(PID, pid) + frame(READY))
@@ -131,7 +142,8 @@ def test_only_our_child_is_ours(stranger: int) -> None:
 
 
 def test_a_second_process_is_not_taken() -> None:
-    """Two reports: the first is a child of ours (the launcher itself would do), the second another. Proof: an error, both reaped."""
+    """Two reports: the first is a child of ours (the launcher itself would do), the second another.
+    Proof: an error, both reaped."""
     child = subprocess.Popen(["sleep", "60"])
     text = told(frame(PID, child.pid) + frame(PID, child.pid))
     assert "two processes" in text or "no child" in text, text
@@ -139,11 +151,25 @@ def test_a_second_process_is_not_taken() -> None:
 
 
 def test_any_frames_end_in_an_error_and_leak_nothing() -> None:
-    """A hundred and fifty random conversations: known and unknown tags, numbers at the borders, wrong lengths, up to sixteen
-    descriptors with each. Proof: an error of ours each time, never a start; as many descriptors and children as before.
+    """A hundred and fifty random conversations: known and unknown tags, numbers at the borders,
+    wrong lengths, up to sixteen descriptors with each. Proof: an error of ours each time, never a
+    start; as many descriptors and children as before.
     """
     rng = random.Random(3)
-    tags = [PID, READY, DESCRIPTOR, PROGRESS, LISTENER, STATUS, FAILURE, REFUSED, 0, 1, 77, 0xFFFFFFF0]
+    tags = [
+        PID,
+        READY,
+        DESCRIPTOR,
+        PROGRESS,
+        LISTENER,
+        STATUS,
+        FAILURE,
+        REFUSED,
+        0,
+        1,
+        77,
+        0xFFFFFFF0,
+    ]
     values = [0, 1, -1, 3, 5, 255, 2**31, -(2**31), 2**63 - 1, -(2**63), os.getpid()]
     before = descriptors()
     for _ in range(150):

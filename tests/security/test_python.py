@@ -1,7 +1,8 @@
-"""No code of a container ever runs in the runtime: section 0.5, 10.1, 10.7 of the rules for a runtime in Python.
+"""No code of a container ever runs in the runtime: section 0.5, 10.1, 10.7 of the rules for a
+runtime in Python.
 
-The image is full of modules, libraries and configuration that an interpreter or libc would load, each of which would leave a
-mark; and the folder in which the runtime is called as well.
+The image is full of modules, libraries and configuration that an interpreter or libc would load,
+each of which would leave a mark; and the folder in which the runtime is called as well.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def trap(folder: Path, mark: Path) -> None:
 
 @pytest.fixture
 def mark(tmp_path: Path, rootfs: Path) -> Path:
-    """The image and a folder are trapped; the file that must never appear, on the host and as the container would see it."""
+    """The image and a folder are trapped; the file that must never appear, on the host and as the
+    container would see it."""
     made = tmp_path / "mark"
     for place in (
         "usr/lib/python3.11",
@@ -72,9 +74,10 @@ def mark(tmp_path: Path, rootfs: Path) -> Path:
 
 
 def test_nothing_of_the_image_is_loaded(runtime: Runtime, tmp_path: Path, mark: Path) -> None:
-    """Section 0.5. Every way through the runtime: run, create and start, exec, a terminal, a filter, hooks, unknown users, and errors
-    (which load traceback and linecache), called in a trapped folder, with PYTHONPATH in the container's environment and the
-    caller's. Proof: the mark does not exist on the host or in the image.
+    """Section 0.5. Every way through the runtime: run, create and start, exec, a terminal, a
+    filter, hooks, unknown users, and errors (which load traceback and linecache), called in a
+    trapped folder, with PYTHONPATH in the container's environment and the caller's. Proof: the mark
+    does not exist on the host or in the image.
     """
     seccomp = {
         "defaultAction": "SCMP_ACT_ALLOW",
@@ -117,7 +120,9 @@ def test_nothing_of_the_image_is_loaded(runtime: Runtime, tmp_path: Path, mark: 
         {"cwd": "/etc/passwd"},
         {"rlimits": [{"type": "RLIMIT_CORE", "soft": 2, "hard": 1}]},
     ):
-        bad = runtime.box("true", change=lambda c, broken=broken: (change(c), c["process"].update(broken)))
+        bad = runtime.box(
+            "true", change=lambda c, broken=broken: (change(c), c["process"].update(broken))
+        )
         refused(runtime("run", "--bundle", str(bad.folder), bad.id, **here))
     tty = runtime.box("true", change=lambda c: (change(c), c["process"].update(terminal=True)))
     with receive_terminal(tmp_path / "c") as console:
@@ -129,8 +134,9 @@ def test_nothing_of_the_image_is_loaded(runtime: Runtime, tmp_path: Path, mark: 
 
 
 def test_the_program_is_isolated(runtime: Runtime) -> None:
-    """Section 10.7: how the command starts its interpreter. Proof: `-I` and `-S` by the first line of the script (or a program of its
-    own), and neither it nor its package can be written by anybody but root.
+    """Section 10.7: how the command starts its interpreter. Proof: `-I` and `-S` by the first line
+    of the script (or a program of its own), and neither it nor its package can be written by
+    anybody but root.
     """
     program = Path(runtime.program[0])
     first = program.read_bytes()[:64].split(b"\n")[0]
@@ -163,13 +169,16 @@ ALLOWED_JOINS = {
 
 
 def test_no_paths_are_joined_beneath_a_root() -> None:
-    """Section 0.1 as a rule about the source: modules that touch a container's files import nothing that works by paths, and never
-    join a path to the root's. Proof: their syntax trees; os.path.join is for the bundle and for our own program only.
+    """Section 0.1 as a rule about the source: modules that touch a container's files import nothing
+    that works by paths, and never join a path to the root's. Proof: their syntax trees;
+    os.path.join is for the bundle and for our own program only.
     """
     files = [
         f
         for name in NEAR_ROOTS
-        for f in ([PACKAGE / name] if name.endswith(".py") else sorted((PACKAGE / name).glob("*.py")))
+        for f in (
+            [PACKAGE / name] if name.endswith(".py") else sorted((PACKAGE / name).glob("*.py"))
+        )
     ]
     assert len(files) > 20
     for file in files:
@@ -191,16 +200,21 @@ def test_no_paths_are_joined_beneath_a_root() -> None:
                 words = ast.unparse(node)
                 assert ast.unparse(node.func) == "os.path.join", (file, words)
                 assert (
-                    "bundle" in words or "LAUNCHER" in words or "__file__" in words or "tree.root" in words
+                    "bundle" in words
+                    or "LAUNCHER" in words
+                    or "__file__" in words
+                    or "tree.root" in words
                 ), (file, words)
 
 
 def test_what_a_container_inherits_by_default(runtime: Runtime) -> None:
-    """The caller's surroundings: environment, umask, nice value, signals, limits are the configuration's. Proof: by the kernel's files
-    inside, called with a hostile environment.
+    """The caller's surroundings: environment, umask, nice value, signals, limits are the
+    configuration's. Proof: by the kernel's files inside, called with a hostile environment.
     """
     env = {"LD_PRELOAD": "/evil.so", "CALLER": "secret", "PYTHONINSPECT": "1"}
-    box = runtime.box("sh", "-c", "cat /proc/self/environ; umask; grep -E 'Sig(Ign|Blk)' /proc/self/status")
+    box = runtime.box(
+        "sh", "-c", "cat /proc/self/environ; umask; grep -E 'Sig(Ign|Blk)' /proc/self/status"
+    )
     found = runtime("run", "--bundle", str(box.folder), box.id, env=env)
     assert "secret" not in found.out and "evil" not in found.out and "0022" in found.out
     assert os.environ.get("CALLER") is None

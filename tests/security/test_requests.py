@@ -1,7 +1,9 @@
-"""What is asked for, exactly or not at all: huge, malformed and ambiguous configurations, names with path tricks, hostile files.
+"""What is asked for, exactly or not at all: huge, malformed and ambiguous configurations, names
+with path tricks, hostile files.
 
-Classes: CVE-2021-43784 (a length that overflows), section 10.2 (Python's leniency with numbers), 10.10 (sizes), S-19 (files that
-are pipes and devices), container ids, annotations (CVE-2024-3154 is in test_server).
+Classes: CVE-2021-43784 (a length that overflows), section 10.2 (Python's leniency with numbers),
+10.10 (sizes), S-19 (files that are pipes and devices), container ids, annotations (CVE-2024-3154 is
+in test_server).
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ def clean(found: Any) -> None:
 
 
 def test_seventy_thousand_mappings(runtime: Runtime) -> None:
-    """CVE-2021-43784. A map so long that a 16-bit length overflows, in which the rest would be read as other attributes (no
-    namespaces). Proof: a clean error (the kernel takes 340 lines), nothing ran.
+    """CVE-2021-43784. A map so long that a 16-bit length overflows, in which the rest would be read
+    as other attributes (no namespaces). Proof: a clean error (the kernel takes 340 lines), nothing
+    ran.
     """
     lines = [{"containerID": n, "hostID": 100000 + n, "size": 1} for n in range(70000)]
 
@@ -42,8 +45,9 @@ def test_seventy_thousand_mappings(runtime: Runtime) -> None:
 
 
 def test_large_strings_arrive_whole(runtime: Runtime) -> None:
-    """CVE-2021-43784's other fields: environment, arguments, annotations, working directory, sources. Proof: what is below the
-    kernel's limits arrives byte by byte; what is above is a clean error; the namespaces are the container's own either way.
+    """CVE-2021-43784's other fields: environment, arguments, annotations, working directory,
+    sources. Proof: what is below the kernel's limits arrives byte by byte; what is above is a clean
+    error; the namespaces are the container's own either way.
     """
     fits, many = "x" * 131000, [f"V{n}={'y' * 1000}" for n in range(1000)]
     found = runtime.run(
@@ -53,14 +57,18 @@ def test_large_strings_arrive_whole(runtime: Runtime) -> None:
         change=lambda c: c["process"]["env"].extend([f"BIG={fits}", *many]),
     )
     size, text, namespace = found.ok().out.split()
-    assert (int(size), text[:5]) == (len(fits), "yyyyy") and namespace != os.readlink("/proc/self/ns/net")
+    assert (int(size), text[:5]) == (len(fits), "yyyyy") and namespace != os.readlink(
+        "/proc/self/ns/net"
+    )
     for changes in (
         {"args": ["true", "z" * 200000]},
         {"env": ["A=" + "z" * (4 << 20)]},
         {"cwd": "/" + "c" * 5000},
     ):
         clean(runtime.run("true", change=lambda c, changes=changes: c["process"].update(changes)))
-    clean(runtime.run("true", change=lambda c: c["mounts"].append(bind("/" + "s" * (1 << 20), "/x"))))
+    clean(
+        runtime.run("true", change=lambda c: c["mounts"].append(bind("/" + "s" * (1 << 20), "/x")))
+    )
     runtime.run("true", change=lambda c: c.update(annotations={"a": "n" * (1 << 20)})).ok()
 
 
@@ -69,7 +77,8 @@ def test_large_strings_arrive_whole(runtime: Runtime) -> None:
              "linux/cgroupsPath", "mounts/1/options/0", "mounts/0/type", "linux/namespaces/0/path"]
 )  # fmt: skip
 def test_nul_in_any_text(runtime: Runtime, path: str) -> None:
-    """A NUL ends a string for the kernel but not for a check in Python. Proof: refused, wherever it stands."""
+    """A NUL ends a string for the kernel but not for a check in Python. Proof: refused, wherever it
+    stands."""
 
     def change(config: Config) -> None:
         target: Any = config
@@ -110,8 +119,9 @@ def test_a_configuration_that_is_no_object(runtime: Runtime, text: str) -> None:
     ],
 )  # fmt: skip
 def test_values_of_the_wrong_kind(runtime: Runtime, path: str, value: Any) -> None:
-    """Section 10.2: `true` is no number, 1 is no truth, and nothing is cut to 32 bits or taken letter by letter. Proof: refused; a
-    protection that was asked for in the wrong way is never silently off.
+    """Section 10.2: `true` is no number, 1 is no truth, and nothing is cut to 32 bits or taken
+    letter by letter. Proof: refused; a protection that was asked for in the wrong way is never
+    silently off.
     """
 
     def change(config: Config) -> None:
@@ -125,8 +135,9 @@ def test_values_of_the_wrong_kind(runtime: Runtime, path: str, value: Any) -> No
 
 
 def test_a_key_that_is_given_twice(runtime: Runtime) -> None:
-    """Ambiguous JSON: the last of two equal keys counts, as for every other reader of the file (Go, C), so no checker before us
-    sees another value than we do. Proof: the program that runs is the last one's.
+    """Ambiguous JSON: the last of two equal keys counts, as for every other reader of the file (Go,
+    C), so no checker before us sees another value than we do. Proof: the program that runs is the
+    last one's.
     """
     box = runtime.box("true")
     text = (box.folder / "config.json").read_text()
@@ -160,8 +171,8 @@ IDS = [
 
 
 def test_names_of_containers(runtime: Runtime, tmp_path: Path) -> None:
-    """Names with path tricks, by every verb. Proof: exit code not 0, the state folder and the one above have nothing new, no
-    traceback; an id that is good works.
+    """Names with path tricks, by every verb. Proof: exit code not 0, the state folder and the one
+    above have nothing new, no traceback; an id that is good works.
     """
     box = runtime.box("true")
     runtime.root.mkdir()
@@ -181,8 +192,8 @@ def test_names_of_containers(runtime: Runtime, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["device", "folder", "loop"])
 def test_files_of_the_bundle_and_options(runtime: Runtime, tmp_path: Path, kind: str) -> None:
-    """S-19: config.json and --process as an endless device, a folder, a circle of links. Proof: an error in time, with bounded
-    memory (300 MB of address space).
+    """S-19: config.json and --process as an endless device, a folder, a circle of links. Proof: an
+    error in time, with bounded memory (300 MB of address space).
     """
     place = tmp_path / "what"
     if kind == "folder":
@@ -211,8 +222,8 @@ def test_files_of_the_bundle_and_options(runtime: Runtime, tmp_path: Path, kind:
 
 
 def test_a_state_folder_that_was_tampered_with(runtime: Runtime) -> None:
-    """Section 10.8: a state.json that names another process (a pid that was used again). Proof: kill and delete do not signal it,
-    because its start time is another one.
+    """Section 10.8: a state.json that names another process (a pid that was used again). Proof:
+    kill and delete do not signal it, because its start time is another one.
     """
     victim = subprocess.Popen(["sleep", "60"])
     # The unit of start times. A container is up within one; a pid is not used again within one.
@@ -237,8 +248,8 @@ def test_a_state_folder_that_was_tampered_with(runtime: Runtime) -> None:
 
 
 def test_modes_of_the_state(runtime: Runtime) -> None:
-    """CVE-2021-41103's class for the command line, under umask 0. Proof: the state folder and what is in it are the owner's only;
-    nobody can connect to the start socket.
+    """CVE-2021-41103's class for the command line, under umask 0. Proof: the state folder and what
+    is in it are the owner's only; nobody can connect to the start socket.
     """
     box = runtime.box("true")
     before = os.umask(0)
@@ -247,7 +258,9 @@ def test_modes_of_the_state(runtime: Runtime) -> None:
     finally:
         os.umask(before)
     wrong = [
-        str(p) for p in [runtime.root, *runtime.root.rglob("*")] if p.is_dir() and p.stat().st_mode & 0o077
+        str(p)
+        for p in [runtime.root, *runtime.root.rglob("*")]
+        if p.is_dir() and p.stat().st_mode & 0o077
     ]
     assert wrong == []
     found = subprocess.run(

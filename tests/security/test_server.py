@@ -1,10 +1,12 @@
 """The CRI server against hostile images, callers' texts and neighbours on the node.
 
-Classes: CVE-2020-15257 (sockets), CVE-2021-41103 and CVE-2024-25621 (modes), CVE-2024-40635, CVE-2026-46680, CVE-2026-47262 and
-CVE-2025-4437 (users), CVE-2022-0811 (sysctls), CVE-2022-1708 and CVE-2022-31030 (output), CVE-2022-4318 (HOME), CVE-2024-3154
-(annotations), CVE-2024-5154 and CVE-2025-0750 (paths of logs and of /etc), CVE-2022-23648 (volumes), CVE-2024-21626 (WORKDIR),
-CVE-2026-53488 (labels). Unpacking layers is attacked in tests/cri/images/test_hostile.py, the streaming server in
-tests/cri/streaming/test_hostile.py, plugins in tests/unit/cni and tests/cri/network.
+Classes: CVE-2020-15257 (sockets), CVE-2021-41103 and CVE-2024-25621 (modes), CVE-2024-40635,
+CVE-2026-46680, CVE-2026-47262 and CVE-2025-4437 (users), CVE-2022-0811 (sysctls), CVE-2022-1708 and
+CVE-2022-31030 (output), CVE-2022-4318 (HOME), CVE-2024-3154 (annotations), CVE-2024-5154 and
+CVE-2025-0750 (paths of logs and of /etc), CVE-2022-23648 (volumes), CVE-2024-21626 (WORKDIR),
+CVE-2026-53488 (labels). Unpacking layers is attacked in tests/cri/images/test_hostile.py, the
+streaming server in tests/cri/streaming/test_hostile.py, plugins in tests/unit/cni and
+tests/cri/network.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ def image(server: Server, files: dict[str, Any] | None = None, **config: Any) ->
     name = f"registry.test/hostile:{next(_numbers)}"
     layers = [*build.busybox().layers, *([build.layer(files)] if files else [])]
     server.load_image(
-        build.docker_archive({name: build.image(layers, {"Env": ["PATH=/bin"], "Cmd": ["sh"], **config})})
+        build.docker_archive(
+            {name: build.image(layers, {"Env": ["PATH=/bin"], "Cmd": ["sh"], **config})}
+        )
     )
     return api.ImageSpec(image=name)
 
@@ -88,8 +92,9 @@ def context(**fields: Any) -> api.LinuxContainerConfig:
 
 
 def test_no_abstract_sockets(server: Server, pod: str) -> None:
-    """CVE-2020-15257. A container on the host's network sees the abstract sockets of everybody there. Proof: the kernel's list in
-    its network namespace (which is the server's) holds none, and no socket of ours can be reached by a path of the container.
+    """CVE-2020-15257. A container on the host's network sees the abstract sockets of everybody
+    there. Proof: the kernel's list in its network namespace (which is the server's) holds none, and
+    no socket of ours can be reached by a path of the container.
     """
     code, lines = outcome(server, pod, "cat", "/proc/net/unix")
     assert code == 0 and len(lines) > 2, "the server's own sockets must be in the list"
@@ -98,14 +103,17 @@ def test_no_abstract_sockets(server: Server, pod: str) -> None:
 
 
 def test_nobody_else_reaches_sockets_and_folders(server: Server, pod: str) -> None:
-    """CVE-2020-15257, CVE-2021-41103, CVE-2024-25621, S-11, S-12. The folders were there before, mode 0777, and the server was
-    started under umask 0. Proof: for uid 65534 every connect and every listing is EACCES; no folder has more than 0711.
+    """CVE-2020-15257, CVE-2021-41103, CVE-2024-25621, S-11, S-12. The folders were there before,
+    mode 0777, and the server was started under umask 0. Proof: for uid 65534 every connect and
+    every listing is EACCES; no folder has more than 0711.
     """
     container = server.launch(pod, asked(server))
     folders = [server.root, server.state, *(p for p in server.state.rglob("*") if p.is_dir()),
                *(p for p in server.root.glob("*/") if p.is_dir()), *(server.root / "containers").glob("*")]  # fmt: skip
     assert not [
-        f"{p} {p.stat().st_mode:o}" for p in folders if p.stat().st_mode & 0o077 and p != server.state
+        f"{p} {p.stat().st_mode:o}"
+        for p in folders
+        if p.stat().st_mode & 0o077 and p != server.state
     ]
     assert server.state.stat().st_mode & 0o777 == 0o711
     sockets = [server.socket, *server.state.rglob("*.sock")]
@@ -120,7 +128,10 @@ def test_nobody_else_reaches_sockets_and_folders(server: Server, pod: str) -> No
     server.folder.chmod(0o755)
     try:
         found = subprocess.run(
-            ["python3", "-c", script, *map(str, sockets)], capture_output=True, text=True, check=True
+            ["python3", "-c", script, *map(str, sockets)],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         listing = subprocess.run(
             [
@@ -141,7 +152,8 @@ def test_nobody_else_reaches_sockets_and_folders(server: Server, pod: str) -> No
 
 
 def test_secrets_and_control_characters_stay_out_of_the_log(server: Server, pod: str) -> None:
-    """Section 10.9, S-06: values of environment variables, and names with escape sequences. Proof: the server's log holds neither."""
+    """Section 10.9, S-06: values of environment variables, and names with escape sequences. Proof:
+    the server's log holds neither."""
     evil = "\x1b[2Jevil\x07"
     secret = f"secret-{os.urandom(8).hex()}"
     config = asked(
@@ -156,7 +168,9 @@ def test_secrets_and_control_characters_stay_out_of_the_log(server: Server, pod:
         server.wait_exit(server.launch(pod, config))
     except grpc.RpcError as error:
         assert error.code() == INVALID  # type: ignore[attr-defined]
-    code_of(lambda: server.create(pod, asked(server, *["true"], image=api.ImageSpec(image=f"{evil}:1"))))
+    code_of(
+        lambda: server.create(pod, asked(server, *["true"], image=api.ImageSpec(image=f"{evil}:1")))
+    )
     code_of(lambda: server.status(evil))
     text = server.log.read_text()
     assert secret not in text
@@ -171,9 +185,10 @@ NUMBERS = ["1000", "4294967296", "2147483648", "99999999999999999999", "9" * 60,
 
 @pytest.mark.requirement("8.3")
 def test_numeric_users_are_never_names(server: Server, pod: str) -> None:
-    """CVE-2024-40635, CVE-2026-46680. The image's /etc/passwd has accounts whose *names* are these numbers and whose uid is 0, and
-    its USER, or the caller, asks for the number. Proof: by the kernel's status inside it is that number, or CreateContainer
-    is INVALID_ARGUMENT; never uid 0, which kubelet's runAsNonRoot took it not to be.
+    """CVE-2024-40635, CVE-2026-46680. The image's /etc/passwd has accounts whose *names* are these
+    numbers and whose uid is 0, and its USER, or the caller, asks for the number. Proof: by the
+    kernel's status inside it is that number, or CreateContainer is INVALID_ARGUMENT; never uid 0,
+    which kubelet's runAsNonRoot took it not to be.
     """
     passwd = ACCOUNTS + "".join(f"{n}:x:0:0::/root:/bin/sh\n" for n in NUMBERS)
     group = "root:x:0:\n" + "".join(f"{n}:x:0:\n" for n in NUMBERS)
@@ -182,7 +197,9 @@ def test_numeric_users_are_never_names(server: Server, pod: str) -> None:
     for number in NUMBERS:
         spec = image(server, files, User=number)
         code, lines = outcome(server, pod, *show, image=spec)
-        assert (code == -1 and "INVALID" in lines[0]) or re.match(rf"Uid:\t{int(number)}\t", lines[0]), (
+        assert (code == -1 and "INVALID" in lines[0]) or re.match(
+            rf"Uid:\t{int(number)}\t", lines[0]
+        ), (
             number,
             lines,
         )
@@ -194,9 +211,10 @@ def test_numeric_users_are_never_names(server: Server, pod: str) -> None:
 
 
 def test_hostile_account_files(server: Server, pod: str, canary: Canary) -> None:
-    """CVE-2026-47262, CVE-2025-4437, S-07. /etc/passwd as a pipe, a device, a link to the host, a link to a magic link, a million
-    short lines. Proof: an answer in time, the server's memory grows by less than 64 MiB, the canary saw nobody, and names
-    that only the host's file has are not found.
+    """CVE-2026-47262, CVE-2025-4437, S-07. /etc/passwd as a pipe, a device, a link to the host, a
+    link to a magic link, a million short lines. Proof: an answer in time, the server's memory grows
+    by less than 64 MiB, the canary saw nobody, and names that only the host's file has are not
+    found.
     """
     before = resident(server)
     hostile = {
@@ -214,12 +232,14 @@ def test_hostile_account_files(server: Server, pod: str, canary: Canary) -> None
 
 
 def resident(server: Server) -> int:
-    return int(re.findall(r"VmRSS:\s+(\d+)", Path(f"/proc/{server.pid}/status").read_text())[0]) * 1024
+    return (
+        int(re.findall(r"VmRSS:\s+(\d+)", Path(f"/proc/{server.pid}/status").read_text())[0]) * 1024
+    )
 
 
 def test_home_with_a_second_line(server: Server, pod: str) -> None:
-    """CVE-2022-4318. HOME, by the caller and by the image, holds a line of /etc/passwd. Proof: the container's /etc/passwd is the
-    image's.
+    """CVE-2022-4318. HOME, by the caller and by the image, holds a line of /etc/passwd. Proof: the
+    container's /etc/passwd is the image's.
     """
     evil = "/x\nroot2::0:0::/:/bin/sh"
     spec = image(server, {"etc/passwd": ACCOUNTS}, Env=["PATH=/bin", f"HOME={evil}"])
@@ -230,8 +250,9 @@ def test_home_with_a_second_line(server: Server, pod: str) -> None:
 
 @pytest.mark.requirement("8.2")
 def test_capabilities_and_groups(server: Server, pod: str) -> None:
-    """CVE-2022-27652, CVE-2022-2995, CVE-2023-25173. Proof: CapInh is 0 for the container and for ExecSync, also with added
-    capabilities and as a user; the groups are those that were asked for, not the server's.
+    """CVE-2022-27652, CVE-2022-2995, CVE-2023-25173. Proof: CapInh is 0 for the container and for
+    ExecSync, also with added capabilities and as a user; the groups are those that were asked for,
+    not the server's.
     """
     show = "grep -E '^(CapInh|CapAmb|Groups)' /proc/self/status"
     for fields in (
@@ -253,8 +274,9 @@ def test_capabilities_and_groups(server: Server, pod: str) -> None:
 
 
 def test_annotations_are_no_orders(server: Server, pod: str) -> None:
-    """CVE-2024-3154, CVE-2026-53492's kin: annotations of pod and container that a runtime or systemd would carry out. Proof: the
-    specification that is run holds none of them, and the container runs as if they were not there.
+    """CVE-2024-3154, CVE-2026-53492's kin: annotations of pod and container that a runtime or
+    systemd would carry out. Proof: the specification that is run holds none of them, and the
+    container runs as if they were not there.
     """
     orders = {
         "org.systemd.property.ExecStartPre": "'/bin/sh'", "run.oci.delegate-cgroup": "../..", "run.oci.hooks.stderr": "/etc/x",
@@ -270,8 +292,9 @@ def test_annotations_are_no_orders(server: Server, pod: str) -> None:
 
 
 def test_labels_of_an_image_are_nobodys(server: Server, pod: str) -> None:
-    """CVE-2026-53488: LABELs of the image that look like the server's own (a log to a program). Proof: the container's labels and
-    annotations are the caller's only, and its log is where the caller said.
+    """CVE-2026-53488: LABELs of the image that look like the server's own (a log to a program).
+    Proof: the container's labels and annotations are the caller's only, and its log is where the
+    caller said.
     """
     labels = {
         "io.kubernetes.cri.container-type": "sandbox",
@@ -288,10 +311,20 @@ def test_labels_of_an_image_are_nobodys(server: Server, pod: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["../../../tmp/x", "/etc/passwd", "a/../../b", "binary:///bin/sh", "x\0y", "..", "c/../../../x", "\n"],
+    [
+        "../../../tmp/x",
+        "/etc/passwd",
+        "a/../../b",
+        "binary:///bin/sh",
+        "x\0y",
+        "..",
+        "c/../../../x",
+        "\n",
+    ],
 )
 def test_log_paths(server: Server, pod: str, path: str) -> None:
-    """CVE-2025-0750, CVE-2026-53488: log paths that climb or name a program. Proof: refused, or a file below the pod's log folder."""
+    """CVE-2025-0750, CVE-2026-53488: log paths that climb or name a program. Proof: refused, or a
+    file below the pod's log folder."""
     try:
         container = server.create(pod, asked(server, *["true"], log_path=path))
     except (grpc.RpcError, ValueError):
@@ -301,8 +334,9 @@ def test_log_paths(server: Server, pod: str, path: str) -> None:
 
 
 def test_a_link_where_the_log_goes(server: Server, pod: str, canary: Canary) -> None:
-    """CVE-2024-5154, CVE-2025-0750: a pod that may write to the node's logs leaves a link in place of a log that is to be made, or is
-    reopened after rotation. Proof: the start fails, reopening fails, and the canary that the link leads to saw nobody.
+    """CVE-2024-5154, CVE-2025-0750: a pod that may write to the node's logs leaves a link in place
+    of a log that is to be made, or is reopened after rotation. Proof: the start fails, reopening
+    fails, and the canary that the link leads to saw nobody.
     """
     folder = Path(server.status(server.create(pod, asked(server))).log_path).parent
     (folder / "linked.log").symlink_to(canary.path / "passwd")
@@ -314,13 +348,15 @@ def test_a_link_where_the_log_goes(server: Server, pod: str, canary: Canary) -> 
     (folder / "plain.log").unlink()
     (folder / "plain.log").symlink_to(canary.path / "ptmx")
     with pytest.raises(grpc.RpcError):
-        server.runtime.ReopenContainerLog(api.ReopenContainerLogRequest(container_id=container), timeout=5)
+        server.runtime.ReopenContainerLog(
+            api.ReopenContainerLogRequest(container_id=container), timeout=5
+        )
 
 
 def test_starts_that_fail_leave_no_descriptors(server: Server, pod: str) -> None:
-    """A tenant whose container cannot be started, because its log is a folder, has it tried again and
-    again. Each launch brings descriptors, mounts among them. Proof: the numbers of open descriptors
-    of the shim and of the server are what they were after the first attempt.
+    """A tenant whose container cannot be started, because its log is a folder, has it tried again
+    and again. Each launch brings descriptors, mounts among them. Proof: the numbers of open
+    descriptors of the shim and of the server are what they were after the first attempt.
     """
     shim = json.loads((server.state / "sandboxes" / pod / "shim.json").read_text())["pid"]
 
@@ -341,9 +377,9 @@ def test_starts_that_fail_leave_no_descriptors(server: Server, pod: str) -> None
 
 
 def test_links_on_the_way_to_the_log(server: Server, pod: str, canary: Canary) -> None:
-    """The same by folders: the container's one in the pod's log directory, or that directory itself, becomes a link to the canary
-    before the start, or before the log is reopened. Proof: both fail, and the canary saw nobody (a new log would be a new
-    file there).
+    """The same by folders: the container's one in the pod's log directory, or that directory
+    itself, becomes a link to the canary before the start, or before the log is reopened. Proof:
+    both fail, and the canary saw nobody (a new log would be a new file there).
     """
     folder = Path(server.status(server.create(pod, asked(server))).log_path).parent
     (folder / "linked").symlink_to(canary.path)
@@ -368,8 +404,8 @@ def test_links_on_the_way_to_the_log(server: Server, pod: str, canary: Canary) -
 
 @pytest.mark.parametrize("field", ["name", "namespace", "uid"])
 def test_names_of_pods_with_path_tricks(server: Server, field: str) -> None:
-    """CVE-2025-0750: metadata of a pod in paths. Proof: nothing is made outside of the server's folders (nor with such a name in
-    them), whether it is refused or not.
+    """CVE-2025-0750: metadata of a pod in paths. Proof: nothing is made outside of the server's
+    folders (nor with such a name in them), whether it is refused or not.
     """
     text = f"{CLIMB}/tmp/pyrunc-escaped-{field}"
     config = server.pod_config("tricks")
@@ -386,7 +422,8 @@ def test_names_of_pods_with_path_tricks(server: Server, field: str) -> None:
 
 
 def test_sysctls_of_a_pod(server: Server) -> None:
-    """CVE-2022-0811 (cr8escape) by CRI. Proof: INVALID_ARGUMENT, and core_pattern is the same (checked around each test)."""
+    """CVE-2022-0811 (cr8escape) by CRI. Proof: INVALID_ARGUMENT, and core_pattern is the same
+    (checked around each test)."""
     for sysctls in (
         {"kernel.shm_rmid_forced": "1+kernel.core_pattern=|/evil"}, {"kernel/core_pattern": "|/evil"}, {"net.ipv4..//../kernel/core_pattern": "x"},
         {"kernel.shm_rmid_forced": "1\nkernel.core_pattern=x"}, {"kernel.core_pattern": "|/evil"}, {"net/../kernel/core_pattern": "x"},
@@ -400,11 +437,14 @@ def test_sysctls_of_a_pod(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    "cwd", ["/proc/self/fd/7", "/proc/self/fd/5/../../..", "/link", "../../..", "/proc/1/root/../.."]
+    "cwd",
+    ["/proc/self/fd/7", "/proc/self/fd/5/../../..", "/link", "../../..", "/proc/1/root/../.."],
 )
-def test_the_working_directory_of_an_image(server: Server, pod: str, canary: Canary, cwd: str) -> None:
-    """CVE-2024-21626 by WORKDIR, and by ExecSync's container. Proof: it does not start, or the canary of the host cannot be reached
-    from there by `..` and saw nobody.
+def test_the_working_directory_of_an_image(
+    server: Server, pod: str, canary: Canary, cwd: str
+) -> None:
+    """CVE-2024-21626 by WORKDIR, and by ExecSync's container. Proof: it does not start, or the
+    canary of the host cannot be reached from there by `..` and saw nobody.
     """
     spec = image(server, {"link": build.symlink("/proc/self/fd/8")}, WorkingDir=cwd)
     code, lines = outcome(
@@ -439,12 +479,15 @@ def test_paths_of_an_image_longer_than_any_path(
 def test_etc_and_mount_points_of_an_image_are_links(
     server: Server, pod: str, canary: Canary, target: str
 ) -> None:
-    """CVE-2024-5154, CVE-2022-23648, S-08: /etc, a volume's place and /var/run/secrets of the image are links to the host. Proof: the
-    canary saw nobody; a mount that was asked for shows its own content or there is no container.
+    """CVE-2024-5154, CVE-2022-23648, S-08: /etc, a volume's place and /var/run/secrets of the image
+    are links to the host. Proof: the canary saw nobody; a mount that was asked for shows its own
+    content or there is no container.
     """
     link = build.symlink(target.format(canary=canary.path))
     spec = image(
-        server, {"etc": link, "data": link, "var/run": link}, Volumes={f"{CLIMB}/etc": {}, "/data": {}}
+        server,
+        {"etc": link, "data": link, "var/run": link},
+        Volumes={f"{CLIMB}/etc": {}, "/data": {}},
     )
     source = server.folder / "volume"
     source.mkdir(exist_ok=True)
@@ -457,11 +500,14 @@ def test_etc_and_mount_points_of_an_image_are_links(
     assert code != 0 or lines == ["mine"], lines
 
 
-def test_a_source_that_is_swapped_before_the_start(server: Server, pod: str, canary: Canary) -> None:
-    """CVE-2021-25741: CreateContainer has followed the links of a host path; before StartContainer a neighbour, who may write to
-    the folder above, puts a link to the host's canary there. Proof: the start fails and says why; what the runtime opens itself
-    (an id-mapped one) was opened when the container was created, and is what was there then; the canary saw nobody. Links that
-    were there at first do no harm.
+def test_a_source_that_is_swapped_before_the_start(
+    server: Server, pod: str, canary: Canary
+) -> None:
+    """CVE-2021-25741: CreateContainer has followed the links of a host path; before StartContainer
+    a neighbour, who may write to the folder above, puts a link to the host's canary there. Proof:
+    the start fails and says why; what the runtime opens itself (an id-mapped one) was opened when
+    the container was created, and is what was there then; the canary saw nobody. Links that were
+    there at first do no harm.
     """
     folder = server.folder / "swapped"
     (folder / "real").mkdir(parents=True)
@@ -478,7 +524,8 @@ def test_a_source_that_is_swapped_before_the_start(server: Server, pod: str, can
         (folder / "d").symlink_to(canary.path)
         if options:
             server.start_container(container)
-            assert server.wait_exit(container).exit_code == 1  # no such file in the folder that was there
+            # no such file in the folder that was there
+            assert server.wait_exit(container).exit_code == 1
         else:
             assert "no link" in message_of(lambda c=container: server.start_container(c))  # type: ignore[misc]
             assert server.status(container).exit_code == 128
@@ -486,10 +533,12 @@ def test_a_source_that_is_swapped_before_the_start(server: Server, pod: str, can
         (folder / "taken").rename(folder / "d")
 
 
-def test_a_source_that_is_swapped_before_it_is_opened(server: Server, pod: str, canary: Canary) -> None:
-    """The same between the server's look at a host path and the shim's work (which is stopped for that long). Proof: the shim looks
-    at no path; the start's error speaks of the link, and the clone of the server's descriptor is of what was there; the canary saw
-    nobody."""
+def test_a_source_that_is_swapped_before_it_is_opened(
+    server: Server, pod: str, canary: Canary
+) -> None:
+    """The same between the server's look at a host path and the shim's work (which is stopped for
+    that long). Proof: the shim looks at no path; the start's error speaks of the link, and the
+    clone of the server's descriptor is of what was there; the canary saw nobody."""
     folder = server.folder / "swapped early"
     (folder / "d").mkdir(parents=True)
     mapping = [api.IDMapping(host_id=0, container_id=0, length=1)]
@@ -500,7 +549,9 @@ def test_a_source_that_is_swapped_before_it_is_opened(server: Server, pod: str, 
         os.kill(shim, signal.SIGSTOP)
         try:
             with ThreadPoolExecutor(1) as pool:
-                creating = pool.submit(server.create, pod, asked(server, "cat", "/v/passwd", mounts=[mount]))
+                creating = pool.submit(
+                    server.create, pod, asked(server, "cat", "/v/passwd", mounts=[mount])
+                )
                 assert wait_until(lambda n=known: len(looked_up(server)) > n, 30, 0.001)  # type: ignore[misc]
                 (folder / "d").rename(folder / "taken")
                 (folder / "d").symlink_to(canary.path)
@@ -508,7 +559,8 @@ def test_a_source_that_is_swapped_before_it_is_opened(server: Server, pod: str, 
                 container = creating.result(30)
             if options:
                 server.start_container(container)
-                assert server.wait_exit(container).exit_code == 1  # no such file in the folder that was there
+                # no such file in the folder that was there
+                assert server.wait_exit(container).exit_code == 1
             else:
                 assert "no link" in message_of(lambda c=container: server.start_container(c))  # type: ignore[misc]
         finally:
@@ -523,8 +575,9 @@ def looked_up(server: Server) -> list[Path]:
 
 
 def test_a_missing_source_is_made_where_it_was_looked_up(tmp_path: Path, canary: Canary) -> None:
-    """CVE-2024-45310's kin on the host: a host path that does not exist is made; between looking it up and making it a neighbour
-    puts a link to the canary on the way. Proof: ELOOP or ENOTDIR, and nothing is made in the canary.
+    """CVE-2024-45310's kin on the host: a host path that does not exist is made; between looking it
+    up and making it a neighbour puts a link to the canary on the way. Proof: ELOOP or ENOTDIR, and
+    nothing is made in the canary.
     """
     sources.make_folders(str(tmp_path / "a/b/c"))
     sources.make_folders(str(tmp_path / "a/b/c"))
@@ -536,13 +589,18 @@ def test_a_missing_source_is_made_where_it_was_looked_up(tmp_path: Path, canary:
 
 
 def test_an_image_over_proc(server: Server, pod: str) -> None:
-    """CVE-2019-16884, CVE-2023-28642 by CRI: mounts at and inside /proc, /proc as a link of the image. Proof: no such container runs."""
+    """CVE-2019-16884, CVE-2023-28642 by CRI: mounts at and inside /proc, /proc as a link of the
+    image. Proof: no such container runs."""
     source = server.folder / "fake"
     (source / "self/attr").mkdir(parents=True, exist_ok=True)
     for place in ("/proc", "/proc/self", "/proc/sys/kernel", "/data"):
         spec = image(server, {"data": build.symlink("/proc/sys")})
         code, lines = outcome(
-            server, pod, "true", image=spec, mounts=[api.Mount(container_path=place, host_path=str(source))]
+            server,
+            pod,
+            "true",
+            image=spec,
+            mounts=[api.Mount(container_path=place, host_path=str(source))],
         )
         assert code in (-1, 128), (place, code, lines)
     code, _ = outcome(server, pod, "true", image=image(server, {"proc": build.symlink("/tmp")}))
@@ -550,8 +608,9 @@ def test_an_image_over_proc(server: Server, pod: str) -> None:
 
 
 def test_an_entrypoint_that_is_ourselves(server: Server, pod: str) -> None:
-    """CVE-2019-5736 by CRI: the image's entrypoint is /proc/self/exe, or a script that it interprets; ExecSync too. Proof: no
-    interpreter of the host runs (126 is the launcher's word for a program that it was not given).
+    """CVE-2019-5736 by CRI: the image's entrypoint is /proc/self/exe, or a script that it
+    interprets; ExecSync too. Proof: no interpreter of the host runs (126 is the launcher's word for
+    a program that it was not given).
     """
     script = build.Node(b"#!/proc/self/exe\n", mode=0o755)
     spec = image(server, {"evil": script})
@@ -566,12 +625,14 @@ def test_an_entrypoint_that_is_ourselves(server: Server, pod: str) -> None:
 
 @pytest.mark.requirement("4.9.3")
 def test_endless_output_of_an_exec(server: Server, pod: str) -> None:
-    """CVE-2022-1708, CVE-2022-31030. `yes` by ExecSync. Proof: the answer is cut below gRPC's 16 MiB, and the server grows by less
-    than four times that.
+    """CVE-2022-1708, CVE-2022-31030. `yes` by ExecSync. Proof: the answer is cut below gRPC's 16
+    MiB, and the server grows by less than four times that.
     """
     container, before, peak = server.launch(pod, asked(server)), resident(server), 0
     future = server.runtime.ExecSync.future(
-        api.ExecSyncRequest(container_id=container, cmd=["sh", "-c", "yes | head -c 40000000"], timeout=60)
+        api.ExecSyncRequest(
+            container_id=container, cmd=["sh", "-c", "yes | head -c 40000000"], timeout=60
+        )
     )
     while not future.done():
         peak = max(peak, resident(server))
@@ -588,20 +649,25 @@ def test_profiles_that_are_no_files(server: Server, pod: str) -> None:
     if not pipe.exists():
         os.mkfifo(pipe)
     for path in (str(pipe), "/dev/zero", "/tmp", "/proc/kmsg"):
-        profile = api.SecurityProfile(profile_type=api.SecurityProfile.Localhost, localhost_ref=path)
+        profile = api.SecurityProfile(
+            profile_type=api.SecurityProfile.Localhost, localhost_ref=path
+        )
         begin = time.monotonic()
         assert (
-            code_of(lambda p=profile: server.create(pod, asked(server, linux=context(seccomp=p)))) == INVALID
+            code_of(lambda p=profile: server.create(pod, asked(server, linux=context(seccomp=p))))
+            == INVALID
         )  # type: ignore[misc]
         assert time.monotonic() - begin < 20
 
 
 def test_the_files_of_a_pod_do_not_fill_the_hosts_run(server: Server, pod: str) -> None:
-    """CVE-2020-8557's kin: a container writes without end to /etc/hosts, hostname and resolv.conf, which are the node's files.
-    Proof: none of them, nor anything else that it may write to, is on the file system of the state directory, a tmpfs in
-    memory that services of the host share.
+    """CVE-2020-8557's kin: a container writes without end to /etc/hosts, hostname and resolv.conf,
+    which are the node's files. Proof: none of them, nor anything else that it may write to, is on
+    the file system of the state directory, a tmpfs in memory that services of the host share.
     """
-    script = "for f in /etc/hosts /etc/hostname /etc/resolv.conf; do echo x >> $f && stat -c %d $f; done"
+    script = (
+        "for f in /etc/hosts /etc/hostname /etc/resolv.conf; do echo x >> $f && stat -c %d $f; done"
+    )
     container = server.launch(pod, asked(server))
     devices = server.output(container, "sh", "-c", script).split()
     assert devices == [str(server.root.stat().st_dev)] * 3
@@ -611,7 +677,8 @@ def test_the_files_of_a_pod_do_not_fill_the_hosts_run(server: Server, pod: str) 
 
 
 def test_the_namespaces_of_another_pod(server: Server, pod: str) -> None:
-    """S-22: a container that asks for the process namespace of a container in another pod. Proof: refused."""
+    """S-22: a container that asks for the process namespace of a container in another pod. Proof:
+    refused."""
     mine = server.launch(pod, asked(server))
     other = server.run_pod(host_network=True)
     options = api.NamespaceOption(pid=api.TARGET, target_id=mine, network=api.NODE)
@@ -622,11 +689,14 @@ def test_the_namespaces_of_another_pod(server: Server, pod: str) -> None:
 
 
 def test_tokens_of_streams(server: Server, pod: str) -> None:
-    """S-13: the token of an exec, used for another kind, twice, or guessed by a container on the host's network. Proof: no such
-    request is upgraded (404 or the like), and unknown and used ones look the same.
+    """S-13: the token of an exec, used for another kind, twice, or guessed by a container on the
+    host's network. Proof: no such request is upgraded (404 or the like), and unknown and used ones
+    look the same.
     """
     container = server.launch(pod, asked(server))
-    url = server.runtime.Exec(api.ExecRequest(container_id=container, cmd=["true"], stdout=True)).url
+    url = server.runtime.Exec(
+        api.ExecRequest(container_id=container, cmd=["true"], stdout=True)
+    ).url
     assert len(url.rpartition("/")[2]) >= 22, "at least 128 bits"
     _, _, place, path = url.split("/", 3)
     host, _, port = place.partition(":")
@@ -643,7 +713,10 @@ def test_tokens_of_streams(server: Server, pod: str) -> None:
         ]
         request = "".join(f"{line}\\r\\n" for line in [*lines, ""])
         return server.output(
-            container, "sh", "-c", f"printf '{request}' | timeout 2 nc {host} {port} | head -1; true"
+            container,
+            "sh",
+            "-c",
+            f"printf '{request}' | timeout 2 nc {host} {port} | head -1; true",
         ).strip()
 
     wrong = [
@@ -656,15 +729,20 @@ def test_tokens_of_streams(server: Server, pod: str) -> None:
     ]
     refusals = {answer(guess) for guess in wrong}
     assert refusals and all(re.match(r"HTTP/1.1 40[0-9]", text) for text in refusals), refusals
-    assert answer(path).startswith("HTTP/1.1 101"), "the right token must work, or nothing was tried"
+    assert answer(path).startswith("HTTP/1.1 101"), (
+        "the right token must work, or nothing was tried"
+    )
     assert answer(path) in refusals
     request = api.PortForwardRequest(pod_sandbox_id=pod, port=[70000])
     assert "port" in message_of(lambda: server.runtime.PortForward(request))
 
 
 def test_the_shim_holds_nothing_that_a_container_can_reach(server: Server, pod: str) -> None:
-    """S-10 by CRI: descriptors inside a container and an ExecSync. Proof: the kernel's list is 0, 1, 2."""
-    container = server.launch(pod, asked(server, *["sh", "-c", "cd /proc/self/fd; echo *; sleep 60"]))
+    """S-10 by CRI: descriptors inside a container and an ExecSync. Proof: the kernel's list is 0,
+    1, 2."""
+    container = server.launch(
+        pod, asked(server, *["sh", "-c", "cd /proc/self/fd; echo *; sleep 60"])
+    )
     assert wait_until(lambda: server.log_lines(container), 60)
     assert (
         server.log_lines(container)[0].split()[:3] == ["0", "1", "2"]

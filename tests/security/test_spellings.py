@@ -1,4 +1,5 @@
-"""Other spellings of a registry's name, with which a tenant would get around what an administrator says about that registry."""
+"""Other spellings of a registry's name, with which a tenant would get around what an administrator
+says about that registry."""
 
 from __future__ import annotations
 
@@ -39,14 +40,18 @@ def reject(tmp_path: Path, service: ImageService, scope: str) -> None:
     ("scope", "spellings"),
     [
         ("r.example/team", ["r.example", "R.Example", "r.example:443", "R.EXAMPLE:0443"]),
-        ("docker.io/team", ["docker.io", "registry-1.docker.io", "Index.Docker.io", "docker.io:443"]),
+        (
+            "docker.io/team",
+            ["docker.io", "registry-1.docker.io", "Index.Docker.io", "docker.io:443"],
+        ),
     ],
 )
 async def test_a_rejected_repository_under_another_spelling(
     tmp_path: Path, registry: Registry, service: ImageService, scope: str, spellings: list[str]
 ) -> None:
-    """The policy rejects a repository. A tenant writes its registry in upper case, with its default port, or by another of its host
-    names, all of which reach the same registry: each is rejected, and the registry is not asked."""
+    """The policy rejects a repository. A tenant writes its registry in upper case, with its default
+    port, or by another of its host names, all of which reach the same registry: each is rejected,
+    and the registry is not asked."""
     normal = scope.partition("/")[0]
     hosts_toml(tmp_path, normal, f'server = "{registry.url}"\n')
     reject(tmp_path, service, scope)
@@ -62,12 +67,20 @@ async def test_a_rejected_repository_under_another_spelling(
 async def test_an_address_written_otherwise(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """The policy rejects a registry that has an address for its name. inet_aton(3) has more ways to write the address, which connect to
-    the same registry: each is rejected, and the registry is not asked."""
+    """The policy rejects a registry that has an address for its name. inet_aton(3) has more ways to
+    write the address, which connect to the same registry: each is rejected, and the registry is not
+    asked."""
     host, _, port = registry.host.rpartition(":")
     assert host == "127.0.0.1"
     reject(tmp_path, service, registry.host)
-    for address in ("127.0.0.1", "127.1", "0x7f.0.0.1", "2130706433", "017700000001", "[::ffff:7f00:1]"):
+    for address in (
+        "127.0.0.1",
+        "127.1",
+        "0x7f.0.0.1",
+        "2130706433",
+        "017700000001",
+        "[::ffff:7f00:1]",
+    ):
         with pytest.raises(PeerError, match="rejected by"):
             await service.pull(f"{address}:{port}/team/app:v1")
     assert registry.requests == []
@@ -76,21 +89,27 @@ async def test_an_address_written_otherwise(
 async def test_a_secret_follows_its_registry_not_the_spelling(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """A mirror that the registry's own file keeps from pull secrets gets none either when the image's name is spelled in another way,
-    and a secret for the registry reaches it under each spelling."""
+    """A mirror that the registry's own file keeps from pull secrets gets none either when the
+    image's name is spelled in another way, and a secret for the registry reaches it under each
+    spelling."""
     registry.auth = ("basic", "user", "password")
     with Registry(tmp_path / "mirror", auth=("basic", "user", "password")) as mirror:
         text = f'server = "{registry.url}"\n[host."{mirror.url}"]\npull_secrets = false\n'
         hosts_toml(tmp_path, "r.example", text)
-        secret = Auth(username="user", password="password", server_address="https://R.example:443/v2/")
+        secret = Auth(
+            username="user", password="password", server_address="https://R.example:443/v2/"
+        )
         for spelling in ("r.example", "R.example", "r.example:443"):
             await service.pull(f"{spelling}/team/app:v1", secret)
         assert mirror.requests
         assert not any("authorization" in request.headers for request in mirror.requests)
 
 
-async def test_names_keep_their_spelling(tmp_path: Path, registry: Registry, service: ImageService) -> None:
-    """What lists show, and what people and kubelet ask for, is the name as it was pulled: the normal form decides, and is not shown."""
+async def test_names_keep_their_spelling(
+    tmp_path: Path, registry: Registry, service: ImageService
+) -> None:
+    """What lists show, and what people and kubelet ask for, is the name as it was pulled: the
+    normal form decides, and is not shown."""
     hosts_toml(tmp_path, "r.example", f'server = "{registry.url}"\n')
     await service.pull("R.example:443/team/app:v1")
     [found] = await service.list()

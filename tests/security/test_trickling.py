@@ -46,8 +46,11 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 
 
 @asynccontextmanager
-async def trickled(service: ImageService, registry: Registry, *images: BuiltImage) -> AsyncIterator[None]:
-    """Pulls of these images, whose layers trickle from `registry`, during the block; they have not ended at its end."""
+async def trickled(
+    service: ImageService, registry: Registry, *images: BuiltImage
+) -> AsyncIterator[None]:
+    """Pulls of these images, whose layers trickle from `registry`, during the block; they have not
+    ended at its end."""
     configurations = "|".join(image.id for image in images)
     registry.fault(rf"/blobs/(?!{configurations})", byte_delay_s=1 / BYTES_PER_SECOND)
     for number, built in enumerate(images):
@@ -74,8 +77,8 @@ async def trickled(service: ImageService, registry: Registry, *images: BuiltImag
 async def test_a_public_base_that_another_registry_trickles(
     service: ImageService, registry: Registry, trickling: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The attacker's registry serves a copy of a public image, 64 bytes a second, to a pull that goes on for ever. Everybody else who
-    pulls that image from its own registry gets it at once."""
+    """The attacker's registry serves a copy of a public image, 64 bytes a second, to a pull that
+    goes on for ever. Everybody else who pulls that image from its own registry gets it at once."""
     monkeypatch.setattr(sharing, "SLOW_S", 3600.0)  # so that its being slow is not the reason
     async with trickled(service, trickling, BASE):
         async with asyncio.timeout(SOON_S):
@@ -87,8 +90,8 @@ async def test_a_public_base_that_another_registry_trickles(
 async def test_all_streams_trickle(
     service: ImageService, registry: Registry, trickling: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four images of four layers take all streams that are decoded while they arrive, and keep them. Others' layers are fetched to
-    files after a moment."""
+    """Four images of four layers take all streams that are decoded while they arrive, and keep
+    them. Others' layers are fetched to files after a moment."""
     monkeypatch.setattr(sharing, "STREAM_WAIT_S", 0.2)
     images = [image([noise(100 * (n + 1) + m) for m in range(4)]) for n in range(4)]
     assert sum(len(built.layers) for built in images) >= STREAMS_AT_ONCE
@@ -100,8 +103,9 @@ async def test_all_streams_trickle(
 async def test_a_tenant_of_the_same_registry_trickles(
     service: ImageService, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A registry that fetches what it lacks from elsewhere (a proxy cache) trickles one tenant's copy of a base. Those who want it from
-    that registry wait for the other pull only for a moment."""
+    """A registry that fetches what it lacks from elsewhere (a proxy cache) trickles one tenant's
+    copy of a base. Those who want it from that registry wait for the other pull only for a moment.
+    """
     monkeypatch.setattr(sharing, "SLOW_S", 0.5)
     registry.fault("/blobs/" + r"(?!" + BASE.id + ")", times=2, byte_delay_s=1 / BYTES_PER_SECOND)
     registry.push("mine:v1", BASE)
@@ -120,8 +124,11 @@ async def test_a_tenant_of_the_same_registry_trickles(
 async def test_pulls_from_one_registry_that_is_fast_share_a_layer(
     service: ImageService, registry: Registry
 ) -> None:
-    """What stays allowed: two pulls of one layer from one registry fetch it once, as long as it arrives."""
+    """What stays allowed: two pulls of one layer from one registry fetch it once, as long as it
+    arrives."""
     registry.push("other:v1", image([*BASE.layers, noise(3)]))
-    await asyncio.gather(service.pull(f"{registry.host}/base:v1"), service.pull(f"{registry.host}/other:v1"))
+    await asyncio.gather(
+        service.pull(f"{registry.host}/base:v1"), service.pull(f"{registry.host}/other:v1")
+    )
     blobs = [request.path for request in registry.asked("/blobs/")]
     assert len(blobs) == len(set(blobs)) == 5  # two configurations, three layers

@@ -1,4 +1,5 @@
-"""A cluster's certificates: one authority in a folder, what it signs beside it, and kubeconfigs that point there."""
+"""A cluster's certificates: one authority in a folder, what it signs beside it, and kubeconfigs
+that point there."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ NAMES = (
 
 
 class Authority:
-    """`folder` gets ca.crt and ca.key, NAME.crt and NAME.key for each certificate, sa.key and sa.pub for tokens."""
+    """`folder` gets ca.crt and ca.key, NAME.crt and NAME.key for each certificate, sa.key and
+    sa.pub for tokens."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -25,9 +27,13 @@ class Authority:
         """The authority itself and the tokens' key."""
         self.folder.mkdir(parents=True, exist_ok=True)
         usage = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
-        self._openssl("req", "-x509", *_EC_KEY, *self._pair("ca"), "-days", _DAYS, "-subj", "/CN=ca", *usage)
+        self._openssl(
+            "req", "-x509", *_EC_KEY, *self._pair("ca"), "-days", _DAYS, "-subj", "/CN=ca", *usage
+        )
         self._openssl("genrsa", "-out", f"{self.folder}/sa.key", "2048")
-        self._openssl("rsa", "-in", f"{self.folder}/sa.key", "-pubout", "-out", f"{self.folder}/sa.pub")
+        self._openssl(
+            "rsa", "-in", f"{self.folder}/sa.key", "-pubout", "-out", f"{self.folder}/sa.pub"
+        )
 
     def sign(self, name: str, subject: str, names: Iterable[str] = ()) -> None:
         """A certificate for `subject`, valid under NAMES and `names` (`IP:…`, `DNS:…`)."""
@@ -42,8 +48,8 @@ class Authority:
         )  # fmt: skip
 
     def sign_for_cluster(self, names: Iterable[str], nodes: Iterable[str]) -> None:
-        """Certificates for the API server, which is also called `names`, for it as a client of API servers that extend it, for
-        the administrator and each of `nodes`.
+        """Certificates for the API server, which is also called `names`, for it as a client of API
+        servers that extend it, for the administrator and each of `nodes`.
         """
         self.sign("apiserver", "/CN=kube-apiserver", names)
         self.sign("front-proxy", "/CN=front-proxy")

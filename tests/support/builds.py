@@ -1,6 +1,7 @@
 """What the collected tests need that takes minutes to build, made before the first of them runs.
 
-So no test's time limit counts a build, and a run says what it waits for. What is in the cache already costs nothing.
+So no test's time limit counts a build, and a run says what it waits for. What is in the cache
+already costs nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from tests.support import toolchain
 TESTS = Path(__file__).parents[1]
 
 
-# Which tests, as the beginning of their path below tests/, need what; the function makes it unless it is there.
+# Which tests, as the beginning of their path below tests/, need what; the function makes it unless
+# it is there.
 NEEDS: tuple[tuple[str, str], ...] = (
     ("kube/", "tests.support.toolchain:kubernetes"),
     ("kube_e2e/", "tests.support.toolchain:kubernetes"),
@@ -67,8 +69,8 @@ NEEDS: tuple[tuple[str, str], ...] = (
 
 
 def make_for(paths: Iterable[Path], say: Callable[[str], None]) -> None:
-    """Build what the test files `paths` need, each once; `say` hears of what took time. Workers of a run that come here at the
-    same time wait for the first of them."""
+    """Build what the test files `paths` need, each once; `say` hears of what took time. Workers of
+    a run that come here at the same time wait for the first of them."""
     wanted = {str(path.relative_to(TESTS)) for path in paths if path.is_relative_to(TESTS)}
     needed = [build for start, build in NEEDS if any(path.startswith(start) for path in wanted)]
     if not needed:

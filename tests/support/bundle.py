@@ -28,13 +28,16 @@ def make_root(folder: Path) -> Path:
     for applet in listing.split():
         if applet != "busybox":
             (binaries / applet).symlink_to("busybox")
-    (folder / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/tmp:/bin/sh\n")
+    (folder / "etc/passwd").write_text(
+        "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/tmp:/bin/sh\n"
+    )
     (folder / "etc/group").write_text("root:x:0:\nuser:x:1000:\n")
     return folder
 
 
 def configuration(*arguments: str, **linux: Any) -> dict[str, Any]:
-    """A configuration like the one that `spec` writes, without a terminal; `linux` goes into its linux object."""
+    """A configuration like the one that `spec` writes, without a terminal; `linux` goes into its
+    linux object."""
     kinds = ("pid", "network", "ipc", "uts", "mount", "cgroup")
     return {
         "ociVersion": "1.2.0",

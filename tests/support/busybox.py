@@ -1,6 +1,7 @@
 """A static busybox as its authors have it, built once into the cache folder.
 
-Debian's own drops variables from the environment whose names are not a shell's, such as `data-1`, which Kubernetes' tests set.
+Debian's own drops variables from the environment whose names are not a shell's, such as `data-1`,
+which Kubernetes' tests set.
 """
 
 from __future__ import annotations
@@ -42,9 +43,13 @@ def _source(work: Path) -> Path:
 def _build(source: Path) -> Path:
     """All applets of the default configuration, which is dynamic."""
     _make(source, "defconfig")
-    config = (source / ".config").read_text().replace("# CONFIG_STATIC is not set", "CONFIG_STATIC=y")
+    config = (
+        (source / ".config").read_text().replace("# CONFIG_STATIC is not set", "CONFIG_STATIC=y")
+    )
     for name in LEFT_OUT:
-        config = re.sub(rf"^CONFIG_{name}=y$", f"# CONFIG_{name} is not set", config, flags=re.MULTILINE)
+        config = re.sub(
+            rf"^CONFIG_{name}=y$", f"# CONFIG_{name} is not set", config, flags=re.MULTILINE
+        )
     (source / ".config").write_text(config)
     _make(source, "oldconfig")
     _make(source, f"-j{os.cpu_count()}", "busybox")
@@ -53,7 +58,9 @@ def _build(source: Path) -> Path:
 
 def _make(source: Path, *words: str) -> None:
     """New questions of `oldconfig` are answered with what it proposes."""
-    done = subprocess.run(["make", *words], cwd=source, input="\n" * 200, capture_output=True, text=True)
+    done = subprocess.run(
+        ["make", *words], cwd=source, input="\n" * 200, capture_output=True, text=True
+    )
     if done.returncode:
         raise RuntimeError(
             f"make {' '.join(words)} of busybox: exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"

@@ -1,8 +1,9 @@
-"""Which tests prove less where the machine that runs them lacks a capability, and that the guest runs them with it.
+"""Which tests prove less where the machine that runs them lacks a capability, and that the guest
+runs them with it.
 
-CI's build machines give root no CAP_SYS_RESOURCE: no process there has an oom_score_adj below its parent's or a hard limit
-above its own. The guest's root has all capabilities. tests/architecture/test_capabilities.py compares
-WEAKENED with the tests that ask `holds`.
+CI's build machines give root no CAP_SYS_RESOURCE: no process there has an oom_score_adj below its
+parent's or a hard limit above its own. The guest's root has all capabilities.
+tests/architecture/test_capabilities.py compares WEAKENED with the tests that ask `holds`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ WEAKENED = {
     "tests/kernel/plan/test_identity.py": ("test_lowering_the_oom_score_needs_the_right",),
     "tests/kernel/container/test_pause_process.py": ("test_oom_score_and_its_limit",),
     "tests/kernel/shim/test_shim.py": ("test_the_oom_killer_spares_the_shim_where_we_may_say_so",),
-    "tests/kernel/shim/test_containers.py": ("test_a_container_does_not_inherit_the_shims_oom_score",),
+    "tests/kernel/shim/test_containers.py": (
+        "test_a_container_does_not_inherit_the_shims_oom_score",
+    ),
     "tests/cri/test_surroundings.py": ("test_what_processes_inherit",),
-    "tests/cri/rpc/test_run_pod_sandbox.py": ("test_the_pause_process_has_the_pods_filter_and_its_score",),
+    "tests/cri/rpc/test_run_pod_sandbox.py": (
+        "test_the_pause_process_has_the_pods_filter_and_its_score",
+    ),
 }
 """Files with calls of `holds`, and the tests there that prove more with the capability."""
 

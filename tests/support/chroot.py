@@ -1,8 +1,11 @@
-"""A Debian in a folder, entered as a machine of its own: mounts, processes, names and, when wanted, network are separate.
+"""A Debian in a folder, entered as a machine of its own: mounts, processes, names and, when wanted,
+network are separate.
 
-`python -m tests.support.chroot deb SUITE` builds the package for another Debian and puts it into dist/ of this tree.
+`python -m tests.support.chroot deb SUITE` builds the package for another Debian and puts it into
+dist/ of this tree.
 
-All that runs in such a machine ends with it. Systems are made once by mmdebstrap and kept as archives in the cache folder.
+All that runs in such a machine ends with it. Systems are made once by mmdebstrap and kept as
+archives in the cache folder.
 """
 
 from __future__ import annotations
@@ -31,7 +34,12 @@ ENVIRONMENT = {
     "DEBIAN_FRONTEND": "noninteractive",
 }  # fmt: skip
 # How this machine reaches mirrors and package indexes.
-OF_THE_HOST = ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
+OF_THE_HOST = (
+    "/etc/resolv.conf",
+    "/etc/hosts",
+    "/etc/pip.conf",
+    "/etc/ssl/certs/ca-certificates.crt",
+)
 # $0 is the root. The holder of the namespaces is its process 1 and ends with our end of its stdin.
 ENTER = """
 set -e
@@ -74,7 +82,9 @@ def machine(
     root = folder / "root"
     root.mkdir(parents=True)
     try:
-        subprocess.run(["tar", "-xf", archive(suite, packages), "-C", root, "--numeric-owner"], check=True)
+        subprocess.run(
+            ["tar", "-xf", archive(suite, packages), "-C", root, "--numeric-owner"], check=True
+        )
         for path in map(Path, OF_THE_HOST):
             _copy(path, root / str(path).lstrip("/"))
         with entered(root, own_network=own_network) as found:
@@ -139,7 +149,9 @@ def archive(suite: str, packages: Sequence[str] = ()) -> Path:
             ]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
-                raise RuntimeError(f"mmdebstrap {suite}: exit code {done.returncode}\n{done.stderr}")
+                raise RuntimeError(
+                    f"mmdebstrap {suite}: exit code {done.returncode}\n{done.stderr}"
+                )
             made.rename(path)
     return path
 

@@ -1,9 +1,10 @@
-"""A real Kubernetes on our CRI server: a control plane and one or more nodes with kubelet, in namespaces of this machine,
-with two registries on the first node.
+"""A real Kubernetes on our CRI server: a control plane and one or more nodes with kubelet, in
+namespaces of this machine, with two registries on the first node.
 
-As a program (`make kube`): `python -m tests.support.cluster up|down FOLDER`, one node. Nodes have the addresses 198.18.77.1
-and on, reached from here through a switch; docker.io and registry.k8s.io are mirrored by `hosts.toml` to the registry at
-198.18.77.1:5002, and 127.0.0.1:5001 of the first node demands a password.
+As a program (`make kube`): `python -m tests.support.cluster up|down FOLDER`, one node. Nodes have
+the addresses 198.18.77.1 and on, reached from here through a switch; docker.io and registry.k8s.io
+are mirrored by `hosts.toml` to the registry at 198.18.77.1:5002, and 127.0.0.1:5001 of the first
+node demands a password.
 """
 
 from __future__ import annotations
@@ -29,20 +30,34 @@ from tests.support.cluster_node import (
 from tests.support.kubectl import Kubectl
 from tests.support.processes import Program, wait_until
 
-__all__ = ["LOCKED_REGISTRY", "NODE_IP", "OUTSIDE_IP", "PASSWORD", "REGISTRY", "USER", "Cluster", "Node"]
+__all__ = [
+    "LOCKED_REGISTRY",
+    "NODE_IP",
+    "OUTSIDE_IP",
+    "PASSWORD",
+    "REGISTRY",
+    "USER",
+    "Cluster",
+    "Node",
+]
 
 USER, PASSWORD = "puller", "s3cret-of-the-test"
 
 
 class Cluster(Kubectl):
-    """The control plane and `nodes` nodes, the first of which is `node` and runs the control plane too.
+    """The control plane and `nodes` nodes, the first of which is `node` and runs the control plane
+    too.
 
-    `folder` holds everything; `kubeconfig` is usable from outside the nodes. A single node shares this machine's mounts.
-    `kinds` are the nodes' classes, where they have other servers than ours.
+    `folder` holds everything; `kubeconfig` is usable from outside the nodes. A single node shares
+    this machine's mounts. `kinds` are the nodes' classes, where they have other servers than ours.
     """
 
     def __init__(
-        self, folder: Path, name: str = "pyrunc-kube", nodes: int = 1, kinds: Sequence[type[Node]] = ()
+        self,
+        folder: Path,
+        name: str = "pyrunc-kube",
+        nodes: int = 1,
+        kinds: Sequence[type[Node]] = (),
     ) -> None:
         self.folder = folder
         kinds = kinds or [Node] * nodes
@@ -63,8 +78,8 @@ class Cluster(Kubectl):
         locked_images: Sequence[Path] = (),
         network: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start it all; the nodes are Ready when this returns, or would be but for an empty `network`. By default pods are on
-        a bridge with the addresses that kubelet says.
+        """Start it all; the nodes are Ready when this returns, or would be but for an empty
+        `network`. By default pods are on a bridge with the addresses that kubelet says.
         """
         self.bin = toolchain.kubernetes()
         self._make_nodes()
@@ -88,7 +103,8 @@ class Cluster(Kubectl):
             self.wait_for(f"{node.host} Ready", lambda n=node: self.is_ready(n), timeout_s)  # type: ignore[misc]
 
     def down(self) -> None:
-        """End it all and leave nothing: pods, kubelet's mounts, programs, the network namespace, the folder's sockets."""
+        """End it all and leave nothing: pods, kubelet's mounts, programs, the network namespace,
+        the folder's sockets."""
         for node in self.nodes:
             node.kubelet.stop()
         self.control.stop()
@@ -99,7 +115,8 @@ class Cluster(Kubectl):
         self._switch.remove()
 
     def start_kubelet(self, node: Node | None = None, **changes: object) -> None:
-        """Start a node's kubelet, the first one's unless another is named; used again after a test killed it."""
+        """Start a node's kubelet, the first one's unless another is named; used again after a test
+        killed it."""
         node = node or self.node
         node.start_kubelet(
             self.bin / "kubelet", self.control.pki, self.control.node_kubeconfig(node), **changes
@@ -111,7 +128,8 @@ class Cluster(Kubectl):
         self.start_kubelet(None, **changes)
 
     def wait_for(self, what: str, condition: Callable[[], object], timeout_s: float) -> None:
-        """Until `condition()`; when it does not come true the error shows what all programs said last."""
+        """Until `condition()`; when it does not come true the error shows what all programs said
+        last."""
         if wait_until(condition, timeout_s, 0.25):
             return
         programs = {**self.programs}
@@ -150,7 +168,8 @@ class Cluster(Kubectl):
 
 
 def main(arguments: list[str]) -> None:
-    """`up FOLDER` makes images and a cluster, and says how to use it; `down FOLDER` takes all of it back."""
+    """`up FOLDER` makes images and a cluster, and says how to use it; `down FOLDER` takes all of it
+    back."""
     if len(arguments) != 2 or arguments[0] not in ("up", "down"):
         sys.exit("usage: python -m tests.support.cluster up|down FOLDER")
     folder = Path(arguments[1]).absolute()
@@ -170,7 +189,9 @@ def main(arguments: list[str]) -> None:
         cluster.down()
         raise
     kubectl = toolchain.kubernetes() / "kubectl"
-    print(f"The node is Ready. Try:\n  export KUBECONFIG={cluster.kubeconfig}\n  {kubectl} apply -f pod.yaml")
+    print(
+        f"The node is Ready. Try:\n  export KUBECONFIG={cluster.kubeconfig}\n  {kubectl} apply -f pod.yaml"
+    )
     print(
         f"  {kubectl} create deploy nginx --image=nginx --replicas=3\n  {kubectl} get pods -o wide\nEnd it with: make kube-down"
     )

@@ -1,4 +1,5 @@
-"""A cluster's control plane from nothing: certificates, kubeconfigs, etcd, API server, controller manager, scheduler."""
+"""A cluster's control plane from nothing: certificates, kubeconfigs, etcd, API server, controller
+manager, scheduler."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ POD_RANGE, POD_RANGE6, SERVICE_RANGE = "10.244.0.0/16", "fd77:244::/48", "10.96.
 
 
 class ControlPlane:
-    """The programs, run in the namespaces of `node`. `folder` holds their files, `folder/kubeconfig` is for outside."""
+    """The programs, run in the namespaces of `node`. `folder` holds their files,
+    `folder/kubeconfig` is for outside."""
 
     def __init__(self, folder: Path, node: Node) -> None:
         self.folder, self._node, self.pki = folder, node, folder / "pki"
@@ -27,7 +29,8 @@ class ControlPlane:
         return self.folder / f"{node.host}.kubeconfig"
 
     def make_certificates(self, nodes: Sequence[Node]) -> None:
-        """One authority, a certificate for the API server, for the administrator and for each node, kubeconfigs."""
+        """One authority, a certificate for the API server, for the administrator and for each node,
+        kubeconfigs."""
         authority = Authority(self.pki)
         authority.make()
         hosts = [node.host for node in nodes]
@@ -59,7 +62,8 @@ class ControlPlane:
         )  # fmt: skip
 
     def start_controllers(self, programs: Path) -> None:
-        """The controller manager, which gives each node its range of pod addresses, and the scheduler."""
+        """The controller manager, which gives each node its range of pod addresses, and the
+        scheduler."""
         own = str(self.node_kubeconfig(self._node))
         self._start(
             programs / "kube-controller-manager", "--kubeconfig", own, "--service-account-private-key-file", f"{self.pki}/sa.key",

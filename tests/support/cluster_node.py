@@ -1,8 +1,9 @@
-"""One node of a cluster: a network namespace with an uplink, our server in it, and kubelet; where several nodes share the
-machine, a mount namespace too, in which the folders of the others are empty.
+"""One node of a cluster: a network namespace with an uplink, our server in it, and kubelet; where
+several nodes share the machine, a mount namespace too, in which the folders of the others are
+empty.
 
-Nodes are plugged into a `Switch`, a namespace with a bridge. The machine itself is plugged in as well, so that tests reach
-nodes by their addresses.
+Nodes are plugged into a `Switch`, a namespace with a bridge. The machine itself is plugged in as
+well, so that tests reach nodes by their addresses.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ POD_SUBNETS = ("10.244.0.0/24", "fd77:244::/64")
 
 
 def bridge_network(leases: Path, subnets: Iterable[str] = POD_SUBNETS[:1]) -> dict[str, Any]:
-    """The network of a node that is alone: a bridge which no other node reaches. Without `subnets` kubelet says them.
+    """The network of a node that is alone: a bridge which no other node reaches. Without `subnets`
+    kubelet says them.
 
     The default is IPv4 alone, as the peer of the benchmarks has it.
     """
@@ -81,11 +83,13 @@ class Switch:
 
 
 class Node:
-    """Node `number` of its cluster, 1 is the first. `name` is that of its network namespace, `host` what Kubernetes calls it.
+    """Node `number` of its cluster, 1 is the first. `name` is that of its network namespace, `host`
+    what Kubernetes calls it.
 
-    A hybrid host has no controllers in its v2 tree, so a missing one is a warning there; in the guest it is an error.
-    `pods_group` is the cgroup of pods for which kubelet names none; it goes when the node is stopped. Empty: the server's own.
-    With `own_network` the folders of CNI are the node's; else they are where the server's configuration says.
+    A hybrid host has no controllers in its v2 tree, so a missing one is a warning there; in the
+    guest it is an error. `pods_group` is the cgroup of pods for which kubelet names none; it goes
+    when the node is stopped. Empty: the server's own. With `own_network` the folders of CNI are the
+    node's; else they are where the server's configuration says.
     """
 
     cgroup_driver = "cgroupfs"
@@ -104,7 +108,8 @@ class Node:
         self.switch: Switch | None = None
 
     def inside(self, *command: str) -> list[str]:
-        """`command` run in the node's namespaces; nsenter leaves /sys as it is, `ip netns exec` would not."""
+        """`command` run in the node's namespaces; nsenter leaves /sys as it is, `ip netns exec`
+        would not."""
         pid = self.mounts.pid
         own = [f"--mount=/proc/{pid}/ns/mnt"] if pid else []
         return ["nsenter", f"--net=/run/netns/{self.name}", *own, *command]
@@ -118,7 +123,8 @@ class Node:
     # ---- namespaces
 
     def make_network(self, switch: Switch | None = None) -> None:
-        """The namespace, its loopback, and a plug in `switch`; without one the node gets a switch of its own."""
+        """The namespace, its loopback, and a plug in `switch`; without one the node gets a switch
+        of its own."""
         if switch is None:
             self.switch = switch = Switch(self.name)
             switch.make()
@@ -133,11 +139,17 @@ class Node:
             self.switch.remove()
 
     def make_mounts(self, hidden: Iterable[Path]) -> None:
-        """A mount namespace of the node's own, whose mounts nobody else sees, with nothing in the folders `hidden`."""
+        """A mount namespace of the node's own, whose mounts nobody else sees, with nothing in the
+        folders `hidden`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         hide = [f"mount -t tmpfs -o ro,size=4k hidden {shlex.quote(str(path))}" for path in hidden]
         script = " && ".join(
-            ["mount --make-rshared /", *hide, f"echo > {self.folder}/mounted", "exec sleep infinity"]
+            [
+                "mount --make-rshared /",
+                *hide,
+                f"echo > {self.folder}/mounted",
+                "exec sleep infinity",
+            ]
         )
         (self.folder / "mounted").unlink(missing_ok=True)
         self.mounts.start(["unshare", "--mount", "--propagation", "private", "sh", "-c", script])
@@ -173,9 +185,12 @@ class Node:
             (folder / "new").write_text(json.dumps(network))
             (folder / "new").rename(folder / "10-kube.conflist")
 
-    def launch_server(self, boot_id: str = "", environment: Mapping[str, str] | None = None) -> None:
-        """Start `pyrunc-cri serve` and do not wait. With `boot_id` it believes in another boot of the machine: it runs in a mount
-        namespace where the kernel's file reads so. `environment` is added to ours.
+    def launch_server(
+        self, boot_id: str = "", environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start `pyrunc-cri serve` and do not wait. With `boot_id` it believes in another boot of
+        the machine: it runs in a mount namespace where the kernel's file reads so. `environment` is
+        added to ours.
         """
         command = [
             *installed("pyrunc-cri"), "serve", "--listen", f"unix://{self.socket}", "--root", f"{self.folder}/root", "--state", f"{self.folder}/state",
@@ -184,7 +199,9 @@ class Node:
         ]  # fmt: skip
         if boot_id:
             (self.folder / "boot_id").write_text(boot_id + "\n")
-            bind = f'mount --bind "{self.folder}/boot_id" /proc/sys/kernel/random/boot_id && exec "$@"'
+            bind = (
+                f'mount --bind "{self.folder}/boot_id" /proc/sys/kernel/random/boot_id && exec "$@"'
+            )
             command = ["unshare", "-m", "--propagation", "slave", "sh", "-c", bind, "sh", *command]
         self.server.start(self.inside(*command), environment=environment)
 
@@ -210,7 +227,8 @@ class Node:
 
         with grpc.insecure_channel(f"unix://{self.socket}") as channel:
             try:
-                api_pb2_grpc.RuntimeServiceStub(channel).Version(api_pb2.VersionRequest(), timeout=2)  # type: ignore[no-untyped-call]
+                runtime = api_pb2_grpc.RuntimeServiceStub(channel)  # type: ignore[no-untyped-call]
+                runtime.Version(api_pb2.VersionRequest(), timeout=2)
             except grpc.RpcError:
                 return False
         return True
@@ -235,7 +253,9 @@ class Node:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(json.loads(record.read_text())["pid"], signal.SIGKILL)
         names = [
-            p.name for kind in ("sandboxes", "containers") for p in (self.folder / "state" / kind).iterdir()
+            p.name
+            for kind in ("sandboxes", "containers")
+            for p in (self.folder / "state" / kind).iterdir()
         ]
         for name in sorted(ledger.cgroups(), reverse=True):
             group = Path(name)
@@ -266,8 +286,8 @@ class Node:
         )  # fmt: skip
 
     def _kubelet_configuration(self, pki: Path) -> dict[str, object]:
-        """cgroupsPerQOS needs controllers in the v2 tree, which a hybrid host keeps on v1. Each node has its own folder of logs:
-        a kubelet removes those of pods that it does not know.
+        """cgroupsPerQOS needs controllers in the v2 tree, which a hybrid host keeps on v1. Each
+        node has its own folder of logs: a kubelet removes those of pods that it does not know.
         """
         return {
             "kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -279,7 +299,8 @@ class Node:
             "makeIPTablesUtilChains": False, "clusterDNS": ["10.96.0.10"], "clusterDomain": "cluster.local",
             "imageMinimumGCAge": "1s", "syncFrequency": "10s",
             "logging": {"flushFrequency": "1s"},
-            "tracing": {"endpoint": "127.0.0.1:9", "samplingRatePerMillion": 1000000},  # nobody listens: its calls say what they belong to
+            # nobody listens: its calls say what they belong to
+            "tracing": {"endpoint": "127.0.0.1:9", "samplingRatePerMillion": 1000000},
         }  # fmt: skip
 
     # ---- the end
@@ -296,7 +317,8 @@ class Node:
         self.remove_network()
 
     def _remove_pods_group(self) -> None:
-        """The server leaves the parent of all pods where it made it. What is not empty stays, for the ledger to tell."""
+        """The server leaves the parent of all pods where it made it. What is not empty stays, for
+        the ledger to tell."""
         if self.pods_group:
             with contextlib.suppress(OSError):
                 os.rmdir(ledger.cgroup_root() + self.pods_group)

@@ -13,8 +13,12 @@ class Proxies:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self._program = cluster, toolchain.kube_proxy()
-        self._running = {node.host: Program("kube-proxy", node.folder / "log") for node in cluster.nodes}
-        cluster.programs |= {f"{host}: kube-proxy": program for host, program in self._running.items()}
+        self._running = {
+            node.host: Program("kube-proxy", node.folder / "log") for node in cluster.nodes
+        }
+        cluster.programs |= {
+            f"{host}: kube-proxy": program for host, program in self._running.items()
+        }
 
     def start(self) -> None:
         """In the nodes' namespaces; conntrack's limits are the machine's and stay as they are."""

@@ -1,4 +1,5 @@
-"""containerd on a guest that is to become a node by kubeadm: its unit, runc and the reference CNI plugins, as its packages have them."""
+"""containerd on a guest that is to become a node by kubeadm: its unit, runc and the reference CNI
+plugins, as its packages have them."""
 
 from __future__ import annotations
 
@@ -62,6 +63,7 @@ systemctl enable --now containerd
 
 
 def install(guest: Guest, folder: Path) -> None:
-    """containerd, running, on a guest with the disk `containerd`; `folder` is for the image of its sandboxes."""
+    """containerd, running, on a guest with the disk `containerd`; `folder` is for the image of its
+    sandboxes."""
     guest.ssh(INSTALL)
     guest.ssh("ctr -n k8s.io images import --local -", stdin=pause_archive(folder).read_bytes())

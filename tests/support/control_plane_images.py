@@ -1,5 +1,5 @@
-"""The images that `kubeadm init` wants on its node, made here from the programs that the toolchain builds: the names that this
-kubeadm asks for, none of the originals' bytes.
+"""The images that `kubeadm init` wants on its node, made here from the programs that the toolchain
+builds: the names that this kubeadm asks for, none of the originals' bytes.
 """
 
 from __future__ import annotations

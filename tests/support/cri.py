@@ -31,7 +31,10 @@ class Client:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._channel.close()
 
@@ -56,7 +59,8 @@ def remove_pods(socket: Path | str) -> None:
 
 
 def remove_pods_beside_others(socket: Path | str, timeout_s: float) -> None:
-    """As `remove_pods`, and once more where a call fails since another client removes the same pod at that time."""
+    """As `remove_pods`, and once more where a call fails since another client removes the same pod
+    at that time."""
     failed: grpc.RpcError | None = None
 
     def removed() -> bool:

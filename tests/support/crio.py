@@ -11,7 +11,8 @@ from tests.support import debian, toolchain
 
 MODULE, VERSION = "github.com/cri-o/cri-o", "v1.34.0"
 SUITE = "trixie"
-"""Its crun is 1.21; that of Debian 12, 1.8.1, takes no bundle of CRI-O 1.34 ("unknown version specified")."""
+"""Its crun is 1.21; that of Debian 12, 1.8.1, takes no bundle of CRI-O 1.34 ("unknown version
+specified")."""
 TAGS = ",".join(
     (
         "containers_image_openpgp",
@@ -43,7 +44,9 @@ def _build(out: Path) -> None:
     source = toolchain.cache() / "src" / f"crio-{VERSION}"
     source.mkdir(parents=True, exist_ok=True)
     answer = toolchain.run_go(source.parent, "mod", "download", "-json", f"{MODULE}@{VERSION}")
-    shutil.copytree(json.loads(answer)["Dir"], source, dirs_exist_ok=True, copy_function=shutil.copyfile)
+    shutil.copytree(
+        json.loads(answer)["Dir"], source, dirs_exist_ok=True, copy_function=shutil.copyfile
+    )
     toolchain.run_go(source, "build", "-tags", TAGS, "-o", f"{out}/", "./cmd/crio", CGO_ENABLED="1")
     pinns = ["gcc", "-std=c99", "-O3", "-static", "-s", "-o", str(out / "pinns")]
     subprocess.run([*pinns, *map(str, sorted(source.glob("pinns/src/*.c")))], check=True)

@@ -1,4 +1,5 @@
-"""What tests take from this machine's Debian: packages unpacked into an image's layers, and sources of packages."""
+"""What tests take from this machine's Debian: packages unpacked into an image's layers, and sources
+of packages."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ def suite() -> str:
 
 
 def unpacked(packages: str, release: str = "") -> bytes:
-    """A layer with the files of `packages` (commas between) and of all that they depend on, unpacked but not configured:
-    their scripts want a whole system. `release` is the Debian that they are of, by default this machine's.
+    """A layer with the files of `packages` (commas between) and of all that they depend on,
+    unpacked but not configured: their scripts want a whole system. `release` is the Debian that
+    they are of, by default this machine's.
     """
     with tempfile.NamedTemporaryFile(suffix=".tar") as out:
         command = ["mmdebstrap", "--quiet", "--variant=extract", f"--include={packages}"]
@@ -55,9 +57,13 @@ def upstream_source(package: str, folder: Path) -> Path:
         *("-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=", "-o", "APT::Sandbox::User=root"),
     ]  # fmt: skip
     for words in (["update"], ["source", "--download-only", package]):
-        done = subprocess.run(["apt-get", *options, *words], cwd=folder, capture_output=True, text=True)
+        done = subprocess.run(
+            ["apt-get", *options, *words], cwd=folder, capture_output=True, text=True
+        )
         if done.returncode:
-            raise RuntimeError(f"apt-get {' '.join(words)}: exit code {done.returncode}\n{done.stderr}")
+            raise RuntimeError(
+                f"apt-get {' '.join(words)}: exit code {done.returncode}\n{done.stderr}"
+            )
     (tarball,) = (path for path in folder.glob(f"{package}_*.orig.tar.*") if path.suffix != ".asc")
     return tarball
 

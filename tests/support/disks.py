@@ -1,4 +1,5 @@
-"""File systems in a file, for what a test's own disk must not be used for: to be full, to be odd, to lose its power."""
+"""File systems in a file, for what a test's own disk must not be used for: to be full, to be odd,
+to lose its power."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ def make_ext4(path: Path, *options: str, size_bytes: int = 64 << 20) -> Path:
 
 
 def snapshot(image: Path, copy: Path) -> Path:
-    """What the disk has received up to now, as a power cut would leave it: what waits in the page cache is not there."""
+    """What the disk has received up to now, as a power cut would leave it: what waits in the page
+    cache is not there."""
     subprocess.run(["cp", "--sparse=always", image, copy], check=True)
     return copy

@@ -19,7 +19,8 @@ def blocks(page: str, heading: str) -> list[str]:
 
 
 def filled(block: str, **words: str) -> str:
-    """The block with each of the capital `words` replaced. One that is not there, or is left, raises ValueError."""
+    """The block with each of the capital `words` replaced. One that is not there, or is left,
+    raises ValueError."""
     for name, value in words.items():
         if not re.search(rf"\b{name}\b", block):
             raise ValueError(f"no {name} in:\n{block}")

@@ -1,12 +1,14 @@
-"""Real flannel: built from its Go modules into the cache, installed on a cluster's nodes, run there.
+"""Real flannel: built from its Go modules into the cache, installed on a cluster's nodes, run
+there.
 
-`python -m tests.support.flannel` builds and prints where the result is. Its CNI plugin delegates to `bridge` and
-`host-local`, which are ours. It is the last one that containernetworking shipped: flannel's own module of it is not on the
-module proxy.
+`python -m tests.support.flannel` builds and prints where the result is. Its CNI plugin delegates to
+`bridge` and `host-local`, which are ours. It is the last one that containernetworking shipped:
+flannel's own module of it is not on the module proxy.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -31,16 +33,16 @@ def programs() -> Path:
     if not (out / "flannel").exists():
         module = "github.com/containernetworking/plugins"
         requirement = f"{module}@{PLUGIN}"
-        toolchain.build_module("flannel-plugin", requirement, [f"{module}/plugins/meta/flannel"], out)
+        toolchain.build_module(
+            "flannel-plugin", requirement, [f"{module}/plugins/meta/flannel"], out
+        )
     return out
 
 
 def _build_daemon(out: Path) -> None:
     """One of its backends is C. The program is called like its module."""
     module = "github.com/flannel-io/flannel"
-    requirements = (
-        f"{module}@{FLANNEL} github.com/tencentcloud/tencentcloud-sdk-go/tencentcloud/common@{_TENCENT}"
-    )
+    requirements = f"{module}@{FLANNEL} github.com/tencentcloud/tencentcloud-sdk-go/tencentcloud/common@{_TENCENT}"
     made = out / "daemon"
     toolchain.build_module("flannel", requirements, [module], made, cgo=True)
     (made / "flannel").rename(out / "flanneld")
@@ -49,7 +51,12 @@ def _build_daemon(out: Path) -> None:
 
 def daemon_settings(backend: str) -> dict[str, Any]:
     """What flanneld reads, for IPv4."""
-    return {"Network": POD_RANGE, "EnableIPv4": True, "EnableNFTables": True, "Backend": {"Type": backend}}
+    return {
+        "Network": POD_RANGE,
+        "EnableIPv4": True,
+        "EnableNFTables": True,
+        "Backend": {"Type": backend},
+    }
 
 
 def pod_network(folder: Path) -> dict[str, Any]:
@@ -63,17 +70,20 @@ def pod_network(folder: Path) -> dict[str, Any]:
 
 
 class Flannel:
-    """flannel with one backend (`vxlan` or `host-gw`) and both families on all nodes of a cluster, as its DaemonSet would
-    run it.
+    """flannel with one backend (`vxlan` or `host-gw`) and both families on all nodes of a cluster,
+    as its DaemonSet would run it.
     """
 
     def __init__(self, cluster: Cluster, backend: str) -> None:
         self.cluster, self.backend, self._programs = cluster, backend, programs()
-        self.daemons = {node.host: Program("flanneld", node.folder / "log") for node in cluster.nodes}
+        self.daemons = {
+            node.host: Program("flanneld", node.folder / "log") for node in cluster.nodes
+        }
         cluster.programs |= {f"{host}: flanneld": daemon for host, daemon in self.daemons.items()}
 
     def install(self, node: Node) -> None:
-        """The plugin's executable and the daemon's configuration. The plugin finds ours where the server put them."""
+        """The plugin's executable and the daemon's configuration. The plugin finds ours where the
+        server put them."""
         executables, own = node.folder / "cni-bin", node.folder / "flannel"
         for folder in (executables, own):
             folder.mkdir(parents=True)
@@ -82,9 +92,11 @@ class Flannel:
         (own / "net-conf.json").write_text(json.dumps(settings))
 
     def start(self) -> None:
-        """The daemons, which want to find their nodes' ranges, then the nodes' CNI configuration, which makes them Ready."""
+        """The daemons, which want to find their nodes' ranges, then the nodes' CNI configuration,
+        which makes them Ready."""
         for node in self.cluster.nodes:
-            self.cluster.wait_for(f"{node.host}'s range", lambda n=node: self.cluster.pod_range(n), 60)  # type: ignore[misc]
+            has_range = functools.partial(self.cluster.pod_range, node)
+            self.cluster.wait_for(f"{node.host}'s range", has_range, 60)
             self.start_daemon(node)
         for node in self.cluster.nodes:
             written = node.folder / "flannel" / "subnet.env"

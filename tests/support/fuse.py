@@ -1,5 +1,5 @@
-"""A file system of the test's own, in a thread: a folder with one file. It can stop to answer, as a server of NFS that is gone does,
-and counts what is asked of it.
+"""A file system of the test's own, in a thread: a folder with one file. It can stop to answer, as a
+server of NFS that is gone does, and counts what is asked of it.
 
 Source: Linux, include/uapi/linux/fuse.h.
 """
@@ -18,7 +18,14 @@ from typing import Self
 from pyrunc.kernel import mount as kernel_mount
 
 LOOKUP, FORGET, GETATTR, OPEN, READ, STATFS, RELEASE = 1, 2, 3, 14, 15, 17, 18
-FLUSH, INIT, OPENDIR, READDIR, RELEASEDIR, INTERRUPT, DESTROY, BATCH_FORGET = 25, 26, 27, 28, 29, 36, 38, 42
+FLUSH = 25
+INIT = 26
+OPENDIR = 27
+READDIR = 28
+RELEASEDIR = 29
+INTERRUPT = 36
+DESTROY = 38
+BATCH_FORGET = 42
 UNANSWERED = (FORGET, INTERRUPT, DESTROY, BATCH_FORGET)
 ROOT, FILE = 1, 2
 NAME, CONTENT = b"file", b"mine\n"

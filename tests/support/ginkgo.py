@@ -17,7 +17,10 @@ NOT_FAILED = (PASSED, "skipped", "pending")
 
 
 def run(
-    command: Sequence[str], log: Path, timeout_s: float, environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    log: Path,
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
 ) -> int | None:
     """Write `log`, in whose folder ginkgo works; the exit code, None when the time was up.
 
@@ -44,7 +47,8 @@ def run(
 
 
 def specs(report: Path) -> list[Spec]:
-    """The specs of a JSON report, and what failed beside them; none where the run ended before it was written."""
+    """The specs of a JSON report, and what failed beside them; none where the run ended before it
+    was written."""
     if not report.exists():
         return []
     return [
@@ -57,11 +61,14 @@ def specs(report: Path) -> list[Spec]:
 
 def name(spec: Mapping[str, Any]) -> str:
     """A spec's whole name, as focus and skip expressions see it."""
-    return " ".join([*(spec["ContainerHierarchyTexts"] or []), spec["LeafNodeText"] or spec["LeafNodeType"]])
+    return " ".join(
+        [*(spec["ContainerHierarchyTexts"] or []), spec["LeafNodeText"] or spec["LeafNodeType"]]
+    )
 
 
 def assert_passed(found: Sequence[Spec], fewest: int, log: Path) -> None:
-    """Fails with the message of each spec that failed, and where fewer than `fewest` passed with the end of the log."""
+    """Fails with the message of each spec that failed, and where fewer than `fewest` passed with
+    the end of the log."""
     bad = [_shown(spec) for spec in found if spec["State"] not in NOT_FAILED]
     assert not bad, f"{len(bad)} specs failed:\n\n" + "\n\n".join(bad)
     passed = sum(spec["State"] == PASSED for spec in found)

@@ -17,7 +17,8 @@ REMOVE_TIMEOUT_S = 20.0
 
 @contextmanager
 def own_group(name: str) -> Iterator[Path]:
-    """A new group of the v2 tree with an empty group `own` below; both go with all that was made there, which must be empty."""
+    """A new group of the v2 tree with an empty group `own` below; both go with all that was made
+    there, which must be empty."""
     group = Path(ledger.cgroup_root(), session.name(name))
     (group / "own").mkdir(parents=True)
     try:
@@ -27,8 +28,11 @@ def own_group(name: str) -> Iterator[Path]:
 
 
 def below(root: Path, part: str) -> list[Path]:
-    """The groups below `root` with `part` in their name. Others may go meanwhile, at which `Path.rglob` would fail."""
-    return [Path(folder, name) for folder, names, _ in os.walk(root) for name in names if part in name]
+    """The groups below `root` with `part` in their name. Others may go meanwhile, at which
+    `Path.rglob` would fail."""
+    return [
+        Path(folder, name) for folder, names, _ in os.walk(root) for name in names if part in name
+    ]
 
 
 def _remove(group: Path) -> None:

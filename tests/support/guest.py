@@ -1,11 +1,13 @@
-"""A Debian guest with systemd and pure cgroup v2 under QEMU, for what a hybrid host cannot show: limits read back from the
-kernel's own files.
+"""A Debian guest with systemd and pure cgroup v2 under QEMU, for what a hybrid host cannot show:
+limits read back from the kernel's own files.
 
-`python -m tests.support.guest build|start|ssh COMMAND…|stop` (`make vm`). The disk is built once into the cache folder, with
-the project's dependencies already installed in /opt/venv; every boot works on a snapshot of it, so the disk stays as built.
-The guest sees no network but ports of its own that are forwarded from here, ssh's among them, and, with a `Link`, another
-guest. KVM is used only after it has proved that it boots this kernel. GUEST_SUITE (trixie), GUEST_ARCHITECTURE (amd64) and
-GUEST_PORT (2222) are the suite, the architecture and ssh's port of the guest that the commands above are about.
+`python -m tests.support.guest build|start|ssh COMMAND…|stop` (`make vm`). The disk is built once
+into the cache folder, with the project's dependencies already installed in /opt/venv; every boot
+works on a snapshot of it, so the disk stays as built. The guest sees no network but ports of its
+own that are forwarded from here, ssh's among them, and, with a `Link`, another guest. KVM is used
+only after it has proved that it boots this kernel. GUEST_SUITE (trixie), GUEST_ARCHITECTURE (amd64)
+and GUEST_PORT (2222) are the suite, the architecture and ssh's port of the guest that the commands
+above are about.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ def dependencies() -> list[str]:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The processors of a guest: Debian's and Python's names of them, elf(5)'s number, QEMU's machine and how it emulates them."""
+    """The processors of a guest: Debian's and Python's names of them, elf(5)'s number, QEMU's
+    machine and how it emulates them."""
 
     debian: str
     python: str
@@ -94,8 +97,11 @@ class Architecture:
         return self.python == platform.machine()
 
 
-# x86: both processors in one thread. With a thread each, QEMU 7.2 (Debian 12) let the guest's kernel crash or hang now and then.
-AMD64 = Architecture("amd64", "x86_64", 62, ("-M", "q35", "-cpu", "max"), "ttyS0", "tcg,thread=single")
+# x86: both processors in one thread. With a thread each, QEMU 7.2 (Debian 12) let the guest's
+# kernel crash or hang now and then.
+AMD64 = Architecture(
+    "amd64", "x86_64", 62, ("-M", "q35", "-cpu", "max"), "ttyS0", "tcg,thread=single"
+)
 # A thread each is safe where a weakly ordered processor is emulated on a strongly ordered one.
 ARM64 = Architecture(
     "arm64",
@@ -109,7 +115,8 @@ ARM64 = Architecture(
 
 @dataclass(frozen=True)
 class Variant:
-    """What a guest has beside the others: packages, words of the kernel's command line, an architecture."""
+    """What a guest has beside the others: packages, words of the kernel's command line, an
+    architecture."""
 
     packages: tuple[str, ...] = ()
     arguments: str = ""
@@ -188,15 +195,22 @@ def _bootstrap(root: Path, suite: str, variant: Variant) -> None:
     """With this machine's architecture: the packages' scripts run at its speed."""
     packages = ",".join(variant.all_packages(AMD64))
     _run(
-        "mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", f"--include={packages}", suite, str(root)
+        "mmdebstrap",
+        "--quiet",
+        "--mode=root",
+        "--variant=minbase",
+        f"--include={packages}",
+        suite,
+        str(root),
     )
 
 
 def _change_architecture(root: Path, suite: str, variant: Variant, unpacked: Path) -> None:
     """Put the files of another architecture's packages over those of the same packages here.
 
-    What the packages' scripts have made (users, units, alternatives, bytecode) is the same for all; run emulated, they would take
-    half an hour. dpkg's records are those of this machine's architecture: no package is installed in such a guest.
+    What the packages' scripts have made (users, units, alternatives, bytecode) is the same for all;
+    run emulated, they would take half an hour. dpkg's records are those of this machine's
+    architecture: no package is installed in such a guest.
     """
     architecture = variant.architecture
     packages = ["?essential", "~prequired", *variant.all_packages(architecture)]
@@ -206,13 +220,18 @@ def _change_architecture(root: Path, suite: str, variant: Variant, unpacked: Pat
     shutil.rmtree(modules)
     shutil.move(unpacked / "usr/lib/modules", modules)
     _run("chroot", str(root), "depmod", next(modules.iterdir()).name)
-    for path in (root / f"usr/lib/{AMD64.python}-linux-gnu", root / "boot", root / "etc/ld.so.cache"):
+    for path in (
+        root / f"usr/lib/{AMD64.python}-linux-gnu",
+        root / "boot",
+        root / "etc/ld.so.cache",
+    ):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     copy = 'tar -C "$0" --exclude=./var/lib/dpkg --exclude=./dev -cf - . | tar -C "$1" --keep-directory-symlink -xpf -'
     _run("sh", "-c", copy, str(unpacked), str(root))
     shutil.rmtree(unpacked)
     for path in (root / "usr/bin").iterdir():
-        if _is_of(path, AMD64):  # one that the other architecture's packages do not have, such as pasta.avx2
+        # one that the other architecture's packages do not have, such as pasta.avx2
+        if _is_of(path, AMD64):
             path.unlink()
     if not _is_of(root / "usr/bin/bash", architecture):
         raise RuntimeError(
@@ -230,7 +249,8 @@ def _is_of(path: Path, architecture: Architecture) -> bool:
 
 
 def _install_dependencies(root: Path, architecture: Architecture) -> None:
-    """Fetched and unpacked by this machine's pip for the guest's interpreter: the guest's own would take an emulated one minutes."""
+    """Fetched and unpacked by this machine's pip for the guest's interpreter: the guest's own would
+    take an emulated one minutes."""
     python = next((root / "usr/lib").glob("python3.*"))
     version = python.name.removeprefix("python")
     _run("chroot", str(root), "python3", "-m", "venv", "/opt/venv")
@@ -247,7 +267,13 @@ def _install_dependencies(root: Path, architecture: Architecture) -> None:
             "--disable-pip-version-check",
             "--root-user-action=ignore",
         ]
-        options = ["--no-index", "--no-deps", "--no-compile", "--implementation=cp", f"--target={site}"]
+        options = [
+            "--no-index",
+            "--no-deps",
+            "--no-compile",
+            "--implementation=cp",
+            f"--target={site}",
+        ]
         _run(*pip, *options, *_platforms(version, architecture), *map(str, wheels.glob("*.whl")))
     (site / "project.pth").write_text("/root/project\n")
 
@@ -262,8 +288,18 @@ def _platforms(version: str, architecture: Architecture) -> list[str]:
 def download_wheels(
     folder: Path, version: str, names: Sequence[str], architecture: Architecture = AMD64
 ) -> None:
-    """Wheels of `names` and what they depend on, for Python `version` on a machine of that architecture."""
-    pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "-d", str(folder)]
+    """Wheels of `names` and what they depend on, for Python `version` on a machine of that
+    architecture."""
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "-q",
+        "--disable-pip-version-check",
+        "-d",
+        str(folder),
+    ]
     _run(*pip, *_platforms(version, architecture), *names)
 
 
@@ -285,7 +321,9 @@ def _configure(root: Path, work: Path) -> None:
         (units / unit).unlink(missing_ok=True)
         (units / unit).symlink_to("/dev/null")
     (root / "etc/fstab").write_text("/dev/vda / ext4 defaults 0 0\n")
-    (root / "etc/modules-load.d/node.conf").write_text("overlay\nbr_netfilter\nnf_conntrack\nveth\nbridge\n")
+    (root / "etc/modules-load.d/node.conf").write_text(
+        "overlay\nbr_netfilter\nnf_conntrack\nveth\nbridge\n"
+    )
     (root / "etc/sysctl.d/node.conf").write_text("net.ipv4.ip_forward=1\n")
 
 
@@ -315,7 +353,11 @@ def _initrd(root: Path, work: Path) -> None:
     (initrd / "init").write_text(INIT.replace("MODULES", " ".join(names)))
     (initrd / "init").chmod(0o755)
     archive = subprocess.run(
-        "find . | busybox cpio -o -H newc | gzip -1", shell=True, cwd=initrd, capture_output=True, check=True
+        "find . | busybox cpio -o -H newc | gzip -1",
+        shell=True,
+        cwd=initrd,
+        capture_output=True,
+        check=True,
     ).stdout
     (work / "initrd.gz").write_bytes(archive)
     shutil.rmtree(initrd)
@@ -331,7 +373,8 @@ def _disk(root: Path, work: Path) -> None:
 
 @dataclass(frozen=True)
 class Link:
-    """A cable between the second cards (eth1) of two guests: each sends to the other's socket, so nobody must be there first."""
+    """A cable between the second cards (eth1) of two guests: each sends to the other's socket, so
+    nobody must be there first."""
 
     own: Path
     other: Path
@@ -358,10 +401,11 @@ class Guest:
         services: Mapping[int, int] | None = None,
         variant: Variant = PLAIN,
     ) -> None:
-        """`port` is ssh's on this side (0: a free one), `disks` are read-only in the guest, as /dev/vdb, /dev/vdc, …
+        """`port` is ssh's on this side (0: a free one), `disks` are read-only in the guest, as
+        /dev/vdb, /dev/vdc, …
 
-        `forward` has more ports of 127.0.0.1 here and the guest's that they lead to, `services` the ports of SERVICES in the
-        guest and those of 127.0.0.1 here.
+        `forward` has more ports of 127.0.0.1 here and the guest's that they lead to, `services` the
+        ports of SERVICES in the guest and those of 127.0.0.1 here.
         """
         self.disk, self.port, self.memory_mib, self.disks = build(suite, variant), port or free_port(), memory_mib, tuple(disks)  # fmt: skip
         self._link, self._forward = link, {**(forward or {}), self.port: 22}
@@ -384,15 +428,20 @@ class Guest:
             )
         if not self.program.pid:
             self.stop()
-            raise RuntimeError(f"the guest ended while booting; its console:\n{self.program.tail(40)}")
+            raise RuntimeError(
+                f"the guest ended while booting; its console:\n{self.program.tail(40)}"
+            )
 
     def _connect(self) -> bool:
-        """One connection for all commands: to make one takes emulated processors some seconds. It ends with the guest."""
+        """One connection for all commands: to make one takes emulated processors some seconds. It
+        ends with the guest."""
         command = [*self._ssh_command(), "-f", "-N", "-M"]
         return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode == 0  # fmt: skip
 
     def _qemu(self) -> list[str]:
-        forward = "".join(f",hostfwd=tcp:127.0.0.1:{here}-:{there}" for here, there in self._forward.items())
+        forward = "".join(
+            f",hostfwd=tcp:127.0.0.1:{here}-:{there}" for here, there in self._forward.items()
+        )
         # A process for each connection: without `cmd` all of the guest's would share one.
         for there, here in self._services.items():
             forward += f",guestfwd=tcp:{SERVICES}:{there}-cmd:busybox nc 127.0.0.1 {here}"
@@ -411,7 +460,12 @@ class Guest:
         ]  # fmt: skip
 
     def ssh(
-        self, command: str, *, check: bool = True, stdin: bytes | None = None, timeout_s: float = 600
+        self,
+        command: str,
+        *,
+        check: bool = True,
+        stdin: bytes | None = None,
+        timeout_s: float = 600,
     ) -> subprocess.CompletedProcess[bytes]:
         """Run a shell command in the guest as root; output is captured."""
         done = subprocess.run(
@@ -487,7 +541,8 @@ def native_programs(architecture: Architecture) -> list[Path]:
 
 
 def kvm_boots(disk: Path, architecture: Architecture = AMD64, within_s: float = 10) -> bool:
-    """Whether /dev/kvm brings this kernel to its initrd; there are machines whose /dev/kvm boots nothing."""
+    """Whether /dev/kvm brings this kernel to its initrd; there are machines whose /dev/kvm boots
+    nothing."""
     if not architecture.is_native or not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return False
     command = [

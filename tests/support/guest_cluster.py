@@ -1,11 +1,14 @@
-"""Two guests as one cluster: a cable between them, the control plane on the first, real flannel with VXLAN as the pods' network.
+"""Two guests as one cluster: a cable between them, the control plane on the first, real flannel
+with VXLAN as the pods' network.
 
-It looks from outside like `cluster.Cluster` with `flannel.Flannel`, so that the same checks run against it: nodes whose
-`output` is what a command prints there, kubectl from this side, the nodes' ranges.
+It looks from outside like `cluster.Cluster` with `flannel.Flannel`, so that the same checks run
+against it: nodes whose `output` is what a command prints there, kubectl from this side, the nodes'
+ranges.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -48,7 +51,9 @@ class GuestNode:
 
     folder = FOLDER
 
-    def __init__(self, number: int, sockets: Path, disks: Iterable[Path], forward: dict[int, int]) -> None:
+    def __init__(
+        self, number: int, sockets: Path, disks: Iterable[Path], forward: dict[int, int]
+    ) -> None:
         self.number, self.host, self.address = number, f"node{number}", ADDRESSES[number - 1]
         link = Link(sockets / str(number), sockets / str(3 - number), f"52:54:00:77:00:0{number}")
         self.guest = Guest(memory_mib=3072, disks=[*disks], link=link, forward=forward)
@@ -77,7 +82,9 @@ class GuestNode:
         settings = {"NODE": self.host, "NODE_ADDRESS": self.address, "POD_NETWORK": "none"}
         if self.number > 1:
             settings["API_SERVER"] = ADDRESSES[0]
-        guest_node.provision(self.guest, settings=settings, authority=authority, timeout_s=PATIENCE_S)
+        guest_node.provision(
+            self.guest, settings=settings, authority=authority, timeout_s=PATIENCE_S
+        )
 
 
 class GuestCluster(Kubectl):
@@ -89,7 +96,9 @@ class GuestCluster(Kubectl):
         self.folder, self.kubeconfig = folder, folder / "kubeconfig"
         self._port = free_port()
         disks = [guest_disk.kubernetes(), guest_disk.flannel()]
-        self.nodes = [GuestNode(n, folder, disks, {self._port: 6443} if n == 1 else {}) for n in (1, 2)]
+        self.nodes = [
+            GuestNode(n, folder, disks, {self._port: 6443} if n == 1 else {}) for n in (1, 2)
+        ]
         self.node = self.nodes[0]
 
     def up(self) -> None:
@@ -129,13 +138,16 @@ class GuestFlannel:
         self.cluster = cluster
 
     def start(self) -> None:
-        """The daemons, which want to find their nodes' ranges, then the nodes' CNI configuration, which makes them Ready."""
+        """The daemons, which want to find their nodes' ranges, then the nodes' CNI configuration,
+        which makes them Ready."""
         for node in self.cluster.nodes:
-            self._wait(f"{node.host}'s range", lambda n=node: self.cluster.pod_range(n))  # type: ignore[misc]
+            has_range = functools.partial(self.cluster.pod_range, node)
+            self._wait(f"{node.host}'s range", has_range)
             settings = json.dumps(flannel.daemon_settings(self.backend))
             node.run(FLANNELD.replace("NODE_NAME=NODE", f"NODE_NAME={node.host}"), settings)
         for node in self.cluster.nodes:
-            self._wait(f"flannel's range on {node.host}", lambda n=node: n.has("flannel/subnet.env"))  # type: ignore[misc]
+            has_file = functools.partial(node.has, "flannel/subnet.env")
+            self._wait(f"flannel's range on {node.host}", has_file)
             there = "/etc/cni/net.d"
             node.run(f"cat >{there}/new && mv {there}/new {there}/10-flannel.conflist", json.dumps(flannel.pod_network(FOLDER)))  # fmt: skip
         for node in self.cluster.nodes:

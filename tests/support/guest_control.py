@@ -1,4 +1,5 @@
-"""A control plane on this side for a node in a guest: at this machine's speed and on another processor than the guest's.
+"""A control plane on this side for a node in a guest: at this machine's speed and on another
+processor than the guest's.
 
 Its programs are started as `vagrant/units` have them, with paths, addresses and ports of this side.
 """
@@ -17,7 +18,8 @@ from tests.support.guest import PROJECT, SERVICES, free_port
 from tests.support.processes import Program, wait_until
 
 UNITS = PROJECT / "vagrant" / "units"
-# What a cluster needs that nodes join by themselves: roles, tokens, and somebody who signs their certificates.
+# What a cluster needs that nodes join by themselves: roles, tokens, and somebody who signs their
+# certificates.
 JOINING = {
     "--authorization-mode=AlwaysAllow": "--authorization-mode=Node,RBAC --enable-bootstrap-token-auth",
     "--controllers=": "--cluster-signing-cert-file={0}/ca.crt --cluster-signing-key-file={0}/ca.key "
@@ -28,11 +30,15 @@ STORAGE, CONTROLLERS = ("etcd", "kube-apiserver"), ("kube-controller-manager", "
 
 
 class GuestControlPlane:
-    """etcd, API server, controllers and scheduler. `folder` has their files and the authority that signs for the node too."""
+    """etcd, API server, controllers and scheduler. `folder` has their files and the authority that
+    signs for the node too."""
 
-    def __init__(self, folder: Path, port: int, *, joining: bool = False, by_name: bool = False) -> None:
-        """`joining`: for nodes that `kubeadm join` brings, not for one whose certificates the test has. `by_name`: kubelets are
-        looked for under their nodes' names, not at addresses that only a guest has.
+    def __init__(
+        self, folder: Path, port: int, *, joining: bool = False, by_name: bool = False
+    ) -> None:
+        """`joining`: for nodes that `kubeadm join` brings, not for one whose certificates the test
+        has. `by_name`: kubelets are looked for under their nodes' names, not at addresses that only
+        a guest has.
         """
         self.folder, self.port, self._bin = folder, port, toolchain.kubernetes()
         self._programs = {name: Program(name, folder / "log") for name in (*STORAGE, *CONTROLLERS)}
@@ -49,7 +55,8 @@ class GuestControlPlane:
 
     def start(self) -> None:
         """It answers when this returns."""
-        # Chosen now: a guest that boots before this takes minutes, in which others look for free ports, too.
+        # Chosen now: a guest that boots before this takes minutes, in which others look for free
+        # ports, too.
         self._here |= {":2379": f":{free_port()}", ":2380": f":{free_port()}"}
         authority = Authority(self.folder)
         authority.make()

@@ -1,7 +1,8 @@
-"""Read-only disks for the guest: big files reach it at the speed of a disk, not of ssh under emulation.
+"""Read-only disks for the guest: big files reach it at the speed of a disk, not of ssh under
+emulation.
 
-A disk is a named ext4 image in the cache folder, made by `mke2fs -d` without mounting anything; the same files (by path,
-size and time of change) are the same disk.
+A disk is a named ext4 image in the cache folder, made by `mke2fs -d` without mounting anything; the
+same files (by path, size and time of change) are the same disk.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from pathlib import Path
 from tests.support import toolchain
 from tests.support.flannel import programs as flannel_programs
 
-CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
+CONTROL_PLANE = (
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubelet",
+    "kubectl",
+)
 SPARE_BYTES = 32 << 20
 
 
@@ -43,7 +51,8 @@ def kubeadm() -> Path:
 
 
 def containerd() -> Path:
-    """The disk with containerd, ctr, its shim and runc in bin/, and the reference CNI plugins in cni/."""
+    """The disk with containerd, ctr, its shim and runc in bin/, and the reference CNI plugins in
+    cni/."""
     folder = toolchain.peer()
     files = [file for part in ("bin", "cni") for file in (folder / part).iterdir()]
     return of_files("containerd", {str(file.relative_to(folder)): file for file in files})
@@ -52,7 +61,9 @@ def containerd() -> Path:
 def of_files(name: str, files: Mapping[str, Path]) -> Path:
     """The disk called `name` with `files` (path on the disk -> file here)."""
     facts = [(target, str(source), source.stat()) for target, source in sorted(files.items())]
-    key = hashlib.sha256(repr([(t, s, f.st_size, f.st_mtime_ns) for t, s, f in facts]).encode()).hexdigest()
+    key = hashlib.sha256(
+        repr([(t, s, f.st_size, f.st_mtime_ns) for t, s, f in facts]).encode()
+    ).hexdigest()
     disk = toolchain.cache() / "vm" / f"{name}-{key[:12]}.img"
     if disk.exists():
         return disk

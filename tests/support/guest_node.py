@@ -1,4 +1,5 @@
-"""A Kubernetes node in the guest: what `vagrant/provision.sh` takes is made here, at this machine's speed, and pushed.
+"""A Kubernetes node in the guest: what `vagrant/provision.sh` takes is made here, at this machine's
+speed, and pushed.
 
 Kubernetes comes on a read-only disk, the project as a wheel, images as archives.
 """
@@ -29,9 +30,11 @@ def provision(
     authority: Path | None = None,
     timeout_s: float = 900,
 ) -> str:
-    """Make the guest a node; returns what the script said. The guest has the disk of `guest_disk.kubernetes()`.
+    """Make the guest a node; returns what the script said. The guest has the disk of
+    `guest_disk.kubernetes()`.
 
-    `settings` are the script's variables, `authority` is a folder with ca.crt and ca.key that sign its certificates.
+    `settings` are the script's variables, `authority` is a folder with ca.crt and ca.key that sign
+    its certificates.
     """
     with tempfile.TemporaryDirectory() as folder:
         files = {"wheels": [wheel(Path(folder))], "images": [images.busybox()]}
@@ -51,14 +54,19 @@ def push(guest: Guest, files: Mapping[str, list[Path]]) -> None:
             for source in sources:
                 archive.add(source, arcname=f"{target}/{source.name}")
     folders = " ".join(f"{GIVEN}/{target}" for target in files)
-    guest.ssh(f"rm -rf {folders} && mkdir -p {folders} && tar xf - -C {GIVEN}", stdin=buffer.getvalue())
+    guest.ssh(
+        f"rm -rf {folders} && mkdir -p {folders} && tar xf - -C {GIVEN}", stdin=buffer.getvalue()
+    )
 
 
 def wheel(folder: Path) -> Path:
-    """The project's wheel in `folder`, built from a copy, so that the checkout gets no build folder."""
+    """The project's wheel in `folder`, built from a copy, so that the checkout gets no build
+    folder."""
     source = folder / "source"
     for package in PACKAGES:
-        shutil.copytree(PROJECT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            PROJECT / package, source / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(PROJECT / name, source / name)
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-deps", "-w", str(folder), str(source)]  # fmt: skip

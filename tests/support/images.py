@@ -15,7 +15,8 @@ PAUSE = Path(__file__).parents[2] / "pyrunc/native/pause"
 
 
 def made_once(name: str, recipe: str, make: Callable[[], Mapping[str, BuiltImage]]) -> Path:
-    """A docker-archive `name`-… of the images (name -> image) that `make` returns, made once for each `recipe`."""
+    """A docker-archive `name`-… of the images (name -> image) that `make` returns, made once for
+    each `recipe`."""
     key = hashlib.sha256(recipe.encode()).hexdigest()[:12]
     path = toolchain.cache() / "images" / f"{name}-{key}.tar"
     if not path.exists():

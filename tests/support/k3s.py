@@ -1,8 +1,8 @@
-"""k3s, built from its Go module into the cache: the program that its release carries inside, which is server, agent and, by that
-name, kubectl.
+"""k3s, built from its Go module into the cache: the program that its release carries inside, which
+is server, agent and, by that name, kubectl.
 
-`python -m tests.support.k3s` builds and prints where it is. The release's other programs, its CNI plugins among them, are not
-of this module.
+`python -m tests.support.k3s` builds and prints where it is. The release's other programs, its CNI
+plugins among them, are not of this module.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pathlib import Path
 from tests.support import toolchain
 
 MODULE = "github.com/k3s-io/k3s"
-COMMIT = "v1.25.5-0.20221115215439-0dc63334c0db"  # the newest that the module proxy was found to have
+# the newest that the module proxy was found to have
+COMMIT = "v1.25.5-0.20221115215439-0dc63334c0db"
 VERSION = "v1.25.4+k3s1"
 """Kubernetes' version in it, and k3s' way to write its own."""
 
@@ -37,8 +38,8 @@ def programs() -> Path:
 
 
 def _build(out: Path) -> None:
-    """In the module's own folder, which is not written to: what it requires and replaces counts for a main module only. Its
-    storage, sqlite, is C.
+    """In the module's own folder, which is not written to: what it requires and replaces counts for
+    a main module only. Its storage, sqlite, is C.
     """
     folder = toolchain.cache() / "src" / "k3s"
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
-"""A cluster that `kubeadm join` can join: what `kubeadm init` leaves in its API server, and what Kubernetes' packages have on a
-machine that is to become a node.
+"""A cluster that `kubeadm join` can join: what `kubeadm init` leaves in its API server, and what
+Kubernetes' packages have on a machine that is to become a node.
 """
 
 from __future__ import annotations
@@ -80,13 +80,20 @@ class Cluster:
     def run(self, script: str) -> str:
         """A script on the control plane. Raises AssertionError with its output when it fails."""
         done = subprocess.run(
-            ["sh", "-ec", script], env=self._environment, capture_output=True, text=True, check=False
+            ["sh", "-ec", script],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
-        assert not done.returncode, f"{script}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+        assert not done.returncode, (
+            f"{script}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+        )
         return done.stdout
 
     def prepare(self) -> None:
-        """The phases of `kubeadm init` that nodes depend on. The cluster's address is the one that guests see."""
+        """The phases of `kubeadm init` that nodes depend on. The cluster's address is the one that
+        guests see."""
         config = self.folder / "kubeadm.yaml"
         config.write_text(_documents())
         for phase in ("upload-config all", "bootstrap-token"):
@@ -95,9 +102,15 @@ class Cluster:
 
     def _publish_address(self) -> None:
         """In cluster-info, where kubeadm has put the administrator's."""
-        found = self.run("kubectl -n kube-public get configmap cluster-info -o 'jsonpath={.data.kubeconfig}'")
-        server = next(line.split()[1] for line in found.splitlines() if line.strip().startswith("server:"))
-        change = json.dumps({"data": {"kubeconfig": found.replace(server, f"https://{SERVICES}:{PORT}")}})
+        found = self.run(
+            "kubectl -n kube-public get configmap cluster-info -o 'jsonpath={.data.kubeconfig}'"
+        )
+        server = next(
+            line.split()[1] for line in found.splitlines() if line.strip().startswith("server:")
+        )
+        change = json.dumps(
+            {"data": {"kubeconfig": found.replace(server, f"https://{SERVICES}:{PORT}")}}
+        )
         self.run(f"kubectl -n kube-public patch configmap cluster-info -p '{change}'")
 
 
@@ -106,4 +119,6 @@ def _documents() -> str:
         {"kind": "InitConfiguration", "nodeRegistration": {"criSocket": "unix:///run/pyrunc/cri.sock"}},
         {"kind": "ClusterConfiguration", "kubernetesVersion": toolchain.KUBERNETES, "controlPlaneEndpoint": f"{SERVICES}:{PORT}"},
     ]  # fmt: skip
-    return "---\n".join(json.dumps({"apiVersion": "kubeadm.k8s.io/v1beta4", **part}) + "\n" for part in parts)
+    return "---\n".join(
+        json.dumps({"apiVersion": "kubeadm.k8s.io/v1beta4", **part}) + "\n" for part in parts
+    )

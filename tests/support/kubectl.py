@@ -45,4 +45,6 @@ class Kubectl:
 
     def pod_range(self, node: Hosted) -> str:
         """The node's range of pod addresses, empty as long as it has none."""
-        return self.kubectl("get", "node", node.host, "-o", "jsonpath={.spec.podCIDR}", check=False).stdout
+        return self.kubectl(
+            "get", "node", node.host, "-o", "jsonpath={.spec.podCIDR}", check=False
+        ).stdout

@@ -1,13 +1,16 @@
-"""What a test may leave behind, counted: one snapshot before, one after, and the difference is a leak.
+"""What a test may leave behind, counted: one snapshot before, one after, and the difference is a
+leak.
 
-Always: descriptors and children of the test's process, and what is the session's own, whatever else the machine does
-meanwhile: processes with the session's mark in their environment or in the name of their cgroup, and all that descend from
-these; mounts in folders of the session; network namespaces, links and cgroups with the mark in their names.
-A process is known again by its pid and start time; its name may change in between (a zygote takes its own after execve).
+Always: descriptors and children of the test's process, and what is the session's own, whatever else
+the machine does meanwhile: processes with the session's mark in their environment or in the name of
+their cgroup, and all that descend from these; mounts in folders of the session; network namespaces,
+links and cgroups with the mark in their names. A process is known again by its pid and start time;
+its name may change in between (a zygote takes its own after execve).
 
-With `PYRUNC_LEDGER=machine`, CI's way, all that belongs to the machine counts, whoever made it: also a leak under a name that
-nobody meant, nftables with their elements, and every process that runs one of our programs. Nothing else may then work on the
-machine but another worker of the same run, which counts what bears its mark itself (`tests/support/schedule.py`). State entries are
+With `PYRUNC_LEDGER=machine`, CI's way, all that belongs to the machine counts, whoever made it:
+also a leak under a name that nobody meant, nftables with their elements, and every process that
+runs one of our programs. Nothing else may then work on the machine but another worker of the same
+run, which counts what bears its mark itself (`tests/support/schedule.py`). State entries are
 counted for the folders that a test names.
 """
 
@@ -70,7 +73,9 @@ def take(folders: Iterable[Path] = (), *, of_machine: bool = True) -> Ledger:
     for kind in ("mount", "network namespace", "link", "cgroup"):
         entries[kind] = {name: words for name, words in entries[kind].items() if counts(name)}
     for folder in folders:
-        entries[f"state in {folder}"] = _by_name(os.path.relpath(path, folder) for path in _below(folder))
+        entries[f"state in {folder}"] = _by_name(
+            os.path.relpath(path, folder) for path in _below(folder)
+        )
     return Ledger(entries, of_machine)
 
 
@@ -80,7 +85,8 @@ def counts_the_machine() -> bool:
 
 
 def settle(earlier: Ledger, folders: Iterable[Path] = (), timeout_s: float = 20.0) -> list[str]:
-    """The leaks that are still there when the kernel had `timeout_s` to finish what it does in the background."""
+    """The leaks that are still there when the kernel had `timeout_s` to finish what it does in the
+    background."""
     folders, deadline = list(folders), time.monotonic() + timeout_s
     while True:
         found = take(folders, of_machine=earlier.of_machine).leaks(earlier)
@@ -90,7 +96,8 @@ def settle(earlier: Ledger, folders: Iterable[Path] = (), timeout_s: float = 20.
 
 
 def descriptors() -> set[str]:
-    """`number -> target` of this process, without what listing them opens and the launcher's copy, made once and kept."""
+    """`number -> target` of this process, without what listing them opens and the launcher's copy,
+    made once and kept."""
     found = set()
     for number in _listing("/proc/self/fd"):
         try:
@@ -113,27 +120,34 @@ def children() -> dict[str, str]:
 
 
 def own_processes(there: Processes) -> dict[str, str]:
-    """This session's processes, wherever they ended up, without this one: those that bear its mark, and their descendants.
+    """This session's processes, wherever they ended up, without this one: those that bear its mark,
+    and their descendants.
 
-    A process of a container has the environment that its image says: it is known by its cgroup or its parents.
+    A process of a container has the environment that its image says: it is known by its cgroup or
+    its parents.
     """
     own = {pid for pid in there if _bears_the_mark(pid)}
     found: dict[str, str] = {}
     for pid, process in there.items():
-        if pid != str(os.getpid()) and _first_above(pid, own, there) and not _kept_by_a_zygote(pid, there):
+        if (
+            pid != str(os.getpid())
+            and _first_above(pid, own, there)
+            and not _kept_by_a_zygote(pid, there)
+        ):
             found |= process.told()
     return found
 
 
 def our_processes(there: Processes) -> dict[str, str]:
-    """Processes that run one of our programs, by executable or command line, but for those of another worker of this run."""
+    """Processes that run one of our programs, by executable or command line, but for those of
+    another worker of this run."""
     found: dict[str, str] = {}
     others: set[str] | None = None
     for pid, process in there.items():
         try:
-            what = os.readlink(f"/proc/{pid}/exe") + Path(f"/proc/{pid}/cmdline").read_bytes().decode(
-                "utf-8", "replace"
-            )
+            what = os.readlink(f"/proc/{pid}/exe") + Path(
+                f"/proc/{pid}/cmdline"
+            ).read_bytes().decode("utf-8", "replace")
         except OSError:
             continue
         if (
@@ -150,7 +164,8 @@ def our_processes(there: Processes) -> dict[str, str]:
 
 
 def _of_other_workers(there: Processes) -> set[str]:
-    """The other workers of a run with several, and what bears their marks. What they fork bears the mark of all workers."""
+    """The other workers of a run with several, and what bears their marks. What they fork bears the
+    mark of all workers."""
     workers: set[str] = set()
     if "PYTEST_XDIST_WORKER" in os.environ:
         workers = {*_children(f"/proc/{os.getppid()}/task/{os.getppid()}")} - {str(os.getpid())}
@@ -158,7 +173,10 @@ def _of_other_workers(there: Processes) -> set[str]:
         pid
         for pid in there
         if pid in workers
-        or ((found := _mark_of(pid)) not in ("", _mark_of("self")) and session.of_another_worker(found))
+        or (
+            (found := _mark_of(pid)) not in ("", _mark_of("self"))
+            and session.of_another_worker(found)
+        )
         or session.of_another_worker(_cgroup_of(pid))
     }
 
@@ -166,7 +184,11 @@ def _of_other_workers(there: Processes) -> set[str]:
 def _first_above(pid: str, wanted: Container[str], there: Processes) -> str:
     """This process, or the first above it, that is wanted; empty if none is."""
     line = [pid]
-    while line[-1] not in wanted and line[-1] in there and (above := there[line[-1]].parent) not in line:
+    while (
+        line[-1] not in wanted
+        and line[-1] in there
+        and (above := there[line[-1]].parent) not in line
+    ):
         line.append(above)
     return line[-1] if line[-1] in wanted else ""
 
@@ -197,7 +219,8 @@ def _mark_of(pid: str) -> str:
 def mounts() -> set[str]:
     """Mount points of this mount namespace with their type and source.
 
-    Not /run/netns itself, which the first `ip netns add` of a machine's life binds onto itself for good.
+    Not /run/netns itself, which the first `ip netns add` of a machine's life binds onto itself for
+    good.
     """
     found = set()
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
@@ -209,9 +232,12 @@ def mounts() -> set[str]:
 
 
 def cgroups() -> set[str]:
-    """Every group of the v2 tree, but for the server's default parent of all pods, which stays once it was made."""
+    """Every group of the v2 tree, but for the server's default parent of all pods, which stays once
+    it was made."""
     root = cgroup_root()
-    return {f"{base}/{name}" for base, names, _ in os.walk(root) for name in names} - {f"{root}/pyrunc"}
+    return {f"{base}/{name}" for base, names, _ in os.walk(root) for name in names} - {
+        f"{root}/pyrunc"
+    }
 
 
 def cgroup_root() -> str:
@@ -244,7 +270,9 @@ def _is_own(name: str) -> bool:
 
 def _is_no_others(name: str) -> bool:
     """Whether it is not one that another worker of this run counts."""
-    in_other_folder = any(folder in name for folder in OTHER_FOLDERS) and not any(f in name for f in FOLDERS)
+    in_other_folder = any(folder in name for folder in OTHER_FOLDERS) and not any(
+        f in name for f in FOLDERS
+    )
     return not in_other_folder and not session.of_another_worker(name)
 
 
@@ -280,13 +308,18 @@ def processes() -> Processes:
 def _process(pid: str) -> Process | None:
     """None for what is not there (any more), and for a thread of the kernel."""
     try:
-        with open(f"/proc/{pid}/stat", errors="replace") as file:  # a name may be cut within a letter
+        # a name may be cut within a letter
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
             text = file.read()
     except OSError:
         return None
     name, _, rest = text.partition("(")[2].rpartition(")")
     fields = rest.split()
-    return None if int(fields[6]) & _PF_KTHREAD else Process(pid, name, fields[0], fields[1], fields[19])
+    return (
+        None
+        if int(fields[6]) & _PF_KTHREAD
+        else Process(pid, name, fields[0], fields[1], fields[19])
+    )
 
 
 def _children(task: str) -> list[str]:
@@ -297,8 +330,8 @@ def _children(task: str) -> list[str]:
 
 
 def _kept_by_a_zygote(pid: str, there: Processes) -> bool:
-    """Whether it is a shim of the node, which may be another than before, or a zygote's child that attaches to networks. Without a
-    zygote above it is a leak like any other."""
+    """Whether it is a shim of the node, which may be another than before, or a zygote's child that
+    attaches to networks. Without a zygote above it is a leak like any other."""
     process = there[pid]
     above = there.get(process.parent)
     kept = process.name in ("pyrunc-shim", "pyrunc-cni")
@@ -314,4 +347,6 @@ def _listing(path: str) -> list[str]:
 
 def _below(folder: Path) -> list[str]:
     """Every path below; what goes away meanwhile is not there."""
-    return [f"{base}/{name}" for base, folders, files in os.walk(folder) for name in (*folders, *files)]
+    return [
+        f"{base}/{name}" for base, folders, files in os.walk(folder) for name in (*folders, *files)
+    ]

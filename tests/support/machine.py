@@ -1,5 +1,5 @@
-"""A machine for programs that install a cluster: a node's namespaces in which they may write below /etc, /var/lib and other
-folders of this machine, and a shell there.
+"""A machine for programs that install a cluster: a node's namespaces in which they may write below
+/etc, /var/lib and other folders of this machine, and a shell there.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from tests.support.processes import installed
 
 
 class Machine:
-    """`name` is that of its network namespace and of its pods' cgroup. What is written below the folders `written` is in
-    `folder`; a process of it finds the programs in `programs` before all others.
+    """`name` is that of its network namespace and of its pods' cgroup. What is written below the
+    folders `written` is in `folder`; a process of it finds the programs in `programs` before all
+    others.
     """
 
     def __init__(
@@ -59,8 +60,12 @@ class Machine:
 
     def types(self, command: str) -> str:
         """A shell command on the machine; what it printed. Raises AssertionError when it fails."""
-        done = subprocess.run(self.inside("sh", "-ec", command), capture_output=True, text=True, check=False)
-        assert not done.returncode, f"{command}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+        done = subprocess.run(
+            self.inside("sh", "-ec", command), capture_output=True, text=True, check=False
+        )
+        assert not done.returncode, (
+            f"{command}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+        )
         return done.stdout
 
     def cri(self, *words: str) -> str:

@@ -43,7 +43,11 @@ def _image() -> Mapping[str, BuiltImage]:
 
 def _additions(base: bytes) -> bytes:
     """What configuring the packages would have made."""
-    folders = {"run": build.directory(), "var/lib/nginx": build.directory(), "tmp": build.directory(0o1777)}
+    folders = {
+        "run": build.directory(),
+        "var/lib/nginx": build.directory(),
+        "tmp": build.directory(0o1777),
+    }
     system = debian.links_of_a_system(base)
     shell = {"usr/bin/sh" if system else "bin/sh": build.symlink("busybox")}
     links = {name: build.symlink(target) for name, target in LINKS.items()}

@@ -1,4 +1,5 @@
-"""An NRI plugin of the tests' own: a thread on a socket, which records what it is told and answers what a test has set.
+"""An NRI plugin of the tests' own: a thread on a socket, which records what it is told and answers
+what a test has set.
 
 Its framing is its own, so that the server's meets another one.
 """
@@ -31,7 +32,8 @@ class Refused(Exception):
 class TestPlugin:
     """Connects to `where` (a path, or a socket) and registers as `index`-`name`; a context manager.
 
-    `handlers`: what answers a method: called with its request, returns its response (None: an empty one) or raises Refused.
+    `handlers`: what answers a method: called with its request, returns its response (None: an empty
+    one) or raises Refused.
     """
 
     __test__ = False
@@ -112,9 +114,13 @@ class TestPlugin:
     def wait_for(self, method: str, identifier: str = "") -> Any:
         """The first request of this method."""
         self.wait(lambda: method in self.methods(identifier))
-        return next(r for m, r in self.told if m == method and (not identifier or identifier in ids(r)))
+        return next(
+            r for m, r in self.told if m == method and (not identifier or identifier in ids(r))
+        )
 
-    def update(self, *updates: api.ContainerUpdate, evict: str = "") -> api.UpdateContainersResponse:
+    def update(
+        self, *updates: api.ContainerUpdate, evict: str = ""
+    ) -> api.UpdateContainersResponse:
         """Ask the runtime for changes that nobody asked this plugin about."""
         request = api.UpdateContainersRequest(update=updates)
         if evict:

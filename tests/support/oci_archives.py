@@ -1,4 +1,5 @@
-"""Built images as a registry or an OCI layout has them: manifests, compressed blobs, and a layout in a tar."""
+"""Built images as a registry or an OCI layout has them: manifests, compressed blobs, and a layout
+in a tar."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def oci_archive(
     compress: str = "gzip",
     annotations: Mapping[str, str] | None = None,
 ) -> bytes:
-    """An OCI layout in a tar; name -> image, the name in `org.opencontainers.image.ref.name`. `annotations`: of each manifest."""
+    """An OCI layout in a tar; name -> image, the name in `org.opencontainers.image.ref.name`.
+    `annotations`: of each manifest."""
     files: dict[str, bytes] = {"oci-layout": b'{"imageLayoutVersion":"1.0.0"}'}
     entries = []
     for name, built in images.items():

@@ -1,5 +1,6 @@
-"""A collector of OpenTelemetry: `python -m tests.support.otlp_collector FILE [hang]` prints its port, and appends each span that
-comes by OTLP over HTTP to FILE as a line of JSON. With `hang` it takes requests and answers none."""
+"""A collector of OpenTelemetry: `python -m tests.support.otlp_collector FILE [hang]` prints its
+port, and appends each span that comes by OTLP over HTTP to FILE as a line of JSON. With `hang` it
+takes requests and answers none."""
 
 from __future__ import annotations
 

@@ -14,7 +14,9 @@ def build() -> Path:
     """`make deb` for this machine's Debian; the package's file."""
     for old in (PROJECT / "dist").glob("*.deb"):
         old.unlink()
-    done = subprocess.run(["make", "-C", PROJECT, "deb-here"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["make", "-C", PROJECT, "deb-here"], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise RuntimeError(
             f"make deb: exit code {done.returncode}\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
@@ -38,12 +40,18 @@ def as_version(package: Path, version: str, folder: Path) -> Path:
     control.write_text(control.read_text().replace(field(package, "Version"), version))
     lines = code.read_text().splitlines()
     code.write_text(
-        "\n".join(f'__version__ = "{version}"' if line.startswith("__version__") else line for line in lines)
+        "\n".join(
+            f'__version__ = "{version}"' if line.startswith("__version__") else line
+            for line in lines
+        )
     )
-    # Compiled from the other version, and never compared with the file; the interpreter of the package may be another than ours.
+    # Compiled from the other version, and never compared with the file; the interpreter of the
+    # package may be another than ours.
     for compiled in code.parent.glob("__pycache__/__init__.*.pyc"):
         compiled.unlink()
     subprocess.run(
-        ["dpkg-deb", "-b", "-Zzstd", "-z1", "--root-owner-group", tree, out], check=True, capture_output=True
+        ["dpkg-deb", "-b", "-Zzstd", "-z1", "--root-owner-group", tree, out],
+        check=True,
+        capture_output=True,
     )
     return out

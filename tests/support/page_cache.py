@@ -15,7 +15,9 @@ def cached_pages(path: Path) -> int:
     size = path.stat().st_size
     pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
     with path.open("rb") as file:
-        area = ctypes.c_void_p(libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0))
+        area = ctypes.c_void_p(
+            libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
+        )
     try:
         assert libc.mincore(area, ctypes.c_size_t(size), pages) == 0
         return sum(page & 1 for page in pages)

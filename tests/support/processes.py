@@ -15,13 +15,16 @@ _ENDED = -1
 
 
 class Program:
-    """A long-running program in its own session; `folder/name.pid` lets another process end it later."""
+    """A long-running program in its own session; `folder/name.pid` lets another process end it
+    later."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.log, self._pid_file = name, folder / f"{name}.log", folder / f"{name}.pid"
         self._child: subprocess.Popen[bytes] | None = None
 
-    def start(self, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> None:
+    def start(
+        self, command: Sequence[str], *, environment: Mapping[str, str] | None = None
+    ) -> None:
         """Start `command` with output appended to the log."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log, "ab") as log:
@@ -65,7 +68,8 @@ class Program:
 
 
 def clean_up_on_signals() -> None:
-    """Has SIGINT and SIGTERM end this program as exceptions do, so that it takes back what it has made.
+    """Has SIGINT and SIGTERM end this program as exceptions do, so that it takes back what it has
+    made.
 
     In the background of a shell without jobs SIGINT is ignored.
     """
@@ -74,7 +78,8 @@ def clean_up_on_signals() -> None:
 
 
 def installed(program: str) -> list[str]:
-    """The command line of one of our programs: the script beside this interpreter, or its module where none is installed."""
+    """The command line of one of our programs: the script beside this interpreter, or its module
+    where none is installed."""
     script = Path(sys.executable).parent / program
     module = {"pyrunc": "pyrunc.cli.main", "pyrunc-cri": "cri_server.cli.main"}[program]
     return [str(script)] if script.exists() else [sys.executable, "-m", module]

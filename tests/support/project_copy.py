@@ -1,4 +1,5 @@
-"""A copy of the project's code and tests, in which something is changed or missing, and its tests run there."""
+"""A copy of the project's code and tests, in which something is changed or missing, and its tests
+run there."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ class ProjectCopy:
             *dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))),
         ]
         self.program.parent.mkdir()
-        self.program.write_text(_PROGRAM.format(python=os.path.realpath(sys.executable), searched=searched))
+        self.program.write_text(
+            _PROGRAM.format(python=os.path.realpath(sys.executable), searched=searched)
+        )
         self.program.chmod(0o755)
 
     def run_tests(self, *tests: str, temporary: Path) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,9 @@
-"""A real, small container registry: the distribution API for pulls, over HTTP or HTTPS, with logins, and able to misbehave.
+"""A real, small container registry: the distribution API for pulls, over HTTP or HTTPS, with
+logins, and able to misbehave.
 
-Blobs are files below a folder. `Fault`s change the answers to the requests they match, so that a test says in one line what
-goes wrong. As a program it serves image archives: `python -m tests.support.registry --port N --root DIR [--auth U:P] FILE…`.
+Blobs are files below a folder. `Fault`s change the answers to the requests they match, so that a
+test says in one line what goes wrong. As a program it serves image archives: `python -m
+tests.support.registry --port N --root DIR [--auth U:P] FILE…`.
 """
 
 from __future__ import annotations
@@ -34,12 +36,14 @@ _CHUNK = 64 << 10
 
 @dataclass
 class Fault:
-    """A wrong answer to requests whose `METHOD path` contains a match of `match`, `times` times (None: always).
+    """A wrong answer to requests whose `METHOD path` contains a match of `match`, `times` times
+    (None: always).
 
-    `status` with `headers` and `body` replaces the answer. The others change a right one: `content` (other bytes),
-    `media_type`, `length` (a false Content-Length), `cut_at` (close after so many bytes), `stall_at` (fall silent there),
-    `byte_delay_s` (one byte at a time), `ignore_range`. For a POST or PUT, `stall_at` is silence instead of the answer, and
-    with `byte_delay_s` the answer's head never ends.
+    `status` with `headers` and `body` replaces the answer. The others change a right one: `content`
+    (other bytes), `media_type`, `length` (a false Content-Length), `cut_at` (close after so many
+    bytes), `stall_at` (fall silent there), `byte_delay_s` (one byte at a time), `ignore_range`. For
+    a POST or PUT, `stall_at` is silence instead of the answer, and with `byte_delay_s` the answer's
+    head never ends.
     """
 
     match: str
@@ -66,7 +70,8 @@ class Request:
 
 
 class Registry:
-    """A registry on 127.0.0.1. `auth`: (scheme, user, password), scheme `basic` or `bearer` (tokens from `/token`).
+    """A registry on 127.0.0.1. `auth`: (scheme, user, password), scheme `basic` or `bearer` (tokens
+    from `/token`).
 
     `tls`: (certificate, key). Use as a `with`; `requests` has everything that was asked.
     """
@@ -101,14 +106,19 @@ class Registry:
         self.scheme = "https" if tls else "http"
         self.host = f"{address}:{self._server.server_address[1]}"
         self.url = f"{self.scheme}://{self.host}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.02,), daemon=True
+        )
 
     def __enter__(self) -> Registry:
         self._thread.start()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 
@@ -131,19 +141,24 @@ class Registry:
         return f"{algorithm}:{digest}"
 
     def put_manifest(self, name: str, data: bytes, media_type: str) -> str:
-        """Store a manifest or an index as `repository:tag` (or only by digest: `repository`); its digest."""
+        """Store a manifest or an index as `repository:tag` (or only by digest: `repository`); its
+        digest."""
         repository, _, tag = name.partition(":")
         digest = f"{self.algorithm}:{hashlib.new(self.algorithm, data).hexdigest()}"
         for reference in filter(None, (tag, digest)):
             self.manifests[repository, reference] = (data, media_type)
         return digest
 
-    def push(self, name: str, image: BuiltImage, *, compress: str = "gzip", docker: bool = False) -> str:
+    def push(
+        self, name: str, image: BuiltImage, *, compress: str = "gzip", docker: bool = False
+    ) -> str:
         """Store an image as `repository:tag`; the manifest's digest."""
         data, blobs = manifest_of(image, compress, docker)
         for blob in blobs.values():
             self.put_blob(blob)
-        return self.put_manifest(name, data, types.DOCKER_MANIFEST if docker else types.OCI_MANIFEST)
+        return self.put_manifest(
+            name, data, types.DOCKER_MANIFEST if docker else types.OCI_MANIFEST
+        )
 
     def push_index(
         self, name: str, images: Mapping[tuple[str, str, str], BuiltImage], *, docker: bool = False
@@ -160,7 +175,9 @@ class Registry:
             }
             entries.append({**descriptor(data, types.OCI_MANIFEST), "platform": platform})
         kind = types.DOCKER_INDEX if docker else types.OCI_INDEX
-        document = json.dumps({"schemaVersion": 2, "mediaType": kind, "manifests": entries}).encode()
+        document = json.dumps(
+            {"schemaVersion": 2, "mediaType": kind, "manifests": entries}
+        ).encode()
         return self.put_manifest(name, document, kind)
 
     def push_archive(self, path: Path) -> list[str]:
@@ -204,13 +221,16 @@ def archive_images(path: Path) -> dict[str, BuiltImage]:
             return file.read()
 
         for item in json.loads(content("manifest.json")):
-            image = BuiltImage(tuple(content(name) for name in item["Layers"]), content(item["Config"]))
+            image = BuiltImage(
+                tuple(content(name) for name in item["Layers"]), content(item["Config"])
+            )
             found |= dict.fromkeys(item["RepoTags"], image)
     return found
 
 
 def without_host(name: str) -> str:
-    """`docker.io/library/busybox:latest` -> `library/busybox:latest`; a name without a host is docker's."""
+    """`docker.io/library/busybox:latest` -> `library/busybox:latest`; a name without a host is
+    docker's."""
     first, slash, rest = name.partition("/")
     if slash and ("." in first or ":" in first or first == "localhost"):
         return rest
@@ -289,14 +309,20 @@ class _Handler(BaseHTTPRequestHandler):
         """A push: where a blob goes, the blob, a manifest."""
         if path.endswith("/blobs/uploads/"):
             self._send(
-                202, b"", "text/plain", {"Location": f"{path}{secrets.token_hex(8)}?state=x"}, Fault("")
+                202,
+                b"",
+                "text/plain",
+                {"Location": f"{path}{secrets.token_hex(8)}?state=x"},
+                Fault(""),
             )
         elif "/blobs/uploads/" in path:
             wrong = self.owner.put_blob(body) != query.get("digest", [""])[0]
             self._send(400 if wrong else 201, b"", "text/plain", {}, Fault(""))
         else:
             name, _, tag = path.removeprefix("/v2/").partition("/manifests/")
-            digest = self.owner.put_manifest(f"{name}:{tag}", body, self.headers.get("Content-Type", ""))
+            digest = self.owner.put_manifest(
+                f"{name}:{tag}", body, self.headers.get("Content-Type", "")
+            )
             self._send(201, b"", "text/plain", {"Docker-Content-Digest": digest}, Fault(""))
 
     # ---- logins
@@ -317,7 +343,9 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             realm = self.owner.realm or f"{self.owner.url}/token"
             repository = self.path.split("/manifests/")[0].split("/blobs/")[0].removeprefix("/v2/")
-            value = f'Bearer realm="{realm}",service="registry",scope="repository:{repository}:pull"'
+            value = (
+                f'Bearer realm="{realm}",service="registry",scope="repository:{repository}:pull"'
+            )
         error = b'{"errors":[{"code":"UNAUTHORIZED","message":"log in"}]}'
         self._send(401, error, "application/json", {"WWW-Authenticate": value}, Fault(""))
 
@@ -326,7 +354,9 @@ class _Handler(BaseHTTPRequestHandler):
         _, user, password = self.owner.auth
         form = parse_qs(body.decode() if body else query)
         expected = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
-        refreshed = form.get("grant_type") == ["refresh_token"] and form.get("refresh_token") == [password]
+        refreshed = form.get("grant_type") == ["refresh_token"] and form.get("refresh_token") == [
+            password
+        ]
         if self.headers.get("Authorization") != expected and not refreshed:
             self._send(401, b"{}", "application/json", {}, Fault(""))
             return
@@ -334,18 +364,26 @@ class _Handler(BaseHTTPRequestHandler):
         self.owner.tokens.add(token)
         key = "access_token" if refreshed else "token"
         self._send(
-            200, json.dumps({key: token, "expires_in": 300}).encode(), "application/json", {}, Fault("")
+            200,
+            json.dumps({key: token, "expires_in": 300}).encode(),
+            "application/json",
+            {},
+            Fault(""),
         )
 
     # ---- content
 
     def _content(self, path: str, fault: Fault) -> None:
-        match = re.fullmatch(r"/v2/(?P<name>.+)/(?P<kind>manifests|blobs)/(?P<reference>[^/]+)", path)
+        match = re.fullmatch(
+            r"/v2/(?P<name>.+)/(?P<kind>manifests|blobs)/(?P<reference>[^/]+)", path
+        )
         if path.rstrip("/") == "/v2":
             self._send(200, b"{}", "application/json", {}, fault)
         elif path.endswith("/tags/list"):
             name = path.removeprefix("/v2/").removesuffix("/tags/list")
-            tags = sorted(r for n, r in self.owner.manifests if n == name and not r.startswith("sha256:"))
+            tags = sorted(
+                r for n, r in self.owner.manifests if n == name and not r.startswith("sha256:")
+            )
             body = json.dumps({"name": name, "tags": tags}).encode()
             self._send(200, body, "application/json", {}, fault)
         elif match and match["kind"] == "manifests":
@@ -374,7 +412,9 @@ class _Handler(BaseHTTPRequestHandler):
         if match and not fault.ignore_range:
             start, size = int(match[1]), len(data)
             if start >= size:
-                return self._send(416, b"", "text/plain", {"Content-Range": f"bytes */{size}"}, fault)
+                return self._send(
+                    416, b"", "text/plain", {"Content-Range": f"bytes */{size}"}, fault
+                )
             more = {"Content-Range": f"bytes {start}-{size - 1}/{size}"}
             return self._send(206, data[start:], "application/octet-stream", more, fault)
         return self._send(200, data, "application/octet-stream", {"Accept-Ranges": "bytes"}, fault)
@@ -398,9 +438,13 @@ class _Handler(BaseHTTPRequestHandler):
         self, status: int, data: bytes, media_type: str, headers: Mapping[str, str], fault: Fault
     ) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", media_type if fault.media_type is None else fault.media_type)
+        self.send_header(
+            "Content-Type", media_type if fault.media_type is None else fault.media_type
+        )
         if fault.length != -1:
-            self.send_header("Content-Length", str(len(data) if fault.length is None else fault.length))
+            self.send_header(
+                "Content-Length", str(len(data) if fault.length is None else fault.length)
+            )
         for name, value in {**headers, **fault.headers}.items():
             self.send_header(name, value)
         self.end_headers()

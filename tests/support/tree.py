@@ -9,10 +9,13 @@ from pathlib import Path
 
 
 def listing(root: Path, without: Collection[str] = ()) -> dict[str, str]:
-    """Path below `root` -> mode, owner and what is there, of everything but the folders `without` and what is in them."""
+    """Path below `root` -> mode, owner and what is there, of everything but the folders `without`
+    and what is in them."""
     found = {}
     for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if os.path.relpath(f"{folder}/{name}", root) not in without]
+        folders[:] = [
+            name for name in folders if os.path.relpath(f"{folder}/{name}", root) not in without
+        ]
         for name in [*folders, *names]:
             path = Path(folder, name)
             status = path.lstat()

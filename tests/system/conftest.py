@@ -1,4 +1,5 @@
-"""A runtime per test; at its end every container is deleted, the state folder is empty, and nobody's child is left."""
+"""A runtime per test; at its end every container is deleted, the state folder is empty, and
+nobody's child is left."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package", autouse=True)
 def parent_of_containers() -> Iterator[None]:
-    """Containers come to us when their runtime has ended, as they come to a shim; not so in other folders' tests."""
+    """Containers come to us when their runtime has ended, as they come to a shim; not so in other
+    folders' tests."""
     set_child_subreaper(True)
     yield
     set_child_subreaper(False)

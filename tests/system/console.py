@@ -59,7 +59,8 @@ class Console:
         return found
 
     def close(self) -> None:
-        if self._thread.is_alive():  # it waits for a connection, whose end a close of the socket would not be
+        # it waits for a connection, whose end a close of the socket would not be
+        if self._thread.is_alive():
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as last:
                 last.connect(str(self.path))
         self._thread.join(60)

@@ -1,7 +1,9 @@
-"""A runtime as its callers see it: a program with arguments, exit codes and files. Nothing of ours is imported.
+"""A runtime as its callers see it: a program with arguments, exit codes and files. Nothing of ours
+is imported.
 
-`PYRUNC_RUNTIME` points the same tests at another runtime; what they say must hold there too (tests of our own verbs ask
-`is_pyrunc`). Output goes to files: a container keeps the descriptors that it got, and a pipe would never end.
+`PYRUNC_RUNTIME` points the same tests at another runtime; what they say must hold there too (tests
+of our own verbs ask `is_pyrunc`). Output goes to files: a container keeps the descriptors that it
+got, and a pipe would never end.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ class Result:
     """How a command ended."""
 
     def __init__(self, command: Sequence[str], code: int, out: str, err: str) -> None:
-        self.command, self.code, self.out, self.err = command, code, out, err
+        self.command = command
+        self.code = code
+        self.out = out
+        self.err = err
 
     def ok(self) -> Result:
         """The same, when the exit code is 0."""
@@ -89,8 +94,11 @@ class Runtime:
             command, child.returncode, out.read_bytes().decode("utf-8", "replace"), err.read_bytes().decode("utf-8", "replace")
         )  # fmt: skip
 
-    def box(self, *args: str, change: Callable[[dict[str, Any]], None] | None = None, **linux: Any) -> Box:
-        """A container to be: its bundle is written, nothing else done. `change` edits the configuration."""
+    def box(
+        self, *args: str, change: Callable[[dict[str, Any]], None] | None = None, **linux: Any
+    ) -> Box:
+        """A container to be: its bundle is written, nothing else done. `change` edits the
+        configuration."""
         name = f"{session.name('sys')}-{next(_numbers)}"
         config = bundle.configuration(*args, cgroupsPath=f"/{name}", **linux)
         config["root"] = {"path": str(self.rootfs), "readonly": True}
@@ -102,7 +110,9 @@ class Runtime:
         self.ids.append(name)
         return Box(self, name, folder)
 
-    def run(self, *args: str, change: Callable[[dict[str, Any]], None] | None = None, **linux: Any) -> Result:
+    def run(
+        self, *args: str, change: Callable[[dict[str, Any]], None] | None = None, **linux: Any
+    ) -> Result:
         """`run` such a container to its end."""
         box = self.box(*args, change=change, **linux)
         return self("run", "--bundle", str(box.folder), box.id)
@@ -184,8 +194,9 @@ def reap(wait_s: float = 0.0) -> None:
 
 
 def reap_killed(container_id: str, timeout_s: float = 20.0) -> None:
-    """Take the exit status of all children in a container that was killed. An exec is our child, and until it is reaped the init of
-    its pid namespace does not end (Linux, zap_pid_ns_processes())."""
+    """Take the exit status of all children in a container that was killed. An exec is our child,
+    and until it is reaped the init of its pid namespace does not end (Linux,
+    zap_pid_ns_processes())."""
 
     def is_in_container(child: str) -> bool:
         pid, *_ = child.split()

@@ -1,7 +1,8 @@
-"""The validation programs of opencontainers/runtime-tools: built once, and how their answers are judged.
+"""The validation programs of opencontainers/runtime-tools: built once, and how their answers are
+judged.
 
-Exit codes alone say little there: many programs exit 0 with `not ok`. What is known to fail, and why, is data here; a line that
-begins to pass is as much of a surprise as one that begins to fail.
+Exit codes alone say little there: many programs exit 0 with `not ok`. What is known to fail, and
+why, is data here; a line that begins to pass is as much of a surprise as one that begins to fail.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from tests.support import groups, toolchain
 MODULE = "github.com/opencontainers/runtime-tools"
 VERSION = "v0.9.1-0.20251205004911-5e639034dcdc"
 
-# program -> numbers of `not ok` lines, with the reason. The list is exact: a line that passes unexpectedly fails the test.
+# program -> numbers of `not ok` lines, with the reason. The list is exact: a line that passes
+# unexpectedly fails the test.
 KNOWN: dict[str, tuple[set[int], str]] = {
     "delete": ({2, 3}, "a created container can be deleted: podman and containerd rely on it"),
     "hooks_stdin": ({1}, "expects prestart to be told created; the specification says creating"),
@@ -75,7 +77,9 @@ def build() -> Path:
 def names(folder: Path) -> list[str]:
     """The programs that say something here."""
     found = sorted(
-        path.name for path in (folder / "validation").iterdir() if path.is_dir() and path.name != "util"
+        path.name
+        for path in (folder / "validation").iterdir()
+        if path.is_dir() and path.name != "util"
     )
     return [
         name
@@ -85,12 +89,18 @@ def names(folder: Path) -> list[str]:
 
 
 def run(folder: Path, name: str, runtime: Path, scratch: Path, group: Path) -> tuple[int, str]:
-    """Exit code and output of one program, in a pid and a mount namespace of its own: what it leaves ends with them, and
-    containers that it forgets leave their cgroups beside `group`, in which it runs.
+    """Exit code and output of one program, in a pid and a mount namespace of its own: what it
+    leaves ends with them, and containers that it forgets leave their cgroups beside `group`, in
+    which it runs.
     """
     command = ["sh", "-c", groups.ENTER, str(group)]
     command += ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc"]
-    command += ["bash", "-c", 'mount -t tmpfs tmpfs "$TMPDIR"; "$0"; exit $?', f"validation/{name}/{name}.t"]
+    command += [
+        "bash",
+        "-c",
+        'mount -t tmpfs tmpfs "$TMPDIR"; "$0"; exit $?',
+        f"validation/{name}/{name}.t",
+    ]
     scratch.mkdir()
     done = subprocess.run(
         command,

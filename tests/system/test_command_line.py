@@ -1,4 +1,5 @@
-"""The command line itself: help, words that are none, options of peers, and verbs on several containers."""
+"""The command line itself: help, words that are none, options of peers, and verbs on several
+containers."""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ def test_a_regular_expression_names_several(runtime: Runtime) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["state"], ["exec"], ["exec", "--nonsense", "x"], ["create", "--preserve-fds", "x", "y"]]
+    "words",
+    [["state"], ["exec"], ["exec", "--nonsense", "x"], ["create", "--preserve-fds", "x", "y"]],
 )
 def test_wrong_words_are_in_the_log_too(runtime: Runtime, tmp_path: Path, words: list[str]) -> None:
     log = tmp_path / "log"
@@ -105,7 +107,9 @@ def test_an_empty_signal_and_an_empty_format(runtime: Runtime) -> None:
 
 def test_state_has_a_field_per_line(runtime: Runtime) -> None:
     """Scripts search for them."""
-    box = runtime.box("sleep", "60", change=lambda config: config.update(annotations={"a": "b"})).up()
+    box = runtime.box(
+        "sleep", "60", change=lambda config: config.update(annotations={"a": "b"})
+    ).up()
     text = runtime("state", box.id).ok().out
     assert '\n  "status": "running",\n' in text and f'\n  "pid": {box.pid},\n' in text
     assert '"annotations": {\n    "a": "b"\n  }' in text
@@ -114,7 +118,9 @@ def test_state_has_a_field_per_line(runtime: Runtime) -> None:
 def test_negative_values_that_cannot_be(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60").up()
     for option in ("--cpu-period", "--cpu-share", "--cpu-burst"):
-        runtime("update", option, "-1", box.id).fails(f"invalid value{'' if runtime.is_pyrunc else ' for'}")
+        runtime("update", option, "-1", box.id).fails(
+            f"invalid value{'' if runtime.is_pyrunc else ' for'}"
+        )
 
 
 def test_a_relative_destination_is_a_warning(runtime: Runtime) -> None:

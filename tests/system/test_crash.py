@@ -20,7 +20,9 @@ ATTEMPTS = 24
 
 def groups(name: str) -> list[Path]:
     return [
-        path for base in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified") if (path := Path(base) / name).is_dir()
+        path
+        for base in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
+        if (path := Path(base) / name).is_dir()
     ]
 
 
@@ -39,7 +41,9 @@ def test_a_create_that_is_killed_anywhere_can_be_deleted(runtime: Runtime) -> No
             str(box.folder),
             box.id,
         ]
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as child:
             time.sleep(luck.uniform(0, 0.06))
             child.send_signal(signal.SIGKILL)
         box.delete("--force").ok()
@@ -63,10 +67,16 @@ def test_a_killed_create_counts_as_stopped(runtime: Runtime) -> None:
 
 
 def test_folders_of_others_in_the_root_are_no_containers(runtime: Runtime) -> None:
-    """A server's state, a socket's folder, an own folder of the administrator: whatever lies beside the containers."""
+    """A server's state, a socket's folder, an own folder of the administrator: whatever lies beside
+    the containers."""
     if not runtime.is_pyrunc:
         pytest.skip("another runtime takes every folder for a container")
-    foreign = {"containers": "state.json", "sandboxes": "x/holder.json", "empty": "", "broken": "config.json"}
+    foreign = {
+        "containers": "state.json",
+        "sandboxes": "x/holder.json",
+        "empty": "",
+        "broken": "config.json",
+    }
     for name, file in foreign.items():
         path = runtime.root / name / file
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +131,15 @@ def test_many_lives_at_once(runtime: Runtime) -> None:
 
 def test_an_attached_run_that_is_killed_leaves_a_container_to_delete(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60")
-    command = [*runtime.program, "--root", str(runtime.root), "run", "--bundle", str(box.folder), box.id]
+    command = [
+        *runtime.program,
+        "--root",
+        str(runtime.root),
+        "run",
+        "--bundle",
+        str(box.folder),
+        box.id,
+    ]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL) as child:
         eventually(lambda: runtime("state", box.id).code == 0 and box.status == "running")
         child.send_signal(signal.SIGKILL)
@@ -134,7 +152,9 @@ def test_a_start_race_runs_the_program_once(runtime: Runtime, tmp_path: Path) ->
     marks = tmp_path / "marks"
     marks.mkdir()
     mount = {"destination": "/tmp", "source": str(marks), "type": "bind", "options": ["bind"]}
-    box = runtime.box("sh", "-c", "echo x >>/tmp/ran; sleep 60", change=lambda c: c["mounts"].append(mount))
+    box = runtime.box(
+        "sh", "-c", "echo x >>/tmp/ran; sleep 60", change=lambda c: c["mounts"].append(mount)
+    )
     box.create().ok()
     with ThreadPoolExecutor(6) as pool:
         found = sorted(pool.map(lambda _: box.start().code, range(6)))
@@ -150,7 +170,11 @@ def test_the_store_of_filters_survives_rubbish(runtime: Runtime) -> None:
         "defaultAction": "SCMP_ACT_ALLOW",
         # a profile that no earlier run has left in the store
         "syscalls": [
-            {"names": ["swapoff"], "action": "SCMP_ACT_ERRNO", "errnoRet": 1 + time.time_ns() % 4000}
+            {
+                "names": ["swapoff"],
+                "action": "SCMP_ACT_ERRNO",
+                "errnoRet": 1 + time.time_ns() % 4000,
+            }
         ],
     }
     runtime.run("true", seccomp=seccomp).ok()

@@ -34,5 +34,7 @@ def test_a_bundle_with_a_long_strange_path(runtime: Runtime, tmp_path: Path) -> 
     for part in (b"x" * 250, b"y" * 250, b"n\xffn utf8 \n newline"):
         folder = os.path.join(folder, part)
         os.mkdir(folder)
-    (Path(os.fsdecode(folder)) / "config.json").write_bytes((box.folder / "config.json").read_bytes())
+    (Path(os.fsdecode(folder)) / "config.json").write_bytes(
+        (box.folder / "config.json").read_bytes()
+    )
     assert runtime("run", "--bundle", os.fsdecode(folder), box.id).code == 3

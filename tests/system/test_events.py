@@ -30,7 +30,16 @@ def test_events_end_with_the_container(runtime: Runtime) -> None:
 def test_stats_have_every_part_in_types_that_go_programs_read(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60").up()
     data = runtime("events", "--stats", box.id).ok().json["data"]
-    parts = {"cpu", "cpuset", "memory", "pids", "blkio", "hugetlb", "intel_rdt", "network_interfaces"}
+    parts = {
+        "cpu",
+        "cpuset",
+        "memory",
+        "pids",
+        "blkio",
+        "hugetlb",
+        "intel_rdt",
+        "network_interfaces",
+    }
     assert parts <= data.keys()
     assert data["pids"]["current"] == 1 and 0 in data["cpuset"]["mems"] and data["cpuset"]["cpus"]
     for part in ("cpu", "memory", "blkio"):

@@ -28,7 +28,11 @@ def test_output_input_and_exit_code(box: Box) -> None:
 def test_it_shares_the_containers_namespaces(box: Box) -> None:
     for kind in ("mnt", "pid", "net", "ipc", "uts", "cgroup"):
         inside = box.exec("readlink", f"/proc/self/ns/{kind}").ok().out.strip()
-        assert inside == os.readlink(f"/proc/{box.pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}")
+        assert (
+            inside
+            == os.readlink(f"/proc/{box.pid}/ns/{kind}")
+            != os.readlink(f"/proc/self/ns/{kind}")
+        )
 
 
 def test_it_lives_in_the_containers_cgroup(runtime: Runtime, box: Box, tmp_path: Path) -> None:
@@ -81,8 +85,21 @@ def test_a_process_from_a_file(box: Box, tmp_path: Path) -> None:
 
 def test_a_process_from_a_pipe(runtime: Runtime, box: Box) -> None:
     """The shell's `<(...)` can be read once."""
-    process = {"args": ["echo", "piped"], "env": ["PATH=/bin"], "cwd": "/", "user": {"uid": 0, "gid": 0}}
-    command = [*runtime.program, "--root", str(runtime.root), "exec", "--process", "/dev/fd/3", box.id]
+    process = {
+        "args": ["echo", "piped"],
+        "env": ["PATH=/bin"],
+        "cwd": "/",
+        "user": {"uid": 0, "gid": 0},
+    }
+    command = [
+        *runtime.program,
+        "--root",
+        str(runtime.root),
+        "exec",
+        "--process",
+        "/dev/fd/3",
+        box.id,
+    ]
     script = f"{shlex.join(command)} 3< <(echo {shlex.quote(json.dumps(process))})"
     for _ in range(2):
         done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=60, check=False)
@@ -127,7 +144,8 @@ def test_preserved_descriptors_arrive(runtime: Runtime, box: Box, tmp_path: Path
     )
     line = f"exec 3<{tmp_path}/file; exec {program} sh -c 'cat <&3'"
     assert (
-        subprocess.run(line, shell=True, check=True, capture_output=True, timeout=60).stdout == b"content\n"
+        subprocess.run(line, shell=True, check=True, capture_output=True, timeout=60).stdout
+        == b"content\n"
     )
 
 
@@ -176,7 +194,9 @@ def test_the_same_command_again_does_the_same(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60").up()
     script = "id -u; id -G; pwd; echo $HOME; grep -E 'Cap|Seccomp|NoNew|Umask|Groups' /proc/self/status; cat /proc/self/cgroup"
     options = ["--user", "7:8", "-g", "9", "--cwd", "/tmp", "-e", "A=b", "--cap", "CAP_KILL"]
-    first, second, third = (box.exec("sh", "-c", script, options=options).ok().out for _ in range(3))
+    first, second, third = (
+        box.exec("sh", "-c", script, options=options).ok().out for _ in range(3)
+    )
     assert first == second == third and first.splitlines()[::2][:2] == ["7", "/tmp"]
     assert box.exec("sh", "-c", "exit 7").code == box.exec("sh", "-c", "exit 7").code == 7
 
@@ -192,13 +212,17 @@ def test_what_a_kept_program_was_made_from_may_change(runtime: Runtime, tmp_path
     assert home() == home() == "/"
     box.exec("sh", "-c", "echo root:x:0:0::/there:/bin/sh >/etc/passwd").ok()
     assert home() == home() == "/there"
-    box.exec("sh", "-c", "cp /etc/passwd /tmp/real; rm /etc/passwd; ln -s /tmp/real /etc/passwd").ok()
+    box.exec(
+        "sh", "-c", "cp /etc/passwd /tmp/real; rm /etc/passwd; ln -s /tmp/real /etc/passwd"
+    ).ok()
     assert home() == home() == "/there"
     box.exec("sh", "-c", "echo root:x:0:0::/elsewhere:/bin/sh >/tmp/real").ok()
     assert home() == home() == "/elsewhere"
     process = tmp_path / "process.json"
     for cwd in ("/tmp", "/dev", "/tmp"):
-        process.write_text(json.dumps({"args": ["/bin/pwd"], "cwd": cwd, "user": {"uid": 0, "gid": 0}}))
+        process.write_text(
+            json.dumps({"args": ["/bin/pwd"], "cwd": cwd, "user": {"uid": 0, "gid": 0}})
+        )
         assert box.exec(options=["--process", str(process)]).ok().out.strip() == cwd
 
 
@@ -206,7 +230,9 @@ def test_a_kept_program_that_fails_is_worded_as_ever(runtime: Runtime) -> None:
     box = runtime.box(
         "sleep",
         "60",
-        change=lambda c: c["mounts"].append({"destination": "/tmp", "type": "tmpfs", "source": "t"}),
+        change=lambda c: c["mounts"].append(
+            {"destination": "/tmp", "type": "tmpfs", "source": "t"}
+        ),
     ).up()
     box.exec("sh", "-c", "echo '#!/bin/sh' >/tmp/x; echo echo ran >>/tmp/x; chmod +x /tmp/x").ok()
     assert box.exec("/tmp/x").ok().out == box.exec("/tmp/x").ok().out == "ran\n"
@@ -215,13 +241,16 @@ def test_a_kept_program_that_fails_is_worded_as_ever(runtime: Runtime) -> None:
 
 
 def test_a_process_from_a_file_is_whole(runtime: Runtime, tmp_path: Path) -> None:
-    """What its writer left out, as empty or false, does not come from the container (Go's omitempty)."""
+    """What its writer left out, as empty or false, does not come from the container (Go's
+    omitempty)."""
     box = runtime.box(
         "sleep", "60", change=lambda config: config["process"]["env"].append("X=container")
     ).up()
     script = "echo x$X; grep NoNewPrivs /proc/self/status"
     file = tmp_path / "process.json"
-    file.write_text(json.dumps({"args": ["/bin/sh", "-c", script], "cwd": "/", "user": {"uid": 0, "gid": 0}}))
+    file.write_text(
+        json.dumps({"args": ["/bin/sh", "-c", script], "cwd": "/", "user": {"uid": 0, "gid": 0}})
+    )
     found = box.runtime("exec", "--process", str(file), box.id).ok().out.split()
     assert found == ["x", "NoNewPrivs:", "0"]
 
@@ -242,8 +271,13 @@ def test_a_console_socket_needs_a_terminal(box: Box, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_told_of_is_ended(runtime: Runtime, box: Box) -> None:
-    for option in (["--pid-file", "/no/such/folder/pid"], ["--pidfd-socket", "/no/such/folder/socket"]):
-        box.exec("sleep", "1000", options=["--detach", *option]).fails("no such file or directory", code=255)
+    for option in (
+        ["--pid-file", "/no/such/folder/pid"],
+        ["--pidfd-socket", "/no/such/folder/socket"],
+    ):
+        box.exec("sleep", "1000", options=["--detach", *option]).fails(
+            "no such file or directory", code=255
+        )
     reap()
     assert runtime("ps", "--format", "json", box.id).ok().json == [box.pid]
 

@@ -1,4 +1,5 @@
-"""Programs of `exec` that pyrunc.accelerate keeps with their container; what they do, test_exec.py says."""
+"""Programs of `exec` that pyrunc.accelerate keeps with their container; what they do, test_exec.py
+says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""All six kinds of hooks of one container: order, state, place, time limits, and what a failure of each does."""
+"""All six kinds of hooks of one container: order, state, place, time limits, and what a failure of
+each does."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def test_order_states_and_places(runtime: Runtime, shared: Path) -> None:
         **{kind: [noting(shared, kind, 0), noting(shared, kind, 1)] for kind in KINDS},
     )  # fmt: skip
     box.create().ok()
-    early = ["poststart0", "poststart1"] if not runtime.is_pyrunc else []  # runc runs them at create
+    # runc runs them at create
+    early = ["poststart0", "poststart1"] if not runtime.is_pyrunc else []
     order = (shared / "order").read_text().split()
     assert order == [f"{kind}{number}" for kind in KINDS[:3] for number in (0, 1)] + early
     box.start().ok()
@@ -85,7 +87,9 @@ def test_order_states_and_places(runtime: Runtime, shared: Path) -> None:
 def test_a_failure_of_create(runtime: Runtime, shared: Path, kind: str, how: str) -> None:
     bad = hook("echo why >&2; exit 7") if how == "exit" else hook("exec sleep 1000", timeout=1)
     later = hook(f"touch {shared}/later")
-    box = with_hooks(runtime, shared, **{kind: [bad, later], "poststop": [noting(shared, "poststop")]})
+    box = with_hooks(
+        runtime, shared, **{kind: [bad, later], "poststop": [noting(shared, "poststop")]}
+    )
     began = time.monotonic()
     failed = box.create().fails()
     assert time.monotonic() - began < 80
@@ -135,14 +139,18 @@ def test_a_failure_after_start_ends_the_container(runtime: Runtime, shared: Path
 def test_a_failure_after_the_end_is_only_told(runtime: Runtime, shared: Path) -> None:
     if not runtime.is_pyrunc:
         pytest.skip("runc's delete fails, and runs no further hook")
-    box = with_hooks(runtime, shared, "true", poststop=[hook("exit 3"), noting(shared, "poststop")]).up()
+    box = with_hooks(
+        runtime, shared, "true", poststop=[hook("exit 3"), noting(shared, "poststop")]
+    ).up()
     box.gone()
     box.delete().ok()
     assert (shared / "poststop0").exists()
 
 
 @pytest.mark.parametrize("timeout", [None, 1])
-def test_what_a_hook_of_start_says_is_told(runtime: Runtime, shared: Path, timeout: int | None) -> None:
+def test_what_a_hook_of_start_says_is_told(
+    runtime: Runtime, shared: Path, timeout: int | None
+) -> None:
     """Of the hook that failed alone, and no more than fits; runc's start does not hear of it."""
     if not runtime.is_pyrunc:
         pytest.skip("runc's start does not wait for this hook")
@@ -171,14 +179,18 @@ def test_what_a_hook_says_moves_no_cursor(runtime: Runtime, shared: Path) -> Non
 
 
 def test_environment_and_arguments(runtime: Runtime, shared: Path) -> None:
-    """Exactly what the configuration says; without an environment there is none, but a startContainer hook has the program's."""
+    """Exactly what the configuration says; without an environment there is none, but a
+    startContainer hook has the program's."""
     plain = {"path": "/bin/busybox", "args": ["env"]}
     to_file = {
         "path": "/bin/busybox",
         "args": ["sh", "-c", f"/bin/busybox env > {shared}/env"],
         "env": ["A=b c", "E="],
     }
-    inherits = {"path": "/bin/busybox", "args": ["sh", "-c", f"/bin/busybox env > {shared}/inherited"]}
+    inherits = {
+        "path": "/bin/busybox",
+        "args": ["sh", "-c", f"/bin/busybox env > {shared}/inherited"],
+    }
     box = with_hooks(runtime, shared, createRuntime=[plain, to_file], startContainer=[inherits])
     box.up()
     found = set((shared / "env").read_text().split("\n"))
@@ -191,7 +203,9 @@ def test_environment_and_arguments(runtime: Runtime, shared: Path) -> None:
 def test_a_daemon_of_a_hook_holds_nobody_up(runtime: Runtime, shared: Path) -> None:
     if not runtime.is_pyrunc:
         pytest.skip("runc waits for the end of the hook's output")
-    box = with_hooks(runtime, shared, "true", createRuntime=[hook(f"sleep 1000 & echo $! > {shared}/pid")])
+    box = with_hooks(
+        runtime, shared, "true", createRuntime=[hook(f"sleep 1000 & echo $! > {shared}/pid")]
+    )
     began = time.monotonic()
     box.up()
     assert time.monotonic() - began < 60

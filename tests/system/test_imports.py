@@ -1,4 +1,5 @@
-"""What a verb imports is in the program's snapshot (pyrunc/cli/front.c): a search for a module costs half a millisecond."""
+"""What a verb imports is in the program's snapshot (pyrunc/cli/front.c): a search for a module
+costs half a millisecond."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from tests.system.harness import Runtime
 
 
 def searched(runtime: Runtime, trace: Path, *words: str) -> list[str]:
-    """The compiled Python modules that this command, which must succeed, opens, and the folders in which it looks for modules."""
+    """The compiled Python modules that this command, which must succeed, opens, and the folders in
+    which it looks for modules."""
     command = [
         "strace",
         "-qq",
@@ -30,7 +32,9 @@ def searched(runtime: Runtime, trace: Path, *words: str) -> list[str]:
     return [path for path in named if path.endswith((".pyc", "/lib-dynload"))]
 
 
-def test_the_verbs_of_a_containers_life_search_for_no_module(runtime: Runtime, tmp_path: Path) -> None:
+def test_the_verbs_of_a_containers_life_search_for_no_module(
+    runtime: Runtime, tmp_path: Path
+) -> None:
     if not runtime.is_pyrunc or not Path(runtime.program[0]).read_bytes().startswith(b"\x7fELF"):
         pytest.skip("only the program has a snapshot")
     box, short = runtime.box("sleep", "3600"), runtime.box("true")
@@ -43,5 +47,7 @@ def test_the_verbs_of_a_containers_life_search_for_no_module(runtime: Runtime, t
         ("delete", "--force", box.id),
         ("run", "--bundle", str(short.folder), short.id),
     )
-    searches = {words[0]: searched(runtime, tmp_path / f"{words[0]}.trace", *words) for words in commands}
+    searches = {
+        words[0]: searched(runtime, tmp_path / f"{words[0]}.trace", *words) for words in commands
+    }
     assert searches == {words[0]: [] for words in commands}

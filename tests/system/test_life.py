@@ -156,7 +156,15 @@ def test_run_gives_the_programs_exit_code(runtime: Runtime) -> None:
 
 def test_run_reports_a_signal_as_128_and_its_number(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60")
-    command = [*runtime.program, "--root", str(runtime.root), "run", "--bundle", str(box.folder), box.id]
+    command = [
+        *runtime.program,
+        "--root",
+        str(runtime.root),
+        "run",
+        "--bundle",
+        str(box.folder),
+        box.id,
+    ]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL) as running:
         eventually(lambda: runtime("state", box.id).code == 0 and box.status == "running")
         box.kill("KILL").ok()
@@ -165,7 +173,15 @@ def test_run_reports_a_signal_as_128_and_its_number(runtime: Runtime) -> None:
 
 def test_run_forwards_signals(runtime: Runtime) -> None:
     box = runtime.box("sh", "-c", "trap 'exit 5' TERM; echo set; while true; do sleep 0.05; done")
-    command = [*runtime.program, "--root", str(runtime.root), "run", "--bundle", str(box.folder), box.id]
+    command = [
+        *runtime.program,
+        "--root",
+        str(runtime.root),
+        "run",
+        "--bundle",
+        str(box.folder),
+        box.id,
+    ]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as running:
         assert running.stdout is not None and running.stdout.readline() == b"set\n"
         eventually(lambda: runtime("state", box.id).code == 0 and box.status == "running")
@@ -249,5 +265,7 @@ def test_a_signal_by_the_pidfd_does_so_too(runtime: Runtime, tmp_path: Path) -> 
 
 def test_the_program_has_the_default_of_these_signals(runtime: Runtime) -> None:
     box = runtime.box("sh", "-c", "grep ^Sig /proc/self/status; exec sleep 1000").up()
-    masks = dict(re.findall(r"^(Sig\w+):\s*(\w+)$", Path(f"/proc/{box.pid}/status").read_text(), re.M))
+    masks = dict(
+        re.findall(r"^(Sig\w+):\s*(\w+)$", Path(f"/proc/{box.pid}/status").read_text(), re.M)
+    )
     assert {masks[name] for name in ("SigBlk", "SigIgn", "SigCgt")} == {"0" * 16}

@@ -12,7 +12,9 @@ def test_list(runtime: Runtime) -> None:
     assert rows == {first.id: "running", second.id: "stopped"}
     assert runtime("list", "-q").ok().out.split() == sorted([first.id, second.id])
     header, *lines = runtime("list").ok().out.splitlines()
-    assert header.split() == ["ID", "PID", "STATUS", "BUNDLE", "CREATED", "OWNER"] and len(lines) == 2
+    assert (
+        header.split() == ["ID", "PID", "STATUS", "BUNDLE", "CREATED", "OWNER"] and len(lines) == 2
+    )
 
 
 def test_an_empty_list(runtime: Runtime) -> None:

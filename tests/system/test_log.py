@@ -10,14 +10,18 @@ import pytest
 
 from tests.system.harness import Runtime
 
-LINE = re.compile(r'time="\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ?[^"]*" level=(\w+) msg="((?:[^"\\]|\\.)*)".*')
+LINE = re.compile(
+    r'time="\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ?[^"]*" level=(\w+) msg="((?:[^"\\]|\\.)*)".*'
+)
 
 
 def test_the_log_file_is_made_at_once(runtime: Runtime, tmp_path: Path) -> None:
     runtime.root.mkdir()
     runtime("list", options=["--log", str(tmp_path / "log")]).ok()
     assert (tmp_path / "log").read_text() == ""
-    failed = runtime("list", options=["--log", str(tmp_path / "missing" / "log")]).fails("no such file")
+    failed = runtime("list", options=["--log", str(tmp_path / "missing" / "log")]).fails(
+        "no such file"
+    )
     assert str(tmp_path / "missing" / "log") in failed.err
 
 
@@ -37,7 +41,9 @@ def test_debug_in_json(runtime: Runtime, tmp_path: Path, verb: str) -> None:
     log = tmp_path / "log"
     options = ["--debug", "--log", str(log), "--log-format", "json"]
     box = runtime.box("sh", "-c", "exit 3") if verb == "run" else runtime.box("sleep", "60").up()
-    words = ["--bundle", str(box.folder), box.id] if verb == "run" else [box.id, "sh", "-c", "exit 3"]
+    words = (
+        ["--bundle", str(box.folder), box.id] if verb == "run" else [box.id, "sh", "-c", "exit 3"]
+    )
     found = runtime(verb, *words, options=options)
     assert (found.code, found.err) == (3, "")
     entries = [json.loads(line) for line in log.read_text().splitlines()]
@@ -54,18 +60,28 @@ def test_debug_tells_the_steps(runtime: Runtime) -> None:
     hook = {"path": "/bin/busybox", "args": ["true"]}
     box = runtime.box("true", change=lambda config: config.update(hooks={"createRuntime": [hook]}))
     told = runtime("create", "--bundle", str(box.folder), box.id, options=["--debug"]).ok().err
-    for words in ("config.json", f"/{box.id}", "plan line 1:", "createRuntime hook #0", "waits at plan line"):
+    for words in (
+        "config.json",
+        f"/{box.id}",
+        "plan line 1:",
+        "createRuntime hook #0",
+        "waits at plan line",
+    ):
         assert words in told
     assert runtime("start", box.id).ok().err == ""
     box.gone()
     assert "removed cgroup" in runtime("delete", box.id, options=["--debug"]).ok().err
 
 
-def test_a_failure_in_debug_is_still_the_last_error_of_the_log(runtime: Runtime, tmp_path: Path) -> None:
+def test_a_failure_in_debug_is_still_the_last_error_of_the_log(
+    runtime: Runtime, tmp_path: Path
+) -> None:
     log = tmp_path / "log"
     box = runtime.box("/no/such/program")
     options = ["--debug", "--log", str(log), "--log-format", "json"]
-    runtime("create", "--bundle", str(box.folder), box.id, options=options).fails("no such file or directory")
+    runtime("create", "--bundle", str(box.folder), box.id, options=options).fails(
+        "no such file or directory"
+    )
     entries = [json.loads(line) for line in log.read_text().splitlines()]
     (error,) = [entry for entry in entries if entry["level"] == "error"]
     assert "no such file or directory" in error["msg"]

@@ -1,4 +1,5 @@
-"""Mounts of a configuration as the container's mountinfo shows them: options, propagation, places, and what is refused."""
+"""Mounts of a configuration as the container's mountinfo shows them: options, propagation, places,
+and what is refused."""
 
 from __future__ import annotations
 
@@ -36,7 +37,12 @@ def run(runtime: Runtime, script: str, *mounts: dict[str, Any], **linux: Any) ->
 
 
 def bind(source: Path, destination: str, *options: str) -> dict[str, Any]:
-    return {"destination": destination, "type": "bind", "source": str(source), "options": ["rbind", *options]}
+    return {
+        "destination": destination,
+        "type": "bind",
+        "source": str(source),
+        "options": ["rbind", *options],
+    }
 
 
 def shown(mountinfo: str) -> dict[str, tuple[set[str], str]]:
@@ -64,7 +70,16 @@ def test_the_last_word_wins(runtime: Runtime, data: Path) -> None:
 
 
 def test_propagation(runtime: Runtime, data: Path) -> None:
-    words = ("shared", "slave", "private", "unbindable", "rshared", "rslave", "rprivate", "runbindable")
+    words = (
+        "shared",
+        "slave",
+        "private",
+        "unbindable",
+        "rshared",
+        "rslave",
+        "rprivate",
+        "runbindable",
+    )
     mounts = [bind(data, f"/tmp/{word}", word) for word in words]
     found = shown(run(runtime, "cat /proc/self/mountinfo", *mounts).ok().out)
     for word in words:
@@ -76,7 +91,11 @@ def test_propagation(runtime: Runtime, data: Path) -> None:
 
 
 def test_places_are_made(runtime: Runtime, data: Path) -> None:
-    mounts = [bind(data, "/new/deep/er"), bind(data / "file", "/made/file"), bind(data, "relative/place")]
+    mounts = [
+        bind(data, "/new/deep/er"),
+        bind(data / "file", "/made/file"),
+        bind(data, "relative/place"),
+    ]
     script = "cat /new/deep/er/file /made/file /relative/place/file; stat -c %a /new /made"
     try:
         assert run(runtime, script, *mounts).ok().out.split() == ["content"] * 3 + ["755"] * 2
@@ -110,7 +129,10 @@ def test_a_copy_of_what_is_covered(runtime: Runtime) -> None:
 @pytest.mark.parametrize(
     ("mount", "words"),
     [
-        ({"destination": "/tmp", "type": "bind", "source": "/no/such", "options": ["bind"]}, "no such file"),
+        (
+            {"destination": "/tmp", "type": "bind", "source": "/no/such", "options": ["bind"]},
+            "no such file",
+        ),
         ({"destination": "/tmp", "type": "nosuchfs", "source": "x"}, "no such device"),
         (
             {"destination": "/tmp", "type": "tmpfs", "source": "x", "options": ["nosuch=1"]},
@@ -120,7 +142,10 @@ def test_a_copy_of_what_is_covered(runtime: Runtime) -> None:
         ({"destination": "/proc", "type": "tmpfs", "source": "x"}, "not of type proc"),
         ({"destination": "/", "type": "tmpfs", "source": "x"}, ""),
         ({"destination": "/tmp", "type": "tmpfs", "source": "x", "options": ["idmap"]}, ""),
-        ({"destination": "/tmp", "type": "bind", "source": "/tmp", "options": ["bind", "idmap"]}, ""),
+        (
+            {"destination": "/tmp", "type": "bind", "source": "/tmp", "options": ["bind", "idmap"]},
+            "",
+        ),
     ],
 )
 def test_refused(runtime: Runtime, mount: dict[str, Any], words: str) -> None:
@@ -135,7 +160,10 @@ def test_mapped_ids(runtime: Runtime, data: Path) -> None:
 
 
 def test_read_only_and_masked_paths(runtime: Runtime) -> None:
-    paths = {"maskedPaths": ["/etc/passwd", "/root", "/no/such"], "readonlyPaths": ["/tmp", "/no/such"]}
+    paths = {
+        "maskedPaths": ["/etc/passwd", "/root", "/no/such"],
+        "readonlyPaths": ["/tmp", "/no/such"],
+    }
     script = "cat /etc/passwd; ls /root; touch /tmp/x 2>&1; touch /root/x 2>&1; echo x 2>/dev/null > /etc/passwd; true"
     found = run(runtime, script, **paths).ok().out.splitlines()
     assert [line.rpartition(": ")[2] for line in found] == ["Read-only file system"] * 2

@@ -1,8 +1,10 @@
-"""Whatever a configuration holds, a runtime answers with a container or with one clear error, and leaves nothing.
+"""Whatever a configuration holds, a runtime answers with a container or with one clear error, and
+leaves nothing.
 
-Hypothesis breaks a full configuration at one to three places: a property missing, null, of another type, of absurd size, with
-NUL bytes, with paths that lead elsewhere. Each is created, started and deleted in pid, mount and cgroup namespaces of its own
-under a read-only root, because some of them name the host's.
+Hypothesis breaks a full configuration at one to three places: a property missing, null, of another
+type, of absurd size, with NUL bytes, with paths that lead elsewhere. Each is created, started and
+deleted in pid, mount and cgroup namespaces of its own under a read-only root, because some of them
+name the host's.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from tests.support import bundle, groups
 Path_ = tuple[str | int, ...]
 TIMEOUT_S = 60
 
-# What happens to one configuration. Prints a line per fact; the state folder is on a tmpfs of its own.
+# What happens to one configuration. Prints a line per fact; the state folder is on a tmpfs of its
+# own.
 SCRIPT = r"""
 set -eu
 mount -t tmpfs tmpfs /run && mkdir /run/state
@@ -131,7 +134,13 @@ def full() -> dict[str, Any]:
 
 def places(value: Any, here: Path_ = ()) -> Iterator[Path_]:
     """The path of every property and element."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, below in items:
         yield (*here, key)
         yield from places(below, (*here, key))
@@ -180,8 +189,11 @@ VALUES = st.one_of(
 MUTATIONS = st.lists(st.tuples(st.sampled_from(PLACES), VALUES), min_size=1, max_size=3)
 
 
-def mutated(mutations: list[tuple[Path_, Any]]) -> tuple[dict[str, Any], list[tuple[Path_, Any, Any]]]:
-    """The configuration with these changes, and what each has replaced (those that were still possible)."""
+def mutated(
+    mutations: list[tuple[Path_, Any]],
+) -> tuple[dict[str, Any], list[tuple[Path_, Any, Any]]]:
+    """The configuration with these changes, and what each has replaced (those that were still
+    possible)."""
     config, done = full(), []
     for place, value in mutations:
         target: Any = config
@@ -204,12 +216,15 @@ def kind(value: Any) -> str:
     if value is None or value is MISSING:
         return "nothing"
     return (
-        "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
+        "number"
+        if isinstance(value, int | float) and not isinstance(value, bool)
+        else type(value).__name__
     )
 
 
 class Judge:
-    """Runs one configuration after the other in a folder, and says what is wrong with how the runtime took it."""
+    """Runs one configuration after the other in a folder, and says what is wrong with how the
+    runtime took it."""
 
     def __init__(self, folder: Path, group: Path) -> None:
         self.bundle, self.rootfs = folder / "bundle", folder / "rootfs"
@@ -259,7 +274,9 @@ def check(judge: Judge, mutations: list[tuple[Path_, Any]]) -> None:
     facts, _, texts = report.partition("errors:\n")
     errors, _, _ = texts.partition("output:\n")
     codes = dict(
-        line.split() for line in facts.splitlines() if line.split()[0] in ("create", "start", "delete")
+        line.split()
+        for line in facts.splitlines()
+        if line.split()[0] in ("create", "start", "delete")
     )
     assert codes["create"] in ("0", "1") and codes.get("start", "0") in ("0", "1"), what
     assert codes.get("delete", "0") == "0" and "left:" not in facts, what
@@ -271,7 +288,9 @@ def check(judge: Judge, mutations: list[tuple[Path_, Any]]) -> None:
         place, before, value = changes[0]
         if kind(value) not in ("nothing", kind(before)):
             assert codes["create"] == "1", f"accepted: {what}"
-            assert any(json_path(place[:n]) in errors for n in range(len(place), 0, -1)), f"no path: {what}"
+            assert any(json_path(place[:n]) in errors for n in range(len(place), 0, -1)), (
+                f"no path: {what}"
+            )
 
 
 BOUNDED: dict[str, Any] = {
@@ -286,7 +305,8 @@ def test_the_full_configuration_works(judge: Judge) -> None:
     assert report.startswith("create 0\nstart 0\ndelete 0\nerrors:"), report
 
 
-# Mounts and removes folders, as another container runtime does with those of its containers; ends with its stdin.
+# Mounts and removes folders, as another container runtime does with those of its containers; ends
+# with its stdin.
 OTHER_RUNTIME = """
 cd "$0"; n=0
 while [ -z "$(timeout 0.02 cat)" ]; do

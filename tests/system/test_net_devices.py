@@ -1,4 +1,5 @@
-"""Links that move into the container, in a network namespace of the test's own so that none of the machine is touched."""
+"""Links that move into the container, in a network namespace of the test's own so that none of the
+machine is touched."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from tests.system.harness import Runtime
 @pytest.fixture
 def network(runtime: Runtime) -> Iterator[list[str]]:
     """Words before a command that run it where the links are; the runtime runs there too."""
-    holder = subprocess.Popen(["unshare", "-n", "sh", "-c", "echo; exec sleep 1000"], stdout=subprocess.PIPE)
+    holder = subprocess.Popen(
+        ["unshare", "-n", "sh", "-c", "echo; exec sleep 1000"], stdout=subprocess.PIPE
+    )
     assert holder.stdout
     holder.stdout.readline()
     inside = ["nsenter", f"--net=/proc/{holder.pid}/ns/net"]
@@ -26,7 +29,9 @@ def network(runtime: Runtime) -> Iterator[list[str]]:
 
 
 def ip(network: list[str], *words: str) -> str:
-    return subprocess.run([*network, "ip", *words], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        [*network, "ip", *words], check=True, capture_output=True, text=True
+    ).stdout
 
 
 def cable(network: list[str], name: str) -> None:
@@ -45,11 +50,15 @@ def test_a_link_moves_and_keeps_its_addresses(runtime: Runtime, network: list[st
         assert " 192.0.2.5/24 " in text and " 2001:db8::5/64 " in text
     assert "eth0" in text and "d1" in text and "mtu 1300" in text
     assert "UP" in next(line for line in text.splitlines() if ": eth0" in line)
-    here = [line.split(":")[1].split("@")[0].strip() for line in ip(network, "-o", "link").splitlines()]
+    here = [
+        line.split(":")[1].split("@")[0].strip() for line in ip(network, "-o", "link").splitlines()
+    ]
     assert sorted(here) == ["lo", "x-d0", "x-d1"]
 
 
-@pytest.mark.parametrize("devices", [{"nowhere": {}}, {"d0": {"name": "lo"}}, {"d0": {"name": "a/b"}}])
+@pytest.mark.parametrize(
+    "devices", [{"nowhere": {}}, {"d0": {"name": "lo"}}, {"d0": {"name": "a/b"}}]
+)
 def test_refused(runtime: Runtime, network: list[str], devices: dict[str, dict[str, str]]) -> None:
     cable(network, "d0")
     box = runtime.box("true", netDevices=devices)

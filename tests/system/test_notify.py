@@ -16,7 +16,8 @@ from tests.system.harness import Runtime
 
 
 class Listener:
-    """Takes one process's listener and lets go of it: calls that wait for an answer get ENOSYS then."""
+    """Takes one process's listener and lets go of it: calls that wait for an answer get ENOSYS
+    then."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.told, self.kinds = path, [], []  # type: Path, list[dict[str, Any]], list[str]
@@ -44,7 +45,8 @@ class Listener:
                 self.told.append(json.loads(text))
 
     def close(self) -> None:
-        """Once all have been heard that have come: they stand in line before this last one, which says nothing."""
+        """Once all have been heard that have come: they stand in line before this last one, which
+        says nothing."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as last:
             last.connect(str(self.path))
         self._thread.join(60)
@@ -72,7 +74,10 @@ def profile(path: Path) -> dict[str, Any]:
 def test_the_listener_gets_the_state_and_the_descriptor(runtime: Runtime, tmp_path: Path) -> None:
     with listening(tmp_path / "s") as listener:
         box = runtime.box(
-            "sh", "-c", "mkdir /dev/shm/x 2>/dev/null || echo refused", seccomp=profile(listener.path)
+            "sh",
+            "-c",
+            "mkdir /dev/shm/x 2>/dev/null || echo refused",
+            seccomp=profile(listener.path),
         )
         assert runtime("run", "--bundle", str(box.folder), box.id).ok().out == "refused\n"
     (told,) = listener.told

@@ -1,4 +1,5 @@
-"""What only a runtime with a plan can tell: the plan of a bundle, and how long each of its operations took. Our own verbs."""
+"""What only a runtime with a plan can tell: the plan of a bundle, and how long each of its
+operations took. Our own verbs."""
 
 from __future__ import annotations
 
@@ -27,15 +28,20 @@ def test_a_plan_is_printed_and_nothing_happens(runtime: Runtime) -> None:
     assert not runtime.root.exists()
 
 
-def test_the_trace_has_both_sides_in_the_order_of_the_plan(runtime: Runtime, tmp_path: Path) -> None:
-    """Hooks of every kind, a user namespace, limits, a seccomp listener, a console: what happens is what was printed."""
+def test_the_trace_has_both_sides_in_the_order_of_the_plan(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    """Hooks of every kind, a user namespace, limits, a seccomp listener, a console: what happens is
+    what was printed."""
     agent = socket.socket(socket.AF_UNIX)
     agent.bind(str(tmp_path / "agent"))
     agent.listen(4)
 
     def change(config: dict[str, Any]) -> None:
         hook = {"path": "/bin/true"}
-        config["hooks"] = {kind: [hook, hook] for kind in ("prestart", "createRuntime", "createContainer")}
+        config["hooks"] = {
+            kind: [hook, hook] for kind in ("prestart", "createRuntime", "createContainer")
+        }
         config["hooks"]["startContainer"] = [hook]
         identical = [{"containerID": 0, "hostID": 0, "size": 1 << 16}]
         config["linux"]["namespaces"].append({"type": "user"})
@@ -69,11 +75,15 @@ def test_the_trace_has_both_sides_in_the_order_of_the_plan(runtime: Runtime, tmp
     assert [number for number in planned if "." in number] == [n for n in recorded if "." in n]
     missing = [number for number in planned if number not in recorded]
     after = list(planned)[list(planned).index(recorded[-1]) + 1 :]
-    assert missing == [n for n in planned if n in missing and (n in after or "seccomp" in planned[n])]
+    assert missing == [
+        n for n in planned if n in missing and (n in after or "seccomp" in planned[n])
+    ]
 
 
 @pytest.mark.parametrize("start", [False, True])
-def test_a_trace_has_the_duration_of_each_operation(runtime: Runtime, tmp_path: Path, start: bool) -> None:
+def test_a_trace_has_the_duration_of_each_operation(
+    runtime: Runtime, tmp_path: Path, start: bool
+) -> None:
     box = runtime.box("true")
     path = tmp_path / "trace"
     if start:
@@ -83,7 +93,9 @@ def test_a_trace_has_the_duration_of_each_operation(runtime: Runtime, tmp_path: 
     header, *rows = path.read_text().splitlines()
     assert header.split() == ["us", "since", "start", "line", "operation"]
     times = [int(row.split()[1]) for row in rows]
-    assert times == sorted(times) and sum(int(row.split()[0]) for row in rows) <= times[-1] + len(rows)
+    assert times == sorted(times) and sum(int(row.split()[0]) for row in rows) <= times[-1] + len(
+        rows
+    )
     plan = runtime("plan", str(box.folder)).ok().out
     for text in ("mount 'proc' on '/proc'", "pivot_root", "no_new_privs"):
         assert any(row.endswith(text) for row in rows) and text in plan
@@ -91,7 +103,8 @@ def test_a_trace_has_the_duration_of_each_operation(runtime: Runtime, tmp_path: 
 
 def test_a_trace_ends_where_the_create_failed(runtime: Runtime, tmp_path: Path) -> None:
     box = runtime.box(
-        "true", change=lambda c: c["mounts"].append({"destination": "/x", "type": "nofs", "source": "x"})
+        "true",
+        change=lambda c: c["mounts"].append({"destination": "/x", "type": "nofs", "source": "x"}),
     )
     box.create("--trace", str(tmp_path / "trace")).fails("nofs")
     rows = (tmp_path / "trace").read_text().splitlines()

@@ -31,22 +31,29 @@ def test_capabilities_are_exactly_the_listed_ones(runtime: Runtime) -> None:
     found = status(runtime, process(capabilities=capabilities, user={"uid": 1000, "gid": 1000}))
     assert int(found["CapBnd"], 16) == 1 << 0 | 1 << 5 | 1 << 18
     assert int(found["CapInh"], 16) == int(found["CapAmb"], 16) == 1 << 5
-    assert int(found["CapPrm"], 16) == 1 << 5  # what an ambient capability leaves after execve by a user
+    # what an ambient capability leaves after execve by a user
+    assert int(found["CapPrm"], 16) == 1 << 5
 
 
 def test_no_capabilities(runtime: Runtime) -> None:
     found = status(runtime, process(capabilities={}))
-    assert {found[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
+    assert {found[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {
+        "0" * 16
+    }
 
 
 def test_unknown_capabilities_are_left_out(runtime: Runtime) -> None:
     names = ["CAP_KILL", "CAP_NO_SUCH_THING"]
-    found = status(runtime, process(capabilities={"bounding": names, "effective": names, "permitted": names}))
+    found = status(
+        runtime, process(capabilities={"bounding": names, "effective": names, "permitted": names})
+    )
     assert int(found["CapEff"], 16) == 1 << 5
 
 
 def test_user_groups_and_umask(runtime: Runtime) -> None:
-    found = status(runtime, process(user={"uid": 5, "gid": 6, "umask": 0o27, "additionalGids": [7, 8]}))
+    found = status(
+        runtime, process(user={"uid": 5, "gid": 6, "umask": 0o27, "additionalGids": [7, 8]})
+    )
     assert found["Uid"].split() == ["5"] * 4 and found["Gid"].split() == ["6"] * 4
     assert found["Groups"].split() == ["7", "8"] and found["Umask"] == "0027"
 
@@ -77,7 +84,8 @@ def test_home_is_the_users(runtime: Runtime) -> None:
     user = {"uid": 1000, "gid": 1000}
     assert runtime.run("sh", "-c", "echo $HOME", change=process(user=user)).ok().out == "/tmp\n"
     assert (
-        runtime.run("sh", "-c", "echo $HOME", change=process(user={"uid": 77, "gid": 77})).ok().out == "/\n"
+        runtime.run("sh", "-c", "echo $HOME", change=process(user={"uid": 77, "gid": 77})).ok().out
+        == "/\n"
     )
 
 
@@ -106,7 +114,10 @@ def test_limits(runtime: Runtime) -> None:
 
 
 def test_oom_score(runtime: Runtime) -> None:
-    assert runtime.run("cat", "/proc/self/oom_score_adj", change=process(oomScoreAdj=500)).ok().out == "500\n"
+    assert (
+        runtime.run("cat", "/proc/self/oom_score_adj", change=process(oomScoreAdj=500)).ok().out
+        == "500\n"
+    )
 
 
 def test_only_stdio_is_open(runtime: Runtime) -> None:
@@ -141,7 +152,9 @@ def test_the_executable_is_not_ours(runtime: Runtime) -> None:
     program = os.stat(runtime.program[0])
     if runtime.is_pyrunc:  # runc 1.1.5 protects its own file by a read-only bind
         assert (exe.st_dev, exe.st_ino) != (program.st_dev, program.st_ino)
-    with pytest.raises(OSError, match=r"Text file busy|Permission denied|Operation not permitted|Read-only"):
+    with pytest.raises(
+        OSError, match=r"Text file busy|Permission denied|Operation not permitted|Read-only"
+    ):
         open(f"/proc/{box.pid}/exe", "r+b")
 
 
@@ -169,7 +182,9 @@ def test_device_nodes_and_links(runtime: Runtime) -> None:
 def test_masked_and_readonly_paths(runtime: Runtime) -> None:
     script = "cat /proc/kcore | wc -c; ls /sys/firmware | wc -l; echo 1 >/proc/sys/kernel/panic 2>/dev/null || echo refused"
     out = runtime.shell(
-        script, maskedPaths=["/proc/kcore", "/sys/firmware", "/no/such"], readonlyPaths=["/proc/sys", "/no"]
+        script,
+        maskedPaths=["/proc/kcore", "/sys/firmware", "/no/such"],
+        readonlyPaths=["/proc/sys", "/no"],
     ).out
     assert out.split() == ["0", "0", "refused"]
 
@@ -179,7 +194,9 @@ def test_a_read_only_root(runtime: Runtime) -> None:
 
 
 def test_sysctls(runtime: Runtime) -> None:
-    out = runtime.shell("cat /proc/sys/net/ipv4/ip_forward", sysctl={"net.ipv4.ip_forward": "1"}).out
+    out = runtime.shell(
+        "cat /proc/sys/net/ipv4/ip_forward", sysctl={"net.ipv4.ip_forward": "1"}
+    ).out
     assert out == "1\n"
 
 
@@ -191,7 +208,9 @@ def test_sysctls(runtime: Runtime) -> None:
         (["A=1", "B=2", "A=3"], ["B=2", "A=3", "PATH=/bin", "HOME=/root"]),
     ],
 )
-def test_of_a_name_the_last_value_counts(runtime: Runtime, env: list[str], expected: list[str]) -> None:
+def test_of_a_name_the_last_value_counts(
+    runtime: Runtime, env: list[str], expected: list[str]
+) -> None:
     """At its own place; a home that is empty in the end is the user's."""
     found = runtime.run("env", change=process(env=[*env, "PATH=/bin"])).ok()
     assert found.out.splitlines() == expected
@@ -206,7 +225,9 @@ def test_what_is_not_given_of_the_capabilities_is_a_warning(runtime: Runtime) ->
     change = process(capabilities=capabilities)
     found = runtime.run("grep", "CapAmb", "/proc/self/status", change=change).ok()
     assert int(found.out.split()[1], 16) == 1 << 5
-    lines = [line.partition("msg=")[2] for line in found.err.splitlines() if "level=warning" in line]
+    lines = [
+        line.partition("msg=")[2] for line in found.err.splitlines() if "level=warning" in line
+    ]
     assert lines == [
         '"ignoring unknown or unavailable capabilities: [CAP_A CAP_UNHEARD_OF]"',
         '"can\'t raise ambient capability CAP_CHOWN: operation not permitted"',

@@ -16,7 +16,11 @@ def test_a_running_container(runtime: Runtime) -> None:
     header, line = runtime("ps", box.id).ok().out.splitlines()
     assert "PID" in header.split() and "sleep 1000" in line
     assert runtime("ps", "--format", "json", box.id).ok().json == [box.pid]
-    assert runtime("ps", box.id, "-o", "pid,args").ok().out.split()[2:] == [str(box.pid), "sleep", "1000"]
+    assert runtime("ps", box.id, "-o", "pid,args").ok().out.split()[2:] == [
+        str(box.pid),
+        "sleep",
+        "1000",
+    ]
 
 
 def test_a_stopped_container_has_none(runtime: Runtime) -> None:

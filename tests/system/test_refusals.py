@@ -62,7 +62,14 @@ def _set(path: str, value: object) -> Callable[[Config], None]:
         _set("ociVersion", "nonsense"),
         _set(
             "mounts",
-            [{"destination": "/x", "type": "bind", "source": "/no/such/source", "options": ["bind"]}],
+            [
+                {
+                    "destination": "/x",
+                    "type": "bind",
+                    "source": "/no/such/source",
+                    "options": ["bind"],
+                }
+            ],
         ),
     ],
     ids=lambda change: repr(change.__closure__[0].cell_contents),
@@ -96,7 +103,9 @@ def test_the_json_log_holds_one_object(runtime: Runtime, tmp_path: Path) -> None
     log = tmp_path / "log.json"
     box = runtime.box("nosuchprogram")
     options = ["--log", str(log), "--log-format", "json"]
-    runtime("create", "--bundle", str(box.folder), box.id, options=options).fails("executable file not found")
+    runtime("create", "--bundle", str(box.folder), box.id, options=options).fails(
+        "executable file not found"
+    )
     last = json.loads(log.read_text().splitlines()[-1])
     assert last["level"] == "error" and "executable file not found in $PATH" in last["msg"]
     if runtime.is_pyrunc:

@@ -1,4 +1,5 @@
-"""runtime-tools' validation, each program as a test. The programs run two at a time; they need Go and the module proxy once."""
+"""runtime-tools' validation, each program as a test. The programs run two at a time; they need Go
+and the module proxy once."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ PROGRAMS = (
     "poststop_fail", "prestart", "prestart_fail", "process", "process_capabilities_fail", "process_oom_score_adj",
     "process_rlimits", "process_rlimits_fail", "process_user", "root_readonly_true", "start", "state",
 )  # fmt: skip
-# killsig sends its signal as soon as the shell runs, which sets its trap only later: a race in that program. Where a shell is
-# to set one, it has a handler afterwards, besides the one for SIGCHLD that busybox's always has.
+# killsig sends its signal as soon as the shell runs, which sets its trap only later: a race in that
+# program. Where a shell is to set one, it has a handler afterwards, besides the one for SIGCHLD
+# that busybox's always has.
 START = """#!/bin/sh
 if [ "$1" = kill ]; then
     sleep 0.5

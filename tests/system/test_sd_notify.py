@@ -1,4 +1,5 @@
-"""A service manager that waits for its container: READY comes from inside, MAINPID and a barrier from the runtime."""
+"""A service manager that waits for its container: READY comes from inside, MAINPID and a barrier
+from the runtime."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ import pytest
 
 from tests.system.harness import Runtime
 
-# busybox has no sd_notify; nc speaks to unix sockets nowhere, so the word is sent by a program of our own.
+# busybox has no sd_notify; nc speaks to unix sockets nowhere, so the word is sent by a program of
+# our own.
 SENDER = """
 #include <string.h>
 #include <stdio.h>
@@ -81,7 +83,9 @@ def sender(rootfs: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return "/bin/say"
 
 
-def test_start_waits_until_the_container_is_ready(runtime: Runtime, manager: Manager, sender: str) -> None:
+def test_start_waits_until_the_container_is_ready(
+    runtime: Runtime, manager: Manager, sender: str
+) -> None:
     box = runtime.box("sh", "-c", f"{sender} STATUS=x 'READY=1\nSTATUS=y' && sleep 1000")
     env = {"NOTIFY_SOCKET": str(manager.path)}
     box.create(env=env).ok()
@@ -89,7 +93,9 @@ def test_start_waits_until_the_container_is_ready(runtime: Runtime, manager: Man
     runtime("start", box.id, env=env).ok()
     told = "\n".join(manager.close()).split()
     assert told == ["READY=1", f"MAINPID={box.pid}", "BARRIER=1"]
-    assert box.exec("sh", "-c", "touch /run/notify/x 2>&1; mount | grep notify").out.count("ro,") == 1
+    assert (
+        box.exec("sh", "-c", "touch /run/notify/x 2>&1; mount | grep notify").out.count("ro,") == 1
+    )
     assert "Read-only" in box.exec("touch", "/run/notify/x").err
 
 
@@ -112,11 +118,15 @@ def test_a_detached_run_waits_too(runtime: Runtime, manager: Manager, sender: st
     assert "".join(manager.close()).split() == ["READY=1", f"MAINPID={box.pid}", "BARRIER=1"]
 
 
-def test_an_attached_run_is_the_main_process_itself(runtime: Runtime, manager: Manager, sender: str) -> None:
+def test_an_attached_run_is_the_main_process_itself(
+    runtime: Runtime, manager: Manager, sender: str
+) -> None:
     if not runtime.is_pyrunc:
         pytest.skip("runc copies no output before the container is ready")
     box = runtime.box("sh", "-c", f"{sender} READY=1; sleep 3")
-    found = runtime("run", "--bundle", str(box.folder), box.id, env={"NOTIFY_SOCKET": str(manager.path)}).ok()
+    found = runtime(
+        "run", "--bundle", str(box.folder), box.id, env={"NOTIFY_SOCKET": str(manager.path)}
+    ).ok()
     assert found.out == "sent\n"
     ready, main, barrier = "".join(manager.close()).split()
     assert (ready, barrier) == ("READY=1", "BARRIER=1")

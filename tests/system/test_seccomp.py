@@ -25,7 +25,10 @@ def test_a_filtered_call_gives_the_chosen_errno(runtime: Runtime) -> None:
 def test_the_filter_is_there_with_and_without_new_privileges(runtime: Runtime, nnp: bool) -> None:
     seccomp = profile({"names": ["swapon"], "action": "SCMP_ACT_ERRNO"})
     change = lambda c: c["process"].update(noNewPrivileges=nnp)  # noqa: E731
-    assert "Seccomp:\t2" in runtime.run("cat", "/proc/self/status", change=change, seccomp=seccomp).ok().out
+    assert (
+        "Seccomp:\t2"
+        in runtime.run("cat", "/proc/self/status", change=change, seccomp=seccomp).ok().out
+    )
 
 
 def test_a_killing_filter(runtime: Runtime) -> None:
@@ -35,12 +38,15 @@ def test_a_killing_filter(runtime: Runtime) -> None:
 
 
 def test_exec_gets_the_filter_too(runtime: Runtime) -> None:
-    box = runtime.box("sleep", "60", seccomp=profile({"names": ["swapon"], "action": "SCMP_ACT_ERRNO"})).up()
+    box = runtime.box(
+        "sleep", "60", seccomp=profile({"names": ["swapon"], "action": "SCMP_ACT_ERRNO"})
+    ).up()
     assert "Seccomp:\t2" in box.exec("cat", "/proc/self/status").ok().out
 
 
 def test_a_profile_older_than_our_own_calls_still_works(runtime: Runtime) -> None:
-    """Only what any program needs is allowed: nothing that the runtime calls behind the filter may be missing then."""
+    """Only what any program needs is allowed: nothing that the runtime calls behind the filter may
+    be missing then."""
     if not runtime.is_pyrunc:
         pytest.skip("a Go program needs more calls behind its filter")
     names = "read write close execve exit exit_group brk mmap munmap mprotect arch_prctl set_tid_address uname ioctl "

@@ -1,4 +1,5 @@
-"""Descriptors of a service manager, and others, in a container: at the same numbers, with the words of sd_listen_fds(3)."""
+"""Descriptors of a service manager, and others, in a container: at the same numbers, with the words
+of sd_listen_fds(3)."""
 
 from __future__ import annotations
 
@@ -27,8 +28,11 @@ def files(folder: Path, count: int) -> Iterator[list[int]]:
             os.close(number)
 
 
-def run(runtime: Runtime, folder: Path, script: str, listen: int, more: int, options: str = "") -> Result:
-    """`run` by a shell that puts the files at 3 and up and says that the activation is for the runtime itself."""
+def run(
+    runtime: Runtime, folder: Path, script: str, listen: int, more: int, options: str = ""
+) -> Result:
+    """`run` by a shell that puts the files at 3 and up and says that the activation is for the
+    runtime itself."""
     box = runtime.box("sh", "-c", script)
     words = [*runtime.program, "--root", str(runtime.root), "run", *options.split(), "--bundle", str(box.folder), box.id]  # fmt: skip
     with files(folder, listen + more) as numbers:
@@ -49,7 +53,9 @@ def test_sockets_of_a_service_manager(runtime: Runtime, tmp_path: Path) -> None:
 
 
 def test_more_descriptors(runtime: Runtime, tmp_path: Path) -> None:
-    found = run(runtime, tmp_path, "echo x$LISTEN_FDS; cat <&3; cat <&4", 0, 2, "--preserve-fds 2").ok()
+    found = run(
+        runtime, tmp_path, "echo x$LISTEN_FDS; cat <&3; cat <&4", 0, 2, "--preserve-fds 2"
+    ).ok()
     assert found.out.split() == ["x", "content0", "content1"]
 
 

@@ -68,7 +68,9 @@ def test_a_socket_with_a_long_path(runtime: Runtime, tmp_path: Path) -> None:
 
 def test_a_terminal_needs_a_place_to_go(runtime: Runtime, tmp_path: Path) -> None:
     runtime.box("true", change=with_terminal).create().fails("cannot allocate tty if")
-    runtime.box("true").create("--console-socket", str(tmp_path / "c")).fails("cannot use console socket if")
+    runtime.box("true").create("--console-socket", str(tmp_path / "c")).fails(
+        "cannot use console socket if"
+    )
 
 
 def test_a_console_socket_where_nobody_listens_undoes_all(runtime: Runtime, tmp_path: Path) -> None:
@@ -78,8 +80,18 @@ def test_a_console_socket_where_nobody_listens_undoes_all(runtime: Runtime, tmp_
 
 
 def test_attached_our_own_terminal_is_joined(runtime: Runtime) -> None:
-    box = runtime.box("sh", "-c", "read line; echo got-$line; stty size; exit 6", change=with_terminal)
-    command = [*runtime.program, "--root", str(runtime.root), "run", "--bundle", str(box.folder), box.id]
+    box = runtime.box(
+        "sh", "-c", "read line; echo got-$line; stty size; exit 6", change=with_terminal
+    )
+    command = [
+        *runtime.program,
+        "--root",
+        str(runtime.root),
+        "run",
+        "--bundle",
+        str(box.folder),
+        box.id,
+    ]
     master, slave = pty.openpty()
     try:
         subprocess.run(["stty", "rows", "22", "cols", "66"], stdin=slave, check=True)
@@ -125,7 +137,15 @@ def test_captured_output_is_what_the_program_wrote(runtime: Runtime) -> None:
     box = runtime.box("printf", "a\\nb\\r\\nc\\n", change=with_terminal)
     with own_terminal() as (_, slave):
         before = termios.tcgetattr(slave)
-        run = [*runtime.program, "--root", str(runtime.root), "run", "--bundle", str(box.folder), box.id]
+        run = [
+            *runtime.program,
+            "--root",
+            str(runtime.root),
+            "run",
+            "--bundle",
+            str(box.folder),
+            box.id,
+        ]
         assert captured(run, slave) == b"a\nb\r\nc\n"
         assert termios.tcgetattr(slave) == before
 
@@ -133,16 +153,39 @@ def test_captured_output_is_what_the_program_wrote(runtime: Runtime) -> None:
 def test_captured_output_of_an_exec(runtime: Runtime) -> None:
     box = runtime.box("sleep", "1000").up()
     with own_terminal() as (_, slave):
-        run = [*runtime.program, "--root", str(runtime.root), "exec", "-t", box.id, "printf", "a\\nb\\n"]
+        run = [
+            *runtime.program,
+            "--root",
+            str(runtime.root),
+            "exec",
+            "-t",
+            box.id,
+            "printf",
+            "a\\nb\\n",
+        ]
         assert captured(run, slave) == b"a\nb\n"
 
 
 def test_at_a_terminal_newlines_are_translated_once(runtime: Runtime) -> None:
     box = runtime.box("printf", "a\\nb\\n", change=with_terminal)
-    run = [*runtime.program, "--root", str(runtime.root), "run", "--bundle", str(box.folder), box.id]
+    run = [
+        *runtime.program,
+        "--root",
+        str(runtime.root),
+        "run",
+        "--bundle",
+        str(box.folder),
+        box.id,
+    ]
     with own_terminal() as (master, slave):
         subprocess.run(
-            run, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, timeout=60, check=True
+            run,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            timeout=60,
+            check=True,
         )
         assert os.read(master, 4096) == b"a\r\nb\r\n"
 
@@ -150,7 +193,15 @@ def test_at_a_terminal_newlines_are_translated_once(runtime: Runtime) -> None:
 def test_the_size_is_that_of_the_terminal_that_is_there(runtime: Runtime) -> None:
     """Of the three descriptors any may lead elsewhere."""
     box = runtime.box("sh", "-c", "until stty size 2>/dev/null | grep ' '; do :; done", change=with_terminal)  # fmt: skip
-    run = [*runtime.program, "--root", str(runtime.root), "run", "--bundle", str(box.folder), box.id]
+    run = [
+        *runtime.program,
+        "--root",
+        str(runtime.root),
+        "run",
+        "--bundle",
+        str(box.folder),
+        box.id,
+    ]
     with own_terminal() as (_, slave):
         subprocess.run(["stty", "rows", "22", "cols", "66"], stdin=slave, check=True)
         assert captured(run, slave, subprocess.DEVNULL).split()[-2:] == [b"22", b"66"]

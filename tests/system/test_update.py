@@ -25,7 +25,8 @@ def update(runtime: Runtime, *words: str, **more: Any) -> Result:
 
 
 def limit(box: Box) -> str | None:
-    """The most processes that the container may have; None where the runtime's tree does not have that controller."""
+    """The most processes that the container may have; None where the runtime's tree does not have
+    that controller."""
     for tree in TREES:
         file = Path(tree) / box.id / "pids.max"
         if file.exists():
@@ -52,7 +53,13 @@ def test_a_file_says_all_limits(runtime: Runtime, box: Box, tmp_path: Path, wher
 
 @pytest.mark.parametrize(
     "words",
-    [["--memory", "much"], ["--cpu-quota", "1.5"], ["--pids-limit", "1k"], ["--nonsense", "1"], ["--memory"]],
+    [
+        ["--memory", "much"],
+        ["--cpu-quota", "1.5"],
+        ["--pids-limit", "1k"],
+        ["--nonsense", "1"],
+        ["--memory"],
+    ],
 )
 def test_values_that_are_none(runtime: Runtime, box: Box, words: list[str]) -> None:
     update(runtime, *words, box.id).fails()
@@ -73,12 +80,16 @@ def test_what_is_not_there_and_what_has_ended(runtime: Runtime) -> None:
     update(runtime, "--pids-limit", "5", box.id).fails("not running" if runtime.is_pyrunc else "")
 
 
-def test_a_missing_controller_is_an_error_unless_a_warning_is_asked_for(runtime: Runtime, box: Box) -> None:
+def test_a_missing_controller_is_an_error_unless_a_warning_is_asked_for(
+    runtime: Runtime, box: Box
+) -> None:
     if not runtime.is_pyrunc:
         pytest.skip("cgroup v2 only is our decision")
     if limit(box) is not None:
         pytest.skip("the controller is there")
-    runtime("update", "--pids-limit", "5", box.id).fails("the pids controller is not on the cgroup v2 tree")
+    runtime("update", "--pids-limit", "5", box.id).fails(
+        "the pids controller is not on the cgroup v2 tree"
+    )
     assert "pids controller" in update(runtime, "--pids-limit", "5", box.id).ok().err
 
 

@@ -1,4 +1,5 @@
-"""A root that covers the host's instead of pivot_root, as on a ramdisk; and a container that has no program."""
+"""A root that covers the host's instead of pivot_root, as on a ramdisk; and a container that has no
+program."""
 
 from __future__ import annotations
 

@@ -36,7 +36,10 @@ def test_a_failed_write_leaves_the_old_record_alone(tmp_path: Path) -> None:
     os.mkdir(tmp_path / "folder")
     with pytest.raises(IsADirectoryError):
         atomic_file.write_bytes(str(tmp_path / "folder"), b"text")
-    assert json.loads(path.read_text())["first"] and sorted(os.listdir(tmp_path)) == ["folder", "one.json"]
+    assert json.loads(path.read_text())["first"] and sorted(os.listdir(tmp_path)) == [
+        "folder",
+        "one.json",
+    ]
 
 
 @pytest.mark.parametrize("named_first", [False, True])

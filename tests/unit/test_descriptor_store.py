@@ -78,14 +78,21 @@ def test_what_came_with_no_name_is_called_unknown(manager: ServiceManager, file:
 
 def test_more_names_and_numbers_than_descriptors(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:  # fmt: skip
     monkeypatch.setattr("cri_server.descriptor_store.FIRST_FD", 1 << 20)
-    assert receive({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2", "LISTEN_FDNAMES": "a:b"}) == {}
+    assert (
+        receive({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2", "LISTEN_FDNAMES": "a:b"}) == {}
+    )
     assert "LISTEN_FDS: descriptor 1048576, a: " in caplog.text
     assert receive({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "two"}) == {}
     assert "LISTEN_FDS=two is no number" in caplog.text
 
 
 def test_what_is_for_another_process_is_not_ours() -> None:
-    environment = {"LISTEN_PID": str(os.getppid()), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "a", "HOME": "/"}
+    environment = {
+        "LISTEN_PID": str(os.getppid()),
+        "LISTEN_FDS": "1",
+        "LISTEN_FDNAMES": "a",
+        "HOME": "/",
+    }
     assert receive(environment) == {} and environment == {"HOME": "/"}
     assert receive({}) == {}
 

@@ -1,7 +1,9 @@
-"""Whoever sends twice as much makes twice the work, not four times: every parser of foreign bytes, fed what is worst for it.
+"""Whoever sends twice as much makes twice the work, not four times: every parser of foreign bytes,
+fed what is worst for it.
 
-Hostile inputs come as many small pieces, as one huge piece, a byte at a time, nested deeply, and with many duplicates. What a
-parser refuses it must refuse as cheaply. Layers, archives and what needs files is in `tests/cri/images/test_growth.py`.
+Hostile inputs come as many small pieces, as one huge piece, a byte at a time, nested deeply, and
+with many duplicates. What a parser refuses it must refuse as cheaply. Layers, archives and what
+needs files is in `tests/cri/images/test_growth.py`.
 """
 
 from __future__ import annotations
@@ -97,7 +99,19 @@ def test_linear_work_is_not() -> None:
 
 @pytest.mark.parametrize(
     "unit",
-    [b"{}", b'{"Width":1,"Height":1}\n', b"1 ", b"[]", b"{", b" ", b"\xff", b'"', b"[", b'{"a":', b"9"],
+    [
+        b"{}",
+        b'{"Width":1,"Height":1}\n',
+        b"1 ",
+        b"[]",
+        b"{",
+        b" ",
+        b"\xff",
+        b'"',
+        b"[",
+        b'{"a":',
+        b"9",
+    ],
     ids=repr,
 )
 @pytest.mark.parametrize("cut", [1, 1 << 20])
@@ -129,17 +143,21 @@ OPEN_1 = headers_frame(REQUEST_BLOCK, 1, frames.END_HEADERS)
 HTTP2_ATTACKS: dict[str, Callable[[int], Any]] = {
     "pings": lambda size: frames.pong(b"x" * 8) * size,
     "requests": lambda size: b"".join(
-        headers_frame(REQUEST_BLOCK, 2 * n + 1, frames.END_HEADERS | frames.END_STREAM) for n in range(size)
+        headers_frame(REQUEST_BLOCK, 2 * n + 1, frames.END_HEADERS | frames.END_STREAM)
+        for n in range(size)
     ),
     "opened and reset": lambda size: b"".join(
-        headers_frame(REQUEST_BLOCK, 2 * n + 1, frames.END_HEADERS) + frames.rst_stream(2 * n + 1, 8)
+        headers_frame(REQUEST_BLOCK, 2 * n + 1, frames.END_HEADERS)
+        + frames.rst_stream(2 * n + 1, 8)
         for n in range(size)
     ),
     "data of one byte": lambda size: OPEN_1 + (frames.head(1, frames.DATA, 0, 1) + b"x") * size,
     "empty data": lambda size: OPEN_1 + frames.head(0, frames.DATA, 0, 1) * size,
     "settings": lambda size: frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 5}) * size,
     "windows": lambda size: frames.window_update(0, 2000) * size,
-    "continuations": lambda size: headers_frame(b"", 1, 0) + frames.head(0, frames.CONTINUATION, 0, 1) * size,
+    "continuations": lambda size: (
+        headers_frame(b"", 1, 0) + frames.head(0, frames.CONTINUATION, 0, 1) * size
+    ),
     "unknown frames": lambda size: frames.head(0, 200, 0, 0) * size,
     "garbage": lambda size: b"\0" * size * 9,
 }
@@ -288,7 +306,9 @@ def ws_frame(opcode: int, data: bytes, fin: bool = True) -> bytes:
 WS_ATTACKS: dict[str, Callable[[int], Any]] = {
     "messages": lambda size: ws_frame(2, b"\0x") * size,
     "fragments": lambda size: ws_frame(2, b"\0", fin=False) + ws_frame(0, b"x", fin=False) * size,
-    "empty fragments": lambda size: ws_frame(2, b"\0", fin=False) + ws_frame(0, b"", fin=False) * size,
+    "empty fragments": lambda size: (
+        ws_frame(2, b"\0", fin=False) + ws_frame(0, b"", fin=False) * size
+    ),
     "pings": lambda size: ws_frame(9, b"x" * 100) * size,
     "one message": lambda size: ws_frame(2, b"\0" * 16 * size),
     "garbage": lambda size: b"\0" * size,
@@ -302,7 +322,9 @@ def test_websocket(name: str, cut: int) -> None:
         data = WS_ATTACKS[name](size)
 
         async def run() -> None:
-            channels = websocket.Channels(websocket.Messages(Pieces(data, cut)), websocket.DIALECTS[""])
+            channels = websocket.Channels(
+                websocket.Messages(Pieces(data, cut)), websocket.DIALECTS[""]
+            )
             await channels.run()
 
         return lambda: asyncio.run(run())
@@ -328,7 +350,15 @@ HEAD = b"POST /exec/x HTTP/1.1\r\nHost: node\r\n"
 
 @pytest.mark.parametrize(
     "data",
-    [b"a: b\r\n", b"a:" + b" " * 50 + b"\r\n", b"a: b\r\n c\r\n", b"\r\n", b"x", b"a: ,,,,,,\r\n", b"\r\r"],
+    [
+        b"a: b\r\n",
+        b"a:" + b" " * 50 + b"\r\n",
+        b"a: b\r\n c\r\n",
+        b"\r\n",
+        b"x",
+        b"a: ,,,,,,\r\n",
+        b"\r\r",
+    ],
     ids=repr,
 )
 @pytest.mark.parametrize("cut", [1, 1 << 16])
@@ -339,7 +369,9 @@ def test_http_requests(data: bytes, cut: int) -> None:
                 reader = RequestReader()
                 whole = HEAD + data * size + b"\r\n"
                 refusable(
-                    all_of(reader.receive, [whole[at : at + cut] for at in range(0, len(whole), cut)])
+                    all_of(
+                        reader.receive, [whole[at : at + cut] for at in range(0, len(whole), cut)]
+                    )
                 )()
 
         return run
@@ -399,13 +431,19 @@ IMAGE_DOCUMENTS: dict[str, Callable[[int], Any]] = {
         "config": IMAGE_CONFIG,
         "layers": [descriptor(n) for n in range(size)],
     },
-    "manifests": lambda size: {"schemaVersion": 2, "manifests": [descriptor(n) for n in range(size)]},
+    "manifests": lambda size: {
+        "schemaVersion": 2,
+        "manifests": [descriptor(n) for n in range(size)],
+    },
     "annotations": lambda size: {
         "schemaVersion": 2,
         "layers": [],
         "config": {**IMAGE_CONFIG, "annotations": {f"k{n}": "v" for n in range(size)}},
     },
-    "env": lambda size: {"rootfs": {"diff_ids": []}, "config": {"Env": [f"K{n}=v" for n in range(size)]}},
+    "env": lambda size: {
+        "rootfs": {"diff_ids": []},
+        "config": {"Env": [f"K{n}=v" for n in range(size)]},
+    },
     "same env": lambda size: {"rootfs": {"diff_ids": []}, "config": {"Env": ["K=v"] * size}},
     "labels": lambda size: {
         "rootfs": {"diff_ids": []},
@@ -438,11 +476,27 @@ def test_image_documents(name: str) -> None:
 
 @pytest.mark.parametrize(
     "unit",
-    ["a", "a ", "a=b,", 'a="b",', "a=", '"', "\\", " ", ",", 'a="\\', "a = ", "basic realm=x, ", "="],
+    [
+        "a",
+        "a ",
+        "a=b,",
+        'a="b",',
+        "a=",
+        '"',
+        "\\",
+        " ",
+        ",",
+        'a="\\',
+        "a = ",
+        "basic realm=x, ",
+        "=",
+    ],
     ids=repr,
 )
 def test_challenges(unit: str) -> None:
-    check_growth(lambda size: lambda: auth.challenges("bearer " + unit * size), 5000, largest=1 << 20)
+    check_growth(
+        lambda size: lambda: auth.challenges("bearer " + unit * size), 5000, largest=1 << 20
+    )
 
 
 @pytest.mark.parametrize(
@@ -514,7 +568,9 @@ RESULTS: dict[str, Callable[[int], Any]] = {
 def test_cni_results(name: str) -> None:
     def prepare(size: int) -> Work:
         data = json.dumps({"cniVersion": "1.0.0", **RESULTS[name](size)}).encode()
-        return refusable(lambda: Result.from_json(decode_object(data, "it"), default_version="1.0.0"))
+        return refusable(
+            lambda: Result.from_json(decode_object(data, "it"), default_version="1.0.0")
+        )
 
     check_growth(prepare, 2000, largest=1 << 14)
 
@@ -524,7 +580,9 @@ NETWORKS: dict[str, Callable[[int], Any]] = {
     "versions": lambda size: {"plugins": [{"type": "bridge"}], "cniVersions": ["1.0.0"] * size},
     "name": lambda size: {"name": "n" * size, "plugins": [{"type": "bridge"}]},
     "type": lambda size: {"plugins": [{"type": "/" * size}]},
-    "attachments": lambda size: {"cni.dev/valid-attachments": [{"containerID": "a", "ifname": "b"}] * size},
+    "attachments": lambda size: {
+        "cni.dev/valid-attachments": [{"containerID": "a", "ifname": "b"}] * size
+    },
 }
 
 
@@ -542,7 +600,9 @@ def test_cni_configurations(name: str) -> None:
 
 @pytest.mark.parametrize("unit", ["a=b;", ";", "=", "a"], ids=repr)
 def test_cni_arguments(unit: str) -> None:
-    check_growth(lambda size: refusable(lambda: cni_call.parse_arguments(unit * size)), 5000, largest=1 << 20)
+    check_growth(
+        lambda size: refusable(lambda: cni_call.parse_arguments(unit * size)), 5000, largest=1 << 20
+    )
 
 
 @pytest.mark.parametrize("kind", ["servers", "searches", "options"])
@@ -557,7 +617,9 @@ def test_resolv_conf(kind: str) -> None:
 
 def test_sysctls() -> None:
     def prepare(size: int) -> Work:
-        asked = {f"net.ipv4.{'a.' * 20}k{n}": "1" for n in range(size)} | {"net." + "a." * size: "1"}
+        asked = {f"net.ipv4.{'a.' * 20}k{n}": "1" for n in range(size)} | {
+            "net." + "a." * size: "1"
+        }
         return refusable(lambda: sysctls.check(asked, api.NamespaceOption()))
 
     check_growth(prepare, 2000, largest=1 << 14)
@@ -568,7 +630,15 @@ def test_sysctls() -> None:
 
 @pytest.mark.parametrize(
     "unit",
-    [b"u:x:1:1::/:\n", b"\n", b":", b",", b"g:x:1:" + b"u," * 50 + b"\n", b"u:x:" + b"9" * 50, b"\xff\n"],
+    [
+        b"u:x:1:1::/:\n",
+        b"\n",
+        b":",
+        b",",
+        b"g:x:1:" + b"u," * 50 + b"\n",
+        b"u:x:" + b"9" * 50,
+        b"\xff\n",
+    ],
     ids=repr,
 )
 def test_passwd_and_group(unit: bytes) -> None:
@@ -620,7 +690,9 @@ def test_mounts_of_requests(path: str) -> None:
     def prepare(size: int) -> Work:
         wanted = [api.Mount(container_path=path.format(n), host_path="/tmp") for n in range(size)]
         pod = mounts.PodFiles("/a", "/b", "/c")
-        defaults = mounts.defaults(pod, ipc=api.POD, shared_shm=True, privileged=False, readonly_root=False)
+        defaults = mounts.defaults(
+            pod, ipc=api.POD, shared_shm=True, privileged=False, readonly_root=False
+        )
         return lambda: mounts.merged(defaults, mounts.asked(wanted))
 
     check_growth(prepare, 500)
@@ -629,8 +701,12 @@ def test_mounts_of_requests(path: str) -> None:
 CDI_EDITS: dict[str, Callable[[int], dict[str, Any]]] = {
     "env": lambda n: {"env": [f"K{n}=v"]},
     "same env": lambda n: {"env": ["K=v"]},
-    "nodes": lambda n: {"deviceNodes": [{"path": f"/dev/d{n}", "type": "c", "major": 1, "minor": n}]},
-    "same node": lambda n: {"deviceNodes": [{"path": "/dev/d", "type": "c", "major": 1, "minor": 3}]},
+    "nodes": lambda n: {
+        "deviceNodes": [{"path": f"/dev/d{n}", "type": "c", "major": 1, "minor": n}]
+    },
+    "same node": lambda n: {
+        "deviceNodes": [{"path": "/dev/d", "type": "c", "major": 1, "minor": 3}]
+    },
     "groups": lambda n: {"additionalGids": [n]},
     "mounts": lambda n: {"mounts": [{"hostPath": "/h", "containerPath": f"/c{n}"}]},
     "hooks": lambda n: {"hooks": [{"hookName": "prestart", "path": "/h"}]},
@@ -670,7 +746,9 @@ CDI_YAML: dict[str, Callable[[int], str]] = {
     "aliases of aliases": lambda size: (
         f"x: &e\n  env: [{'A=b, ' * size}]\ndevices:\n" + "- {name: n, containerEdits: *e}\n" * size
     ),
-    "keys of one hash": lambda size: "x:\n" + "".join(f"  {n * (2**61 - 1)}: 1\n" for n in range(size)),
+    "keys of one hash": lambda size: (
+        "x:\n" + "".join(f"  {n * (2**61 - 1)}: 1\n" for n in range(size))
+    ),
 }
 
 
@@ -720,7 +798,9 @@ def configuration(**parts: Any) -> dict[str, Any]:
 BIND = {"destination": "/m", "source": "/", "type": "bind", "options": ["rbind"]}
 
 CONFIGURATIONS: dict[str, Callable[[int], Any]] = {
-    "mounts": lambda size: configuration(mounts=[{**BIND, "destination": f"/m{n}"} for n in range(size)]),
+    "mounts": lambda size: configuration(
+        mounts=[{**BIND, "destination": f"/m{n}"} for n in range(size)]
+    ),
     "same mount": lambda size: configuration(mounts=[BIND] * size),
     "options": lambda size: configuration(mounts=[{**BIND, "options": ["ro"] * size}]),
     "env": lambda size: configuration(process={"env": ["A=b"] * size}),
@@ -737,13 +817,17 @@ CONFIGURATIONS: dict[str, Callable[[int], Any]] = {
         linux={"devices": [{"path": f"/d{n}", "type": "c"} for n in range(size)]}
     ),
     "masked": lambda size: configuration(linux={"maskedPaths": [f"/m{n}" for n in range(size)]}),
-    "sysctls": lambda size: configuration(linux={"sysctl": {f"net.k{n}": "1" for n in range(size)}}),
+    "sysctls": lambda size: configuration(
+        linux={"sysctl": {f"net.k{n}": "1" for n in range(size)}}
+    ),
     "one sysctl": lambda size: configuration(linux={"sysctl": {"net" + ".a" * size: "1"}}),
     "namespaces": lambda size: configuration(linux={"namespaces": [{"type": "pid"}] * size}),
     "links": lambda size: configuration(linux={"netDevices": {f"l{n}": {} for n in range(size)}}),
     "hooks": lambda size: configuration(hooks={"prestart": [{"path": "/h"}] * size}),
     "annotations": lambda size: configuration(annotations={f"k{n}": "v" for n in range(size)}),
-    "device rules": lambda size: configuration(linux={"resources": {"devices": [{"allow": True}] * size}}),
+    "device rules": lambda size: configuration(
+        linux={"resources": {"devices": [{"allow": True}] * size}}
+    ),
     "schemata": lambda size: configuration(linux={"intelRdt": {"schemata": ["L3:0=f"] * size}}),
     "surrogates": lambda size: configuration(hostname="\udcff" * size),
 }
@@ -784,7 +868,9 @@ def test_seccomp_profiles(name: str) -> None:
 # ---- what a container writes
 
 
-@pytest.mark.parametrize("unit", [b"\n", b"x", b"x" * 16385 + b"\n", b"x\n", b"\n" + b"x" * 16384], ids=len)
+@pytest.mark.parametrize(
+    "unit", [b"\n", b"x", b"x" * 16385 + b"\n", b"x\n", b"\n" + b"x" * 16384], ids=len
+)
 @pytest.mark.parametrize("cut", [1, 4096, 1 << 16])
 def test_log_lines(unit: bytes, cut: int) -> None:
     stamp = b"2026-01-31T12:00:00.000000001Z"
@@ -817,7 +903,9 @@ def test_a_log_that_cannot_be_written() -> None:
 # ---- what the kernel says about a container
 
 
-@pytest.mark.parametrize("line", ["8:0 rbytes=1 wbytes=2\n", "8:0\n", "8:0 " + "a=1 " * 40 + "\n"], ids=len)
+@pytest.mark.parametrize(
+    "line", ["8:0 rbytes=1 wbytes=2\n", "8:0\n", "8:0 " + "a=1 " * 40 + "\n"], ids=len
+)
 def test_cgroup_statistics(line: str) -> None:
     check_growth(lambda size: lambda: (stats.io_lines(line * size), cgroup.keyed(line * size)), 500)
 
@@ -846,5 +934,7 @@ def test_there_is_no_expression_that_looks_back_twice() -> None:
     for pattern in patterns:
         for unit in (*alphabet, *("".join(chosen.choices(alphabet, k=2)) for _ in range(20))):
             check_growth(
-                lambda size, p=pattern, u=unit: lambda: p.fullmatch(u * size + "\0"), 500, largest=1 << 16
+                lambda size, p=pattern, u=unit: lambda: p.fullmatch(u * size + "\0"),
+                500,
+                largest=1 << 16,
             )  # type: ignore[misc]

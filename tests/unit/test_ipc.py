@@ -72,7 +72,9 @@ def test_nothing_there_is_would_block(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("packet", [b"x", b"[]", b"1", b"{", b'{"a":', b"M", b"\xff\xff", b"{}{}"])
-def test_what_is_not_a_message_is_a_peers_error_and_leaks_no_descriptor(pair: Pair, packet: bytes) -> None:
+def test_what_is_not_a_message_is_a_peers_error_and_leaks_no_descriptor(
+    pair: Pair, packet: bytes
+) -> None:
     before = set(os.listdir("/proc/self/fd"))
     socket.send_fds(pair[0], [packet], [0, 1])
     if packet == b"M":  # the first descriptor should be a memfd with the text

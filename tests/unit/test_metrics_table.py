@@ -54,9 +54,9 @@ def test_all_names_of_the_requirements() -> None:
     assert sorted(each.name for each in announced) == sorted(f"container_{name}" for name in NAMES)
     assert len(announced) == 56 and all(each.help and each.label_keys for each in announced)
     keys = {each.name: list(each.label_keys)[len(BASE_LABELS) :] for each in announced}
-    assert keys["container_ulimits_soft"] == ["ulimit"] and keys["container_hugetlb_usage_bytes"] == [
-        "pagesize"
-    ]
+    assert keys["container_ulimits_soft"] == ["ulimit"] and keys[
+        "container_hugetlb_usage_bytes"
+    ] == ["pagesize"]
 
 
 @pytest.mark.requirement("10.2.11")
@@ -79,7 +79,10 @@ def test_limits() -> None:
     unlimited = api.LinuxContainerResources(cpu_quota=-1)
     assert read("spec_cpu_quota", limits=unlimited) == 0
     assert read("spec_cpu_quota", limits=api.LinuxContainerResources(cpu_quota=50_000)) == 50_000
-    assert read("spec_memory_reservation_limit_bytes", memory=NO_MEMORY.replace(min=1 << 20)) == 1 << 20
+    assert (
+        read("spec_memory_reservation_limit_bytes", memory=NO_MEMORY.replace(min=1 << 20))
+        == 1 << 20
+    )
     assert read("ulimits_soft", open_files_limit=1024) == [(("max_open_files",), 1024)]
     assert read("ulimits_soft") == []
 

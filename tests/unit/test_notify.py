@@ -14,7 +14,9 @@ from cri_server import notify
 
 
 @pytest.fixture(params=["path", "abstract"])
-def manager(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> socket.socket:
+def manager(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> socket.socket:
     """The manager's end of NOTIFY_SOCKET."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     request.addfinalizer(listener.close)
@@ -71,11 +73,16 @@ async def test_without_a_watchdog(manager: socket.socket) -> None:
 def test_whom_the_watchdog_watches() -> None:
     assert notify.watchdog_interval_s({}) == 0
     assert notify.watchdog_interval_s({"WATCHDOG_USEC": "60000000"}) == 30
-    assert notify.watchdog_interval_s({"WATCHDOG_USEC": "60000000", "WATCHDOG_PID": str(os.getppid())}) == 0
+    assert (
+        notify.watchdog_interval_s({"WATCHDOG_USEC": "60000000", "WATCHDOG_PID": str(os.getppid())})
+        == 0
+    )
     assert notify.watchdog_interval_s({"WATCHDOG_USEC": "soon"}) == 0
     assert notify.watchdog_interval_s({"WATCHDOG_USEC": "0"}) == 0
 
 
-def test_a_manager_that_is_gone_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manager_that_is_gone_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", f"{tmp_path}/absent")
     notify.tell("READY=1")

@@ -1,4 +1,5 @@
-"""Records that our processes exchange: what travels, what is ignored, and what is refused by the field's name."""
+"""Records that our processes exchange: what travels, what is ignored, and what is refused by the
+field's name."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ class Broken(Record):
 
 
 def test_what_was_written_is_what_is_read() -> None:
-    one = Outer("a", Inner(1), [Inner(2), Inner(3)], {"x": 4}, 1, "/p", {"deep": [{}]}, [("t", 1.5)])
+    one = Outer(
+        "a", Inner(1), [Inner(2), Inner(3)], {"x": 4}, 1, "/p", {"deep": [{}]}, [("t", 1.5)]
+    )
     fields = one.to_fields()
     assert fields["inner"] == {"number": 1} and fields["many"] == [{"number": 2}, {"number": 3}]
     assert Outer.of(fields) == one

@@ -67,7 +67,9 @@ def test_swap() -> None:
 @pytest.mark.requirement("10.1.3", "10.1.5")
 def test_cpu_and_its_pressure() -> None:
     figures = {"avg10": 1.5, "avg60": 2.5, "avg300": 3.5, "total": 1234}
-    cpu, memory = filled(cpu={"usage_usec": 5}, pressure={"cpu": {"some": figures, "full": figures}})
+    cpu, memory = filled(
+        cpu={"usage_usec": 5}, pressure={"cpu": {"some": figures, "full": figures}}
+    )
     assert cpu.usage_core_nano_seconds.value == 5000
     assert cpu.psi.Some.Total == 1_234_000, "nanoseconds"
     assert (cpu.psi.Full.Avg10, cpu.psi.Full.Avg60, cpu.psi.Full.Avg300) == (1.5, 2.5, 3.5)
@@ -76,7 +78,8 @@ def test_cpu_and_its_pressure() -> None:
 
 @pytest.mark.requirement("5.5.2")
 async def test_what_layers_take_is_told_without_a_walk(tmp_path: Path) -> None:
-    """One that was never measured is walked meanwhile, once; what is asked later finds what that walk found."""
+    """One that was never measured is walked meanwhile, once; what is asked later finds what that
+    walk found."""
     layers, upper = stats.LayerSizes(), tmp_path / "upper"
     upper.mkdir()
     (upper / "file").write_bytes(b"x" * MIB)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-# While one thread has come to the type of Outer's field, the other one wants an Outer: it has to wait, and half a second later
-# the first one stops waiting for it. Without that the process ends by SIGSEGV.
+# While one thread has come to the type of Outer's field, the other one wants an Outer: it has to
+# wait, and half a second later the first one stops waiting for it. Without that the process ends by
+# SIGSEGV.
 PROGRAM = """
 from __future__ import annotations
 import threading
@@ -43,5 +44,7 @@ assert typed.decode('{"a": 2}', Inner) == Inner(2)
 
 
 def test_threads_that_meet_a_type_at_once() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")

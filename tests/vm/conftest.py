@@ -1,5 +1,5 @@
-"""One guest at a time for all tests of this folder, booted when it is first asked for. What runs inside is collected in the
-guest alone.
+"""One guest at a time for all tests of this folder, booted when it is first asked for. What runs
+inside is collected in the guest alone.
 """
 
 from __future__ import annotations
@@ -19,13 +19,23 @@ RELEASE, LATER = "trixie", "99.0-1"
 collect_ignore = (
     []
     if os.environ.get("PYRUNC_GUEST")
-    else ["inside", "kubelet", "oci", "linux_6_1", "images", "selinux", "suites", "peers", "standalone"]
+    else [
+        "inside",
+        "kubelet",
+        "oci",
+        "linux_6_1",
+        "images",
+        "selinux",
+        "suites",
+        "peers",
+        "standalone",
+    ]
 )
 
 
 class Boots:
-    """The guest that runs, if any: emulated processors are slow enough for one. `api_port` is one of 127.0.0.1 here, which
-    guests see as SERVICES:6443.
+    """The guest that runs, if any: emulated processors are slow enough for one. `api_port` is one
+    of 127.0.0.1 here, which guests see as SERVICES:6443.
     """
 
     def __init__(self) -> None:
@@ -34,8 +44,8 @@ class Boots:
         self._running: Guest | None = None
 
     def guest(self, suite: str, disks: Sequence[Path] = (), variant: Variant = PLAIN) -> Guest:
-        """A running guest of that suite and variant with the checkout in /root/project and `disks`, by default that of Kubernetes'
-        programs."""
+        """A running guest of that suite and variant with the checkout in /root/project and `disks`,
+        by default that of Kubernetes' programs."""
         if self._running is None or self._kind != (suite, variant):
             self.stop()
             wanted = disks or [guest_disk.kubernetes()]

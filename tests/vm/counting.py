@@ -1,4 +1,5 @@
-"""A container that counts, its checkpoints by the real CRIU, and a server that restores from archives and from images."""
+"""A container that counts, its checkpoints by the real CRIU, and a server that restores from
+archives and from images."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def wait_beyond(server: Server, container: str, number: int) -> None:
 
 
 def checkpoint(server: Server, container: str, location: Path) -> Path:
-    request = api.CheckpointContainerRequest(container_id=container, location=str(location), timeout=300)
+    request = api.CheckpointContainerRequest(
+        container_id=container, location=str(location), timeout=300
+    )
     server.runtime.CheckpointContainer(request, timeout=330)
     assert location.stat().st_mode & 0o7777 == 0o600
     return location
@@ -51,7 +54,8 @@ def restore(server: Server, reference: Path | str, wanted: api.ContainerConfig) 
 
 
 def goes_on(server: Server, container: str) -> None:
-    """The workload counts from where it was, and has what it had written and not what it had removed."""
+    """The workload counts from where it was, and has what it had written and not what it had
+    removed."""
     assert wait_until(lambda: server.log_lines(container), 60, 0.5)
     first = int(server.log_lines(container)[0])
     assert first > 5

@@ -1,4 +1,5 @@
-"""Who has nothing but docs/: a guest and its cluster's control plane, where the blocks of a page are typed."""
+"""Who has nothing but docs/: a guest and its cluster's control plane, where the blocks of a page
+are typed."""
 
 from __future__ import annotations
 
@@ -20,11 +21,12 @@ from tests.vm.conftest import Boots
 PATIENCE_S = 400.0  # emulated processors that others use too
 NODE = "guest"
 READY = "kubectl get nodes -o 'jsonpath={.items[*].status.conditions[?(@.type==\"Ready\")].status}'"
-# Packages' records and caches, logs, what the tests bring, and what kubelet makes and `kubeadm reset` keeps.
+# Packages' records and caches, logs, what the tests bring, and what kubelet makes and `kubeadm
+# reset` keeps.
 NOT_COUNTED = ("/var/lib/dpkg", "/var/lib/apt", "/var/cache", "/var/log", "/root", "/tmp", "/var/tmp", "/mnt", "/var/lib/systemd/timers", "/var/lib/kubelet", "/etc/kubernetes", "/usr/libexec/kubernetes")  # fmt: skip
 FACTS = "-type d -printf '%p/ %M %U:%G\\n' -o -printf '%p %M %U:%G %s %l\\n'"
-# Files of this boot by their names (kubelet's tables, which it leaves, are of ip and ip6), what the kernel has for us, and units
-# that systemd knows.
+# Files of this boot by their names (kubelet's tables, which it leaves, are of ip and ip6), what the
+# kernel has for us, and units that systemd knows.
 BOOT = (
     "find /run -name '*pyrunc*'; ls /sys/class/net; nft list tables | grep -v -E '^table (ip|ip6) '; findmnt -rn -o TARGET,FSTYPE; pgrep -a pyrunc; pgrep -a pause; ls /run/netns 2>/dev/null; "
     "find /sys/fs/cgroup -name '*pyrunc*'; systemctl list-units --all --plain --no-legend '*pyrunc*' | cut -d' ' -f1"
@@ -51,8 +53,8 @@ CLOCK = {
 
 @dataclass(frozen=True)
 class Clock:
-    """A pod of CLOCK: `identity` is its container with the number of restarts and its process' start time, `count` the last line
-    of its log.
+    """A pod of CLOCK: `identity` is its container with the number of restarts and its process'
+    start time, `count` the last line of its log.
     """
 
     pod: str
@@ -78,7 +80,8 @@ class Newcomer:
         return self.cluster.run(documents.filled(block, **words))
 
     def joins(self, block: str, command: str) -> str:
-        """The join of the docs, with the token and the hash of what `kubeadm token create` has printed."""
+        """The join of the docs, with the token and the hash of what `kubeadm token create` has
+        printed."""
         token = re.search(r"--token (\S+)", command)
         digest = re.search(r"--discovery-token-ca-cert-hash (\S+)", command)
         assert token and digest, command
@@ -120,7 +123,9 @@ class Newcomer:
             f"kubectl rollout status deployment clock --timeout={PATIENCE_S:.0f}s || kubectl get events"
         )
         assert "successfully rolled out" in said, said
-        self.until("kubectl get pods -l app=clock -o name | wc -l", "1", "the end of the pod before")
+        self.until(
+            "kubectl get pods -l app=clock -o name | wc -l", "1", "the end of the pod before"
+        )
 
     def pod(self) -> dict[str, Any]:
         """The Deployment's only pod."""
@@ -132,25 +137,28 @@ class Newcomer:
         """The pod on our server."""
         pod = self.pod()
         name, (status,) = pod["metadata"]["name"], pod["status"]["containerStatuses"]
-        said = self.types(f"pyrunc-cri exec {name} cat /proc/1/stat; pyrunc-cri logs --tail 1 {name}").split(
-            "\n"
-        )
+        said = self.types(
+            f"pyrunc-cri exec {name} cat /proc/1/stat; pyrunc-cri logs --tail 1 {name}"
+        ).split("\n")
         identity = status["containerID"], int(status["restartCount"]), said[0].split()[21]
         return Clock(name, identity, int(said[1]))
 
     def left(self, *not_counted: str) -> set[str]:
-        """What is on the disk but below these paths, and what of this boot bears our name or that pods leave."""
+        """What is on the disk but below these paths, and what of this boot bears our name or that
+        pods leave."""
         skipped = " -o ".join(f"-path {path}" for path in (*NOT_COUNTED, *not_counted))
         disk = f"find / -xdev \\( {skipped} \\) -prune -o {FACTS}"
         return set(
-            self.guest.ssh(f"{disk}; {{ {BOOT}; }} 2>/dev/null | sort -u; true").stdout.decode().splitlines()
+            self.guest.ssh(f"{disk}; {{ {BOOT}; }} 2>/dev/null | sort -u; true")
+            .stdout.decode()
+            .splitlines()
         )
 
 
 @contextlib.contextmanager
 def at_a_new_machine(boots: Boots, folder: Path, disks: Sequence[Path] = ()) -> Iterator[Newcomer]:
-    """A guest just booted, with Kubernetes' packages and more `disks`, whose cluster has its control plane below `folder`. It is
-    powered off afterwards.
+    """A guest just booted, with Kubernetes' packages and more `disks`, whose cluster has its
+    control plane below `folder`. It is powered off afterwards.
     """
     control = GuestControlPlane(folder, boots.api_port, joining=True)
     boots.stop()

@@ -17,7 +17,8 @@ def run(
     ledger: str = "",
     timeout_s: float = 2340,
 ) -> None:
-    """Run pytest with `arguments` in the guest's copy of the project; what ran is printed, what failed fails."""
+    """Run pytest with `arguments` in the guest's copy of the project; what ran is printed, what
+    failed fails."""
     environment = f"CI=true PYRUNC_GUEST=1 PYRUNC_LEDGER={ledger}"
     command = f"cd /root/project && {environment} /opt/venv/bin/python -m pytest -v --tb=short --timeout=900 {arguments}"
     try:
@@ -27,6 +28,12 @@ def run(
         output, outcome = late.stdout or b"", f"no end after {late.timeout:.0f} s"
     report = output.decode(errors="replace")
     with capsys.disabled():
-        ran = [line for line in report.splitlines() if "::" in line or " passed" in line or " failed" in line]
+        ran = [
+            line
+            for line in report.splitlines()
+            if "::" in line or " passed" in line or " failed" in line
+        ]
         print("", *(f"    guest ({guest.accelerator}): {line}" for line in ran), sep="\n")
-    assert outcome == "exit code 0", f"{outcome}\n{report[-20000:]}\nits console:\n{guest.program.tail(40)}"
+    assert outcome == "exit code 0", (
+        f"{outcome}\n{report[-20000:]}\nits console:\n{guest.program.tail(40)}"
+    )

@@ -1,4 +1,5 @@
-"""A Debian of arm64, emulated as a whole: what qemu-user cannot show, for it has this machine's kernel.
+"""A Debian of arm64, emulated as a whole: what qemu-user cannot show, for it has this machine's
+kernel.
 
 Emulated processors are fifty times slower than those of this machine: a quarter of an hour for this
 file on an idle one, and ten minutes more to build the disk. Its kubelet is cross-built here.
@@ -15,8 +16,9 @@ from tests.vm.conftest import RELEASE, Boots
 
 pytestmark = [pytest.mark.guest, pytest.mark.slow, pytest.mark.timeout(5400)]
 
-# Without network, which a guest of pods has by itself, and without what another folder's programs would need.
-# Not there: make builds the C programs for both processors, which takes a cross compiler; entries of x86's other system calls.
+# Without network, which a guest of pods has by itself, and without what another folder's programs
+# would need. Not there: make builds the C programs for both processors, which takes a cross
+# compiler; entries of x86's other system calls.
 KERNEL = (
     "tests/kernel/container tests/kernel/program tests/kernel/seccomp"
     " --deselect tests/kernel/program/test_build.py::test_make_check_passes"

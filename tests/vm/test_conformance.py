@@ -1,5 +1,6 @@
-"""What conformance suites need of cgroup v2, in the guest, which has its controllers there: Kubernetes' specs of pods that are
-resized, with the suite and the control plane on this side, and containerd's tests that measure memory or choose processors.
+"""What conformance suites need of cgroup v2, in the guest, which has its controllers there:
+Kubernetes' specs of pods that are resized, with the suite and the control plane on this side, and
+containerd's tests that measure memory or choose processors.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from tests.vm.conftest import RELEASE, Boots
 pytestmark = [pytest.mark.guest, pytest.mark.slow]
 
 TIMEOUT_S = 3000
-# The API server's way to kubelet: this name is 127.0.0.1 here, and kubelet's port is forwarded under its own number.
+# The API server's way to kubelet: this name is 127.0.0.1 here, and kubelet's port is forwarded
+# under its own number.
 NODE = "localhost"
 CACHE = "/root/.cache/pyrunc"
 
@@ -55,7 +57,9 @@ def machine(boots: Boots) -> Iterator[Machine]:
 
 
 @pytest.mark.timeout(3000)
-def test_containerds_tests_of_controllers(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_containerds_tests_of_controllers(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
     remote.run(machine.guest, "tests/vm/suites", capsys, timeout_s=2400)
 
 
@@ -76,7 +80,9 @@ def cluster(machine: Machine, boots: Boots, tmp_path: Path) -> Iterator[suite.Ta
         control.start()
         print(
             guest_node.provision(
-                machine.guest, settings={"API_SERVER": SERVICES, "NODE": NODE}, authority=control.folder
+                machine.guest,
+                settings={"API_SERVER": SERVICES, "NODE": NODE},
+                authority=control.folder,
             )
         )
         machine.guest.ssh(f"pyrunc-cri load -i {CACHE}/e2e.tar")
@@ -86,9 +92,13 @@ def cluster(machine: Machine, boots: Boots, tmp_path: Path) -> Iterator[suite.Ta
 
 
 @pytest.mark.timeout(TIMEOUT_S + 1800)
-def test_pods_are_resized(cluster: suite.Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pods_are_resized(
+    cluster: suite.Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     focus = "|".join(map(re.escape, limits.WITHOUT_CONTROLLERS))
     result = suite.run(cluster, tmp_path / "results", focus, 1, TIMEOUT_S)
     with capsys.disabled():
         print("", *result.passed, result.text(), sep="\n    ")
-    assert len(result.passed) == result.total == 6, (tmp_path / "results" / suite.LOG).read_text()[-20_000:]
+    assert len(result.passed) == result.total == 6, (tmp_path / "results" / suite.LOG).read_text()[
+        -20_000:
+    ]

@@ -1,5 +1,5 @@
-"""Debian 12 (Linux 6.1, systemd 252), the other machine that the Vagrantfile offers: limits, kubelet's classes, and what such
-a kernel does in its own way.
+"""Debian 12 (Linux 6.1, systemd 252), the other machine that the Vagrantfile offers: limits,
+kubelet's classes, and what such a kernel does in its own way.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ from tests.support.capabilities import in_the_guest
 from tests.support.guest import Guest
 from tests.vm import remote
 
-# Folders and files that run in the guest; each is one pytest run there, so that a report names what failed. The tests
-# of containers run there because the guest's kernel is older than 6.15: no layers by descriptor, no clones of detached mounts.
+# Folders and files that run in the guest; each is one pytest run there, so that a report names what
+# failed. The tests of containers run there because the guest's kernel is older than 6.15: no layers
+# by descriptor, no clones of detached mounts.
 CONTAINERS = " ".join(
     f"tests/kernel/{name}.py"
     for name in (
@@ -19,7 +20,12 @@ CONTAINERS = " ".join(
             "container/test_exec",
             "container/test_no_pivot",
         ),
-        *("compile/test_user_namespace", "plan/test_old_kernels", "plan/test_mounts", "plan/test_identity"),
+        *(
+            "compile/test_user_namespace",
+            "plan/test_old_kernels",
+            "plan/test_mounts",
+            "plan/test_identity",
+        ),
     )
 )
 INSIDE = ("-m 'not slow' tests/vm/inside", CONTAINERS, in_the_guest(CONTAINERS))

@@ -1,5 +1,5 @@
-"""A real kubelet in the guest, under systemd and pure cgroup v2, set up as Vagrant does it but for the control plane, which
-is on this side: emulated it would take most of the time.
+"""A real kubelet in the guest, under systemd and pure cgroup v2, set up as Vagrant does it but for
+the control plane, which is on this side: emulated it would take most of the time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ def node(guest: Guest, boots: Boots, tmp_path_factory: pytest.TempPathFactory) -
     control = GuestControlPlane(tmp_path_factory.mktemp("control"), boots.api_port)
     try:
         control.start()
-        print(guest_node.provision(guest, settings={"API_SERVER": SERVICES}, authority=control.folder))
+        print(
+            guest_node.provision(guest, settings={"API_SERVER": SERVICES}, authority=control.folder)
+        )
         yield guest
     finally:
         control.stop()
@@ -32,7 +34,8 @@ def node(guest: Guest, boots: Boots, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.mark.guest
 @pytest.mark.timeout(3600)
 def test_kubelet(node: Guest, capsys: pytest.CaptureFixture[str]) -> None:
-    """Classes, limits, resize, OOM, AppArmor, user namespaces, the unit, true numbers: the systemd driver."""
+    """Classes, limits, resize, OOM, AppArmor, user namespaces, the unit, true numbers: the systemd
+    driver."""
     remote.run(node, f"-m 'not slow' {INSIDE}", capsys, timeout_s=3300)
 
 

@@ -1,6 +1,8 @@
-"""The third task of docs/tasks.md: a node of kubeadm's with containerd and runc becomes one of ours without a package, and goes back.
+"""The third task of docs/tasks.md: a node of kubeadm's with containerd and runc becomes one of ours
+without a package, and goes back.
 
-The machine is a guest that has joined its cluster with containerd; every block of the task is typed here, in the page's order.
+The machine is a guest that has joined its cluster with containerd; every block of the task is typed
+here, in the page's order.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ def node(boots: Boots, tmp_path_factory: pytest.TempPathFactory) -> Iterator[New
         boots, tmp_path_factory.mktemp("control"), [guest_disk.containerd()]
     ) as person:
         containerd_node.install(person.guest, folder)
-        person.guest.ssh("ctr -n k8s.io images import --local -", stdin=images.busybox().read_bytes())
+        person.guest.ssh(
+            "ctr -n k8s.io images import --local -", stdin=images.busybox().read_bytes()
+        )
         bring_wheels(person, folder)
         person.joins(JOIN, person.types_on_the_control_plane(TOKEN))
         person.until(READY, "True", "the node Ready")
@@ -44,7 +48,9 @@ def node(boots: Boots, tmp_path_factory: pytest.TempPathFactory) -> Iterator[New
 
 def bring_wheels(person: Newcomer, folder: Path) -> None:
     """Ours in /root, and those that it needs where this machine's pip finds them."""
-    version = person.types("python3 -c 'import sys; print(\"%d.%d\" % sys.version_info[:2])'").strip()
+    version = person.types(
+        "python3 -c 'import sys; print(\"%d.%d\" % sys.version_info[:2])'"
+    ).strip()
     (folder / "wheels").mkdir()
     guest.download_wheels(folder / "wheels", version, guest.dependencies())
     for wheel in (folder / "wheels").iterdir():
@@ -92,6 +98,7 @@ def test_there_and_back(node: Newcomer) -> None:
 
 
 def is_of_containerds_pods(line: str) -> bool:
-    """Mounts, links and processes of the pods that containerd runs now, which have other names than before."""
+    """Mounts, links and processes of the pods that containerd runs now, which have other names than
+    before."""
     words = ("/run/containerd/", "/run/netns/", "/var/lib/kubelet/", "veth", "cni-", "/pause")
     return any(word in line for word in words)

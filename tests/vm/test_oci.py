@@ -1,4 +1,5 @@
-"""The OCI runtime in the guest: ordinary users, CRIU and AppArmor; and, as that takes long, under podman and containerd."""
+"""The OCI runtime in the guest: ordinary users, CRIU and AppArmor; and, as that takes long, under
+podman and containerd."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ def with_containerd(guest: Guest) -> Guest:
     """The guest with containerd's programs in /opt/containerd."""
     programs = ["containerd", "ctr", "containerd-shim-runc-v2"]
     archive = subprocess.run(
-        ["tar", "czf", "-", "-C", str(toolchain.peer() / "bin"), *programs], capture_output=True, check=True
+        ["tar", "czf", "-", "-C", str(toolchain.peer() / "bin"), *programs],
+        capture_output=True,
+        check=True,
     ).stdout
     guest.ssh("mkdir -p /opt/containerd && tar xzf - -C /opt/containerd", stdin=archive)
     return guest

@@ -1,4 +1,5 @@
-"""What other engines write, in a guest with CRIU, containerd, podman and runc: their checkpoints, restored by ours."""
+"""What other engines write, in a guest with CRIU, containerd, podman and runc: their checkpoints,
+restored by ours."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ pytestmark = [pytest.mark.guest, pytest.mark.slow, pytest.mark.timeout(2400)]
 
 @pytest.fixture(scope="module")
 def with_containerd(boots: Boots) -> Iterator[Guest]:
-    """A guest of its own with containerd, runc and the reference plugins where the build on this side has them."""
+    """A guest of its own with containerd, runc and the reference plugins where the build on this
+    side has them."""
     boots.stop()
     there = f"/root/.cache/pyrunc/{toolchain.peer().relative_to(toolchain.cache())}"
     try:

@@ -1,6 +1,8 @@
-"""The Debian package under systemd on a machine without Kubernetes: installed, a pod run, purged, and everything as before.
+"""The Debian package under systemd on a machine without Kubernetes: installed, a pod run, purged,
+and everything as before.
 
-All of the machine is compared, not what bears our name: files, units, mounts, network devices, nftables, cgroups, processes.
+All of the machine is compared, not what bears our name: files, units, mounts, network devices,
+nftables, cgroups, processes.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ pytestmark = [pytest.mark.guest, pytest.mark.slow, pytest.mark.timeout(2400)]
 
 PATIENCE_S = 120.0
 POD = Path(__file__).parents[2] / "pod.yaml"
-# Records and caches of apt and the journal, what the test brings, and systemd's own state, whose units are listed by name.
+# Records and caches of apt and the journal, what the test brings, and systemd's own state, whose
+# units are listed by name.
 NOT_COUNTED = ("/var/lib/dpkg", "/var/lib/apt", "/var/cache", "/var/log/journal", "/var/log/apt", "/root", "/etc/apt/apt.conf.d/99yes", "/var/lib/systemd/timers", "/run/systemd", "/run/udev", "/run/log", "/run/user", "/run/lock", "/run/mount")  # fmt: skip
 # Written by others at any time.
 NOT_COUNTED_FILES = ("/var/log/dpkg.log", "/var/log/alternatives.log", "/var/log/lastlog", "/var/log/wtmp", "/var/log/wtmp.db", "/var/lib/systemd/random-seed", "/var/lib/systemd/linger", "/etc/ld.so.cache")  # fmt: skip
@@ -30,14 +33,16 @@ QUESTIONS = {
     "units": "systemctl list-units --state=active,failed --plain --no-legend --no-pager | awk '{print $1, $4}'",
     "mounts": "findmnt -rn -o TARGET,FSTYPE",
     "links": "ls /sys/class/net",
-    "routes": "(ip route; ip -6 route) | sed -E 's/ (nhid [0-9]+|expires [0-9]+sec)//g'",  # what routers advertise comes anew
+    # what routers advertise comes anew
+    "routes": "(ip route; ip -6 route) | sed -E 's/ (nhid [0-9]+|expires [0-9]+sec)//g'",
     "nftables": "nft list ruleset",
     "iptables": "iptables-save | grep -v '^#'; true",
     "cgroups": "find /sys/fs/cgroup -type d",
     "network namespaces": "ls /run/netns 2>/dev/null; true",
     "processes": "ps -e -o args= | grep -E 'pyrunc|pause|launcher' | grep -v grep; true",
 }
-# Units and cgroups of logins, of what systemd itself starts on demand, and of podman's DHCP proxy, which ends when nobody asks it.
+# Units and cgroups of logins, of what systemd itself starts on demand, and of podman's DHCP proxy,
+# which ends when nobody asks it.
 COME_AND_GO = ("session-", "user@", "user-", "user.slice", "run-user-", "systemd-", "apt-", "dpkg-db-backup", "init.scope", "dev-", "sys-devices-", "sys-module-", "polkit", "packagekit", "man-db", "netavark-dhcp-proxy")  # fmt: skip
 
 
@@ -59,7 +64,8 @@ def types(machine: Guest, block: str) -> str:
 def everything(machine: Guest) -> set[str]:
     """A line for each thing on the machine."""
     skipped = " -o ".join(f"-path {path}" for path in (*NOT_COUNTED, *NOT_COUNTED_FILES))
-    # Contents count where files are configuration: another's file that we changed has the same name.
+    # Contents count where files are configuration: another's file that we changed has the same
+    # name.
     questions = {
         "files": f"find / /run /dev/shm /tmp -xdev \\( {skipped} \\) -prune -o {FACTS}",
         "configuration": "find /etc -xdev -type f ! -name ld.so.cache ! -name 99yes -exec sha256sum {} +",
@@ -89,7 +95,15 @@ def test_nothing_is_left_of_package_and_pods(machine: Guest, debs: tuple[Path, P
     assert "busybox says hello" in types(machine, "pyrunc-cri logs busybox")
     during = everything(machine)
     kinds = {line.partition(":")[0] for line in during - before}
-    assert kinds >= {"files", "configuration", "unit files", "units", "links", "cgroups", "processes"}, kinds
+    assert kinds >= {
+        "files",
+        "configuration",
+        "unit files",
+        "units",
+        "links",
+        "cgroups",
+        "processes",
+    }, kinds
 
     with pytest.raises(RuntimeError, match="1 pod is still there"):
         types(machine, "apt purge pyrunc")

@@ -1,8 +1,8 @@
-"""The first two tasks of docs/tasks.md on a machine that has never seen us, and what the Debian package does under systemd and a
-kubelet meanwhile.
+"""The first two tasks of docs/tasks.md on a machine that has never seen us, and what the Debian
+package does under systemd and a kubelet meanwhile.
 
-The machine is a guest with what Kubernetes' packages install; its cluster's control plane is on this side. Every block of those
-tasks is typed here, in the page's order.
+The machine is a guest with what Kubernetes' packages install; its cluster's control plane is on
+this side. Every block of those tasks is typed here, in the page's order.
 """
 
 from __future__ import annotations
@@ -53,24 +53,34 @@ def node(person: Newcomer, clean: set[str]) -> Newcomer:
     said = person.types(install)
     assert "active (running)" in said and "serving at unix:///run/pyrunc/cri.sock" in said
     assert "WRONG" not in said and "kubelet waits for kubeadm" in said
-    assert "This node has joined the cluster" in person.joins(join, person.types_on_the_control_plane(token))
+    assert "This node has joined the cluster" in person.joins(
+        join, person.types_on_the_control_plane(token)
+    )
     person.until(READY, "True", "the node Ready")
     assert re.search(rf"{NODE} +Ready .*pyrunc://", person.types_on_the_control_plane(nodes))
     person.types("pyrunc-cri load /root/busybox.tar")
     person.runs_clock()
     said = person.types(look)
-    assert re.search(r"default +clock-\S+ +ready", said) and re.search(r"clock-\S+ +main +running", said)
+    assert re.search(r"default +clock-\S+ +ready", said) and re.search(
+        r"clock-\S+ +main +running", said
+    )
     return person
 
 
 def test_the_unit_is_enabled_and_says_when_it_is_ready(node: Newcomer) -> None:
-    shown = node.types("systemctl show -p Type -p UnitFileState -p NotifyAccess -p NRestarts pyrunc-cri")
-    assert {"Type=notify", "UnitFileState=enabled", "NotifyAccess=main", "NRestarts=0"} <= set(shown.split())
+    shown = node.types(
+        "systemctl show -p Type -p UnitFileState -p NotifyAccess -p NRestarts pyrunc-cri"
+    )
+    assert {"Type=notify", "UnitFileState=enabled", "NotifyAccess=main", "NRestarts=0"} <= set(
+        shown.split()
+    )
 
 
 def test_the_journal_has_a_pods_calls(node: Newcomer) -> None:
     records = node.types("journalctl -u pyrunc-cri -o cat --no-pager")
-    assert re.search(r"RunPodSandbox .*pod=default/clock-\S+ .*outcome=OK", records), records[-3000:]
+    assert re.search(r"RunPodSandbox .*pod=default/clock-\S+ .*outcome=OK", records), records[
+        -3000:
+    ]
     assert "Traceback" not in records
 
 
@@ -82,7 +92,9 @@ def test_pods_live_through_an_upgrade_and_a_downgrade(node: Newcomer) -> None:
             "pyrunc-cri version; systemctl is-active pyrunc-cri"
         )
         after = node.clock()
-        assert after.identity == before.identity, "the same process, and kubelet has not restarted it"
+        assert after.identity == before.identity, (
+            "the same process, and kubelet has not restarted it"
+        )
         assert wait_until(lambda: node.clock().count > after.count, PATIENCE_S, 2)  # noqa: B023
 
 

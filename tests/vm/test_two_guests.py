@@ -1,4 +1,5 @@
-"""Pods on two machines: flannel's VXLAN between two guests with a kernel, a systemd and a control plane of their own.
+"""Pods on two machines: flannel's VXLAN between two guests with a kernel, a systemd and a control
+plane of their own.
 
 The checks are those for two nodes in namespaces of one machine.
 """
@@ -50,7 +51,9 @@ def flannel(boots: Boots) -> Iterator[GuestFlannel]:
         try:
             cluster.up()
             running = GuestFlannel(cluster)
-            assert not any(cluster.is_ready(node) for node in cluster.nodes), "Ready without a network"
+            assert not any(cluster.is_ready(node) for node in cluster.nodes), (
+                "Ready without a network"
+            )
             running.start()
             yield running
         finally:

@@ -1,1 +1,2 @@
-"""EROFS indexes: one small file per image that makes its layers' uncompressed tars a mountable file system."""
+"""EROFS indexes: one small file per image that makes its layers' uncompressed tars a mountable file
+system."""

@@ -1,5 +1,5 @@
-"""The index of an image made from its layers' tars, in an errand: a process that runs no decoder, so that no layer has taken it over
-when it writes what the kernel will read."""
+"""The index of an image made from its layers' tars, in an errand: a process that runs no decoder,
+so that no layer has taken it over when it writes what the kernel will read."""
 
 from __future__ import annotations
 
@@ -40,17 +40,22 @@ def build(
     tick: Callable[[], None] = lambda: None,
     growth: Growth | None = None,
 ) -> None:
-    """Write the index to `out_fd`, an empty file. `tar_fds` are the devices, called by their `diff_ids`; `chain`: for each layer of
-    the image, bottom first, the number of its device from 0 on; `growth`: of tars that are still being written.
+    """Write the index to `out_fd`, an empty file. `tar_fds` are the devices, called by their
+    `diff_ids`; `chain`: for each layer of the image, bottom first, the number of its device from 0
+    on; `growth`: of tars that are still being written.
 
     Raises BadLayer, ResourceExhausted, OSError.
     """
     tars = [TarFile(fd, growth) for fd in tar_fds]
     layers = [read_layer(tar, number, limits, tick) for number, tar in enumerate(tars, 1)]
     try:
-        made = make_index(merged(layers[number] for number in without_repetitions(chain)), len(tars), uuid)
+        made = make_index(
+            merged(layers[number] for number in without_repetitions(chain)), len(tars), uuid
+        )
     except MemoryError:
-        raise ResourceExhausted("the image has more files than there is memory to index them") from None
+        raise ResourceExhausted(
+            "the image has more files than there is memory to index them"
+        ) from None
     for tar in tars:
         tar.complete()
     made.put_devices(
@@ -87,8 +92,9 @@ def _copy(tar: TarFile, source: int, fd: int, target: int, length: int) -> None:
 
 
 class IndexWork(Record):
-    """An index to build in `folder`, of the tars at the paths `tars`, or of those that are being written. `diff_ids`: of all tars, in
-    their order; `chain`: the layers from the bottom, as numbers of tars; `uuid` in hexadecimal."""
+    """An index to build in `folder`, of the tars at the paths `tars`, or of those that are being
+    written. `diff_ids`: of all tars, in their order; `chain`: the layers from the bottom, as
+    numbers of tars; `uuid` in hexadecimal."""
 
     folder: AbsolutePath
     tars: Sequence[AbsolutePath]
@@ -99,8 +105,8 @@ class IndexWork(Record):
 
 
 def errand(arguments: Message, fds: list[int]) -> int:
-    """What the zygote forks: the last of `fds` is a pipe that gets a byte now and then; the arguments are an `IndexWork`'s, the others
-    of `fds` are `build_in`'s."""
+    """What the zygote forks: the last of `fds` is a pipe that gets a byte now and then; the
+    arguments are an `IndexWork`'s, the others of `fds` are `build_in`'s."""
     *given, progress_fd = fds
     work = IndexWork.of(arguments)
     tick = layer_errand.begin(progress_fd)
@@ -116,8 +122,9 @@ def build_in(
     fds: Sequence[int] = (),
     restrict: Callable[[str], str] = lambda folder: folder,
 ) -> None:
-    """Write the index to FILE in the folder. `fds`: of tars that are being written a `Growth`'s pipe and then they. `restrict` is called
-    with the folder when all are open, and answers where it is then.
+    """Write the index to FILE in the folder. `fds`: of tars that are being written a `Growth`'s
+    pipe and then they. `restrict` is called with the folder when all are open, and answers where it
+    is then.
 
     Raises as `build` does.
     """

@@ -9,8 +9,8 @@ from contextlib import suppress
 
 
 class GrowingTars:
-    """A descriptor for each of the tars `diff_ids`, and a pipe that says when they have grown: see `tar_file.Growth`. Ends with
-    `close`."""
+    """A descriptor for each of the tars `diff_ids`, and a pipe that says when they have grown: see
+    `tar_file.Growth`. Ends with `close`."""
 
     def __init__(self, diff_ids: Iterable[str]) -> None:
         self._fds: dict[str, int | None] = dict.fromkeys(diff_ids)
@@ -20,8 +20,8 @@ class GrowingTars:
         self.replaced = False
 
     def begun(self, diff_id: str, fd: int) -> None:
-        """The tar is behind this descriptor, which is taken over. If another one was named before, that does not count, and nor does
-        what was made of it: they are `replaced`."""
+        """The tar is behind this descriptor, which is taken over. If another one was named before,
+        that does not count, and nor does what was made of it: they are `replaced`."""
         if self._fds[diff_id] is not None:
             self.replaced = True
             os.close(fd)
@@ -50,9 +50,11 @@ class GrowingTars:
             os.close(writing)
 
     async def fds(self) -> list[int]:
-        """The pipe, and the tars in their order, once all are begun and there is something to read; they stay ours."""
+        """The pipe, and the tars in their order, once all are begun and there is something to read;
+        they stay ours."""
         await self._all_begun.wait()
-        await self._news.wait()  # else their reader would take a processor from those who begin to make them
+        # else their reader would take a processor from those who begin to make them
+        await self._news.wait()
         return [self._reading, *(fd for fd in self._fds.values() if fd is not None)]
 
     def close(self) -> None:

@@ -1,8 +1,10 @@
-"""The layer store on disk: uncompressed tars by diff id, and indexes by the chain id of the image's top layer.
+"""The layer store on disk: uncompressed tars by diff id, and indexes by the chain id of the image's
+top layer.
 
-A file is there whole or not at all: it grows in `ingest/` and is renamed. Removing is unlinking: a mount keeps what it uses.
-Where the file system has fs-verity each is sealed before, and its digest kept in `verity/`, to be compared at each mount: a block
-that has changed since cannot be read, and a file that was replaced is not mounted.
+A file is there whole or not at all: it grows in `ingest/` and is renamed. Removing is unlinking: a
+mount keeps what it uses. Where the file system has fs-verity each is sealed before, and its digest
+kept in `verity/`, to be compared at each mount: a block that has changed since cannot be read, and
+a file that was replaced is not mounted.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class LayerFiles:
                     and set(entry.name) <= _DIGITS
                     and entry.is_file(follow_symlinks=False)
                 ):
-                    self._sizes[folder / entry.name] = entry.stat(follow_symlinks=False).st_blocks * 512
+                    self._sizes[folder / entry.name] = (
+                        entry.stat(follow_symlinks=False).st_blocks * 512
+                    )
         self._read_digests()
 
     def _read_digests(self) -> None:
@@ -111,7 +115,8 @@ class LayerFiles:
         return sum(sizes), len(sizes)
 
     def commit_tar(self, folder: str, diff_id: str) -> None:
-        """Take what `layer_tar` has written, and wait for the disk. Raises DigestMismatch when that is no file, OSError."""
+        """Take what `layer_tar` has written, and wait for the disk. Raises DigestMismatch when that
+        is no file, OSError."""
         self._commit(os.path.join(folder, layer_tar.FILE), self.tar(diff_id))
 
     def commit_index(self, folder: str, chain_id: str) -> None:
@@ -125,7 +130,8 @@ class LayerFiles:
         fd = os.open(made, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             self._seal(fd, path)
-            os.fsync(fd)  # now and not in `sync`, so that the disk works beside what is still being made
+            # now and not in `sync`, so that the disk works beside what is still being made
+            os.fsync(fd)
         finally:
             os.close(fd)
         os.rename(made, path)
@@ -133,7 +139,8 @@ class LayerFiles:
         self._sizes[path] = os.lstat(path).st_blocks * 512
 
     def _seal(self, fd: int, path: Path) -> None:
-        """With fs-verity, where the file system has it. The digest is on the disk before the file has its name."""
+        """With fs-verity, where the file system has it. The digest is on the disk before the file
+        has its name."""
         if not verity.enable(fd):
             return
         digest = verity.measure(fd)
@@ -142,7 +149,8 @@ class LayerFiles:
         self._digests[path] = digest
 
     def sync(self, diff_ids: Sequence[str], chain: Sequence[str]) -> None:
-        """Make the names of the image's files durable, before what refers to them becomes visible. Raises OSError."""
+        """Make the names of the image's files durable, before what refers to them becomes visible.
+        Raises OSError."""
         wanted = {self.index(chain_id) for chain_id in chain[-1:]} | {self.tar(d) for d in diff_ids}
         pending = wanted & self._unsynced
         for folder in {path.parent for path in pending}:
@@ -151,12 +159,15 @@ class LayerFiles:
 
     def collect(self, diff_ids: set[str], chain_ids: set[str]) -> None:
         """Unlink the tars and indexes that are not among these. Raises OSError."""
-        keep = {self.tar(diff_id) for diff_id in diff_ids} | {self.index(chain_id) for chain_id in chain_ids}
+        keep = {self.tar(diff_id) for diff_id in diff_ids} | {
+            self.index(chain_id) for chain_id in chain_ids
+        }
         for path in [path for path in self._sizes if path not in keep]:
             self.drop(path)
 
     def drop(self, path: Path) -> None:
-        """Unlink one; missing is fine. Its blocks and pages stay until `release`: freeing those of a large tar takes a while."""
+        """Unlink one; missing is fine. Its blocks and pages stay until `release`: freeing those of
+        a large tar takes a while."""
         if len(self._dropped) < DROPPED_LIMIT:
             try:
                 self._dropped.append(os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC))

@@ -1,7 +1,8 @@
 """The on-disk format of EROFS, as much of it as an index of tars needs.
 
-Source: Linux, fs/erofs/erofs_fs.h and Documentation/filesystems/erofs.rst. All numbers are little-endian. Blocks are 512 bytes,
-as a tar's are, so that a file's data begins at a block of the tar.
+Source: Linux, fs/erofs/erofs_fs.h and Documentation/filesystems/erofs.rst. All numbers are
+little-endian. Blocks are 512 bytes, as a tar's are, so that a file's data begins at a block of the
+tar.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ INCOMPAT_CHUNKED_FILE = 0x4
 INCOMPAT_DEVICE_TABLE = 0x8
 
 SUPERBLOCK = Struct("<IIIBBHQQIIII16s16sIHHHBBIQB23x")
-"""magic, checksum, compatible features, block bits, extension slots, root nid, inodes, build time and its nanoseconds, blocks,
-meta_blkaddr, xattr_blkaddr, uuid, volume name, incompatible features, compression algorithms, devices, first device slot,
-directory block bits, xattr prefixes and where they start, packed nid, xattr filter."""
+"""magic, checksum, compatible features, block bits, extension slots, root nid, inodes, build time
+and its nanoseconds, blocks, meta_blkaddr, xattr_blkaddr, uuid, volume name, incompatible features,
+compression algorithms, devices, first device slot, directory block bits, xattr prefixes and where
+they start, packed nid, xattr filter."""
 
 DEVICE_SLOT = Struct("<64sII56x")
-"""tag, blocks, mapped address. The kernel counts devices from 1; 0 is the file with the superblock."""
+"""tag, blocks, mapped address. The kernel counts devices from 1; 0 is the file with the superblock.
+"""
 
 INODE = Struct("<HHHHQIIIIQII16x")
-"""i_format, i_xattr_icount, i_mode, unused, i_size, i_u, i_ino, i_uid, i_gid, i_mtime, i_mtime_nsec, i_nlink: an extended inode."""
+"""i_format, i_xattr_icount, i_mode, unused, i_size, i_u, i_ino, i_uid, i_gid, i_mtime,
+i_mtime_nsec, i_nlink: an extended inode."""
 NID_BITS = 5  # an inode's number is its place after meta_blkaddr, in units of 32 bytes
 NID_UNIT = 1 << NID_BITS
 

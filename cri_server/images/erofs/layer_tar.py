@@ -1,4 +1,5 @@
-"""One layer's content hashed and written as its uncompressed tar, in an errand. What it gets was decoded by another process."""
+"""One layer's content hashed and written as its uncompressed tar, in an errand. What it gets was
+decoded by another process."""
 
 from __future__ import annotations
 
@@ -29,8 +30,9 @@ def write_tar(
     tick: Callable[[], None] = lambda: None,
     store: str = "",
 ) -> None:
-    """Write the stream's content to FILE in `folder`, which is empty if it is there. `tick` is called every few MiB and at the end, and
-    may raise. `store`: what an error names the file system by, if not by the folder.
+    """Write the stream's content to FILE in `folder`, which is empty if it is there. `tick` is
+    called every few MiB and at the end, and may raise. `store`: what an error names the file system
+    by, if not by the folder.
 
     Raises BadLayer when it is not `diff_id`, ResourceExhausted, OSError.
     """
@@ -61,7 +63,8 @@ def write_tar(
 
 
 def open_new(folder: str) -> int:
-    """Make the FILE that `write_tar` is to write; a descriptor for reading, which the caller closes."""
+    """Make the FILE that `write_tar` is to write; a descriptor for reading, which the caller
+    closes."""
     flags = os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(os.path.join(folder, FILE), flags, 0o600)
 

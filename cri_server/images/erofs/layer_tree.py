@@ -1,7 +1,8 @@
-"""A layer's tar as a tree in memory: the same files that `images.extract` makes of it, and the same tars refused.
+"""A layer's tar as a tree in memory: the same files that `images.extract` makes of it, and the same
+tars refused.
 
-Names with `..` are refused; links on the way to a name are followed as if the layer's root were `/`. What the kernel would say
-about a name, a link or a path that is too long is said here.
+Names with `..` are refused; links on the way to a name are followed as if the layer's root were
+`/`. What the kernel would say about a name, a link or a path that is too long is said here.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ NAME_LIMIT_BYTES = 255
 _TICK_ENTRIES = 5000
 
 
-def read_layer(tar: TarFile, device: int, limits: Limits, tick: Callable[[], None] = lambda: None) -> Node:
-    """The root of the layer's tree, whose files' data is on device number `device`. `tick` is called now and then, and may raise.
+def read_layer(
+    tar: TarFile, device: int, limits: Limits, tick: Callable[[], None] = lambda: None
+) -> Node:
+    """The root of the layer's tree, whose files' data is on device number `device`. `tick` is
+    called now and then, and may raise.
 
     Raises BadLayer, ResourceExhausted.
     """
@@ -37,7 +41,9 @@ def read_layer(tar: TarFile, device: int, limits: Limits, tick: Callable[[], Non
     except OSError as error:
         raise BadLayer(f"{shown(reader.now)}: {os.strerror(error.errno or 0)}") from None
     except MemoryError:
-        raise ResourceExhausted("the layer has more files than there is memory to index them") from None
+        raise ResourceExhausted(
+            "the layer has more files than there is memory to index them"
+        ) from None
 
 
 class _Way:
@@ -73,7 +79,10 @@ class _Way:
 
 class _Reader:
     def __init__(self, tar: TarFile, device: int, limits: Limits, tick: Callable[[], None]) -> None:
-        self._tar, self._device, self._limits, self._tick = tar, device, limits, tick
+        self._tar = tar
+        self._device = device
+        self._limits = limits
+        self._tick = tick
         self.root = directory()
         self._parents: dict[bytes, tuple[bytes, Node]] = {}  # as written -> (resolved, directory)
         self._through: dict[
@@ -227,7 +236,8 @@ class _Reader:
         return found
 
     def step(self, way: _Way, name: bytes, make: bool) -> Node:
-        """The directory or link `name`; a missing directory is made. Raises BadLayer, OSError (ENOTDIR)."""
+        """The directory or link `name`; a missing directory is made. Raises BadLayer, OSError
+        (ENOTDIR)."""
         folder = way.node
         assert folder.children is not None
         found = folder.children.get(name)

@@ -1,4 +1,5 @@
-"""Layers laid over each other as overlayfs would show them: one tree, without whiteouts and opaque directories."""
+"""Layers laid over each other as overlayfs would show them: one tree, without whiteouts and opaque
+directories."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ from cri_server.images.erofs.node import Node, directory
 def merged(layers: Iterable[Node]) -> Node:
     """The tree that the roots of `layers`, bottom first, make together; theirs are not changed.
 
-    A directory looks as in the topmost layer that describes it. (overlayfs takes the topmost layer that has it: the unpacked
-    store gives that one the attributes of the one below, which is the same.)
+    A directory looks as in the topmost layer that describes it. (overlayfs takes the topmost layer
+    that has it: the unpacked store gives that one the attributes of the one below, which is the
+    same.)
     """
     root = directory()
     for layer in layers:
@@ -24,8 +26,9 @@ def merged(layers: Iterable[Node]) -> Node:
 
 
 def without_repetitions(chain: Sequence[int]) -> list[int]:
-    """The same layers, bottom first, each only where it is last: the tree that they make together is the same, because what a layer
-    does to a name does not depend on what is there. One large layer that is named 500 times is laid over once."""
+    """The same layers, bottom first, each only where it is last: the tree that they make together
+    is the same, because what a layer does to a name does not depend on what is there. One large
+    layer that is named 500 times is laid over once."""
     return list(dict.fromkeys(reversed(chain)))[::-1]
 
 

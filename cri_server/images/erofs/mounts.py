@@ -1,7 +1,9 @@
-"""The mounts of images: one for each, made when it is first used and held by descriptor, so that containers share its page cache.
+"""The mounts of images: one for each, made when it is first used and held by descriptor, so that
+containers share its page cache.
 
-Nothing is mounted anywhere. What is in use outlives us: an overlay has its own hold on the layers below it. So that containers of
-the next server share it with those, each mount is also in the service manager's descriptor store.
+Nothing is mounted anywhere. What is in use outlives us: an overlay has its own hold on the layers
+below it. So that containers of the next server share it with those, each mount is also in the
+service manager's descriptor store.
 """
 
 from __future__ import annotations
@@ -64,8 +66,8 @@ class Mounts:
         self._dropped: list[ImageMount] = []
 
     def adopt(self, contents: Iterable[Content]) -> None:
-        """Take back what an earlier server has put into the store of these images, which are mounted; the rest is removed from there.
-        Call it before anything else. Blocking."""
+        """Take back what an earlier server has put into the store of these images, which are
+        mounted; the rest is removed from there. Call it before anything else. Blocking."""
         stored = self._store.take()
         for content in contents if stored else ():
             image = self._files.image(content.diff_ids, content.chain)
@@ -87,22 +89,26 @@ class Mounts:
         return self._mounts.get(chain[-1])
 
     def get(self, diff_ids: Sequence[str], chain: Sequence[str]) -> ImageMount:
-        """The mount of the image of these layers. Blocking. Raises KernelError, OSError, DamagedRecord."""
+        """The mount of the image of these layers. Blocking. Raises KernelError, OSError,
+        DamagedRecord."""
         with self._lock:
             found = self._mounts.get(chain[-1])
             if found is None:
                 image = self._files.image(diff_ids, chain)
                 with _opened(image) as fds:
                     name = name_of(chain[-1], image, fds)
-                    found = self._mounts[chain[-1]] = ImageMount(open_erofs(fds[0], fds[1:]), image, name)
+                    found = self._mounts[chain[-1]] = ImageMount(
+                        open_erofs(fds[0], fds[1:]), image, name
+                    )
                 self._store.put(name, found.fd)
             return found
 
     def drop_tar_pages(self) -> None:
-        """What is read of a mounted image is in memory twice: as pages of EROFS, which its containers share, and as those of the tar
-        they were copied from. The latter are dropped (posix_fadvise(2), POSIX_FADV_DONTNEED; a tmpfs keeps its files). Mounting
-        with `directio` would have no second copy, but a first start then reads from the disk what the pull has just written;
-        for the same reason those stay that were mounted since the last call. Blocking."""
+        """What is read of a mounted image is in memory twice: as pages of EROFS, which its
+        containers share, and as those of the tar they were copied from. The latter are dropped
+        (posix_fadvise(2), POSIX_FADV_DONTNEED; a tmpfs keeps its files). Mounting with `directio`
+        would have no second copy, but a first start then reads from the disk what the pull has just
+        written; for the same reason those stay that were mounted since the last call. Blocking."""
         with self._lock:
             settled = [mount for chain_id, mount in self._mounts.items() if chain_id in self._seen]
             self._seen = set(self._mounts)
@@ -138,16 +144,19 @@ class Mounts:
 
 
 def name_of(chain_id: str, image: Image, fds: Sequence[int]) -> str:
-    """What a mount of these files is called in the descriptor store, of which `fds` are the index and the devices: the image's chain
-    id, and a digest of which files they are. A mount keeps its files' inodes, so as long as it is there no other file has their
-    numbers."""
+    """What a mount of these files is called in the descriptor store, of which `fds` are the index
+    and the devices: the image's chain id, and a digest of which files they are. A mount keeps its
+    files' inodes, so as long as it is there no other file has their numbers."""
     found = [os.fstat(fd) for fd in fds]
-    files = repr(([(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in found], list(image.digests)))
+    files = repr(
+        ([(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in found], list(image.digests))
+    )
     return f"image-{hex_of(chain_id)}-{hashlib.sha256(files.encode()).hexdigest()}"
 
 
 def shows(fd: int, chain_id: str) -> bool:
-    """Whether this is the root of a read-only EROFS that was made of the index of an image with that chain id. Raises OSError."""
+    """Whether this is the root of a read-only EROFS that was made of the index of an image with
+    that chain id. Raises OSError."""
     uuid, half = erofs.uuid_of(chain_id), erofs.UUID_BYTES // 2
     # uuid_to_fsid() in Linux' statfs.h
     wanted = int.from_bytes(uuid[:half], "little") ^ int.from_bytes(uuid[half:], "little")
@@ -165,8 +174,8 @@ def open_image(image: Image) -> int:
 
 @contextmanager
 def _opened(image: Image) -> Iterator[list[int]]:
-    """Descriptors of the image's index and devices, which fit each other and are what was written. Raises KernelError, OSError,
-    DamagedRecord."""
+    """Descriptors of the image's index and devices, which fit each other and are what was written.
+    Raises KernelError, OSError, DamagedRecord."""
     with ExitStack() as stack:
         fds: list[int] = []
         for path in (image.index, *image.devices):
@@ -178,7 +187,8 @@ def _opened(image: Image) -> Iterator[list[int]]:
 
 
 def check(index_fd: int, device_fds: Sequence[int], image: Image) -> None:
-    """Whether the index was made for these devices: the kernel would serve other data. Raises DamagedRecord."""
+    """Whether the index was made for these devices: the kernel would serve other data. Raises
+    DamagedRecord."""
     superblock = os.pread(index_fd, erofs.SUPERBLOCK.size, erofs.SUPERBLOCK_OFFSET)
     if len(superblock) < erofs.SUPERBLOCK.size:
         raise DamagedRecord(f"{image.index} is cut short")

@@ -12,9 +12,10 @@ Sparse = list[tuple[int, int]]
 class Node:
     """A file, whatever its kind; hard links are one node under several names.
 
-    `device`, `block`: where a regular file's data begins, the number of its tar (from 1) and a block in there; `stored` bytes of it,
-    in `sparse` (offset, length) pieces when they are not the whole file. `implicit`: a directory that the layer needed but did not
-    describe; `opaque`: one that hides what the layers below have in it.
+    `device`, `block`: where a regular file's data begins, the number of its tar (from 1) and a
+    block in there; `stored` bytes of it, in `sparse` (offset, length) pieces when they are not the
+    whole file. `implicit`: a directory that the layer needed but did not describe; `opaque`: one
+    that hides what the layers below have in it.
     """
 
     __slots__ = (
@@ -23,7 +24,10 @@ class Node:
     )  # fmt: skip
 
     def __init__(self, mode: int, uid: int = 0, gid: int = 0, mtime_ns: int = 0) -> None:
-        self.mode, self.uid, self.gid, self.mtime_ns = mode, uid, gid, mtime_ns
+        self.mode = mode
+        self.uid = uid
+        self.gid = gid
+        self.mtime_ns = mtime_ns
         self.xattrs = NO_XATTRS  # which stays empty; trees share their nodes' attributes
         self.children: dict[bytes, Node] | None = None
         self.size = self.stored = self.device = self.block = 0
@@ -39,7 +43,10 @@ class Node:
 
     def take_attributes(self, other: Node) -> None:
         """Owner, mode, time and attributes of another directory."""
-        self.mode, self.uid, self.gid, self.mtime_ns = other.mode, other.uid, other.gid, other.mtime_ns
+        self.mode = other.mode
+        self.uid = other.uid
+        self.gid = other.gid
+        self.mtime_ns = other.mtime_ns
         self.xattrs = other.xattrs
 
 
@@ -52,7 +59,8 @@ def directory() -> Node:
 
 
 def walk(root: Node) -> Iterator[Node]:
-    """Each node once, directories before what is in them. Without recursion: paths may have thousands of names."""
+    """Each node once, directories before what is in them. Without recursion: paths may have
+    thousands of names."""
     seen: set[int] = set()
     pending = [root]
     while pending:

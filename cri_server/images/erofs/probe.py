@@ -1,8 +1,9 @@
 """Whether images can be mounted here: tried, not concluded from a version.
 
-The kernel needs EROFS from files (Linux 6.12), which the file system of the store must suit as well, and an overlay over such a
-mount, and another overlay over that, for containers that run containers: some kernels count EROFS as a level of stacking, of which
-there are two (FILESYSTEM_MAX_STACK_DEPTH).
+The kernel needs EROFS from files (Linux 6.12), which the file system of the store must suit as
+well, and an overlay over such a mount, and another overlay over that, for containers that run
+containers: some kernels count EROFS as a level of stacking, of which there are two
+(FILESYSTEM_MAX_STACK_DEPTH).
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ def why_not(folder: Path) -> str:
 
 
 def why_not_shared() -> str:
-    """Why the containers of an image that is mounted do not share its page cache; empty when they do. What each reads is then in
-    memory once for each of them, which an unpacked image's files are not."""
+    """Why the containers of an image that is mounted do not share its page cache; empty when they
+    do. What each reads is then in memory once for each of them, which an unpacked image's files are
+    not."""
     if host.host().clones_detached:
         return ""
     return "each container would have a mount of its own and a page cache of its own (Linux 6.15 clones detached mounts)"
@@ -63,14 +65,18 @@ def _try(place: Path) -> str:
         image = Image(str(place / "index"), (str(place / "tar"),), str(place / "empty"))
         mount = open_image(image, {})
         try:
-            overlay = open_overlay_of(mount, image.place, str(place / "upper"), str(place / "work"), ())
+            overlay = open_overlay_of(
+                mount, image.place, str(place / "upper"), str(place / "work"), ()
+            )
         finally:
             os.close(mount)
         try:
             if Path(f"/proc/self/fd/{overlay}/file").read_bytes() != _CONTENT:
                 return "a file read through EROFS has other content"
             if host.host().clones_detached:
-                second = open_overlay([overlay], str(place / "second-upper"), str(place / "second-work"))
+                second = open_overlay(
+                    [overlay], str(place / "second-upper"), str(place / "second-work")
+                )
                 os.close(second)
         finally:
             os.close(overlay)

@@ -6,7 +6,8 @@ import os
 
 
 class Growth:
-    """What is known of tars that are still being written: a pipe gets a byte when one has grown, and ends when all are whole."""
+    """What is known of tars that are still being written: a pipe gets a byte when one has grown,
+    and ends when all are whole."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -19,7 +20,8 @@ class Growth:
 
 
 class TarFile:
-    """The file behind a descriptor, which stays the caller's. What it has does not change; with `growth` more may come."""
+    """The file behind a descriptor, which stays the caller's. What it has does not change; with
+    `growth` more may come."""
 
     def __init__(self, fd: int, growth: Growth | None = None) -> None:
         self._fd, self._growth = fd, growth

@@ -1,8 +1,10 @@
-"""A tree of files as an EROFS image whose data lies elsewhere: superblock, device table, inodes, directories.
+"""A tree of files as an EROFS image whose data lies elsewhere: superblock, device table, inodes,
+directories.
 
-Pure: the tree in, bytes out. Regular files are one chunk on the device that their tar is, so the tars are used as they are. Only
-sparse files have their data here, because a tar stores it without the holes and at no multiple of a block. Their chunks without
-data are holes, for readers too (lseek(2), SEEK_DATA): to copy such a file is not to write all of it.
+Pure: the tree in, bytes out. Regular files are one chunk on the device that their tar is, so the
+tars are used as they are. Only sparse files have their data here, because a tar stores it without
+the holes and at no multiple of a block. Their chunks without data are holes, for readers too
+(lseek(2), SEEK_DATA): to copy such a file is not to write all of it.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class SparseFile:
-    """Data to be copied: the `pieces` (offset in the index, length) come one after the other on `device`, from `source` on."""
+    """Data to be copied: the `pieces` (offset in the index, length) come one after the other on
+    `device`, from `source` on."""
 
     pieces: list[tuple[int, int]]
     device: int
@@ -48,7 +51,8 @@ class SparseFile:
 
 @dataclass(slots=True)
 class Index:
-    """The image's metadata, which begins at offset 0, and what else is to be in its file. `size_bytes` of the whole file."""
+    """The image's metadata, which begins at offset 0, and what else is to be in its file.
+    `size_bytes` of the whole file."""
 
     content: bytearray
     size_bytes: int
@@ -56,7 +60,8 @@ class Index:
     sparse: list[SparseFile] = field(default_factory=list)
 
     def put_devices(self, devices: Sequence[Device]) -> None:
-        """Fill the device table, which has room for as many as `index` was told. An index is not whole before."""
+        """Fill the device table, which has room for as many as `index` was told. An index is not
+        whole before."""
         for number, device in enumerate(devices, _FIRST_SLOT):
             erofs.DEVICE_SLOT.pack_into(
                 self.content,
@@ -69,7 +74,8 @@ class Index:
 
 @dataclass(slots=True)
 class _Inode:
-    """Where a node goes. `place`: of the inode after meta_blkaddr; `data`: its blocks, counted from the first one after the inodes."""
+    """Where a node goes. `place`: of the inode after meta_blkaddr; `data`: its blocks, counted from
+    the first one after the inodes."""
 
     node: Node
     number: int
@@ -83,7 +89,8 @@ class _Inode:
 
 
 class _Chunks:
-    """A sparse file in chunks of 2^`bits` blocks; those `with_data`, in order, lie one after the other in the index."""
+    """A sparse file in chunks of 2^`bits` blocks; those `with_data`, in order, lie one after the
+    other in the index."""
 
     def __init__(self, node: Node, limit: int) -> None:
         """At most `limit` chunks, but at least one."""
@@ -111,7 +118,8 @@ class _Chunks:
         return found
 
     def places(self, start: int) -> list[tuple[int, int]]:
-        """The pieces (offset in the index, length), when the first chunk with data begins at the offset `start`."""
+        """The pieces (offset in the index, length), when the first chunk with data begins at the
+        offset `start`."""
         places, rank = [], -1
         remaining = iter(self.with_data)
         chunk = -1
@@ -134,8 +142,8 @@ class _Chunks:
 
 
 def index(root: Node, devices: int, uuid: bytes) -> Index:
-    """The image of the tree, whose files lie on so many devices, which are described last; `uuid` has 16 bytes. Raises BadLayer,
-    ResourceExhausted for what the format cannot say."""
+    """The image of the tree, whose files lie on so many devices, which are described last; `uuid`
+    has 16 bytes. Raises BadLayer, ResourceExhausted for what the format cannot say."""
     return _Writer(devices, uuid).write(root)
 
 
@@ -183,7 +191,8 @@ class _Writer:
             self._directories.append((here, blocks))
 
     def _lay_out(self) -> tuple[int, int]:
-        """Give every inode its place, in the order of the tree; where the last one ends, and how many blocks of data follow."""
+        """Give every inode its place, in the order of the tree; where the last one ends, and how
+        many blocks of data follow."""
         at = data = 0
         for inode in self._inodes.values():
             node = inode.node
@@ -215,7 +224,8 @@ class _Writer:
         return at, data
 
     def _sparse_files(self, result: Index, end: int) -> dict[int, int]:
-        """The first block of each sparse file's data, by inode number. The data lies after everything else."""
+        """The first block of each sparse file's data, by inode number. The data lies after
+        everything else."""
         places = {}
         first = end
         for inode in self._inodes.values():
@@ -231,7 +241,9 @@ class _Writer:
         result.size_bytes = end * erofs.BLOCK
         return places
 
-    def _put_inode(self, content: bytearray, inode: _Inode, data: int, sparse: dict[int, int]) -> None:
+    def _put_inode(
+        self, content: bytearray, inode: _Inode, data: int, sparse: dict[int, int]
+    ) -> None:
         node, place = inode.node, self._meta * erofs.BLOCK + inode.place
         after = place + erofs.INODE.size + len(inode.xattrs)
         union = 0
@@ -268,7 +280,9 @@ class _Writer:
 
     def _put_superblock(self, result: Index) -> None:
         blocks = result.size_bytes // erofs.BLOCK
-        incompatible = erofs.INCOMPAT_CHUNKED_FILE | (erofs.INCOMPAT_DEVICE_TABLE if self._devices else 0)
+        incompatible = erofs.INCOMPAT_CHUNKED_FILE | (
+            erofs.INCOMPAT_DEVICE_TABLE if self._devices else 0
+        )
         erofs.SUPERBLOCK.pack_into(
             result.content, erofs.SUPERBLOCK_OFFSET,
             erofs.MAGIC, 0, erofs.COMPAT_MTIME, erofs.BLOCK_BITS, 0, 0, result.inodes, 0, 0, blocks,
@@ -295,8 +309,9 @@ def _chunk_bits(size: int) -> int:
 
 
 def _sparse_chunk_bits(size: int, pieces: int) -> int:
-    """As many blocks to a chunk, as a power of two, as make the list of chunks about as long as what chunks have besides data; at
-    least a page, at most the whole file. All of a file without data is one chunk."""
+    """As many blocks to a chunk, as a power of two, as make the list of chunks about as long as
+    what chunks have besides data; at least a page, at most the whole file. All of a file without
+    data is one chunk."""
     largest = _chunk_bits(size)
     if not pieces:
         return largest
@@ -341,7 +356,8 @@ def _file_type(node: Node) -> int:
 
 
 def _xattrs(node: Node) -> bytes:
-    """The attributes that follow an inode; names in order, so that the same tree gives the same bytes."""
+    """The attributes that follow an inode; names in order, so that the same tree gives the same
+    bytes."""
     content = bytearray(erofs.XATTR_HEADER.pack(0, 0))
     for name, value in sorted(node.xattrs.items()):
         prefix, number = next((p, n) for p, n in erofs.XATTR_PREFIXES.items() if name.startswith(p))

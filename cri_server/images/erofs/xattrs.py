@@ -1,7 +1,8 @@
-"""Extended attributes as setxattr(2) would have left them: those that Linux refuses are not there, an ACL changes the mode.
+"""Extended attributes as setxattr(2) would have left them: those that Linux refuses are not there,
+an ACL changes the mode.
 
-Source: Linux, security/commoncap.c (cap_convert_nscap) and fs/posix_acl.c (posix_acl_from_xattr, posix_acl_valid,
-posix_acl_equiv_mode).
+Source: Linux, security/commoncap.c (cap_convert_nscap) and fs/posix_acl.c (posix_acl_from_xattr,
+posix_acl_valid, posix_acl_equiv_mode).
 """
 
 from __future__ import annotations
@@ -15,11 +16,9 @@ from cri_server.images.inflate import BadLayer
 
 VALUE_LIMIT_BYTES = 0xFFFF  # what an entry of EROFS can say; XATTR_SIZE_MAX is one more
 NAME_LIMIT_BYTES = 255
-ACL_ACCESS, ACL_DEFAULT, CAPABILITY = (
-    b"system.posix_acl_access",
-    b"system.posix_acl_default",
-    b"security.capability",
-)
+ACL_ACCESS = b"system.posix_acl_access"
+ACL_DEFAULT = b"system.posix_acl_default"
+CAPABILITY = b"security.capability"
 _CAPABILITY_SIZES = {0x02000000: 20, 0x03000000: 24}  # revision -> size
 _ACL_VERSION = 2
 _ACL_ENTRY = Struct("<HHI")
@@ -27,7 +26,8 @@ _USER_OBJ, _USER, _GROUP_OBJ, _GROUP, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x08, 0x
 
 
 def settle(mode: int, wanted: dict[bytes, bytes]) -> tuple[int, dict[bytes, bytes]]:
-    """The mode and the attributes of a file with this mode that was given `wanted`. Raises BadLayer for what is too long."""
+    """The mode and the attributes of a file with this mode that was given `wanted`. Raises BadLayer
+    for what is too long."""
     kept = {}
     for name, value in wanted.items():
         if len(name) > NAME_LIMIT_BYTES:
@@ -42,7 +42,9 @@ def settle(mode: int, wanted: dict[bytes, bytes]) -> tuple[int, dict[bytes, byte
             if stat.S_ISDIR(mode) and _entries(value):
                 kept[name] = value
         elif name == CAPABILITY:
-            if _CAPABILITY_SIZES.get(int.from_bytes(value[:4], "little") & 0xFF000000) == len(value):
+            if _CAPABILITY_SIZES.get(int.from_bytes(value[:4], "little") & 0xFF000000) == len(
+                value
+            ):
                 kept[name] = value
         elif name != b"user." and (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             kept[name] = value
@@ -62,7 +64,11 @@ def _access_list(mode: int, value: bytes) -> tuple[int, bool]:
 
 def _entries(value: bytes) -> list[tuple[int, int, int]]:
     """(tag, rights, id) of a well-formed list; empty for any other, which Linux refuses."""
-    if len(value) < 4 or int.from_bytes(value[:4], "little") != _ACL_VERSION or (len(value) - 4) % 8:
+    if (
+        len(value) < 4
+        or int.from_bytes(value[:4], "little") != _ACL_VERSION
+        or (len(value) - 4) % 8
+    ):
         return []
     entries = list(_ACL_ENTRY.iter_unpack(value[4:]))
     tags = [tag for tag, _, _ in entries]

@@ -1,9 +1,10 @@
 """One SPDY/3.1 connection as a state machine: bytes in, events out, bytes out; no I/O and no clock.
 
-`receive` never raises for what a peer sends. A wrong frame on a stream resets that stream; a frame after which the two
-sides no longer agree on the state (framing, compression, stream ids) gives `Failed` with a GOAWAY to send, and nothing
-that comes later is looked at. Memory is bounded: a control frame of at most `CONTROL_LIMIT_BYTES` is collected whole,
-data is handed on as it comes, streams are forgotten when both directions have ended.
+`receive` never raises for what a peer sends. A wrong frame on a stream resets that stream; a frame
+after which the two sides no longer agree on the state (framing, compression, stream ids) gives
+`Failed` with a GOAWAY to send, and nothing that comes later is looked at. Memory is bounded: a
+control frame of at most `CONTROL_LIMIT_BYTES` is collected whole, data is handed on as it comes,
+streams are forgotten when both directions have ended.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cri_server.streaming.spdy import frames
-from cri_server.streaming.spdy.frames import FIN, HEAD, HEAD_BYTES, TWO_WORDS, WORD, Parting, Status, Type
+from cri_server.streaming.spdy.frames import (
+    FIN,
+    HEAD,
+    HEAD_BYTES,
+    TWO_WORDS,
+    WORD,
+    Parting,
+    Status,
+    Type,
+)
 from cri_server.streaming.spdy.headers import Headers, MalformedHeaders, Packer, Unpacker
 
 CONTROL_LIMIT_BYTES = 64 * 1024
@@ -22,7 +32,8 @@ Side = Literal["client", "server"]
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The peer opened a stream; answer with `reply` or `reset`. With `fin` it will send nothing on it."""
+    """The peer opened a stream; answer with `reply` or `reset`. With `fin` it will send nothing on
+    it."""
 
     stream_id: int
     headers: Headers
@@ -40,7 +51,8 @@ class Replied:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Bytes of a stream, a whole frame or a part of one; with `fin` they are the last (and may be none)."""
+    """Bytes of a stream, a whole frame or a part of one; with `fin` they are the last (and may be
+    none)."""
 
     stream_id: int
     data: bytes
@@ -49,7 +61,8 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """The stream has ended in both directions; `status` is a `frames.Status` if the peer kept to the list."""
+    """The stream has ended in both directions; `status` is a `frames.Status` if the peer kept to
+    the list."""
 
     stream_id: int
     status: int
@@ -72,7 +85,8 @@ class GoneAway:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The connection is over because of what the peer sent; the GOAWAY that says so is ready to be sent."""
+    """The connection is over because of what the peer sent; the GOAWAY that says so is ready to be
+    sent."""
 
     reason: str
 
@@ -96,7 +110,8 @@ class _Stream:
 
 @dataclass(slots=True)
 class Connection:
-    """The state of one side. Frames to send collect in `data_to_send`; bodies of data frames are the caller's."""
+    """The state of one side. Frames to send collect in `data_to_send`; bodies of data frames are
+    the caller's."""
 
     side: Side
     streams_limit: int = STREAMS_LIMIT
@@ -125,7 +140,8 @@ class Connection:
         return self.receive_some(memoryview(data), len(data))[0]
 
     def receive_some(self, view: memoryview, frames_limit: int) -> tuple[list[Event], memoryview]:
-        """Likewise, but return after so many frames with what is left: a frame may be eight bytes, but is as much work."""
+        """Likewise, but return after so many frames with what is left: a frame may be eight bytes,
+        but is as much work."""
         events: list[Event] = []
         limit = self.frames_handled + frames_limit
         try:
@@ -152,7 +168,8 @@ class Connection:
         return view[size:]
 
     def _frame(self, view: memoryview, events: list[Event]) -> memoryview:
-        """A frame's head and, for a control frame, its body; keeps what is not complete for the next call."""
+        """A frame's head and, for a control frame, its body; keeps what is not complete for the
+        next call."""
         self.frames_handled += 1
         view = self._collect(view, HEAD_BYTES)
         if len(self._partial) < HEAD_BYTES:
@@ -280,7 +297,8 @@ class Connection:
         return out
 
     def open(self, headers: Headers, *, fin: bool = False) -> int:
-        """Open a stream; its id. Data may follow at once, but a Go peer drops it until it has replied."""
+        """Open a stream; its id. Data may follow at once, but a Go peer drops it until it has
+        replied."""
         stream_id = self._next_stream
         self._next_stream += 2
         self._streams[stream_id] = _Stream(receiving=True, sending=not fin)
@@ -293,9 +311,11 @@ class Connection:
             self._out.append(frames.syn_reply(stream_id, self._packer.pack({})))
 
     def data_head(self, stream_id: int, length: int, *, fin: bool = False) -> bytes:
-        """The head of a data frame; the caller sends it and then `length` bytes, behind `data_to_send`.
+        """The head of a data frame; the caller sends it and then `length` bytes, behind
+        `data_to_send`.
 
-        Raises `StreamClosed` if the stream was reset, by either side, or this side has already ended it.
+        Raises `StreamClosed` if the stream was reset, by either side, or this side has already
+        ended it.
         """
         stream = self._streams.get(stream_id)
         if stream is None or not stream.sending:
@@ -316,7 +336,8 @@ class Connection:
             self._out.append(frames.rst_stream(stream_id, status))
 
     def forget(self, stream_id: int) -> None:
-        """Count a stream no more whose own direction has ended; what the peer still sends on it is ignored."""
+        """Count a stream no more whose own direction has ended; what the peer still sends on it is
+        ignored."""
         self._streams.pop(stream_id, None)
 
     def ping(self) -> int:
@@ -327,7 +348,8 @@ class Connection:
         return ping_id
 
     def probe(self) -> None:
-        """Send something that asks for no answer and means nothing: an empty data frame on a stream that is open."""
+        """Send something that asks for no answer and means nothing: an empty data frame on a stream
+        that is open."""
         for stream_id, stream in self._streams.items():
             if stream.sending:
                 self._out.append(frames.data_head(stream_id, 0, False))

@@ -1,7 +1,8 @@
 """The layout of SPDY/3.1 frames: eight bytes of head, then at most 2^24 - 1 bytes of body.
 
-A control frame's head is version and type (16 bits each, top bit set), a data frame's is the stream id; both go on with
-eight bits of flags and 24 bits of length. Only building is here: reading needs the state of a connection.
+A control frame's head is version and type (16 bits each, top bit set), a data frame's is the stream
+id; both go on with eight bits of flags and 24 bits of length. Only building is here: reading needs
+the state of a connection.
 """
 
 from __future__ import annotations
@@ -71,8 +72,11 @@ def data_head(stream_id: int, length: int, fin: bool) -> bytes:
 
 
 def syn_stream(stream_id: int, block: bytes, *, fin: bool = False) -> bytes:
-    """Opens a stream; `block` are the compressed headers. No associated stream, the highest priority."""
-    return control(Type.SYN_STREAM, FIN if fin else 0, struct.pack(">IIBB", stream_id, 0, 0, 0) + block)
+    """Opens a stream; `block` are the compressed headers. No associated stream, the highest
+    priority."""
+    return control(
+        Type.SYN_STREAM, FIN if fin else 0, struct.pack(">IIBB", stream_id, 0, 0, 0) + block
+    )
 
 
 def syn_reply(stream_id: int, block: bytes) -> bytes:

@@ -1,5 +1,5 @@
-"""containerd's suite against a server of ours, with images that are made here and come from a registry on the loopback of the
-server's network namespace.
+"""containerd's suite against a server of ours, with images that are made here and come from a
+registry on the loopback of the server's network namespace.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Suite:
     """The suite's program. `server` has nothing left when its tests have removed what they made."""
 
     def __init__(self, server: Server, folder: Path) -> None:
-        """Whether a test of user namespaces skips itself it finds out from a folder of containerd's and a command called runc."""
+        """Whether a test of user namespaces skips itself it finds out from a folder of containerd's
+        and a command called runc."""
         self.server, self._folder = server, folder
         listed = folder / "images.toml"
         listed.write_text(images.image_list())
@@ -49,7 +50,9 @@ class Suite:
         """How each of the tests ended, PASS, SKIP or FAIL, and what they said."""
         wanted = f"^({'|'.join(names)})$"
         said = self._output("-test.v", f"-test.run={wanted}", f"-test.timeout={TIMEOUT_S}s")
-        return {name: state for state, name in re.findall(r"^--- (\w+): (\w+) ", said, re.MULTILINE)}, said
+        return {
+            name: state for state, name in re.findall(r"^--- (\w+): (\w+) ", said, re.MULTILINE)
+        }, said
 
     def _output(self, *options: str) -> str:
         """What it prints; it ends with 1 when a test failed."""
@@ -63,7 +66,8 @@ class Suite:
 
 @contextlib.contextmanager
 def against_a_server(folder: Path, served: Mapping[str, BuiltImage]) -> Iterator[Suite]:
-    """The suite and a server with NRI, whose registry has the images `served`, by the suite's words."""
+    """The suite and a server with NRI, whose registry has the images `served`, by the suite's
+    words."""
     for name in ("plugins", "plugin-config"):
         (folder / name).mkdir()
     settings = {

@@ -1,13 +1,17 @@
-"""Which of containerd's own CRI integration tests apply to any CRI server, and why the others do not.
+"""Which of containerd's own CRI integration tests apply to any CRI server, and why the others do
+not.
 
-All of the suite's tests are named: one that a newer version brings is missed by the test that runs them.
+All of the suite's tests are named: one that a newer version brings is missed by the test that runs
+them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-ITS_CLIENT = "looks into containerd's own containers, snapshots, images or events with containerd's client"
+ITS_CLIENT = (
+    "looks into containerd's own containers, snapshots, images or events with containerd's client"
+)
 ITS_CONFIG = "reads containerd's own configuration from the verbose status"
 ITS_RESTART = "kills and starts processes called containerd"
 ITS_PROCESSES = "starts containerds of its own, or looks into its shims"
@@ -80,7 +84,8 @@ NEED_CONTROLLERS = (
     "TestNriLinuxCpusetAdjustment",
     "TestNriLinuxCpusetAdjustmentUpdate",
 )
-"""Those that measure memory or choose processors: they pass where cgroup v2 has these controllers."""
+"""Those that measure memory or choose processors: they pass where cgroup v2 has these controllers.
+"""
 
 APPLY = (
     "TestAdditionalGids",
@@ -120,4 +125,5 @@ APPLY = (
 """Those that speak CRI, or NRI, and nothing else."""
 
 FEWEST = 30
-"""Tests that pass at least; others skip themselves for lack of a cgroup, a swap or a file system."""
+"""Tests that pass at least; others skip themselves for lack of a cgroup, a swap or a file system.
+"""

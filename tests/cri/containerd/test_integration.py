@@ -1,4 +1,5 @@
-"""containerd's own CRI integration tests against a real server of ours: all that speak only CRI or NRI pass."""
+"""containerd's own CRI integration tests against a real server of ours: all that speak only CRI or
+NRI pass."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ from tests.cri.containerd import harness, images, selection
 @pytest.mark.timeout(harness.TIMEOUT_S + 1200)
 def test_all_that_apply_pass(tmp_path: Path) -> None:
     with harness.against_a_server(tmp_path, images.all_of_them()) as suite:
-        known = {*selection.APPLY, *selection.NEED_CONTROLLERS, *selection.DIFFERENT, *selection.NOT_OURS}
+        known = {
+            *selection.APPLY,
+            *selection.NEED_CONTROLLERS,
+            *selection.DIFFERENT,
+            *selection.NOT_OURS,
+        }
         assert suite.names() == known, "the suite has other tests"
 
         chosen = [*selection.APPLY, *(selection.NEED_CONTROLLERS if _has_controllers() else ())]

@@ -1,4 +1,5 @@
-"""The images that critest asks for, made here: the same names and what its tests look at, none of the originals' bytes."""
+"""The images that critest asks for, made here: the same names and what its tests look at, none of
+the originals' bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +17,12 @@ from tests.support.registry import archive_images
 HOSTS = ("registry.k8s.io", "k8s.gcr.io", "gcr.io")
 E2E = "registry.k8s.io/e2e-test-images"
 STAGING = "gcr.io/k8s-staging-cri-tools"
-USERS = {"uid": "1002", "username": "www-data", "uid-group": "1003:1004", "username-group": "www-data:1004"}
+USERS = {
+    "uid": "1002",
+    "username": "www-data",
+    "uid-group": "1003:1004",
+    "username-group": "www-data:1004",
+}
 HOST_NETWORK_PORT = 12003
 
 # Says who it is: it belongs to root and has the set-user-ID bit.
@@ -44,7 +50,8 @@ def all_of_them() -> Mapping[str, BuiltImage]:
     )
     web = _nginx(80)
     marked = {
-        name: _with(busybox, {name: name}) for name in ("latest", "digest", "1", "2", "3", "tag", "tags")
+        name: _with(busybox, {name: name})
+        for name in ("latest", "digest", "1", "2", "3", "tag", "tags")
     }
     return {
         f"{E2E}/busybox:1.29-2": busybox,
@@ -61,7 +68,10 @@ def all_of_them() -> Mapping[str, BuiltImage]:
         f"{STAGING}/test-image-tag:all": marked["tag"],
         **{f"{STAGING}/test-image-{n}:latest": marked[n] for n in "123"},
         **{f"{STAGING}/test-image-tags:{n}": marked["tags"] for n in "123"},
-        **{f"{STAGING}/test-image-user-{n}:latest": _with(busybox, {}, User=u) for n, u in USERS.items()},
+        **{
+            f"{STAGING}/test-image-user-{n}:latest": _with(busybox, {}, User=u)
+            for n, u in USERS.items()
+        },
         f"{STAGING}/test-image-predefined-group:latest": _with(
             busybox,
             {
@@ -89,7 +99,8 @@ def _nginx(port: int) -> BuiltImage:
     (found,) = archive_images(nginx.archive()).values()
     site = f"server {{ listen {port} default_server; root /var/www/html; index index.nginx-debian.html; }}\n"
     tools = {
-        f"usr/local/bin/{name}": symlink("/bin/busybox") for name in ("cat", "pidof", "sleep", "hostname")
+        f"usr/local/bin/{name}": symlink("/bin/busybox")
+        for name in ("cat", "pidof", "sleep", "hostname")
     }
     files = {"etc/nginx/sites-enabled/default": site, "var/run": symlink("/run"), **tools}
     return build.image([*found.layers, build.layer(files)], nginx.CONFIG)

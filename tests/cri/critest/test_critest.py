@@ -1,4 +1,5 @@
-"""critest, Kubernetes' own validation suite for CRI runtimes, against a real server: every one of its specs passes.
+"""critest, Kubernetes' own validation suite for CRI runtimes, against a real server: every one of
+its specs passes.
 
 Its images are made here and come from a registry on the loopback of the server's network namespace.
 """
@@ -47,7 +48,10 @@ def _segments() -> set[str]:
 
 @pytest.fixture(params=["erofs", "unpacked"])
 def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
-    settings = {"registry": {"config_path": str(tmp_path / "certs.d")}, "images": {"store": request.param}}
+    settings = {
+        "registry": {"config_path": str(tmp_path / "certs.d")},
+        "images": {"store": request.param},
+    }
     with (
         Server(settings=settings) as server,
         inner_registry.inside(server, tmp_path / "registry") as registry,
@@ -65,7 +69,9 @@ def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
 @pytest.mark.timeout(TIMEOUT_S + 60)
 def test_every_spec_passes(server: Server, tmp_path: Path) -> None:
     specs = run_critest(server, tmp_path)
-    bad = [_shown(spec) for spec in specs if spec["State"] != "passed" and not _may_be_skipped(spec)]
+    bad = [
+        _shown(spec) for spec in specs if spec["State"] != "passed" and not _may_be_skipped(spec)
+    ]
     assert not bad, "\n\n".join(bad)
     assert len([spec for spec in specs if spec["State"] == "passed"]) > 100
     assert not server.pods() and not server.containers()
@@ -84,7 +90,11 @@ def run_critest(server: Server, folder: Path) -> list[dict[str, Any]]:
     command = [
         *("nsenter", f"--net=/proc/{server.pid}/ns/net", "--"),
         *(str(toolchain.critest()), f"--runtime-endpoint=unix://{server.socket}"),
-        *(f"--image-endpoint=unix://{server.socket}", f"--ginkgo.json-report={report}", "--ginkgo.no-color"),
+        *(
+            f"--image-endpoint=unix://{server.socket}",
+            f"--ginkgo.json-report={report}",
+            "--ginkgo.no-color",
+        ),
         *("--config=/dev/null", f"--ginkgo.skip={'|'.join(re.escape(name) for name in LEFT_OUT)}"),
     ]
     with open(folder / "critest.log", "wb") as log:

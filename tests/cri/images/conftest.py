@@ -83,7 +83,8 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 
 @asynccontextmanager
 async def with_errands(tmp_path: Path, *modules: str) -> AsyncIterator[ImageService]:
-    """An image service that works on layers in errands of a zygote, as the server's does, with these modules in it, too."""
+    """An image service that works on layers in errands of a zygote, as the server's does, with
+    these modules in it, too."""
     zygote = await Zygote.start([*ERRAND_MODULES, *modules])
     made = ImageService(
         tmp_path / "images", [tmp_path / "certs.d"], errands=zygote, no_progress_timeout_s=20.0

@@ -1,7 +1,9 @@
-"""A module for a zygote: its errands count their changes to files, and one ends at once before the change with a chosen number.
+"""A module for a zygote: its errands count their changes to files, and one ends at once before the
+change with a chosen number.
 
-The count and that number are in a file, PYRUNC_TESTS_ERRAND_CHANGES, that is mapped before errands are forked: their jails let them
-open nothing, and refuse kill(2), so the end is _exit(2), after which nothing of the process runs either.
+The count and that number are in a file, PYRUNC_TESTS_ERRAND_CHANGES, that is mapped before errands
+are forked: their jails let them open nothing, and refuse kill(2), so the end is _exit(2), after
+which nothing of the process runs either.
 """
 
 from __future__ import annotations

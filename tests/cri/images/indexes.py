@@ -13,8 +13,11 @@ from cri_server.images.inflate import Limits
 from pyrunc.kernel.erofs import open_paths
 
 
-def write_index(folder: Path, tars: Sequence[bytes], limits: Limits | None = None) -> tuple[Path, list[Path]]:
-    """The index of the image of these layers, bottom first, and its devices. Raises what indexing raises."""
+def write_index(
+    folder: Path, tars: Sequence[bytes], limits: Limits | None = None
+) -> tuple[Path, list[Path]]:
+    """The index of the image of these layers, bottom first, and its devices. Raises what indexing
+    raises."""
     different = list(dict.fromkeys(tars))
     devices = [folder / f"tar-{number}" for number in range(len(different))]
     for path, content in zip(devices, different, strict=True):

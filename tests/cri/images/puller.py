@@ -3,9 +3,11 @@
     puller STORE REFERENCE…          pull and remove them for ever
     puller once STORE REFERENCE      pull and remove it
     puller steps NUMBER STORE REFERENCE REFERENCE
-                                     the same story each time, killed before its NUMBERth change to a file
+                                     the same story each time, killed before its NUMBERth change to
+                                     a file
 
-With ERRANDS in the environment layers are worked on in processes of their own, which outlive it for a moment.
+With ERRANDS in the environment layers are worked on in processes of their own, which outlive it for
+a moment.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ _CHANGES = (
 
 
 def count_changes(kill_at: int) -> Callable[[], int]:
-    """From now on calls that change files are counted, in all threads, and the process ends before the one with that number."""
+    """From now on calls that change files are counted, in all threads, and the process ends before
+    the one with that number."""
     count = itertools.count(1)
     last = 0
 
@@ -52,8 +55,8 @@ def count_changes(kill_at: int) -> Callable[[], int]:
 
 
 async def steps(kill_at: str, store: str, first: str, second: str) -> None:
-    """Two images with a common base are pulled side by side, one is removed and pulled again, the other removed. Stdout has how many
-    changes that were."""
+    """Two images with a common base are pulled side by side, one is removed and pulled again, the
+    other removed. Stdout has how many changes that were."""
     errands = await Zygote.start(ERRAND_MODULES) if ERRANDS in os.environ else None
     changes = count_changes(int(kill_at))
     service = ImageService(Path(store), store=os.environ.get(STORE, "unpacked"), errands=errands)
@@ -82,7 +85,8 @@ async def once(store: str, reference: str) -> None:
 
 
 async def main(store: str, *references: str) -> None:
-    """Pull the references one after the other, remove each in between, for ever; stdout has `ready`, then a line per step."""
+    """Pull the references one after the other, remove each in between, for ever; stdout has
+    `ready`, then a line per step."""
     service = ImageService(Path(store), store=os.environ.get(STORE, "unpacked"))
     await service.start()
     print("ready", flush=True)

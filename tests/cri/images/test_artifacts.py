@@ -52,7 +52,10 @@ ARTIFACTS = [
 
 @pytest.mark.parametrize("artifact", ARTIFACTS, ids=lambda artifact: artifact[0])
 async def test_an_artifact_is_refused_as_what_it_is(
-    tmp_path: Path, registry: Registry, service: ImageService, artifact: tuple[str, str, str, str, int]
+    tmp_path: Path,
+    registry: Registry,
+    service: ImageService,
+    artifact: tuple[str, str, str, str, int],
 ) -> None:
     """Kubernetes leaves it to the runtime what an image volume may be; containerd refuses
     artifacts, too, CRI-O mounts them."""
@@ -135,7 +138,9 @@ async def test_what_is_no_file_system_is_left_alone(
     await again.close()
 
 
-async def test_diff_ids_are_for_file_systems_only(registry: Registry, service: ImageService) -> None:
+async def test_diff_ids_are_for_file_systems_only(
+    registry: Registry, service: ImageService
+) -> None:
     """A configuration that counts the others in could be read in two ways: which layer each diff
     id is of."""
     built = image([*BUILT.layers, b"no file system"])
@@ -166,7 +171,13 @@ async def test_a_foreign_layer_comes_from_the_registry(
 
 @pytest.mark.parametrize(
     "kind",
-    [types.OCI_CONFIG, types.DOCKER_CONFIG, "application/octet-stream", "application/json", "text/html"],
+    [
+        types.OCI_CONFIG,
+        types.DOCKER_CONFIG,
+        "application/octet-stream",
+        "application/json",
+        "text/html",
+    ],
 )
 async def test_what_registries_have_called_an_images_configuration(
     registry: Registry, service: ImageService, kind: str
@@ -182,7 +193,9 @@ async def test_what_registries_have_called_an_images_configuration(
     assert await service.pull(f"{registry.host}/app:v1") == BUILT.id
 
 
-async def test_an_archive_with_signatures_beside_the_image(tmp_path: Path, service: ImageService) -> None:
+async def test_an_archive_with_signatures_beside_the_image(
+    tmp_path: Path, service: ImageService
+) -> None:
     """As `cosign save` writes: the layout's index lists the image, its signatures and its
     attestations."""
     data, blobs = manifest_of(BUILT)
@@ -196,13 +209,18 @@ async def test_an_archive_with_signatures_beside_the_image(tmp_path: Path, servi
     ).encode()
     everything = [data, signature, b"{}", b"payload", *blobs.values()]
     entries = [
-        {**descriptor(data, types.OCI_MANIFEST), "annotations": {"kind": "dev.cosignproject.cosign/image"}},
+        {
+            **descriptor(data, types.OCI_MANIFEST),
+            "annotations": {"kind": "dev.cosignproject.cosign/image"},
+        },
         {
             **descriptor(signature, types.OCI_MANIFEST),
             "annotations": {"kind": "dev.cosignproject.cosign/sigs"},
         },
     ]
-    files = {f"blobs/sha256/{descriptor(blob, '')['digest'][7:]}": Node(blob) for blob in everything}
+    files = {
+        f"blobs/sha256/{descriptor(blob, '')['digest'][7:]}": Node(blob) for blob in everything
+    }
     files["index.json"] = Node(json.dumps({"schemaVersion": 2, "manifests": entries}).encode())
     (tmp_path / "archive.tar").write_bytes(layer(files, parents=False))
     [found] = await service.load(tmp_path / "archive.tar", "signed:v1")

@@ -1,4 +1,5 @@
-"""The store after SIGKILL at any moment, and after the power went: what is listed is whole, the rest is gone."""
+"""The store after SIGKILL at any moment, and after the power went: what is listed is whole, the
+rest is gone."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def two_images() -> dict[str, BuiltImage]:
     chance = random.Random(8)
     base = layer({f"base/{n}": chance.randbytes(chance.randrange(9000)) for n in range(150)})
     tops = [
-        layer({f"top/{n}": chance.randbytes(chance.randrange(9000)) for n in range(100)}) for _ in range(2)
+        layer({f"top/{n}": chance.randbytes(chance.randrange(9000)) for n in range(100)})
+        for _ in range(2)
     ]
     return {f"app:{n}": image([base, tops[n]]) for n in range(2)}
 
@@ -67,12 +69,15 @@ async def check(store: Path, built: dict[str, BuiltImage]) -> int:
     listed = await service.list()
     blobs, layers, tars = set[str](), set[str](), set[str]()
     for found in listed:
-        rootfs, wanted = await service.rootfs(found.id), [content(tar) for tar in by_id[found.id].layers]
+        rootfs = await service.rootfs(found.id)
+        wanted = [content(tar) for tar in by_id[found.id].layers]
         assert bool(rootfs.mount) == mounts
         if mounts:
             wanted = [{name: data for files in wanted for name, data in files.items()}]
         for tree, expected in zip(reversed(rootfs.lower_dirs), wanted, strict=True):
-            files = {str(p.relative_to(tree)): p.read_bytes() for p in tree.rglob("*") if p.is_file()}
+            files = {
+                str(p.relative_to(tree)): p.read_bytes() for p in tree.rglob("*") if p.is_file()
+            }
             assert files == expected, f"{tree} is not what its layer has"
             layers.add(tree.parent.name)
         found_content = service._store.catalog.content(found.id)
@@ -125,12 +130,15 @@ async def test_killed_at_many_moments(tmp_path: Path, registry: Registry) -> Non
 
 def small_images() -> dict[str, BuiltImage]:
     """As `two_images`, of a few files: their number is that of the steps of an unpacker."""
-    base, *tops = (layer({f"{name}/{n}": f"{name} {n}" * 9 for n in range(2)}) for name in ("base", "a", "b"))
+    base, *tops = (
+        layer({f"{name}/{n}": f"{name} {n}" * 9 for n in range(2)}) for name in ("base", "a", "b")
+    )
     return {f"app:{n}": image([base, top]) for n, top in enumerate(tops)}
 
 
 async def kill_at_steps(tmp_path: Path, registry: Registry, every: int) -> set[int]:
-    """Kill the same story before its first change, then `every` changes later, until it comes to its end."""
+    """Kill the same story before its first change, then `every` changes later, until it comes to
+    its end."""
     built = small_images()
     for name, one in built.items():
         registry.push(name, one)
@@ -139,7 +147,10 @@ async def kill_at_steps(tmp_path: Path, registry: Registry, every: int) -> set[i
     for number in range(1, 10_000, every):
         store = tmp_path / f"store-{number}"
         done = subprocess.run(
-            [*command, str(number), str(store), *references], cwd=ROOT, capture_output=True, check=False
+            [*command, str(number), str(store), *references],
+            cwd=ROOT,
+            capture_output=True,
+            check=False,
         )
         assert done.returncode in (0, -signal.SIGKILL), f"change {number}: {done.stderr.decode()}"
         listed.add(await check(store, built))
@@ -152,7 +163,8 @@ async def kill_at_steps(tmp_path: Path, registry: Registry, every: int) -> set[i
 
 @pytest.fixture(params=["threads", "errands"])
 def each_place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where layers are worked on. Errands outlive what is killed, and write on into folders that the next one throws away."""
+    """Where layers are worked on. Errands outlive what is killed, and write on into folders that
+    the next one throws away."""
     if request.param == "errands":
         monkeypatch.setenv(ERRANDS, "yes")
 
@@ -170,10 +182,11 @@ async def test_killed_at_every_step(tmp_path: Path, registry: Registry, each_pla
 async def end_errands(
     tmp_path: Path, registry: Registry, changes: Changes, errands: Zygote, every: int
 ) -> int:
-    """End an errand before its first change, then `every` changes later, until both pulls come to their end; the server lives on.
+    """End an errand before its first change, then `every` changes later, until both pulls come to
+    their end; the server lives on.
 
-    A pull that lost an errand has failed in words, or made its layer again; nothing of it is left, and the next one makes a whole
-    image. How many failed.
+    A pull that lost an errand has failed in words, or made its layer again; nothing of it is left,
+    and the next one makes a whole image. How many failed.
     """
     built, failed = small_images(), 0
     for name, one in built.items():
@@ -189,7 +202,9 @@ async def end_errands(
         for result in results:
             if isinstance(result, BaseException):
                 failed += 1
-                assert isinstance(result, PeerError) and f"exit code {EXIT_CODE}" in result.message, result
+                assert (
+                    isinstance(result, PeerError) and f"exit code {EXIT_CODE}" in result.message
+                ), result
         listed = {found.id for found in await service.list()}
         assert listed == {result for result in results if isinstance(result, str)}
         await service._store.emptied()
@@ -252,7 +267,8 @@ WORDS = {"ENOSPC": "no space left", "EDQUOT": "the disk quota"}
 async def test_a_system_call_that_fails_is_an_error_and_nothing_is_half(
     tmp_path: Path, registry: Registry, call: str, error: str
 ) -> None:
-    """The n-th call fails, for a few n: an error of ours that names it, or no difference; the store is whole afterwards."""
+    """The n-th call fails, for a few n: an error of ours that names it, or no difference; the store
+    is whole afterwards."""
     built = two_images()
     for name, one in built.items():
         registry.push(name, one)
@@ -302,14 +318,17 @@ def mounted(disk: Path, folder: Path) -> Iterator[Path]:
 
 
 async def cut_power_often(tmp_path: Path, registry: Registry, cuts: int) -> None:
-    """The disk's image is copied while pulls write to it: what a machine would find that lost its power then."""
+    """The disk's image is copied while pulls write to it: what a machine would find that lost its
+    power then."""
     built = two_images()
     for name, one in built.items():
         registry.push(name, one)
     disk, copy, chance = tmp_path / "disk", tmp_path / "copy", random.Random()
     with open(disk, "wb") as file:
         file.truncate(96 << 20)
-    subprocess.run(["mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0", str(disk)], check=True)
+    subprocess.run(
+        ["mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0", str(disk)], check=True
+    )
     found = set()
     with mounted(disk, tmp_path / "live") as live, pulling(live / "images", registry) as program:
         for _ in range(cuts):

@@ -1,4 +1,5 @@
-"""An image that is mounted is the image unpacked, inode by inode, and a tar that one store refuses the other refuses, too."""
+"""An image that is mounted is the image unpacked, inode by inode, and a tar that one store refuses
+the other refuses, too."""
 
 from __future__ import annotations
 
@@ -34,10 +35,14 @@ ACL_HEAD = b"\x02\0\0\0"
 
 
 def shown(root: Path) -> dict[bytes, Facts]:
-    """What a container sees of a folder of files: whiteouts are none, nor are the orders to overlayfs."""
+    """What a container sees of a folder of files: whiteouts are none, nor are the orders to
+    overlayfs."""
     return {
-        name: replace(facts, xattrs=frozenset(x for x in facts.xattrs if not x[0].startswith("trusted.")))
-        for name, facts in snapshot(os.fsencode(root) + b"/.").items()  # a descriptor's name is a link
+        name: replace(
+            facts, xattrs=frozenset(x for x in facts.xattrs if not x[0].startswith("trusted."))
+        )
+        # a descriptor's name is a link
+        for name, facts in snapshot(os.fsencode(root) + b"/.").items()
         if not (facts.kind == "c" and facts.device == 0)
     }
 
@@ -106,7 +111,9 @@ def test_every_kind_of_file_with_every_attribute(tmp_path: Path, options: list[s
 
 def test_names_and_links_of_every_length(tmp_path: Path) -> None:
     """Directories of one block and of many, links inside an inode's block and in one of their own."""
-    members = [(f"{'d' * length}/{'n' * length}", Node(b"x" * length)) for length in range(1, 256, 13)]
+    members = [
+        (f"{'d' * length}/{'n' * length}", Node(b"x" * length)) for length in range(1, 256, 13)
+    ]
     members += [(f"many/{number:03}{'m' * (number % 250)}", Node()) for number in range(700)]
     members += [(f"links/{length}", symlink("l" * length)) for length in (1, 59, 447, 448, 449, 511, 512, 513, 4000, 4095)]  # fmt: skip
     members += [("-before-dot", Node()), ("a-file-of-a-block", Node(b"x" * 512)), ("and-one-more", Node(b"x" * 513))]  # fmt: skip
@@ -160,9 +167,9 @@ def test_more_attributes_than_an_inode_can_say(tmp_path: Path) -> None:
     """Others take less: ext4 has a block of 4 KiB for them."""
     large = {f"SCHILY.xattr.user.{name}": name * 60_000 for name in "abcd"}
     with mounted(tmp_path / "four", [raw_tar(("f", Node(pax=large)))]) as root:
-        assert {n: len(os.getxattr(root / "f", n)) for n in os.listxattr(root / "f")} == dict.fromkeys(
-            [f"user.{name}" for name in "abcd"], 60_000
-        )
+        assert {
+            n: len(os.getxattr(root / "f", n)) for n in os.listxattr(root / "f")
+        } == dict.fromkeys([f"user.{name}" for name in "abcd"], 60_000)
     assert outcome([raw_tar(("f", Node(pax=large | {"SCHILY.xattr.user.e": "e" * 60_000})))], tmp_path / "five") == ("refused", None)  # fmt: skip
 
 
@@ -171,10 +178,14 @@ def test_a_hard_link_into_a_folder_that_gives_way(tmp_path: Path) -> None:
 
 
 def test_content_that_no_block_is_shared_with(tmp_path: Path) -> None:
-    """The last block of a file in a tar is padded; a file that ends there has nothing of the padding."""
+    """The last block of a file in a tar is padded; a file that ends there has nothing of the
+    padding."""
     chance = random.Random(4)
     tar = layer(
-        {f"f{size}": chance.randbytes(size) for size in (0, 1, 511, 512, 513, 4095, 4096, 4097, 70_000)}
+        {
+            f"f{size}": chance.randbytes(size)
+            for size in (0, 1, 511, 512, 513, 4095, 4096, 4097, 70_000)
+        }
     )
     padded = tar.replace(bytes(300), b"P" * 300)
     assert same(tar, tmp_path)[0] == "files"
@@ -243,7 +254,9 @@ def test_many_random_layers_look_as_overlayfs_shows_them(tmp_path: Path) -> None
                 elif kind == 1:
                     files.append((f"{place}/{OPAQUE}".lstrip("/"), Node()))
                 elif kind == 2:
-                    files.append((path, directory(chance.choice([0o700, 0o755]), uid=chance.randrange(9))))
+                    files.append(
+                        (path, directory(chance.choice([0o700, 0o755]), uid=chance.randrange(9)))
+                    )
                 else:
                     files.append((f"{path}x", Node(chance.randbytes(5), uid=chance.randrange(9))))
             tars.append(raw_tar(*files))

@@ -49,7 +49,9 @@ def test_any_sequence_of_members(scratch: Path, members: list[tuple[str, Node]])
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     changes=some.lists(
-        some.tuples(some.integers(0, len(WHOLE) - 1), some.integers(0, 255)), min_size=1, max_size=12
+        some.tuples(some.integers(0, len(WHOLE) - 1), some.integers(0, 255)),
+        min_size=1,
+        max_size=12,
     )
 )
 def test_changed_bytes(scratch: Path, changes: list[tuple[int, int]]) -> None:
@@ -61,7 +63,15 @@ def test_changed_bytes(scratch: Path, changes: list[tuple[int, int]]) -> None:
 
 def in_order(node: TreeNode) -> object:
     """A tree's files as a value."""
-    facts = (node.mode, node.uid, node.gid, node.mtime_ns, sorted(node.xattrs.items()), node.link, node.size)
+    facts = (
+        node.mode,
+        node.uid,
+        node.gid,
+        node.mtime_ns,
+        sorted(node.xattrs.items()),
+        node.link,
+        node.size,
+    )
     if node.children is None:
         return (*facts, id(node))
     return (*facts, {name: in_order(child) for name, child in node.children.items()})

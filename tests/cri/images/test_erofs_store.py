@@ -1,4 +1,5 @@
-"""The store of images that are mounted: what it keeps, what it gives back, and what becomes of it under another setting."""
+"""The store of images that are mounted: what it keeps, what it gives back, and what becomes of it
+under another setting."""
 
 from __future__ import annotations
 
@@ -64,7 +65,9 @@ async def test_a_tar_takes_the_place_of_its_blob(
     assert len(names(tmp_path / "images/tars")) == 3 and names(tmp_path / "images/layers") == set()
     registry.requests.clear()
     assert await service.pull(name) == built.id
-    assert len(registry.requests) == 2, "what is here is not fetched again, but for the configuration"
+    assert len(registry.requests) == 2, (
+        "what is here is not fetched again, but for the configuration"
+    )
     await service.remove(built.id)
     await service.close()
     for folder in ("tars", "indexes", "blobs/sha256", "ingest"):
@@ -137,7 +140,10 @@ async def test_where_the_kernel_cannot_mount_layers_are_unpacked_from_their_tars
             assert texts(await other.rootfs(built.id), "top") == ["2", "1", "0"]
             await other.close()
         said = {record.getMessage(): record.levelname for record in caplog.records}
-        assert said["images are unpacked, since they cannot be mounted here: no such kernel"] == "WARNING"
+        assert (
+            said["images are unpacked, since they cannot be mounted here: no such kernel"]
+            == "WARNING"
+        )
         assert said[f"image {name}: unpacking its layers again"] == "WARNING"
         with pytest.raises(Unsupported, match='no such kernel; "auto" unpacks them'):
             await serve(opened, tmp_path / "images", store="erofs")
@@ -171,7 +177,9 @@ async def test_a_lost_tar_is_a_lost_image(
     assert await again.pull(name) == built.id
 
 
-async def test_images_with_the_same_layers_share_an_index(tmp_path: Path, opened: list[ImageService]) -> None:
+async def test_images_with_the_same_layers_share_an_index(
+    tmp_path: Path, opened: list[ImageService]
+) -> None:
     service = await serve(opened, tmp_path / "images")
     layers = [layer({"a": "1", "d": directory()}), layer({"d/.wh..wh..opq": "", "d/b": "2"})]
     one, two = image(layers, {"Cmd": ["1"]}), image(layers, {"Cmd": ["2"]})
@@ -190,11 +198,14 @@ async def test_images_with_the_same_layers_share_an_index(tmp_path: Path, opened
 async def test_files_that_are_sealed_are_measured_at_each_mount(
     tmp_path: Path, registry: Registry, opened: list[ImageService], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without fs-verity here: what the store asks of it. tests/vm/images has a file system that answers."""
+    """Without fs-verity here: what the store asks of it. tests/vm/images has a file system that
+    answers."""
     answers: dict[int, str] = {}
     monkeypatch.setattr(verity, "enable", lambda fd: True)
     monkeypatch.setattr(
-        verity, "measure", lambda fd: answers.get(os.fstat(fd).st_ino, f"sha256:{os.fstat(fd).st_ino}")
+        verity,
+        "measure",
+        lambda fd: answers.get(os.fstat(fd).st_ino, f"sha256:{os.fstat(fd).st_ino}"),
     )
     service, built = await serve(opened, tmp_path / "images"), make()
     await pulled(service, registry, built)
@@ -253,7 +264,8 @@ async def test_an_image_just_mounted_is_read_from_memory(
 async def test_what_a_removed_image_had_is_given_back(
     tmp_path: Path, registry: Registry, opened: list[ImageService]
 ) -> None:
-    """In the background: the call that removes it does not wait for the pages of its files and of its mount."""
+    """In the background: the call that removes it does not wait for the pages of its files and of
+    its mount."""
     service, built = await serve(opened, tmp_path / "images"), make()
     await pulled(service, registry, built)
     rootfs = await service.rootfs(built.id)

@@ -1,4 +1,5 @@
-"""Registries that fail, lie or attack: each ends as documented, nothing becomes visible, no secret is shown."""
+"""Registries that fail, lie or attack: each ends as documented, nothing becomes visible, no secret
+is shown."""
 
 from __future__ import annotations
 
@@ -62,9 +63,9 @@ async def refused(service: ImageService, name: str, auth: Auth | None = None) ->
         Fault("/blobs/", media_type="text/html"),
         Fault("/blobs/", length=-1),
     ],
-    ids=lambda f: " ".join(f"{k}={v!r}" for k, v in vars(f).items() if v not in (None, b"", {}, 0, False))[
-        :70
-    ],
+    ids=lambda f: " ".join(
+        f"{k}={v!r}" for k, v in vars(f).items() if v not in (None, b"", {}, 0, False)
+    )[:70],
 )
 async def test_it_passes_and_the_pull_goes_on(
     registry: Registry, service: ImageService, fault: Fault
@@ -77,7 +78,9 @@ async def test_it_passes_and_the_pull_goes_on(
     assert await service.pull(f"{registry.host}/app:v1") == built.id
 
 
-async def test_a_blob_that_broke_off_goes_on_where_it_was(registry: Registry, service: ImageService) -> None:
+async def test_a_blob_that_broke_off_goes_on_where_it_was(
+    registry: Registry, service: ImageService
+) -> None:
     built = make(layers=1, size=400_000)
     registry.push("app:v1", built, compress="")
     layer_digest = build._digest(built.layers[0])
@@ -87,7 +90,9 @@ async def test_a_blob_that_broke_off_goes_on_where_it_was(registry: Registry, se
     assert ranges == [None, "bytes=300000-"]
 
 
-async def test_a_server_without_ranges_starts_again(registry: Registry, service: ImageService) -> None:
+async def test_a_server_without_ranges_starts_again(
+    registry: Registry, service: ImageService
+) -> None:
     built = make(layers=1, size=400_000)
     registry.push("app:v1", built)
     registry.fault("/blobs/.*", times=1, cut_at=0)
@@ -105,7 +110,11 @@ async def test_a_server_without_ranges_starts_again(registry: Registry, service:
         (Fault("/manifests/", status=500), PeerError, "RegistryUnavailable: .*500"),
         (Fault("/manifests/", status=429), PeerError, "RegistryUnavailable: .*429"),
         (Fault("/blobs/", status=503), PeerError, "RegistryUnavailable: .*503"),
-        (Fault("/blobs/", cut_at=1000), PeerError, "RegistryUnavailable: .*(ended after|broke off)"),
+        (
+            Fault("/blobs/", cut_at=1000),
+            PeerError,
+            "RegistryUnavailable: .*(ended after|broke off)",
+        ),
         (Fault("/manifests/", status=403), PeerError, "403 unauthorized"),
         (Fault("/manifests/", status=404), NotFound, "app v1: not found"),
         (Fault("/manifests/", status=418), PeerError, "unexpected status 418"),
@@ -145,8 +154,16 @@ async def test_a_server_without_ranges_starts_again(registry: Registry, service:
             PeerError,
             "redirect to a 'file'",
         ),
-        (Fault("/v2/", status=302, headers={"Location": "gopher://x/"}), PeerError, "redirect to a 'gopher'"),
-        (Fault("/v2/", status=302, headers={"Location": "/v2/again"}), PeerError, "more than 5 redirects"),
+        (
+            Fault("/v2/", status=302, headers={"Location": "gopher://x/"}),
+            PeerError,
+            "redirect to a 'gopher'",
+        ),
+        (
+            Fault("/v2/", status=302, headers={"Location": "/v2/again"}),
+            PeerError,
+            "more than 5 redirects",
+        ),
         (
             Fault("/v2/", status=307, headers={"Location": "http://u:p@127.0.0.1/"}),
             PeerError,
@@ -159,7 +176,11 @@ async def test_a_server_without_ranges_starts_again(registry: Registry, service:
             PeerError,
             "no token server",
         ),
-        (Fault("/v2/", status=401, headers={"WWW-Authenticate": "Bearer"}), PeerError, "no token server"),
+        (
+            Fault("/v2/", status=401, headers={"WWW-Authenticate": "Bearer"}),
+            PeerError,
+            "no token server",
+        ),
         (
             Fault("/v2/", status=401, headers={"WWW-Authenticate": '",=;"\\' * 50}),
             PeerError,
@@ -174,7 +195,12 @@ async def test_a_server_without_ranges_starts_again(registry: Registry, service:
     ids=lambda value: str(value)[:60] if isinstance(value, str) else "",
 )
 async def test_it_fails_as_documented(
-    tmp_path: Path, registry: Registry, service: ImageService, fault: Fault, kind: type[Error], words: str
+    tmp_path: Path,
+    registry: Registry,
+    service: ImageService,
+    fault: Fault,
+    kind: type[Error],
+    words: str,
 ) -> None:
     registry.push("app:v1", make())
     registry.faults.append(fault)
@@ -187,7 +213,10 @@ async def test_it_fails_as_documented(
 
 async def test_nobody_there(service: ImageService) -> None:
     error = await refused(service, "127.0.0.1:9/app:v1")
-    assert error.message == "RegistryUnavailable: pulling 127.0.0.1:9/app:v1: 127.0.0.1:9: connection refused"
+    assert (
+        error.message
+        == "RegistryUnavailable: pulling 127.0.0.1:9/app:v1: 127.0.0.1:9: connection refused"
+    )
     error = await refused(service, "no-such-host.invalid/app:v1")
     assert "the name no-such-host.invalid does not resolve" in error.message
 
@@ -225,7 +254,9 @@ async def test_a_registry_that_stalls(tmp_path: Path, registry: Registry, fault:
     ],
     ids=["before a blob", "after a blob", "a byte now and then", "manifest"],
 )
-async def test_a_registry_that_stalls_a_push(tmp_path: Path, registry: Registry, fault: Fault) -> None:
+async def test_a_registry_that_stalls_a_push(
+    tmp_path: Path, registry: Registry, fault: Fault
+) -> None:
     registry.push("app:v1", make())
     service = ImageService(tmp_path / "images", no_progress_timeout_s=0.8)
     await service.start()
@@ -240,7 +271,9 @@ async def test_a_registry_that_stalls_a_push(tmp_path: Path, registry: Registry,
 
 
 @only_erofs
-async def test_a_slow_blob_stalls_whatever_it_decodes_to(tmp_path: Path, registry: Registry) -> None:
+async def test_a_slow_blob_stalls_whatever_it_decodes_to(
+    tmp_path: Path, registry: Registry
+) -> None:
     """4 MiB of zeros are 130 bytes of zstd: each time that they are decoded is no progress."""
     built = image([layer({"zeros": bytes(256 << 20)})], {"Cmd": ["/zeros"]})
     registry.push("app:v1", built, compress="zstd")
@@ -281,7 +314,9 @@ async def test_a_redirect_to_another_host_takes_no_secret_along(
     ):
         front.push("app:v1", built)
         storage.push("app:v1", built)
-        front.fault("GET /v2/app/blobs/", status=307, headers={"Location": f"{storage.url}/v2/app/blobs/x"})
+        front.fault(
+            "GET /v2/app/blobs/", status=307, headers={"Location": f"{storage.url}/v2/app/blobs/x"}
+        )
         for digest in [p.name for p in (tmp_path / "a" / "blobs").iterdir()]:
             front.faults.insert(
                 0,
@@ -309,33 +344,47 @@ AUTHS = {
 }
 
 
-@pytest.mark.parametrize("challenge", ['Basic realm="x"', 'Bearer realm="{thief}/token",service="s"'])
+@pytest.mark.parametrize(
+    "challenge", ['Basic realm="x"', 'Bearer realm="{thief}/token",service="s"']
+)
 @pytest.mark.parametrize("auth", AUTHS.values(), ids=AUTHS.keys())
 @pytest.mark.parametrize(("what", "detour"), [("manifests", False), ("blobs", True)])
 async def test_a_host_that_a_redirect_names_asks_in_vain_for_the_secret(
     tmp_path: Path, service: ImageService, challenge: str, auth: Auth, what: str, detour: bool
 ) -> None:
-    """A detour: the host sends us back to the registry's own address and asks there, by a redirect of its own."""
+    """A detour: the host sends us back to the registry's own address and asks there, by a redirect
+    of its own."""
     with Registry(tmp_path / "front") as front, Registry(tmp_path / "thief") as thief:
         front.push("app:v1", make())
         thief.fault("/token", status=200, body=b'{"token": "t"}')
         if detour:
             thief.fault("/stolen/1", status=307, headers={"Location": f"{front.url}/stolen/2"})
             front.fault("/stolen/2", status=307, headers={"Location": f"{thief.url}/stolen/3"})
-        thief.fault("/stolen/", status=401, headers={"WWW-Authenticate": challenge.format(thief=thief.url)})
+        thief.fault(
+            "/stolen/", status=401, headers={"WWW-Authenticate": challenge.format(thief=thief.url)}
+        )
         front.fault(f"/v2/app/{what}/", status=307, headers={"Location": f"{thief.url}/stolen/1"})
         error = await refused(service, f"{front.host}/app:v1", auth)
-        assert f"{front.host} sent us to {thief.host}, which wants a login of its own" in error.message
+        assert (
+            f"{front.host} sent us to {thief.host}, which wants a login of its own" in error.message
+        )
         assert thief.asked("/stolen/") and not thief.asked("/token")
         assert all("authorization" not in request.headers for request in thief.requests)
 
 
-async def test_a_redirect_inside_the_registry_is_logged_in(tmp_path: Path, service: ImageService) -> None:
+async def test_a_redirect_inside_the_registry_is_logged_in(
+    tmp_path: Path, service: ImageService
+) -> None:
     with Registry(tmp_path / "front", auth=("bearer", "u", PASSWORD)) as front:
         built = make()
         front.push("app:v1", built)
-        for way in ("manifests/v1", *(f"blobs/sha256:{p.name}" for p in (front.root / "blobs").iterdir())):
-            front.fault(f"/v2/old/{way}", status=307, headers={"Location": f"{front.url}/v2/app/{way}"})
+        for way in (
+            "manifests/v1",
+            *(f"blobs/sha256:{p.name}" for p in (front.root / "blobs").iterdir()),
+        ):
+            front.fault(
+                f"/v2/old/{way}", status=307, headers={"Location": f"{front.url}/v2/app/{way}"}
+            )
         assert await service.pull(f"{front.host}/old:v1", Auth("u", PASSWORD)) == built.id
 
 
@@ -344,7 +393,8 @@ DISTANT, LINK = "198.51.100.1", "169.254.169.254"
 
 @contextlib.contextmanager
 def network_with_a_distance() -> Iterator[None]:
-    """Be, for a block, on a machine with an address that is not local by its looks, and one of its link."""
+    """Be, for a block, on a machine with an address that is not local by its looks, and one of its
+    link."""
     namespace = open_new_namespace()
     try:
         with netns.inside(namespace):
@@ -372,11 +422,13 @@ def network_with_a_distance() -> Iterator[None]:
 async def test_a_distant_registry_cannot_send_us_home(
     tmp_path: Path, target: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A registry that is not on this machine names this machine or its link: not one byte is sent there.
+    """A registry that is not on this machine names this machine or its link: not one byte is sent
+    there.
 
     It is ours all the same, reached under another of the machine's addresses.
     """
-    # urllib3 asks once, when it is imported, whether ::1 is there: maybe not on this machine, but on the one of the test.
+    # urllib3 asks once, when it is imported, whether ::1 is there: maybe not on this machine, but
+    # on the one of the test.
     monkeypatch.setattr("urllib3.util.connection.HAS_IPV6", True)
     with (
         network_with_a_distance(),
@@ -434,7 +486,9 @@ async def test_no_secret_is_logged(
 
 
 def manifest_with(
-    registry: Registry, change: Callable[[dict[str, Any]], object], built: build.BuiltImage | None = None
+    registry: Registry,
+    change: Callable[[dict[str, Any]], object],
+    built: build.BuiltImage | None = None,
 ) -> None:
     data, blobs = manifest_of(built or make())
     for blob in blobs.values():
@@ -450,11 +504,17 @@ def manifest_with(
         (lambda m: m.update(manifests=[]), PeerError, "both layers and manifests"),
         (lambda m: m.update(layers=m["layers"] * 200), PeerError, "more than 500 layers"),
         (lambda m: m.update(layers=m["layers"][:2]), PeerError, "2 layers, but 3 diff ids"),
-        (lambda m: m.update(layers=m["layers"][::-1]), PeerError, "as the image's configuration says"),
+        (
+            lambda m: m.update(layers=m["layers"][::-1]),
+            PeerError,
+            "as the image's configuration says",
+        ),
         (lambda m: m.update(layers="x"), PeerError, "layers"),
         (lambda m: m.update(schemaVersion=1), Unsupported, "schema 1"),
         (
-            lambda m: m.update(mediaType="application/vnd.docker.distribution.manifest.v1+prettyjws"),
+            lambda m: m.update(
+                mediaType="application/vnd.docker.distribution.manifest.v1+prettyjws"
+            ),
             PeerError,
             "calls itself",
         ),
@@ -501,7 +561,11 @@ def manifest_with(
             PeerError,
             "2 layers beside application/vnd.wasm, but 3",
         ),
-        (lambda m: m["config"].update(size=5_000_000), PeerError, "a configuration of 5000000 bytes"),
+        (
+            lambda m: m["config"].update(size=5_000_000),
+            PeerError,
+            "a configuration of 5000000 bytes",
+        ),
         (lambda m: m.pop("config"), PeerError, "config"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
@@ -540,7 +604,8 @@ async def test_a_key_that_occurs_twice(registry: Registry, service: ImageService
 
 
 async def test_nested_indexes(registry: Registry, service: ImageService) -> None:
-    """Two levels are fine, more than four are not; an index cannot hold itself, that would need its own digest."""
+    """Two levels are fine, more than four are not; an index cannot hold itself, that would need its
+    own digest."""
     built = make()
     platform = {"os": "linux", "architecture": types.host_platform().architecture}
     data, blobs = manifest_of(built)
@@ -560,7 +625,10 @@ async def test_nested_indexes(registry: Registry, service: ImageService) -> None
 @pytest.mark.parametrize(
     ("top", "words"),
     [
-        ({"rootfs": {"type": "layers", "diff_ids": ["md5:1"]}}, "not a list of layers by sha256 or sha512"),
+        (
+            {"rootfs": {"type": "layers", "diff_ids": ["md5:1"]}},
+            "not a list of layers by sha256 or sha512",
+        ),
         ({"rootfs": {"type": "other", "diff_ids": []}}, "not a list of layers by sha256 or sha512"),
         (
             {"rootfs": {"type": "layers", "diff_ids": ["sha256:" + "1" * 64]}},
@@ -599,7 +667,9 @@ async def test_the_user_is_a_number_or_a_name_never_root_by_mistake(
     assert found is not None and (found.uid, found.username) == (uid, username)
 
 
-async def test_a_digest_that_the_registry_does_not_keep(registry: Registry, service: ImageService) -> None:
+async def test_a_digest_that_the_registry_does_not_keep(
+    registry: Registry, service: ImageService
+) -> None:
     """Asked for one digest, it serves another manifest."""
     registry.push("app:v1", make(1))
     wanted = f"sha256:{hashlib.sha256(b'wanted').hexdigest()}"
@@ -641,7 +711,11 @@ async def test_a_malformed_reference(service: ImageService, name: str) -> None:
     ],
 )  # fmt: skip
 async def test_lies_about_ranges(
-    registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: Fault
+    registry: Registry,
+    service: ImageService,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    answer: Fault,
 ) -> None:
     """A blob breaks off, and each later answer lies about its place, its length or its time. Proof:
     an error that names the registry, of no Python exception, and nothing is kept."""
@@ -660,8 +734,8 @@ async def test_lies_about_ranges(
 async def test_a_blob_that_starts_again_for_ever(
     registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each answer ignores the range and breaks off, now earlier, now later. Proof: a bounded number of
-    requests; what was there before is no progress when it comes again."""
+    """Each answer ignores the range and breaks off, now earlier, now later. Proof: a bounded number
+    of requests; what was there before is no progress when it comes again."""
     monkeypatch.setattr("cri_server.images.registry.BACKOFF_S", (0.01,))
     built = make(layers=1, size=1_500_000)
     registry.push("app:v1", built, compress="")

@@ -1,4 +1,5 @@
-"""A layer or an archive of twice the size is at most about twice the work to unpack, to put in place and to load."""
+"""A layer or an archive of twice the size is at most about twice the work to unpack, to put in
+place and to load."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ def replaced(size: int) -> bytes:
 def turning(size: int) -> bytes:
     """One name that is a directory, a file, a directory …"""
     stay = ((f"s{n}", FOLDER, "") for n in range(size))
-    return tar([*stay, *(("x", kind, "") for _ in range(size) for kind in (FOLDER, tarfile.REGTYPE))])
+    return tar(
+        [*stay, *(("x", kind, "") for _ in range(size) for kind in (FOLDER, tarfile.REGTYPE))]
+    )
 
 
 LAYERS: dict[str, Callable[[int], bytes]] = {
@@ -68,7 +71,8 @@ LAYERS: dict[str, Callable[[int], bytes]] = {
     "whiteouts": lambda size: tar((f"{n}/.wh.x", tarfile.REGTYPE, "") for n in range(size)),
     "hidden and made": lambda size: tar(
         itertools.chain.from_iterable(
-            ((f"{n}/.wh.x", tarfile.REGTYPE, ""), (f"{n}/x/y", tarfile.REGTYPE, "")) for n in range(size)
+            ((f"{n}/.wh.x", tarfile.REGTYPE, ""), (f"{n}/x/y", tarfile.REGTYPE, ""))
+            for n in range(size)
         )
     ),
     "opaque": lambda size: tar((f"{n}/.wh..wh..opq", tarfile.REGTYPE, "") for n in range(size)),
@@ -82,7 +86,9 @@ LAYERS: dict[str, Callable[[int], bytes]] = {
         [("f", tarfile.REGTYPE, ""), *((f"h{n}", HARD, "f") for n in range(size))]
     ),
     "one file": lambda size: tar(("f", tarfile.REGTYPE, "") for _ in range(size)),
-    "fifos": lambda size: tar(("f", kind, "") for _ in range(size) for kind in (tarfile.FIFOTYPE, FOLDER)),
+    "fifos": lambda size: tar(
+        ("f", kind, "") for _ in range(size) for kind in (tarfile.FIFOTYPE, FOLDER)
+    ),
 }
 
 
@@ -126,7 +132,9 @@ HEADERS: dict[str, Callable[[int], bytes]] = {
         b"x", record("GNU.sparse.map", ",".join("0" * 2 * size)) + record("GNU.sparse.size", "0")
     ),
     "headers": lambda size: special(b"x", record("k", "v")) * size,
-    "headers of other keys": lambda size: b"".join(special(b"x", record(f"k{n}", "v")) for n in range(size)),
+    "headers of other keys": lambda size: b"".join(
+        special(b"x", record(f"k{n}", "v")) for n in range(size)
+    ),
     "long names": lambda size: special(b"L", b"n" * 600) * size,
     "global": lambda size: special(b"g", record("k", "v")) * size,
     "attributes": lambda size: special(
@@ -153,13 +161,17 @@ def test_headers(name: str, memory: Path) -> None:
     count = itertools.count()
 
     def prepare(size: int) -> Work:
-        blob, folder = HEADERS[name](size) + tar([("f", tarfile.REGTYPE, "")]), memory / str(next(count))
+        blob = HEADERS[name](size) + tar([("f", tarfile.REGTYPE, "")])
+        folder = memory / str(next(count))
         folder.mkdir()
 
         def run() -> None:
             try:
                 unpack_bytes(blob, folder)
-            except (BadLayer, ResourceExhausted):  # the latter: more attributes than the file system takes
+            except (
+                BadLayer,
+                ResourceExhausted,
+            ):  # the latter: more attributes than the file system takes
                 pass
 
         return run
@@ -175,7 +187,8 @@ def test_special_headers_have_a_limit_in_all(tmp_path: Path) -> None:
 
 
 def test_what_a_later_entry_took_away_is_forgotten(tmp_path: Path) -> None:
-    """Directories below one that was replaced, one of which came again; and a device in place of which a file came."""
+    """Directories below one that was replaced, one of which came again; and a device in place of
+    which a file came."""
     entries = [
         ("d/e/f", tarfile.REGTYPE, ""), ("d", tarfile.REGTYPE, ""),
         ("g/h/i", tarfile.REGTYPE, ""), ("g", tarfile.REGTYPE, ""), ("g/h", FOLDER, ""),
@@ -185,7 +198,9 @@ def test_what_a_later_entry_took_away_is_forgotten(tmp_path: Path) -> None:
     yes.mkdir()
     with pytest.raises(BadLayer):  # a file is no parent
         unpack_bytes(tar(entries), no)
-    layer = unpack_bytes(tar([*entries[:-1], ("g", FOLDER, ""), ("g/h/j", tarfile.REGTYPE, "")]), yes)
+    layer = unpack_bytes(
+        tar([*entries[:-1], ("g", FOLDER, ""), ("g/h/j", tarfile.REGTYPE, "")]), yes
+    )
     assert layer.implicit == ["", "g/h"]
     assert (yes / "tree" / "d").is_file()
     assert (yes / "tree" / "g" / "h").stat().st_mtime_ns == 0

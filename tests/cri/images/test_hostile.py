@@ -1,7 +1,8 @@
 """Layers made to break out: only the layer's own folder ever changes, and nothing crashes or hangs.
 
-Each case is unpacked beside a canary: a folder with files, links and a device that must look the same afterwards. Cases are
-either refused (BadLayer, with a reason) or contained; which of the two is part of the promise.
+Each case is unpacked beside a canary: a folder with files, links and a device that must look the
+same afterwards. Cases are either refused (BadLayer, with a reason) or contained; which of the two
+is part of the promise.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Jail:
         self._before = self._outside()
 
     def unpack(self, blob: bytes) -> Path:
-        """The layer's files. Raises what unpacking raises; fails if anything outside changed, or if it took long."""
+        """The layer's files. Raises what unpacking raises; fails if anything outside changed, or if
+        it took long."""
         started = time.monotonic()
         try:
             unpack_bytes(blob, self.layer, Limits(size_bytes=64 << 20, entries=50_000))
@@ -227,7 +229,9 @@ def test_nobody_else_writes_overlayfs_orders(jail: Jail) -> None:
 
 
 def test_setuid_and_sticky_bits_are_kept_and_unknown_ones_dropped(jail: Jail) -> None:
-    tree = jail.unpack(raw_tar(("a", Node(b"x", 0o6755, uid=3, gid=4)), ("b", Node(b"x", 0o7777777))))
+    tree = jail.unpack(
+        raw_tar(("a", Node(b"x", 0o6755, uid=3, gid=4)), ("b", Node(b"x", 0o7777777)))
+    )
     assert stat.S_IMODE((tree / "a").stat().st_mode) == 0o6755
     assert stat.S_IMODE((tree / "b").stat().st_mode) == 0o7777
 

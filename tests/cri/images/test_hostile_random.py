@@ -28,7 +28,9 @@ def attempt(jail: Jail, blob: bytes) -> None:
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     changes=some.lists(
-        some.tuples(some.integers(0, len(WHOLE) - 1), some.integers(0, 255)), min_size=1, max_size=12
+        some.tuples(some.integers(0, len(WHOLE) - 1), some.integers(0, 255)),
+        min_size=1,
+        max_size=12,
     )
 )
 def test_changed_bytes(shared_jail: Jail, changes: list[tuple[int, int]]) -> None:

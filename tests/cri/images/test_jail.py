@@ -34,7 +34,9 @@ async def test_nothing_an_attacker_would_try_works(tmp_path: Path, landlock: int
     try:
         os.write(writing, b"the blob")
         asked = exploit.Asked(str(folder), str(canary), os.getpid(), landlock, memory)
-        result = await zygote.run("tests.cri.images.exploit:try_all", asked, [reading], timeout_s=90)
+        result = await zygote.run(
+            "tests.cri.images.exploit:try_all", asked, [reading], timeout_s=90
+        )
     finally:
         os.close(reading)
         os.close(writing)
@@ -46,9 +48,14 @@ async def test_nothing_an_attacker_would_try_works(tmp_path: Path, landlock: int
     with socket.socket() as any_socket:
         assert len(exploit.attempts(asked, str(folder), any_socket)) > 50
     assert answer["succeeded"] == []
-    assert {"d", "link", "whiteout"} <= set(answer["works"]) and (folder / "d/file").read_text() == "the blob"
+    assert {"d", "link", "whiteout"} <= set(answer["works"]) and (
+        folder / "d/file"
+    ).read_text() == "the blob"
     assert canary.stat() == before and not os.listxattr(canary)
-    assert canary.read_text() == "unharmed" and {p.name for p in tmp_path.iterdir()} == {"layer", "canary"}
+    assert canary.read_text() == "unharmed" and {p.name for p in tmp_path.iterdir()} == {
+        "layer",
+        "canary",
+    }
 
 
 async def test_nothing_an_attacker_would_try_works_in_a_decoder(tmp_path: Path) -> None:
@@ -89,10 +96,13 @@ async def test_nothing_an_attacker_would_try_works_in_a_decoder(tmp_path: Path) 
     assert {p.name for p in tmp_path.rglob("*")} == {"layer", "canary", "blob"}
 
 
-@pytest.mark.parametrize("what", ["a link for the tree", "a link for the record", "a pipe", "a folder"])
+@pytest.mark.parametrize(
+    "what", ["a link for the tree", "a link for the record", "a pipe", "a folder"]
+)
 def test_what_a_taken_over_unpacker_leaves_is_not_trusted(tmp_path: Path, what: str) -> None:
-    """It could do nothing but make files in its folder. The server, which may do everything, then opens them by name: it must
-    not take the host's folder for the layer's tree, change owners there, or wait for a pipe."""
+    """It could do nothing but make files in its folder. The server, which may do everything, then
+    opens them by name: it must not take the host's folder for the layer's tree, change owners
+    there, or wait for a pipe."""
     layers = Layers(tmp_path)
     layers.prepare()
     host = tmp_path / "host"
@@ -114,12 +124,17 @@ def test_what_a_taken_over_unpacker_leaves_is_not_trusted(tmp_path: Path, what: 
     else:
         (folder / "layer.json").rename(host / "layer.json")
         {
-            "a link for the record": lambda: (folder / "layer.json").symlink_to(host / "layer.json"),
+            "a link for the record": lambda: (folder / "layer.json").symlink_to(
+                host / "layer.json"
+            ),
             "a pipe": lambda: os.mkfifo(folder / "layer.json"),
             "a folder": lambda: (folder / "layer.json").mkdir(),
         }[what]()
     with pytest.raises(DamagedRecord, match="unpacker"):
         layers.commit(str(folder), ["sha256:" + "1" * 64])
-    assert list((tmp_path / "layers").iterdir()) == [] and (host / "etc").stat().st_mode & 0o777 == 0o700
+    assert (
+        list((tmp_path / "layers").iterdir()) == []
+        and (host / "etc").stat().st_mode & 0o777 == 0o700
+    )
     layers.discard(str(folder))
     assert (host / "etc").is_dir() and not folder.exists()

@@ -24,7 +24,9 @@ SECRET = Auth("user", "password")
 @pytest.fixture
 def secure(tmp_path: Path, certificates: tuple[Path, Path]) -> Iterator[Registry]:
     """A registry on https that wants a token; one is `anonymous`."""
-    with Registry(tmp_path / "secure", tls=certificates, auth=("bearer", "user", "password")) as running:
+    with Registry(
+        tmp_path / "secure", tls=certificates, auth=("bearer", "user", "password")
+    ) as running:
         running.push("app:v1", make(layers=1))
         running.tokens.add("anonymous")
         hosts_toml(tmp_path, running.host, f'server = "{running.url}"\nca = "{certificates[0]}"\n')
@@ -42,7 +44,8 @@ def tokens(tmp_path: Path, secure: Registry) -> Iterator[Registry]:
 async def test_a_token_server_on_http_gets_no_secret(
     secure: Registry, tokens: Registry, service: ImageService
 ) -> None:
-    """Without a secret there is nothing to lose on the way (small GitLab and Harbor set-ups are like that)."""
+    """Without a secret there is nothing to lose on the way (small GitLab and Harbor set-ups are
+    like that)."""
     tokens.fault("/token", status=200, body=TOKEN)
     await service.pull(f"{secure.host}/app:v1")
     asked = len(tokens.requests)
@@ -59,7 +62,9 @@ async def test_a_token_server_redirects_within_itself(
     """Harbor and Nexus behind a proxy send /service/token to /service/token/."""
     is_get = auth.identity_token == "" or status < 307
     secure.realm = f"{secure.url}/service/token"
-    secure.fault("/service/token$|/service/token[?]", status=status, headers={"Location": "/login/"})
+    secure.fault(
+        "/service/token$|/service/token[?]", status=status, headers={"Location": "/login/"}
+    )
     secure.fault("/login/", status=200, body=TOKEN)
     await service.pull(f"{secure.host}/app:v1", auth)
     [login] = secure.asked("/login/")
@@ -82,7 +87,8 @@ async def test_a_token_server_redirects_elsewhere(
 async def test_a_wait_that_is_too_long_fails_at_once(
     secure: Registry, service: ImageService, value: str, what: str
 ) -> None:
-    """kubelet comes again by itself. GitLab sends seconds, proxies dates, Docker Hub the time of the end."""
+    """kubelet comes again by itself. GitLab sends seconds, proxies dates, Docker Hub the time of
+    the end."""
     end = time.time() + 3600
     header = {"date": formatdate(end, usegmt=True), "epoch": str(int(end))}.get(value, value)
     secure.fault(what, status=429, headers={"Retry-After": header})

@@ -47,8 +47,8 @@ def take(request: pytest.FixtureRequest, tmp_path: Path) -> Take:
 def test_the_names_of_real_layers_stay_below_the_limit_of_steps(
     take: Take, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """/lib is a link to /usr/lib, jars lie in undescribed folders, node_modules are nested: a quarter of the steps that their
-    entries allow is enough, with next to none that are free."""
+    """/lib is a link to /usr/lib, jars lie in undescribed folders, node_modules are nested: a
+    quarter of the steps that their entries allow is enough, with next to none that are free."""
     monkeypatch.setattr(
         walk_budget.WalkBudget.__init__, "__defaults__", (200, walk_budget.STEPS_PER_ENTRY // 4, 0)
     )
@@ -57,7 +57,10 @@ def test_the_names_of_real_layers_stay_below_the_limit_of_steps(
             ("usr/lib/x86_64-linux-gnu", directory()),
             ("lib", symlink("usr/lib")),
             *((f"lib/x86_64-linux-gnu/lib{n}.so", Node()) for n in range(300)),
-            *((f"app/classes/com/company/part{n // 9}/impl/C{n}.class", Node()) for n in range(600)),
+            *(
+                (f"app/classes/com/company/part{n // 9}/impl/C{n}.class", Node())
+                for n in range(600)
+            ),
             *(
                 (f"srv/{'node_modules/p/' * depth}lib/{n}.js", Node())
                 for depth in range(1, 9)
@@ -80,7 +83,9 @@ def without_end(*members: tuple[str, Node]) -> bytes:
 
 
 FILE = Node(b"content")
-GLOBAL = header(b"pax_global_header", kind=b"g", size=b"%011o\0" % 13) + b"13 comment=x\n".ljust(512, b"\0")
+GLOBAL = header(b"pax_global_header", kind=b"g", size=b"%011o\0" % 13) + b"13 comment=x\n".ljust(
+    512, b"\0"
+)
 OLD = header(b"old/", kind=b"\0", size=b"00000000000\0", magic=bytes(8))
 TYPED = header(b"typed", size=b"00000000000\0", mode=b"0100755\0")
 LAYERS: dict[str, tuple[bytes, set[str]]] = {
@@ -100,14 +105,24 @@ LAYERS: dict[str, tuple[bytes, set[str]]] = {
         whole(("opt", directory()), ("opt/f", FILE), (f"opt/{OPAQUE}", Node())),
         {"opt", "opt/f"},
     ),
-    "BuildKit: parts of a second": (whole(("f", Node(b"x", pax={"mtime": "1700000000.123456789"}))), {"f"}),
-    "Bazel: no folder is described": (without_end(("./app/lib/f", FILE)), {"app", "app/lib", "app/lib/f"}),
+    "BuildKit: parts of a second": (
+        whole(("f", Node(b"x", pax={"mtime": "1700000000.123456789"}))),
+        {"f"},
+    ),
+    "Bazel: no folder is described": (
+        without_end(("./app/lib/f", FILE)),
+        {"app", "app/lib", "app/lib/f"},
+    ),
     "Bazel: the root and its folders again and again": (
-        whole(("./", directory()), ("./a/", directory()), ("./", directory()), ("./a/", directory())),
+        whole(
+            ("./", directory()), ("./a/", directory()), ("./", directory()), ("./a/", directory())
+        ),
         {"a"},
     ),
     "Bazel: bsdtar's own records": (
-        whole(("f", Node(b"x", pax={"LIBARCHIVE.creationtime": "1", "LIBARCHIVE.xattr.user.a": "eA"}))),
+        whole(
+            ("f", Node(b"x", pax={"LIBARCHIVE.creationtime": "1", "LIBARCHIVE.xattr.user.a": "eA"}))
+        ),
         {"f"},
     ),
     "Bazel: a mode with the type in it": (TYPED + bytes(1024), {"typed"}),
@@ -117,11 +132,16 @@ LAYERS: dict[str, tuple[bytes, set[str]]] = {
     ),
     "ko: folders that cannot be written to": (
         whole(
-            ("ko-app", directory(0o555)), ("ko-app/main", Node(b"x", 0o555)), ("kodata", symlink("/ko-app"))
+            ("ko-app", directory(0o555)),
+            ("ko-app/main", Node(b"x", 0o555)),
+            ("kodata", symlink("/ko-app")),
         ),
         {"ko-app", "ko-app/main", "kodata"},
     ),
-    "Buildah: overlayfs' own form of a whiteout": (whole(("gone", device(0, 0)), ("f", FILE)), {"f"}),
+    "Buildah: overlayfs' own form of a whiteout": (
+        whole(("gone", device(0, 0)), ("f", FILE)),
+        {"f"},
+    ),
     "Nix: read-only folders and hard links between packages": (
         whole(
             ("nix/store", directory(0o555)),
@@ -131,7 +151,15 @@ LAYERS: dict[str, tuple[bytes, set[str]]] = {
             ("nix/store/b-1/f", hardlink("nix/store/a-1/f")),
             ("bin", symlink("/nix/store/b-1")),
         ),
-        {"nix", "nix/store", "nix/store/a-1", "nix/store/a-1/f", "nix/store/b-1", "nix/store/b-1/f", "bin"},
+        {
+            "nix",
+            "nix/store",
+            "nix/store/a-1",
+            "nix/store/a-1/f",
+            "nix/store/b-1",
+            "nix/store/b-1/f",
+            "bin",
+        },
     ),
     "Docker on aufs: notes": (
         whole(
@@ -143,16 +171,28 @@ LAYERS: dict[str, tuple[bytes, set[str]]] = {
         {"f"},
     ),
     "docker export: devices and pipes": (
-        whole(("dev/null", device(1, 3)), ("dev/initctl", fifo()), ("dev/fd", symlink("/proc/self/fd"))),
+        whole(
+            ("dev/null", device(1, 3)),
+            ("dev/initctl", fifo()),
+            ("dev/fd", symlink("/proc/self/fd")),
+        ),
         {"dev", "dev/null", "dev/initctl", "dev/fd"},
     ),
     "git archive: a global header": (GLOBAL + whole(("f", FILE)), {"f"}),
     "before ustar: a folder is a file with a slash": (OLD + bytes(1024), {"old"}),
-    "GNU tar --append: a second archive behind the end": (whole(("f", FILE)) + whole(("g", FILE)), {"f"}),
+    "GNU tar --append: a second archive behind the end": (
+        whole(("f", FILE)) + whole(("g", FILE)),
+        {"f"},
+    ),
     "a layer of nothing": (b"", set()),
     "a layer of an end": (bytes(1024), set()),
     "a folder over a link to it": (
-        whole(("usr/lib", directory()), ("lib", symlink("usr/lib")), ("lib/a", FILE), ("lib/", directory())),
+        whole(
+            ("usr/lib", directory()),
+            ("lib", symlink("usr/lib")),
+            ("lib/a", FILE),
+            ("lib/", directory()),
+        ),
         {"usr", "usr/lib", "usr/lib/a", "lib"},
     ),
 }
@@ -168,8 +208,11 @@ def test_odd_layers_are_taken(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_hard_link_into_a_lower_layer_is_refused_by_its_name(take: Take) -> None:
-    """As by containerd, whose unpacker links inside the layer's own folder: a layer is to have the file itself."""
-    with pytest.raises(BadLayer, match="'a': a hard link to 'bin/sh', which the layer does not have"):
+    """As by containerd, whose unpacker links inside the layer's own folder: a layer is to have the
+    file itself."""
+    with pytest.raises(
+        BadLayer, match="'a': a hard link to 'bin/sh', which the layer does not have"
+    ):
         take(raw_tar(("bin", directory()), ("a", hardlink("bin/sh"))))
 
 
@@ -179,7 +222,8 @@ def members_of_estargz(tar: bytes) -> bytes:
 
 
 def frames_of_zstd_chunked(tar: bytes) -> bytes:
-    """zstd frames, and a table of contents in frames that decoders skip, as Buildah and Podman write them."""
+    """zstd frames, and a table of contents in frames that decoders skip, as Buildah and Podman
+    write them."""
     skipped = b"\x50\x2a\x4d\x18" + (64).to_bytes(4, "little") + bytes(64)
     frames = [zstd.compress(tar[:1024]), zstd.compress(tar[1024:])]
     return b"".join((frames[0], skipped, frames[1], skipped, skipped))
@@ -188,7 +232,9 @@ def frames_of_zstd_chunked(tar: bytes) -> bytes:
 COMPRESSED: dict[str, Callable[[bytes], bytes]] = {
     "eStargz": members_of_estargz,
     "zstd:chunked": frames_of_zstd_chunked,
-    "zstd that begins with a skipped frame": lambda tar: b"\x50\x2a\x4d\x18" + bytes(4) + zstd.compress(tar),
+    "zstd that begins with a skipped frame": lambda tar: (
+        b"\x50\x2a\x4d\x18" + bytes(4) + zstd.compress(tar)
+    ),
 }
 
 

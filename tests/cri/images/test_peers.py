@@ -14,7 +14,11 @@ from tests.cri.images.trees import names, snapshot
 from tests.support.registry import Registry
 
 BUILT = image(
-    [layer({"a": "1", "d/b": "2"}), layer({"d/.wh.b": ""}), layer({"c": Node(b"3", 0o4755, uid=7)})],
+    [
+        layer({"a": "1", "d/b": "2"}),
+        layer({"d/.wh.b": ""}),
+        layer({"c": Node(b"3", 0o4755, uid=7)}),
+    ],
     {"Cmd": ["/c"]},
 )
 
@@ -25,7 +29,9 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-async def test_they_read_our_layout(tmp_path: Path, registry: Registry, service: ImageService) -> None:
+async def test_they_read_our_layout(
+    tmp_path: Path, registry: Registry, service: ImageService
+) -> None:
     registry.push("team/app:v1", BUILT)
     name = f"{registry.host}/team/app:v1"
     await service.pull(name)
@@ -46,10 +52,8 @@ async def test_we_load_what_skopeo_writes(
     tmp_path: Path, registry: Registry, service: ImageService, kind: str
 ) -> None:
     registry.push("team/app:v1", BUILT)
-    source, target = (
-        f"docker://{registry.host}/team/app:v1",
-        f"{kind}:{tmp_path}/archive.tar:docker.io/team/app:v2",
-    )
+    source = f"docker://{registry.host}/team/app:v1"
+    target = f"{kind}:{tmp_path}/archive.tar:docker.io/team/app:v2"
     run("skopeo", "--insecure-policy", "copy", "-q", "--src-tls-verify=false", source, target)
     [found] = await service.load(tmp_path / "archive.tar")
     assert (found.id, found.repo_tags) == (BUILT.id, ["docker.io/team/app:v2"])

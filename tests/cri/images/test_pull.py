@@ -49,7 +49,9 @@ def left_over(tmp_path: Path) -> set[str]:
     """Blobs, layers and temporary files in the store."""
     store = tmp_path / "images"
     return {
-        n for part in ("blobs/sha256", "layers", "tars", "indexes", "ingest") for n in names(store / part)
+        n
+        for part in ("blobs/sha256", "layers", "tars", "indexes", "ingest")
+        for n in names(store / part)
     }
 
 
@@ -65,7 +67,11 @@ async def test_a_pull_makes_a_whole_image(
     seen: list[Progress] = []
     assert await service.pull(f"{name}:v1", progress=seen.append) == built.id
     [found] = await service.list()
-    assert (found.id, found.repo_tags, found.repo_digests) == (built.id, [f"{name}:v1"], [f"{name}@{digest}"])
+    assert (found.id, found.repo_tags, found.repo_digests) == (
+        built.id,
+        [f"{name}:v1"],
+        [f"{name}@{digest}"],
+    )
     assert found.size_bytes > 600_000 and (found.uid, found.username) == (1002, "")
     rootfs = await service.rootfs(built.id)
     assert rootfs.config.cmd == ["/layer-0"]
@@ -75,7 +81,9 @@ async def test_a_pull_makes_a_whole_image(
 
 
 @pytest.mark.requirement("5.2.1")
-async def test_every_way_to_name_an_image_finds_it(registry: Registry, service: ImageService) -> None:
+async def test_every_way_to_name_an_image_finds_it(
+    registry: Registry, service: ImageService
+) -> None:
     built = make()
     digest = registry.push("app:v1", built)
     name = f"{registry.host}/app"
@@ -124,7 +132,10 @@ async def test_the_layout_is_one_that_others_read(
     manifest = json.loads((store / "blobs/sha256" / digest.removeprefix("sha256:")).read_bytes())
     for blob in [entry, manifest["config"], *manifest["layers"]]:
         data = (store / "blobs/sha256" / blob["digest"].removeprefix("sha256:")).read_bytes()
-        assert (len(data), f"sha256:{hashlib.sha256(data).hexdigest()}") == (blob["size"], blob["digest"])
+        assert (len(data), f"sha256:{hashlib.sha256(data).hexdigest()}") == (
+            blob["size"],
+            blob["digest"],
+        )
 
 
 @pytest.mark.requirement("5.1.1", "5.3.2")
@@ -148,7 +159,10 @@ async def test_a_tag_that_moves_leaves_the_old_image_its_digest(
     assert await service.pull(f"{name}:v1") == new.id
     found = {i.id: i for i in await service.list()}
     assert (found[old.id].repo_tags, found[old.id].repo_digests) == ([], [f"{name}@{old_digest}"])
-    assert (found[new.id].repo_tags, found[new.id].repo_digests) == ([f"{name}:v1"], [f"{name}@{new_digest}"])
+    assert (found[new.id].repo_tags, found[new.id].repo_digests) == (
+        [f"{name}:v1"],
+        [f"{name}@{new_digest}"],
+    )
 
 
 @pytest.mark.requirement("5.3.1")
@@ -169,7 +183,11 @@ async def test_the_index_has_an_image_for_this_machine(
 ) -> None:
     mine = types.host_platform().architecture
     right, wrong = make(1), make(2)
-    platforms = {("linux", "s390x", ""): wrong, ("windows", mine, ""): wrong, ("linux", mine, ""): right}
+    platforms = {
+        ("linux", "s390x", ""): wrong,
+        ("windows", mine, ""): wrong,
+        ("linux", mine, ""): right,
+    }
     digest = registry.push_index("app:v1", platforms, docker=docker)
     assert await service.pull(f"{registry.host}/app:v1") == right.id
     [found] = await service.list()
@@ -195,7 +213,10 @@ async def test_an_image_for_another_machine_is_pulled_with_a_warning(
         push_for_this_machine(registry, foreign)
     assert await service.pull(name) == foreign.id
     [record] = [r for r in caplog.records if r.levelname == "WARNING"]
-    assert f"pulling {name}: the image is for linux/arm/v6, this machine is linux/" in record.getMessage()
+    assert (
+        f"pulling {name}: the image is for linux/arm/v6, this machine is linux/"
+        in record.getMessage()
+    )
     assert texts(await service.rootfs(foreign.id), "top") == ["a"]
 
 
@@ -251,10 +272,14 @@ async def test_equal_pulls_are_one(registry: Registry, service: ImageService) ->
     assert set(ids) == {built.id} and len(registry.requests) == 5
 
 
-async def test_different_pulls_fetch_a_common_layer_once(registry: Registry, service: ImageService) -> None:
+async def test_different_pulls_fetch_a_common_layer_once(
+    registry: Registry, service: ImageService
+) -> None:
     common = layer({"common": random.Random(1).randbytes(2_000_000)})
     for number in range(8):
-        registry.push(f"app:{number}", image([common, layer({"own": str(number)})], {"Cmd": [str(number)]}))
+        registry.push(
+            f"app:{number}", image([common, layer({"own": str(number)})], {"Cmd": [str(number)]})
+        )
     await asyncio.gather(*(service.pull(f"{registry.host}/app:{n}") for n in range(8)))
     blobs = [r.path for r in registry.asked("GET /v2/app/blobs/")]
     assert len(blobs) == len(set(blobs)) == 8 + 8 + 1
@@ -287,7 +312,11 @@ async def test_a_pull_of_what_is_here_fetches_the_configuration_only(
 ) -> None:
     """Docker Hub counts each GET of a manifest, two for an index; a HEAD is free."""
     built = make()
-    digest = push_for_this_machine(registry, built) if kind == "index" else registry.push("app:v1", built)
+    digest = (
+        push_for_this_machine(registry, built)
+        if kind == "index"
+        else registry.push("app:v1", built)
+    )
     target = "v1" if by == "tag" else digest
     name = f"{registry.host}/app{':' if by == 'tag' else '@'}{target}"
     assert await service.pull(name) == built.id
@@ -410,7 +439,9 @@ async def test_a_layer_in_another_compression_is_fetched_once(
     await service.close()
 
 
-async def test_an_image_without_layers_has_an_empty_root(registry: Registry, service: ImageService) -> None:
+async def test_an_image_without_layers_has_an_empty_root(
+    registry: Registry, service: ImageService
+) -> None:
     built = image([])
     registry.push("app:v1", built)
     await service.pull(f"{registry.host}/app:v1")
@@ -437,7 +468,8 @@ async def test_a_cancelled_pull_leaves_nothing(
 async def test_a_pull_is_not_ended_by_a_caller_that_hangs_up(
     tmp_path: Path, registry: Registry, service: ImageService, turns: int
 ) -> None:
-    """Another caller comes so many turns of the event loop after the first one hung up: kubelet repeats a call at once."""
+    """Another caller comes so many turns of the event loop after the first one hung up: kubelet
+    repeats a call at once."""
     built = make(size=500_000)
     registry.push("app:v1", built)
     registry.fault("/blobs/", stall_at=100_000, times=1)
@@ -454,7 +486,9 @@ async def test_a_pull_is_not_ended_by_a_caller_that_hangs_up(
     assert left_over(tmp_path) == set()
 
 
-async def test_what_is_collected_is_not_taken_for_here(tmp_path: Path, service: ImageService) -> None:
+async def test_what_is_collected_is_not_taken_for_here(
+    tmp_path: Path, service: ImageService
+) -> None:
     """A pull that begins while an earlier one's rubbish is deleted finds it deleted, or keeps it."""
     store = service._store
     digest = store.blobs.put(b"rubbish")
@@ -524,7 +558,10 @@ async def test_an_errand_gives_the_same_tree_as_a_thread(
     ]
     tar = subprocess.run(pack, check=True, capture_output=True).stdout
     more = raw_tar(
-        ("gone", device(1, 5)), ("gone", Node(b"a file")), ("d", device(7, 7, b"4")), ("e", hardlink("d"))
+        ("gone", device(1, 5)),
+        ("gone", Node(b"a file")),
+        ("d", device(7, 7, b"4")),
+        ("e", hardlink("d")),
     )
     built = image([tar, more])
     registry.push("app:v1", built)
@@ -532,7 +569,11 @@ async def test_an_errand_gives_the_same_tree_as_a_thread(
     top, bottom = (await errand_service.rootfs(built.id)).lower_dirs
     assert snapshot(bottom) == snapshot(tmp_path / "everything")
     found = snapshot(top)
-    assert (found[b"gone"].kind, found[b"d"].kind, found[b"d"].device) == ("-", "b", os.makedev(7, 7))
+    assert (found[b"gone"].kind, found[b"d"].kind, found[b"d"].device) == (
+        "-",
+        "b",
+        os.makedev(7, 7),
+    )
     assert found[b"e"].device == os.makedev(7, 7)
 
 
@@ -559,9 +600,12 @@ async def deceived(
 async def test_a_decoder_that_was_taken_over_decides_nothing(
     tmp_path: Path, registry: Registry, deceived: ImageService
 ) -> None:
-    """CVE class: code execution in an inflate library. The layer is refused, so that no other image gets what it claims to be."""
+    """CVE class: code execution in an inflate library. The layer is refused, so that no other image
+    gets what it claims to be."""
     registry.push("app:v1", image([layer({"file": "right" * 1000})]))
-    with pytest.raises(PeerError, match=r"the layer's content is|truncated|unpacking a layer failed"):
+    with pytest.raises(
+        PeerError, match=r"the layer's content is|truncated|unpacking a layer failed"
+    ):
         await deceived.pull(f"{registry.host}/app:v1")
     assert await deceived.list() == [] and left_over(tmp_path) == set()
 
@@ -600,8 +644,11 @@ async def test_short_names_go_to_docker_io_and_its_mirror(
         assert await service.status(way) == found
 
 
-async def test_mirrors_are_asked_in_order(tmp_path: Path, registry: Registry, service: ImageService) -> None:
-    """One that is dead, one that has nothing, one that may not resolve, one that breaks off, then the registry."""
+async def test_mirrors_are_asked_in_order(
+    tmp_path: Path, registry: Registry, service: ImageService
+) -> None:
+    """One that is dead, one that has nothing, one that may not resolve, one that breaks off, then
+    the registry."""
     built = make()
     registry.push("app:v1", built)
     with (
@@ -624,15 +671,19 @@ async def test_mirrors_are_asked_in_order(tmp_path: Path, registry: Registry, se
         assert await service.pull("registry.example/app:v1") == built.id
         assert empty.asked("manifests") and half.asked("manifests") and not no.asked("manifests/v1")
         assert all("ns=registry.example" in r.path for r in half.requests)
-        # `server` is a place other than registry.example, so that it hears the registry's name, too.
-        assert all("ns=registry.example" in r.path for r in registry.requests) and registry.asked("/blobs/")
+        # `server` is a place other than registry.example, so that it hears the registry's name,
+        # too.
+        assert all("ns=registry.example" in r.path for r in registry.requests) and registry.asked(
+            "/blobs/"
+        )
         assert any(r.headers.get("range") for r in registry.requests), "what a mirror sent is kept"
 
 
 async def test_what_a_bad_mirror_began_does_not_spoil_the_rest(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """A mirror sends wrong bytes and breaks off; the registry's own bytes follow, do not fit, and are fetched afresh."""
+    """A mirror sends wrong bytes and breaks off; the registry's own bytes follow, do not fit, and
+    are fetched afresh."""
     built = make(layers=1)
     registry.push("app:v1", built, compress="")
     [tar] = built.layers
@@ -673,7 +724,9 @@ async def test_a_registry_of_the_default_file_hears_which_registry_is_meant(
     registry.push("app:v1", make())
     hosts_toml(tmp_path, "_default", f'server = "{registry.url}"\n')
     await service.pull("Registry.example:443/app:v1")
-    assert {parse_qs(urlsplit(r.path).query)["ns"][0] for r in registry.requests} == {"registry.example"}
+    assert {parse_qs(urlsplit(r.path).query)["ns"][0] for r in registry.requests} == {
+        "registry.example"
+    }
     registry.requests.clear()
     await service.pull(f"{registry.host}/app:v1")
     assert registry.requests and not any("ns=" in r.path for r in registry.requests)
@@ -690,8 +743,12 @@ async def test_a_mirror_whose_certificate_cannot_be_read_is_passed_over(
     for key, name in (("ca", "absent.pem"), ("client", "absent.crt"), ("client", "empty.pem")):
         folder = tmp_path / "certs.d" / "registry.example"
         (folder / "empty.pem").touch()
-        hosts_toml(tmp_path, "registry.example", f'server = "https://registry.example"\n{key} = "{name}"\n')
-        with pytest.raises(Error, match=rf"hosts\.toml of registry\.example: {folder / name} cannot be used"):
+        hosts_toml(
+            tmp_path, "registry.example", f'server = "https://registry.example"\n{key} = "{name}"\n'
+        )
+        with pytest.raises(
+            Error, match=rf"hosts\.toml of registry\.example: {folder / name} cannot be used"
+        ):
             await service.pull("registry.example/app:v1")
 
 
@@ -734,11 +791,15 @@ async def test_a_registry_token_is_used_as_it_is(tmp_path: Path, service: ImageS
         await service.pull(f"{locked.host}/app:v1", Auth(registry_token="made-elsewhere"))
         assert not locked.asked("/token")
         with pytest.raises(Error, match="characters that a header cannot carry") as refused:
-            await service.pull(f"{locked.host}/app:v1", Auth(registry_token="made\r\nX-Bad: elsewhere"))
+            await service.pull(
+                f"{locked.host}/app:v1", Auth(registry_token="made\r\nX-Bad: elsewhere")
+            )
         assert "elsewhere" not in str(refused.value)
 
 
-async def test_a_token_that_expires_meanwhile_is_renewed(tmp_path: Path, service: ImageService) -> None:
+async def test_a_token_that_expires_meanwhile_is_renewed(
+    tmp_path: Path, service: ImageService
+) -> None:
     with Registry(tmp_path / "locked", auth=("bearer", "u", "p")) as locked:
         built = make(layers=1, size=1_000_000)
         locked.push("app:v1", built)
@@ -868,7 +929,9 @@ async def test_https(
             hosts_toml(tmp_path, secure.host, f'[host."{secure.url}"]\nskip_verify = true\n')
         else:
             hosts_toml(tmp_path, "registry.example", "")
-            hosts_toml(tmp_path, secure.host, f'server = "{secure.url}"\nca = ["{certificates[0]}"]\n')
+            hosts_toml(
+                tmp_path, secure.host, f'server = "{secure.url}"\nca = ["{certificates[0]}"]\n'
+            )
         assert await service.pull(f"{secure.host}/app:v1") == built.id
 
 
@@ -887,9 +950,13 @@ async def test_a_proxy_of_hosts_toml(
     registry.answers_for = "http://registry.example"
     await service.pull("registry.example/app:v1")
     hosts_toml(
-        tmp_path, "registry.example", 'server = "http://registry.example"\nproxy = "http://127.0.0.1:9"\n'
+        tmp_path,
+        "registry.example",
+        'server = "http://registry.example"\nproxy = "http://127.0.0.1:9"\n',
     )
-    with pytest.raises(PeerError, match=r"registry\.example through the proxy http://127\.0\.0\.1:9: "):
+    with pytest.raises(
+        PeerError, match=r"registry\.example through the proxy http://127\.0\.0\.1:9: "
+    ):
         await service.pull("registry.example/app:v1")
 
 
@@ -901,7 +968,8 @@ async def test_a_socks_proxy(
     monkeypatch: pytest.MonkeyPatch,
     login: tuple[str, str] | None,
 ) -> None:
-    """The proxy resolves the name, also for socks5:// as in Go; one that wants another login is named."""
+    """The proxy resolves the name, also for socks5:// as in Go; one that wants another login is
+    named."""
     registry.push("app:v1", make())
     hosts_toml(tmp_path, "registry.example", 'server = "http://registry.example"\n')
     host, _, port = registry.host.rpartition(":")
@@ -912,14 +980,20 @@ async def test_a_socks_proxy(
         assert set(proxy.targets) == {("registry.example", 80)}
         if login:
             monkeypatch.setenv("http_proxy", f"socks5h://me:wrong@{proxy.host}")
-            with pytest.raises(PeerError, match=rf"through the proxy socks5h://{proxy.host}: ") as caught:
+            with pytest.raises(
+                PeerError, match=rf"through the proxy socks5h://{proxy.host}: "
+            ) as caught:
                 await service.pull("registry.example/app:v1")
             assert "wrong" not in caught.value.message
 
 
 @pytest.mark.parametrize("bypass", [False, True])
 async def test_the_environments_proxy(
-    tmp_path: Path, registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch, bypass: bool
+    tmp_path: Path,
+    registry: Registry,
+    service: ImageService,
+    monkeypatch: pytest.MonkeyPatch,
+    bypass: bool,
 ) -> None:
     """HTTP_PROXY gets requests for the whole URL; hosts in NO_PROXY are asked directly."""
     built = make()

@@ -60,7 +60,9 @@ def put(registry: Registry, *parts: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("parts", [*((part,) for part in PARTS), PARTS], ids=" ".join)
-async def test_an_image_with_sha512(tmp_path: Path, registry: Registry, parts: tuple[str, ...]) -> None:
+async def test_an_image_with_sha512(
+    tmp_path: Path, registry: Registry, parts: tuple[str, ...]
+) -> None:
     """Pulled by tag and by digest in processes of their own, found again by everything it is
     called, saved, loaded, removed."""
     identifier, digest = put(registry, *parts)
@@ -76,7 +78,14 @@ async def test_an_image_with_sha512(tmp_path: Path, registry: Registry, parts: t
     [found] = await service.list()
     assert (found.id, found.repo_digests) == (identifier, [f"{name}@{digest}"])
     bare = identifier.rpartition(":")[2]
-    for reference in (f"{name}:v1", f"{name}@{digest}", identifier, bare, bare[:12], identifier[:20]):
+    for reference in (
+        f"{name}:v1",
+        f"{name}@{digest}",
+        identifier,
+        bare,
+        bare[:12],
+        identifier[:20],
+    ):
         image = await service.status(reference)
         assert image is not None and image.id == identifier, reference
     registry.requests.clear()
@@ -105,7 +114,9 @@ async def test_content_that_is_another(
         [(data, kind)] = {registry.manifests["app", digest]}
         document = json.loads(data)
         document["layers"].reverse()
-        name = f"{registry.host}/app@" + registry.put_manifest("app:v2", json.dumps(document).encode(), kind)
+        name = f"{registry.host}/app@" + registry.put_manifest(
+            "app:v2", json.dumps(document).encode(), kind
+        )
     else:
         document = json.loads(registry.manifests["app", digest][0])
         wrong = document["config"] if part == "config" else document["layers"][0]

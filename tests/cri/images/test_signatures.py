@@ -45,7 +45,9 @@ class Signer:
         pem = self._key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         return base64.b64encode(pem).decode()
 
-    def layer(self, registry: Registry, digest: str, claimed: str = NAME, **changes: Any) -> dict[str, Any]:
+    def layer(
+        self, registry: Registry, digest: str, claimed: str = NAME, **changes: Any
+    ) -> dict[str, Any]:
         """A signature of `digest`; `changes` to what is critical are signed, too."""
         critical = {
             "identity": {"docker-reference": claimed},
@@ -61,9 +63,16 @@ class Signer:
         }  # fmt: skip
 
 
-def attach(registry: Registry, digest: str, *layers: dict[str, Any], path: str = "team/app") -> None:
+def attach(
+    registry: Registry, digest: str, *layers: dict[str, Any], path: str = "team/app"
+) -> None:
     config = {"mediaType": types.OCI_CONFIG, "size": 2, "digest": registry.put_blob(b"{}")}
-    document = {"schemaVersion": 2, "mediaType": types.OCI_MANIFEST, "config": config, "layers": list(layers)}
+    document = {
+        "schemaVersion": 2,
+        "mediaType": types.OCI_MANIFEST,
+        "config": config,
+        "layers": list(layers),
+    }
     tag = f"{digest.replace(':', '-')}.sig"
     registry.put_manifest(f"{path}:{tag}", json.dumps(document).encode(), types.OCI_MANIFEST)
 

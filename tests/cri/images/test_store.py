@@ -1,4 +1,5 @@
-"""What is kept: archives loaded, images removed, a store that was damaged, full, or left in the middle of something."""
+"""What is kept: archives loaded, images removed, a store that was damaged, full, or left in the
+middle of something."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ async def test_archives_keep_their_names(
 
 
 def both(wanted: dict[str, BuiltImage]) -> bytes:
-    """As newer `docker save` writes: an OCI layout whose annotations have bare tags, and manifest.json with the names."""
+    """As newer `docker save` writes: an OCI layout whose annotations have bare tags, and
+    manifest.json with the names."""
     import io
     import tarfile
 
@@ -90,7 +92,9 @@ def both(wanted: dict[str, BuiltImage]) -> bytes:
         entry["annotations"] = {"org.opencontainers.image.ref.name": name.rpartition(":")[2]}
         manifest = json.loads(files[f"blobs/sha256/{entry['digest'][7:]}"])
         paths = [f"blobs/sha256/{blob['digest'][7:]}" for blob in manifest["layers"]]
-        items.append({"Config": f"blobs/sha256/{built.id[7:]}", "RepoTags": [name], "Layers": paths})
+        items.append(
+            {"Config": f"blobs/sha256/{built.id[7:]}", "RepoTags": [name], "Layers": paths}
+        )
     files |= {"index.json": json.dumps(index).encode(), "manifest.json": json.dumps(items).encode()}
     return layer({name: build.Node(data) for name, data in files.items()}, parents=False)
 
@@ -99,7 +103,8 @@ async def test_the_machines_busybox_loads_and_has_what_it_should(service: ImageS
     [found] = await service.load(images.busybox())
     assert found.repo_tags == ["docker.io/library/busybox:latest"]
     rootfs = await service.rootfs(found.id)
-    root = Path(str(rootfs.lower_dirs[0]).replace("self", str(os.getpid())))  # for child processes as well
+    # for child processes as well
+    root = Path(str(rootfs.lower_dirs[0]).replace("self", str(os.getpid())))
     listed = subprocess.run(
         ["/bin/busybox", "--list"], capture_output=True, text=True, check=True
     ).stdout.split()
@@ -114,7 +119,9 @@ async def test_the_machines_busybox_loads_and_has_what_it_should(service: ImageS
     assert build.busybox() == build.busybox(), "the same bytes each time"
 
 
-async def test_an_image_without_a_name_is_listed_by_its_id(tmp_path: Path, service: ImageService) -> None:
+async def test_an_image_without_a_name_is_listed_by_its_id(
+    tmp_path: Path, service: ImageService
+) -> None:
     built = make()
     [found] = await service.load(archive(tmp_path, oci_archive({"latest": built})))
     assert (found.id, found.repo_tags, found.repo_digests) == (built.id, [], [])
@@ -244,7 +251,9 @@ async def test_removing_what_is_not_there_is_fine_five_times_at_once(
     built = await loaded(tmp_path, service, "a:1")
     await asyncio.gather(*(service.remove(built.id) for _ in range(5)))
     await asyncio.gather(
-        *(service.remove("a:1") for _ in range(5)), service.remove("never:there"), service.remove("!")
+        *(service.remove("a:1") for _ in range(5)),
+        service.remove("never:there"),
+        service.remove("!"),
     )
     assert await service.list() == []
 
@@ -309,7 +318,9 @@ async def test_the_usage_follows(tmp_path: Path, service: ImageService, each_sto
     after = await service.fs_info()
     assert after.mountpoint == tmp_path / "images" and after.mountpoint.is_dir()
     least = 600_000 if each_store == "erofs" else 1_200_000  # the tar, or the blob and the files
-    assert after.used_bytes - before.used_bytes > least and after.inodes_used > before.inodes_used >= 1
+    assert (
+        after.used_bytes - before.used_bytes > least and after.inodes_used > before.inodes_used >= 1
+    )
     [found] = await service.list()
     assert after.used_bytes >= found.size_bytes > 600_000
     await service.remove("a:1")
@@ -324,7 +335,9 @@ async def test_a_restart_finds_the_same(tmp_path: Path, service: ImageService) -
     before = await service.list()
     again = await reopened(tmp_path)
     assert await again.list() == before
-    assert texts(await again.rootfs(built.id), "top") == texts(await service.rootfs(built.id), "top")
+    assert texts(await again.rootfs(built.id), "top") == texts(
+        await service.rootfs(built.id), "top"
+    )
 
 
 async def test_what_a_crash_left_is_cleared(tmp_path: Path, service: ImageService) -> None:
@@ -363,18 +376,26 @@ async def test_a_damaged_index_is_repaired(
             path.write_bytes(damaged)
     again = await reopened(tmp_path)
     [found] = await again.list()
-    assert found.id == built.id and (len(which) == 2 or found.repo_tags == ["docker.io/library/a:1"])
+    assert found.id == built.id and (
+        len(which) == 2 or found.repo_tags == ["docker.io/library/a:1"]
+    )
     assert (await again.rootfs(built.id)).lower_dirs[0].is_dir()
     assert json.loads((tmp_path / "images/index.json").read_text())["manifests"]
 
 
 @only_unpacked
 @pytest.mark.parametrize("what", ["manifest", "config", "layer"])
-async def test_a_damaged_image_is_dropped_alone(tmp_path: Path, service: ImageService, what: str) -> None:
+async def test_a_damaged_image_is_dropped_alone(
+    tmp_path: Path, service: ImageService, what: str
+) -> None:
     good, bad = make(1), make(2, layers=1)
     await service.load(archive(tmp_path, docker_archive({"good:1": good, "bad:1": bad})))
     [target] = [n for n in service._store.catalog._names if n.repository.endswith("bad")]
-    digest = {"manifest": target.target.digest, "config": bad.id, "layer": build._digest(bad.layers[0])}[what]
+    digest = {
+        "manifest": target.target.digest,
+        "config": bad.id,
+        "layer": build._digest(bad.layers[0]),
+    }[what]
     path = tmp_path / "images/blobs/sha256" / digest.removeprefix("sha256:")
     path.write_bytes(path.read_bytes()[:-10])
     again = await reopened(tmp_path)
@@ -385,7 +406,9 @@ async def test_a_damaged_image_is_dropped_alone(tmp_path: Path, service: ImageSe
 
 @only_unpacked
 @pytest.mark.parametrize("what", ["one record", "one layer", "all layers"])
-async def test_lost_layers_are_unpacked_again(tmp_path: Path, service: ImageService, what: str) -> None:
+async def test_lost_layers_are_unpacked_again(
+    tmp_path: Path, service: ImageService, what: str
+) -> None:
     built = await loaded(tmp_path, service, "a:1", "b:2")
     before, roots = await service.list(), (await service.rootfs(built.id)).lower_dirs
     trees = [snapshot(root) for root in roots]
@@ -400,7 +423,9 @@ async def test_lost_layers_are_unpacked_again(tmp_path: Path, service: ImageServ
 
 
 async def test_a_cancelled_load_leaves_nothing(tmp_path: Path, service: ImageService) -> None:
-    path = archive(tmp_path, docker_archive({f"a{n}:1": make(n, size=3_000_000) for n in range(12)}))
+    path = archive(
+        tmp_path, docker_archive({f"a{n}:1": make(n, size=3_000_000) for n in range(12)})
+    )
     loading = asyncio.create_task(service.load(path))
     ingest = tmp_path / "images" / "ingest"
     assert await asyncio.to_thread(wait_for, lambda: any(ingest.iterdir()))
@@ -412,13 +437,17 @@ async def test_a_cancelled_load_leaves_nothing(tmp_path: Path, service: ImageSer
 async def test_random_damage_never_stops_the_service(tmp_path: Path, service: ImageService) -> None:
     await loaded(tmp_path, service, "a:1")
     index, chance = tmp_path / "images/index.json", random.Random(11)
-    copies = {name: (tmp_path / "images" / name).read_bytes() for name in ("index.json", "names.json")}
+    copies = {
+        name: (tmp_path / "images" / name).read_bytes() for name in ("index.json", "names.json")
+    }
     for _ in range(60):
         for name, data in copies.items():
             changed = bytearray(data)
             for _ in range(chance.randrange(1, 6)):
                 changed[chance.randrange(len(changed))] = chance.randrange(256)
-            (tmp_path / "images" / name).write_bytes(changed[: chance.randrange(1, len(changed) + 1)])
+            (tmp_path / "images" / name).write_bytes(
+                changed[: chance.randrange(1, len(changed) + 1)]
+            )
         again = await reopened(tmp_path)
         assert len(await again.list()) <= 1 and index.exists()
         for leftover in (tmp_path / "images").glob("*.damaged-*"):
@@ -435,7 +464,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 6 MiB."""
     folder = tmp_path / "images"
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m,nr_inodes=400", "tmpfs", str(folder)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=6m,nr_inodes=400", "tmpfs", str(folder)], check=True
+    )
     yield folder
     # the files that a mount has used are closed a moment after it is gone
     assert wait_for(lambda: subprocess.run(["umount", str(folder)], check=False).returncode == 0)
@@ -443,7 +474,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("what", ["bytes", "inodes"])
 async def test_images_outlive_a_start_on_a_full_disk(
-    tmp_path: Path, registry: Registry, small_disk: Path, what: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    registry: Registry,
+    small_disk: Path,
+    what: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Nothing can be tried or made there: what is here stays as it is, and removing works."""
     built = make(layers=1, size=1_000_000)
@@ -455,7 +490,9 @@ async def test_images_outlive_a_start_on_a_full_disk(
     await service.close()
     with contextlib.suppress(OSError):
         for number in range(1000 if what == "inodes" else 1):
-            (small_disk / f"blobs/filler-{number}").write_bytes(b"" if what == "inodes" else bytes(8 << 20))
+            (small_disk / f"blobs/filler-{number}").write_bytes(
+                b"" if what == "inodes" else bytes(8 << 20)
+            )
     service = ImageService(small_disk, store="auto")
     await service.start()
     assert [found.id for found in await service.list()] == [built.id]
@@ -481,7 +518,12 @@ TOO_BIG = pytest.mark.parametrize(
 
 @TOO_BIG
 async def test_a_full_disk_is_said_and_nothing_stays(
-    tmp_path: Path, registry: Registry, small_disk: Path, built: BuiltImage, what: str, each_store: str
+    tmp_path: Path,
+    registry: Registry,
+    small_disk: Path,
+    built: BuiltImage,
+    what: str,
+    each_store: str,
 ) -> None:
     if what == "no inodes" and each_store == "erofs":
         return  # a layer takes one, whatever is in it
@@ -515,7 +557,9 @@ async def test_an_archive_that_does_not_fit_names_what_is_full(
     service = await reopened(tmp_path)
     data = docker_archive({"a.example/b:c": built})
     path = archive(tmp_path, gzip.compress(data, 1) if packed else data)
-    with pytest.raises(ResourceExhausted, match=f"{what} left on the file system of {small_disk}") as caught:
+    with pytest.raises(
+        ResourceExhausted, match=f"{what} left on the file system of {small_disk}"
+    ) as caught:
         await service.load(path)
     assert "limit of a layer" not in caught.value.message
     assert await service.list() == [] and list((small_disk / "ingest").iterdir()) == []
@@ -524,7 +568,9 @@ async def test_an_archive_that_does_not_fit_names_what_is_full(
             (small_disk / f"inode-{number}").touch()
         except OSError:
             break
-    with pytest.raises(ResourceExhausted, match=f"no inodes left on the file system of {small_disk}"):
+    with pytest.raises(
+        ResourceExhausted, match=f"no inodes left on the file system of {small_disk}"
+    ):
         await service.load(path)
     await service.close()
 
@@ -536,5 +582,6 @@ async def test_an_image_for_another_machine_in_an_archive(
     [found] = await service.load(archive(tmp_path, docker_archive({"a:b": built})))
     assert found.id == built.id
     assert any(
-        "the image is for linux/s390x, this machine is linux/" in r.getMessage() for r in caplog.records
+        "the image is for linux/s390x, this machine is linux/" in r.getMessage()
+        for r in caplog.records
     )

@@ -1,4 +1,5 @@
-"""Mounts of images in the service manager's descriptor store: the next server uses those that are what their names say, and no other."""
+"""Mounts of images in the service manager's descriptor store: the next server uses those that are
+what their names say, and no other."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ class Node:
         assert await self.service.pull(f"{self._registry.host}/team/app:v1") == BUILT.id
 
     async def mounted(self) -> int:
-        """Which superblock shows the image: the number of its device, which no other has while the manager holds it."""
+        """Which superblock shows the image: the number of its device, which no other has while the
+        manager holds it."""
         assert self.service is not None
         root = await self.service.rootfs(BUILT.id)
         assert root.mount is not None and texts(root, "top") == ["2"]
@@ -70,7 +72,9 @@ async def test_the_next_service_has_the_same_superblock(node: Node) -> None:
         await node.restart()
         assert await node.mounted() == before
     assert list(node.manager.store) == [name]
-    assert [m for m in node.manager.messages if "FDSTORE=1" in m] == [f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0"]
+    assert [m for m in node.manager.messages if "FDSTORE=1" in m] == [
+        f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0"
+    ]
 
 
 async def test_it_goes_with_its_image(node: Node) -> None:
@@ -85,14 +89,17 @@ async def test_it_goes_with_its_image(node: Node) -> None:
 
 async def test_it_goes_when_the_image_is_unpacked(node: Node) -> None:
     service = await node.restart("unpacked")
-    assert len(node.manager.store) == 1, "a server that is told to unpack goes on mounting what is here"
+    assert len(node.manager.store) == 1, (
+        "a server that is told to unpack goes on mounting what is here"
+    )
     assert await service.convert(BUILT.id)
     await service._store.emptied()
     assert node.manager.store == {}
 
 
 async def test_one_whose_image_has_gone_meanwhile_is_removed(node: Node, tmp_path: Path) -> None:
-    """The server was killed between the removal and its word to the manager, or the root directory is another one."""
+    """The server was killed between the removal and its word to the manager, or the root directory
+    is another one."""
     await node.stop()
     node.root = tmp_path / "other"
     await node.restart()
@@ -130,7 +137,9 @@ async def test_a_file_that_was_written_to_since(node: Node) -> None:
     await node.mounted()
 
 
-@pytest.mark.parametrize("what", ["a folder of it", "a folder", "a file", "a tmpfs", "another image"])
+@pytest.mark.parametrize(
+    "what", ["a folder of it", "a folder", "a file", "a tmpfs", "another image"]
+)
 async def test_what_is_not_what_its_name_says(
     node: Node, registry: Registry, tmp_path: Path, what: str
 ) -> None:

@@ -1,4 +1,5 @@
-"""A layer's tar is made while its blob arrives, and what goes wrong on the way is as if the blob had been a file."""
+"""A layer's tar is made while its blob arrives, and what goes wrong on the way is as if the blob
+had been a file."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ from tests.support.registry import Registry
 async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ImageService]:
     """With images that are mounted."""
     zygote = await Zygote.start(ERRAND_MODULES) if request.param == "errands" else None
-    made = ImageService(tmp_path / "images", errands=zygote, store="erofs", no_progress_timeout_s=20.0)
+    made = ImageService(
+        tmp_path / "images", errands=zygote, store="erofs", no_progress_timeout_s=20.0
+    )
     await made.start()
     yield made
     await made.close()
@@ -55,19 +58,27 @@ async def test_the_tar_grows_while_the_blob_arrives(
         return any(tar.stat().st_size > 1_000_000 for tar in ingest.glob("layer-*/tar"))
 
     assert await asyncio.to_thread(wait_until, grown, 60)
-    assert await asyncio.to_thread(wait_until, lambda: any(ingest.glob("layer-*/index")), 60), "is begun"
-    assert [name for name in names(ingest) if name.startswith("blob")] == [] and await service.list() == []
+    assert await asyncio.to_thread(wait_until, lambda: any(ingest.glob("layer-*/index")), 60), (
+        "is begun"
+    )
+    assert [
+        name for name in names(ingest) if name.startswith("blob")
+    ] == [] and await service.list() == []
     pull.cancel()
     await asyncio.wait([pull], timeout=60)
     assert pull.cancelled() and left_over(tmp_path) == set()
 
 
-async def test_a_blob_that_broke_off_is_the_same_tar(registry: Registry, service: ImageService) -> None:
+async def test_a_blob_that_broke_off_is_the_same_tar(
+    registry: Registry, service: ImageService
+) -> None:
     built = image([layer({"file": os.urandom(900_000)})])
     registry.push("app:v1", built)
     registry.fault("/blobs/", cut_at=300_000, times=3)  # the configuration is one, and whole
     assert await service.pull(f"{registry.host}/app:v1") == built.id
-    ranges = [request.headers.get("range") for request in registry.requests if "/blobs/" in request.path]
+    ranges = [
+        request.headers.get("range") for request in registry.requests if "/blobs/" in request.path
+    ]
     assert sum(value is not None for value in ranges) == 2, "it went on where it stopped"
 
 
@@ -103,8 +114,12 @@ async def test_the_index_is_made_once(
         assert await service.pull(f"{registry.host}/app:{number}") == built.id
         assert made == [True] * (number + 1)
         rootfs = await service.rootfs(built.id)
-        found = {str(path.relative_to(rootfs.lower_dirs[0])) for path in rootfs.lower_dirs[0].rglob("*")}
-        assert found == {"base", "base/file", "top", "top/file"} - (set() if number else {"top", "top/file"})
+        found = {
+            str(path.relative_to(rootfs.lower_dirs[0])) for path in rootfs.lower_dirs[0].rglob("*")
+        }
+        assert found == {"base", "base/file", "top", "top/file"} - (
+            set() if number else {"top", "top/file"}
+        )
 
 
 def test_a_tar_that_grows_reads_as_a_whole_one(tmp_path: Path) -> None:
@@ -160,8 +175,11 @@ async def test_what_is_written_is_read() -> None:
     [(BadLayer("no tar"), Interrupted), (ResourceExhausted("full"), ResourceExhausted)],
     ids=["content", "node"],
 )
-async def test_a_reader_that_ends_early_interrupts(error: Exception, raised: type[Exception]) -> None:
-    """What only the content can be blamed for is to be seen from a file; a full disk is said at once."""
+async def test_a_reader_that_ends_early_interrupts(
+    error: Exception, raised: type[Exception]
+) -> None:
+    """What only the content can be blamed for is to be seen from a file; a full disk is said at
+    once."""
 
     async def read(end: Receiver) -> None:
         raise error

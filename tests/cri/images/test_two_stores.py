@@ -1,4 +1,5 @@
-"""An image stays as its store made it until `convert`, whatever the configuration says: containers use its files."""
+"""An image stays as its store made it until `convert`, whatever the configuration says: containers
+use its files."""
 
 from __future__ import annotations
 
@@ -25,11 +26,15 @@ from tests.support.registry import Registry
 __all__ = ["opened"]
 
 TOPS = {"unpacked": ["2", "1", "0"], "erofs": ["2"]}
-STORES = pytest.mark.parametrize(("before", "after"), [("unpacked", "erofs"), ("erofs", "unpacked")])
+STORES = pytest.mark.parametrize(
+    ("before", "after"), [("unpacked", "erofs"), ("erofs", "unpacked")]
+)
 
 
 def folders(store: Path) -> dict[str, int]:
-    return {folder: len(list((store / folder).iterdir())) for folder in ("layers", "tars", "indexes")}
+    return {
+        folder: len(list((store / folder).iterdir())) for folder in ("layers", "tars", "indexes")
+    }
 
 
 MADE = {
@@ -187,7 +192,10 @@ async def test_two_that_convert_at_once(
     await pulled(await serve(opened, store, store="unpacked"), registry, built)
     await opened.pop().close()
     service = await serve(opened, store)
-    assert await asyncio.gather(service.convert(built.id), service.convert(built.id)) == [True, True]
+    assert await asyncio.gather(service.convert(built.id), service.convert(built.id)) == [
+        True,
+        True,
+    ]
     assert folders(store) == MADE["erofs"] and names(store / "ingest") == set()
 
 
@@ -200,7 +208,9 @@ async def test_an_index_without_forms_is_read(
     await opened.pop().close()
     for name in ("index.json", "names.json"):
         found = json.loads((store / name).read_text())
-        assert [e["annotations"].pop("org.pyrunc.image.form") for e in found["manifests"]] == ["mounted"]
+        assert [e["annotations"].pop("org.pyrunc.image.form") for e in found["manifests"]] == [
+            "mounted"
+        ]
         (store / name).write_text(json.dumps(found))
     service = await serve(opened, store)
     assert texts(await service.rootfs(built.id), "top") == TOPS["erofs"]
@@ -213,7 +223,8 @@ async def test_auto_mounts_only_what_containers_share(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """As Linux 6.12: it mounts, but each container for itself. Images that are mounted already stay so."""
+    """As Linux 6.12: it mounts, but each container for itself. Images that are mounted already stay
+    so."""
     caplog.set_level("INFO")
     store, built, more = tmp_path / "images", make(), make(seed=1)
     await pulled(await serve(opened, store), registry, built)

@@ -1,4 +1,5 @@
-"""Layers unpacked as GNU tar unpacks them, whatever wrote the tar, and their whiteouts as overlayfs reads them."""
+"""Layers unpacked as GNU tar unpacks them, whatever wrote the tar, and their whiteouts as overlayfs
+reads them."""
 
 from __future__ import annotations
 
@@ -142,7 +143,9 @@ def test_every_compression(unpacked: Unpack, compress: str) -> None:
 @pytest.mark.parametrize("compress", ["gzip", "zstd"])
 def test_concatenated_members_and_the_diff_id(tmp_path: Path, compress: str) -> None:
     data = layer({"a": random.Random(2).randbytes(900_000), "b": "b"})
-    packed = b"".join(compressed(data[at : at + 10_000], compress) for at in range(0, len(data), 10_000))
+    packed = b"".join(
+        compressed(data[at : at + 10_000], compress) for at in range(0, len(data), 10_000)
+    )
     (tmp_path / "layer").mkdir()
     assert unpack_bytes(packed, tmp_path / "layer").diff_id == build._digest(data)
     assert len((tmp_path / "layer" / "tree" / "a").read_bytes()) == 900_000
@@ -165,7 +168,9 @@ def test_later_entries_replace_earlier_ones(unpacked: Unpack) -> None:
             ("d", directory(0o711)),
         )
     )
-    assert (tree / "d/file").read_bytes() == b"22" and stat.S_IMODE((tree / "d").stat().st_mode) == 0o711
+    assert (tree / "d/file").read_bytes() == b"22" and stat.S_IMODE(
+        (tree / "d").stat().st_mode
+    ) == 0o711
     assert (tree / "was-dir").read_bytes() == b"now a file"
     assert (tree / "was-file/inside").read_bytes() == b"y"
     assert not (tree / "was-link").is_symlink() and names(tree / "d") == {"file"}
@@ -231,7 +236,8 @@ class Stack:
         if len(lower) == 1:
             return Path(lower[0])
         options = "lowerdir=" + ":".join(lower)
-        # mount(2), whose options are a page long; fsconfig(2), which newer programs prefer, takes 255 bytes for each
+        # mount(2), whose options are a page long; fsconfig(2), which newer programs prefer, takes
+        # 255 bytes for each
         environment = os.environ | {"LIBMOUNT_FORCE_MOUNT2": "always"}
         command = ["mount", "-t", "overlay", "overlay", "-o", options, str(self.merged)]
         subprocess.run(command, check=True, env=environment)
@@ -266,7 +272,9 @@ def test_an_opaque_directory_hides_all_that_is_below(stack: Stack) -> None:
 
 @pytest.mark.parametrize("whiteout_first", [True, False])
 @pytest.mark.parametrize("what", ["directory", "implicit directory", "file"])
-def test_a_whiteout_and_the_same_name_in_one_layer(stack: Stack, whiteout_first: bool, what: str) -> None:
+def test_a_whiteout_and_the_same_name_in_one_layer(
+    stack: Stack, whiteout_first: bool, what: str
+) -> None:
     """The layer's own stays, the lower one is hidden: a directory must not merge with it."""
     new = {
         "directory": [("opt/old", directory()), ("opt/old/new", Node(b"n"))],
@@ -302,8 +310,11 @@ def test_an_undescribed_directory_does_not_look_as_what_is_hidden(stack: Stack) 
     assert names(merged / "opt") == {"new"} and facts[b"opt"].owner == (0, 0)
 
 
-def test_many_layers_give_what_gnu_tar_gives_one_over_the_other(stack: Stack, tmp_path: Path) -> None:
-    """Without whiteouts, a stack of layers is the same as unpacking one tar after the other into one folder."""
+def test_many_layers_give_what_gnu_tar_gives_one_over_the_other(
+    stack: Stack, tmp_path: Path
+) -> None:
+    """Without whiteouts, a stack of layers is the same as unpacking one tar after the other into
+    one folder."""
     chance = random.Random(5)
     tars = []
     for number in range(12):
@@ -342,10 +353,14 @@ def test_a_bomb_is_stopped_where_the_disk_is_full(tmp_path: Path, compress: str)
 
 
 @pytest.mark.parametrize("compress", ["gzip", "zstd"])
-def test_layers_that_compress_well_are_taken_and_take_no_blocks(tmp_path: Path, compress: str) -> None:
+def test_layers_that_compress_well_are_taken_and_take_no_blocks(
+    tmp_path: Path, compress: str
+) -> None:
     """A preallocated file, or a lastlog, compresses to a thousandth."""
     size = 120 << 20
-    tar = layer({"preallocated": bytes(size), "var/log/lastlog": bytes(5000) + b"login" + bytes(300_000)})
+    tar = layer(
+        {"preallocated": bytes(size), "var/log/lastlog": bytes(5000) + b"login" + bytes(300_000)}
+    )
     data = gzip.compress(tar, 9) if compress == "gzip" else compressed(tar, compress)
     assert len(tar) > 500 * len(data)
     (tmp_path / "layer").mkdir()
@@ -400,7 +415,9 @@ def test_a_million_empty_members_end_soon() -> None:
 
 def test_a_zstd_window_beyond_the_limit_is_refused(tmp_path: Path) -> None:
     """A frame may ask its reader for gigabytes of memory."""
-    compressor = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: WINDOW_LOG_LIMIT + 1})
+    compressor = zstd.ZstdCompressor(
+        options={zstd.CompressionParameter.window_log: WINDOW_LOG_LIMIT + 1}
+    )
     data = compressor.compress(layer({"a": random.Random(1).randbytes(1000)})) + compressor.flush()
     (tmp_path / "layer").mkdir()
     with pytest.raises(BadLayer, match="zstd data is damaged"):

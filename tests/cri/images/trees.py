@@ -1,4 +1,5 @@
-"""Folders as values, to compare two of them: everything about every file that an unpacker has to restore."""
+"""Folders as values, to compare two of them: everything about every file that an unpacker has to
+restore."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def _walk(top: bytes) -> Iterator[bytes]:
     for folder, folders, files in os.walk(top):
         for name in (*folders, *files):
             path = os.path.join(folder, name)
-            if os.path.lexists(path):  # overlayfs lists a whiteout in a folder that only one layer has
+            # overlayfs lists a whiteout in a folder that only one layer has
+            if os.path.lexists(path):
                 yield path
 
 

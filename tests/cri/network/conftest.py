@@ -59,7 +59,11 @@ class Node:
         self.network = self._new()
 
     def configure(
-        self, *plugins: dict[str, Any], name: str = "net", file: str = "10-net.conflist", **changes: Any
+        self,
+        *plugins: dict[str, Any],
+        name: str = "net",
+        file: str = "10-net.conflist",
+        **changes: Any,
     ) -> None:
         content = {"cniVersion": "1.1.0", "name": name, "plugins": list(plugins), **changes}
         (self.folder / "conf" / file).write_text(json.dumps(content))
@@ -107,7 +111,9 @@ class Node:
         return {path.stem for path in folder.glob("*.json")}
 
     def leases(self) -> set[str]:
-        return {p.name for p in self.folder.glob("leases/*/*") if p.name[0].isdigit() or ":" in p.name}
+        return {
+            p.name for p in self.folder.glob("leases/*/*") if p.name[0].isdigit() or ":" in p.name
+        }
 
 
 @pytest.fixture

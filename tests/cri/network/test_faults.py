@@ -1,4 +1,5 @@
-"""Hundreds of faults in a random order, then one reconcile: nothing is left, and what lives is intact (R-25)."""
+"""Hundreds of faults in a random order, then one reconcile: nothing is left, and what lives is
+intact (R-25)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from pyrunc.errors import Error
 from tests.cri.network.conftest import Node, until
 from tests.kernel.cni.harness import Host, Pod, all_elements, link_names, nft
 
-RESULT_OF_OURS = "python3 -IS -c 'import json,sys;print(json.dumps(json.load(sys.stdin)[\"prevResult\"]))'"
+RESULT_OF_OURS = (
+    "python3 -IS -c 'import json,sys;print(json.dumps(json.load(sys.stdin)[\"prevResult\"]))'"
+)
 FAULTS = {
     "none": "true",
     "add fails": '[ "$CNI_COMMAND" = ADD ] && exit 1',
@@ -32,12 +35,16 @@ async def test_hundreds_of_faults_leave_nothing(node: Node, seed: int) -> None:
     dice = random.Random(seed)
     node.restart(timeout_s=0.4)
     node.configure(
-        node.bridge(), {"type": "moody"}, {"type": "portmap", "capabilities": {"portMappings": True}}
+        node.bridge(),
+        {"type": "moody"},
+        {"type": "portmap", "capabilities": {"portMappings": True}},
     )
     living: dict[str, Pod] = {}
     for number in range(60):
         fault = dice.choice(list(FAULTS)) if dice.random() < 0.5 else "none"
-        node.plugin("moody", f'{FAULTS[fault]}\n[ "$CNI_COMMAND" = ADD ] || exit 0\n{RESULT_OF_OURS}')
+        node.plugin(
+            "moody", f'{FAULTS[fault]}\n[ "$CNI_COMMAND" = ADD ] || exit 0\n{RESULT_OF_OURS}'
+        )
         if living and dice.random() < 0.4:
             await remove(node, living, dice)
         else:
@@ -93,7 +100,8 @@ async def remove(node: Node, living: dict[str, Pod], dice: random.Random) -> Non
 
 
 async def test_a_second_server_on_the_same_network_keeps_its_pods(node: Node, host: Host) -> None:
-    """Both use one bridge, one folder of leases and one table; each collects its own leftovers only."""
+    """Both use one bridge, one folder of leases and one table; each collects its own leftovers
+    only."""
     mine, theirs = host.pod("mine"), host.pod("theirs")
     await node.attach(mine, port_mappings=(PortMapping(8080, 80),))
     first_state = node.folder / "state"

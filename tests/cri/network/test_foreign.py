@@ -1,4 +1,5 @@
-"""Foreign plugins beside ours: before and behind them, in place of them, and above them as delegators."""
+"""Foreign plugins beside ours: before and behind them, in place of them, and above them as
+delegators."""
 
 from __future__ import annotations
 
@@ -30,8 +31,11 @@ async def test_a_foreign_plugin_behind_ours_sees_the_result(node: Node) -> None:
     assert all_elements() == []
 
 
-async def test_every_add_ons_result_gives_addresses_and_reaches_later_plugins_and_del(node: Node) -> None:
-    """The first plugin answers as the add-on does, one of its chain keeps what it is told; so does the add-on's DEL."""
+async def test_every_add_ons_result_gives_addresses_and_reaches_later_plugins_and_del(
+    node: Node,
+) -> None:
+    """The first plugin answers as the add-on does, one of its chain keeps what it is told; so does
+    the add-on's DEL."""
     keep = f'cat >"{node.folder}/$CNI_COMMAND.$1"; [ $CNI_COMMAND = ADD ] || exit 0'
     node.plugin("add-on", f"set -- first; {keep}; sed s:{NETNS}:$CNI_NETNS: {node.folder}/answer")
     handed = "python3 -c 'import json,sys;print(json.dumps(json.load(sys.stdin)[\"prevResult\"]))'"
@@ -57,14 +61,17 @@ async def test_every_add_ons_result_gives_addresses_and_reaches_later_plugins_an
             if (said.get("cniVersion") or peer.cni_version) == peer.cni_version:
                 assert previous == {**said, "cniVersion": peer.cni_version}, peer.name
             if "interfaces" in previous and said["interfaces"]:
-                assert [i["name"] for i in previous["interfaces"]] == [i["name"] for i in said["interfaces"]]
+                assert [i["name"] for i in previous["interfaces"]] == [
+                    i["name"] for i in said["interfaces"]
+                ]
                 assert [i.get("mac") for i in previous["interfaces"]] == [
                     i.get("mac") for i in said["interfaces"]
                 ]
 
 
 async def test_a_list_of_the_first_versions_runs_ours_and_foreign_plugins(node: Node) -> None:
-    """Without cniVersion a list is of 0.1.0, as libcni reads it: results have one address of each family."""
+    """Without cniVersion a list is of 0.1.0, as libcni reads it: results have one address of each
+    family."""
     node.plugin("tune", f"cat >$LOG; {ADD_ONLY}; cat $LOG | sed 's/.*\"prevResult\": //; s/}}$//'")
     for old in ("0.2.0", ""):
         node.configure(
@@ -81,7 +88,8 @@ async def test_a_list_of_the_first_versions_runs_ours_and_foreign_plugins(node: 
 
 
 async def test_a_foreign_plugin_runs_when_its_attachment_is_on_the_disk(node: Node) -> None:
-    """A power cut must not lose what only its DEL gives back: the record is there, and synced, before its first ADD."""
+    """A power cut must not lose what only its DEL gives back: the record is there, and synced,
+    before its first ADD."""
     node.plugin("first", f"ls -s {node.folder}/state >>$LOG; {ADD_ONLY}; echo '{RESULT}'")
     pod, other = node.host.pod(), node.host.pod()
     synced: list[str] = []
@@ -134,7 +142,8 @@ async def test_our_bridge_runs_a_foreign_address_plugin(node: Node) -> None:
 
 
 async def test_a_foreign_plugin_delegates_to_ours(node: Node) -> None:
-    """Like flannel: nothing but the foreign plugin is in the folder of plugins, ours are found in CNI_PATH all the same."""
+    """Like flannel: nothing but the foreign plugin is in the folder of plugins, ours are found in
+    CNI_PATH all the same."""
     delegate = "for d in $(echo $CNI_PATH | tr : ' '); do [ ! -x $d/bridge ] || exec $d/bridge; done; exit 9"
     node.plugin("meta", f"echo $CNI_COMMAND >>$LOG; {delegate}")
     node.configure(node.bridge(type="meta"))
@@ -161,7 +170,8 @@ async def test_our_own_installed_executables_need_not_be_run(node: Node) -> None
     await node.attach(node.host.pod())
     assert time.monotonic() - started < 20
     assert not any(
-        node.network._plugins._program(kind) for kind in ("bridge", "host-local", "portmap", "loopback")
+        node.network._plugins._program(kind)
+        for kind in ("bridge", "host-local", "portmap", "loopback")
     )
 
 
@@ -175,5 +185,10 @@ async def test_what_a_plugin_writes_to_stderr_is_in_the_log_for_debugging(
     await node.attach(pod)
     await node.network.detach(pod.id)
     assert [
-        (r.levelname, r.getMessage()) for r in caplog.records if r.name == "cri_server.network.chain"
-    ] == [("DEBUG", f"CNI plugin talks, {command} {pod.id}: looking for eth0") for command in ("ADD", "DEL")]
+        (r.levelname, r.getMessage())
+        for r in caplog.records
+        if r.name == "cri_server.network.chain"
+    ] == [
+        ("DEBUG", f"CNI plugin talks, {command} {pod.id}: looking for eth0")
+        for command in ("ADD", "DEL")
+    ]

@@ -1,4 +1,5 @@
-"""An ADD that fails half-way, a DEL that cannot succeed: what is asked again, what is given up, and what stays of it."""
+"""An ADD that fails half-way, a DEL that cannot succeed: what is asked again, what is given up, and
+what stays of it."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ HAND_ON = "python3 -c 'import json,sys;print(json.dumps(json.load(sys.stdin)[\"p
 
 
 async def test_only_what_add_was_begun_for_is_deleted(node: Node) -> None:
-    """Plugins behind the one that failed have never heard of the pod, also when the roll-back has to be repeated."""
+    """Plugins behind the one that failed have never heard of the pod, also when the roll-back has
+    to be repeated."""
     note = 'echo "$CNI_COMMAND $(basename $0)" >>$LOG'
     node.plugin("first", f"{note}; {ADD_ONLY}; echo '{RESULT}'")
     node.plugin("later", f"{note}; exit 1")
@@ -26,12 +28,18 @@ async def test_only_what_add_was_begun_for_is_deleted(node: Node) -> None:
     node.plugin("fails", note)
     await node.network.detach(pod.id)
     called = node.log().splitlines()
-    assert called[:3] == ["ADD first", "ADD fails", "DEL fails"] and called[3:] == ["DEL fails", "DEL first"]
+    assert called[:3] == ["ADD first", "ADD fails", "DEL fails"] and called[3:] == [
+        "DEL fails",
+        "DEL first",
+    ]
     assert clean(node)
 
 
-async def test_a_network_that_cannot_be_detached_is_given_up_with_what_was_refused(node: Node) -> None:
-    """Each plugin is asked, whatever the others say: one is not there any more, one refuses, ours gives everything back."""
+async def test_a_network_that_cannot_be_detached_is_given_up_with_what_was_refused(
+    node: Node,
+) -> None:
+    """Each plugin is asked, whatever the others say: one is not there any more, one refuses, ours
+    gives everything back."""
     node.plugin("leaves", f"{ADD_ONLY}; {HAND_ON}")
     node.plugin("refuses", f"[ $CNI_COMMAND = ADD ] || exit 3; {HAND_ON}")
     node.configure(node.bridge(), {"type": "leaves"}, {"type": "refuses"})

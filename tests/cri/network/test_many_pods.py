@@ -17,10 +17,14 @@ from tests.cri.network.conftest import ADD_ONLY, Node, clean, until
 async def test_twenty_pods_at_once(node: Node) -> None:
     pods = [node.host.pod() for _ in range(20)]
     results = await asyncio.gather(
-        *(node.attach(pod, port_mappings=(PortMapping(9000 + i, 80),)) for i, pod in enumerate(pods))
+        *(
+            node.attach(pod, port_mappings=(PortMapping(9000 + i, 80),))
+            for i, pod in enumerate(pods)
+        )
     )
     assert len({ip for result in results for ip in result.ips}) == 40
-    for pod in pods[::5]:  # one by one: a worker that checks imports pyroute2 first, which takes a while
+    # one by one: a worker that checks imports pyroute2 first, which takes a while
+    for pod in pods[::5]:
         await node.network.check(pod.id)
     await asyncio.gather(*(node.network.detach(pod.id, pod.path) for pod in pods))
     for pod in pods:
@@ -28,10 +32,13 @@ async def test_twenty_pods_at_once(node: Node) -> None:
     await until(lambda: clean(node))
 
 
-async def test_many_pods_at_once_have_few_workers(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_pods_at_once_have_few_workers(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started = []
     run = node.zygote.run
-    monkeypatch.setattr(workers, "LONG_S", 60.0)  # on a machine that is busy otherwise all take long
+    # on a machine that is busy otherwise all take long
+    monkeypatch.setattr(workers, "LONG_S", 60.0)
     monkeypatch.setattr(
         node.zygote, "run", lambda *asked, **more: started.append(asked) or run(*asked, **more)
     )
@@ -55,7 +62,10 @@ async def test_pods_that_wait_for_a_slow_address_plugin_hold_up_nobody(node: Nod
     await node.attach(node.host.pod())
     assert not any(task.done() for task in slow)
     (node.folder / "go").touch()
-    assert all(isinstance(found, PeerError) for found in await asyncio.gather(*slow, return_exceptions=True))
+    assert all(
+        isinstance(found, PeerError)
+        for found in await asyncio.gather(*slow, return_exceptions=True)
+    )
 
 
 async def test_a_worker_that_has_grown_is_not_kept(node: Node) -> None:
@@ -65,7 +75,9 @@ async def test_a_worker_that_has_grown_is_not_kept(node: Node) -> None:
     await node.network.reconcile([pod.id])  # the first one collects
     await node.network.check(pod.id)
     assert node.zygote.pid is not None
-    await until(lambda: all(memory.private_kib([pid]) < 8 * 1024 for pid in below(node.zygote.pid or 0)))
+    await until(
+        lambda: all(memory.private_kib([pid]) < 8 * 1024 for pid in below(node.zygote.pid or 0))
+    )
     await node.network.detach(pod.id, pod.path)
     pod.close()
     await until(lambda: clean(node))

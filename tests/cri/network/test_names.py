@@ -1,4 +1,5 @@
-"""The names of the pods' network namespaces: the same for every call of a plugin, and gone with the pod."""
+"""The names of the pods' network namespaces: the same for every call of a plugin, and gone with the
+pod."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ NOTE = f"echo \"$CNI_COMMAND $CNI_NETNS\" >>$LOG; {ADD_ONLY}; echo '{RESULT}'"
 
 
 def is_of(path: str, pod: Pod) -> bool:
-    return os.stat(path).st_ino == os.fstat(pod.fd).st_ino and os.stat(path).st_dev == os.fstat(pod.fd).st_dev
+    return (
+        os.stat(path).st_ino == os.fstat(pod.fd).st_ino
+        and os.stat(path).st_dev == os.fstat(pod.fd).st_dev
+    )
 
 
 async def test_every_call_gets_the_same_name_while_the_pod_is_attached(node: Node) -> None:
@@ -35,7 +39,9 @@ async def test_every_call_gets_the_same_name_while_the_pod_is_attached(node: Nod
     await node.network.moved(pod.id, "/proc/1/fd/1")  # another shim has the pod: a name stays
     assert (await node.network.recall(pod.id)).netns_path == name  # type: ignore[union-attr]
     await node.network.detach(pod.id, "/proc/1/fd/1")
-    assert node.log().split("\n")[:-1] == [f"{command} {name}" for command in ("ADD", "CHECK", "DEL")]
+    assert node.log().split("\n")[:-1] == [
+        f"{command} {name}" for command in ("ADD", "CHECK", "DEL")
+    ]
     assert clean(node)
 
 
@@ -54,7 +60,8 @@ async def test_the_namespace_lives_until_del_whatever_becomes_of_the_shim(node: 
 
 @pytest.mark.parametrize("also", [True, False])
 async def test_a_name_that_somebody_has_removed(node: Node, also: bool) -> None:
-    """`ip -all netns del` takes all names: DEL gets the namespace where it is else, or none, as the specification allows."""
+    """`ip -all netns del` takes all names: DEL gets the namespace where it is else, or none, as the
+    specification allows."""
     node.plugin("note", NOTE)
     node.configure({"type": "note"})
     pod = node.host.pod()
@@ -79,7 +86,8 @@ async def test_what_a_reboot_leaves_of_a_name_goes_with_the_attachment(node: Nod
 
 
 async def test_a_pod_of_an_earlier_version_keeps_its_path(node: Node) -> None:
-    """It has no name: plugins got /proc/SHIM/fd/N for ADD, which changes when another shim takes over."""
+    """It has no name: plugins got /proc/SHIM/fd/N for ADD, which changes when another shim takes
+    over."""
     node.plugin("note", NOTE)
     node.configure({"type": "note"})
     pod = node.host.pod()
@@ -120,7 +128,9 @@ async def test_a_failed_add_leaves_no_name(node: Node) -> None:
     pod = node.host.pod()
     with pytest.raises(PeerError):
         await node.attach(pod)
-    assert node.log().split("\n")[:-1] == [f"{command} {node.name_of(pod)}" for command in ("ADD", "DEL")]
+    assert node.log().split("\n")[:-1] == [
+        f"{command} {node.name_of(pod)}" for command in ("ADD", "DEL")
+    ]
     assert clean(node)
 
 

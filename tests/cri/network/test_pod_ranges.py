@@ -1,4 +1,5 @@
-"""The node's pod CIDRs as kubelet says them: used by plugins that take ranges, remembered when the server restarts."""
+"""The node's pod CIDRs as kubelet says them: used by plugins that take ranges, remembered when the
+server restarts."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ async def test_the_network_is_ready_once_the_ranges_are_known(node: Node) -> Non
 
 
 async def test_pod_ranges_outlive_the_server(node: Node) -> None:
-    """kubelet says them to a server once; the next one gives out addresses before kubelet has spoken again."""
+    """kubelet says them to a server once; the next one gives out addresses before kubelet has
+    spoken again."""
     with_ranges_from_kubelet(node)
     await node.network.use_pod_ranges(["10.77.0.0/24", " fd77::/64"])
     await node.attach(node.host.pod())
@@ -50,7 +52,14 @@ async def test_pod_ranges_outlive_the_server(node: Node) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", '{"version": 1}', '{"version": 1, "subnets": [7]}', '{"version": 1, "subnets": ["x"]}'],
+    [
+        "",
+        "{",
+        "[]",
+        '{"version": 1}',
+        '{"version": 1, "subnets": [7]}',
+        '{"version": 1, "subnets": ["x"]}',
+    ],
 )
 async def test_damaged_pod_ranges_are_forgotten(
     node: Node, content: str, caplog: pytest.LogCaptureFixture

@@ -1,4 +1,5 @@
-"""The server with the reference's plugins (Go) in its folder: they win over ours and do the same for a pod."""
+"""The server with the reference's plugins (Go) in its folder: they win over ours and do the same
+for a pod."""
 
 from __future__ import annotations
 
@@ -32,7 +33,10 @@ async def test_a_pods_life_with_foreign_plugins(node: Node, names: tuple[str, ..
     await asyncio.to_thread(node.host.connect_outside)
     pods = [node.host.pod() for _ in range(3)]
     results = await asyncio.gather(
-        *(node.attach(pod, port_mappings=(PortMapping(8080 + i, 80),)) for i, pod in enumerate(pods))
+        *(
+            node.attach(pod, port_mappings=(PortMapping(8080 + i, 80),))
+            for i, pod in enumerate(pods)
+        )
     )
     assert {r.ips for r in results} == {("10.88.0.2",), ("10.88.0.3",), ("10.88.0.4",)}
     for number, pod in enumerate(pods):
@@ -54,7 +58,8 @@ async def test_a_pods_life_with_foreign_plugins(node: Node, names: tuple[str, ..
 @pytest.mark.parametrize("old", ["0.1.0", "0.2.0", ""])
 @pytest.mark.parametrize("names", [NAMES, ("bridge", "host-local"), ("portmap",)])
 async def test_a_list_of_the_first_versions(node: Node, names: tuple[str, ...], old: str) -> None:
-    """Results of one address for each family go from one side to the other; DEL gets none of these versions."""
+    """Results of one address for each family go from one side to the other; DEL gets none of these
+    versions."""
     use_reference(node, *names)
     portmap = {"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": True}}
     node.configure(node.bridge(ipMasq=False, isDefaultGateway=True), portmap, cniVersion=old)

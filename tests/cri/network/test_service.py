@@ -1,4 +1,5 @@
-"""Attaching and detaching pods: our plugins in errands, foreign ones beside them, and everything that goes wrong."""
+"""Attaching and detaching pods: our plugins in errands, foreign ones beside them, and everything
+that goes wrong."""
 
 from __future__ import annotations
 
@@ -116,7 +117,9 @@ async def test_host_ports_and_the_way_in(node: Node) -> None:
 @pytest.mark.requirement("3.1.8", "3.1.9")
 async def test_plugins_get_arguments_and_capabilities(node: Node) -> None:
     node.plugin("spy", f"cat >>$LOG; echo >>$LOG; env >>$LOG; {ADD_ONLY}; echo '{RESULT}'")
-    node.configure({"type": "spy", "capabilities": {"portMappings": True, "bandwidth": True, "dns": True}})
+    node.configure(
+        {"type": "spy", "capabilities": {"portMappings": True, "bandwidth": True, "dns": True}}
+    )
     pod = node.host.pod()
     result = await node.attach(
         pod,
@@ -134,7 +137,9 @@ async def test_plugins_get_arguments_and_capabilities(node: Node) -> None:
         assert line in log.splitlines()
     given = json.loads(log[: log.rindex("}") + 1])["runtimeConfig"]
     assert given == {
-        "portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "127.0.0.1"}],
+        "portMappings": [
+            {"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "127.0.0.1"}
+        ],
         "bandwidth": {
             "ingressRate": 10_000_000,
             "ingressBurst": 4294967295,
@@ -357,11 +362,14 @@ async def test_lost_rules_come_back(node: Node) -> None:
             reach(None, "127.0.0.1", 8080, server)
     nft("flush", "ruleset")
     other = node.host.pod()
-    await node.attach(other, port_mappings=(PortMapping(8081, 80),))  # the next pod heals the rules too
+    # the next pod heals the rules too
+    await node.attach(other, port_mappings=(PortMapping(8081, 80),))
     assert host_rules.intact()
 
 
-@pytest.mark.parametrize("damage", ["namespace", "veth", "bridge", "table", "lease", "reused namespace"])
+@pytest.mark.parametrize(
+    "damage", ["namespace", "veth", "bridge", "table", "lease", "reused namespace"]
+)
 async def test_a_damaged_pod_can_be_detached(node: Node, damage: str) -> None:
     pod = node.host.pod()
     await node.attach(pod, port_mappings=(PortMapping(8080, 80),))
@@ -376,7 +384,9 @@ async def test_a_damaged_pod_can_be_detached(node: Node, damage: str) -> None:
     elif damage == "reused namespace":
         path = node.host.pod().path
     else:
-        name = "cni0" if damage == "bridge" else next(n for n in link_names() if n.startswith("veth"))
+        name = (
+            "cni0" if damage == "bridge" else next(n for n in link_names() if n.startswith("veth"))
+        )
         await asyncio.to_thread(delete_link, name)
     await node.network.detach(pod.id, path)
     pod.close()
@@ -465,7 +475,10 @@ async def test_status_and_the_log_name_the_file_that_decides(
     assert (await node.network.status()).message == (
         f"{node.folder}/conf/10-net.conflist: there is no CNI plugin 'nowhere' in {node.folder}/bin"
     )
-    assert [record.message.split(": ")[1] for record in caplog.records] == [path, f"{path} is passed over"]
+    assert [record.message.split(": ")[1] for record in caplog.records] == [
+        path,
+        f"{path} is passed over",
+    ]
 
 
 @pytest.mark.parametrize("ipam", [False, True])

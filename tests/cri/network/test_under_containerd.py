@@ -38,8 +38,12 @@ def test_a_pod_gets_its_address_from_our_plugins(containerd: Containerd) -> None
             metadata=api.PodSandboxMetadata(name="p", uid="p", namespace="n"), hostname="p"
         )
         config.port_mappings.add(container_port=80, host_port=18080)
-        pod = client.runtime.RunPodSandbox(api.RunPodSandboxRequest(config=config), timeout=60).pod_sandbox_id
-        status = client.runtime.PodSandboxStatus(api.PodSandboxStatusRequest(pod_sandbox_id=pod)).status
+        pod = client.runtime.RunPodSandbox(
+            api.RunPodSandboxRequest(config=config), timeout=60
+        ).pod_sandbox_id
+        status = client.runtime.PodSandboxStatus(
+            api.PodSandboxStatusRequest(pod_sandbox_id=pod)
+        ).status
         assert status.network.ip.startswith("10.88.")
         listing = subprocess.run(
             ["nsenter", f"--net=/run/netns/{containerd.namespace}", "nft", "list", "table", "inet", "pyrunc_cni"],

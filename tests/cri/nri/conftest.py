@@ -10,7 +10,8 @@ import pytest
 from tests.cri.server_harness import Server
 
 REQUEST_TIMEOUT_S = (
-    10.0  # nothing here is to be late by accident; what is late on purpose waits for the end of the test
+    # nothing here is to be late by accident; what is late on purpose waits for the end of the test
+    10.0
 )
 
 

@@ -1,4 +1,5 @@
-"""What plugins change of containers, as seen from inside: at creation, in updates, on their own initiative."""
+"""What plugins change of containers, as seen from inside: at creation, in updates, on their own
+initiative."""
 
 from __future__ import annotations
 
@@ -27,12 +28,18 @@ def adjusts(**fields: Any) -> dict[str, Callable[[Any], Any]]:
 
 
 @pytest.mark.requirement("13.21")
-def test_what_a_plugin_adjusts_is_what_runs(server: Server, nri_socket: Path, tmp_path: Path) -> None:
+def test_what_a_plugin_adjusts_is_what_runs(
+    server: Server, nri_socket: Path, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("from the host\n")
     device = os.stat("/dev/null")
     handlers = adjusts(
         env=[api.KeyValue(key="FROM_PLUGIN", value="yes"), api.KeyValue(key="-FROM_IMAGE")],
-        mounts=[api.Mount(destination="/host", type="bind", source=str(tmp_path), options=["rbind", "ro"])],
+        mounts=[
+            api.Mount(
+                destination="/host", type="bind", source=str(tmp_path), options=["rbind", "ro"]
+            )
+        ],
         rlimits=[api.POSIXRlimit(type="RLIMIT_NOFILE", soft=111, hard=222)],
         annotations={"added": "1"},
         linux=Linux(
@@ -68,7 +75,8 @@ def test_arguments_and_a_hook(server: Server, nri_socket: Path, tmp_path: Path) 
     hook.chmod(hook.stat().st_mode | stat.S_IXUSR)
     hooks = api.Hooks(create_runtime=[api.Hook(path=str(hook))])
     with TestPlugin(
-        nri_socket, handlers=adjusts(args=["sh", "-c", "echo by the plugin; sleep 3600"], hooks=hooks)
+        nri_socket,
+        handlers=adjusts(args=["sh", "-c", "echo by the plugin; sleep 3600"], hooks=hooks),
     ):
         container = server.launch(server.run_pod())
         server.wait_logged(container, "by the plugin")
@@ -82,16 +90,22 @@ def test_limits_are_those_of_the_cgroup_and_of_the_status(server: Server, nri_so
         assert server.status(container).resources.linux.cpu_shares == 512
 
 
-def test_two_plugins_see_each_other_and_may_not_contradict(server: Server, nri_socket: Path) -> None:
+def test_two_plugins_see_each_other_and_may_not_contradict(
+    server: Server, nri_socket: Path
+) -> None:
     pod = server.run_pod()
     first = adjusts(env=[api.KeyValue(key="A", value="1")])
-    with TestPlugin(nri_socket, index="05", handlers=first), TestPlugin(nri_socket, index="06") as second:
+    with (
+        TestPlugin(nri_socket, index="05", handlers=first),
+        TestPlugin(nri_socket, index="06") as second,
+    ):
         server.create(pod)
         assert "A=1" in second.wait_for("CreateContainer").container.env
         second.handlers |= first
         config = server.container_config(metadata=cri.ContainerMetadata(name="d"))
         assert (
-            message_of(lambda: server.create(pod, config)) == "NRI plugins 06-test and 05-test both set Env A"
+            message_of(lambda: server.create(pod, config))
+            == "NRI plugins 06-test and 05-test both set Env A"
         )
         assert len(server.containers()) == 1
 
@@ -101,7 +115,9 @@ def test_a_validator_sees_who_set_what_and_may_reject(server: Server, nri_socket
     rejection = api.ValidateContainerAdjustmentResponse(reject=True, reason="no such thing here")
     validator = {"ValidateContainerAdjustment": lambda _: rejection}
     with (
-        TestPlugin(nri_socket, index="05", handlers=adjusts(env=[api.KeyValue(key="A", value="1")])),
+        TestPlugin(
+            nri_socket, index="05", handlers=adjusts(env=[api.KeyValue(key="A", value="1")])
+        ),
         TestPlugin(nri_socket, index="50", handlers=validator) as plugin,
     ):
         message = message_of(lambda: server.create(pod))
@@ -127,7 +143,9 @@ def shares_of(server: Server, container: str) -> int:
 def test_an_update_is_what_plugins_make_of_it(server: Server, nri_socket: Path) -> None:
     pod = server.run_pod()
     other = server.launch(pod)
-    container = server.launch(pod, server.container_config(metadata=cri.ContainerMetadata(name="d")))
+    container = server.launch(
+        pod, server.container_config(metadata=cri.ContainerMetadata(name="d"))
+    )
     answer = api.UpdateContainerResponse(update=[update(container, 333), update(other, 444)])
     with TestPlugin(nri_socket, handlers={"UpdateContainer": lambda _: answer}) as plugin:
         resources = cri.LinuxContainerResources(cpu_shares=222)
@@ -146,7 +164,9 @@ def test_a_creation_and_a_stop_update_other_containers(server: Server, nri_socke
         "StopContainer": lambda _: api.StopContainerResponse(update=[update(other, 999)]),
     }
     with TestPlugin(nri_socket, handlers=handlers):
-        container = server.launch(pod, server.container_config(metadata=cri.ContainerMetadata(name="d")))
+        container = server.launch(
+            pod, server.container_config(metadata=cri.ContainerMetadata(name="d"))
+        )
         assert shares_of(server, other) == 111
         server.stop_container(container)
         assert wait_until(lambda: shares_of(server, other) == 999, 30)
@@ -173,7 +193,9 @@ def test_a_creation_that_evicts(server: Server, nri_socket: Path) -> None:
         assert server.status(victim).state == cri.CONTAINER_EXITED
 
 
-def test_an_adjustment_that_cannot_be_is_an_error_of_the_call(server: Server, nri_socket: Path) -> None:
+def test_an_adjustment_that_cannot_be_is_an_error_of_the_call(
+    server: Server, nri_socket: Path
+) -> None:
     pod = server.run_pod()
     with TestPlugin(nri_socket, handlers=adjusts(mounts=[api.Mount(destination="/")])) as plugin:
         with pytest.raises(grpc.RpcError, match="NRI: cannot mount at '/'"):

@@ -1,4 +1,5 @@
-"""What plugins hear of pods and containers, in which order, and what an error or a silent plugin leads to.
+"""What plugins hear of pods and containers, in which order, and what an error or a silent plugin
+leads to.
 
 The contracts are those of NRI's pod and container life cycles, as critest's NRI specs check them.
 """
@@ -87,7 +88,11 @@ def test_the_life_of_a_pod_and_its_container(server: Server, nri_socket: Path) -
         server.stop_pod(pod)
         server.remove_pod(pod)
         assert plugin.methods(pod) == ["RunPodSandbox", "StopPodSandbox", "RemovePodSandbox"]
-        for method, networks in (("RunPodSandbox", 1), ("StopPodSandbox", 1), ("RemovePodSandbox", 0)):
+        for method, networks in (
+            ("RunPodSandbox", 1),
+            ("StopPodSandbox", 1),
+            ("RemovePodSandbox", 0),
+        ):
             told = plugin.wait_for(method, pod).pod
             assert [n.type for n in told.linux.namespaces] == ["network"] * networks, method
             assert list(told.ips) == list(plugin.wait_for("RunPodSandbox", pod).pod.ips)
@@ -117,7 +122,9 @@ def test_the_life_of_a_pod_and_its_container(server: Server, nri_socket: Path) -
         assert (ended.state, ended.exit_code) == (api.CONTAINER_STOPPED, 137)
 
 
-def test_a_container_that_ends_by_itself_is_told_of_without_a_call(server: Server, nri_socket: Path) -> None:
+def test_a_container_that_ends_by_itself_is_told_of_without_a_call(
+    server: Server, nri_socket: Path
+) -> None:
     with TestPlugin(nri_socket) as plugin:
         container = server.launch(server.run_pod(), server.container_config(("sh", "-c", "exit 3")))
         ended = plugin.wait_for("StopContainer", container).container
@@ -128,19 +135,25 @@ def test_a_container_that_ends_by_itself_is_told_of_without_a_call(server: Serve
 
 
 @pytest.mark.requirement("2.2")
-def test_a_pod_is_not_listed_before_the_last_plugin_agrees(server: Server, nri_socket: Path) -> None:
+def test_a_pod_is_not_listed_before_the_last_plugin_agrees(
+    server: Server, nri_socket: Path
+) -> None:
     order: list[str] = []
     with (
         Held() as held,
         TestPlugin(nri_socket, index="11", handlers={"RunPodSandbox": held}),
-        TestPlugin(nri_socket, index="10", handlers={"RunPodSandbox": lambda _: order.append("10")}),
+        TestPlugin(
+            nri_socket, index="10", handlers={"RunPodSandbox": lambda _: order.append("10")}
+        ),
     ):
         finish = in_thread(server.run_pod)
         assert held.reached.wait(60) and order == ["10"]
         identifier = held.request.pod.id
         assert not server.pods()
         assert code_of(lambda: server.pod_status(identifier)) is grpc.StatusCode.NOT_FOUND
-        request = cri.CreateContainerRequest(pod_sandbox_id=identifier, config=server.container_config())
+        request = cri.CreateContainerRequest(
+            pod_sandbox_id=identifier, config=server.container_config()
+        )
         with pytest.raises(grpc.RpcError):
             server.runtime.CreateContainer(request, timeout=30)
         held.__exit__()
@@ -258,11 +271,19 @@ def test_a_pods_resources_are_told_before_and_after(server: Server, nri_socket: 
         assert info["resources"] == {"linux": {"cpu_quota": 5000, "memory_limit_in_bytes": 1 << 30}}
 
 
-def test_a_plugin_of_an_older_interface_gets_state_changes(server: Server, nri_socket: Path) -> None:
+def test_a_plugin_of_an_older_interface_gets_state_changes(
+    server: Server, nri_socket: Path
+) -> None:
     def unimplemented(request: Any) -> None:
         raise Refused("no such method", 12)
 
-    names = ("RunPodSandbox", "StopPodSandbox", "RemovePodSandbox", "StartContainer", "PostCreateContainer")
+    names = (
+        "RunPodSandbox",
+        "StopPodSandbox",
+        "RemovePodSandbox",
+        "StartContainer",
+        "PostCreateContainer",
+    )
     with TestPlugin(nri_socket, handlers=dict.fromkeys(names, unimplemented)) as plugin:
         pod = server.run_pod()
         container = server.launch(pod)
@@ -288,7 +309,9 @@ def test_a_plugin_hears_only_of_what_it_has_subscribed_to(server: Server, nri_so
         assert plugin.methods() == ["StartContainer"]
 
 
-def test_a_plugin_that_dies_during_a_request_fails_nothing(server: Server, nri_socket: Path) -> None:
+def test_a_plugin_that_dies_during_a_request_fails_nothing(
+    server: Server, nri_socket: Path
+) -> None:
     with TestPlugin(nri_socket, index="10") as other, TestPlugin(nri_socket, index="05") as plugin:
         plugin.handlers["CreateContainer"] = lambda _: plugin.hang_up()
         container = server.launch(server.run_pod())

@@ -42,11 +42,15 @@ class GoPlugin:
             self._process = subprocess.Popen(command, stdout=file, stderr=file)
 
     def lines(self) -> list[str]:
-        return [line for line in self._output.read_text().splitlines() if not line.startswith("time=")]
+        return [
+            line for line in self._output.read_text().splitlines() if not line.startswith("time=")
+        ]
 
     def wait_for(self, beginning: str) -> str:
         """The first line that begins so."""
-        assert wait_until(lambda: any(line.startswith(beginning) for line in self.lines()), 60), self.lines()
+        assert wait_until(lambda: any(line.startswith(beginning) for line in self.lines()), 60), (
+            self.lines()
+        )
         return next(line for line in self.lines() if line.startswith(beginning))
 
     def end(self) -> None:
@@ -104,17 +108,22 @@ def test_what_it_refuses_is_an_error_with_its_words(server: Server, plugin: GoPl
     plugin.wait_for("Synchronize")
     pod = server.run_pod(server.pod_config(annotations={"test/device": "/dev/there-is-none"}))
     with pytest.raises(
-        grpc.RpcError, match=r"NRI plugin 07-go: CreateContainer: .*/dev/there-is-none: no such file"
+        grpc.RpcError,
+        match=r"NRI plugin 07-go: CreateContainer: .*/dev/there-is-none: no such file",
     ):
         server.create(pod)
     assert not server.containers()
 
 
-def test_it_is_synchronized_with_many_containers(server: Server, nri_socket: Path, tmp_path: Path) -> None:
+def test_it_is_synchronized_with_many_containers(
+    server: Server, nri_socket: Path, tmp_path: Path
+) -> None:
     pod = server.run_pod()
     for number in range(5):
         metadata = cri.ContainerMetadata(name=f"c{number}")
-        server.create(pod, server.container_config(metadata=metadata, annotations={"a": "z" * 60_000}))
+        server.create(
+            pod, server.container_config(metadata=metadata, annotations={"a": "z" * 60_000})
+        )
     late = GoPlugin(build.NEW, nri_socket, tmp_path / "late")
     try:
         late.wait_for("Synchronize 1 5")
@@ -141,7 +150,9 @@ def test_it_is_started_from_the_folder_and_ends_with_the_server(tmp_path: Path) 
     }
     with Server(settings=settings) as server:
         server.load_image()
-        container = server.launch(server.run_pod(server.pod_config(annotations={"test/env": "BY=go"})))
+        container = server.launch(
+            server.run_pod(server.pod_config(annotations={"test/env": "BY=go"}))
+        )
         assert server.output(container, "sh", "-c", "echo $BY") == "go\n"
         assert not (tmp_path / "nri.sock").exists()
         lines = program.with_name("30-go.out").read_text().splitlines()

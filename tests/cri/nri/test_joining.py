@@ -1,4 +1,5 @@
-"""How plugins come and go: from the folder, from outside, late, wrong, silent; and that nothing that happens meanwhile is lost."""
+"""How plugins come and go: from the folder, from outside, late, wrong, silent; and that nothing
+that happens meanwhile is lost."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def test_a_late_plugin_is_told_of_what_there_is(server: Server, nri_socket: Path
     pod = server.run_pod()
     running = server.launch(pod)
     created = server.create(pod, server.container_config(metadata=cri.ContainerMetadata(name="d")))
-    gone = server.launch(pod, server.container_config(("true",), metadata=cri.ContainerMetadata(name="e")))
+    gone = server.launch(
+        pod, server.container_config(("true",), metadata=cri.ContainerMetadata(name="e"))
+    )
     server.wait_exit(gone)
     with TestPlugin(nri_socket) as plugin:
         assert [p.id for p in plugin.pods] == [pod]
@@ -50,12 +53,16 @@ def test_a_late_plugin_is_told_of_what_there_is(server: Server, nri_socket: Path
         assert plugin.methods(running) == ["StopContainer", "RemoveContainer"]
 
 
-def test_what_happens_during_the_synchronization_reaches_the_plugin(server: Server, nri_socket: Path) -> None:
+def test_what_happens_during_the_synchronization_reaches_the_plugin(
+    server: Server, nri_socket: Path
+) -> None:
     """Containers of before, meanwhile and afterwards: each is told of once."""
     pod = server.run_pod()
 
     def launch(name: str) -> str:
-        return server.launch(pod, server.container_config(metadata=cri.ContainerMetadata(name=name)))
+        return server.launch(
+            pod, server.container_config(metadata=cri.ContainerMetadata(name=name))
+        )
 
     before = launch("before")
     with Held() as held:
@@ -196,9 +203,16 @@ def programs(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     "point",
-    ["run_sandbox.record", "create_container.folders", "create_container.launch", "start_container.execute"],
+    [
+        "run_sandbox.record",
+        "create_container.folders",
+        "create_container.launch",
+        "start_container.execute",
+    ],
 )
-def test_what_fails_after_plugins_have_heard_of_it_is_taken_back(own_socket: Path, point: str) -> None:
+def test_what_fails_after_plugins_have_heard_of_it_is_taken_back(
+    own_socket: Path, point: str
+) -> None:
     with Server(settings={"nri": {"enabled": True, "socket": str(own_socket)}}) as server:
         server.load_image()
         server.stop()
@@ -212,6 +226,8 @@ def test_what_fails_after_plugins_have_heard_of_it_is_taken_back(own_socket: Pat
             for identifier in identifiers:
                 methods = plugin.methods(identifier)
                 assert methods[0] in ("RunPodSandbox", "CreateContainer"), methods
-                assert len([m for m in methods if m in ("StopPodSandbox", "StopContainer")]) == 1, methods
+                assert len([m for m in methods if m in ("StopPodSandbox", "StopContainer")]) == 1, (
+                    methods
+                )
                 assert methods[-1] in ("RemovePodSandbox", "RemoveContainer"), methods
             assert len(identifiers) == (3 if point.startswith("run") else 4)

@@ -70,22 +70,25 @@ def outcome(server: Server, pod: str, name: str = "c") -> tuple[grpc.StatusCode 
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_lie_fails_its_own_call(server: Server, nri_socket: Path, lie: str) -> None:
-    """Proof: an error that is not an exception of Python, no container is left, and without the plugin the same
-    container runs."""
+    """Proof: an error that is not an exception of Python, no container is left, and without the
+    plugin the same container runs."""
     pod = server.run_pod()
     with TestPlugin(nri_socket, handlers=LIES[lie]):
         code, said = outcome(server, pod)
         for container in server.containers():
             server.remove_container(container.id)
     assert (code is None) == (lie in HARMLESS), said
-    assert not re.search(r"Traceback|[a-z]Error:", said) and not any(ord(c) < 32 for c in said), said
+    assert not re.search(r"Traceback|[a-z]Error:", said) and not any(ord(c) < 32 for c in said), (
+        said
+    )
     assert outcome(server, pod) == (None, "")
 
 
 @pytest.mark.parametrize("place", ["neighbour", "above", "root", "climbing"])
 def test_a_cgroup_that_belongs_to_another(server: Server, nri_socket: Path, place: str) -> None:
-    """A plugin gives the new container the cgroup of its neighbour, the one above all pods, the root.
-    Proof: it is refused, and the removal of what failed kills neither the neighbour nor the server."""
+    """A plugin gives the new container the cgroup of its neighbour, the one above all pods, the
+    root. Proof: it is refused, and the removal of what failed kills neither the neighbour nor the
+    server."""
     pod = server.run_pod()
     neighbour = server.launch(pod)
     config = json.loads((server.state / "containers" / neighbour / "config.json").read_text())
@@ -110,12 +113,14 @@ def test_a_cgroup_that_belongs_to_another(server: Server, nri_socket: Path, plac
 
 
 def test_words_of_a_plugin_do_not_reach_the_terminal(server: Server, nri_socket: Path) -> None:
-    """A name, an error and the reason of an eviction hold escape sequences and new lines. Proof: the
-    log has none of them; clients escape the error."""
+    """A name, an error and the reason of an eviction hold escape sequences and new lines. Proof:
+    the log has none of them; clients escape the error."""
     evil = "\x1b[2J\nlevel=INFO forged"
     pod = server.run_pod()
     victim = server.launch(pod)
-    response = api.CreateContainerResponse(evict=[api.ContainerEviction(container_id=victim, reason=evil)])
+    response = api.CreateContainerResponse(
+        evict=[api.ContainerEviction(container_id=victim, reason=evil)]
+    )
     with TestPlugin(nri_socket, handlers={"CreateContainer": lambda _: response}):
         server.create(pod, server.container_config(metadata=cri.ContainerMetadata(name="d")))
 

@@ -1,4 +1,5 @@
-"""One server for the files of this folder, each of which is about one RPC; each test starts with none of its pods."""
+"""One server for the files of this folder, each of which is about one RPC; each test starts with
+none of its pods."""
 
 from __future__ import annotations
 

@@ -13,7 +13,9 @@ def group_of(server: Server, container: str) -> Path:
     """Its group in the v2 tree, found by its name."""
     roots = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
     root = next(p for p in roots if (p / "cgroup.procs").exists())
-    (found,) = (path for path in root.glob(f"{server.folder.name}/**/") if path.name.endswith(container))
+    (found,) = (
+        path for path in root.glob(f"{server.folder.name}/**/") if path.name.endswith(container)
+    )
     return found
 
 

@@ -21,7 +21,9 @@ def test_attach_sees_what_comes_and_feeds_stdin(server: Server) -> None:
     )
     container = server.launch(server.run_pod(), config)
     server.wait_logged(container, "before")
-    url = server.runtime.Attach(api.AttachRequest(container_id=container, stdin=True, stdout=True)).url
+    url = server.runtime.Attach(
+        api.AttachRequest(container_id=container, stdin=True, stdout=True)
+    ).url
     with open_session(server, url) as session:
         session.send(bytes([STDIN]) + b"one\n")
         session.send(bytes([CLOSE, STDIN]))
@@ -34,7 +36,8 @@ def test_attach_sees_what_comes_and_feeds_stdin(server: Server) -> None:
 @pytest.mark.requirement("9.8")
 def test_leaving_an_attach_changes_nothing(server: Server) -> None:
     container = server.launch(
-        server.run_pod(), server.container_config(["sh", "-c", "while :; do echo t; sleep 0.05; done"])
+        server.run_pod(),
+        server.container_config(["sh", "-c", "while :; do echo t; sleep 0.05; done"]),
     )
     for _ in range(3):
         url = server.runtime.Attach(api.AttachRequest(container_id=container, stdout=True)).url

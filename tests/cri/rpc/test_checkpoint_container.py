@@ -32,7 +32,9 @@ __all__ = ["criu", "module_server", "programs"]
 
 
 def checkpoint(server: Server, container: str, location: Path | str, timeout: int = 0) -> None:
-    request = api.CheckpointContainerRequest(container_id=container, location=str(location), timeout=timeout)
+    request = api.CheckpointContainerRequest(
+        container_id=container, location=str(location), timeout=timeout
+    )
     server.runtime.CheckpointContainer(request, timeout=60)
 
 
@@ -43,16 +45,29 @@ def counting(server: Server) -> str:
 
 @pytest.mark.requirement("4.11.1")
 def test_without_criu(server: Server, counting: str, tmp_path: Path) -> None:
-    assert code_of(lambda: checkpoint(server, counting, tmp_path / "a.tar")) == Code.FAILED_PRECONDITION
-    assert "criu is not in $PATH" in message_of(lambda: checkpoint(server, counting, tmp_path / "a.tar"))
+    assert (
+        code_of(lambda: checkpoint(server, counting, tmp_path / "a.tar"))
+        == Code.FAILED_PRECONDITION
+    )
+    assert "criu is not in $PATH" in message_of(
+        lambda: checkpoint(server, counting, tmp_path / "a.tar")
+    )
     goes_on(server, counting)
     assert not list(tmp_path.iterdir())
 
 
 def test_what_cannot_be_right(server: Server, counting: str, criu: Path, tmp_path: Path) -> None:
-    for location in ("", "relative.tar", tmp_path, f"{tmp_path}/x/", "/no/such/folder/x.tar", "/x\0"):
+    for location in (
+        "",
+        "relative.tar",
+        tmp_path,
+        f"{tmp_path}/x/",
+        "/no/such/folder/x.tar",
+        "/x\0",
+    ):
         assert (
-            code_of(lambda location=location: checkpoint(server, counting, location)) == Code.INVALID_ARGUMENT
+            code_of(lambda location=location: checkpoint(server, counting, location))
+            == Code.INVALID_ARGUMENT
         )  # type: ignore[misc]
     good = tmp_path / "a.tar"
     assert code_of(lambda: checkpoint(server, counting, good, -1)) == Code.INVALID_ARGUMENT
@@ -76,8 +91,13 @@ def test_a_pod_with_users_of_its_own(server: Server, criu: Path, tmp_path: Path)
     pod = server.run_pod(pod_config)
     container = server.launch(pod, config)
     assert wait_until(lambda: "count" in server.output(container, "ls", "/"), 30)
-    assert code_of(lambda: checkpoint(server, container, tmp_path / "a.tar")) == Code.FAILED_PRECONDITION
-    assert "has a user namespace" in message_of(lambda: checkpoint(server, container, tmp_path / "a.tar"))
+    assert (
+        code_of(lambda: checkpoint(server, container, tmp_path / "a.tar"))
+        == Code.FAILED_PRECONDITION
+    )
+    assert "has a user namespace" in message_of(
+        lambda: checkpoint(server, container, tmp_path / "a.tar")
+    )
     goes_on(server, container)
     assert not list(tmp_path.iterdir())
     again = server.container_config(image=api.ImageSpec(image=archive(tmp_path / "a.tar", *IMAGES)))
@@ -90,7 +110,9 @@ def test_a_pod_with_users_of_its_own(server: Server, criu: Path, tmp_path: Path)
 
 
 @pytest.mark.requirement("4.11.1")
-def test_a_failure_leaves_all_as_it_was(server: Server, counting: str, criu: Path, tmp_path: Path) -> None:
+def test_a_failure_leaves_all_as_it_was(
+    server: Server, counting: str, criu: Path, tmp_path: Path
+) -> None:
     (tmp_path / "a.tar").write_bytes(b"of before")
     assert "criu" in message_of(lambda: checkpoint(server, counting, tmp_path / "a.tar"))
     goes_on(server, counting)
@@ -101,9 +123,13 @@ def test_a_failure_leaves_all_as_it_was(server: Server, counting: str, criu: Pat
 
 @pytest.mark.requirement("4.11.1")
 def test_the_time_is_up(server: Server, counting: str, criu: Path, tmp_path: Path) -> None:
-    """The caller hears it at once. CRIU is left to end by itself; then the container goes on, and nothing is left."""
+    """The caller hears it at once. CRIU is left to end by itself; then the container goes on, and
+    nothing is left."""
     criu.write_text(SLOW.format(folder=tmp_path))
-    assert code_of(lambda: checkpoint(server, counting, tmp_path / "a.tar", 1)) == Code.DEADLINE_EXCEEDED
+    assert (
+        code_of(lambda: checkpoint(server, counting, tmp_path / "a.tar", 1))
+        == Code.DEADLINE_EXCEEDED
+    )
     assert (
         "a checkpoint of container" in message_of(lambda: checkpoint(server, counting, tmp_path / "b.tar"))
         or "is paused" in message_of(lambda: checkpoint(server, counting, tmp_path / "b.tar"))
@@ -120,7 +146,10 @@ def test_a_server_that_is_killed_meanwhile(criu: Path, programs: Path, tmp_path:
     criu.write_text(SLOW.format(folder=tmp_path))
     with started(programs) as server:
         counting = launch_counting(server)
-        assert code_of(lambda: checkpoint(server, counting, tmp_path / "a.tar", 1)) == Code.DEADLINE_EXCEEDED
+        assert (
+            code_of(lambda: checkpoint(server, counting, tmp_path / "a.tar", 1))
+            == Code.DEADLINE_EXCEEDED
+        )
         group = Path(groups.place(_cgroup(server, counting), counting).directory)
         assert "frozen 1" in (group / "cgroup.events").read_text()
         server.kill()

@@ -34,7 +34,9 @@ def pod(server: Server) -> tuple[str, list[str]]:
     return made, found
 
 
-def checkpoint(server: Server, pod: str, folder: Path | str, containers: list[str], **options: str) -> None:
+def checkpoint(
+    server: Server, pod: str, folder: Path | str, containers: list[str], **options: str
+) -> None:
     request = api.CheckpointPodRequest(
         pod_sandbox_id=pod, output_path=str(folder), container_ids=containers, options=options
     )
@@ -42,7 +44,9 @@ def checkpoint(server: Server, pod: str, folder: Path | str, containers: list[st
 
 
 @pytest.mark.requirement("4.12.1")
-def test_what_cannot_be_right(server: Server, pod: tuple[str, list[str]], criu: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_right(
+    server: Server, pod: tuple[str, list[str]], criu: Path, tmp_path: Path
+) -> None:
     sandbox, containers = pod
     other = server.launch(server.run_pod())
     empty, full = tmp_path / "empty", tmp_path / "full"
@@ -69,7 +73,9 @@ def test_what_cannot_be_right(server: Server, pod: tuple[str, list[str]], criu: 
 
 def test_without_criu(server: Server, pod: tuple[str, list[str]], tmp_path: Path) -> None:
     sandbox, containers = pod
-    assert "criu is not in $PATH" in message_of(lambda: checkpoint(server, sandbox, tmp_path, containers))
+    assert "criu is not in $PATH" in message_of(
+        lambda: checkpoint(server, sandbox, tmp_path, containers)
+    )
 
 
 @pytest.mark.requirement("4.12.1")
@@ -99,6 +105,8 @@ def _groups(server: Server) -> str:
         pid = json.loads(server.runtime.ContainerStatus(request).info["info"])["pid"]
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
         (group,) = (line.removeprefix("0::") for line in lines if line.startswith("0::"))
-        root = next(p for p in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")) if p.is_dir())
+        root = next(
+            p for p in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")) if p.is_dir()
+        )
         found.append(f"{root}{group}/cgroup.freeze")
     return " ".join(found)

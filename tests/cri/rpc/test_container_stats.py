@@ -33,17 +33,23 @@ def test_a_container_that_works(server: Server) -> None:
     stats = stats_of(server, container)
     assert before <= stats.cpu.usage_core_nano_seconds.value <= used_ns(group_of(server, container))
     assert stats.attributes.id == container and stats.attributes.metadata.name == "c"
-    assert dict(stats.attributes.labels) == labels and dict(stats.attributes.annotations) == {"a": ""}
+    assert dict(stats.attributes.labels) == labels and dict(stats.attributes.annotations) == {
+        "a": ""
+    }
     assert stats.memory.timestamp and stats.memory.working_set_bytes.value > 0
     assert stats.writable_layer.timestamp and Path(stats.writable_layer.fs_id.mountpoint).is_dir()
-    assert stats.writable_layer.HasField("used_bytes") and stats.writable_layer.HasField("inodes_used")
+    assert stats.writable_layer.HasField("used_bytes") and stats.writable_layer.HasField(
+        "inodes_used"
+    )
 
 
 @pytest.mark.requirement("10.1.4")
 def test_a_rate_takes_two_samples(server: Server) -> None:
     container = server.launch(server.run_pod(), server.container_config(BUSY))
     assert not stats_of(server, container).cpu.HasField("usage_nano_cores"), "a rate of one sample"
-    assert wait_until(lambda: stats_of(server, container).cpu.usage_nano_cores.value > 10_000_000, 30)
+    assert wait_until(
+        lambda: stats_of(server, container).cpu.usage_nano_cores.value > 10_000_000, 30
+    )
 
 
 @pytest.mark.requirement("1.a.1")

@@ -21,9 +21,13 @@ from tests.support.registry import Registry
 @pytest.mark.requirement("1.b.4", "4.5.2", "4.6.1", "4.6.6")
 def test_status_carries_what_kubelet_checks(server: Server) -> None:
     pod = server.run_pod(server.pod_config(labels={"a": "1", "empty": ""}, annotations={"b": "2"}))
-    container = server.launch(pod, server.container_config(labels={"l": "x"}, annotations={"n": ""}))
+    container = server.launch(
+        pod, server.container_config(labels={"l": "x"}, annotations={"n": ""})
+    )
     sandbox, status = server.pod_status(pod), server.status(container)
-    assert dict(sandbox.labels) == {"a": "1", "empty": ""} and dict(sandbox.annotations) == {"b": "2"}
+    assert dict(sandbox.labels) == {"a": "1", "empty": ""} and dict(sandbox.annotations) == {
+        "b": "2"
+    }
     assert sandbox.linux.namespaces.options.pid == api.CONTAINER
     assert dict(status.labels) == {"l": "x"} and dict(status.annotations) == {"n": ""}
     assert status.id == container and status.metadata == api.ContainerMetadata(name="c")
@@ -31,7 +35,9 @@ def test_status_carries_what_kubelet_checks(server: Server) -> None:
     (listed,) = server.containers()
     image = server.image.ImageStatus(api.ImageStatusRequest(image=api.ImageSpec(image=IMAGE))).image
     assert listed.image_id == status.image_id == image.id
-    assert status.log_path == str(server.logs / "pod1" / "c.log") or status.log_path.endswith("/c.log")
+    assert status.log_path == str(server.logs / "pod1" / "c.log") or status.log_path.endswith(
+        "/c.log"
+    )
     assert status.stop_signal == api.SIGNAL_SIGTERM
     assert list(status.user.linux.supplemental_groups) == [0]
 
@@ -44,7 +50,9 @@ def test_exit_codes(server: Server) -> None:
         ("seven", "exit 7", 7, "Error"),
         ("signal", "kill -9 $$; sleep 5", 137, "Error"),
     ):
-        config = server.container_config(["sh", "-c", script], metadata=api.ContainerMetadata(name=name))
+        config = server.container_config(
+            ["sh", "-c", script], metadata=api.ContainerMetadata(name=name)
+        )
         config.linux.security_context.namespace_options.pid = api.NODE
         status = server.wait_exit(server.launch(pod, config))
         assert (status.exit_code, status.reason) == (code, reason), name
@@ -65,7 +73,10 @@ def test_times_are_in_nanoseconds(server: Server) -> None:
     before = time.time_ns()
     container = server.create(server.run_pod())
     created = server.status(container)
-    assert before < created.created_at < time.time_ns() and created.started_at == created.finished_at == 0
+    assert (
+        before < created.created_at < time.time_ns()
+        and created.started_at == created.finished_at == 0
+    )
     server.start_container(container)
     running = server.status(container)
     assert created.created_at < running.started_at < time.time_ns() and running.finished_at == 0
@@ -92,7 +103,10 @@ def test_the_image_by_every_name(server: Server) -> None:
 @pytest.mark.requirement("4.6.6", "4.1.9")
 def test_the_stop_signal_of_the_request(server: Server) -> None:
     config = server.container_config(stop_signal=api.SIGNAL_SIGRTMINPLUS3)
-    assert server.status(server.create(server.run_pod(), config)).stop_signal == api.SIGNAL_SIGRTMINPLUS3
+    assert (
+        server.status(server.create(server.run_pod(), config)).stop_signal
+        == api.SIGNAL_SIGRTMINPLUS3
+    )
 
 
 @pytest.mark.requirement("4.6.1")
@@ -100,8 +114,12 @@ def test_the_image_is_named_as_the_pod_names_it(server: Server, registry: Regist
     """kubelet passes the image id, and beside it what the pod has; other names of the same image
     are not this container's."""
     host = registry.host
-    digests = [registry.push(name, an_image("names")) for name in ("z/app:v2", "z/app:v1", "a/copy:v1")]
-    (identifier,) = {pull(server, f"{host}/{name}") for name in ("z/app:v2", "z/app:v1", "a/copy:v1")}
+    digests = [
+        registry.push(name, an_image("names")) for name in ("z/app:v2", "z/app:v1", "a/copy:v1")
+    ]
+    (identifier,) = {
+        pull(server, f"{host}/{name}") for name in ("z/app:v2", "z/app:v1", "a/copy:v1")
+    }
     digest = digests[0]
     pod = server.run_pod()
     for asked, image, image_ref in (
@@ -115,7 +133,11 @@ def test_the_image_is_named_as_the_pod_names_it(server: Server, registry: Regist
         spec = api.ImageSpec(image=identifier, user_specified_image=asked)
         container = server.create(pod, server.container_config(image=spec))
         status = server.status(container)
-        assert (status.image.image, status.image_ref, status.image_id) == (image, image_ref, identifier)
+        assert (status.image.image, status.image_ref, status.image_id) == (
+            image,
+            image_ref,
+            identifier,
+        )
         assert status.image.user_specified_image == asked
         server.remove_container(container)
     remove(server, identifier)

@@ -1,4 +1,5 @@
-"""CreateContainer: what a container looks like from inside: files, mounts, users, capabilities, namespaces."""
+"""CreateContainer: what a container looks like from inside: files, mounts, users, capabilities,
+namespaces."""
 
 from __future__ import annotations
 
@@ -62,7 +63,10 @@ def test_recursive_read_only_and_plain(server: Server) -> None:
             mounts=[
                 api.Mount(container_path="/plain", host_path=str(folder), readonly=True),
                 api.Mount(
-                    container_path="/rro", host_path=str(folder), readonly=True, recursive_read_only=True
+                    container_path="/rro",
+                    host_path=str(folder),
+                    readonly=True,
+                    recursive_read_only=True,
                 ),
             ]
         )
@@ -83,7 +87,9 @@ def test_propagation_needs_a_shared_source(server: Server) -> None:
     subprocess.run(["mount", "--make-private", folder], check=True)
     try:
         mount = api.Mount(
-            container_path="/m", host_path=str(folder), propagation=api.PROPAGATION_HOST_TO_CONTAINER
+            container_path="/m",
+            host_path=str(folder),
+            propagation=api.PROPAGATION_HOST_TO_CONTAINER,
         )
         pod = server.run_pod()
         text = message_of(lambda: server.create(pod, server.container_config(mounts=[mount])))
@@ -130,8 +136,12 @@ def test_process_namespaces(server: Server) -> None:
 @pytest.mark.requirement("4.6.5", "8.3", "8.4")
 def test_users_and_groups(server: Server) -> None:
     pod = server.run_pod()
-    container = server.launch(pod, secured(server, run_as_username="www", supplemental_groups=[1234]))
-    assert server.output(container, "id") == "uid=33(www) gid=33(www) groups=33(www),50(extra),1234\n"
+    container = server.launch(
+        pod, secured(server, run_as_username="www", supplemental_groups=[1234])
+    )
+    assert (
+        server.output(container, "id") == "uid=33(www) gid=33(www) groups=33(www),50(extra),1234\n"
+    )
     assert server.output(container, "sh", "-c", "echo $HOME") == "/home/www\n"
     status = server.status(container).user.linux
     assert (status.uid, status.gid, list(status.supplemental_groups)) == (33, 33, [33, 50, 1234])
@@ -153,7 +163,11 @@ def test_capabilities_seccomp_and_no_new_privileges(server: Server) -> None:
     plain = secured(server)
     plain.metadata.name = "plain"
     found = status_of(server.launch(pod, plain))
-    assert (found["CapEff"], found["NoNewPrivs"], found["Seccomp"]) == ("00000000a80425fb", "0", "0")
+    assert (found["CapEff"], found["NoNewPrivs"], found["Seccomp"]) == (
+        "00000000a80425fb",
+        "0",
+        "0",
+    )
 
 
 @pytest.mark.requirement("8.5", "8.7", "8.11", "13.9")
@@ -170,8 +184,14 @@ def test_read_only_root_and_masked_paths(server: Server) -> None:
     assert server.exec(container, "touch", "/dev/shm/fine").exit_code == 0
     assert server.exec(container, "sh", "-c", "echo 1 > /proc/sys/kernel/panic").exit_code != 0
 
-    assert server.output(container, "cat", "/etc/group") == "" == server.output(container, "ls", "/home")
-    places = [line.split()[1] for line in server.output(container, "cat", "/proc/mounts").splitlines()]
+    assert (
+        server.output(container, "cat", "/etc/group")
+        == ""
+        == server.output(container, "ls", "/home")
+    )
+    places = [
+        line.split()[1] for line in server.output(container, "cat", "/proc/mounts").splitlines()
+    ]
     of_proc = {"/proc", "/proc/sys", "/proc/uptime"}
     assert {place for place in places if place.startswith("/proc")} == of_proc, (
         "those of the lists and no others"
@@ -185,7 +205,9 @@ def test_privileged(server: Server) -> None:
     before = _block_devices()
     container = server.launch(server.run_pod(config), secured(server, privileged=True))
     ours = next(
-        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff")
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("CapEff")
     )
     assert server.output(container, "grep", "CapEff", "/proc/self/status").strip() == ours.strip()
     assert server.exec(container, "sh", "-c", "mount -t tmpfs none /tmp").exit_code == 0
@@ -226,11 +248,14 @@ def test_cdi_devices(server: Server) -> None:
         config = server.container_config(CDI_devices=[api.CDIDevice(name="vendor.com/dev=d")])
         container = server.launch(pod, config)
         assert (
-            server.output(container, "sh", "-c", "echo $VENDOR; head -c 4 /dev/vendor0 | wc -c; ls /v/passwd")
+            server.output(
+                container, "sh", "-c", "echo $VENDOR; head -c 4 /dev/vendor0 | wc -c; ls /v/passwd"
+            )
             == "here\n4\n/v/passwd\n"
         )
         absent = server.container_config(
-            CDI_devices=[api.CDIDevice(name="vendor.com/dev=x")], metadata=api.ContainerMetadata(name="x")
+            CDI_devices=[api.CDIDevice(name="vendor.com/dev=x")],
+            metadata=api.ContainerMetadata(name="x"),
         )
         assert "unresolvable CDI device" in message_of(lambda: server.create(pod, absent))
     finally:
@@ -240,7 +265,8 @@ def test_cdi_devices(server: Server) -> None:
 @pytest.mark.requirement("6.15")
 @pytest.mark.parametrize(("place", "below"), [("/sys", "/sys/fs/cgroup"), ("/dev", "/dev/shm")])
 def test_the_hosts_folder_at_its_own_place(server: Server, place: str, below: str) -> None:
-    """As cAdvisor, node-exporter and device plugins mount them: what is mounted below is the host's, too."""
+    """As cAdvisor, node-exporter and device plugins mount them: what is mounted below is the
+    host's, too."""
     mount = api.Mount(container_path=place, host_path=place, readonly=True)
     container = server.launch(server.run_pod(), server.container_config(mounts=[mount]))
     host = os.stat(below)
@@ -252,7 +278,10 @@ def test_the_hosts_folder_at_its_own_place(server: Server, place: str, below: st
 def test_an_image_as_a_volume(server: Server) -> None:
     mount = api.Mount(container_path="/volume", readonly=True, image=api.ImageSpec(image=IMAGE))
     part = api.Mount(
-        container_path="/part", readonly=True, image=api.ImageSpec(image=IMAGE), image_sub_path="etc"
+        container_path="/part",
+        readonly=True,
+        image=api.ImageSpec(image=IMAGE),
+        image_sub_path="etc",
     )
     pod = server.run_pod()
     container = server.launch(pod, server.container_config(mounts=[mount, part]))
@@ -309,7 +338,13 @@ def test_a_colon_in_a_sub_path_names_one_folder(server: Server) -> None:
         for n, path in enumerate((part, long))
     ]
     container = server.launch(server.run_pod(), server.container_config(mounts=mounts))
-    assert server.output(container, "ls", "/0", "/1").split() == ["/0:", "image", "top", "/1:", "deep"]
+    assert server.output(container, "ls", "/0", "/1").split() == [
+        "/0:",
+        "image",
+        "top",
+        "/1:",
+        "deep",
+    ]
 
 
 @pytest.mark.requirement("4.1.5", "4.1.7")
@@ -328,11 +363,15 @@ def test_environment_and_arguments(server: Server) -> None:
 @pytest.mark.requirement("4.1.6")
 def test_stdin_stays_open_and_tty_has_a_terminal(server: Server) -> None:
     pod = server.run_pod()
-    waiting = server.launch(pod, server.container_config(["sh", "-c", "cat; echo ended"], stdin=True))
+    waiting = server.launch(
+        pod, server.container_config(["sh", "-c", "cat; echo ended"], stdin=True)
+    )
     closed = server.launch(
         pod,
         server.container_config(
-            ["sh", "-c", "cat; echo ended"], metadata=api.ContainerMetadata(name="x"), log_path="x.log"
+            ["sh", "-c", "cat; echo ended"],
+            metadata=api.ContainerMetadata(name="x"),
+            log_path="x.log",
         ),
     )
     server.wait_exit(closed)
@@ -409,7 +448,8 @@ def test_variables_that_are_there_in_any_case(server: Server) -> None:
 
 @pytest.mark.requirement("8.4")
 def test_only_the_groups_of_the_request(server: Server) -> None:
-    """Strict: /etc/group of the image, which has the user in `extra`, does not count; an exec has the same groups."""
+    """Strict: /etc/group of the image, which has the user in `extra`, does not count; an exec has
+    the same groups."""
     config = secured(
         server,
         run_as_username="www",
@@ -425,11 +465,15 @@ def test_only_the_groups_of_the_request(server: Server) -> None:
 def test_the_pods_files_are_read_only_with_the_root(server: Server) -> None:
     pod = server.run_pod()
     container = server.launch(pod, secured(server, readonly_rootfs=True))
-    other = server.launch(pod, server.container_config(metadata=api.ContainerMetadata(name="other")))
+    other = server.launch(
+        pod, server.container_config(metadata=api.ContainerMetadata(name="other"))
+    )
     for path in ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf"):
         assert server.exec(container, "sh", "-c", f"echo x >>{path}").exit_code != 0, path
         server.output(other, "sh", "-c", f"echo '# x' >>{path}")
-        assert server.output(container, "cat", path).endswith("# x\n"), "one file for all of the pod"
+        assert server.output(container, "cat", path).endswith("# x\n"), (
+            "one file for all of the pod"
+        )
     server.output(container, "touch", "/dev/shm/x")
 
 
@@ -441,7 +485,8 @@ def test_what_is_mounted_in_every_container(server: Server) -> None:
         for line in server.output(container, "cat", "/proc/mounts").splitlines()
     }
     kinds = {
-        path: found[path][0] for path in ("/proc", "/sys", "/dev", "/dev/pts", "/dev/mqueue", "/dev/shm")
+        path: found[path][0]
+        for path in ("/proc", "/sys", "/dev", "/dev/pts", "/dev/mqueue", "/dev/shm")
     }
     assert kinds == {
         "/proc": "proc",
@@ -452,7 +497,9 @@ def test_what_is_mounted_in_every_container(server: Server) -> None:
         "/dev/shm": "tmpfs",
     }
     assert found["/sys"][1].split(",")[0] == found["/sys/fs/cgroup"][1].split(",")[0] == "ro"
-    assert server.output(container, "cat", "/proc/self/cgroup").splitlines()[-1].endswith(":/"), "of its own"
+    assert server.output(container, "cat", "/proc/self/cgroup").splitlines()[-1].endswith(":/"), (
+        "of its own"
+    )
     config = server.pod_config()
     config.linux.security_context.privileged = True
     privileged = server.launch(server.run_pod(config), secured(server, privileged=True))
@@ -463,9 +510,12 @@ def test_what_is_mounted_in_every_container(server: Server) -> None:
 
 @pytest.mark.requirement("7.1.3", "7.1.2")
 def test_one_group_below_the_parent(server: Server) -> None:
-    """It is called as the container and holds its execs, too; the parent, which is kubelet's, stays."""
+    """It is called as the container and holds its execs, too; the parent, which is kubelet's,
+    stays."""
     tree = next(
-        p for p in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")) if (p / "cgroup.procs").exists()
+        p
+        for p in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
+        if (p / "cgroup.procs").exists()
     )
     parent = tree / server.folder.name / "burstable" / "pod1"
     parent.mkdir(parents=True)
@@ -500,7 +550,8 @@ def test_the_oom_score_is_the_execs_too(server: Server) -> None:
     config = server.container_config(linux=api.LinuxContainerConfig(resources=resources))
     container = server.launch(server.run_pod(), config)
     assert (
-        server.output(container, "cat", "/proc/1/oom_score_adj", "/proc/self/oom_score_adj") == "789\n789\n"
+        server.output(container, "cat", "/proc/1/oom_score_adj", "/proc/self/oom_score_adj")
+        == "789\n789\n"
     )
 
 

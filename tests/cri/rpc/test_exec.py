@@ -14,7 +14,14 @@ from tests.support.processes import wait_until
 def test_exec(server: Server) -> None:
     container = server.launch(server.run_pod())
     url = exec_url(
-        server, container, "sh", "-c", "cat; echo e >&2; exit 9", stdin=True, stdout=True, stderr=True
+        server,
+        container,
+        "sh",
+        "-c",
+        "cat; echo e >&2; exit 9",
+        stdin=True,
+        stdout=True,
+        stderr=True,
     )
     with open_session(server, url) as session:
         session.send(bytes([STDIN]) + b"hello")

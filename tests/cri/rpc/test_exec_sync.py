@@ -19,14 +19,16 @@ def test_exec_sync(server: Server) -> None:
     assert (answer.stdout, answer.stderr, answer.exit_code) == (b"out\n", b"err\n", 3)
     assert server.exec(container, "sh", "-c", "kill -TERM $$").exit_code == 143
     started = time.monotonic()
-    assert code_of(lambda: server.exec(container, "sh", "-c", "sleep 77 & sleep 78", timeout_s=1)) == (
-        grpc.StatusCode.DEADLINE_EXCEEDED
-    )
+    assert code_of(
+        lambda: server.exec(container, "sh", "-c", "sleep 77 & sleep 78", timeout_s=1)
+    ) == (grpc.StatusCode.DEADLINE_EXCEEDED)
     assert 0.9 < time.monotonic() - started < 30
     assert wait_until(lambda: "sleep 7" not in server.output(container, "ps"), 60)
     answer = server.exec(container, "sh", "-c", "sleep 300 & echo done")
     assert answer.stdout == b"done\n" and answer.exit_code == 0
-    big = server.exec(container, "sh", "-c", "dd if=/dev/zero bs=1M count=40 2>/dev/null; echo end >&2")
+    big = server.exec(
+        container, "sh", "-c", "dd if=/dev/zero bs=1M count=40 2>/dev/null; echo end >&2"
+    )
     assert big.exit_code == 0 and 8 << 20 < len(big.stdout) + len(big.stderr) < 16 << 20
 
 
@@ -50,7 +52,9 @@ def test_exec_needs_a_running_container(server: Server) -> None:
 
 @pytest.mark.requirement("4.9.1")
 def test_it_runs_as_the_container_does(server: Server) -> None:
-    config = server.container_config(envs=[api.KeyValue(key="MINE", value=b"1")], working_dir="/made")
+    config = server.container_config(
+        envs=[api.KeyValue(key="MINE", value=b"1")], working_dir="/made"
+    )
     security = config.linux.security_context
     security.run_as_username, security.supplemental_groups[:] = "www", [1234]
     security.capabilities.drop_capabilities.append("ALL")

@@ -17,7 +17,9 @@ def test_events_follow_a_life(server: Server) -> None:
     stream = server.runtime.GetContainerEvents(api.GetEventsRequest(), timeout=RPC_TIMEOUT_S)
     seen: list[tuple[str, int]] = []
     with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(lambda: seen.extend((e.container_id, e.container_event_type) for e in stream))
+        reading = pool.submit(
+            lambda: seen.extend((e.container_id, e.container_event_type) for e in stream)
+        )
         assert wait_until(lambda: _herald(server) in (about for about, _ in seen), 60)
         pod = server.run_pod()
         container = server.launch(pod, server.container_config(["true"]))
@@ -45,7 +47,8 @@ def _herald(server: Server) -> str:
 
 @pytest.mark.requirement("10.3.1", "10.3.2", "10.3.3", "4.2.2")
 def test_each_subscriber_hears_what_is_so(server: Server) -> None:
-    """Two of them, the second of what comes later; each event is about a state that can be seen already."""
+    """Two of them, the second of what comes later; each event is about a state that can be seen
+    already."""
     first: list[api.ContainerEventResponse] = []
     second: list[api.ContainerEventResponse] = []
     streams = []
@@ -65,7 +68,9 @@ def test_each_subscriber_hears_what_is_so(server: Server) -> None:
         server.remove_pod(pod)
         for heard in (first, second):
             assert wait_until(
-                lambda heard=heard: (pod, 3) in [(e.container_id, e.container_event_type) for e in heard],
+                lambda heard=heard: (
+                    (pod, 3) in [(e.container_id, e.container_event_type) for e in heard]
+                ),
                 60,  # type: ignore[misc]
             )
         for stream in streams:
@@ -75,9 +80,17 @@ def test_each_subscriber_hears_what_is_so(server: Server) -> None:
     assert [e.created_at for e in first] == sorted({e.created_at for e in first}), "later and later"
     (started,) = [e for e in about if (e.container_id, e.container_event_type) == (container, 1)]
     (stopped,) = [e for e in about if (e.container_id, e.container_event_type) == (container, 2)]
-    assert [(s.id, s.state) for s in started.containers_statuses] == [(container, api.CONTAINER_RUNNING)]
-    assert [(s.id, s.state) for s in stopped.containers_statuses] == [(container, api.CONTAINER_EXITED)]
-    later = [(e.container_id, e.container_event_type) for e in second if e.pod_sandbox_status.id == pod]
+    assert [(s.id, s.state) for s in started.containers_statuses] == [
+        (container, api.CONTAINER_RUNNING)
+    ]
+    assert [(s.id, s.state) for s in stopped.containers_statuses] == [
+        (container, api.CONTAINER_EXITED)
+    ]
+    later = [
+        (e.container_id, e.container_event_type) for e in second if e.pod_sandbox_status.id == pod
+    ]
     assert later == [
-        (e.container_id, e.container_event_type) for e in about if e.created_at >= stopped.created_at
+        (e.container_id, e.container_event_type)
+        for e in about
+        if e.created_at >= stopped.created_at
     ]

@@ -30,7 +30,8 @@ def test_it_answers_without_an_image() -> None:
 
 @pytest.mark.requirement("5.5.1", "10.1.12")
 def test_the_writable_layers_are_what_containers_take(server: Server) -> None:
-    """Apart from the images, and without anybody waiting for a walk: each answer has what the walks before it found."""
+    """Apart from the images, and without anybody waiting for a walk: each answer has what the walks
+    before it found."""
 
     def containers() -> api.FilesystemUsage:
         return server.image.ImageFsInfo(api.ImageFsInfoRequest()).container_filesystems[0]
@@ -42,12 +43,16 @@ def test_the_writable_layers_are_what_containers_take(server: Server) -> None:
     request = api.ContainerStatsRequest(container_id=container)
 
     def grown() -> bool:
-        """kubelet asks for the figures of containers all the time, and a layer rests between two walks."""
+        """kubelet asks for the figures of containers all the time, and a layer rests between two
+        walks."""
         layer = server.runtime.ContainerStats(request).stats.writable_layer
         return min(layer.used_bytes.value, containers().used_bytes.value) >= 3 << 20
 
     assert wait_until(grown, 60)
-    assert containers().inodes_used.value > 0 and containers().fs_id.mountpoint == images.fs_id.mountpoint
+    assert (
+        containers().inodes_used.value > 0
+        and containers().fs_id.mountpoint == images.fs_id.mountpoint
+    )
     assert (
         server.image.ImageFsInfo(api.ImageFsInfoRequest()).image_filesystems[0].used_bytes
         == images.used_bytes

@@ -51,12 +51,19 @@ def test_names_and_digests(server: Server, registry: Registry) -> None:
     name = f"{registry.host}/both/app"
     identifier = pull(server, f"{name}@{digest}")
     found = image_status(server, identifier)
-    assert found is not None and not found.repo_tags and list(found.repo_digests) == [f"{name}@{digest}"]
+    assert (
+        found is not None
+        and not found.repo_tags
+        and list(found.repo_digests) == [f"{name}@{digest}"]
+    )
     remove(server, identifier)
     pull(server, f"{name}:v1")
     found = image_status(server, identifier)
     assert found is not None
-    assert (list(found.repo_tags), list(found.repo_digests)) == ([f"{name}:v1"], [f"{name}@{digest}"])
+    assert (list(found.repo_tags), list(found.repo_digests)) == (
+        [f"{name}:v1"],
+        [f"{name}@{digest}"],
+    )
     assert not found.pinned
     remove(server, identifier)
 

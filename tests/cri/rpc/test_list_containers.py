@@ -1,4 +1,5 @@
-"""ListContainers: all containers with what kubelet's relist and its image collection read, and filters that all have to fit."""
+"""ListContainers: all containers with what kubelet's relist and its image collection read, and
+filters that all have to fit."""
 
 from __future__ import annotations
 

@@ -23,7 +23,11 @@ def test_three_names_of_one_and_three_images(server: Server, registry: Registry)
     (found,) = [image for image in listed if image.id == identifier]
     assert sorted(found.repo_tags) == [f"{name}:{tag}" for tag in "abc"]
     assert len(set(others) & {image.id for image in listed}) == 3
-    assert images(server, f"{name}:b") == images(server, identifier) == [image_status(server, identifier)]
+    assert (
+        images(server, f"{name}:b")
+        == images(server, identifier)
+        == [image_status(server, identifier)]
+    )
     assert images(server, "registry.test/none:1") == []
     for each in (identifier, *others):
         remove(server, each)

@@ -28,7 +28,16 @@ pressure_io_waiting_seconds_total pressure_memory_stalled_seconds_total pressure
 
 
 @pytest.mark.requirement(
-    "10.2.1", "10.2.2", "10.2.4", "10.2.5", "10.2.6", "10.2.7", "10.2.8", "10.2.9", "10.2.10", "10.2.11"
+    "10.2.1",
+    "10.2.2",
+    "10.2.4",
+    "10.2.5",
+    "10.2.6",
+    "10.2.7",
+    "10.2.8",
+    "10.2.9",
+    "10.2.10",
+    "10.2.11",
 )
 def test_names_help_and_labels(server: Server) -> None:
     """The same before there is a pod and after."""

@@ -15,7 +15,9 @@ def test_what_an_item_has(server: Server) -> None:
     pod = server.run_pod(config)
     (item,) = server.pods()
     status = server.pod_status(pod)
-    assert item.id == pod and item.metadata == config.metadata and item.created_at == status.created_at
+    assert (
+        item.id == pod and item.metadata == config.metadata and item.created_at == status.created_at
+    )
     assert dict(item.labels) == {"a": "1", "empty": ""} and dict(item.annotations) == {"b": "2"}
     assert item.state == api.SANDBOX_READY and item.runtime_handler == status.runtime_handler
     server.stop_pod(pod)

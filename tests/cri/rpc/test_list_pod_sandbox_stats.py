@@ -45,4 +45,6 @@ def test_filters(server: Server) -> None:
 
 def listed(server: Server, **wanted: Any) -> dict[str, api.PodSandboxStats]:
     request = api.ListPodSandboxStatsRequest(filter=api.PodSandboxStatsFilter(**wanted))
-    return {s.attributes.id: s for s in server.runtime.ListPodSandboxStats(request, timeout=30).stats}
+    return {
+        s.attributes.id: s for s in server.runtime.ListPodSandboxStats(request, timeout=30).stats
+    }

@@ -22,7 +22,10 @@ def test_a_pod_with_a_container(server: Server) -> None:
     network = stats.linux.network
     assert network.timestamp and network.default_interface.name == "eth0"
     assert [i.name for i in network.interfaces] == ["eth0"], "without the loopback interface"
-    assert min(network.default_interface.rx_bytes.value, network.default_interface.tx_bytes.value) >= 2 * 84
+    assert (
+        min(network.default_interface.rx_bytes.value, network.default_interface.tx_bytes.value)
+        >= 2 * 84
+    )
     assert network.default_interface.HasField("rx_errors")
     assert stats.linux.process.process_count.value == 2, "of the pause process and the container"
     assert [c.attributes.id for c in stats.linux.containers] == [container]
@@ -30,10 +33,13 @@ def test_a_pod_with_a_container(server: Server) -> None:
 
 @pytest.mark.requirement("10.1.15")
 def test_the_pods_figures_are_those_of_its_group(server: Server) -> None:
-    """Not the sum of its containers': what one that has ended used counts, and the pause process; what runs counts once."""
+    """Not the sum of its containers': what one that has ended used counts, and the pause process;
+    what runs counts once."""
     parent = f"/{server.folder.name}/pod-of-stats"
     pod = server.run_pod(server.pod_config(linux=api.LinuxPodSandboxConfig(cgroup_parent=parent)))
-    ended = server.container_config(["sh", "-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done"])
+    ended = server.container_config(
+        ["sh", "-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done"]
+    )
     container = server.launch(pod, ended)
     server.wait_exit(container)
     server.remove_container(container)
@@ -54,4 +60,6 @@ def test_an_unknown_pod(server: Server) -> None:
 
 
 def stats_of(server: Server, pod: str) -> api.PodSandboxStats:
-    return server.runtime.PodSandboxStats(api.PodSandboxStatsRequest(pod_sandbox_id=pod), timeout=30).stats
+    return server.runtime.PodSandboxStats(
+        api.PodSandboxStatsRequest(pod_sandbox_id=pod), timeout=30
+    ).stats

@@ -21,7 +21,10 @@ def test_what_kubelet_checks(server: Server) -> None:
     config.metadata.attempt = 4
     pod = server.run_pod(config)
     status = server.pod_status(pod)
-    assert (status.id, status.state) == (pod, api.SANDBOX_READY) and status.metadata == config.metadata
+    assert (status.id, status.state) == (
+        pod,
+        api.SANDBOX_READY,
+    ) and status.metadata == config.metadata
     assert status.created_at > 10**18, "nanoseconds"
     assert ipaddress.ip_address(status.network.ip).version == 4
     assert status.linux.namespaces.options == config.linux.security_context.namespace_options

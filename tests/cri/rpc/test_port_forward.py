@@ -1,4 +1,5 @@
-"""PortForward, from the call to the bytes, over WebSocket (SPDY is tested with the streaming server)."""
+"""PortForward, from the call to the bytes, over WebSocket (SPDY is tested with the streaming
+server)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from tests.cri.streaming_session import open_session
 @pytest.mark.parametrize("host_network", [False, True])
 def test_ports_are_forwarded(server: Server, host_network: bool) -> None:
     pod = server.run_pod(host_network=host_network)
-    server.launch(pod, server.container_config(["sh", "-c", "while :; do echo pong | nc -l -p 7070; done"]))
+    server.launch(
+        pod, server.container_config(["sh", "-c", "while :; do echo pong | nc -l -p 7070; done"])
+    )
     deadline = time.monotonic() + 60
     while not (answer := forwarded(server, pod)).startswith(b"pong"):
         assert time.monotonic() < deadline, answer
@@ -51,9 +54,14 @@ def test_what_is_refused(server: Server) -> None:
     pod = server.run_pod()
     for port in (0, -1, 65536):
         request = api.PortForwardRequest(pod_sandbox_id=pod, port=[port])
-        assert code_of(lambda r=request: server.runtime.PortForward(r)) == grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[misc]
+        assert (
+            code_of(lambda r=request: server.runtime.PortForward(r))
+            == grpc.StatusCode.INVALID_ARGUMENT
+        )  # type: ignore[misc]
     server.stop_pod(pod)
     stopped = api.PortForwardRequest(pod_sandbox_id=pod)
-    assert code_of(lambda: server.runtime.PortForward(stopped)) == grpc.StatusCode.FAILED_PRECONDITION
+    assert (
+        code_of(lambda: server.runtime.PortForward(stopped)) == grpc.StatusCode.FAILED_PRECONDITION
+    )
     unknown = api.PortForwardRequest(pod_sandbox_id="f" * 64)
     assert code_of(lambda: server.runtime.PortForward(unknown)) == grpc.StatusCode.NOT_FOUND

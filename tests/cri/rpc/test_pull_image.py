@@ -1,4 +1,5 @@
-"""PullImage: the id, who logs in how, callers that hang up, and what an error says. More is in tests/cri/images."""
+"""PullImage: the id, who logs in how, callers that hang up, and what an error says. More is in
+tests/cri/images."""
 
 from __future__ import annotations
 
@@ -80,7 +81,9 @@ def test_logins(server: Server, registry: Registry, way: str) -> None:
         name = f"{registry.host}/private/app:v1"
         assert "401" in message_of(lambda: pull(server, name))
         if way == "other server":
-            assert "401" in message_of(lambda: pull(server, name, **auth)), "the secret is not for this one"
+            assert "401" in message_of(lambda: pull(server, name, **auth)), (
+                "the secret is not for this one"
+            )
         else:
             remove(server, pull(server, name, **auth))
         assert "secret" not in server.log.read_text() and token not in server.log.read_text()
@@ -98,7 +101,11 @@ def test_a_tag_that_moves(server: Server, registry: Registry) -> None:
     assert old != new
     by_tag, by_id = image_status(server, f"{name}:v1"), image_status(server, old)
     assert by_tag is not None and by_tag.id == new
-    assert by_id is not None and not by_id.repo_tags and list(by_id.repo_digests) == [f"{name}@{digest}"]
+    assert (
+        by_id is not None
+        and not by_id.repo_tags
+        and list(by_id.repo_digests) == [f"{name}@{digest}"]
+    )
     remove(server, old)
     remove(server, new)
 

@@ -14,9 +14,12 @@ from tests.support.registry import Registry
 
 @pytest.mark.requirement("5.4.1", "13.4")
 def test_by_id_and_by_name(server: Server, registry: Registry) -> None:
-    """The id takes every name with it, also of other repositories; a name only itself, unless it is the last."""
+    """The id takes every name with it, also of other repositories; a name only itself, unless it is
+    the last."""
     one = an_image("removed")
-    names = [f"{registry.host}/removed/{app}:{tag}" for app in ("app", "other") for tag in ("a", "b")]
+    names = [
+        f"{registry.host}/removed/{app}:{tag}" for app in ("app", "other") for tag in ("a", "b")
+    ]
     for name in names:
         registry.push(name.removeprefix(f"{registry.host}/"), one)
         identifier = pull(server, name)

@@ -21,7 +21,9 @@ def test_the_log_is_reopened(server: Server) -> None:
     server.wait_logged(container, "tick")
     moved = path.with_suffix(".old")
     path.rename(moved)
-    server.runtime.ReopenContainerLog(api.ReopenContainerLogRequest(container_id=container), timeout=30)
+    server.runtime.ReopenContainerLog(
+        api.ReopenContainerLogRequest(container_id=container), timeout=30
+    )
     assert path.exists()
     size = moved.stat().st_size
     server.wait_logged(container, "tick")

@@ -1,4 +1,5 @@
-"""RestorePod, as far as it goes without CRIU: pods that are created, what is refused, and that nothing is left."""
+"""RestorePod, as far as it goes without CRIU: pods that are created, what is refused, and that
+nothing is left."""
 
 from __future__ import annotations
 
@@ -41,14 +42,19 @@ def saved(folder: Path, *names: str, **options: Any) -> Path:
     return folder
 
 
-def request(server: Server, folder: Path | str, *names: str, **changes: Any) -> api.RestorePodRequest:
+def request(
+    server: Server, folder: Path | str, *names: str, **changes: Any
+) -> api.RestorePodRequest:
     configs = []
     for name in names:
         config = server.container_config(log_path=f"{name}.log")
         config.metadata.name = name
         configs.append(config)
     return api.RestorePodRequest(
-        checkpoint_path=str(folder), config=server.pod_config(), container_configs=configs, **changes
+        checkpoint_path=str(folder),
+        config=server.pod_config(),
+        container_configs=configs,
+        **changes,
     )
 
 
@@ -64,7 +70,9 @@ def refused(server: Server, wanted: api.RestorePodRequest) -> tuple[grpc.StatusC
 
 
 @pytest.mark.requirement("4.12.2")
-def test_all_containers_are_created_and_none_runs(server: Server, criu: Path, tmp_path: Path) -> None:
+def test_all_containers_are_created_and_none_runs(
+    server: Server, criu: Path, tmp_path: Path
+) -> None:
     folder = saved(tmp_path / "saved", "one", "two")
     with tarfile.open(folder / pods.SHM, "w") as tar:
         member = tarfile.TarInfo("shared")
@@ -87,13 +95,25 @@ def test_what_does_not_fit(server: Server, criu: Path, tmp_path: Path) -> None:
     folder = saved(tmp_path / "saved", "one", "two")
     for wanted, code, why in (
         (request(server, folder, "one"), Code.INVALID_ARGUMENT, "the checkpoint has one, two"),
-        (request(server, folder, "one", "three"), Code.INVALID_ARGUMENT, "container_configs are one, three"),
+        (
+            request(server, folder, "one", "three"),
+            Code.INVALID_ARGUMENT,
+            "container_configs are one, three",
+        ),
         (request(server, folder, "one", "one"), Code.INVALID_ARGUMENT, "is there twice"),
-        (request(server, folder, "one", "two", options={"x": "y"}), Code.INVALID_ARGUMENT, "options"),
+        (
+            request(server, folder, "one", "two", options={"x": "y"}),
+            Code.INVALID_ARGUMENT,
+            "options",
+        ),
         (request(server, "relative", "one"), Code.INVALID_ARGUMENT, "is not an absolute path"),
         (request(server, tmp_path, "one"), Code.NOT_FOUND, "holds no pod's checkpoint"),
         (request(server, tmp_path / "none", "one"), Code.NOT_FOUND, "holds no pod's checkpoint"),
-        (request(server, folder, "one", "two", runtime_handler="none"), Code.INVALID_ARGUMENT, "handler"),
+        (
+            request(server, folder, "one", "two", runtime_handler="none"),
+            Code.INVALID_ARGUMENT,
+            "handler",
+        ),
     ):
         assert refused(server, wanted)[0] == code and why in refused(server, wanted)[1], refused(
             server, wanted
@@ -126,8 +146,8 @@ def test_hostile_options(server: Server, criu: Path, tmp_path: Path, content: st
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "link"])
 @pytest.mark.parametrize("name", [pods.OPTIONS, pods.SHM, f"{0:064x}.tar"])
 def test_a_hostile_folder(server: Server, criu: Path, tmp_path: Path, name: str, kind: str) -> None:
-    """A file of a pod's checkpoint is a pipe with a writer that writes nothing, an endless device, a
-    folder, a link to a file of the host. Proof: refused in time, by name, and nothing is left."""
+    """A file of a pod's checkpoint is a pipe with a writer that writes nothing, an endless device,
+    a folder, a link to a file of the host. Proof: refused in time, by name, and nothing is left."""
     folder = saved(tmp_path / "saved", "one")
     place = folder / name
     place.unlink(missing_ok=True)
@@ -143,7 +163,10 @@ def test_a_hostile_folder(server: Server, criu: Path, tmp_path: Path, name: str,
             place.symlink_to("/etc/passwd")
         begin = time.monotonic()
         code, said = refused(server, request(server, folder, "one"))
-        assert code == Code.INVALID_ARGUMENT and (str(folder) in said or "archive" in said), (code, said)
+        assert code == Code.INVALID_ARGUMENT and (str(folder) in said or "archive" in said), (
+            code,
+            said,
+        )
         assert time.monotonic() - begin < 30
 
 
@@ -155,8 +178,8 @@ def test_a_hostile_folder(server: Server, criu: Path, tmp_path: Path, name: str,
 def test_removals_that_make_folders_without_end(
     server: Server, criu: Path, tmp_path: Path, paths: list[str]
 ) -> None:
-    """`deleted.files` names paths of a million folders, which hiding them would make. Proof: refused
-    by name, before a folder is made."""
+    """`deleted.files` names paths of a million folders, which hiding them would make. Proof:
+    refused by name, before a folder is made."""
     folder = saved(tmp_path / "saved", "one")
     removed = json.dumps(paths).encode()
     members = (*IMAGES, ("deleted.files", removed), ("rootfs-diff.tar", EMPTY_TAR))

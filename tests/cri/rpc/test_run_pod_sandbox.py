@@ -1,4 +1,5 @@
-"""RunPodSandbox: what a pod has when the call returns, who gets the same pod again, and what is refused."""
+"""RunPodSandbox: what a pod has when the call returns, who gets the same pod again, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -64,7 +65,9 @@ def test_a_pod_on_the_nodes_network_has_its_name(server: Server) -> None:
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert "'another'" in refused.value.details() and not server.pods()
     for name in ("", socket.gethostname()):
-        container = server.launch(server.run_pod(server.pod_config(hostname=name), host_network=True))
+        container = server.launch(
+            server.run_pod(server.pod_config(hostname=name), host_network=True)
+        )
         assert server.output(container, "hostname").strip() == socket.gethostname()
 
 
@@ -82,7 +85,9 @@ def test_dns_by_presence(server: Server) -> None:
 def test_shared_memory_belongs_to_the_pod(server: Server) -> None:
     pod = server.run_pod()
     first = server.launch(pod)
-    second = server.launch(pod, server.container_config(metadata=api.ContainerMetadata(name="second")))
+    second = server.launch(
+        pod, server.container_config(metadata=api.ContainerMetadata(name="second"))
+    )
     other = server.launch(server.run_pod())
     server.output(first, "sh", "-c", "echo shared > /dev/shm/x")
     assert server.output(second, "cat", "/dev/shm/x") == "shared\n"
@@ -93,7 +98,9 @@ def test_shared_memory_belongs_to_the_pod(server: Server) -> None:
 @pytest.mark.requirement("3.1.4")
 def test_sysctls_of_the_pod(server: Server) -> None:
     config = server.pod_config(
-        linux=api.LinuxPodSandboxConfig(sysctls={"net.ipv4.ip_forward": "1", "kernel.shmmax": "4096000"})
+        linux=api.LinuxPodSandboxConfig(
+            sysctls={"net.ipv4.ip_forward": "1", "kernel.shmmax": "4096000"}
+        )
     )
     config.linux.security_context.namespace_options.pid = api.CONTAINER
     container = server.launch(server.run_pod(config))
@@ -125,16 +132,30 @@ def test_a_taken_host_port_names_the_pod_that_has_it(server: Server) -> None:
 
 @pytest.mark.requirement("3.1.7")
 def test_host_ports_are_reachable(server: Server) -> None:
-    config = server.pod_config(port_mappings=[api.PortMapping(container_port=8080, host_port=18080)])
+    config = server.pod_config(
+        port_mappings=[api.PortMapping(container_port=8080, host_port=18080)]
+    )
     pod = server.run_pod(config)
-    server.launch(pod, server.container_config(["sh", "-c", "while :; do echo answer | nc -l -p 8080; done"]))
+    server.launch(
+        pod, server.container_config(["sh", "-c", "while :; do echo answer | nc -l -p 8080; done"])
+    )
     for address, port in ((server.pod_status(pod).network.ip, "8080"), ("10.88.0.1", "18080")):
         assert fetch(server, address, port) == b"answer\n", (address, port)
 
 
 def fetch(server: Server, address: str, port: str) -> bytes:
     """What a TCP server says first, seen from the host; asked again while it does not listen."""
-    inside = ["nsenter", f"--net=/proc/{server.pid}/ns/net", "--", "busybox", "nc", "-w", "2", address, port]
+    inside = [
+        "nsenter",
+        f"--net=/proc/{server.pid}/ns/net",
+        "--",
+        "busybox",
+        "nc",
+        "-w",
+        "2",
+        address,
+        port,
+    ]
     for _ in range(300):
         done = subprocess.run(inside, capture_output=True, stdin=subprocess.DEVNULL)
         if done.stdout:
@@ -164,7 +185,9 @@ def test_users_of_the_pods_own(server: Server, host_network: bool) -> None:
     assert server.output(container, "cat", "/proc/self/uid_map").split() == ["0", "100000", "65536"]
     server.output(container, "touch", "/data/x", "/dev/shm/x", "/new")
     assert (
-        server.output(container, "stat", "-c", "%u", "/", "/bin", "/etc/resolv.conf", "/dev/shm", "/data")
+        server.output(
+            container, "stat", "-c", "%u", "/", "/bin", "/etc/resolv.conf", "/dev/shm", "/data"
+        )
         == "0\n" * 5
     )
     assert (folder / "x").stat().st_uid == 0, "an idmapped mount keeps the host's ids"
@@ -186,9 +209,13 @@ def namespaces_of(server: Server, pod: str) -> dict[str, str]:
 @pytest.mark.requirement("3.1.1")
 def test_namespaces(server: Server) -> None:
     """Those of the server's node, which has a network of its own, are shared where that is asked."""
-    nodes = {kind: os.readlink(f"/proc/{server.pid}/ns/{kind}") for kind in ("net", "ipc", "uts", "pid")}
+    nodes = {
+        kind: os.readlink(f"/proc/{server.pid}/ns/{kind}") for kind in ("net", "ipc", "uts", "pid")
+    }
     pods = [namespaces_of(server, server.run_pod()) for _ in range(2)]
-    assert all(len({pods[0][kind], pods[1][kind], nodes[kind]}) == 3 for kind in ("net", "ipc", "uts"))
+    assert all(
+        len({pods[0][kind], pods[1][kind], nodes[kind]}) == 3 for kind in ("net", "ipc", "uts")
+    )
     config = server.pod_config()
     options = config.linux.security_context.namespace_options
     options.ipc, options.pid = api.NODE, api.POD
@@ -205,13 +232,18 @@ def test_namespaces(server: Server) -> None:
         ("kernel.panic", {}),
     ],
 )
-def test_sysctls_that_would_be_the_nodes(server: Server, sysctl: str, options: dict[str, Any]) -> None:
+def test_sysctls_that_would_be_the_nodes(
+    server: Server, sysctl: str, options: dict[str, Any]
+) -> None:
     config = server.pod_config(linux=api.LinuxPodSandboxConfig(sysctls={sysctl: "1"}))
     for name, mode in options.items():
         setattr(config.linux.security_context.namespace_options, name, mode)
     with pytest.raises(grpc.RpcError) as refused:
         server.run_pod(config)
-    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT and sysctl in refused.value.details()
+    assert (
+        refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        and sysctl in refused.value.details()
+    )
     assert not server.pods()
 
 
@@ -219,7 +251,9 @@ def test_sysctls_that_would_be_the_nodes(server: Server, sysctl: str, options: d
 def test_no_sysctl_is_set_that_nobody_asked_for(server: Server) -> None:
     container = server.launch(server.run_pod())
     names = ("ip_unprivileged_port_start", "ping_group_range")
-    found = [server.output(container, "cat", f"/proc/sys/net/ipv4/{name}").split() for name in names]
+    found = [
+        server.output(container, "cat", f"/proc/sys/net/ipv4/{name}").split() for name in names
+    ]
     assert found == [["1024"], ["1", "0"]], "the kernel's own values"
 
 
@@ -248,7 +282,9 @@ def test_shared_memory_of_the_nodes_ipc(server: Server) -> None:
 @pytest.mark.parametrize(
     "kind, mode", [(api.SecurityProfile.RuntimeDefault, "2"), (api.SecurityProfile.Unconfined, "0")]
 )
-def test_the_pause_process_has_the_pods_filter_and_its_score(server: Server, kind: Any, mode: str) -> None:
+def test_the_pause_process_has_the_pods_filter_and_its_score(
+    server: Server, kind: Any, mode: str
+) -> None:
     config = server.pod_config()
     config.linux.security_context.seccomp.profile_type = kind
     pid = pause_process(server, server.run_pod(config))

@@ -17,7 +17,11 @@ def test_a_start_that_fails_is_an_exit(server: Server) -> None:
     container = server.create(pod, server.container_config(["/no/such/program"]))
     assert "/no/such/program" in message_of(lambda: server.start_container(container))
     status = server.status(container)
-    assert (status.state, status.exit_code, status.reason) == (api.CONTAINER_EXITED, 128, "StartError")
+    assert (status.state, status.exit_code, status.reason) == (
+        api.CONTAINER_EXITED,
+        128,
+        "StartError",
+    )
     assert status.message and status.finished_at
     assert code_of(lambda: server.start_container(container)) == grpc.StatusCode.FAILED_PRECONDITION
 

@@ -13,7 +13,10 @@ from tests.cri.server_harness import Server
 @pytest.mark.requirement("1.b.5")
 def test_conditions(server: Server) -> None:
     status = server.runtime.Status(api.StatusRequest()).status
-    assert {c.type: c.status for c in status.conditions} == {"RuntimeReady": True, "NetworkReady": True}
+    assert {c.type: c.status for c in status.conditions} == {
+        "RuntimeReady": True,
+        "NetworkReady": True,
+    }
 
 
 @pytest.mark.requirement("10.5.1", "3.1.3")

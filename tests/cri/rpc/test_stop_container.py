@@ -19,7 +19,9 @@ def test_stop_honours_the_signal_and_the_grace_period(server: Server) -> None:
     pod = server.run_pod()
     polite = server.launch(
         pod,
-        server.container_config(["sh", "-c", "trap 'exit 5' TERM; echo set; while :; do sleep 0.05; done"]),
+        server.container_config(
+            ["sh", "-c", "trap 'exit 5' TERM; echo set; while :; do sleep 0.05; done"]
+        ),
     )
     server.wait_logged(polite, "set")
     server.stop_container(polite, 10)
@@ -53,10 +55,10 @@ def test_a_shorter_stop_wins_over_a_longer_one(server: Server) -> None:
 
 
 @pytest.mark.requirement("4.3.1", "4.1.9")
-def test_the_signal_of_the_request_comes_before_the_images(server: Server, registry: Registry) -> None:
-    script = (
-        "trap 'exit 1' TERM; trap 'exit 2' USR1; trap 'exit 3' USR2; echo set; while :; do sleep 0.05; done"
-    )
+def test_the_signal_of_the_request_comes_before_the_images(
+    server: Server, registry: Registry
+) -> None:
+    script = "trap 'exit 1' TERM; trap 'exit 2' USR1; trap 'exit 3' USR2; echo set; while :; do sleep 0.05; done"
     layers, settings = build.busybox().layers, {"Env": ["PATH=/bin"], "StopSignal": "SIGUSR2"}
     registry.push("signals/app:v1", build.image(layers, settings))
     identifier = pull(server, f"{registry.host}/signals/app:v1")

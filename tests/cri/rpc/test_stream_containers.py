@@ -14,7 +14,9 @@ from tests.cri.server_harness import Server
 def test_the_same_as_the_list(server: Server) -> None:
     pod = server.run_pod()
     running = server.launch(pod)
-    created = server.create(pod, server.container_config(metadata=api.ContainerMetadata(name="second")))
+    created = server.create(
+        pod, server.container_config(metadata=api.ContainerMetadata(name="second"))
+    )
     assert streamed(server) == server.containers()
     assert {c.id for c in streamed(server)} == {running, created}
     state = api.ContainerStateValue(state=api.CONTAINER_CREATED)

@@ -15,7 +15,9 @@ def test_the_same_as_the_list(server: Server, registry: Registry) -> None:
     registry.push("streamed/app:v1", an_image("streamed"))
     name = f"{registry.host}/streamed/app:v1"
     identifier = pull(server, name)
-    assert streamed(server) == images(server) and identifier in {image.id for image in images(server)}
+    assert streamed(server) == images(server) and identifier in {
+        image.id for image in images(server)
+    }
     assert [image.id for image in streamed(server, name)] == [identifier]
     assert streamed(server, "registry.test/none:1") == []
     remove(server, identifier)

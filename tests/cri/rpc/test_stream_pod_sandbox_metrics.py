@@ -22,7 +22,9 @@ def test_the_same_as_the_list(server: Server) -> None:
 
 
 def streamed(server: Server) -> dict[str, api.PodSandboxMetrics]:
-    parts = list(server.runtime.StreamPodSandboxMetrics(api.StreamPodSandboxMetricsRequest(), timeout=30))
+    parts = list(
+        server.runtime.StreamPodSandboxMetrics(api.StreamPodSandboxMetricsRequest(), timeout=30)
+    )
     assert all(part.pod_sandbox_metrics for part in parts), "no part without metrics"
     pods = [pod for part in parts for pod in part.pod_sandbox_metrics]
     assert len({pod.pod_sandbox_id for pod in pods}) == len(pods)

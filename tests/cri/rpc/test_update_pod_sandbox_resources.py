@@ -1,4 +1,5 @@
-"""UpdatePodSandboxResources: the sums of a pod that kubelet resizes, which it writes to the pod's cgroup itself."""
+"""UpdatePodSandboxResources: the sums of a pod that kubelet resizes, which it writes to the pod's
+cgroup itself."""
 
 from __future__ import annotations
 
@@ -39,4 +40,6 @@ def saved(server: Server, pod: str) -> tuple[int, int]:
     """What verbose status shows of them."""
     request = api.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=True)
     info = json.loads(server.runtime.PodSandboxStatus(request, timeout=30).info["info"])
-    return info["resources"]["linux"]["cpu_shares"], info["overhead"]["linux"]["memory_limit_in_bytes"]
+    return info["resources"]["linux"]["cpu_shares"], info["overhead"]["linux"][
+        "memory_limit_in_bytes"
+    ]

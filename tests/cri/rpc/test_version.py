@@ -28,7 +28,8 @@ def test_fields_that_nobody_knows(server: Server) -> None:
     )
     field_200_of_text = b"\xc2\x0c\x03abc"
     assert (
-        call(api.VersionRequest(version="0.1.0").SerializeToString() + field_200_of_text).version == "0.1.0"
+        call(api.VersionRequest(version="0.1.0").SerializeToString() + field_200_of_text).version
+        == "0.1.0"
     )
 
 

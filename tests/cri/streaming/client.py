@@ -1,4 +1,5 @@
-"""A SPDY client on our own core: faster than a Go process per session, and able to do what Go's would not."""
+"""A SPDY client on our own core: faster than a Go process per session, and able to do what Go's
+would not."""
 
 from __future__ import annotations
 
@@ -34,9 +35,11 @@ class Terminal:
 
 
 async def run(url: str, terminal: Terminal) -> int:
-    """Serve a session of `url` to its end; its exit code. Raises `PeerError` if it could not be served.
+    """Serve a session of `url` to its end; its exit code. Raises `PeerError` if it could not be
+    served.
 
-    The streams that are opened follow from what `terminal` has, and must be those asked for when the URL was made.
+    The streams that are opened follow from what `terminal` has, and must be those asked for when
+    the URL was made.
     """
     async with connect(url, V4) as multiplexer:
         try:
@@ -71,9 +74,13 @@ async def _serve(multiplexer: Multiplexer, terminal: Terminal) -> int:
         out = await _open(multiplexer, "stderr")
         outputs.append(asyncio.create_task(_copy_out(out.inbound, terminal.stderr_fd)))
     if terminal.sizes is not None:
-        inputs.append(asyncio.create_task(_copy_sizes(terminal.sizes, await _open(multiplexer, "resize"))))
+        inputs.append(
+            asyncio.create_task(_copy_sizes(terminal.sizes, await _open(multiplexer, "resize")))
+        )
     if terminal.stdin is not None:
-        inputs.append(asyncio.create_task(_copy_in(terminal.stdin, await _open(multiplexer, "stdin"))))
+        inputs.append(
+            asyncio.create_task(_copy_in(terminal.stdin, await _open(multiplexer, "stdin")))
+        )
     try:
         exit_code = _exit_code(await _read_all(error.inbound))
         await asyncio.gather(*outputs)
@@ -169,7 +176,9 @@ async def _handshake(wire: SocketWire, host: str, path: str, protocol: str) -> N
     ]
     await wire.send(
         (
-            http.send(h11.Request(method="POST", target=path, headers=[*fields, ("Content-Length", "0")]))
+            http.send(
+                h11.Request(method="POST", target=path, headers=[*fields, ("Content-Length", "0")])
+            )
             or b""
         )
         + (http.send(h11.EndOfMessage()) or b"")
@@ -185,4 +194,6 @@ async def _handshake(wire: SocketWire, host: str, path: str, protocol: str) -> N
         elif isinstance(event, h11.Data):
             text += event.data
         elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
-            raise PeerError(f"the streaming server refused: {text.decode('utf-8', 'replace').strip()[:200]}")
+            raise PeerError(
+                f"the streaming server refused: {text.decode('utf-8', 'replace').strip()[:200]}"
+            )

@@ -71,11 +71,18 @@ class GoExec:
     ) -> asyncio.subprocess.Process:
         """Start it; its stdin is open if the session has one."""
         options = ExecOptions(
-            "c", ("/bin/sh", "-c", command), stdin=stdin, stdout=True, stderr=stderr and not tty, tty=tty
+            "c",
+            ("/bin/sh", "-c", command),
+            stdin=stdin,
+            stdout=True,
+            stderr=stderr and not tty,
+            tty=tty,
         )
         arguments = ["exec", "-url", self._server.url_for_exec(options), "-stdout"]
         protocol_name = protocol.removeprefix("websocket ")
-        arguments += ["-protocol", protocol_name] + (["-websocket"] if protocol_name != protocol else [])
+        arguments += ["-protocol", protocol_name] + (
+            ["-websocket"] if protocol_name != protocol else []
+        )
         arguments += [f"-{name}" for name in ("stdin", "stderr", "tty") if getattr(options, name)]
         if sizes:
             arguments += ["-sizes", sizes]

@@ -1,7 +1,9 @@
-"""A streaming backend over processes of this machine: real pipes, ptys and sockets, no container around them.
+"""A streaming backend over processes of this machine: real pipes, ptys and sockets, no container
+around them.
 
-As a container's, a process has a session of its own, its terminal for controlling terminal, and all signals at their
-defaults: whoever runs the tests in the background of a shell ignores SIGINT, and a child would inherit that.
+As a container's, a process has a session of its own, its terminal for controlling terminal, and all
+signals at their defaults: whoever runs the tests in the background of a shell ignores SIGINT, and a
+child would inherit that.
 """
 
 from __future__ import annotations
@@ -125,7 +127,9 @@ def start(options: ExecOptions) -> ProcessSession:
         near, far = (writing, reading) if place == 0 or not wanted else (reading, writing)
         ours.append(near if wanted else None)
         theirs.append(far)
-    pid = _spawn(options.command, [(os.POSIX_SPAWN_DUP2, fd, place) for place, fd in enumerate(theirs)])
+    pid = _spawn(
+        options.command, [(os.POSIX_SPAWN_DUP2, fd, place) for place, fd in enumerate(theirs)]
+    )
     for fd in theirs:
         os.close(fd)
     return ProcessSession(pid, *ours)
@@ -135,12 +139,20 @@ def _start_on_pty(options: ExecOptions) -> ProcessSession:
     """The first terminal that the leader of a session opens becomes its controlling terminal."""
     master, slave = pty.openpty()
     terminal = (os.POSIX_SPAWN_OPEN, 0, os.ttyname(slave), os.O_RDWR, 0)
-    pid = _spawn(options.command, [terminal, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)])
+    pid = _spawn(
+        options.command, [terminal, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
+    )
     os.close(slave)
     return ProcessSession(pid, os.dup(master) if options.stdin else None, master, None)
 
 
 def _spawn(command: tuple[str, ...], files: list[tuple[int, ...]]) -> int:
     return os.posix_spawnp(
-        command[0], command, os.environ, file_actions=files, setsid=True, setsigmask=[], setsigdef=CATCHABLE
+        command[0],
+        command,
+        os.environ,
+        file_actions=files,
+        setsid=True,
+        setsigmask=[],
+        setsigdef=CATCHABLE,
     )

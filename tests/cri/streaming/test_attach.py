@@ -27,9 +27,16 @@ async def seat(
     goclient: Path, server: StreamingServer, container: str, *streams: str
 ) -> asyncio.subprocess.Process:
     options = AttachOptions(container, **dict.fromkeys(streams, True))
-    arguments = ["exec", "-url", server.url_for_attach(options), *(f"-{stream}" for stream in streams)]
+    arguments = [
+        "exec",
+        "-url",
+        server.url_for_attach(options),
+        *(f"-{stream}" for stream in streams),
+    ]
     pipe = asyncio.subprocess.PIPE
-    return await asyncio.create_subprocess_exec(goclient, *arguments, stdin=pipe, stdout=pipe, stderr=pipe)
+    return await asyncio.create_subprocess_exec(
+        goclient, *arguments, stdin=pipe, stdout=pipe, stderr=pipe
+    )
 
 
 async def test_input_output_and_exit_code(

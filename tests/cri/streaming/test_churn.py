@@ -30,7 +30,9 @@ async def once(server: StreamingServer, command: str, *pieces: bytes) -> tuple[i
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as file:
         try:
-            url = server.url_for_exec(ExecOptions("c", ("/bin/sh", "-c", command), stdin=True, stdout=True))
+            url = server.url_for_exec(
+                ExecOptions("c", ("/bin/sh", "-c", command), stdin=True, stdout=True)
+            )
             code = await client.run(url, Terminal(stdin=stdin(), stdout_fd=writing))
         finally:
             os.close(writing)
@@ -41,7 +43,10 @@ async def test_a_thousand_sessions(server: StreamingServer, backend: ProcessBack
     tasks, before = len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))
     for start in range(0, 1000, 20):
         outcomes = await asyncio.gather(
-            *(once(server, f"cat; exit {n % 200}", b"%d" % n, b".") for n in range(start, start + 20))
+            *(
+                once(server, f"cat; exit {n % 200}", b"%d" % n, b".")
+                for n in range(start, start + 20)
+            )
         )
         assert outcomes == [(n % 200, b"%d." % n) for n in range(start, start + 20)]
     async with asyncio.timeout(30):
@@ -51,7 +56,9 @@ async def test_a_thousand_sessions(server: StreamingServer, backend: ProcessBack
 
 async def test_failures_are_told(server: StreamingServer) -> None:
     with pytest.raises(PeerError, match="container nobody"):
-        await client.run(server.url_for_attach(AttachOptions("nobody", stdout=True)), Terminal(stdout_fd=1))
+        await client.run(
+            server.url_for_attach(AttachOptions("nobody", stdout=True)), Terminal(stdout_fd=1)
+        )
     with pytest.raises(PeerError, match="no such session"):
         await client.run("http://{}:{}/exec/guess".format(*server.address), Terminal(stdout_fd=1))
 
@@ -80,7 +87,9 @@ async def forwarding(server: StreamingServer) -> AsyncIterator[Multiplexer]:
 
 
 def headers(role: str, port: object, request: str = "") -> dict[str, list[str]]:
-    return {"streamtype": [role], "port": [str(port)]} | ({"requestid": [request]} if request else {})
+    return {"streamtype": [role], "port": [str(port)]} | (
+        {"requestid": [request]} if request else {}
+    )
 
 
 @pytest.mark.requirement("9.11")
@@ -149,7 +158,9 @@ async def test_a_pair_does_not_change_its_port(server: StreamingServer) -> None:
             await (await multiplexer.open(headers("data", 81, "x"))).inbound.read()
 
 
-async def test_half_a_pair_is_given_up(server: StreamingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_half_a_pair_is_given_up(
+    server: StreamingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("cri_server.streaming.portforward.PAIRING_S", 0.1)
     async with forwarding(server) as multiplexer:
         stream = await multiplexer.open(headers("error", 80, "x"))
@@ -163,7 +174,8 @@ async def test_half_a_pair_is_given_up(server: StreamingServer, monkeypatch: pyt
 class ForwardClient:
     """How a client ends the streams of a connection that the pod's server has closed.
 
-    `awaits_error`: it closes the local connection, and so ends its own direction, only when the error stream has ended.
+    `awaits_error`: it closes the local connection, and so ends its own direction, only when the
+    error stream has ended.
     """
 
     awaits_error: bool = False
@@ -173,7 +185,8 @@ class ForwardClient:
 
 
 CLIENTS = {
-    # client-go's tools/portforward up to 0.31, which many programs are made of; Lens and others run a kubectl.
+    # client-go's tools/portforward up to 0.31, which many programs are made of; Lens and others run
+    # a kubectl.
     "kubectl up to 1.31": ForwardClient(awaits_error=True, ends_data=True),
     # From 0.32 on it resets the data stream before it waits for the error stream.
     "kubectl from 1.32": ForwardClient(awaits_error=True, resets_data=True),
@@ -182,8 +195,8 @@ CLIENTS = {
     # One that forgets its streams without a word: they take a place in the session's table.
     "one that ends nothing": ForwardClient(ends_error_at_once=False),
 }
-# Clients over WebSocket without a tunnel (Python's, fabric8's, JavaScript's, kr8s) cannot end a direction; the pod's end is
-# the session's: tests/cri/streaming/test_websocket_forms.py.
+# Clients over WebSocket without a tunnel (Python's, fabric8's, JavaScript's, kr8s) cannot end a
+# direction; the pod's end is the session's: tests/cri/streaming/test_websocket_forms.py.
 of_each_client = pytest.mark.parametrize("client_name", CLIENTS)
 
 
@@ -197,7 +210,9 @@ async def pair(
     return await multiplexer.open(headers("data", port, str(number))), error
 
 
-async def close_after_pod(client_name: str, data: MultiplexedStream, error: MultiplexedStream) -> bytes:
+async def close_after_pod(
+    client_name: str, data: MultiplexedStream, error: MultiplexedStream
+) -> bytes:
     """Read what the pod sends and end the streams as the client does; all that the pod sent."""
     received = b""
     while piece := await data.inbound.read():
@@ -213,7 +228,8 @@ async def close_after_pod(client_name: str, data: MultiplexedStream, error: Mult
 
 
 class HalfOpen:
-    """A server that sends a greeting and ends its direction, and keeps the other one for as long as its peer does."""
+    """A server that sends a greeting and ends its direction, and keeps the other one for as long as
+    its peer does."""
 
     def __init__(self) -> None:
         self.connections = 0
@@ -234,7 +250,10 @@ async def test_a_connection_ends_that_the_pod_has_half_closed(
     server: StreamingServer, client_name: str
 ) -> None:
     pod = HalfOpen()
-    async with await asyncio.start_server(pod, "127.0.0.1", 0) as service, forwarding(server) as multiplexer:
+    async with (
+        await asyncio.start_server(pod, "127.0.0.1", 0) as service,
+        forwarding(server) as multiplexer,
+    ):
         data, error = await pair(multiplexer, service.sockets[0].getsockname()[1], client_name)
         assert await close_after_pod(client_name, data, error) == b"hello"
         assert await error.inbound.read() == b""
@@ -248,7 +267,10 @@ async def test_many_half_closed_connections_leave_room_for_more(
 ) -> None:
     """More than SESSION_LIMIT and than the session's table of streams has places for."""
     pod = HalfOpen()
-    async with await asyncio.start_server(pod, "127.0.0.1", 0) as service, forwarding(server) as multiplexer:
+    async with (
+        await asyncio.start_server(pod, "127.0.0.1", 0) as service,
+        forwarding(server) as multiplexer,
+    ):
         port = service.sockets[0].getsockname()[1]
         rounds = 1 if CLIENTS[client_name].ends_error_at_once else 2
         for start in range(0, 300 * rounds, 300):
@@ -256,13 +278,15 @@ async def test_many_half_closed_connections_leave_room_for_more(
             ends = (close_after_pod(client_name, *streams) for streams in pairs)
             assert set(await asyncio.gather(*ends)) == {b"hello"}
         assert (
-            await close_after_pod(client_name, *await pair(multiplexer, port, client_name, 600)) == b"hello"
+            await close_after_pod(client_name, *await pair(multiplexer, port, client_name, 600))
+            == b"hello"
         )
 
 
 @pytest.mark.requirement("9.11")
 async def test_a_connection_ends_whose_client_has_half_closed(server: StreamingServer) -> None:
-    """kubectl says the same when its local client has left and when that one has only ended its direction."""
+    """kubectl says the same when its local client has left and when that one has only ended its
+    direction."""
     stopped = asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -303,7 +327,10 @@ async def test_an_answer_to_a_half_closed_client_may_take_longer_than_a_second(
             writer.write(b"x")
         writer.close()
 
-    async with await asyncio.start_server(slow, "127.0.0.1", 0) as service, forwarding(server) as multiplexer:
+    async with (
+        await asyncio.start_server(slow, "127.0.0.1", 0) as service,
+        forwarding(server) as multiplexer,
+    ):
         data, _ = await pair(multiplexer, service.sockets[0].getsockname()[1], "kubectl up to 1.31")
         await data.end()
         received = b""
@@ -333,7 +360,9 @@ async def test_a_pod_that_sends_for_ever_to_a_client_that_has_left_is_cut_off(
         await asyncio.start_server(events, "127.0.0.1", 0) as service,
         forwarding(server) as multiplexer,
     ):
-        data, error = await pair(multiplexer, service.sockets[0].getsockname()[1], "kubectl up to 1.31")
+        data, error = await pair(
+            multiplexer, service.sockets[0].getsockname()[1], "kubectl up to 1.31"
+        )
         await data.inbound.read()
         await data.end()
         assert await error.inbound.read() == b""

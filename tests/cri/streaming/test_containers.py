@@ -48,14 +48,28 @@ class Client:
         return self._start(url, stdin, tty, more)
 
     def attach(
-        self, container: str, *, stdin: bool = False, tty: bool = False, more: list[str] | None = None
+        self,
+        container: str,
+        *,
+        stdin: bool = False,
+        tty: bool = False,
+        more: list[str] | None = None,
     ) -> subprocess.Popen[bytes]:
-        request = api.AttachRequest(container_id=container, stdin=stdin, stdout=True, stderr=not tty, tty=tty)
+        request = api.AttachRequest(
+            container_id=container, stdin=stdin, stdout=True, stderr=not tty, tty=tty
+        )
         url = self._server.runtime.Attach(request, timeout=RPC_TIMEOUT_S).url
         return self._start(url, stdin, tty, more)
 
-    def _start(self, url: str, stdin: bool, tty: bool, more: list[str] | None) -> subprocess.Popen[bytes]:
-        flags = ["-stdout", *(["-stdin"] if stdin else []), "-tty" if tty else "-stderr", *(more or [])]
+    def _start(
+        self, url: str, stdin: bool, tty: bool, more: list[str] | None
+    ) -> subprocess.Popen[bytes]:
+        flags = [
+            "-stdout",
+            *(["-stdin"] if stdin else []),
+            "-tty" if tty else "-stderr",
+            *(more or []),
+        ]
         pipe = subprocess.PIPE
         return subprocess.Popen(
             self.inside(self._program, "exec", "-url", url, *flags),
@@ -101,9 +115,7 @@ def test_exec(client: Client, container: str, transport: str) -> None:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_exec_on_a_terminal(client: Client, container: str, transport: str) -> None:
     more = [*TRANSPORTS[transport], "-sizes", "91x17"]
-    script = (
-        'tty; while [ "$(stty size)" != "17 91" ]; do sleep 0.05; done; read line; echo "got $line"; exit 3'
-    )
+    script = 'tty; while [ "$(stty size)" != "17 91" ]; do sleep 0.05; done; read line; echo "got $line"; exit 3'
     process = client.exec(container, "sh", "-c", script, stdin=True, tty=True, more=more)
     assert process.stdin is not None and process.stdout is not None
     assert process.stdout.readline() == b"/dev/pts/0\r\n"
@@ -138,7 +150,9 @@ def test_an_exec_dies_with_its_client(client: Client, node: Server, container: s
     assert "4711" in processes(node, container)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert wait_until(lambda: "471" not in processes(node, container), 60), processes(node, container)
+    assert wait_until(lambda: "471" not in processes(node, container), 60), processes(
+        node, container
+    )
 
 
 def shell(node: Server, **changes: bool) -> str:
@@ -193,7 +207,9 @@ def test_attach_to_a_terminal(client: Client, node: Server) -> None:
     container = shell(node, tty=True)
     process = client.attach(container, stdin=True, tty=True, more=["-sizes", "91x17"])
     assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(b"while [ \"$(stty size)\" != '17 91' ]; do sleep 0.05; done; stty size; exit 5\r")
+    process.stdin.write(
+        b"while [ \"$(stty size)\" != '17 91' ]; do sleep 0.05; done; stty size; exit 5\r"
+    )
     process.stdin.flush()
     assert b"17 91\r\n" in process.stdout.read()
     assert process.wait(60) == 5

@@ -30,14 +30,17 @@ async def test_outputs_arrive_apart(go: GoExec, protocol: str) -> None:
 
 @pytest.mark.requirement("9.5")
 @pytest.mark.parametrize("protocol", WITH_STATUS)
-@pytest.mark.parametrize(("command", "code"), [("exit 1", 1), ("exit 200", 200), ("kill -KILL $$", 137)])
+@pytest.mark.parametrize(
+    ("command", "code"), [("exit 1", 1), ("exit 200", 200), ("kill -KILL $$", 137)]
+)
 async def test_exit_code(go: GoExec, protocol: str, command: str, code: int) -> None:
     assert (await go(command, protocol=protocol)).exit_code == code
 
 
 @pytest.mark.parametrize("protocol", SPDY[1:3])
 async def test_old_clients_read_a_text(go: GoExec, protocol: str) -> None:
-    """Not v1: Go's v1 client takes the end of the outputs or the text for the outcome, whichever it sees first."""
+    """Not v1: Go's v1 client takes the end of the outputs or the text for the outcome, whichever it
+    sees first."""
     outcome = await go("exit 3", protocol=protocol)
     assert outcome.exit_code == FAILED
     assert b"exit code 3" in outcome.stderr
@@ -134,10 +137,15 @@ async def test_a_client_that_does_not_read_holds_the_process_back(
 
 
 @pytest.mark.parametrize("protocol", [SPDY[0], WEBSOCKET[0]])
-async def test_a_process_that_does_not_read_stdin(go: GoExec, backend: ProcessBackend, protocol: str) -> None:
-    """Its client is held back; when the client is killed the process goes too, though nobody reads the connection."""
+async def test_a_process_that_does_not_read_stdin(
+    go: GoExec, backend: ProcessBackend, protocol: str
+) -> None:
+    """Its client is held back; when the client is killed the process goes too, though nobody reads
+    the connection."""
     with open("/dev/zero", "rb") as zero:
-        process = await go.start("exec sleep 60", stdin=True, stdin_fd=zero.fileno(), protocol=protocol)
+        process = await go.start(
+            "exec sleep 60", stdin=True, stdin_fd=zero.fileno(), protocol=protocol
+        )
         await asyncio.sleep(1)
         process.kill()
         await process.wait()
@@ -146,13 +154,17 @@ async def test_a_process_that_does_not_read_stdin(go: GoExec, backend: ProcessBa
 
 
 @pytest.mark.parametrize("protocol", [SPDY[0], WEBSOCKET[0]])
-async def test_a_process_that_closes_stdin_does_not_stop_the_client(go: GoExec, protocol: str) -> None:
+async def test_a_process_that_closes_stdin_does_not_stop_the_client(
+    go: GoExec, protocol: str
+) -> None:
     outcome = await go("exec <&-; sleep 0.3; echo done", bytes(1 << 22), protocol=protocol)
     assert (outcome.exit_code, outcome.stdout) == (0, b"done\n")
 
 
 @pytest.mark.parametrize("protocol", [SPDY[0], WEBSOCKET[0]])
-async def test_an_exec_dies_with_its_client(go: GoExec, backend: ProcessBackend, protocol: str) -> None:
+async def test_an_exec_dies_with_its_client(
+    go: GoExec, backend: ProcessBackend, protocol: str
+) -> None:
     process = await go.start("echo ready; sleep 60 & sleep 60", protocol=protocol)
     assert process.stdout is not None
     await process.stdout.readline()

@@ -1,7 +1,8 @@
-"""Sessions whose client floods: the others get their turns meanwhile, and what is kept of the flood is bounded.
+"""Sessions whose client floods: the others get their turns meanwhile, and what is kept of the flood
+is bounded.
 
-All sessions and kubelet's calls share one event loop. What counts here is how many frames are handled in one of its turns,
-not how long that takes.
+All sessions and kubelet's calls share one event loop. What counts here is how many frames are
+handled in one of its turns, not how long that takes.
 """
 
 from __future__ import annotations
@@ -131,7 +132,9 @@ def opening(server: StreamingServer, flood: Callable[[], bytes]) -> bytes:
     return request(path, *SPDY)
 
 
-async def send_flood(server: StreamingServer, flood: Callable[[], bytes], sent: asyncio.Event) -> None:
+async def send_flood(
+    server: StreamingServer, flood: Callable[[], bytes], sent: asyncio.Event
+) -> None:
     """Send all of it while reading what comes; keep the connection afterwards."""
     data = opening(server, flood) + flood()
     async with connection(server) as (reader, writer):
@@ -208,8 +211,11 @@ async def test_what_waits_in_tiny_pieces_is_counted_with_what_each_costs(
 
 @pytest.mark.parametrize("ended", ["as they open", "when all are open", "stdin last"])
 async def test_streams_open_and_end_in_any_order(server: StreamingServer, ended: str) -> None:
-    """Half-closed from the start or not at all: the session begins with the last stream, and its outcome arrives."""
-    options = ExecOptions("c", ("/bin/sh", "-c", "cat; exit 5"), stdin=True, stdout=True, stderr=True)
+    """Half-closed from the start or not at all: the session begins with the last stream, and its
+    outcome arrives."""
+    options = ExecOptions(
+        "c", ("/bin/sh", "-c", "cat; exit 5"), stdin=True, stdout=True, stderr=True
+    )
     for roles in itertools.permutations(("error", "stdin", "stdout", "stderr")):
         async with connect(server.url_for_exec(options), V4) as multiplexer, asyncio.timeout(60):
             streams = {}
@@ -217,7 +223,9 @@ async def test_streams_open_and_end_in_any_order(server: StreamingServer, ended:
                 streams[role] = await multiplexer.open({"streamtype": [role]})
                 if ended == "as they open":
                     await streams[role].end()
-            for role in sorted(streams, key=lambda role: (ended == "stdin last") == (role == "stdin")):
+            for role in sorted(
+                streams, key=lambda role: (ended == "stdin last") == (role == "stdin")
+            ):
                 if ended != "as they open":
                     await streams[role].end()
             outcome = await streams["error"].inbound.read()
@@ -270,7 +278,9 @@ async def test_a_connection_that_has_ended_is_freed_at_once(
                 async with asyncio.timeout(0.3):
                     await reader.read()
         async with asyncio.timeout(30):
-            while server._connections or any(not session.closed.is_set() for session in backend.sessions):
+            while server._connections or any(
+                not session.closed.is_set() for session in backend.sessions
+            ):
                 await asyncio.sleep(0.01)
         assert [wire() for wire in wires] == [None]
     finally:

@@ -1,4 +1,5 @@
-"""The server against callers that guess, cheat, stall and vanish: no session for them, nothing left of them."""
+"""The server against callers that guess, cheat, stall and vanish: no session for them, nothing left
+of them."""
 
 from __future__ import annotations
 
@@ -86,7 +87,9 @@ async def test_unknown_used_and_expired_look_the_same(backend: ProcessBackend) -
     await server.start()
     expired = path_of(server.url_for_exec(SHELL))
     await asyncio.sleep(0.1)
-    answers = {await answer(server, request(path, *SPDY)) for path in (expired, "/exec/" + "x" * 43)}
+    answers = {
+        await answer(server, request(path, *SPDY)) for path in (expired, "/exec/" + "x" * 43)
+    }
     assert len(answers) == 1 and answers.pop()[0] == 404
     await server.close()
 
@@ -110,7 +113,9 @@ async def test_only_the_exact_path_works(server: StreamingServer, twist: str) ->
         pytest.param(request("/exec/T", *SPDY, "Content-Length: 4") + b"body", 400, id="body"),
         pytest.param(request("/exec/T", *SPDY, "X: " + "y" * 100_000), 431, id="header bomb"),
         pytest.param(request("/exec/T"), 400, id="no upgrade"),
-        pytest.param(request("/exec/T", "Connection: Upgrade", "Upgrade: h2c"), 400, id="another upgrade"),
+        pytest.param(
+            request("/exec/T", "Connection: Upgrade", "Upgrade: h2c"), 400, id="another upgrade"
+        ),
         pytest.param(request("/exec/T", *SPDY[:2]), 400, id="no stream protocol"),
         pytest.param(
             request("/exec/T", *SPDY[:2], "X-Stream-Protocol-Version: v5.channel.k8s.io"),
@@ -160,7 +165,9 @@ async def test_only_loopback_is_listened_on(server: StreamingServer) -> None:
 # ---- stalling ----
 
 
-async def test_a_slow_request_is_ended(server: StreamingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_request_is_ended(
+    server: StreamingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection_module, "REQUEST_S", 0.4)
     loop = asyncio.get_running_loop()
     with socket.create_connection(server.address) as client:
@@ -179,7 +186,8 @@ async def test_a_slow_request_is_ended(server: StreamingServer, monkeypatch: pyt
 async def test_connections_without_a_ticket_keep_nobody_out(
     server: StreamingServer, go: GoExec, sent: bytes
 ) -> None:
-    """Any user of the machine may connect: at the limit the oldest that has shown no ticket makes room."""
+    """Any user of the machine may connect: at the limit the oldest that has shown no ticket makes
+    room."""
     limit = server_module.UNOPENED_LIMIT
     async with contextlib.AsyncExitStack() as stack:
         idle = []
@@ -215,7 +223,8 @@ async def test_a_flood_of_connections_does_not_overtake_a_client_with_a_ticket(
     flooding = [asyncio.create_task(flood()) for _ in range(4)]
     try:
         number = 0
-        while number < 5 or made <= server_module.UNOPENED_LIMIT:  # however slow the machine, it is a flood
+        # however slow the machine, it is a flood
+        while number < 5 or made <= server_module.UNOPENED_LIMIT:
             assert (await go(f"echo {number}")).stdout == b"%d\n" % number
             number += 1
     finally:
@@ -311,8 +320,8 @@ class ClosedPorts(SlowPods):
 
 
 async def test_a_client_that_leaves_while_a_port_is_refused_leaves_no_connection() -> None:
-    """A WebSocket has two ports, of which one is refused in the moment in which the client resets the
-    connection. Proof: the connection to the other, silent port is closed, too."""
+    """A WebSocket has two ports, of which one is refused in the moment in which the client resets
+    the connection. Proof: the connection to the other, silent port is closed, too."""
     backend = ClosedPorts()
     server = StreamingServer(backend)
     await server.start()
@@ -431,7 +440,9 @@ async def test_guessing_does_not_disturb_a_session(server: StreamingServer, go: 
 
 
 @pytest.mark.requirement("9.4")
-async def test_streams_that_never_come(server: StreamingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_that_never_come(
+    server: StreamingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection_module, "STREAMS_S", 0.3)
     client = Connection("client")
     client.open({"streamtype": ["error"]})
@@ -472,14 +483,18 @@ def websocket_bytes(server: StreamingServer, rng: random.Random) -> bytes:
     fields = (*WEBSOCKET, "Sec-WebSocket-Protocol: v5.channel.k8s.io")
     data = b"\0" + rng.randbytes(rng.randrange(60_000))
     frame = b"\x82\xfe" + len(data).to_bytes(2, "big") + bytes(4) + data
-    return request(path_of(server.url_for_exec(SHELL)), *fields, method="GET") + frame * rng.randrange(4)
+    return request(
+        path_of(server.url_for_exec(SHELL)), *fields, method="GET"
+    ) + frame * rng.randrange(4)
 
 
 def forward_bytes(server: StreamingServer, rng: random.Random, port: int) -> bytes:
     client, sent = Connection("client"), b""
     for number in range(rng.randrange(1, 5)):
         for role in ("error", "data"):
-            stream = client.open({"streamtype": [role], "port": [str(port)], "requestid": [str(number)]})
+            stream = client.open(
+                {"streamtype": [role], "port": [str(port)], "requestid": [str(number)]}
+            )
         data = rng.randbytes(rng.randrange(50_000))
         sent += client.data_to_send() + client.data_head(stream, len(data)) + data
     fields = (*SPDY[:2], "X-Stream-Protocol-Version: portforward.k8s.io")
@@ -492,7 +507,9 @@ async def cut(server: StreamingServer, sent: bytes, rng: random.Random) -> None:
     writer.write(sent[: rng.randrange(len(sent) + 1)])
     end = rng.randrange(3)
     if end == 0:
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        writer.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"
+        )
     elif end == 1:
         with contextlib.suppress(TimeoutError, ConnectionError):
             async with asyncio.timeout(rng.random() / 50):
@@ -557,6 +574,8 @@ async def test_sessions_of_others_go_on(server: StreamingServer, go: GoExec) -> 
     rng = random.Random(21)
     running = asyncio.create_task(go("for n in 1 2 3 4 5 6 7 8; do echo $n; sleep 0.1; done"))
     while not running.done():
-        nonsense = request(path_of(server.url_for_exec(SHELL)), *SPDY) + rng.randbytes(rng.randrange(1, 5000))
+        nonsense = request(path_of(server.url_for_exec(SHELL)), *SPDY) + rng.randbytes(
+            rng.randrange(1, 5000)
+        )
         await cut(server, nonsense, rng)
     assert (await running).stdout == b"1\n2\n3\n4\n5\n6\n7\n8\n"

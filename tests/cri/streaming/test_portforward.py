@@ -1,4 +1,5 @@
-"""Port forwarding with Go's client, over SPDY and over SPDY in a WebSocket, to TCP servers of this machine."""
+"""Port forwarding with Go's client, over SPDY and over SPDY in a WebSocket, to TCP servers of this
+machine."""
 
 from __future__ import annotations
 
@@ -82,7 +83,9 @@ pytestmark = pytest.mark.parametrize("transport", ["spdy", "tunnel"])
 
 
 @pytest.mark.requirement("9.11")
-async def test_bytes_and_half_close(goclient: Path, server: StreamingServer, transport: str) -> None:
+async def test_bytes_and_half_close(
+    goclient: Path, server: StreamingServer, transport: str
+) -> None:
     data = os.urandom(20 << 20)
     async with (
         service(echo) as one,
@@ -95,7 +98,9 @@ async def test_bytes_and_half_close(goclient: Path, server: StreamingServer, tra
 
 
 @pytest.mark.requirement("9.11")
-async def test_many_connections_at_once(goclient: Path, server: StreamingServer, transport: str) -> None:
+async def test_many_connections_at_once(
+    goclient: Path, server: StreamingServer, transport: str
+) -> None:
     blocks = [os.urandom(200_000) for _ in range(60)]
     async with service(echo) as port, forwarded(goclient, server, transport, port) as (local,):
         async with asyncio.timeout(60):

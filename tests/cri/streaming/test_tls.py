@@ -34,7 +34,9 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture
-async def listening(authority: Authority, backend: ProcessBackend) -> AsyncIterator[StreamingServer]:
+async def listening(
+    authority: Authority, backend: ProcessBackend
+) -> AsyncIterator[StreamingServer]:
     """With nothing left when the test is over."""
     before = asyncio.all_tasks()
     folder = authority.folder
@@ -54,7 +56,9 @@ async def listening(authority: Authority, backend: ProcessBackend) -> AsyncItera
 def trusting(authority: Authority, client: str = "client") -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=str(authority.folder / "ca.crt"))
     if client:
-        context.load_cert_chain(authority.folder / f"{client}.crt", authority.folder / f"{client}.key")
+        context.load_cert_chain(
+            authority.folder / f"{client}.crt", authority.folder / f"{client}.key"
+        )
     return context
 
 
@@ -75,7 +79,9 @@ async def test_a_session(listening: StreamingServer, authority: Authority) -> No
         assert output == b"\x01got this\n" and b'"7"' in status
 
 
-async def test_much_output(listening: StreamingServer, authority: Authority, tmp_path: Path) -> None:
+async def test_much_output(
+    listening: StreamingServer, authority: Authority, tmp_path: Path
+) -> None:
     data = os.urandom(8 << 20)
     (tmp_path / "data").write_bytes(data)
     options = ExecOptions("c", ("/bin/cat", str(tmp_path / "data")), stdout=True)

@@ -18,7 +18,9 @@ from cri_server.streaming.server import StreamingServer
 
 def open_websocket(url: str, *subprotocols: str, **options: Any) -> connect:
     names: Sequence[Any] | None = subprotocols or None
-    return connect(url.replace("http", "ws", 1), subprotocols=names, proxy=None, compression=None, **options)
+    return connect(
+        url.replace("http", "ws", 1), subprotocols=names, proxy=None, compression=None, **options
+    )
 
 
 async def receive_all(client: ClientConnection) -> list[bytes]:
@@ -32,7 +34,11 @@ async def receive_all(client: ClientConnection) -> list[bytes]:
 
 
 SHELL = ExecOptions(
-    "c", ("/bin/sh", "-c", "read line; echo got $line; exit 7"), stdin=True, stdout=True, stderr=True
+    "c",
+    ("/bin/sh", "-c", "read line; echo got $line; exit 7"),
+    stdin=True,
+    stdout=True,
+    stderr=True,
 )
 
 
@@ -42,7 +48,10 @@ async def test_no_subprotocol_is_the_first_one(server: StreamingServer) -> None:
         assert client.subprotocol is None
         assert await client.recv() == b"\x01"
         await client.send(b"\x00this\n")
-        assert await receive_all(client) == [b"\x01got this\n", b"\x03command terminated with exit code 7"]
+        assert await receive_all(client) == [
+            b"\x01got this\n",
+            b"\x03command terminated with exit code 7",
+        ]
 
 
 @pytest.mark.requirement("9.9")
@@ -60,7 +69,8 @@ async def test_base64(server: StreamingServer) -> None:
 
 @pytest.mark.parametrize("origin", ["http://localhost/", "https://dashboard.example", "null"])
 async def test_any_origin_is_welcome(server: StreamingServer, origin: str) -> None:
-    """The API server passes on its client's Origin and kubelet its own client's Host: they need not agree."""
+    """The API server passes on its client's Origin and kubelet its own client's Host: they need not
+    agree."""
     client = open_websocket(server.url_for_exec(SHELL), "v4.channel.k8s.io", origin=origin)
     async with client as session, asyncio.timeout(10):
         await session.send(b"\x00this\n")
@@ -89,7 +99,9 @@ async def test_ports_by_channels(server: StreamingServer, name: str) -> None:
         async with open_websocket(url, *filter(None, [name])) as client, asyncio.timeout(10):
             await client.send(b"\x00there\n")
             messages = await receive_all(client)
-    assert messages[:4] == [bytes((n,)) + p.to_bytes(2, "little") for n, p in enumerate((port, port, 1, 1))]
+    assert messages[:4] == [
+        bytes((n,)) + p.to_bytes(2, "little") for n, p in enumerate((port, port, 1, 1))
+    ]
     assert sorted(messages[4:]) == [
         b"\x00hello there\n",
         b"\x03forwarding to port 1: connect 127.0.0.1:1: ECONNREFUSED",

@@ -1,4 +1,5 @@
-"""A cgroup that somebody else removes while we write to it, as systemd removes a scope with its last process."""
+"""A cgroup that somebody else removes while we write to it, as systemd removes a scope with its
+last process."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ ROUNDS = 2000
 
 
 def test_it_counts_as_killed() -> None:
-    """Of 2000 rounds some 20 have the removal between open(2) and write(2), where the kernel says ENODEV."""
+    """Of 2000 rounds some 20 have the removal between open(2) and write(2), where the kernel says
+    ENODEV."""
     with own_group("going") as group:
         racing = group / "racing"
         ours = Cgroup(f"/{racing.relative_to(tree.root())}")

@@ -1,4 +1,5 @@
-"""A writable layer goes into an archive and comes back: what was written, what was removed, and nothing else."""
+"""A writable layer goes into an archive and comes back: what was written, what was removed, and
+nothing else."""
 
 from __future__ import annotations
 
@@ -71,10 +72,16 @@ def test_it_is_the_same_afterwards(upper: Path, tar: Path, tmp_path: Path) -> No
     found = os.stat(tree / "etc/plain")
     assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (12, 34, 0o4711)
     assert (
-        int(found.st_mtime) == 1_234_567_890 and os.getxattr(tree / "etc/plain", "user.note") == b"\x00\xff"
+        int(found.st_mtime) == 1_234_567_890
+        and os.getxattr(tree / "etc/plain", "user.note") == b"\x00\xff"
     )
-    assert os.path.samefile(tree / "etc/plain", tree / "same") and (tree / "same").read_bytes() == b"content"
-    assert os.readlink(tree / "link") == "/etc/../../plain" and stat.S_ISFIFO((tree / "pipe").stat().st_mode)
+    assert (
+        os.path.samefile(tree / "etc/plain", tree / "same")
+        and (tree / "same").read_bytes() == b"content"
+    )
+    assert os.readlink(tree / "link") == "/etc/../../plain" and stat.S_ISFIFO(
+        (tree / "pipe").stat().st_mode
+    )
     assert os.stat(tree / "null").st_rdev == os.makedev(1, 3)
     gone = os.stat(tree / "etc/gone")
     assert stat.S_ISCHR(gone.st_mode) and gone.st_rdev == 0
@@ -83,7 +90,8 @@ def test_it_is_the_same_afterwards(upper: Path, tar: Path, tmp_path: Path) -> No
 
 
 def test_what_a_folder_hides_is_removed(upper: Path, tar: Path, tmp_path: Path) -> None:
-    """An opaque folder stands for the removal of all that the image has there; a folder in it hides as well."""
+    """An opaque folder stands for the removal of all that the image has there; a folder in it hides
+    as well."""
     lower = tmp_path / "lower"
     for name in ("a/keep", "a/gone", "a/sub/old", "b/other"):
         (lower / name).parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +105,9 @@ def test_what_a_folder_hides_is_removed(upper: Path, tar: Path, tmp_path: Path) 
         assert not any(OPAQUE in key for member in found for key in member.pax_headers)
 
 
-def test_places_of_mounts_are_left_out_and_volumes_are_in(upper: Path, tar: Path, tmp_path: Path) -> None:
+def test_places_of_mounts_are_left_out_and_volumes_are_in(
+    upper: Path, tar: Path, tmp_path: Path
+) -> None:
     (upper / "etc").mkdir()
     (upper / "etc/hosts").touch()
     (upper / "data").mkdir()
@@ -121,7 +131,8 @@ def test_an_attribute_that_no_tar_can_hold_is_refused(upper: Path, tar: Path, na
     (upper / "file").touch()
     os.setxattr(upper / "file", name, b"value")
     with pytest.raises(
-        Unsupported, match=r"'file' has the extended attribute 'user\..*', whose name no tar can hold"
+        Unsupported,
+        match=r"'file' has the extended attribute 'user\..*', whose name no tar can hold",
     ):
         layer.write(str(upper), str(tar), no_lower)
 
@@ -158,12 +169,17 @@ def test_removals_lead_nowhere_else(tmp_path: Path) -> None:
     assert not list(outside.iterdir())
 
 
-def test_what_became_a_pipe_is_not_opened(upper: Path, tar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """/dev/shm of a pod of which not all containers stand still: who waited for the pipe's writer would keep the others frozen."""
+def test_what_became_a_pipe_is_not_opened(
+    upper: Path, tar: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/dev/shm of a pod of which not all containers stand still: who waited for the pipe's writer
+    would keep the others frozen."""
     (upper / "plain").write_bytes(b"")
     os.mkfifo(upper / "file")
     real, plain = os.stat, os.stat(upper / "plain")
-    monkeypatch.setattr(os, "stat", lambda path, **more: plain if path == b"file" else real(path, **more))
+    monkeypatch.setattr(
+        os, "stat", lambda path, **more: plain if path == b"file" else real(path, **more)
+    )
     late = threading.Timer(5, lambda: os.close(os.open(upper / "file", os.O_RDWR)))  # ends the wait
     late.start()
     try:

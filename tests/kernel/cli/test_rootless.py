@@ -1,4 +1,5 @@
-"""Containers of an ordinary user with her own id alone, which needs no grant, and with ids that she was granted.
+"""Containers of an ordinary user with her own id alone, which needs no grant, and with ids that she
+was granted.
 
 What a systemd of her own and a whole range of ids add is tested in the guest (tests/vm/oci).
 """
@@ -27,8 +28,8 @@ Done = subprocess.CompletedProcess[str]
 
 
 class Hers:
-    """Her copy of the runtime (the checkout may be out of her reach), her bundle and her runtime folder; the container is
-    called one."""
+    """Her copy of the runtime (the checkout may be out of her reach), her bundle and her runtime
+    folder; the container is called one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.bundle, self.runtime = folder, folder / "bundle", folder / "runtime"
@@ -36,7 +37,9 @@ class Hers:
         folder.chmod(0o755)
         shutil.copytree(Path(pyrunc.__file__).parent, folder / "lib/pyrunc")
         self.program = folder / "pyrunc"
-        self.program.write_text(entry.script(os.path.realpath(sys.executable), [str(folder / "lib")]))
+        self.program.write_text(
+            entry.script(os.path.realpath(sys.executable), [str(folder / "lib")])
+        )
         self.program.chmod(0o755)
         self.runtime.mkdir(mode=0o700)
         os.chown(self.runtime, UID, UID)
@@ -55,7 +58,9 @@ class Hers:
     def pyrunc(self, *words: str | Path, check: bool = True) -> Done:
         become = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]
         if self.etc:
-            mounts = " && ".join(f"mount --bind {self.folder / name} /etc/{name}" for name in self.etc)
+            mounts = " && ".join(
+                f"mount --bind {self.folder / name} /etc/{name}" for name in self.etc
+            )
             become = ["unshare", "-m", "sh", "-c", f'{mounts} && exec "$@"', "sh", *become]
         with open(self.folder / "out", "w+") as out, open(self.folder / "err", "w+") as err:
             ended = subprocess.run(
@@ -65,7 +70,9 @@ class Hers:
             out.seek(0)
             err.seek(0)
             done = Done(ended.args, ended.returncode, out.read(), err.read())
-        assert not check or done.returncode == 0, f"{words}: {done.returncode}: {done.stdout}{done.stderr}"
+        assert not check or done.returncode == 0, (
+            f"{words}: {done.returncode}: {done.stdout}{done.stderr}"
+        )
         return done
 
     def state(self, name: str) -> dict[str, Any]:
@@ -100,7 +107,9 @@ def test_a_life(hers: Hers) -> None:
     process = Path(f"/proc/{state['pid']}")
     assert (process / "uid_map").read_text().split() == ["0", str(UID), "1"]
     assert (process / "setgroups").read_text().strip() == "deny" and process.stat().st_uid == UID
-    inside = hers.pyrunc("exec", "one", "sh", "-c", "id -u; touch /made; cat /proc/self/uid_map; ls /dev")
+    inside = hers.pyrunc(
+        "exec", "one", "sh", "-c", "id -u; touch /made; cat /proc/self/uid_map; ls /dev"
+    )
     assert inside.stdout.split()[:4] == ["0", "0", str(UID), "1"] and "null" in inside.stdout
     assert (hers.bundle / "rootfs/made").stat().st_uid == UID
     hers.pyrunc("kill", "one", "KILL")
@@ -137,7 +146,8 @@ KEPT = [{"containerID": 0, "hostID": GRANTED, "size": UID}, {"containerID": UID,
 
 
 def test_root_of_it_is_another_of_her_ids(hers: Hers) -> None:
-    """As `podman run --userns=keep-id`: she is herself inside, and root is an id that she was granted. Her files stay hers."""
+    """As `podman run --userns=keep-id`: she is herself inside, and root is an id that she was
+    granted. Her files stay hers."""
     for name, line in (
         ("passwd", f"hers:x:{UID}:{UID}::/:/bin/sh"),
         ("subuid", f"hers:{GRANTED}:65536"),
@@ -173,9 +183,16 @@ def test_root_of_it_is_another_of_her_ids(hers: Hers) -> None:
         ({"resources": {"pids": {"limit": 5}}}, "no limits + no cgrouppath"),
         ({"cgroupsPath": "/hers"}, "no limits + no cgrouppath"),
         ({"uidMappings": [{"containerID": 1, "hostID": UID, "size": 1}]}, "id 0 must be mapped"),
-        ({"gidMappings": [{"containerID": 0, "hostID": UID + 1, "size": 1}]}, f"own id {UID} must be mapped"),
         (
-            {"namespaces": [{"type": "mount"}, {"type": "uts"}], "uidMappings": [], "gidMappings": []},
+            {"gidMappings": [{"containerID": 0, "hostID": UID + 1, "size": 1}]},
+            f"own id {UID} must be mapped",
+        ),
+        (
+            {
+                "namespaces": [{"type": "mount"}, {"type": "uts"}],
+                "uidMappings": [],
+                "gidMappings": [],
+            },
             "requires user namespaces",
         ),
     ],

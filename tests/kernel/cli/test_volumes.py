@@ -1,4 +1,5 @@
-"""Volumes of a manifest on the host: the types of hostPath, and that a subPath does not leave its volume."""
+"""Volumes of a manifest on the host: the types of hostPath, and that a subPath does not leave its
+volume."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ def test_a_host_path_is_what_its_type_says(host: Path, kind: str) -> None:
         if name == PATHS[kind]:
             volumes.prepare(asked, host)
             continue
-        with pytest.raises(WrongState, match=rf"spec.volumes\[0\].hostPath: '{host}/{name}' is not a "):
+        with pytest.raises(
+            WrongState, match=rf"spec.volumes\[0\].hostPath: '{host}/{name}' is not a "
+        ):
             volumes.prepare(asked, host)
 
 
@@ -133,7 +136,8 @@ def test_a_folder_of_the_pod_belongs_to_its_fs_group(tmp_path: Path) -> None:
 
 
 def test_a_deep_volume_is_deleted(tmp_path: Path) -> None:
-    """A container chooses the depth; a function that calls itself for each level ends at a thousand."""
+    """A container chooses the depth; a function that calls itself for each level ends at a
+    thousand."""
     made = folders.make(tmp_path, "default", "p")
     folders.give(made, "id")
     place = os.open(made, os.O_RDONLY)

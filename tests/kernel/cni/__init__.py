@@ -1,1 +1,2 @@
-"""The plugins against the real kernel, each test on a host of its own: a network namespace that ends with it."""
+"""The plugins against the real kernel, each test on a host of its own: a network namespace that
+ends with it."""

@@ -1,4 +1,5 @@
-"""A throwaway host for plugin tests: the test's thread enters a new network namespace, pods are further ones.
+"""A throwaway host for plugin tests: the test's thread enters a new network namespace, pods are
+further ones.
 
 Links and addresses of the surroundings are made with pyroute2, never with the code under test.
 """
@@ -75,10 +76,16 @@ class Host:
         return pod
 
     def connect_outside(self) -> None:
-        """A client beyond the host: 192.0.2.2 and 2001:db8::2 in `outside`, with routes through the host for nothing."""
+        """A client beyond the host: 192.0.2.2 and 2001:db8::2 in `outside`, with routes through the
+        host for nothing."""
         self.outside = open_new_namespace()
         with IPRoute() as route:
-            route.link("add", ifname="outer", kind="veth", peer={"ifname": "eth0", "net_ns_fd": self.outside})
+            route.link(
+                "add",
+                ifname="outer",
+                kind="veth",
+                peer={"ifname": "eth0", "net_ns_fd": self.outside},
+            )
             configure(route, "outer", (HOST_OUTER, 24), (HOST_OUTER6, 64))
         with netns.inside(self.outside), IPRoute() as route:
             configure(route, "eth0", (CLIENT, 24), (CLIENT6, 64))
@@ -192,7 +199,9 @@ def addresses_of(result: Any) -> list[str]:
     return [entry["address"].split("/")[0] for entry in result["ips"]]
 
 
-def listen(namespace: int, address: str, port: int, kind: int = socket.SOCK_STREAM) -> socket.socket:
+def listen(
+    namespace: int, address: str, port: int, kind: int = socket.SOCK_STREAM
+) -> socket.socket:
     """A bound socket inside a namespace."""
     with netns.inside(namespace):
         made = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, kind)
@@ -213,8 +222,8 @@ def reach(
     source: str = "",
     look: Callable[[socket.socket], None] = lambda client: None,
 ) -> str:
-    """Connect from a namespace (None: the host) and talk both ways; the client's address as the server sees it. `look` gets
-    the client's TCP socket at the end.
+    """Connect from a namespace (None: the host) and talk both ways; the client's address as the
+    server sees it. `look` gets the client's TCP socket at the end.
 
     Raises OSError where nobody answers.
     """
@@ -243,10 +252,12 @@ def reach(
 
 
 def nothing_was_lost(client: socket.socket) -> None:
-    """The kernel's own account of a connection: no segment was sent twice, and none waited for a neighbour's address for as
-    long as the kernel takes to ask again, a second. A busy machine delays us, not these numbers."""
+    """The kernel's own account of a connection: no segment was sent twice, and none waited for a
+    neighbour's address for as long as the kernel takes to ask again, a second. A busy machine
+    delays us, not these numbers."""
     info = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
-    rtt_us, retransmitted = struct.unpack_from("I", info, 68)[0], struct.unpack_from("I", info, 100)[0]
+    rtt_us = struct.unpack_from("I", info, 68)[0]
+    retransmitted = struct.unpack_from("I", info, 100)[0]
     assert retransmitted == 0 and 0 < rtt_us < 500_000, (retransmitted, rtt_us)
 
 

@@ -41,7 +41,9 @@ def link(name: str) -> Any:
 def addresses_on(name: str) -> set[str]:
     with IPRoute() as route:
         index = route.link_lookup(ifname=name)[0]
-        return {f"{a.get_attr('IFA_ADDRESS')}/{a['prefixlen']}" for a in route.get_addr(index=index)}
+        return {
+            f"{a.get_attr('IFA_ADDRESS')}/{a['prefixlen']}" for a in route.get_addr(index=index)
+        }
 
 
 def port_of(result: Any) -> str:
@@ -86,7 +88,8 @@ def test_an_ipv6_address_is_usable_without_waiting_for_duplicates(host: Host) ->
     with netns.inside(pod.fd), IPRoute() as route:
         index = route.link_lookup(ifname="eth0")[0]
         flags = [
-            a.get_attr("IFA_FLAGS") or a["flags"] for a in route.get_addr(index=index, family=socket.AF_INET6)
+            a.get_attr("IFA_FLAGS") or a["flags"]
+            for a in route.get_addr(index=index, family=socket.AF_INET6)
         ]
     assert flags and not any(f & 0x40 for f in flags)
 
@@ -223,10 +226,15 @@ def test_routes_with_numbers(host: Host) -> None:
     }
     with netns.inside(pod.fd), IPRoute() as route:
         found = next(
-            r for r in route.get_routes(family=socket.AF_INET) if r.get_attr("RTA_DST") == "10.1.0.0"
+            r
+            for r in route.get_routes(family=socket.AF_INET)
+            if r.get_attr("RTA_DST") == "10.1.0.0"
         )
     assert found.get_attr("RTA_GATEWAY") == "10.88.0.9" and found.get_attr("RTA_TABLE") == 300
-    assert found.get_attr("RTA_PRIORITY") == 77 and found.get_attr("RTA_METRICS").get_attr("RTAX_MTU") == 1300
+    assert (
+        found.get_attr("RTA_PRIORITY") == 77
+        and found.get_attr("RTA_METRICS").get_attr("RTAX_MTU") == 1300
+    )
 
 
 def test_forwarding_is_switched_on_for_a_gateway_only(host: Host) -> None:
@@ -270,14 +278,21 @@ def test_del_does_not_touch_another_pod(host: Host) -> None:
     call(BRIDGE, "CHECK", two, {**config, "prevResult": result})
 
 
-def test_teardown_in_background_is_quiet_at_once_and_complete_with_the_namespace(host: Host) -> None:
+def test_teardown_in_background_is_quiet_at_once_and_complete_with_the_namespace(
+    host: Host,
+) -> None:
     one, two = host.pod(), host.pod()
     config = host.bridge_config(ipMasq=True)
     first = attach(one, config)
     attach(two, config)
     with listen(one.fd, "0.0.0.0", 80) as server:
         started = time.monotonic()
-        call(BRIDGE, "DEL", one, {**config, "prevResult": first, "args": {"cni": {"teardown": "background"}}})
+        call(
+            BRIDGE,
+            "DEL",
+            one,
+            {**config, "prevResult": first, "args": {"cni": {"teardown": "background"}}},
+        )
         took_s = time.monotonic() - started
         assert unreachable(lambda: reach(two.fd, addresses_of(first)[0], 80, server))
     assert len(all_elements()) == 2
@@ -308,7 +323,8 @@ def test_an_address_is_not_reused_before_its_veth_is_gone(host: Host) -> None:
 
 
 def test_no_first_packet_is_lost(host: Host) -> None:
-    """When ADD returns the bridge forwards and the addresses are taken: a lost packet would cost a second."""
+    """When ADD returns the bridge forwards and the addresses are taken: a lost packet would cost a
+    second."""
     neighbour = host.pod("neighbour")
     attach(neighbour, host.bridge_config())
     for number in range(12):
@@ -316,11 +332,14 @@ def test_no_first_packet_is_lost(host: Host) -> None:
         result = attach(pod, host.bridge_config())
         for bind, address in zip(("0.0.0.0", "::"), addresses_of(result), strict=True):
             with listen(pod.fd, bind, 80) as server:
-                reach(neighbour.fd if number % 2 else None, address, 80, server, look=nothing_was_lost)
+                reach(
+                    neighbour.fd if number % 2 else None, address, 80, server, look=nothing_was_lost
+                )
 
 
 def test_an_address_with_another_hardware_address_is_known_at_once(host: Host) -> None:
-    """Neighbours that still know the old pod's hardware address are told: nobody waits for an entry to grow stale."""
+    """Neighbours that still know the old pod's hardware address are told: nobody waits for an entry
+    to grow stale."""
     config = host.bridge_config(capabilities={"ips": True})
     neighbour = host.pod("neighbour")
     attach(neighbour, config)
@@ -355,7 +374,10 @@ def test_add_twice_is_refused_and_leaves_the_first_alone(host: Host) -> None:
 def test_a_failed_add_leaves_nothing(host: Host) -> None:
     routes = [{"dst": "10.1.0.0/16", "gw": "172.31.0.1"}]  # nobody can reach that gateway
     with pytest.raises(Refused, match=r"10.1.0.0/16 via 172.31.0.1: ENETUNREACH"):
-        attach(host.pod(), host.bridge_config(ipMasq=True, ipam=host.ipam("10.88.0.0/16", routes=routes)))
+        attach(
+            host.pod(),
+            host.bridge_config(ipMasq=True, ipam=host.ipam("10.88.0.0/16", routes=routes)),
+        )
     assert link_names() == {"lo", "cni0"} and leases(host) == set() and all_elements() == []
 
 
@@ -376,7 +398,9 @@ def _off_the_bridge(host: Host, pod: Pod, result: Any) -> None:
 
 def _address_gone(host: Host, pod: Pod, result: Any) -> None:
     with netns.inside(pod.fd), IPRoute() as route:
-        route.addr("del", index=route.link_lookup(ifname="eth0")[0], address="10.88.0.2", prefixlen=16)
+        route.addr(
+            "del", index=route.link_lookup(ifname="eth0")[0], address="10.88.0.2", prefixlen=16
+        )
 
 
 def _route_gone(host: Host, pod: Pod, result: Any) -> None:
@@ -386,7 +410,9 @@ def _route_gone(host: Host, pod: Pod, result: Any) -> None:
 
 def _gateway_gone(host: Host, pod: Pod, result: Any) -> None:
     with IPRoute() as route:
-        route.addr("del", index=route.link_lookup(ifname="cni0")[0], address="10.88.0.1", prefixlen=16)
+        route.addr(
+            "del", index=route.link_lookup(ifname="cni0")[0], address="10.88.0.1", prefixlen=16
+        )
 
 
 def _other_mac(host: Host, pod: Pod, result: Any) -> None:
@@ -436,10 +462,8 @@ def test_check_notices_damage(host: Host, damage: Any, sentence: str) -> None:
 
 
 def test_gc_removes_what_no_valid_attachment_owns(host: Host) -> None:
-    config, other = (
-        host.bridge_config(ipMasq=True),
-        host.bridge_config(name="other", bridge="cni1", ipam=host.ipam("10.99.0.0/16")),
-    )
+    config = host.bridge_config(ipMasq=True)
+    other = host.bridge_config(name="other", bridge="cni1", ipam=host.ipam("10.99.0.0/16"))
     keep, lose, foreign = host.pod(), host.pod(), host.pod()
     kept = attach(keep, config)
     lost = attach(lose, config)

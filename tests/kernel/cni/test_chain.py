@@ -33,7 +33,9 @@ def host(tmp_path: Any) -> Iterator[Host]:
         yield made
 
 
-def ask(command: str, pod: Pod, *inputs: dict[str, Any], previous: dict[str, Any] | None = None) -> Answer:
+def ask(
+    command: str, pod: Pod, *inputs: dict[str, Any], previous: dict[str, Any] | None = None
+) -> Answer:
     """A worker's answer."""
     environment = {
         "CNI_COMMAND": command,
@@ -45,7 +47,9 @@ def ask(command: str, pod: Pod, *inputs: dict[str, Any], previous: dict[str, Any
     return errand.answer(Chain(environment, list(inputs), command == "ADD", previous).to_message())
 
 
-def added(pod: Pod, *inputs: dict[str, Any], previous: dict[str, Any] | None = None) -> dict[str, Any]:
+def added(
+    pod: Pod, *inputs: dict[str, Any], previous: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """The result of an ADD."""
     answer = ask("ADD", pod, *inputs, previous=previous)
     assert answer.refused is None and answer.result is not None

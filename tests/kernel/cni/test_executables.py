@@ -86,7 +86,9 @@ def chain(
     folder: str, host: Host, pod: Pod, *, cni_version: str = "1.0.0", path: str = ""
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """bridge, then portmap; their inputs for DEL and CHECK."""
-    bridge = host.bridge_config(cniVersion=cni_version, hairpinMode=True, ipam=host.ipam("10.88.0.0/16"))
+    bridge = host.bridge_config(
+        cniVersion=cni_version, hairpinMode=True, ipam=host.ipam("10.88.0.0/16")
+    )
     code, result = run(folder, "bridge", "ADD", pod, bridge, path)
     assert code == 0, result
     portmap = {
@@ -94,7 +96,9 @@ def chain(
         "name": "net",
         "type": "portmap",
         "backend": "nftables",
-        "runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]},
+        "runtimeConfig": {
+            "portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]
+        },
         "prevResult": result,
     }
     code, answer = run(folder, "portmap", "ADD", pod, portmap, path)
@@ -157,9 +161,14 @@ def test_the_same_request_has_the_same_result(ours: str, host: Host) -> None:
         assert code == 0, value
         for interface in value["interfaces"]:
             interface.pop("mac")
-            interface["name"] = "veth" if interface["name"].startswith("veth") else interface["name"]
+            interface["name"] = (
+                "veth" if interface["name"].startswith("veth") else interface["name"]
+            )
         text = (
-            json.dumps(value).replace(pod.path, "NETNS").replace("10.89.", "10.88.").replace("fd81:", "fd80:")
+            json.dumps(value)
+            .replace(pod.path, "NETNS")
+            .replace("10.89.", "10.88.")
+            .replace("fd81:", "fd80:")
         )
         found.append(json.loads(text.replace("cni1", "cni0")))
     assert sorted(map(str, found[0].pop("routes"))) == sorted(map(str, found[1].pop("routes")))
@@ -178,7 +187,8 @@ def test_refusals_have_the_codes_of_the_reference(
     ours: str, host: Host, command: str, config: dict[str, Any], environment: dict[str, str]
 ) -> None:
     answers = [
-        run(folder, "bridge", command, host.pod(), config, **environment) for folder in (ours, reference())
+        run(folder, "bridge", command, host.pod(), config, **environment)
+        for folder in (ours, reference())
     ]
     assert answers[0][0] == answers[1][0] == 1
     assert answers[0][1]["code"] == answers[1][1]["code"]
@@ -192,7 +202,9 @@ def test_their_bridge_runs_our_host_local(ours: str, host: Host, tmp_path: Path)
     config = host.bridge_config(cniVersion="1.0.0", ipam=host.ipam("10.88.0.0/16"))
     code, value = run(reference(), "bridge", "ADD", pod, config, str(mixed))
     assert code == 0 and addresses_of(value) == ["10.88.0.2"]
-    assert run(reference(), "bridge", "DEL", pod, {**config, "prevResult": value}, str(mixed))[0] == 0
+    assert (
+        run(reference(), "bridge", "DEL", pod, {**config, "prevResult": value}, str(mixed))[0] == 0
+    )
     assert not (Path(host.folder) / "leases/net/10.88.0.2").exists()
 
 
@@ -208,7 +220,8 @@ def test_our_bridge_runs_their_host_local(ours: str, host: Host) -> None:
 
 
 def test_our_bridge_removes_what_their_bridge_made(ours: str, host: Host) -> None:
-    """A node changes its plugins while pods run: the DEL of the new ones gets the result of the old ones."""
+    """A node changes its plugins while pods run: the DEL of the new ones gets the result of the old
+    ones."""
     pod = host.pod()
     config = host.bridge_config(cniVersion="1.0.0", ipam=host.ipam("10.88.0.0/16"))
     code, value = run(reference(), "bridge", "ADD", pod, config)
@@ -219,7 +232,12 @@ def test_our_bridge_removes_what_their_bridge_made(ours: str, host: Host) -> Non
 
 def test_either_host_local_respects_and_releases_the_others_leases(ours: str, host: Host) -> None:
     folder = Path(host.folder) / "leases/net"
-    config = {"cniVersion": "1.0.0", "name": "net", "type": "bridge", "ipam": host.ipam("10.88.0.0/16")}
+    config = {
+        "cniVersion": "1.0.0",
+        "name": "net",
+        "type": "bridge",
+        "ipam": host.ipam("10.88.0.0/16"),
+    }
     one, two = host.pod(), host.pod()
     for pod, adding in ((one, reference()), (two, ours)):
         code, value = run(adding, "host-local", "ADD", pod, config)

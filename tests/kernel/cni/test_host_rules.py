@@ -1,4 +1,5 @@
-"""The table of host rules: elements as nft shows them, transactions, lists that change while they are read."""
+"""The table of host rules: elements as nft shows them, transactions, lists that change while they
+are read."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def ports(first: int, count: int, tag: str, pod: Any = POD, subnet: Any = SUBNET
 def test_elements_as_nft_shows_them(host: Host) -> None:
     elements = [
         host_rules.masquerade_element(POD, SUBNET, "net/a/eth0"),
-        *host_rules.port_elements("udp", 53, ip_address("192.0.2.1"), POD, 5353, SUBNET, "net/a/eth0"),
+        *host_rules.port_elements(
+            "udp", 53, ip_address("192.0.2.1"), POD, 5353, SUBNET, "net/a/eth0"
+        ),
         *host_rules.port_elements("sctp", 8080, None, POD6, 80, None, "net/a/eth0"),
     ]
     host_rules.publish(elements, [SUBNET, SUBNET6])
@@ -108,7 +111,9 @@ def test_tags_fit_into_comments_and_tell_networks_and_scopes_apart(
     assert {e.comment for e in all_elements()} == {tag}
     assert tag in nft("list", "map", "inet", host_rules.TABLE, "ports4")
     assert host_rules.belongs_to(tag, network) and host_rules.belongs_to(tag, network, scope)
-    assert not host_rules.belongs_to(tag, "other") and not host_rules.belongs_to(tag, network, "other")
+    assert not host_rules.belongs_to(tag, "other") and not host_rules.belongs_to(
+        tag, network, "other"
+    )
 
 
 def test_nft_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""Killed at any moment and started twenty times at once: DEL leaves nothing, nobody shares an address."""
+"""Killed at any moment and started twenty times at once: DEL leaves nothing, nobody shares an
+address."""
 
 from __future__ import annotations
 
@@ -18,7 +19,15 @@ from cni_plugins.bridge.plugin import PLUGIN as BRIDGE
 from cni_plugins.net import host_rules
 from cni_plugins.portmap.plugin import PLUGIN as PORTMAP
 from cni_plugins.skel import Plugin, answer
-from tests.kernel.cni.harness import Host, Pod, all_elements, attach, call, link_names, portmap_config
+from tests.kernel.cni.harness import (
+    Host,
+    Pod,
+    all_elements,
+    attach,
+    call,
+    link_names,
+    portmap_config,
+)
 from tests.kernel.cni.test_bridge import leases, wait_until
 
 WEB = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
@@ -35,7 +44,9 @@ def requests_of(pod: Pod) -> dict[str, str]:
 
 
 @contextmanager
-def child(plugin: Plugin, pod: Pod, config: dict[str, Any], output: Path | None = None) -> Iterator[int]:
+def child(
+    plugin: Plugin, pod: Pod, config: dict[str, Any], output: Path | None = None
+) -> Iterator[int]:
     """The plugin's ADD in a forked child."""
     pid = os.fork()
     if pid == 0:
@@ -82,7 +93,10 @@ def recorded(host: Host, pod: Pod) -> dict[str, Any]:
     return {
         "cniVersion": "1.1.0",
         "interfaces": [{"name": "eth0", "sandbox": pod.path}],
-        "ips": [{"address": "10.88.0.2/16", "interface": 0}, {"address": "fd88::2/64", "interface": 0}],
+        "ips": [
+            {"address": "10.88.0.2/16", "interface": 0},
+            {"address": "fd88::2/64", "interface": 0},
+        ],
     }
 
 
@@ -115,13 +129,15 @@ def test_portmap_killed_while_adding(host: Host) -> None:
             time.sleep(number * 0.0002)
             os.kill(pid, signal.SIGKILL)
         opened = {e.set_name for e in all_elements()}
-        assert opened in (set(), {"ports4", "ports6", "near4", "near6"})  # all of a request or nothing
+        # all of a request or nothing
+        assert opened in (set(), {"ports4", "ports6", "near4", "near6"})
         call(PORTMAP, "DEL", pod, config)
         assert all_elements() == []
 
 
 def at_once(folder: Path, jobs: list[tuple[str, Pod, dict[str, Any]]]) -> list[Any]:
-    """The bridge plugin's answers to (command, pod, config), each in a forked child, all at the same time."""
+    """The bridge plugin's answers to (command, pod, config), each in a forked child, all at the
+    same time."""
     running = []
     for number, (command, pod, config) in enumerate(jobs):
         pid = os.fork()
@@ -132,7 +148,9 @@ def at_once(folder: Path, jobs: list[tuple[str, Pod, dict[str, Any]]]) -> list[A
             os._exit(code)
         running.append(pid)
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in running]
-    contents = [(folder / f"{command}-{number}").read_bytes() for number, (command, _, _) in enumerate(jobs)]
+    contents = [
+        (folder / f"{command}-{number}").read_bytes() for number, (command, _, _) in enumerate(jobs)
+    ]
     answers = [json.loads(content) if content else None for content in contents]
     assert codes == [0] * len(jobs), [answer for answer in answers if answer and "code" in answer]
     return answers
@@ -147,7 +165,10 @@ def test_twenty_adds_at_once_on_a_host_without_bridge_and_rules(host: Host, tmp_
     for pod, result in zip(pods, results, strict=True):
         call(BRIDGE, "CHECK", pod, {**config, "prevResult": result})
         call(
-            BRIDGE, "DEL", pod, {**config, "prevResult": result, "args": {"cni": {"teardown": "background"}}}
+            BRIDGE,
+            "DEL",
+            pod,
+            {**config, "prevResult": result, "args": {"cni": {"teardown": "background"}}},
         )
         pod.close()
     wait_until(lambda: not veths())
@@ -161,9 +182,13 @@ def test_pods_are_checked_while_others_come_and_go(host: Host, tmp_path: Path) -
     results = {pod.id: attach(pod, config) for pod in (*staying, *leaving)}
     previous = {pod.id: {**config, "prevResult": results[pod.id]} for pod in (*staying, *leaving)}
     jobs = [("CHECK", pod, previous[pod.id]) for pod in staying for _ in range(2)]
-    jobs += [("DEL", pod, previous[pod.id]) for pod in leaving] + [("ADD", pod, config) for pod in coming]
+    jobs += [("DEL", pod, previous[pod.id]) for pod in leaving] + [
+        ("ADD", pod, config) for pod in coming
+    ]
     at_once(tmp_path, jobs[::2] + jobs[1::2])
-    assert {e.comment for e in all_elements()} == {f"net/{pod.id}/eth0" for pod in (*staying, *coming)}
+    assert {e.comment for e in all_elements()} == {
+        f"net/{pod.id}/eth0" for pod in (*staying, *coming)
+    }
     assert len(leases(host)) == 2 * len((*staying, *coming)) and len(veths()) == 10
     for pod in pods:
         call(BRIDGE, "DEL", pod, config)

@@ -1,4 +1,5 @@
-"""Our executables under the specification's own runtime library: cnitool, built from libcni's module."""
+"""Our executables under the specification's own runtime library: cnitool, built from libcni's
+module."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def in_one_life(folder: Path, *steps: str) -> str:
         ),
         "CNITOOL": str(cnitool()),
     }
-    script = "\n".join(("set -e", "mkdir -p /var/lib/cni", "mount -t tmpfs cache /var/lib/cni", *steps))
+    script = "\n".join(
+        ("set -e", "mkdir -p /var/lib/cni", "mount -t tmpfs cache /var/lib/cni", *steps)
+    )
     done = subprocess.run(
         ["unshare", "--mount", "--propagation", "private", "sh", "-c", script],
         env=environment,
@@ -81,11 +84,16 @@ def test_add_check_and_del(host: Host, cni_version: str) -> None:
         f"$CNITOOL del net {other.path}",
         f"$CNITOOL del net {other.path}",
     )
-    assert not leases(host) and not all_elements() and not [n for n in link_names() if n.startswith("veth")]
+    assert (
+        not leases(host)
+        and not all_elements()
+        and not [n for n in link_names() if n.startswith("veth")]
+    )
 
 
 def test_status_and_gc(host: Host) -> None:
-    """cnitool's gc gives no list of valid attachments: libcni detaches what it remembers, plugins guess nothing."""
+    """cnitool's gc gives no list of valid attachments: libcni detaches what it remembers, plugins
+    guess nothing."""
     folder, known, unknown = prepare(host, "1.1.0"), host.pod(), host.pod()
     in_one_life(
         folder,
@@ -96,4 +104,6 @@ def test_status_and_gc(host: Host) -> None:
         f"! $CNITOOL gc net {known.path} 2>$NETCONFPATH/said",
     )
     assert "needs a list in cni.dev/valid-attachments" in (folder / "net.d/said").read_text()
-    assert leases(host) == {"10.88.0.2", "fd88::2"} and len({e.comment for e in all_elements()}) == 1
+    assert (
+        leases(host) == {"10.88.0.2", "fd88::2"} and len({e.comment for e in all_elements()}) == 1
+    )

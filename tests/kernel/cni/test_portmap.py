@@ -1,4 +1,5 @@
-"""The portmap plugin: who reaches a pod through a port of the host, and what stays when it is closed."""
+"""The portmap plugin: who reaches a pod through a port of the host, and what stays when it is
+closed."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ def net(host: Host) -> Iterator[Host]:
 @pytest.mark.parametrize(
     ("bind", "address", "client"), [("0.0.0.0", HOST_OUTER, CLIENT), ("::", HOST_OUTER6, CLIENT6)]
 )
-@pytest.mark.parametrize(("protocol", "kind"), [("tcp", socket.SOCK_STREAM), ("udp", socket.SOCK_DGRAM)])
+@pytest.mark.parametrize(
+    ("protocol", "kind"), [("tcp", socket.SOCK_STREAM), ("udp", socket.SOCK_DGRAM)]
+)
 def test_from_outside_the_pod_sees_the_client(
     net: Host, protocol: str, kind: int, bind: str, address: str, client: str
 ) -> None:
@@ -75,7 +78,9 @@ def test_from_the_host_by_its_own_address(net: Host, bind: str, address: str) ->
         reach(None, address, 8080, server)
 
 
-@pytest.mark.parametrize(("protocol", "kind"), [("tcp", socket.SOCK_STREAM), ("udp", socket.SOCK_DGRAM)])
+@pytest.mark.parametrize(
+    ("protocol", "kind"), [("tcp", socket.SOCK_STREAM), ("udp", socket.SOCK_DGRAM)]
+)
 def test_from_the_host_through_loopback(net: Host, protocol: str, kind: int) -> None:
     pod = net.pod()
     publish(net, pod, {**WEB, "protocol": protocol})
@@ -84,7 +89,8 @@ def test_from_the_host_through_loopback(net: Host, protocol: str, kind: int) -> 
 
 
 def test_ipv6_loopback_is_refused_at_once(net: Host) -> None:
-    """The kernel has no route_localnet for IPv6: a client that tries ::1 first must not wait before it takes 127.0.0.1."""
+    """The kernel has no route_localnet for IPv6: a client that tries ::1 first must not wait before
+    it takes 127.0.0.1."""
     pod = net.pod()
     publish(net, pod, WEB)
     with listen(pod.fd, "::", 80) as server, pytest.raises(ConnectionRefusedError):
@@ -97,7 +103,9 @@ def test_ipv6_loopback_is_refused_at_once(net: Host) -> None:
 
 
 @pytest.mark.parametrize(("bind", "address"), [("0.0.0.0", HOST_OUTER), ("::", HOST_OUTER6)])
-def test_hairpin_from_the_pod_itself_and_from_its_neighbour(net: Host, bind: str, address: str) -> None:
+def test_hairpin_from_the_pod_itself_and_from_its_neighbour(
+    net: Host, bind: str, address: str
+) -> None:
     pod, neighbour = net.pod(), net.pod()
     publish(net, pod, WEB)
     attach(neighbour, net.bridge_config(isDefaultGateway=True, ipMasq=True))
@@ -125,7 +133,9 @@ def test_masquerade_for_all(net: Host) -> None:
 def test_only_the_named_host_address_leads_to_the_pod(net: Host) -> None:
     one, other = net.pod(), net.pod()
     with IPRoute() as route:
-        route.addr("add", index=route.link_lookup(ifname="outer")[0], address="192.0.2.3", prefixlen=24)
+        route.addr(
+            "add", index=route.link_lookup(ifname="outer")[0], address="192.0.2.3", prefixlen=24
+        )
     publish(net, one, {**WEB, "hostIP": HOST_OUTER})
     with listen(one.fd, "0.0.0.0", 80) as server:
         assert reach(net.outside, HOST_OUTER, 8080, server) == CLIENT
@@ -145,9 +155,13 @@ def test_loopback_as_the_named_host_address(net: Host) -> None:
 
 
 @pytest.mark.parametrize(("host_ip", "families"), [("0.0.0.0", {4}), ("::", {6}), ("", {4, 6})])
-def test_an_unspecified_host_address_means_its_family(net: Host, host_ip: str, families: set[int]) -> None:
+def test_an_unspecified_host_address_means_its_family(
+    net: Host, host_ip: str, families: set[int]
+) -> None:
     publish(net, net.pod(), {**WEB, "hostIP": host_ip})
-    assert {int(e.set_name[-1]) for e in all_elements() if e.set_name.startswith("ports")} == families
+    assert {
+        int(e.set_name[-1]) for e in all_elements() if e.set_name.startswith("ports")
+    } == families
 
 
 def test_sctp_has_its_rules(net: Host) -> None:
@@ -207,7 +221,9 @@ def test_del_closes_the_ports_of_the_pod_alone(net: Host) -> None:
         call(PORTMAP, "DEL", one, config)
     with listen(two.fd, "0.0.0.0", 80) as server:
         assert reach(net.outside, HOST_OUTER, 9090, server) == CLIENT
-    assert {e.comment for e in all_elements() if "masquerade" not in e.set_name} == {"net/pod1/eth0"}
+    assert {e.comment for e in all_elements() if "masquerade" not in e.set_name} == {
+        "net/pod1/eth0"
+    }
 
 
 def test_del_needs_neither_the_mappings_nor_the_result_nor_the_namespace(net: Host) -> None:
@@ -263,14 +279,19 @@ def test_gc_closes_the_ports_that_nobody_owns(net: Host) -> None:
         two,
         {**config, "cni.dev/valid-attachments": [{"containerID": "pod1", "ifname": "eth0"}]},
     )
-    assert {e.comment for e in all_elements() if e.set_name.startswith("ports")} == {"net/pod1/eth0"}
+    assert {e.comment for e in all_elements() if e.set_name.startswith("ports")} == {
+        "net/pod1/eth0"
+    }
 
 
 def test_no_mappings_is_no_work(net: Host) -> None:
     pod = net.pod()
     result = attach(pod, net.bridge_config())
     assert call(PORTMAP, "ADD", pod, portmap_config(result)) == result
-    assert call(PORTMAP, "ADD", pod, portmap_config(result, {"hostPort": 0, "containerPort": 80})) == result
+    assert (
+        call(PORTMAP, "ADD", pod, portmap_config(result, {"hostPort": 0, "containerPort": 80}))
+        == result
+    )
     assert all_elements() == []
 
 

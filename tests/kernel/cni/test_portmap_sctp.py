@@ -1,7 +1,7 @@
 """Host ports of SCTP: packets are led in and back with a checksum that holds.
 
-The kernel may be without SCTP sockets, but it tracks and translates the protocol: both ends are raw sockets here, which
-speak an association's first two packets (RFC 9260, 3.3.2 and 3.3.3).
+The kernel may be without SCTP sockets, but it tracks and translates the protocol: both ends are raw
+sockets here, which speak an association's first two packets (RFC 9260, 3.3.2 and 3.3.3).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Packet:
     def encode(self) -> bytes:
         chunk = struct.pack(">BBHIIHHI", self.kind, 0, 20, 0x1234, 65536, 1, 1, 7)
         if self.kind == INIT_ACK:
-            chunk = struct.pack(">BBHIIHHI", self.kind, 0, 28, 0x5678, 65536, 1, 1, 9) + struct.pack(
-                ">HHI", 7, 8, 0
-            )
+            chunk = struct.pack(
+                ">BBHIIHHI", self.kind, 0, 28, 0x5678, 65536, 1, 1, 9
+            ) + struct.pack(">HHI", 7, 8, 0)
         ports = struct.pack(">HHI", self.source, self.target, self.tag)
         return ports + struct.pack("<I", crc32c(ports + bytes(4) + chunk)) + chunk
 

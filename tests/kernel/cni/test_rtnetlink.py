@@ -40,7 +40,12 @@ def test_links_of_the_codec_as_pyroute2_sees_them(host: Host) -> None:
         bridge = find_link(route, name="br0")
         assert bridge is not None and bridge.up and bridge.kind == "bridge" and bridge.mtu == 1420
         veth = new_veth(
-            "v0", "eth9", peer_netns=pod.fd, master=bridge.index, mtu=1410, peer_mac="02:00:00:00:00:02"
+            "v0",
+            "eth9",
+            peer_netns=pod.fd,
+            master=bridge.index,
+            mtu=1410,
+            peer_mac="02:00:00:00:00:02",
         )
         route.call(veth, set_link(name="v0", alias="net/a/eth0", hairpin=True, isolated=True))
     found = seen("br0")
@@ -52,10 +57,17 @@ def test_links_of_the_codec_as_pyroute2_sees_them(host: Host) -> None:
     assert data.get_attr("IFLA_BRPORT_MODE") == data.get_attr("IFLA_BRPORT_ISOLATED") == 1
     with netns.inside(pod.fd):
         peer = seen("eth9")
-    assert peer.get_attr("IFLA_ADDRESS") == "02:00:00:00:00:02" and peer.get_attr("IFLA_MTU") == 1410
+    assert (
+        peer.get_attr("IFLA_ADDRESS") == "02:00:00:00:00:02" and peer.get_attr("IFLA_MTU") == 1410
+    )
     assert not peer["flags"] & 1
     listed = next(x for x in inventory.links() if x.name == "v0")
-    assert listed.hairpin and listed.isolated and listed.alias == "net/a/eth0" and listed.kind == "veth"
+    assert (
+        listed.hairpin
+        and listed.isolated
+        and listed.alias == "net/a/eth0"
+        and listed.kind == "veth"
+    )
 
 
 def test_links_of_pyroute2_as_the_codec_sees_them(host: Host) -> None:
@@ -64,7 +76,11 @@ def test_links_of_pyroute2_as_the_codec_sees_them(host: Host) -> None:
         route.link("add", ifname="d0", kind="veth", peer="d1")
         master = route.link_lookup(ifname="br1")[0]
         route.link(
-            "set", index=route.link_lookup(ifname="d0")[0], master=master, state="up", ifalias="an alias"
+            "set",
+            index=route.link_lookup(ifname="d0")[0],
+            master=master,
+            state="up",
+            ifalias="an alias",
         )
     with open_route_socket() as codec:
         bridge, port = find_link(codec, name="br1"), find_link(codec, name="d0")
@@ -75,7 +91,12 @@ def test_links_of_pyroute2_as_the_codec_sees_them(host: Host) -> None:
             "02:00:00:00:00:03",
             False,
         )
-        assert (port.kind, port.master, port.alias, port.up) == ("veth", bridge.index, "an alias", True)
+        assert (port.kind, port.master, port.alias, port.up) == (
+            "veth",
+            bridge.index,
+            "an alias",
+            True,
+        )
         assert find_link(codec, index=port.index) == port
         assert find_link(codec, name="nothing") is None and find_link(codec, index=9999) is None
 
@@ -85,7 +106,11 @@ def test_addresses_and_routes_both_ways(host: Host) -> None:
         route.link("add", ifname="d0", kind="veth", peer="d1")
         index = route.link_lookup(ifname="d0")[0]
     with open_route_socket() as codec:
-        wanted = [ip_interface("10.5.0.1/24"), ip_interface("10.6.0.1/31"), ip_interface("fd05::1/64")]
+        wanted = [
+            ip_interface("10.5.0.1/24"),
+            ip_interface("10.6.0.1/31"),
+            ip_interface("fd05::1/64"),
+        ]
         codec.call(
             set_link(index=index, flags=IFF_UP, change=IFF_UP),
             *(new_address(index, address) for address in wanted),
@@ -106,7 +131,11 @@ def test_addresses_and_routes_both_ways(host: Host) -> None:
         )
         mine = {a.address for a in addresses(codec, index)}
         assert set(wanted) <= mine
-        assert route_to(codec, ip_address("10.8.1.1")) == route_to(codec, ip_address("fd07::1")) == index
+        assert (
+            route_to(codec, ip_address("10.8.1.1"))
+            == route_to(codec, ip_address("fd07::1"))
+            == index
+        )
         assert route_to(codec, ip_address("203.0.113.1")) == 0
     with IPRoute() as route:
         theirs = {(a.get_attr("IFA_ADDRESS"), a["prefixlen"]) for a in route.get_addr(index=index)}
@@ -122,7 +151,9 @@ def test_addresses_and_routes_both_ways(host: Host) -> None:
     )
     assert broadcast == "10.5.0.255"
     found = {
-        (str(r.destination), r.gateway, r.table, r.priority) for r in inventory.routes() if r.oif == index
+        (str(r.destination), r.gateway, r.table, r.priority)
+        for r in inventory.routes()
+        if r.oif == index
     }
     assert {
         ("10.7.0.0/16", "10.5.0.9", 500, 0),
@@ -163,4 +194,6 @@ def test_an_error_names_call_and_subject_and_the_rest_is_done(host: Host) -> Non
         with pytest.raises(KernelError, match=r"RTM_NEWADDR 10\.5\.0\.1/32: EEXIST"):
             codec.call(new_address(lo.index, ip_interface("10.5.0.1/32")))
         with pytest.raises(KernelError, match="ENETUNREACH"):
-            codec.call(new_route(ip_network("10.7.0.0/16"), oif=lo.index, gateway=ip_address("192.0.2.99")))
+            codec.call(
+                new_route(ip_network("10.7.0.0/16"), oif=lo.index, gateway=ip_address("192.0.2.99"))
+            )

@@ -1,4 +1,5 @@
-"""Namespaces that are joined by path, every kind: the container is in it, and a wrong one is an error before anything starts."""
+"""Namespaces that are joined by path, every kind: the container is in it, and a wrong one is an
+error before anything starts."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ MAPS = [{"containerID": 0, "hostID": 200000, "size": 1000}]
 
 @pytest.fixture
 def elsewhere() -> Iterator[int]:
-    """The pid of a process that lives in a new namespace of every kind but cgroup, which only moves a view."""
+    """The pid of a process that lives in a new namespace of every kind but cgroup, which only moves
+    a view."""
     script = (
         "import ctypes, os, sys, time\n"
         "libc = ctypes.CDLL(None)\n"
@@ -38,7 +40,9 @@ def elsewhere() -> Iterator[int]:
         "sys.stdin.readline()\n"
         "os.kill(pid, 9) if pid else None\n"
     )
-    child = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert child.stdin and child.stdout
     pid = int(child.stdout.readline())
     for name in ("gid_map", "uid_map"):
@@ -53,7 +57,10 @@ def elsewhere() -> Iterator[int]:
 
 def join(box: Box, pid: int, *kinds: str) -> None:
     rest = [e for e in box.linux["namespaces"] if e["type"] not in kinds]
-    box.linux["namespaces"] = [*rest, *({"type": k, "path": f"/proc/{pid}/ns/{NAMES[k]}"} for k in kinds)]
+    box.linux["namespaces"] = [
+        *rest,
+        *({"type": k, "path": f"/proc/{pid}/ns/{NAMES[k]}"} for k in kinds),
+    ]
     if "uts" in kinds:
         box.config["hostname"] = ""
 
@@ -63,13 +70,16 @@ def test_one_kind(box: Box, elsewhere: int, kind: str) -> None:
     join(box, elsewhere, kind)
     with box.running() as (created, request):
         name = NAMES[kind]
-        assert os.readlink(f"/proc/{created.pid}/ns/{name}") == os.readlink(f"/proc/{elsewhere}/ns/{name}")
+        assert os.readlink(f"/proc/{created.pid}/ns/{name}") == os.readlink(
+            f"/proc/{elsewhere}/ns/{name}"
+        )
         link = box.execute(created, request, f"readlink /proc/self/ns/{name}").strip()
         assert link == os.readlink(f"/proc/{elsewhere}/ns/{name}")
 
 
 def test_its_cgroup_is_given_to_the_user_of_a_joined_namespace(box: Box, elsewhere: int) -> None:
-    """Who is born in the group, or enters it later, is in the other user namespace and was not its owner."""
+    """Who is born in the group, or enters it later, is in the other user namespace and was not its
+    owner."""
     join(box, elsewhere, "user")
     place = next(m for m in box.config["mounts"] if m["destination"] == "/sys/fs/cgroup")
     place["options"].remove("ro")
@@ -103,7 +113,9 @@ def test_all_of_another(box: Box, elsewhere: int, maps: bool) -> None:
 def test_other_maps_than_the_namespaces_are_an_error(box: Box, elsewhere: int) -> None:
     join(box, elsewhere, "user", "network", "ipc", "uts", "pid")
     box.linux["uidMappings"] = box.linux["gidMappings"] = [{**MAPS[0], "size": 10}]
-    with pytest.raises(InvalidSpec, match=r"linux\.uidMappings: are not those of the user namespace"):
+    with pytest.raises(
+        InvalidSpec, match=r"linux\.uidMappings: are not those of the user namespace"
+    ):
         box.run("true")
 
 
@@ -117,7 +129,8 @@ def test_maps_of_a_namespace_without_a_process(tmp_path: Path) -> None:
 
 
 def test_the_mount_namespace(box: Box, tmp_path: Path) -> None:
-    """The root is put into that namespace and becomes its `/`, as under runc: its other processes see it too."""
+    """The root is put into that namespace and becomes its `/`, as under runc: its other processes
+    see it too."""
     holder = subprocess.Popen(
         ["unshare", "-m", "--propagation", "private", "sh", "-c", "echo; exec sleep 1000"],
         stdout=subprocess.PIPE,
@@ -141,9 +154,11 @@ def test_the_mount_namespace(box: Box, tmp_path: Path) -> None:
 def test_what_is_not_such_a_namespace(box: Box, tmp_path: Path, kind: str, what: str) -> None:
     (tmp_path / "file").touch()
     wrong = "uts" if kind != "uts" else "ipc"
-    path = {"other kind": f"/proc/self/ns/{wrong}", "file": f"{tmp_path}/file", "missing": f"{tmp_path}/x"}[
-        what
-    ]
+    path = {
+        "other kind": f"/proc/self/ns/{wrong}",
+        "file": f"{tmp_path}/file",
+        "missing": f"{tmp_path}/x",
+    }[what]
     box.linux["namespaces"] = [e for e in box.linux["namespaces"] if e["type"] != kind] + [
         {"type": kind, "path": path}
     ]
@@ -166,7 +181,9 @@ def test_what_is_not_such_a_namespace(box: Box, tmp_path: Path, kind: str, what:
         ("ipc", {"sysctl": {"kernel.shmmax": "1"}}, "linux.sysctl.kernel.shmmax: needs an? ipc"),
     ],
 )
-def test_nothing_of_the_hosts_is_set(box: Box, kind: str, change: dict[str, object], words: str) -> None:
+def test_nothing_of_the_hosts_is_set(
+    box: Box, kind: str, change: dict[str, object], words: str
+) -> None:
     box.config["hostname"] = ""
     join(box, os.getpid(), kind)
     for key, value in change.items():
@@ -176,10 +193,14 @@ def test_nothing_of_the_hosts_is_set(box: Box, kind: str, change: dict[str, obje
 
 
 def test_clocks_of_a_user_namespace(box: Box) -> None:
-    """Offsets in a new time namespace, beside a new user namespace, and one that is joined afterwards."""
+    """Offsets in a new time namespace, beside a new user namespace, and one that is joined
+    afterwards."""
     box.linux["namespaces"] += [{"type": "time"}, {"type": "user"}]
     box.linux["uidMappings"] = box.linux["gidMappings"] = MAPS
-    box.linux["timeOffsets"] = {"boottime": {"secs": 1000000}, "monotonic": {"secs": 500000, "nanosecs": 7}}
+    box.linux["timeOffsets"] = {
+        "boottime": {"secs": 1000000},
+        "monotonic": {"secs": 500000, "nanosecs": 7},
+    }
     with box.running() as (created, request):
         text = Path(f"/proc/{created.pid}/timens_offsets").read_text().split()
         assert text == ["monotonic", "500000", "7", "boottime", "1000000", "0"]

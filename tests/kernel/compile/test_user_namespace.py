@@ -1,4 +1,5 @@
-"""User namespaces: maps, mapped roots and volumes, devices by bind, limits set from outside, a pod's namespace joined."""
+"""User namespaces: maps, mapped roots and volumes, devices by bind, limits set from outside, a
+pod's namespace joined."""
 
 from __future__ import annotations
 
@@ -38,7 +39,10 @@ def test_maps_and_identity(mapped: Box) -> None:
     with mapped.running() as (created, request):
         assert os.stat(f"/proc/{created.pid}").st_uid == 100000
         assert os.readlink(f"/proc/{created.pid}/ns/user") != os.readlink("/proc/self/ns/user")
-        assert mapped.execute(created, request, "id -u; cat /proc/self/uid_map").split()[:2] == ["0", "0"]
+        assert mapped.execute(created, request, "id -u; cat /proc/self/uid_map").split()[:2] == [
+            "0",
+            "0",
+        ]
 
 
 def test_written_files_belong_to_the_mapped_root(mapped: Box) -> None:
@@ -81,7 +85,9 @@ def test_an_unmapped_user_is_refused(mapped: Box) -> None:
 def own_cgroup(box: Box, *options: str) -> None:
     """The container has a tree of its own in which it may write, `options` besides."""
     place = next(m for m in box.config["mounts"] if m["destination"] == "/sys/fs/cgroup")
-    place["options"] = [option for option in place["options"] if option not in ("ro", "rw")] + list(options)
+    place["options"] = [option for option in place["options"] if option not in ("ro", "rw")] + list(
+        options
+    )
 
 
 @pytest.mark.parametrize(("user", "owner"), [(0, 100000), (7, 100007)])
@@ -93,7 +99,9 @@ def test_its_cgroup_is_its_own(mapped: Box, user: int, owner: int) -> None:
         folder = Path(created.cgroup.directory)
         given = Path("/sys/kernel/cgroup/delegate").read_text().split()
         owners = {path.name: (path.stat().st_uid, path.stat().st_gid) for path in folder.iterdir()}
-        assert {name for name, ids in owners.items() if ids == (owner, 0)} == set(given) & set(owners)
+        assert {name for name, ids in owners.items() if ids == (owner, 0)} == set(given) & set(
+            owners
+        )
         assert set(owners.values()) == {(owner, 0), (0, 0)} and folder.stat().st_uid == owner
         script = "cd /sys/fs/cgroup && mkdir below && echo $$ > below/cgroup.procs && cat /proc/self/cgroup"
         asked = {"user": {"uid": user, "gid": 3}, "args": ["sh", "-c", script]}
@@ -106,9 +114,13 @@ def test_its_cgroup_is_its_own(mapped: Box, user: int, owner: int) -> None:
 def test_a_cgroup_that_it_cannot_write_stays_ours(mapped: Box, why: str) -> None:
     own_cgroup(mapped, "rw", "ro" if why == "read-only" else "rw")
     if why == "host's tree":
-        mapped.linux["namespaces"] = [e for e in mapped.linux["namespaces"] if e["type"] != "cgroup"]
+        mapped.linux["namespaces"] = [
+            e for e in mapped.linux["namespaces"] if e["type"] != "cgroup"
+        ]
     elif why == "no tree":
-        mapped.config["mounts"] = [m for m in mapped.config["mounts"] if m["destination"] != "/sys/fs/cgroup"]
+        mapped.config["mounts"] = [
+            m for m in mapped.config["mounts"] if m["destination"] != "/sys/fs/cgroup"
+        ]
     with mapped.running() as (created, _):
         assert created.cgroup is not None
         folder = Path(created.cgroup.directory)
@@ -176,7 +188,10 @@ def test_a_pod_with_a_user_namespace(box: Box) -> None:
         others = [e for e in box.linux["namespaces"] if e["type"] not in kinds]
         box.linux["namespaces"] = [
             *others,
-            *({"type": kind, "path": f"/proc/{pod.pid}/ns/{names.get(kind, kind)}"} for kind in kinds),
+            *(
+                {"type": kind, "path": f"/proc/{pod.pid}/ns/{names.get(kind, kind)}"}
+                for kind in kinds
+            ),
         ]
         box.linux["uidMappings"] = box.linux["gidMappings"] = MAPS
         box.config["hostname"] = ""
@@ -191,7 +206,9 @@ def test_a_pod_with_a_user_namespace(box: Box) -> None:
             "99999",
         ]
         with box.running(**more) as (created, request):
-            assert box.execute(created, request, "touch /x; stat -c %u /x; ls /dev/shm").split() == ["0", "x"]
+            assert box.execute(
+                created, request, "touch /x; stat -c %u /x; ls /dev/shm"
+            ).split() == ["0", "x"]
             assert os.stat(f"/proc/{created.pid}").st_uid == 100000
     finally:
         os.close(shm)
@@ -203,7 +220,8 @@ def test_a_pod_with_a_user_namespace(box: Box) -> None:
 def test_layers_are_mapped_on_every_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: int, writable: bool
 ) -> None:
-    """Layers as descriptors where the kernel takes them, else put in their places for a moment: the same overlay."""
+    """Layers as descriptors where the kernel takes them, else put in their places for a moment: the
+    same overlay."""
     lower = []
     for number in range(layers):
         folder = tmp_path / f"layers/{number:02}-{'x' * 40}/fs"
@@ -240,7 +258,8 @@ def test_layers_are_mapped_on_every_kernel(
 
 
 def test_what_a_user_namespace_may_not_make_is_bound(mapped: Box) -> None:
-    """With the host's network and cgroups there is no sysfs and no cgroup tree of its own, but the host's, read-only."""
+    """With the host's network and cgroups there is no sysfs and no cgroup tree of its own, but the
+    host's, read-only."""
     kinds = ("network", "cgroup")
     mapped.linux["namespaces"] = [e for e in mapped.linux["namespaces"] if e["type"] not in kinds]
     text = mapped.run(
@@ -254,7 +273,9 @@ def test_what_a_user_namespace_may_not_make_is_bound(mapped: Box) -> None:
 
 
 def test_the_root_of_the_host_may_make_them(box: Box) -> None:
-    box.linux["namespaces"] = [e for e in box.linux["namespaces"] if e["type"] not in ("network", "cgroup")]
+    box.linux["namespaces"] = [
+        e for e in box.linux["namespaces"] if e["type"] not in ("network", "cgroup")
+    ]
     assert mounts(box.run("cat /proc/self/mountinfo"))["/sys"][1] == "sysfs"
 
 

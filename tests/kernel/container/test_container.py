@@ -1,4 +1,5 @@
-"""A default container, seen from inside: namespaces, mounts, devices, descriptors, signals; and what is left outside."""
+"""A default container, seen from inside: namespaces, mounts, devices, descriptors, signals; and
+what is left outside."""
 
 from __future__ import annotations
 
@@ -67,13 +68,19 @@ def test_signals_are_reset(box: Box) -> None:
 def test_own_namespaces(box: Box) -> None:
     with box.running() as (created, _):
         for kind in ("mnt", "pid", "net", "ipc", "uts", "cgroup"):
-            assert os.readlink(f"/proc/{created.pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}")
+            assert os.readlink(f"/proc/{created.pid}/ns/{kind}") != os.readlink(
+                f"/proc/self/ns/{kind}"
+            )
         for kind in ("user", "time"):
-            assert os.readlink(f"/proc/{created.pid}/ns/{kind}") == os.readlink(f"/proc/self/ns/{kind}")
+            assert os.readlink(f"/proc/{created.pid}/ns/{kind}") == os.readlink(
+                f"/proc/self/ns/{kind}"
+            )
 
 
 def test_pid_one_and_loopback(box: Box) -> None:
-    assert box.run("echo $$; cat /sys/class/net/lo/operstate; ip link show lo | grep -c UP").split() == [
+    assert box.run(
+        "echo $$; cat /sys/class/net/lo/operstate; ip link show lo | grep -c UP"
+    ).split() == [
         "1",
         "unknown",
         "1",
@@ -92,7 +99,9 @@ def test_joined_namespaces(box: Box) -> None:
                 assert os.readlink(f"/proc/{first.pid}/ns/{kind}") == os.readlink(
                     f"/proc/{second.pid}/ns/{kind}"
                 )
-            assert os.readlink(f"/proc/{first.pid}/ns/mnt") != os.readlink(f"/proc/{second.pid}/ns/mnt")
+            assert os.readlink(f"/proc/{first.pid}/ns/mnt") != os.readlink(
+                f"/proc/{second.pid}/ns/mnt"
+            )
             assert "sleep" in box.execute(second, request, "cat /proc/1/cmdline")
 
 
@@ -112,7 +121,8 @@ def test_limits_are_warnings_where_the_controller_is_missing(box: Box) -> None:
 
 def test_without_a_cgroup(box: Box) -> None:
     with box.running(cgroup=None) as (created, _):
-        own, theirs = Path("/proc/self/cgroup").read_text(), Path(f"/proc/{created.pid}/cgroup").read_text()
+        own = Path("/proc/self/cgroup").read_text()
+        theirs = Path(f"/proc/{created.pid}/cgroup").read_text()
         assert own == theirs
 
 
@@ -144,7 +154,8 @@ def test_arguments_that_are_too_long(box: Box, tmp_path: Path) -> None:
 
 
 def add_programs_without_interpreters(box: Box) -> None:
-    """`script` and `loaded` in /opt, which is in PATH; the machine's own programs ask for a loader that the image lacks."""
+    """`script` and `loaded` in /opt, which is in PATH; the machine's own programs ask for a loader
+    that the image lacks."""
     folder = box.image / "opt"
     folder.mkdir()
     (folder / "script").write_text("#!/no/interpreter\n")
@@ -154,7 +165,9 @@ def add_programs_without_interpreters(box: Box) -> None:
 
 
 @pytest.mark.parametrize("name", ["script", "/opt/script", "loaded", "/opt/loaded"])
-def test_a_program_that_is_there_and_its_interpreter_is_not(box: Box, tmp_path: Path, name: str) -> None:
+def test_a_program_that_is_there_and_its_interpreter_is_not(
+    box: Box, tmp_path: Path, name: str
+) -> None:
     add_programs_without_interpreters(box)
     with pytest.raises(NotFound) as caught:
         box.outcome(name)

@@ -1,4 +1,5 @@
-"""A process that enters a container: same namespaces and cgroup, its own identity, nothing of the host in its hands."""
+"""A process that enters a container: same namespaces and cgroup, its own identity, nothing of the
+host in its hands."""
 
 from __future__ import annotations
 
@@ -22,7 +23,14 @@ def test_same_namespaces_cgroup_and_parent(box: Box) -> None:
         os.set_inheritable(secret, True)
         process = merged(request.spec, {"args": ["sleep", "1000"]})
         done = execute(
-            ExecRequest(created.pid, created.pidfd, request.spec, process, (null, null, null), created.cgroup)
+            ExecRequest(
+                created.pid,
+                created.pidfd,
+                request.spec,
+                process,
+                (null, null, null),
+                created.cgroup,
+            )
         )
         os.close(null)
         os.close(secret)
@@ -35,7 +43,10 @@ def test_same_namespaces_cgroup_and_parent(box: Box) -> None:
             assert created.cgroup.processes() == sorted([created.pid, done.pid])
             assert f"PPid:\t{os.getpid()}\n" in Path(f"/proc/{done.pid}/status").read_text()
             assert sorted(os.listdir(f"/proc/{done.pid}/fd")) == ["0", "1", "2"]
-            assert os.stat(f"/proc/{done.pid}/root").st_ino == os.stat(f"/proc/{created.pid}/root").st_ino
+            assert (
+                os.stat(f"/proc/{done.pid}/root").st_ino
+                == os.stat(f"/proc/{created.pid}/root").st_ino
+            )
         finally:
             os.kill(done.pid, 9)
             assert reap(done) == 137
@@ -44,7 +55,8 @@ def test_same_namespaces_cgroup_and_parent(box: Box) -> None:
 def test_output_and_exit_code(box: Box) -> None:
     with box.running() as (created, request):
         assert (
-            box.execute(created, request, "echo out; echo err >&2; cat /proc/1/comm") == "out\nerr\nsleep\n"
+            box.execute(created, request, "echo out; echo err >&2; cat /proc/1/comm")
+            == "out\nerr\nsleep\n"
         )
         with pytest.raises(AssertionError, match="exit code 3"):
             box.execute(created, request, "exit 3")
@@ -66,12 +78,28 @@ def test_what_is_not_named_is_the_containers(box: Box) -> None:
             request,
             "id -u; id -G; echo $A; pwd; umask; ulimit -c; cat /proc/self/oom_score_adj; grep NoNew /proc/self/status",
         )
-        assert text.split() == ["1000", "1000", "44", "b", "/tmp", "0077", "0", "700", "NoNewPrivs:", "1"]
+        assert text.split() == [
+            "1000",
+            "1000",
+            "44",
+            "b",
+            "/tmp",
+            "0077",
+            "0",
+            "700",
+            "NoNewPrivs:",
+            "1",
+        ]
         text = box.execute(
             created,
             request,
             "id -u; pwd; echo $A$B; umask",
-            {"user": {"uid": 5, "gid": 6}, "cwd": "/", "env": ["PATH=/bin", "B=c"], "capabilities": {}},
+            {
+                "user": {"uid": 5, "gid": 6},
+                "cwd": "/",
+                "env": ["PATH=/bin", "B=c"],
+                "capabilities": {},
+            },
         )
         assert text.split() == ["5", "/", "c", "0077"]
 
@@ -104,7 +132,11 @@ def test_missing_program(box: Box, args: list[str], kind: type[Error], text: str
     with box.running() as (created, request):
         process = merged(request.spec, {"args": args})
         with pytest.raises(kind) as caught:
-            execute(ExecRequest(created.pid, created.pidfd, request.spec, process, cgroup=created.cgroup))
+            execute(
+                ExecRequest(
+                    created.pid, created.pidfd, request.spec, process, cgroup=created.cgroup
+                )
+            )
         assert str(caught.value).endswith(text)
         assert created.cgroup is not None
         assert created.cgroup.processes() == [created.pid]
@@ -123,10 +155,18 @@ def test_a_program_that_is_there_and_its_interpreter_is_not(box: Box, name: str)
 
 def test_bad_requests(box: Box) -> None:
     with box.running() as (created, request):
-        for asked in ({"args": []}, {"args": ["true"], "cwd": "tmp"}, {"args": ["true"], "env": ["=x"]}):
+        for asked in (
+            {"args": []},
+            {"args": ["true"], "cwd": "tmp"},
+            {"args": ["true"], "env": ["=x"]},
+        ):
             with pytest.raises(InvalidSpec):
                 process = merged(request.spec, dict(asked))
-                execute(ExecRequest(created.pid, created.pidfd, request.spec, process, cgroup=created.cgroup))
+                execute(
+                    ExecRequest(
+                        created.pid, created.pidfd, request.spec, process, cgroup=created.cgroup
+                    )
+                )
 
 
 def test_missing_folder(box: Box) -> None:
@@ -149,7 +189,9 @@ def test_a_moved_init(box: Box) -> None:
         below.mkdir()
         (below / "cgroup.procs").write_text(str(created.pid))
         (below.parent / "cgroup.subtree_control").write_text(
-            " ".join(f"+{name}" for name in (below.parent / "cgroup.controllers").read_text().split())
+            " ".join(
+                f"+{name}" for name in (below.parent / "cgroup.controllers").read_text().split()
+            )
         )
         assert box.execute(created, request, "cat /proc/self/cgroup | grep ^0:").strip() in (
             "0::/",
@@ -158,14 +200,17 @@ def test_a_moved_init(box: Box) -> None:
 
 
 def test_a_hostile_program(box: Box) -> None:
-    """CVE-2019-5736: what the container executes is never a file of the host, nor can it be written."""
+    """CVE-2019-5736: what the container executes is never a file of the host, nor can it be
+    written."""
     (box.image / "bin/evil").write_text("#!/proc/self/exe\n")
     (box.image / "bin/evil").chmod(0o755)
     with box.running() as (created, request):
         process = merged(request.spec, {"args": ["/bin/evil"]})
         try:
             done = execute(
-                ExecRequest(created.pid, created.pidfd, request.spec, process, cgroup=created.cgroup)
+                ExecRequest(
+                    created.pid, created.pidfd, request.spec, process, cgroup=created.cgroup
+                )
             )
         except Error:
             return

@@ -55,7 +55,8 @@ def test_the_runtimes_hooks(kinds: Box, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("overlay", [False, True])
 def test_create_container_hooks(kinds: Box, tmp_path: Path, overlay: bool) -> None:
-    """The runtime's files, the container's mounts: what the hook mounts in the root is there for the container only."""
+    """The runtime's files, the container's mounts: what the hook mounts in the root is there for
+    the container only."""
     kinds.config["hooks"] = {
         "createContainer": [
             hook(facts_script(tmp_path / "seen")),
@@ -79,7 +80,11 @@ def test_start_container_hooks(kinds: Box, tmp_path: Path) -> None:
         "startContainer": [
             {
                 "path": "/bin/sh",
-                "args": ["sh", "-c", "cat > /notes/state; id -u > /notes/id; ls /proc/self/fd > /notes/fds"],
+                "args": [
+                    "sh",
+                    "-c",
+                    "cat > /notes/state; id -u > /notes/id; ls /proc/self/fd > /notes/fds",
+                ],
             },
             {
                 "path": "/bin/sh",
@@ -116,9 +121,13 @@ def test_start_container_hooks(kinds: Box, tmp_path: Path) -> None:
         ("sleep 60", {"timeout": 1}, "did not end|in time"),
     ],
 )
-def test_a_failing_hook(kinds: Box, kind: str, script: str, more: dict[str, Any], words: str) -> None:
+def test_a_failing_hook(
+    kinds: Box, kind: str, script: str, more: dict[str, Any], words: str
+) -> None:
     path = "/bin/sh" if kind == "startContainer" else "/bin/busybox"
-    kinds.config["hooks"] = {kind: [hook("true") | {"path": path}, hook(script, **more) | {"path": path}]}
+    kinds.config["hooks"] = {
+        kind: [hook("true") | {"path": path}, hook(script, **more) | {"path": path}]
+    }
     with pytest.raises(PeerError, match=rf"error running {kind} hook #1: .*({words})"):
         kinds.run("true", overlay=False)
 

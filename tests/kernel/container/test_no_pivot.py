@@ -1,4 +1,5 @@
-"""`--no-pivot`, for a root on a ramdisk: the container's root covers the host's, and nothing of procfs and sysfs shows through.
+"""`--no-pivot`, for a root on a ramdisk: the container's root covers the host's, and nothing of
+procfs and sysfs shows through.
 
 And no mount namespace at all: a change of root, with what cannot be done said.
 """
@@ -30,8 +31,8 @@ def test_the_root_covers_the_hosts(box: Box, overlay: bool) -> None:
 
 @pytest.mark.parametrize("pivot", [True, False])
 def test_nobody_gets_a_procfs_without_its_masks(box: Box, pivot: bool) -> None:
-    """The kernel gives a user namespace a procfs only where a whole one is in its mounts: the host's must not be (fs/namespace.c,
-    mount_too_revealing)."""
+    """The kernel gives a user namespace a procfs only where a whole one is in its mounts: the
+    host's must not be (fs/namespace.c, mount_too_revealing)."""
     box.linux["maskedPaths"] = ["/proc/keys"]
     script = "unshare -U -r -m -p -f busybox mount -t {0} {0} /tmp 2>&1; true"
     assert "permission denied" in box.run(f"busybox {script.format('proc')}", pivot=pivot)
@@ -70,12 +71,16 @@ def test_in_a_user_namespace(box: Box) -> None:
 @pytest.mark.parametrize("word", ["private", "rprivate"])
 def test_a_private_root_needs_pivot_root(box: Box, word: str) -> None:
     box.linux["rootfsPropagation"] = word
-    with pytest.raises(InvalidSpec, match=r"linux\.rootfsPropagation: a private root needs pivot_root"):
+    with pytest.raises(
+        InvalidSpec, match=r"linux\.rootfsPropagation: a private root needs pivot_root"
+    ):
         box.run("true", pivot=False)
 
 
 def test_without_a_mount_namespace_what_is_left_out_is_said(box: Box) -> None:
-    box.linux.update(namespaces=[{"type": "pid"}, {"type": "uts"}], maskedPaths=[], readonlyPaths=[])
+    box.linux.update(
+        namespaces=[{"type": "pid"}, {"type": "uts"}], maskedPaths=[], readonlyPaths=[]
+    )
     box.config["root"]["readonly"] = True
     before = Path("/proc/self/mountinfo").read_text().count(str(box.folder))
     created = create(box.request("true", overlay=False))

@@ -61,7 +61,9 @@ def test_what_it_is(tmp_path: Path) -> None:
         )
         assert status["Uid"].split() == status["Gid"].split() == ["65535"] * 4
         assert status["Groups"].strip() == ""
-        assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
+        assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {
+            "0" * 16
+        }
         assert status["NoNewPrivs"] == "1"
         assert status["SigIgn"] == "0" * 16
         assert Path(f"/proc/{pod.pid}/cmdline").read_bytes() == b"pause\0"
@@ -90,7 +92,10 @@ def test_it_leaves_on_sigterm() -> None:
         result = os.waitid(os.P_PIDFD, pod.pidfd, os.WEXITED | os.WNOWAIT)
         assert result is not None
         # killed when the signal came before its handler was there
-        assert (result.si_code, result.si_status) in ((os.CLD_EXITED, 0), (os.CLD_KILLED, signal.SIGTERM))
+        assert (result.si_code, result.si_status) in (
+            (os.CLD_EXITED, 0),
+            (os.CLD_KILLED, signal.SIGTERM),
+        )
 
 
 def test_host_namespaces() -> None:
@@ -100,10 +105,12 @@ def test_host_namespaces() -> None:
 
 @pytest.mark.parametrize("path", ["", "/proc/self/ns"])
 def test_what_is_shared_with_the_host_is_not_set(path: str) -> None:
-    """The machine's name and settings stay, whether its namespaces are asked for by their absence or by their path."""
+    """The machine's name and settings stay, whether its namespaces are asked for by their absence
+    or by their path."""
     before = os.uname().nodename
     shared = {
-        kind: f"{path}/{name}" if path else "host" for kind, name in (("uts", "uts"), ("network", "net"))
+        kind: f"{path}/{name}" if path else "host"
+        for kind, name in (("uts", "uts"), ("network", "net"))
     }
     for more in ({}, {"hostname": "", "sysctls": {"net.ipv4.ip_default_ttl": "65"}}):
         with (

@@ -1,4 +1,5 @@
-"""Callers of every kind: few descriptors, none at all, an odd umask, ignored signals, threads, many at once, killed halfway."""
+"""Callers of every kind: few descriptors, none at all, an odd umask, ignored signals, threads, many
+at once, killed halfway."""
 
 from __future__ import annotations
 
@@ -59,7 +60,9 @@ def test_no_stdio(box: Box, tmp_path: Path) -> None:
         null = os.open("/dev/null", os.O_RDWR)  # 0
         out = os.open(tmp_path / "out", os.O_WRONLY | os.O_CREAT)  # 1
         assert (null, out) == (0, 1)
-        created = create(box.request("sh", "-c", "ls /proc/self/fd; echo done", stdio=(null, out, out)))
+        created = create(
+            box.request("sh", "-c", "ls /proc/self/fd; echo done", stdio=(null, out, out))
+        )
         assert finish(created) == 0
 
     assert in_child(work) == 0
@@ -75,7 +78,12 @@ def test_odd_umask_nice_and_signals(box: Box) -> None:
         code, text = box.outcome("grep", "-e", "Sig[BI]", "-e", "Umask", "/proc/self/status")
         assert code == 0
         assert text.split() == ["Umask:", "0022", "SigBlk:", "0" * 16, "SigIgn:", "0" * 16]
-        assert box.run("stat -c %a /dev/null /dev /sys /dev/pts").split() == ["666", "755", "555", "755"]
+        assert box.run("stat -c %a /dev/null /dev /sys /dev/pts").split() == [
+            "666",
+            "755",
+            "555",
+            "755",
+        ]
 
     assert in_child(work) == 0
 
@@ -92,7 +100,8 @@ def test_a_deleted_working_directory(box: Box, tmp_path: Path) -> None:
 
 
 def test_with_threads(box: Box) -> None:
-    """The launcher is spawned, never forked from Python: other threads do not matter, nor does the one that starts."""
+    """The launcher is spawned, never forked from Python: other threads do not matter, nor does the
+    one that starts."""
     outputs: list[str] = []
     stop = threading.Event()
     noise = [threading.Thread(target=lambda: stop.wait(30)) for _ in range(8)]
@@ -196,7 +205,9 @@ def _runs(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("point", STEPS)
-def test_a_step_that_fails_undoes_all(box: Box, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_fails_undoes_all(
+    box: Box, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     perform = steps.perform
 
     def fail(step: model.Step, process: ChildProcess, parent: Parent) -> None:
@@ -225,7 +236,9 @@ def test_a_large_specification(box: Box) -> None:
 
 
 def test_without_a_mount_namespace(box: Box) -> None:
-    box.linux.update(namespaces=[{"type": "pid"}, {"type": "uts"}], maskedPaths=[], readonlyPaths=[])
+    box.linux.update(
+        namespaces=[{"type": "pid"}, {"type": "uts"}], maskedPaths=[], readonlyPaths=[]
+    )
     box.config["mounts"] = []
     code, text = box.outcome("sh", "-c", "ls /; pwd", overlay=False)
     assert code == 0
@@ -234,7 +247,8 @@ def test_without_a_mount_namespace(box: Box) -> None:
 
 
 def test_as_root_of_a_user_namespace(box: Box, tmp_path: Path) -> None:
-    """How podman calls a runtime without privileges: root of a user namespace with a mount namespace of its own."""
+    """How podman calls a runtime without privileges: root of a user namespace with a mount
+    namespace of its own."""
     script = (
         "import sys\n"
         "from pathlib import Path\n"
@@ -253,6 +267,15 @@ def test_as_root_of_a_user_namespace(box: Box, tmp_path: Path) -> None:
     )
     inner = tmp_path / "inner"
     inner.mkdir()
-    config = ["unshare", "--user", "--map-root-user", "--mount", sys.executable, "-c", script, str(inner)]
+    config = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--mount",
+        sys.executable,
+        "-c",
+        script,
+        str(inner),
+    ]
     done = subprocess.run(config, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,5 @@
-"""Terminals: of the container's own devpts, its master sent out, with a controlling terminal, size and owner."""
+"""Terminals: of the container's own devpts, its master sent out, with a controlling terminal, size
+and owner."""
 
 from __future__ import annotations
 
@@ -74,7 +75,9 @@ def test_terminal_of_an_exec(box: Box) -> None:
                 "consoleSize": {"height": 10, "width": 20},
             },
         )
-        done = execute(ExecRequest(created.pid, created.pidfd, request.spec, process, cgroup=created.cgroup))
+        done = execute(
+            ExecRequest(created.pid, created.pidfd, request.spec, process, cgroup=created.cgroup)
+        )
         assert done.console_fd is not None
         os.write(done.console_fd, b"word\n")
         text = read_all(done.console_fd)
@@ -89,7 +92,9 @@ def test_terminal_with_start(box: Box, tmp_path: Path) -> None:
     from pyrunc.container.start import release
 
     box.process["terminal"] = True
-    created = create(box.request("sh", "-c", "tty", start_immediately=False, state_dir=str(tmp_path)))
+    created = create(
+        box.request("sh", "-c", "tty", start_immediately=False, state_dir=str(tmp_path))
+    )
     assert created.console_fd is not None
     release(str(tmp_path), ("sh",))
     assert read_all(created.console_fd) == "/dev/pts/0\n"
@@ -109,7 +114,9 @@ def test_a_hostile_ptmx_is_refused(box: Box, tmp_path: Path, how: str) -> None:
     elif how == "other pts":
         os.mknod(dev / "pts/ptmx", 0o20666, os.makedev(5, 2))
     os.mknod(dev / "null", 0o20666, os.makedev(1, 3))
-    box.config["mounts"] = [m for m in box.config["mounts"] if not m["destination"].startswith("/dev")]
+    box.config["mounts"] = [
+        m for m in box.config["mounts"] if not m["destination"].startswith("/dev")
+    ]
     box.bind(dev, "/dev")
     box.process["terminal"] = True
     with pytest.raises(KernelError, match="open terminal"):

@@ -1,4 +1,5 @@
-"""Arguments and environments as long as programs really make them, in a container's start and in an exec."""
+"""Arguments and environments as long as programs really make them, in a container's start and in an
+exec."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from tests.kernel.box import Box, reap
 
 PROCESS = {"args": ["true"], "env": ["PATH=/bin"]}
 ONE_STRING = "the kernel takes 131072 in one string"
-TOGETHER = "together and the kernel takes a quarter of the stack limit (RLIMIT_STACK) and at most 6 MiB"
+TOGETHER = (
+    "together and the kernel takes a quarter of the stack limit (RLIMIT_STACK) and at most 6 MiB"
+)
 
 
 def service_links(count: int) -> list[str]:
@@ -30,19 +33,23 @@ def service_links(count: int) -> list[str]:
     return links
 
 
-# Who sends it, what it is, and what the error says of it (None: it runs); HOME is added. The programs' reports:
-# kubernetes/kubernetes 84539, kubevirt/containerized-data-importer 4059 and kubernetes/ingress-nginx 7968 (services),
-# argoproj/argo-workflows 7586 and 12190 (its whole template in a variable) and 15471 (its arguments),
-# tektoncd/pipeline 7513 (all scripts of a task in one argument), kubeshop/testkube 5621 (certificates).
-# runc and containerd say of all of them "exec /bin/sh: argument list too long", before runc 1.1 "standard_init_linux.go:228: exec
-# user process caused: argument list too long", in the container's output, and not what is too long.
+# Who sends it, what it is, and what the error says of it (None: it runs); HOME is added. The
+# programs' reports: kubernetes/kubernetes 84539, kubevirt/containerized-data-importer 4059 and
+# kubernetes/ingress-nginx 7968 (services), argoproj/argo-workflows 7586 and 12190 (its whole
+# template in a variable) and 15471 (its arguments), tektoncd/pipeline 7513 (all scripts of a task
+# in one argument), kubeshop/testkube 5621 (certificates). runc and containerd say of all of them
+# "exec /bin/sh: argument list too long", before runc 1.1 "standard_init_linux.go:228: exec user
+# process caused: argument list too long", in the container's output, and not what is too long.
 LONG = {
     "kubelet, 1,500 services": ({"env": service_links(1500)}, None),
     "kubelet, 5,000 services": (
         {"env": service_links(5000)},
         f"1 arguments and 35002 environment variables have 2340050 bytes {TOGETHER}",
     ),
-    "argo, a template as long as it may be": ({"env": ["PATH=/bin", "ARGO_TEMPLATE=" + "x" * 131_057]}, None),
+    "argo, a template as long as it may be": (
+        {"env": ["PATH=/bin", "ARGO_TEMPLATE=" + "x" * 131_057]},
+        None,
+    ),
     "argo, a template of one byte more": (
         {"env": ["PATH=/bin", "ARGO_TEMPLATE=" + "x" * 131_058]},
         f"ARGO_TEMPLATE has 131073 bytes and {ONE_STRING}",
@@ -80,7 +87,9 @@ def test_a_container(box: Box, sent: str, tmp_path: Path) -> None:
         return
     with pytest.raises(InvalidArgument) as caught:
         box.outcome(*process["args"])
-    assert str(caught.value) == f'exec "{process["args"][0]}": E2BIG (argument list too long: {text})'
+    assert (
+        str(caught.value) == f'exec "{process["args"][0]}": E2BIG (argument list too long: {text})'
+    )
 
 
 @pytest.mark.parametrize("sent", LONG)
@@ -88,11 +97,15 @@ def test_an_exec(box: Box, sent: str) -> None:
     change, text = LONG[sent]
     with box.running() as (created, request):
         process = merged(request.spec, {**PROCESS, **change})
-        asked = ExecRequest(created.pid, created.pidfd, request.spec, process, cgroup=created.cgroup)
+        asked = ExecRequest(
+            created.pid, created.pidfd, request.spec, process, cgroup=created.cgroup
+        )
         if text is None:
             done = execute(asked)
             assert reap(done) == 0
             return
         with pytest.raises(InvalidArgument) as caught:
             execute(asked)
-        assert str(caught.value) == f'exec "{process.args[0]}": E2BIG (argument list too long: {text})'
+        assert (
+            str(caught.value) == f'exec "{process.args[0]}": E2BIG (argument list too long: {text})'
+        )

@@ -45,7 +45,9 @@ def connected(folder: Path) -> socket.socket:
     return connection
 
 
-def message(call: int, name: bytes = b"", data: bytes = b"", version: int = client.VERSION) -> bytes:
+def message(
+    call: int, name: bytes = b"", data: bytes = b"", version: int = client.VERSION
+) -> bytes:
     return MESSAGE.pack(version, call, len(name), 0, 0, 0, 0, 0, 0) + name + data
 
 
@@ -212,7 +214,20 @@ def test_a_started_program_has_what_it_is_given_and_no_more(keeper: Keeper) -> N
     words = output(reading).split()
     os.close(pidfd)
     # 3 is the folder that ls reads
-    assert words == ["0", "1", "2", "3", "5", "SigBlk:", "0" * 16, "SigIgn:", "0" * 16, "this", "/", str(pid)]
+    assert words == [
+        "0",
+        "1",
+        "2",
+        "3",
+        "5",
+        "SigBlk:",
+        "0" * 16,
+        "SigIgn:",
+        "0" * 16,
+        "this",
+        "/",
+        str(pid),
+    ]
 
 
 def test_descriptors_may_trade_places(keeper: Keeper) -> None:
@@ -237,20 +252,26 @@ def test_a_program_that_is_not_there_ends_with_127(keeper: Keeper) -> None:
 @pytest.mark.parametrize(
     ("script", "code"), [("exit 42", 42), ("exit 0", 0), ("kill -9 $$", -9), ("kill -6 $$", -6)]
 )
-def test_how_orphans_end_is_known_by_pid_and_start_time(keeper: Keeper, script: str, code: int) -> None:
+def test_how_orphans_end_is_known_by_pid_and_start_time(
+    keeper: Keeper, script: str, code: int
+) -> None:
     """Of a program that is killed, as a shim would be, with a child in a session of its own."""
     inner = f"setsid sh -c 'echo $$ >&5; read line <&6; {script}'"
     with pipe() as (waiting, go):
         reading, writing = os.pipe2(os.O_CLOEXEC)
         _, pidfd = keeper.start(
-            ["/bin/sh", "-c", f"{inner} & wait"], {"PATH": "/bin:/usr/bin"}, {5: writing, 6: waiting}
+            ["/bin/sh", "-c", f"{inner} & wait"],
+            {"PATH": "/bin:/usr/bin"},
+            {5: writing, 6: waiting},
         )
         os.close(writing)
         orphan = int(os.read(reading, 20))
         found = stat_of(orphan)
         assert found is not None and keeper.exit_of(orphan, found.start_time) is None
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        assert wait_until(lambda: (now := stat_of(orphan)) is not None and now.parent == keeper.hello(), 10)
+        assert wait_until(
+            lambda: (now := stat_of(orphan)) is not None and now.parent == keeper.hello(), 10
+        )
         os.write(go, b"\n")
         assert wait_until(lambda: stat_of(orphan) is None, 10)
         ended = keeper.exit_of(orphan, found.start_time)
@@ -308,7 +329,9 @@ def test_only_root_is_heard(keeper: Keeper, tmp_path: Path) -> None:
         (message(client.PUT, b"a", bytes(client.MESSAGE_LIMIT_BYTES)), EMSGSIZE),
     ],
 )
-def test_requests_that_are_refused(keeper: Keeper, tmp_path: Path, packet: bytes, error: int) -> None:
+def test_requests_that_are_refused(
+    keeper: Keeper, tmp_path: Path, packet: bytes, error: int
+) -> None:
     with connected(tmp_path) as connection:
         assert error_of(connection, packet) == error
         assert error_of(connection, message(client.HELLO)) == 0, "the connection goes on"

@@ -1,4 +1,5 @@
-"""Hostile bytes for a keeper that was built with the compiler's sanitizers: it answers, or hangs up, and goes on."""
+"""Hostile bytes for a keeper that was built with the compiler's sanitizers: it answers, or hangs
+up, and goes on."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def sanitized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keepe
         "-fsanitize=address,undefined",
         "-fno-sanitize-recover=all",
     ]
-    built = subprocess.run([*command, str(SOURCE), "-o", str(program)], capture_output=True, check=False)
+    built = subprocess.run(
+        [*command, str(SOURCE), "-o", str(program)], capture_output=True, check=False
+    )
     if built.returncode == 0:
         monkeypatch.setattr(client, "PROGRAM", str(program))
         monkeypatch.setenv("ASAN_OPTIONS", f"log_path={tmp_path}/report:detect_leaks=0")
@@ -53,12 +56,16 @@ def hostile(chance: random.Random) -> bytes:
     call = chance.choice([*range(10), chance.getrandbits(16)])
     count = chance.choice([0, 1, 2, chance.getrandbits(32)])
     if call == client.START:
-        data = chance.choice([b"", data, bytes(8), b"/nothing\0x\0", b"/nothing\0" * chance.randrange(5000)])
+        data = chance.choice(
+            [b"", data, bytes(8), b"/nothing\0x\0", b"/nothing\0" * chance.randrange(5000)]
+        )
     size = chance.choice([len(name)] * 8 + [0, len(name) + 1, chance.getrandbits(32), 2**32 - 1])
     pid, status = chance.getrandbits(31), -chance.getrandbits(31)
     times = chance.getrandbits(64), chance.getrandbits(64)
     packet = (
-        MESSAGE.pack(chance.choice([1] * 9 + [2]), call, size, 0, pid, status, count, *times) + name + data
+        MESSAGE.pack(chance.choice([1] * 9 + [2]), call, size, 0, pid, status, count, *times)
+        + name
+        + data
     )
     shape = chance.randrange(20)
     if shape == 0:
@@ -87,7 +94,9 @@ def test_hostile_bytes(sanitized: Keeper, tmp_path: Path) -> None:
         connections: list[socket.socket] = []
         for _ in range(MESSAGES):
             if len(connections) < 8 or chance.randrange(50) == 0:
-                connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                connection = stack.enter_context(
+                    socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                )
                 connection.settimeout(10)
                 connection.connect(str(folder / client.SOCKET))
                 connections.append(connection)

@@ -1,4 +1,5 @@
-"""The thin layer over the kernel, on the kernel: descriptors, mounts, namespaces, processes, credentials, limits."""
+"""The thin layer over the kernel, on the kernel: descriptors, mounts, namespaces, processes,
+credentials, limits."""
 
 from __future__ import annotations
 
@@ -181,7 +182,9 @@ class TestNamespaces:
             pid = os.fork()
             if pid == 0:
                 namespace.setns(pidfd, CLONE_NEWUTS)
-                same = os.stat("/proc/self/ns/uts").st_ino == os.stat(f"/proc/{other}/ns/uts").st_ino
+                same = (
+                    os.stat("/proc/self/ns/uts").st_ino == os.stat(f"/proc/{other}/ns/uts").st_ino
+                )
                 os._exit(0 if same else 1)
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
             os.close(pidfd)

@@ -1,4 +1,5 @@
-"""The attribute `T` is set where it helps, an ext4 without a journal, and nowhere else; it hinders nothing."""
+"""The attribute `T` is set where it helps, an ext4 without a journal, and nowhere else; it hinders
+nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def group_of(path: Path, image: Path) -> int:
 
 
 def test_pods_and_containers_folders_get_it_on_an_ext4_without_a_journal(tmp_path: Path) -> None:
-    """An existing folder of an earlier version too, whose other attributes stay; all can be removed as ever."""
+    """An existing folder of an earlier version too, whose other attributes stay; all can be removed
+    as ever."""
     image = make_ext4(tmp_path / "disk", *GROUPS_OF_1024_INODES, "-O", "^has_journal")
     with mounted(tmp_path, "-o", "loop", image) as disk:
         (disk / "root/sandboxes").mkdir(parents=True)
@@ -74,7 +76,9 @@ def test_another_file_system_is_none_of_its_business(what: str, tmp_path: Path) 
     layers = [tmp_path / name for name in ("lower", "upper", "work")]
     for layer in layers:
         layer.mkdir()
-    options = "lowerdir={},upperdir={},workdir={}".format(*layers) if what == "overlay" else "size=1m"
+    options = (
+        "lowerdir={},upperdir={},workdir={}".format(*layers) if what == "overlay" else "size=1m"
+    )
     with mounted(tmp_path, "-t", what, "-o", options, what) as disk:
         Paths(disk / "root", disk / "state").prepare()
         assert not spread_subfolders(disk / "root/sandboxes")

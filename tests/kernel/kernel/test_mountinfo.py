@@ -13,7 +13,9 @@ from pyrunc.kernel import mount, namespace
 from pyrunc.kernel.mountinfo import mount_points
 
 
-@pytest.mark.parametrize("name", [b"a b", b"a\rb", b"a\nb", b"a\\040b", "größe".encode(), b"\xff", b"a - b"])
+@pytest.mark.parametrize(
+    "name", [b"a b", b"a\rb", b"a\nb", b"a\\040b", "größe".encode(), b"\xff", b"a - b"]
+)
 def test_mount_points_of_any_name(tmp_path: Path, name: bytes) -> None:
     place = os.path.join(os.fsencode(tmp_path), name)
     os.mkdir(place)

@@ -1,4 +1,5 @@
-"""Paths beneath a root: nothing leads outside, links are followed inside, what is missing is made, trees are removed."""
+"""Paths beneath a root: nothing leads outside, links are followed inside, what is missing is made,
+trees are removed."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def test_links_and_dots_stay_inside(root: int, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "number"), [("out/file", errno.ENOENT), ("loop", errno.ELOOP), ("dangling", errno.ENOENT)]
+    ("name", "number"),
+    [("out/file", errno.ENOENT), ("loop", errno.ELOOP), ("dangling", errno.ENOENT)],
 )
 def test_what_would_leave_is_not_there(root: int, name: str, number: int) -> None:
     with pytest.raises(KernelError) as caught:
@@ -80,7 +82,8 @@ def test_a_link_of_procfs_is_refused(root: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "number"), [("../outside", errno.EXDEV), ("/real", errno.EXDEV), ("rel/file", errno.ELOOP)]
+    ("name", "number"),
+    [("../outside", errno.EXDEV), ("/real", errno.EXDEV), ("rel/file", errno.ELOOP)],
 )
 def test_beneath_refuses_what_leaves_and_links(root: int, name: str, number: int) -> None:
     with pytest.raises(KernelError) as caught:

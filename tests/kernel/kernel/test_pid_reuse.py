@@ -1,6 +1,7 @@
 """A pid that was given to another process: nobody signals that one in place of the first.
 
-The number is not waited for: clone3(2) makes a process with the pid that is asked for (set_tid), in the container's cgroup.
+The number is not waited for: clone3(2) makes a process with the pid that is asked for (set_tid), in
+the container's cgroup.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ async def pod(tmp_path: Path) -> AsyncIterator[TestPod]:
 
 @contextmanager
 def process_with(pid: int, group: str) -> Iterator[None]:
-    """A process with this pid in the cgroup that only waits, and must not be killed. Raises FileExistsError when somebody else has
-    the number."""
+    """A process with this pid in the cgroup that only waits, and must not be killed. Raises
+    FileExistsError when somebody else has the number."""
     wanted, folder = buffer(struct.pack("<i", pid)), os.open(group, os.O_PATH)
     arguments = struct.pack(
         "<11Q", CLONE_INTO_CGROUP, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, address(wanted), 1, folder
@@ -53,7 +54,9 @@ def process_with(pid: int, group: str) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGTERM)  # ours and not reaped
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM, "it was killed before"
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM, (
+            "it was killed before"
+        )
 
 
 async def test_a_session_whose_leaders_pid_is_somebody_elses(pod: TestPod) -> None:
@@ -75,7 +78,9 @@ async def test_a_session_whose_leaders_pid_is_somebody_elses(pod: TestPod) -> No
 def test_members_of_a_session_outlive_its_leader() -> None:
     """While they live the number is not given away, so they are found by it."""
     script = "sleep 1000 & echo $!; exec true"
-    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True) as leader:
+    with subprocess.Popen(
+        ["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True
+    ) as leader:
         assert leader.stdout is not None
         member = int(leader.stdout.readline())
         leader.wait()
@@ -84,7 +89,8 @@ def test_members_of_a_session_outlive_its_leader() -> None:
 
 
 def test_a_listed_process_that_left_the_group_gets_no_signal(tmp_path: Path) -> None:
-    """Between the list of a cgroup's processes and the signal a number may come to mean a process of another group."""
+    """Between the list of a cgroup's processes and the signal a number may come to mean a process
+    of another group."""
     group = Cgroup(f"/pid-reuse-{os.getpid()}", "cgroupfs")
     group.create()
     try:
@@ -103,8 +109,12 @@ def test_a_listed_process_that_left_the_group_gets_no_signal(tmp_path: Path) -> 
 
 
 def test_an_errands_descendants_are_known_by_more_than_their_numbers() -> None:
-    """What is listed below an errand and is somebody else's child by the time of the signal is left alone."""
-    with subprocess.Popen(["sleep", "1000"]) as foreign, subprocess.Popen(["sleep", "1000"]) as errand:
+    """What is listed below an errand and is somebody else's child by the time of the signal is left
+    alone."""
+    with (
+        subprocess.Popen(["sleep", "1000"]) as foreign,
+        subprocess.Popen(["sleep", "1000"]) as errand,
+    ):
         try:
             assert descendants.open_descendant(foreign.pid, {errand.pid}) is None
             opened = descendants.open_descendant(foreign.pid, {os.getpid()})

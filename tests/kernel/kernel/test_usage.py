@@ -1,4 +1,5 @@
-"""The size of a tree that belongs to somebody hostile: links, hard links, depth, and folders that become links meanwhile."""
+"""The size of a tree that belongs to somebody hostile: links, hard links, depth, and folders that
+become links meanwhile."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def test_it_is_what_du_says(tmp_path: Path) -> None:
     os.truncate(top / "sparse", 1 << 30)
     (top / "link").symlink_to("/")
     os.mkfifo(top / "pipe")
-    said = subprocess.run(["du", "-s", "--block-size=1", top], capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        ["du", "-s", "--block-size=1", top], capture_output=True, text=True, check=True
+    )
     assert usage(top) == (int(said.stdout.split()[0]) - top.stat().st_blocks * BLOCK_BYTES, 6)
     assert usage(top / "none") == (0, 0) == usage(top / "link")
 
@@ -35,7 +38,8 @@ def test_what_is_too_deep_for_a_path_is_counted(tmp_path: Path) -> None:
 
 
 def test_folders_that_become_links(tmp_path: Path) -> None:
-    """Somebody exchanges folders of the tree with links out of it all the time: what is outside never counts."""
+    """Somebody exchanges folders of the tree with links out of it all the time: what is outside
+    never counts."""
     top, outside = tmp_path / "top", tmp_path / "outside"
     outside.mkdir()
     for i in range(300):

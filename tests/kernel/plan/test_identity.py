@@ -1,4 +1,5 @@
-"""Who the container's process is: users, groups, capabilities, privileges, limits, filters, working directory, names."""
+"""Who the container's process is: users, groups, capabilities, privileges, limits, filters, working
+directory, names."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ def status(box: Box, **more: object) -> dict[str, str]:
     """/proc/self/status of a process that is not a shell: name -> value."""
     code, text = box.outcome("cat", "/proc/self/status", **more)
     assert code == 0, text
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+    return {
+        name: value.strip()
+        for name, _, value in (line.partition(":") for line in text.splitlines())
+    }
 
 
 def bits(*names: str) -> str:
@@ -28,7 +32,12 @@ def bits(*names: str) -> str:
 
 
 def test_user_and_groups(box: Box) -> None:
-    box.process["user"] = {"uid": 1000, "gid": 2000, "additionalGids": [30, 7, 4000000000], "umask": 0o027}
+    box.process["user"] = {
+        "uid": 1000,
+        "gid": 2000,
+        "additionalGids": [30, 7, 4000000000],
+        "umask": 0o027,
+    }
     found = status(box)
     assert found["Uid"].split() == ["1000"] * 4
     assert found["Gid"].split() == ["2000"] * 4
@@ -72,7 +81,8 @@ def test_capabilities(box: Box, uid: int, no_new_privileges: bool) -> None:
     assert found["CapBnd"] == bits("CAP_KILL", "CAP_CHOWN", "CAP_NET_RAW")
     assert found["CapInh"] == found["CapAmb"] == bits()
     assert found["NoNewPrivs"] == str(int(no_new_privileges))
-    # execve gives root the whole bounding set, unless no_new_privs limits it to what is permitted; a user keeps nothing.
+    # execve gives root the whole bounding set, unless no_new_privs limits it to what is permitted;
+    # a user keeps nothing.
     root = bits("CAP_KILL", "CAP_CHOWN") if no_new_privileges else found["CapBnd"]
     expected = root if uid == 0 else bits()
     assert found["CapPrm"] in (expected, found["CapBnd"] if uid == 0 else expected)
@@ -97,7 +107,9 @@ def test_no_capabilities_at_all(box: Box) -> None:
 
 
 def test_unknown_and_ungrantable_capabilities_are_warnings(box: Box) -> None:
-    box.process["capabilities"] = {key: [*ALL, "CAP_TEST"] for key in ("bounding", "effective", "permitted")}
+    box.process["capabilities"] = {
+        key: [*ALL, "CAP_TEST"] for key in ("bounding", "effective", "permitted")
+    }
     with box.running() as (created, _):
         (warning,) = created.warnings
         assert warning.startswith("ignoring unknown or unavailable capabilities: [")
@@ -107,9 +119,7 @@ def test_unknown_and_ungrantable_capabilities_are_warnings(box: Box) -> None:
 
 def test_no_new_privileges_and_setuid(box: Box) -> None:
     # busybox gives up set-user-ID by itself
-    source = (
-        '#include <stdio.h>\n#include <unistd.h>\nint main(void) { return printf("%d\\n", geteuid()) < 0; }'
-    )
+    source = '#include <stdio.h>\n#include <unistd.h>\nint main(void) { return printf("%d\\n", geteuid()) < 0; }'
     command = ["gcc", "-static", "-x", "c", "-o", str(box.image / "bin/euid"), "-"]
     subprocess.run(command, input=source.encode(), check=True)
     os.chmod(box.image / "bin/euid", 0o4755)
@@ -196,7 +206,8 @@ def test_no_descriptor_leads_out(box: Box, number: int) -> None:
             inside = box.run("stat -c %d:%i . /; ls /")
         except Error:
             return
-        here, root, *names = inside.splitlines()  # a descriptor of the container's own root leads to it
+        # a descriptor of the container's own root leads to it
+        here, root, *names = inside.splitlines()
         assert here == root
         assert names == sorted(p.name for p in box.image.iterdir())
     finally:
@@ -314,7 +325,10 @@ def test_personality(box: Box) -> None:
 
 def test_time_offsets(box: Box) -> None:
     box.linux["namespaces"].append({"type": "time"})
-    box.linux["timeOffsets"] = {"boottime": {"secs": 86400 * 1000}, "monotonic": {"secs": 5, "nanosecs": 7}}
+    box.linux["timeOffsets"] = {
+        "boottime": {"secs": 86400 * 1000},
+        "monotonic": {"secs": 5, "nanosecs": 7},
+    }
     with box.running() as (created, request):
         assert os.readlink(f"/proc/{created.pid}/ns/time") != os.readlink("/proc/self/ns/time")
         up = float(box.execute(created, request, "cat /proc/uptime").split()[0])
@@ -355,7 +369,8 @@ def test_the_callers_cpus_do_not_leak(box: Box, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_early_filter_that_forbids_getcwd(box: Box) -> None:
-    """Without no_new_privs the filter comes before the change of user; the working directory was checked by then."""
+    """Without no_new_privs the filter comes before the change of user; the working directory was
+    checked by then."""
     box.process["noNewPrivileges"] = False
     box.process["cwd"] = "/tmp"
     box.linux["seccomp"] = {
@@ -367,7 +382,11 @@ def test_an_early_filter_that_forbids_getcwd(box: Box) -> None:
 
 
 def test_memory_policy(box: Box) -> None:
-    box.linux["memoryPolicy"] = {"mode": "MPOL_BIND", "nodes": "0", "flags": ["MPOL_F_STATIC_NODES"]}
+    box.linux["memoryPolicy"] = {
+        "mode": "MPOL_BIND",
+        "nodes": "0",
+        "flags": ["MPOL_F_STATIC_NODES"],
+    }
     with box.running() as (created, _):
         assert " bind=static:0 " in Path(f"/proc/{created.pid}/numa_maps").read_text()
     box.linux["memoryPolicy"] = {"mode": "MPOL_BIND", "nodes": ""}
@@ -399,7 +418,11 @@ def test_a_listener_is_sent_to_the_agent(box: Box, tmp_path: Path) -> None:
             message, ancillary, _, _ = connection.recvmsg(4096, 64)
             connection.close()
             told = json.loads(message)
-            assert (told["metadata"], told["fds"], told["state"]["status"]) == ("m", ["seccompFd"], status)
+            assert (told["metadata"], told["fds"], told["state"]["status"]) == (
+                "m",
+                ["seccompFd"],
+                status,
+            )
             (number,) = array.array("i", ancillary[0][2])
             assert os.readlink(f"/proc/self/fd/{number}") == "anon_inode:seccomp notify"
             os.close(number)

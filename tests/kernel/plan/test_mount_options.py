@@ -1,4 +1,5 @@
-"""Every mount option of the specification, read back from the container's mountinfo: on a bind, on a new filesystem, on a tree."""
+"""Every mount option of the specification, read back from the container's mountinfo: on a bind, on
+a new filesystem, on a tree."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from tests.kernel.box import Box, mounts
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 1 << 18
 MAPS = [{"containerID": 0, "hostID": 100000, "size": 65536}]
 # option -> what it adds to plain mount options, and what it takes from full ones
-PLAIN, FULL = {"rw", "relatime"}, {"ro", "nosuid", "nodev", "noexec", "noatime", "nodiratime", "nosymfollow"}
+PLAIN = {"rw", "relatime"}
+FULL = {"ro", "nosuid", "nodev", "noexec", "noatime", "nodiratime", "nosymfollow"}
 SET: dict[str, tuple[set[str], set[str]]] = {
     "ro": ({"ro"}, {"rw"}),
     "nosuid": ({"nosuid"}, set()),
@@ -43,7 +45,8 @@ CLEAR: dict[str, tuple[set[str], set[str]]] = {
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Makes a folder with a mount in it, both with these MOUNT_ATTR_* flags, in a mount namespace that only this test is in."""
+    """Makes a folder with a mount in it, both with these MOUNT_ATTR_* flags, in a mount namespace
+    that only this test is in."""
     own, folder = namespace.open_own("mnt"), Path.cwd()
     namespace.unshare(CLONE_NEWNS)
     km.mount(None, "/", None, MS_REC | MS_PRIVATE)
@@ -83,9 +86,15 @@ def test_set_on_a_tree(box: Box, tree: Callable[[int], Path], option: str, recur
 
 @pytest.mark.parametrize("recursive", [False, True])
 @pytest.mark.parametrize("option", CLEAR)
-def test_cleared_on_a_tree(box: Box, tree: Callable[[int], Path], option: str, recursive: bool) -> None:
+def test_cleared_on_a_tree(
+    box: Box, tree: Callable[[int], Path], option: str, recursive: bool
+) -> None:
     box.bind(
-        tree(1 | 2 | 4 | 8 | 0x10 | 0x80 | 0x200000), "/t", "rbind", "rprivate", "r" * recursive + option
+        tree(1 | 2 | 4 | 8 | 0x10 | 0x80 | 0x200000),
+        "/t",
+        "rbind",
+        "rprivate",
+        "r" * recursive + option,
     )
     adds, takes = CLEAR[option]
     assert options_of(box, "/t") == (FULL - takes) | adds
@@ -99,11 +108,15 @@ def test_set_on_a_new_filesystem(box: Box, option: str) -> None:
     assert options_of(box, "/t") == (PLAIN - takes) | adds
 
 
-def test_the_last_of_two_counts_and_words_without_effect_are_taken(box: Box, tmp_path: Path) -> None:
+def test_the_last_of_two_counts_and_words_without_effect_are_taken(
+    box: Box, tmp_path: Path
+) -> None:
     box.add_mount("/t", "tmpfs", "ro", "noexec", "rw", "exec", "defaults", "async", "nomand", "noiversion", "nolazytime",
                   "silent", "loud", "size=64k", kind="tmpfs")  # fmt: skip
     found = mounts(
-        box.run("cat /proc/self/mountinfo; dd if=/dev/zero of=/t/x bs=1k count=100 2>/dev/null; true")
+        box.run(
+            "cat /proc/self/mountinfo; dd if=/dev/zero of=/t/x bs=1k count=100 2>/dev/null; true"
+        )
     )
     assert found["/t"][0] == "rw,relatime"
 

@@ -1,5 +1,5 @@
-"""Mounts of a specification as the container sees them: binds and their options, propagation, creation of destinations,
-hostile images, masked and read-only paths."""
+"""Mounts of a specification as the container sees them: binds and their options, propagation,
+creation of destinations, hostile images, masked and read-only paths."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ def test_a_bind_keeps_what_is_not_named(box: Box, tmp_path: Path) -> None:
     try:
         box.add_mount("/q", "pyrunc:quiet", "rbind", "ro")
         with held(box) as more:
-            assert mounts(box.run("cat /proc/self/mountinfo", **more))["/q"][0] == "ro,nosuid,noexec,relatime"
+            assert (
+                mounts(box.run("cat /proc/self/mountinfo", **more))["/q"][0]
+                == "ro,nosuid,noexec,relatime"
+            )
     finally:
         os.close(source)
 
@@ -79,7 +82,10 @@ def test_shared_memory_of_a_pod(box: Box) -> None:
     try:
         with held(box) as more:
             box.run("echo hi > /dev/shm/word", **more)
-            assert box.run("cat /dev/shm/word; stat -c %a /dev/shm", **more).split() == ["hi", "1777"]
+            assert box.run("cat /dev/shm/word; stat -c %a /dev/shm", **more).split() == [
+                "hi",
+                "1777",
+            ]
     finally:
         os.close(shm)
 
@@ -123,7 +129,9 @@ def test_bind_without_r_shows_only_the_top(box: Box, data: Path) -> None:
         ("rshared", "", True, False),
     ],
 )
-def test_propagation(box: Box, data: Path, option: str, root: str, inward: bool, outward: bool) -> None:
+def test_propagation(
+    box: Box, data: Path, option: str, root: str, inward: bool, outward: bool
+) -> None:
     def check() -> None:
         km.mount("tmpfs", data, "tmpfs")
         km.mount(None, data, None, MS_SHARED | MS_REC)
@@ -134,7 +142,9 @@ def test_propagation(box: Box, data: Path, option: str, root: str, inward: bool,
         with box.running() as (created, request):
             km.mount("tmpfs", data / "in", "tmpfs")
             (data / "in/seen").touch()
-            text = box.execute(created, request, "mount -t tmpfs t /vol/out; touch /vol/out/seen; ls /vol/in")
+            text = box.execute(
+                created, request, "mount -t tmpfs t /vol/out; touch /vol/out/seen; ls /vol/in"
+            )
             assert (text == "seen\n") is inward
             assert (data / "out/seen").exists() is outward
 
@@ -155,7 +165,8 @@ def test_no_mount_of_the_container_reaches_the_host(box: Box, data: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "word", ["shared", "rshared", "slave", "rslave", "private", "rprivate", "unbindable", "runbindable"]
+    "word",
+    ["shared", "rshared", "slave", "rslave", "private", "rprivate", "unbindable", "runbindable"],
 )
 def test_root_propagation(box: Box, word: str) -> None:
     box.linux["rootfsPropagation"] = word
@@ -192,7 +203,8 @@ def test_symlinks_stay_inside(box: Box, data: Path, tmp_path: Path) -> None:
 
 
 def test_a_swapped_folder_never_leads_outside(box: Box, data: Path, tmp_path: Path) -> None:
-    """CVE-2021-30465, CVE-2024-45310: somebody swaps a folder of a shared volume with a symlink while mounts are made."""
+    """CVE-2021-30465, CVE-2024-45310: somebody swaps a folder of a shared volume with a symlink
+    while mounts are made."""
     canary, volume = tmp_path / "canary", tmp_path / "volume"
     canary.mkdir()
     (volume / "d").mkdir(parents=True)
@@ -255,11 +267,14 @@ def test_nothing_but_proc_is_mounted_on_proc(box: Box) -> None:
 
 
 def test_dev_as_a_symlink_of_the_image(box: Box, tmp_path: Path) -> None:
-    """CVE-2026-41579, CVE-2026-47766: nodes and links must not land where the image's /dev points to on the host."""
+    """CVE-2026-41579, CVE-2026-47766: nodes and links must not land where the image's /dev points
+    to on the host."""
     canary = tmp_path / "canary"
     canary.mkdir()
     (canary / "ptmx").write_text("mine")
-    box.config["mounts"] = [m for m in box.config["mounts"] if not m["destination"].startswith("/dev")]
+    box.config["mounts"] = [
+        m for m in box.config["mounts"] if not m["destination"].startswith("/dev")
+    ]
     (box.image / "dev").rmdir()
     (box.image / "dev").symlink_to(canary)
     try:
@@ -275,7 +290,9 @@ def test_tmpfs(box: Box) -> None:
     box.add_mount("/run", "tmpfs", "nosuid", "size=64k", kind="tmpfs")
     box.add_mount("/ro", "tmpfs", "ro", "mode=700", kind="tmpfs")
     box.add_mount("/ro/inside", "tmpfs", kind="tmpfs")
-    text = box.run("stat -c %a /run /ro; touch /run/x; touch /ro/x; touch /ro/inside/x && echo fine; true")
+    text = box.run(
+        "stat -c %a /run /ro; touch /run/x; touch /ro/x; touch /ro/inside/x && echo fine; true"
+    )
     assert text.splitlines() == ["750", "700", "touch: /ro/x: Read-only file system", "fine"]
 
 
@@ -321,7 +338,9 @@ def test_readonly_paths(box: Box) -> None:
     (box.image / "r/below").mkdir(parents=True)
     (box.image / "broken").symlink_to("/nowhere")
     box.linux["readonlyPaths"] = ["/r", "/broken", "/missing/x", "/proc/sys"]
-    text = box.run("touch /r/x; touch /r/below/x; echo 1 > /proc/sys/kernel/hostname; touch /y && echo y")
+    text = box.run(
+        "touch /r/x; touch /r/below/x; echo 1 > /proc/sys/kernel/hostname; touch /y && echo y"
+    )
     assert text.splitlines() == [
         "touch: /r/x: Read-only file system",
         "touch: /r/below/x: Read-only file system",
@@ -342,7 +361,9 @@ def test_a_hostile_null_device_is_refused(box: Box, tmp_path: Path, how: str) ->
         (dev / "null").symlink_to("/etc/passwd")
     elif how == "other device":
         os.mknod(dev / "null", 0o20666, os.makedev(1, 5))
-    box.config["mounts"] = [m for m in box.config["mounts"] if not m["destination"].startswith("/dev")]
+    box.config["mounts"] = [
+        m for m in box.config["mounts"] if not m["destination"].startswith("/dev")
+    ]
     box.bind(dev, "/dev")
     box.linux["maskedPaths"] = ["/etc/passwd"]
     with pytest.raises(KernelError, match=r"/dev/null|mask"):
@@ -372,7 +393,15 @@ def test_unknown_filesystem_and_option(box: Box) -> None:
 
 def test_listed_devices(box: Box) -> None:
     box.linux["devices"] = [
-        {"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229, "fileMode": 0o600, "uid": 7, "gid": 8},
+        {
+            "path": "/dev/fuse",
+            "type": "c",
+            "major": 10,
+            "minor": 229,
+            "fileMode": 0o600,
+            "uid": 7,
+            "gid": 8,
+        },
         {"path": "/dev/deep/er/blk", "type": "b", "major": 7, "minor": 0},
         {"path": "/run/pipe", "type": "p", "major": 9, "minor": 9, "fileMode": 0o10640},
         {"path": "/dev/null", "type": "c", "major": 1, "minor": 3, "fileMode": 0o666},
@@ -401,7 +430,8 @@ def test_an_existing_file_is_not_a_device(box: Box) -> None:
 
 
 def in_namespace(check: object) -> None:
-    """Run the check in a child with a mount namespace of its own, so that mounts of a test stay in the test."""
+    """Run the check in a child with a mount namespace of its own, so that mounts of a test stay in
+    the test."""
     pid = os.fork()
     if not pid:
         try:
@@ -426,7 +456,9 @@ def test_overlay_as_a_volume(box: Box, tmp_path: Path, layers: int) -> None:
         (layer / f"f{number}").touch()
         (layer / "top").write_text(str(number))
         lower.append(str(layer))
-    box.add_mount("/image", "overlay", f"lowerdir={':'.join(lower)}", "ro", "nosuid", kind="overlay")
+    box.add_mount(
+        "/image", "overlay", f"lowerdir={':'.join(lower)}", "ro", "nosuid", kind="overlay"
+    )
     text = box.run("ls /image | wc -l; cat /image/top; touch /image/x 2>&1; true")
     assert text.split("touch")[0].split() == [str(layers + 1), "0"]
     assert "Read-only file system" in text
@@ -437,7 +469,11 @@ def test_writable_overlay_as_a_volume(box: Box, tmp_path: Path) -> None:
     for name in ("l:1", "l2", "u", "w"):
         (tmp_path / name).mkdir()
     (tmp_path / "l:1/word").write_text("x")
-    options = (f"lowerdir={tmp_path}/l\\:1:{tmp_path}/l2", f"upperdir={tmp_path}/u", f"workdir={tmp_path}/w")
+    options = (
+        f"lowerdir={tmp_path}/l\\:1:{tmp_path}/l2",
+        f"upperdir={tmp_path}/u",
+        f"workdir={tmp_path}/w",
+    )
     box.add_mount("/o", "overlay", *options, kind="overlay")
     assert box.run("cat /o/word; touch /o/made") == "x"
     assert (tmp_path / "u/made").exists()
@@ -447,7 +483,9 @@ ODD = ("a:b", "a\\:b", "a\\b", "a\\\\", "a,b", "b" * 250)
 
 
 @pytest.mark.parametrize("name", ODD, ids=map(str, range(len(ODD))))
-def test_folders_of_an_overlay_that_is_a_volume_by_any_name(box: Box, tmp_path: Path, name: str) -> None:
+def test_folders_of_an_overlay_that_is_a_volume_by_any_name(
+    box: Box, tmp_path: Path, name: str
+) -> None:
     folders = {part: tmp_path / part / name for part in ("one", "two", "u", "w")}
     for part, folder in folders.items():
         folder.mkdir(parents=True)
@@ -455,7 +493,9 @@ def test_folders_of_an_overlay_that_is_a_volume_by_any_name(box: Box, tmp_path: 
     (folders["w"] / "w").unlink()
     escaped = {part: str(folder).replace("\\", "\\\\") for part, folder in folders.items()}
     writable = (f"upperdir={escaped['u']}", f"workdir={escaped['w']}")
-    box.add_mount("/list", "overlay", *(f"lowerdir+={folders[n]}" for n in ("one", "two")), kind="overlay")
+    box.add_mount(
+        "/list", "overlay", *(f"lowerdir+={folders[n]}" for n in ("one", "two")), kind="overlay"
+    )
     joined = ":".join(escaped[n].replace(":", "\\:") for n in ("one", "two"))
     box.add_mount("/joined", "overlay", f"lowerdir={joined}", *writable, kind="overlay")
     assert box.run("ls /list; touch /joined/made; ls /joined").split() == [
@@ -504,7 +544,8 @@ def test_a_copy_that_does_not_fit(box: Box) -> None:
 
 
 def test_the_hosts_root_as_a_volume(box: Box, tmp_path: Path) -> None:
-    """Everything of the host, and nothing of the container, which is attached on top of `/` meanwhile."""
+    """Everything of the host, and nothing of the container, which is attached on top of `/`
+    meanwhile."""
     link = tmp_path / "to-root"
     link.symlink_to("/")
     box.bind(Path("/"), "/host", "rbind", "rslave", "ro")

@@ -18,7 +18,8 @@ CLONE_NEWNET = 0x40000000
 
 
 def in_network(work: Callable[[], None]) -> None:
-    """Run it in a child with a network namespace of its own, so that no link of the machine is touched."""
+    """Run it in a child with a network namespace of its own, so that no link of the machine is
+    touched."""
     pid = os.fork()
     if not pid:
         code = 1
@@ -49,7 +50,17 @@ def add(name: str, *addresses: str) -> None:
 def test_a_link_moves_with_its_addresses(box: Box) -> None:
     def check() -> None:
         add("d0", "192.0.2.7/25", "198.51.100.1/32", "2001:db8::7/64")
-        ip("address", "add", "192.0.2.8/25", "dev", "d0", "valid_lft", "1000", "preferred_lft", "1000")
+        ip(
+            "address",
+            "add",
+            "192.0.2.8/25",
+            "dev",
+            "d0",
+            "valid_lft",
+            "1000",
+            "preferred_lft",
+            "1000",
+        )
         ip("address", "add", "203.0.113.1/24", "dev", "d0", "scope", "link")
         box.linux["netDevices"] = {"d0": {"name": "eth0"}}
         text = box.run("ip link show eth0; ip address show eth0")
@@ -121,5 +132,7 @@ def test_the_hosts_namespace_takes_none(box: Box) -> None:
     with pytest.raises(InvalidSpec, match=r"linux\.netDevices: need a network namespace"):
         box.request("true")
     box.linux["namespaces"] = [*entries, {"type": "network", "path": "/proc/self/ns/net"}]
-    with pytest.raises(Error, match=r"linux\.netDevices: needs a network namespace other than the host's"):
+    with pytest.raises(
+        Error, match=r"linux\.netDevices: needs a network namespace other than the host's"
+    ):
         box.run("true")

@@ -1,4 +1,5 @@
-"""How the process is scheduled, limited and placed in memory, in a container and for an exec: read from /proc and the kernel."""
+"""How the process is scheduled, limited and placed in memory, in a container and for an exec: read
+from /proc and the kernel."""
 
 from __future__ import annotations
 
@@ -96,8 +97,15 @@ def test_an_exec_has_its_own_or_the_containers(box: Box) -> None:
 def test_memory_policies(box: Box, mode: str, flag: str) -> None:
     box.linux["memoryPolicy"] = {"mode": mode, "nodes": "0", "flags": [flag] if flag else []}
     with box.running() as (created, _):
-        words = {line.split()[1] for line in Path(f"/proc/{created.pid}/numa_maps").read_text().splitlines()}
-        kind = {"": ":0", "MPOL_F_STATIC_NODES": "=static:0", "MPOL_F_RELATIVE_NODES": "=relative:0"}[flag]
+        words = {
+            line.split()[1]
+            for line in Path(f"/proc/{created.pid}/numa_maps").read_text().splitlines()
+        }
+        kind = {
+            "": ":0",
+            "MPOL_F_STATIC_NODES": "=static:0",
+            "MPOL_F_RELATIVE_NODES": "=relative:0",
+        }[flag]
         expected = MEMORY[mode].split()[0] + (kind if " " not in MEMORY[mode] else "")
         assert expected in words, words
 
@@ -107,7 +115,8 @@ def test_memory_policies_without_nodes(box: Box, mode: str, word: str) -> None:
     box.linux["memoryPolicy"] = {"mode": mode}
     with box.running() as (created, _):
         assert word in {
-            line.split()[1] for line in Path(f"/proc/{created.pid}/numa_maps").read_text().splitlines()
+            line.split()[1]
+            for line in Path(f"/proc/{created.pid}/numa_maps").read_text().splitlines()
         }
 
 
@@ -138,7 +147,9 @@ def test_every_limit(box: Box) -> None:
     values = {
         n: (min(s, here[n]), min(h, here[n])) for n, (s, h) in values.items()
     }  # without CAP_SYS_RESOURCE
-    box.process["rlimits"] = [{"type": f"RLIMIT_{n}", "soft": s, "hard": h} for n, (s, h) in values.items()]
+    box.process["rlimits"] = [
+        {"type": f"RLIMIT_{n}", "soft": s, "hard": h} for n, (s, h) in values.items()
+    ]
     with box.running() as (created, request):
         lines = Path(f"/proc/{created.pid}/limits").read_text().splitlines()[1:]
         found = {line[:25].strip().lower(): tuple(line[25:].split()[:2]) for line in lines}

@@ -1,4 +1,5 @@
-"""Runs the real launcher, of this machine or of arm64 under qemu-user, on bytes: also on such that no assembler makes."""
+"""Runs the real launcher, of this machine or of arm64 under qemu-user, on bytes: also on such that
+no assembler makes."""
 
 from __future__ import annotations
 
@@ -106,6 +107,8 @@ class Launched:
         return ended
 
 
-def run(encoded: bytes | Program, machine: str = NATIVE, *, arguments: Sequence[str] | None = None) -> Ended:
+def run(
+    encoded: bytes | Program, machine: str = NATIVE, *, arguments: Sequence[str] | None = None
+) -> Ended:
     """Runs a program that needs no answers."""
     return Launched(encoded, machine, arguments).end()

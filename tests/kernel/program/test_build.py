@@ -1,4 +1,5 @@
-"""The C programs are what they claim: small, static, nothing executable but their code, for both architectures."""
+"""The C programs are what they claim: small, static, nothing executable but their code, for both
+architectures."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ SOURCES = ROOT / "pause"
 def test_make_check_passes() -> None:
     if not shutil.which("aarch64-linux-gnu-gcc"):
         pytest.skip("no aarch64-linux-gnu-gcc")
-    result = subprocess.run(["make", "-s", "-C", str(SOURCES), "check"], capture_output=True, text=True)
+    result = subprocess.run(
+        ["make", "-s", "-C", str(SOURCES), "check"], capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     sizes = [(name, int(size)) for name, size in re.findall(r"/(\w+): (\d+) bytes", result.stdout)]
     assert len(sizes) == 6

@@ -1,4 +1,5 @@
-"""A whole container through the launcher alone: namespaces, overlay root, mounts, devices, pivot_root, identity, execve."""
+"""A whole container through the launcher alone: namespaces, overlay root, mounts, devices,
+pivot_root, identity, execve."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ from pyrunc.program.launch import EXIT_REFUSED, LAUNCHER, launch
 from pyrunc.program.model import PID, READY, Operand, Program
 
 ROOT = 3
-NAMESPACES = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWNET | CLONE_NEWCGROUP
+NAMESPACES = (
+    CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWNET | CLONE_NEWCGROUP
+)
 MOUNTS = [
     ("proc", "/proc"),
     ("tmpfs", "/dev"),
@@ -164,7 +167,8 @@ def test_a_whole_container(image: Path) -> None:
     assert lines[-1] == str(len(MOUNTS) + 2)
     # Nothing of it was ever visible on the host.
     assert str(image) not in Path("/proc/self/mountinfo").read_text()
-    # Device nodes and the like are in mounts of the container, its own directories in the upper layer.
+    # Device nodes and the like are in mounts of the container, its own directories in the upper
+    # layer.
     assert sorted(os.listdir(image / "upper")) == ["dev", "proc", "sys"]
 
 
@@ -191,7 +195,8 @@ WATCH = "for round in $(busybox seq 60); do busybox ls -l /proc/[0-9]*/fd 2>/dev
 
 
 def visitor(dumpable: bool, lingers_ns: int) -> Program:
-    """Joins the pid and mount namespaces of descriptor 3, becomes uid 1000 there, lingers, and executes."""
+    """Joins the pid and mount namespaces of descriptor 3, becomes uid 1000 there, lingers, and
+    executes."""
     a = Assembler()
     macros.prologue(a, dumpable=dumpable)
     a.sys("setns", 3, CLONE_NEWPID | CLONE_NEWNS)
@@ -211,13 +216,18 @@ def test_nobody_inside_can_look_into_a_newcomer_before_execve(image: Path, dumpa
     """CVE-2016-9962; the dumpable newcomer shows that this test would see it."""
     began = time.monotonic_ns()
     subprocess.run(
-        [image / "lower/bin/busybox", "ls", "-l", "/proc/self/fd"], stdout=subprocess.DEVNULL, check=True
+        [image / "lower/bin/busybox", "ls", "-l", "/proc/self/fd"],
+        stdout=subprocess.DEVNULL,
+        check=True,
     )
-    # So that a round of the watch falls into it also on an emulated processor, where one takes a fifth of a second.
+    # So that a round of the watch falls into it also on an emulated processor, where one takes a
+    # fifth of a second.
     lingers_ns = max(20_000_000, 2 * (time.monotonic_ns() - began))
     root = mount.open_overlay([str(image / "lower")], str(image / "upper"), str(image / "work"))
     read, write = os.pipe()
-    with launch(container(image / "lower", WATCH), stdio=(0, write, write), fds={ROOT: root}) as running:
+    with launch(
+        container(image / "lower", WATCH), stdio=(0, write, write), fds={ROOT: root}
+    ) as running:
         os.close(root)
         os.close(write)
         pidfd = os.pidfd_open(running.expect(PID).value)

@@ -101,7 +101,9 @@ def test_the_end_of_messages_is_execve_not_the_payload_s_end() -> None:
         with launch(shell("read end <&3"), fds={3: read}) as running:
             running.expect(READY)
             assert running.receive() is None
-            still_there = os.waitid(os.P_PID, running.launcher_pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            still_there = os.waitid(
+                os.P_PID, running.launcher_pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
+            )
             assert still_there is None
             os.write(write, b"\n")
             assert running.reap_launcher() == 0
@@ -146,7 +148,10 @@ def test_the_payload_has_its_descriptors_and_no_others() -> None:
 
 
 def test_nothing_is_blocked_or_ignored_in_the_payload() -> None:
-    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN), signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    before = (
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN),
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN),
+    )
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGUSR2, 40])
     try:
         text = output(shell("exec grep -E 'Sig(Ign|Blk)' /proc/self/status"))
@@ -219,7 +224,9 @@ def test_the_launcher_is_not_dumpable() -> None:
         assert os.stat(f"/proc/{running.launcher_pid}/fd").st_uid == 0
         tracer = "import os,sys; os.setuid(12345); os.listdir(f'/proc/{sys.argv[1]}/fd')"
         result = subprocess.run(
-            [sys.executable, "-S", "-c", tracer, str(running.launcher_pid)], capture_output=True, text=True
+            [sys.executable, "-S", "-c", tracer, str(running.launcher_pid)],
+            capture_output=True,
+            text=True,
         )
         assert "PermissionError" in result.stderr
     with launch(shell("sleep 1000")) as running:
@@ -238,7 +245,11 @@ def test_a_failure_names_the_plan_line() -> None:
         with pytest.raises(OperationFailed) as caught:
             running.receive()
         assert str(caught.value) == "mount 'proc' on '/nonexistent': ENOENT (plan line 17)"
-        assert (caught.value.errno, caught.value.line, caught.value.mark) == (errno.ENOENT, 17, "mount")
+        assert (caught.value.errno, caught.value.line, caught.value.mark) == (
+            errno.ENOENT,
+            17,
+            "mount",
+        )
         assert caught.value.to_wire()["kind"] == "kernel"
         assert running.receive() is None
 
@@ -249,7 +260,10 @@ def test_a_missing_program_is_said_by_the_ladder() -> None:
     with a.line("execute 'nothing'", 9):
         macros.execute(a, ["/bin/nothing", "/usr/bin/nothing"], ["nothing"], [], result=result)
         a.fail(result)
-    with launch(a.program()) as running, pytest.raises(OperationFailed, match="execute 'nothing': ENOENT"):
+    with (
+        launch(a.program()) as running,
+        pytest.raises(OperationFailed, match="execute 'nothing': ENOENT"),
+    ):
         running.receive()
 
 
@@ -271,7 +285,10 @@ def test_expect_says_what_came_instead() -> None:
         running.expect(PID)
     a = Assembler()
     a.exit(3)
-    with launch(a.program()) as running, pytest.raises(Error, match="ended before it sent message 2"):
+    with (
+        launch(a.program()) as running,
+        pytest.raises(Error, match="ended before it sent message 2"),
+    ):
         running.expect(READY)
 
 
@@ -306,7 +323,10 @@ def test_letting_go_ends_a_program_that_waits() -> None:
 def test_a_refused_program_is_said_so() -> None:
     raw = bytearray(waiting().encode())
     raw[0] ^= 1
-    with launch(Program(bytes(raw), "", [], [], {})) as running, pytest.raises(Error, match="not a program"):
+    with (
+        launch(Program(bytes(raw), "", [], [], {})) as running,
+        pytest.raises(Error, match="not a program"),
+    ):
         running.receive()
 
 

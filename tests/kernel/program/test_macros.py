@@ -1,4 +1,5 @@
-"""What the macros do to a real file system, in mount namespaces of their own, also while somebody swaps names."""
+"""What the macros do to a real file system, in mount namespaces of their own, also while somebody
+swaps names."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ from pyrunc.program.model import PROGRESS, STATUS, Slot
 
 
 def perform(body: Callable[[Assembler, Slot], None], root: Path) -> str:
-    """Runs operations in a mount namespace of their own, with a descriptor of `root`; what they print."""
+    """Runs operations in a mount namespace of their own, with a descriptor of `root`; what they
+    print."""
     a = Assembler()
     macros.prologue(a)
     a.sys("unshare", CLONE_NEWNS)
@@ -188,7 +190,9 @@ def programs(tmp_path: Path) -> Path:
         ([], errno.ENOENT),
     ],
 )
-def test_the_check_of_a_program_and_its_execution(programs: Path, order: list[str], expected: int) -> None:
+def test_the_check_of_a_program_and_its_execution(
+    programs: Path, order: list[str], expected: int
+) -> None:
     candidates = [str(programs / name / "tool") for name in order]
 
     def check(a: Assembler, root: Slot) -> None:

@@ -35,7 +35,9 @@ def test_arguments_of_every_kind(machine: str) -> None:
     assert ended.status == 0
 
 
-@pytest.mark.parametrize(("width", "expected"), [(1, 0x88), (4, 0x55667788), (8, 0x1122334455667788)])
+@pytest.mark.parametrize(
+    ("width", "expected"), [(1, 0x88), (4, 0x55667788), (8, 0x1122334455667788)]
+)
 def test_set_stores_the_width_and_nothing_beside(machine: str, width: int, expected: int) -> None:
     a = Assembler(machine)
     block = a.data(b"\xee" * 24)
@@ -73,7 +75,9 @@ def test_set_copies_slots(machine: str) -> None:
         (1 << 63, "lt", 0, -1, True),
     ],
 )
-def test_compare(machine: str, value: int, relation: str, constant: int, mask: int, holds: bool) -> None:
+def test_compare(
+    machine: str, value: int, relation: str, constant: int, mask: int, holds: bool
+) -> None:
     a = Assembler(machine)
     slot = a.slot(8)
     a.set(slot, value)
@@ -97,7 +101,10 @@ def test_results_are_stored_in_four_and_eight_bytes(machine: str) -> None:
     a.sys("getppid", store=eight)
     a.send(1, four, eight)
     a.exit(0)
-    assert run(a.program(), machine).values == [(-errno.ENOENT, -errno.EBADF), (os.getpid(), os.getpid())]
+    assert run(a.program(), machine).values == [
+        (-errno.ENOENT, -errno.EBADF),
+        (os.getpid(), os.getpid()),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -142,4 +142,5 @@ def test_it_uses_next_to_no_memory_and_no_time(machine: str) -> None:
         if "PYRUNC_GUEST" in os.environ:
             return  # it took 21 ms on an emulated processor
         with open(f"/proc/{pid}/schedstat") as file:
-            assert int(file.read().split()[0]) < 20_000_000  # nanoseconds on a processor, execve included
+            # nanoseconds on a processor, execve included
+            assert int(file.read().split()[0]) < 20_000_000

@@ -1,4 +1,5 @@
-"""A program that is not one is refused before its first call, with a reason; none makes the launcher crash."""
+"""A program that is not one is refused before its first call, with a reason; none makes the
+launcher crash."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def sample(machine: str = NATIVE) -> bytearray:
     a = Assembler(machine)
     slot, byte = a.slot(8), a.slot(1, 3)
     end, other = a.label(), a.label()
-    a.sys("getppid", store=slot, skip={errno.EPERM: other, errno.ENOENT: end}, retry=(errno.EAGAIN, 2))
+    a.sys(
+        "getppid", store=slot, skip={errno.EPERM: other, errno.ENOENT: end}, retry=(errno.EAGAIN, 2)
+    )
     a.set(byte, 7)
     a.compare(byte, "eq", 7, true=other, false=end)
     a.place(other)
@@ -140,7 +143,9 @@ class TestEachField:
 
     @pytest.mark.parametrize(("kind", "width"), [(1, 0), (2, 1), (3, 4), (4, 8)])
     @pytest.mark.parametrize("argument", range(6))
-    def test_arguments_outside_of_the_data(self, machine: str, kind: int, width: int, argument: int) -> None:
+    def test_arguments_outside_of_the_data(
+        self, machine: str, kind: int, width: int, argument: int
+    ) -> None:
         size = struct.unpack_from("<I", sample(machine), 20)[0]
         for value in (size - width + 1, size + 1, 1 << 40, (1 << 64) - 1):
             raw = sample(machine)
@@ -208,7 +213,9 @@ class TestEachField:
         struct.pack_into("<Q", raw, start + place, len(raw))
         assert refused(raw, machine) == (0, RELOCATION)
 
-    @pytest.mark.parametrize("arguments", [[], [""], ["x"], ["-1"], ["3 "], ["99999999999999999999"]])
+    @pytest.mark.parametrize(
+        "arguments", [[], [""], ["x"], ["-1"], ["3 "], ["99999999999999999999"]]
+    )
     def test_a_number_that_is_none(self, machine: str, arguments: list[str]) -> None:
         ended = run(bytes(sample(machine)), machine, arguments=arguments)
         assert (ended.status, ended.messages) == (126, [])
@@ -218,7 +225,8 @@ class TestEachField:
 
 
 def harmless(raw: bytearray) -> bytes:
-    """Every call of the program becomes getppid: what a mutation reaches must be the launcher's own code."""
+    """Every call of the program becomes getppid: what a mutation reaches must be the launcher's own
+    code."""
     count = struct.unpack_from("<I", raw, 8)[0]
     getppid = Assembler(NATIVE).arch.syscalls["getppid"]
     for index in range(min(count, (len(raw) - HEAD) // OP)):
@@ -236,7 +244,9 @@ def flip_bits(raw: bytearray, rng: random.Random) -> None:
 
 def overwrite_words(raw: bytearray, rng: random.Random) -> None:
     for _ in range(rng.randint(1, 6)):
-        value = rng.choice([0, 1, 7, 8, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, len(raw), rng.getrandbits(32)])
+        value = rng.choice(
+            [0, 1, 7, 8, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, len(raw), rng.getrandbits(32)]
+        )
         struct.pack_into("<I", raw, rng.randrange(0, len(raw) - 4, 4), value)
 
 

@@ -1,4 +1,5 @@
-"""Filters in the kernel: every action, comparison, flag and architecture, seen from the program that is filtered."""
+"""Filters in the kernel: every action, comparison, flag and architecture, seen from the program
+that is filtered."""
 
 from __future__ import annotations
 
@@ -119,7 +120,11 @@ def test_comparisons(box: Box, op: str, value: int, two: int, refused: list[int]
     ],
 )
 def test_flags(box: Box, flags: list[str] | None) -> None:
-    filtered(box, rule("SCMP_ACT_ERRNO", "mkdir", "mkdirat"), **({} if flags is None else {"flags": flags}))
+    filtered(
+        box,
+        rule("SCMP_ACT_ERRNO", "mkdir", "mkdirat"),
+        **({} if flags is None else {"flags": flags}),
+    )
     status = box.run("cat /proc/self/status; mkdir /x 2>/dev/null && echo made; true")
     assert "Seccomp:\t2" in status and "Seccomp_filters:\t1" in status and "made" not in status
 
@@ -129,7 +134,8 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("foreign")
     (folder / "foreign.c").write_text(FOREIGN)
     subprocess.run(
-        ["cc", "-static", "-O1", "-o", str(folder / "foreign"), str(folder / "foreign.c")], check=True
+        ["cc", "-static", "-O1", "-o", str(folder / "foreign"), str(folder / "foreign.c")],
+        check=True,
     )
     return folder / "foreign"
 
@@ -143,10 +149,13 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["SCMP_ARCH_X86_64"], "i386", 128 + SIGSYS),
         ([], "i386", 128 + SIGSYS),
         (["SCMP_ARCH_X86_64"], "x32", 128 + SIGSYS),
-        (["SCMP_ARCH_X86_64", "SCMP_ARCH_X32"], "x32", 5),  # let through, and this kernel has no x32
+        # let through, and this kernel has no x32
+        (["SCMP_ARCH_X86_64", "SCMP_ARCH_X32"], "x32", 5),
     ],
 )
-def test_architectures(box: Box, foreign: Path, architectures: list[str], entry: str, code: int) -> None:
+def test_architectures(
+    box: Box, foreign: Path, architectures: list[str], entry: str, code: int
+) -> None:
     box.bind(foreign, "/foreign", "bind", "ro")
     filtered(box, rule("SCMP_ACT_ERRNO", "mkdir", "mkdirat"), architectures=architectures)
     assert box.outcome("/foreign", entry)[0] == code

@@ -68,7 +68,9 @@ def test_a_link_that_came_into_the_path_is_an_error(tree: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("kind", ["another file system", "folder of the same file system", "file"])
-def test_what_is_mounted_below_a_volume_keeps_its_labels(tree: Path, tmp_path: Path, kind: str) -> None:
+def test_what_is_mounted_below_a_volume_keeps_its_labels(
+    tree: Path, tmp_path: Path, kind: str
+) -> None:
     """In a mount namespace of its own. A bind of the same file system has the volume's st_dev, and
     a file's mount is no folder: the path of either leads out of the volume."""
     place, source = {
@@ -85,7 +87,9 @@ def test_what_is_mounted_below_a_volume_keeps_its_labels(tree: Path, tmp_path: P
     script = f'mount {source} {place} && exec {sys.executable} -c "$0" "$@"'
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, program]
     arguments = [str(tree), LABEL.decode(), str(place)]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=True, cwd=PROJECT)
+    done = subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, check=True, cwd=PROJECT
+    )
     assert done.stdout == "True\n" and label_of(tree / "folder") == LABEL
     assert label_of(tmp_path / "outside/file") == BEFORE and label_of(tmp_path / "outside") is None
 
@@ -94,7 +98,9 @@ def test_entries_that_are_exchanged_with_links_meanwhile(tree: Path, tmp_path: P
     """A container exchanges a folder, a file and links that lead out, as fast as it can. Proof: in
     fifty relabellings, during which it did so, nothing outside has got a label."""
     for name in ("folder", "file"):
-        (tree / f"{name}.out").symlink_to(tmp_path / "outside" / ("" if name == "folder" else "file"))
+        (tree / f"{name}.out").symlink_to(
+            tmp_path / "outside" / ("" if name == "folder" else "file")
+        )
     program = (
         "import ctypes\n"
         "exchange = ctypes.CDLL(None).renameat2\n"

@@ -17,7 +17,9 @@ from cri_server.zygote.client import Zygote
 from pyrunc.errors import PeerError
 from tests.unit.selinux.test_labels import POLICY
 
-LABELS = Labels("system_u:system_r:container_t:s0:c1,c2", "system_u:object_r:container_file_t:s0:c1,c2")
+LABELS = Labels(
+    "system_u:system_r:container_t:s0:c1,c2", "system_u:object_r:container_file_t:s0:c1,c2"
+)
 
 
 async def label(volume: Path) -> None:
@@ -44,7 +46,8 @@ async def test_a_volume_is_labelled(tmp_path: Path) -> None:
 async def test_no_container_with_a_volume_whose_relabelling_was_cut_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process ends with an exception that is no Error, as with a signal: its exit code is the only answer."""
+    """The process ends with an exception that is no Error, as with a signal: its exit code is the
+    only answer."""
     monkeypatch.setattr(relabel, "ERRAND", "os:abort")
     with pytest.raises(PeerError, match=f"relabelling {tmp_path} ended with exit code"):
         await label(tmp_path)

@@ -1,7 +1,9 @@
-"""A shim with its folders for one test: starts containers, reads logs and records, and takes everything down again.
+"""A shim with its folders for one test: starts containers, reads logs and records, and takes
+everything down again.
 
-With `library` containers are real (a busybox root, namespaces, overlay); without, `process.args` run on the host in a cgroup
-of their own, which is enough for everything that the shim does by itself.
+With `library` containers are real (a busybox root, namespaces, overlay); without, `process.args`
+run on the host in a cgroup of their own, which is enough for everything that the shim does by
+itself.
 """
 
 from __future__ import annotations
@@ -60,11 +62,14 @@ class TestPod:
         zygote: Zygote | None = None,
         network: bool = False,
     ) -> None:
-        """`zygote`: one that the caller keeps; else the pod has its own. `network`: the shim makes the pod's network namespace."""
+        """`zygote`: one that the caller keeps; else the pod has its own. `network`: the shim makes
+        the pod's network namespace."""
         self.folder, self.library = folder, library
         self.starter = None if library else DIRECT
         self.network = network
-        self.sandbox, self.containers, self.logs = folder / "sandbox", folder / "containers", folder / "logs"
+        self.sandbox = folder / "sandbox"
+        self.containers = folder / "containers"
+        self.logs = folder / "logs"
         self.events: list[messages.Event] = []
         self.closed = 0
         self.pid = 0
@@ -87,7 +92,9 @@ class TestPod:
             starter = [] if self.library else [DIRECT.partition(":")[0]]
             self._zygote = await Zygote.start(["pyrunc.shim.main", *starter])
         self.pid, self._shim = await start_shim(self._zygote, self.shim, starter=self.starter)
-        self.netns_path = await self._shim.take_pod(self.sandbox, self.containers, network=self.network)
+        self.netns_path = await self._shim.take_pod(
+            self.sandbox, self.containers, network=self.network
+        )
         self._client = await self.connect()
         return self
 
@@ -95,7 +102,9 @@ class TestPod:
         await self.clean_up()
 
     async def connect(self) -> ShimClient:
-        return await ShimClient.connect(self.sandbox, on_event=self.events.append, on_close=self._on_close)
+        return await ShimClient.connect(
+            self.sandbox, on_event=self.events.append, on_close=self._on_close
+        )
 
     async def close_zygote(self) -> None:
         if self._zygote and not self._given:
@@ -108,9 +117,15 @@ class TestPod:
         directory.mkdir()
         args = ("/bin/sh", "-c", args[0]) if len(args) == 1 else args
         config: dict[str, Any] = default() if self.library else {"process": {}, "linux": {}}
-        config["process"] |= launch.pop("process", {}) | {"args": args, "terminal": bool(launch.get("tty"))}
+        config["process"] |= launch.pop("process", {}) | {
+            "args": args,
+            "terminal": bool(launch.get("tty")),
+        }
         config["linux"] |= {"cgroupsPath": f"{self.group}/{name}"} | launch.pop("linux", {})
-        launch = {"log_path": str(self.log_path(name)), "cgroup": {"missing_controllers": "warn"}} | launch
+        launch = {
+            "log_path": str(self.log_path(name)),
+            "cgroup": {"missing_controllers": "warn"},
+        } | launch
         if self.library:
             config["root"] = {"path": "rootfs"}
             launch |= {"rootfs": self._overlay(name)}
@@ -146,7 +161,9 @@ class TestPod:
 
     def exit_events(self, name: str) -> list[messages.Exited]:
         return [
-            event for event in self.events if isinstance(event, messages.Exited) and event.container == name
+            event
+            for event in self.events
+            if isinstance(event, messages.Exited) and event.container == name
         ]
 
     def exit_record(self, name: str) -> dict[str, Any]:
@@ -227,7 +244,8 @@ def read_log(path: Path, stream: str = "stdout") -> bytes:
 
 
 async def until(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> None:
-    """Wait for a condition; fails when the time is up. A log may be read in the middle of a write(2): not yet, then."""
+    """Wait for a condition; fails when the time is up. A log may be read in the middle of a
+    write(2): not yet, then."""
     deadline = time.monotonic() + timeout_s
     while not _holds(condition):
         assert time.monotonic() < deadline, "it did not come to be"
@@ -255,7 +273,8 @@ def name_of(pid: int) -> str | None:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended; an orphan may wait for the machine's process 1 to reap it, which takes its time."""
+    """Whether a process has ended; an orphan may wait for the machine's process 1 to reap it, which
+    takes its time."""
     fact = tree.stat(pid)
     return fact is None or not fact.alive
 
@@ -266,7 +285,8 @@ def descriptors(pid: int) -> set[str]:
 
 
 async def settled(pod: TestPod, running: int = 0) -> set[str]:
-    """The descriptors of a shim once it has that many children left, and has heard of the others' ends."""
+    """The descriptors of a shim once it has that many children left, and has heard of the others'
+    ends."""
     await until(lambda: len(children(pod.pid)) == running)
     await pod.client.state()
     return descriptors(pod.pid)

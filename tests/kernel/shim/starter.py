@@ -1,7 +1,9 @@
-"""Starts plain processes where the runtime library starts containers: the shim's own work is tested without namespaces.
+"""Starts plain processes where the runtime library starts containers: the shim's own work is tested
+without namespaces.
 
-Same call, same results (child of the shim, a cgroup of its own, a pty's master); `process.args` run on the host. A start that
-is to take long waits at `process.gate`, a named pipe, until somebody opens it for writing; at `process.blocks` a fork does.
+Same call, same results (child of the shim, a cgroup of its own, a pty's master); `process.args` run
+on the host. A start that is to take long waits at `process.gate`, a named pipe, until somebody
+opens it for writing; at `process.blocks` a fork does.
 """
 
 from __future__ import annotations
@@ -45,9 +47,14 @@ class DirectStarter:
     """Reads the same files as the library."""
 
     def fork_first(
-        self, container_id: str, directory: str, request: messages.CreateContainer, fds: Sequence[int]
+        self,
+        container_id: str,
+        directory: str,
+        request: messages.CreateContainer,
+        fds: Sequence[int],
     ) -> Any:
-        """`process.first`: a fork makes a cgroup and a pipe's end, and the container is refused then."""
+        """`process.first`: a fork makes a cgroup and a pipe's end, and the container is refused
+        then."""
         if not os.path.exists(f"{directory}/config.json"):
             return None
         config = _read(f"{directory}/config.json")
@@ -139,7 +146,9 @@ class DirectStarter:
     def after_stop(self, container_id: str, directory: str) -> None:
         raise NotImplementedError("plain processes have no hooks")
 
-    def _start(self, process: dict[str, Any], stdio: Sequence[int], tty: bool, group: Cgroup) -> Process:
+    def _start(
+        self, process: dict[str, Any], stdio: Sequence[int], tty: bool, group: Cgroup
+    ) -> Process:
         args = process["args"]
         if not os.path.exists(args[0]):
             raise NotFound(f"{args[0]}: no such file or directory")
@@ -163,9 +172,14 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _spawn(
-    args: list[str], environment: dict[str, str], stdio: Sequence[int], slave: int | None, group: Cgroup
+    args: list[str],
+    environment: dict[str, str],
+    stdio: Sequence[int],
+    slave: int | None,
+    group: Cgroup,
 ) -> int:
-    """Returns when the program was executed, as the library does: before, the process may be in no cgroup yet."""
+    """Returns when the program was executed, as the library does: before, the process may be in no
+    cgroup yet."""
     executed, executing = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid:

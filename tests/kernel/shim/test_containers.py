@@ -1,4 +1,5 @@
-"""The shim with real containers: started by the runtime library, with a holder, in namespaces, on an overlay."""
+"""The shim with real containers: started by the runtime library, with a holder, in namespaces, on
+an overlay."""
 
 from __future__ import annotations
 
@@ -131,7 +132,8 @@ async def test_a_holder_that_cannot_be_started_while_it_is_stopped(pod: TestPod)
 
 
 async def test_nothing_starts_in_a_pod_whose_holder_has_ended(pod: TestPod) -> None:
-    """Its configuration names the holder's namespaces by a pid, which a process of the host may have got meanwhile."""
+    """Its configuration names the holder's namespaces by a pid, which a process of the host may
+    have got meanwhile."""
     held = await hold(pod)
     os.kill(held.pid, signal.SIGKILL)
     await until(lambda: pod.events)
@@ -149,7 +151,9 @@ async def test_a_pod_on_the_hosts_network_has_no_network_namespace_of_its_own(po
     await pod.client.stop_holder()
 
 
-async def test_a_holder_that_cannot_be_started_is_an_error_and_can_be_tried_again(pod: TestPod) -> None:
+async def test_a_holder_that_cannot_be_started_is_an_error_and_can_be_tried_again(
+    pod: TestPod,
+) -> None:
     with pytest.raises(Error):
         await hold(pod, sysctls={"net.no.such": "1"})
     assert (await pod.client.state()).holder is None
@@ -169,7 +173,12 @@ async def test_containers_share_the_pods_namespaces_and_shm(pod: TestPod) -> Non
         {"type": "pid"},
         {"type": "mount"},
     ]
-    shm = {"destination": "/dev/shm", "source": "pyrunc:shm", "type": "bind", "options": ["rbind", "rw"]}
+    shm = {
+        "destination": "/dev/shm",
+        "source": "pyrunc:shm",
+        "type": "bind",
+        "options": ["rbind", "rw"],
+    }
     for name, script in (
         ("a", "echo hi > /dev/shm/file; hostname; exec sleep 100"),
         ("b", "cat /dev/shm/file; hostname"),
@@ -181,14 +190,17 @@ async def test_containers_share_the_pods_namespaces_and_shm(pod: TestPod) -> Non
         del config["hostname"]
         path.write_text(json.dumps(config))
         await pod.start(name)
-        await until(lambda name=name: b"the-pod" in pod.logged(name) or b"pyrunc" in pod.logged(name))
+        await until(
+            lambda name=name: b"the-pod" in pod.logged(name) or b"pyrunc" in pod.logged(name)
+        )
     assert pod.logged("b").startswith(b"hi\n")
     await pod.client.stop("a", signal.SIGTERM, 0)
 
 
 @pytest.mark.requirement("8.14")
 async def test_a_pod_with_one_process_namespace(pod: TestPod) -> None:
-    """The holder is its pid 1; a container's end must not leave what it started, though no namespace dies with it."""
+    """The holder is its pid 1; a container's end must not leave what it started, though no
+    namespace dies with it."""
     held = await hold(pod, namespaces=HOLDER["namespaces"] | {"pid": "new"})
     assert namespace(held.pid, "pid") != namespace(os.getpid(), "pid")
     shared = [{"type": "pid", "path": f"/proc/{held.pid}/ns/pid"}, {"type": "mount"}]
@@ -211,7 +223,8 @@ async def test_a_pod_with_one_process_namespace(pod: TestPod) -> None:
 async def test_a_container_is_the_shims_child_and_leaves_nothing(pod: TestPod) -> None:
     started = await pod.run("a", "echo hello; id -u; exec sleep 100")
     status = Path(f"/proc/{started.pid}/status")
-    await until(lambda: f"PPid:\t{pod.pid}\n" in status.read_text())  # the worker that started it is ending
+    # the worker that started it is ending
+    await until(lambda: f"PPid:\t{pod.pid}\n" in status.read_text())
     assert started.start_time == int(
         Path(f"/proc/{started.pid}/stat").read_text().rpartition(")")[2].split()[19]
     )
@@ -289,11 +302,10 @@ async def test_a_container_with_a_terminal(pod: TestPod) -> None:
 
 
 async def test_hooks_run_in_their_order_around_a_container(pod: TestPod) -> None:
-    """Each writes its name and the status that it was told; startContainer runs inside and has another file."""
+    """Each writes its name and the status that it was told; startContainer runs inside and has
+    another file."""
     trace = pod.folder / "trace"
-    script = (
-        f"""read -r state; echo $0 $(echo "$state" | sed 's/.*"status":"\\([a-z]*\\)".*/\\1/') >> {trace}"""
-    )
+    script = f"""read -r state; echo $0 $(echo "$state" | sed 's/.*"status":"\\([a-z]*\\)".*/\\1/') >> {trace}"""
     kinds = ("prestart", "createRuntime", "createContainer", "poststart", "poststop")
     hooks = {kind: [{"path": "/bin/sh", "args": ["sh", "-c", script, kind]}] for kind in kinds}
     pod.container("a", "echo run; read x", stdin=True, stdin_once=True)
@@ -347,7 +359,9 @@ async def test_killing_the_worker_in_the_middle_of_a_start_leaves_nothing(pod: T
         await pod.client.signal("a", signal.SIGTERM)
 
 
-async def test_the_container_dies_with_a_killed_shim_or_lives_on_but_never_both(pod: TestPod) -> None:
+async def test_the_container_dies_with_a_killed_shim_or_lives_on_but_never_both(
+    pod: TestPod,
+) -> None:
     """Nobody holds its exit any more: the server ends what is left by its cgroup."""
     started = await pod.run("a", "exec sleep 100")
     os.kill(pod.pid, signal.SIGKILL)
@@ -397,8 +411,8 @@ async def test_a_cancelled_exec_is_killed(pod: TestPod, after_ms: float) -> None
 
 
 async def test_a_container_does_not_inherit_the_shims_oom_score(pod: TestPod) -> None:
-    """The shim has -999 where it may lower its score; elsewhere it is given one that it may lower again, for no process may go
-    below the lowest that it was given with the right."""
+    """The shim has -999 where it may lower its score; elsewhere it is given one that it may lower
+    again, for no process may go below the lowest that it was given with the right."""
     if not holds("CAP_SYS_RESOURCE"):
         own_score = int(Path("/proc/self/oom_score_adj").read_text())
         Path(f"/proc/{pod.pid}/oom_score_adj").write_text(str(own_score + 300))

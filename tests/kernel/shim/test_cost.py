@@ -12,7 +12,8 @@ from tests.kernel.shim.pod import TIMEOUT_S, TestPod
 
 ROOT = Path(__file__).parents[3]
 
-# What importing the shim loads besides our own modules. Each name here is in every shim: add with care.
+# What importing the shim loads besides our own modules. Each name here is in every shim: add with
+# care.
 FOREIGN = {
     "_collections_abc", "_ctypes", "_heapq", "_json", "_operator", "_signal", "_socket", "_stat", "_struct",
     "array", "ctypes", "enum", "errno", "fcntl", "functools", "gc", "genericpath", "heapq", "os", "posixpath",
@@ -30,7 +31,10 @@ def test_the_import_list_is_pinned() -> None:
     )
     paths = [str(ROOT), *(p for p in sys.path if p.endswith("site-packages"))]
     listing = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", script, *paths], capture_output=True, text=True, check=True
+        [sys.executable, "-I", "-S", "-c", script, *paths],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     tops = {name.partition(".")[0] for name in listing.stdout.split()}
     assert tops - FOREIGN == {"__future__", "pyrunc"}
@@ -55,14 +59,17 @@ async def test_an_idle_shim_is_small_and_does_nothing(tmp_path: Path) -> None:
         for n in range(MORE):
             await pod.run(f"more{n}", "echo hello; exec sleep 1000")
         each = (_private_kib(pod.pid) - after_exec) / MORE
-        print(f"{private} KiB with three containers, {after_exec} after an exec, {each:.0f} for each more")
+        print(
+            f"{private} KiB with three containers, {after_exec} after an exec, {each:.0f} for each more"
+        )
         assert private < PRIVATE_LIMIT_KIB and after_exec < PRIVATE_LIMIT_AFTER_EXEC_KIB
         assert each < MORE_LIMIT_KIB
         assert len(os.listdir(f"/proc/{pod.pid}/fd")) < 20 + 4 * (MORE + 3)
 
 
 async def _quiet(pid: int) -> tuple[list[str], str]:
-    """What `_cpu_and_switches` says once the starts are over: for half a second nothing has changed."""
+    """What `_cpu_and_switches` says once the starts are over: for half a second nothing has
+    changed."""
     async with asyncio.timeout(TIMEOUT_S):
         found = None
         while found != (now := _cpu_and_switches(pid)):

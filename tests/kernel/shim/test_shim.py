@@ -1,4 +1,5 @@
-"""The shim with real processes: exits, stops, execs, attaches, logs, and what it costs. No container is needed for these."""
+"""The shim with real processes: exits, stops, execs, attaches, logs, and what it costs. No
+container is needed for these."""
 
 from __future__ import annotations
 
@@ -19,12 +20,30 @@ import pytest_asyncio
 
 from cri_server.pod.client import ShimClient
 from cri_server.zygote.peer import answered
-from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound, PeerError, Unsupported, WrongState
+from pyrunc.errors import (
+    AlreadyExists,
+    Error,
+    InvalidArgument,
+    NotFound,
+    PeerError,
+    Unsupported,
+    WrongState,
+)
 from pyrunc.shim import tree
-from tests.kernel.shim.pod import TestPod, children, descriptors, gone, name_of, open_gate, settled, until
+from tests.kernel.shim.pod import (
+    TestPod,
+    children,
+    descriptors,
+    gone,
+    name_of,
+    open_gate,
+    settled,
+    until,
+)
 from tests.support.capabilities import holds
 
-# Where the alternative is to wait for minutes or for ever: "at once" on a machine that is busy with something else, too.
+# Where the alternative is to wait for minutes or for ever: "at once" on a machine that is busy with
+# something else, too.
 AT_ONCE_S = 19  # what is waited for otherwise takes 20 at least
 
 
@@ -101,7 +120,9 @@ async def test_exits_are_recorded_while_nobody_is_connected(pod: TestPod) -> Non
     assert pod.exit_record("a")["exit_code"] == 7
     assert pod.logged("a") == b"last words\n"
     again = await pod.connect()
-    assert [(c.id, c.exit and c.exit.exit_code) for c in (await again.state()).containers] == [("a", 7)]
+    assert [(c.id, c.exit and c.exit.exit_code) for c in (await again.state()).containers] == [
+        ("a", 7)
+    ]
     again.close()
 
 
@@ -109,10 +130,13 @@ async def test_orphans_are_reaped(pod: TestPod) -> None:
     gates = [pod.folder / name for name in ("gate", "gate-of-a-session")]
     for gate in gates:
         os.mkfifo(gate)
-    started = await pod.run("a", f"( cat {gates[0]} & ) ; ( setsid cat {gates[1]} & ) ; exec sleep 100")
+    started = await pod.run(
+        "a", f"( cat {gates[0]} & ) ; ( setsid cat {gates[1]} & ) ; exec sleep 100"
+    )
     await until(lambda: [name_of(child) for child in children(pod.pid)].count("cat") == 2)
     for gate in gates:
-        await open_gate(gate)  # each waits for the one process that opens it, which may have its name only
+        # each waits for the one process that opens it, which may have its name only
+        await open_gate(gate)
     await until(lambda: children(pod.pid) == [started.pid])
 
 
@@ -142,7 +166,9 @@ async def test_what_a_container_leaves_running_is_killed_with_it(pod: TestPod) -
 
 
 async def test_stop_sends_the_signal_and_answers_when_it_has_exited(pod: TestPod) -> None:
-    await _ready(pod, "a", "trap 'echo got it; exit 5' TERM; echo ready; while :; do sleep 0.05; done")
+    await _ready(
+        pod, "a", "trap 'echo got it; exit 5' TERM; echo ready; while :; do sleep 0.05; done"
+    )
     exit = await pod.client.stop("a", signal.SIGTERM, 10)
     assert exit.exit_code == 5 and pod.exit_record("a")["exit_code"] == 5
     assert pod.logged("a").endswith(b"got it\n")
@@ -163,7 +189,9 @@ async def test_stop_with_no_time_kills_all_processes_at_once(pod: TestPod) -> No
 
 
 @pytest.mark.requirement("4.3.3")
-async def test_of_several_stops_the_signal_is_sent_once_and_the_shortest_time_wins(pod: TestPod) -> None:
+async def test_of_several_stops_the_signal_is_sent_once_and_the_shortest_time_wins(
+    pod: TestPod,
+) -> None:
     script = "trap 'echo signal' TERM; echo ready; while :; do sleep 0.02; done"
     await _ready(pod, "a", script)
     started = time.monotonic()
@@ -206,7 +234,8 @@ async def test_an_escalation_goes_on_without_the_server(pod: TestPod) -> None:
 
 
 async def test_a_server_killed_in_the_middle_of_a_stop(pod: TestPod) -> None:
-    """A real process asks for the stop and is killed with SIGKILL, with the signal sent and the grace period running."""
+    """A real process asks for the stop and is killed with SIGKILL, with the signal sent and the
+    grace period running."""
     await _ready(pod, "a", "trap 'echo asked' TERM; echo ready; while :; do sleep 0.05; done")
     script = (
         "import asyncio, sys\n"
@@ -261,7 +290,9 @@ async def test_shutdown_refuses_while_something_runs_and_then_leaves_nothing(pod
 
 
 async def test_a_killed_shim_is_noticed_and_cannot_be_connected_to(pod: TestPod) -> None:
-    waiting = asyncio.create_task(pod.client.stop(await _named(pod, "a", "sleep 100"), signal.SIGURG, 100))
+    waiting = asyncio.create_task(
+        pod.client.stop(await _named(pod, "a", "sleep 100"), signal.SIGURG, 100)
+    )
     await asyncio.sleep(0.1)
     os.kill(pod.pid, signal.SIGKILL)
     with pytest.raises(PeerError):
@@ -289,7 +320,8 @@ async def test_an_unknown_call_is_an_error_and_the_connection_stays(pod: TestPod
 
 
 async def test_every_request_is_answered_whatever_it_holds(pod: TestPod) -> None:
-    """No call with parameters of the wrong kind may go unanswered, end the shim or reach its log as a fault of ours."""
+    """No call with parameters of the wrong kind may go unanswered, end the shim or reach its log as
+    a fault of ours."""
     await pod.run("a", "exec sleep 1000")
     random = Random(1)
     values = [
@@ -335,7 +367,9 @@ async def test_every_request_is_answered_whatever_it_holds(pod: TestPod) -> None
         "stdout",
     ]
     for _ in range(1000):
-        request: dict[str, Any] = {name: random.choice(values) for name in names if random.random() < 0.7}
+        request: dict[str, Any] = {
+            name: random.choice(values) for name in names if random.random() < 0.7
+        }
         request |= {"container": "a"} if random.random() < 0.5 else {}
         request["signal"] = random.choice([v for v in values if v != -1] + [28])
         call = random.choice([*calls, None, 7, "no such"])
@@ -396,7 +430,9 @@ async def test_what_a_fork_made_for_a_container_that_is_refused_is_taken_back(po
 async def test_a_pause_process_whose_start_fails_leaves_nothing(pod: TestPod) -> None:
     os.mkfifo(gate := pod.folder / "gate")
     holder = {"version": 1, "cgroups_path": f"{pod.group}/holder"}
-    (pod.sandbox / "holder.json").write_text(json.dumps(holder | {"gate": str(gate), "fails": "no luck"}))
+    (pod.sandbox / "holder.json").write_text(
+        json.dumps(holder | {"gate": str(gate), "fails": "no luck"})
+    )
     starting = asyncio.create_task(pod.hold())
     await until(lambda: pod.processes())
     assert (await pod.client.state()).pid == pod.pid, "the others need not wait for it"
@@ -406,11 +442,14 @@ async def test_a_pause_process_whose_start_fails_leaves_nothing(pod: TestPod) ->
     await until(lambda: not pod.cgroup("holder").exists() and not children(pod.pid))
     (pod.sandbox / "holder.json").write_text(json.dumps(holder))
     held = await pod.hold()
-    await until(lambda: pod.processes() == [held.pid])  # it joins its group by itself, after the fork
+    # it joins its group by itself, after the fork
+    await until(lambda: pod.processes() == [held.pid])
     await pod.client.stop_holder()
 
 
-async def test_a_worker_that_is_killed_while_it_starts_a_container_is_a_start_error(pod: TestPod) -> None:
+async def test_a_worker_that_is_killed_while_it_starts_a_container_is_a_start_error(
+    pod: TestPod,
+) -> None:
     _with_gate(pod, "a", "blocks")
     starting = asyncio.create_task(pod.start("a"))
     await until(lambda: children(pod.pid))

@@ -44,7 +44,8 @@ async def pod(tmp_path: Path) -> AsyncIterator[TestPod]:
 
 @pytest.mark.requirement("11.3")
 async def test_both_streams_are_logged_in_the_order_they_were_read(pod: TestPod) -> None:
-    """What a container writes to one stream when its last line of the other has been logged stands behind that."""
+    """What a container writes to one stream when its last line of the other has been logged stands
+    behind that."""
     script = "for i in 1 2 3; do echo out $i; read x; echo err $i >&2; read x; done"
     await pod.run("a", script, stdin=True)
     attached = await pod.client.attach("a", stdin=True, stdout=False)
@@ -60,7 +61,9 @@ async def test_both_streams_are_logged_in_the_order_they_were_read(pod: TestPod)
     assert streams == [b"stdout", b"stderr"] * 3
 
 
-async def test_everything_written_before_the_exit_is_in_the_log_when_the_exit_is_told(pod: TestPod) -> None:
+async def test_everything_written_before_the_exit_is_in_the_log_when_the_exit_is_told(
+    pod: TestPod,
+) -> None:
     for n in range(10):
         await pod.run(f"a{n}", "head -c 3000000 /dev/zero | tr '\\0' x; echo; printf end")
         await pod.exited(f"a{n}")
@@ -113,7 +116,9 @@ async def test_reopening_under_load_loses_and_tears_no_line(pod: TestPod) -> Non
         if len(rotated) == 10:  # enough of them: it may end when it has written all that it has to
             attached.close()
     await pod.exited("a")
-    *lines, last = b"".join(read_log(part) for part in [*rotated, path] if part.exists()).split(b"\n")
+    *lines, last = b"".join(read_log(part) for part in [*rotated, path] if part.exists()).split(
+        b"\n"
+    )
     assert len(rotated) >= 10 and len(lines) >= 200_000 and last == b"%d lines" % len(lines)
     assert all(line == b"line %d" % number for number, line in enumerate(lines))
 
@@ -130,7 +135,9 @@ async def test_the_old_file_gets_nothing_after_a_reopen(pod: TestPod) -> None:
 
 
 @pytest.mark.requirement("4.8.1")
-async def test_reopening_the_log_of_an_exited_container_is_refused_and_makes_no_file(pod: TestPod) -> None:
+async def test_reopening_the_log_of_an_exited_container_is_refused_and_makes_no_file(
+    pod: TestPod,
+) -> None:
     await pod.run("a", "echo x")
     await pod.exited("a")
     pod.log_path("a").unlink()
@@ -158,20 +165,24 @@ async def test_a_full_disk_loses_log_but_not_the_container(pod: TestPod) -> None
     await until(lambda: written.exists() and _unread(started.pid) == 0)
     await pod.client.state()  # what was read is logged or lost before the shim answers
     assert pod.log_path("a").stat().st_size <= 100_000
-    resource.prlimit(pod.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    resource.prlimit(
+        pod.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    )
     assert attached.stdin_fd is not None
     os.write(attached.stdin_fd, b"x")
     assert (await pod.exited("a")).exit_code == 0
     attached.close()
     lines = pod.logged("a").splitlines()
     numbers = [int(line) for line in lines[:-1]]
-    assert lines[-1] == b"end" and numbers == list(range(len(numbers)))  # a gap at one place, nothing torn
+    # a gap at one place, nothing torn
+    assert lines[-1] == b"end" and numbers == list(range(len(numbers)))
     assert b"bytes of log were lost" in pod.logged("a", "stderr")
 
 
 @pytest.mark.skipif("PYRUNC_GUEST" in os.environ, reason="emulated processors have no speed")
 async def test_the_log_is_copied_fast(pod: TestPod) -> None:
-    """270 MB/s were measured on an idle machine. What counts is the shim's processor time: others may want the processor."""
+    """270 MB/s were measured on an idle machine. What counts is the shim's processor time: others
+    may want the processor."""
     total = 200_000_000
     script = f"import os\nb = (b'x' * 99 + b'\\n') * 600\nfor _ in range({total} // len(b)): os.write(1, b)"
     before_s = _processor_s(pod.pid)
@@ -190,7 +201,11 @@ async def test_an_attached_client_gets_new_output_only_and_its_end(pod: TestPod)
     await pod.run("a", "echo before; read x; echo after $x; echo error >&2; exit 2", stdin=True)
     await until(lambda: pod.logged("a") == b"before\n")
     streams = await pod.client.attach("a", stdin=True, stdout=True, stderr=True)
-    assert streams.stdin_fd is not None and streams.stdout_fd is not None and streams.stderr_fd is not None
+    assert (
+        streams.stdin_fd is not None
+        and streams.stdout_fd is not None
+        and streams.stderr_fd is not None
+    )
     os.write(streams.stdin_fd, b"now\n")
     assert await read_all(streams.stdout_fd) == b"after now\n"
     assert await read_all(streams.stderr_fd) == b"error\n"
@@ -221,7 +236,8 @@ async def test_a_slow_client_neither_blocks_the_container_nor_other_clients(pod:
     received = len(await read_all(quick.stdout_fd, 30))
     assert (await pod.exited("a", 30)).exit_code == 9
     rest = len(await read_all(slow.stdout_fd))
-    assert 1_000_000 < rest < 3_000_000  # the buffer and the pipe; what came while they were full is skipped
+    # the buffer and the pipe; what came while they were full is skipped
+    assert 1_000_000 < rest < 3_000_000
     assert received > 1_000_000
     assert len(pod.logged("a")) == 20_000_000
     slow.close()
@@ -350,11 +366,18 @@ async def test_many_resizes_cost_nothing(pod: TestPod) -> None:
 async def test_exec_has_the_streams_that_were_asked_for(pod: TestPod) -> None:
     await pod.run("a", "sleep 100")
     session = await _exec(pod, "a", "cat; echo error >&2; exit 5", stdin=True)
-    assert session.stdin_fd is not None and session.stdout_fd is not None and session.stderr_fd is not None
+    assert (
+        session.stdin_fd is not None
+        and session.stdout_fd is not None
+        and session.stderr_fd is not None
+    )
     os.write(session.stdin_fd, b"input")
     os.close(session.stdin_fd)
     session.stdin_fd = None
-    assert (await read_all(session.stdout_fd), await read_all(session.stderr_fd)) == (b"input", b"error\n")
+    assert (await read_all(session.stdout_fd), await read_all(session.stderr_fd)) == (
+        b"input",
+        b"error\n",
+    )
     assert await session.exited == 5
     session.close()
     silent = await _exec(pod, "a", "echo nobody hears; exit 6", stdout=False, stderr=False)
@@ -366,7 +389,9 @@ async def test_exec_has_the_streams_that_were_asked_for(pod: TestPod) -> None:
 async def test_exec_with_a_terminal(pod: TestPod) -> None:
     await pod.run("a", "sleep 100")
     session = await _exec(pod, "a", "read x; stty size; echo got $x >&2", tty=True, stdin=True)
-    assert session.stdin_fd is not None and session.stdout_fd is not None and session.stderr_fd is None
+    assert (
+        session.stdin_fd is not None and session.stdout_fd is not None and session.stderr_fd is None
+    )
     await pod.client.resize(99, 33, exec_id=session.exec_id)
     os.write(session.stdin_fd, b"hello\n")
     assert b"33 99\r\ngot hello\r\n" in await read_all(session.stdout_fd)
@@ -395,7 +420,9 @@ async def test_exec_errors(pod: TestPod) -> None:
     assert (await pod.client.state()).execs == []
 
 
-async def test_killing_a_session_kills_its_descendants_and_nothing_else(pod: TestPod, tmp_path: Path) -> None:
+async def test_killing_a_session_kills_its_descendants_and_nothing_else(
+    pod: TestPod, tmp_path: Path
+) -> None:
     pids = tmp_path / "pids"
     await pod.run("a", "exec sleep 1000")
     await until(lambda: len(pod.processes()) == 1)
@@ -448,7 +475,9 @@ async def test_sessions_end_with_their_container(pod: TestPod) -> None:
     session.close()
 
 
-async def test_sessions_of_a_server_that_dies_are_killed_and_the_container_is_not(pod: TestPod) -> None:
+async def test_sessions_of_a_server_that_dies_are_killed_and_the_container_is_not(
+    pod: TestPod,
+) -> None:
     await pod.run("a", "exec sleep 1000")
     dying = await ShimClient.connect(pod.sandbox)
     process = {"args": ["/bin/sh", "-c", "sleep 100 & sleep 100"]}

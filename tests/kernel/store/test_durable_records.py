@@ -1,4 +1,5 @@
-"""What a power cut leaves of a record on ext4: before the write has ended nothing or an empty file, after it all of it."""
+"""What a power cut leaves of a record on ext4: before the write has ended nothing or an empty file,
+after it all of it."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def after_a_power_cut(image: Path, place: Path) -> list[bytes]:
 def test_a_record_that_is_named_first_is_empty_or_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cut comes when the name is in the journal, committed with another file's fsync, and the content still in memory."""
+    """The cut comes when the name is in the journal, committed with another file's fsync, and the
+    content still in memory."""
     image, disk = make_ext4(tmp_path / "disk"), tmp_path / "mounted"
     disk.mkdir()
     subprocess.run(["mount", "-o", OPTIONS, image, disk], check=True)

@@ -82,7 +82,9 @@ def test_a_read_only_directory_is_named(tmp_path: Path, mount: Mount, name: str)
         check(tmp_path)
 
 
-def test_a_full_root_is_a_warning(tmp_path: Path, mount: Mount, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_root_is_a_warning(
+    tmp_path: Path, mount: Mount, caplog: pytest.LogCaptureFixture
+) -> None:
     mount(tmp_path / "root", "-t", "tmpfs", "-o", "size=1m,nr_inodes=64", "disk")
     check(tmp_path)
     fill(tmp_path / "root")
@@ -103,7 +105,10 @@ def test_a_full_state_directory_is_refused(tmp_path: Path, mount: Mount) -> None
 
 def fill(folder: Path) -> None:
     """Until there is neither space nor an inode."""
-    with pytest.raises(OSError, match="No space left"), open(folder / "fill", "wb", buffering=0) as file:
+    with (
+        pytest.raises(OSError, match="No space left"),
+        open(folder / "fill", "wb", buffering=0) as file,
+    ):
         while True:
             file.write(bytes(65536))
     with pytest.raises(OSError, match="No space left"):

@@ -103,7 +103,8 @@ def replace(arguments: Message, fds: list[int]) -> None:
 
 
 def family(arguments: Message, fds: list[int]) -> None:
-    """A child, a grandchild in a session of its own, an orphan that was daemonized; their pids go to the file."""
+    """A child, a grandchild in a session of its own, an orphan that was daemonized; their pids go
+    to the file."""
     script = (
         'echo $$ >>"$0"; setsid sh -c \'echo $$ >>"$0"; exec sleep 100\' "$0" & '
         '( setsid sh -c \'echo $$ >>"$0"; exec sleep 100\' "$0" & ) ; sleep 100'

@@ -92,7 +92,9 @@ async def test_our_errors_come_back_as_they_were_raised(zygote: Zygote) -> None:
 
 
 async def test_an_errand_may_become_another_program(zygote: Zygote) -> None:
-    result = await zygote.run(f"{HERE}:replace", Asked(script="cat; echo error >&2; exit 9"), stdin=b"in")
+    result = await zygote.run(
+        f"{HERE}:replace", Asked(script="cat; echo error >&2; exit 9"), stdin=b"in"
+    )
     assert (result.exit_code, result.stdout, result.stderr) == (9, b"in", b"error\n")
 
 
@@ -108,7 +110,10 @@ async def test_a_function_that_does_not_exist_is_an_error_and_no_process(zygote:
     ("question", "problem"),
     [
         ({"call": "fork", "arguments": {}}, "fork: function is missing"),
-        ({"call": "run", "function": f"{HERE}:leave", "arguments": {}}, "run: environment is missing"),
+        (
+            {"call": "run", "function": f"{HERE}:leave", "arguments": {}},
+            "run: environment is missing",
+        ),
         ({"call": "fork", "function": 1, "arguments": {}}, "fork: function is 1, not a text"),
         ({"call": "brew"}, "the zygote has no call 'brew'"),
     ],
@@ -168,7 +173,9 @@ async def test_cancelling_kills_all_that_the_errand_started(zygote: Zygote, tmp_
     assert (await zygote.run(f"{HERE}:leave")).exit_code == 7
 
 
-async def test_a_process_left_behind_with_stdout_does_not_hold_the_result_up(zygote: Zygote) -> None:
+async def test_a_process_left_behind_with_stdout_does_not_hold_the_result_up(
+    zygote: Zygote,
+) -> None:
     started = time.monotonic()
     result = await zygote.run(f"{HERE}:background")
     assert time.monotonic() - started < 20  # it sleeps for 100
@@ -178,7 +185,9 @@ async def test_a_process_left_behind_with_stdout_does_not_hold_the_result_up(zyg
 # -- detached children
 
 
-async def test_a_detached_child_has_its_own_session_and_survives_server_and_zygote(zygote: Zygote) -> None:
+async def test_a_detached_child_has_its_own_session_and_survives_server_and_zygote(
+    zygote: Zygote,
+) -> None:
     pid, sock, (its_pid, session, parent) = await detached(zygote)
     assert (int(its_pid), int(session), int(parent)) == (pid, pid, zygote.pid)
     assert zygote.pid is not None
@@ -288,8 +297,12 @@ async def test_a_zygote_that_is_closed_as_it_starts_leaves_no_process() -> None:
         await zygote.run(f"{HERE}:leave")
 
 
-@pytest.mark.parametrize("function", ["hand_over_many", "hand_over_with_an_error", "hand_over_nonsense"])
-async def test_descriptors_that_the_caller_does_not_expect_are_closed(zygote: Zygote, function: str) -> None:
+@pytest.mark.parametrize(
+    "function", ["hand_over_many", "hand_over_with_an_error", "hand_over_nonsense"]
+)
+async def test_descriptors_that_the_caller_does_not_expect_are_closed(
+    zygote: Zygote, function: str
+) -> None:
     """A job that was taken over sends what it likes: 250 descriptors each time, with any message."""
     before = descriptors(os.getpid())
     for run in (zygote.run, zygote.run_for_fd):
@@ -330,7 +343,14 @@ async def test_a_hundred_errands_leave_nothing_in_the_zygote(zygote: Zygote) -> 
 def test_a_server_that_goes_while_it_imports_is_no_failure(module: str) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.close()
-    command = [sys.executable, "-m", "pyrunc.zygote", str(theirs.fileno()), ":".join(sys.path), module]
+    command = [
+        sys.executable,
+        "-m",
+        "pyrunc.zygote",
+        str(theirs.fileno()),
+        ":".join(sys.path),
+        module,
+    ]
     done = subprocess.run(
         command, pass_fds=[theirs.fileno()], capture_output=True, text=True, timeout=60, check=False
     )
@@ -339,7 +359,8 @@ def test_a_server_that_goes_while_it_imports_is_no_failure(module: str) -> None:
 
 
 def test_a_server_that_goes_with_an_answer_unread_is_no_failure() -> None:
-    """The kernel then resets the connection: the next answer, here an errand's end, meets ECONNRESET."""
+    """The kernel then resets the connection: the next answer, here an errand's end, meets
+    ECONNRESET."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-m", "pyrunc.zygote", str(theirs.fileno()), ":".join(sys.path)]
     with subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE) as process:

@@ -16,5 +16,7 @@ def goclient() -> Path:
     program = toolchain.cache() / "goclient" / hashlib.sha256(sources).hexdigest()[:16] / "goclient"
     if not program.exists():
         program.parent.mkdir(parents=True, exist_ok=True)
-        toolchain.run_go(SOURCE, "build", "-o", str(program), ".", GOFLAGS="-mod=readonly", CGO_ENABLED="0")
+        toolchain.run_go(
+            SOURCE, "build", "-o", str(program), ".", GOFLAGS="-mod=readonly", CGO_ENABLED="0"
+        )
     return program

@@ -1,4 +1,5 @@
-"""Builds the Go plugin on two versions of NRI's module: the newest interface, and the one before it, which knows fewer calls."""
+"""Builds the Go plugin on two versions of NRI's module: the newest interface, and the one before
+it, which knows fewer calls."""
 
 from __future__ import annotations
 

@@ -47,7 +47,9 @@ print("done")
 
 
 @pytest.mark.parametrize("rights", ["compiles", "has no right to mount", "is an ordinary user"])
-def test_a_rehearsal_succeeds_and_leaves_nothing_of_its_process(rights: str, tmp_path: Path) -> None:
+def test_a_rehearsal_succeeds_and_leaves_nothing_of_its_process(
+    rights: str, tmp_path: Path
+) -> None:
     command = [sys.executable, "-c", REHEARSES, str(tmp_path / "rehearsal"), rights]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "done\n", done.stderr

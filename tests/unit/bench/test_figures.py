@@ -39,7 +39,9 @@ def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_the_block_of_the_readme_is_replaced_and_nothing_else() -> None:
     readme = f"before\n{figures.BEGIN}\nold\n{figures.END}\nafter\n"
     filled = figures.filled(readme, [bench(), kubelet()])
-    assert filled.startswith(f"before\n{figures.BEGIN}\n") and filled.endswith(f"{figures.END}\nafter\n")
+    assert filled.startswith(f"before\n{figures.BEGIN}\n") and filled.endswith(
+        f"{figures.END}\nafter\n"
+    )
     assert "| pod up | 200.0 ms | 100.0 ms | 25.00 ms | 0.125 | 0.250 |" in filled
     assert "| pods up per second | 5.00 | 10.00 | 40.00 | 8.000 | 4.000 |" in filled
     assert "| post to all Ready | 6.50 s | 4.00 s | 2.50 s | 0.385 | 0.625 |" in filled
@@ -61,12 +63,19 @@ def test_the_readme_has_that_place() -> None:
 def test_the_chart_has_a_bar_of_each_server_for_each_figure() -> None:
     root = xml.fromstring(figures.drawing([bench(), kubelet()]))
     texts = ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
-    steps = ["pod up", "private memory per pod", "pod up, 8 at once", "40 pods by kubelet, all Ready"]
+    steps = [
+        "pod up",
+        "private memory per pod",
+        "pod up, 8 at once",
+        "40 pods by kubelet, all Ready",
+    ]
     assert [text for text in texts if text in steps] == steps
     bars = [
         float(node.attrib["width"])
         for node in root.iter("{http://www.w3.org/2000/svg}rect")
-        if node.attrib["class"] == "ours" and node.attrib["x"] == "220" and node.attrib["height"] == "9"
+        if node.attrib["class"] == "ours"
+        and node.attrib["x"] == "220"
+        and node.attrib["height"] == "9"
     ]
     assert bars == [50.0, 8.0, 57.1, 153.8]  # of 400, what the longest has
 

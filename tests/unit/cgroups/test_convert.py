@@ -10,7 +10,9 @@ from pyrunc.cgroups.convert import Setting, io_weight, settings, swap_max, warni
 from pyrunc.errors import InvalidSpec, Unsupported
 
 
-def written(resources: dict[str, Any], files: dict[str, str] | None = None) -> list[tuple[str, str]]:
+def written(
+    resources: dict[str, Any], files: dict[str, str] | None = None
+) -> list[tuple[str, str]]:
     return [(s.file, s.content) for s in settings(resources, (files or {}).get)]
 
 
@@ -98,7 +100,10 @@ def test_cpu_max_keeps_the_half_that_is_not_named(
 
 
 def test_idle_comes_before_weight() -> None:
-    assert written({"cpu": {"idle": 1, "shares": 1024}}) == [("cpu.idle", "1"), ("cpu.weight", "100")]
+    assert written({"cpu": {"idle": 1, "shares": 1024}}) == [
+        ("cpu.idle", "1"),
+        ("cpu.weight", "100"),
+    ]
     assert written({"cpu": {"idle": 1, "shares": 0}}) == [("cpu.idle", "1")]
 
 
@@ -113,7 +118,10 @@ def test_an_absent_pids_limit_writes_nothing() -> None:
 
 def test_io_uses_bfq_where_it_is_there() -> None:
     resources = {
-        "blockIO": {"weight": 500, "throttleReadBpsDevice": [{"major": 8, "minor": 16, "rate": 1024}]}
+        "blockIO": {
+            "weight": 500,
+            "throttleReadBpsDevice": [{"major": 8, "minor": 16, "rate": 1024}],
+        }
     }
     assert written(resources) == [("io.weight", "4950"), ("io.max", "8:16 rbps=1024")]
     assert written(resources, {"io.bfq.weight": "default 100"})[0] == ("io.bfq.weight", "500")
@@ -122,7 +130,10 @@ def test_io_uses_bfq_where_it_is_there() -> None:
 @pytest.mark.requirement("7.2.8")
 def test_huge_pages_limit_use_and_reservation() -> None:
     found = settings({"hugepageLimits": [{"pageSize": "2MB", "limit": 0}]}, lambda _: None)
-    assert found == [Setting("hugetlb.2MB.max", "0", True), Setting("hugetlb.2MB.rsvd.max", "0", True)]
+    assert found == [
+        Setting("hugetlb.2MB.max", "0", True),
+        Setting("hugetlb.2MB.rsvd.max", "0", True),
+    ]
 
 
 @pytest.mark.parametrize("size", ["../../memory", "", "2MB/x", "2 MB"])
@@ -142,7 +153,8 @@ def test_unified_keys_cannot_leave_the_group(key: str) -> None:
     "key", ["cgroup.procs", "cgroup.threads", "cgroup.kill", "cgroup.freeze", "cgroup.type"]
 )
 def test_unified_limits_and_moves_no_processes(key: str) -> None:
-    """`cgroup.procs = "1"` would take the machine's init into the group, and stopping the container would end it."""
+    """`cgroup.procs = "1"` would take the machine's init into the group, and stopping the container
+    would end it."""
     with pytest.raises(InvalidSpec, match=key):
         written({"unified": {key: "1"}})
 
@@ -160,7 +172,11 @@ def test_unified_values_are_written_line_by_line() -> None:
 
 @pytest.mark.parametrize(
     "resources",
-    [{"network": {"classID": 1}}, {"cpu": {"realtimeRuntime": 5}}, {"network": {"priorities": [{}]}}],
+    [
+        {"network": {"classID": 1}},
+        {"cpu": {"realtimeRuntime": 5}},
+        {"network": {"priorities": [{}]}},
+    ],
 )
 def test_what_only_v1_had_is_refused(resources: dict[str, Any]) -> None:
     with pytest.raises(Unsupported, match="cgroup v1"):
@@ -180,4 +196,9 @@ def test_a_limit_below_the_usage_is_rejected_when_asked() -> None:
 
 
 def test_null_parts_are_absent_parts() -> None:
-    assert written({"memory": None, "cpu": None, "pids": None, "unified": None, "hugepageLimits": None}) == []
+    assert (
+        written(
+            {"memory": None, "cpu": None, "pids": None, "unified": None, "hugepageLimits": None}
+        )
+        == []
+    )

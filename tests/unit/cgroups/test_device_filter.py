@@ -75,7 +75,13 @@ rules = st.builds(
 )  # fmt: skip
 
 
-@given(st.lists(rules, max_size=8), st.sampled_from([BLOCK, CHARACTER]), numbers, numbers, st.integers(1, 7))
+@given(
+    st.lists(rules, max_size=8),
+    st.sampled_from([BLOCK, CHARACTER]),
+    numbers,
+    numbers,
+    st.integers(1, 7),
+)
 def test_the_program_agrees_with_the_definition(
     devices: list[dict[str, Any]], kind: int, major: int, minor: int, bits: int
 ) -> None:
@@ -100,14 +106,26 @@ def test_one_bit_is_decided_by_the_last_rule_that_names_it(
 
 
 def answer(devices: list[dict[str, Any]], kind: int, major: int, minor: int, bits: int) -> int:
-    return execute(filter.assemble([*filter.parse(devices), *filter.DEFAULTS]), kind, major, minor, bits)
+    return execute(
+        filter.assemble([*filter.parse(devices), *filter.DEFAULTS]), kind, major, minor, bits
+    )
 
 
 DENY_ALL = {"allow": False, "access": "rwm"}
 
 
 def test_deny_all_still_leaves_the_default_nodes() -> None:
-    for major, minor in ((1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0), (5, 2), (136, 77), (10, 200)):
+    for major, minor in (
+        (1, 3),
+        (1, 5),
+        (1, 7),
+        (1, 8),
+        (1, 9),
+        (5, 0),
+        (5, 2),
+        (136, 77),
+        (10, 200),
+    ):
         assert answer([DENY_ALL], CHARACTER, major, minor, READ | WRITE)
     assert not answer([DENY_ALL], BLOCK, 8, 0, READ)
     assert answer([DENY_ALL], BLOCK, 8, 0, MKNOD)

@@ -1,4 +1,5 @@
-"""Writing limits: order, missing controllers, and the way back. The group is a folder with files, as the writes are."""
+"""Writing limits: order, missing controllers, and the way back. The group is a folder with files,
+as the writes are."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ def group(folder: Path, **files: str) -> Path:
 def test_values_arrive(tmp_path: Path) -> None:
     group(tmp_path, memory_max="", pids_max="", cpu_max="max 100000")
     notes = limits.write(
-        str(tmp_path), {"memory": {"limit": 4096}, "pids": {"limit": 7}, "cpu": {"quota": 5000}}, "error"
+        str(tmp_path),
+        {"memory": {"limit": 4096}, "pids": {"limit": 7}, "cpu": {"quota": 5000}},
+        "error",
     )
     assert notes == []
     assert (tmp_path / "memory.max").read_text() == "4096"
@@ -30,7 +33,9 @@ def test_values_arrive(tmp_path: Path) -> None:
 
 def test_no_limit_needs_no_file(tmp_path: Path) -> None:
     group(tmp_path)
-    assert limits.write(str(tmp_path), {"pids": {"limit": -1}, "memory": {"limit": -1}}, "error") == []
+    assert (
+        limits.write(str(tmp_path), {"pids": {"limit": -1}, "memory": {"limit": -1}}, "error") == []
+    )
 
 
 def test_a_file_that_its_controller_does_not_offer_is_an_error_in_both_ways(tmp_path: Path) -> None:
@@ -58,7 +63,9 @@ def test_a_failed_update_puts_everything_back(tmp_path: Path) -> None:
     group(tmp_path, memory_max="100", memory_swap_max="50")
     (tmp_path / "pids.max").mkdir()  # writing it fails with EISDIR
     with pytest.raises(KernelError, match=r"pids\.max"):
-        limits.replace(str(tmp_path), {"memory": {"limit": 200, "swap": 300}, "pids": {"limit": 3}}, "error")
+        limits.replace(
+            str(tmp_path), {"memory": {"limit": 200, "swap": 300}, "pids": {"limit": 3}}, "error"
+        )
     assert (tmp_path / "memory.max").read_text() == "100"
     assert (tmp_path / "memory.swap.max").read_text() == "50"
 

@@ -35,7 +35,11 @@ def test_the_root_and_nul_are_refused(given: str) -> None:
 @pytest.mark.parametrize(
     ("given", "unit", "path"),
     [
-        ("system.slice:cri-pyrunc:abc", "cri-pyrunc-abc.scope", "/system.slice/cri-pyrunc-abc.scope"),
+        (
+            "system.slice:cri-pyrunc:abc",
+            "cri-pyrunc-abc.scope",
+            "/system.slice/cri-pyrunc-abc.scope",
+        ),
         ("a-b-c.slice:p:n", "p-n.scope", "/a.slice/a-b.slice/a-b-c.slice/p-n.scope"),
         ("-.slice:p:n", "p-n.scope", "/p-n.scope"),
         ("", "pyrunc-id.scope", "/system.slice/pyrunc-id.scope"),
@@ -49,7 +53,8 @@ def test_systemd_names(given: str, unit: str, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["/a/b", "a:b", "a.slice:b:c:d", "a.slice:b/c:d", "a:b:c", "a--b.slice:p:n", "a.slice:p:"]
+    "given",
+    ["/a/b", "a:b", "a.slice:b:c:d", "a.slice:b/c:d", "a:b:c", "a--b.slice:p:n", "a.slice:p:"],
 )
 def test_other_shapes_are_refused_for_systemd(given: str) -> None:
     with pytest.raises(InvalidSpec):

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from pyrunc.cgroups.scope_properties import INFINITY, bitmap, from_annotations, properties, quota_per_second
+from pyrunc.cgroups.scope_properties import (
+    INFINITY,
+    bitmap,
+    from_annotations,
+    properties,
+    quota_per_second,
+)
 from pyrunc.errors import InvalidSpec
 
 
 @pytest.mark.parametrize(
     ("text", "bits"),
-    [("0", b"\x01"), ("0-2", b"\x07"), ("0-2,8", b"\x07\x01"), ("15", b"\x00\x80"), ("1, 3", b"\x0a")],
+    [
+        ("0", b"\x01"),
+        ("0-2", b"\x07"),
+        ("0-2,8", b"\x07\x01"),
+        ("15", b"\x00\x80"),
+        ("1, 3", b"\x0a"),
+    ],
 )
 def test_cpu_lists_become_bitmaps(text: str, bits: bytes) -> None:
     assert bitmap(text) == bits

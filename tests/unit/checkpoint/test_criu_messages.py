@@ -1,4 +1,5 @@
-"""The hand-written protobuf against the library's, over fields as in CRIU's rpc.proto; and what is said when CRIU talks nonsense."""
+"""The hand-written protobuf against the library's, over fields as in CRIU's rpc.proto; and what is
+said when CRIU talks nonsense."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ def test_the_library_reads_what_is_written(
     fd: int, pid: int, flag: bool, text: str, unsigned: int, raw: bytes
 ) -> None:
     values = (fd, pid, flag, text, unsigned, f"mnt[{text}]", raw)
-    encoded = criu.message([(number, value) for (_, number, _), value in zip(FIELDS, values, strict=True)])
+    encoded = criu.message(
+        [(number, value) for (_, number, _), value in zip(FIELDS, values, strict=True)]
+    )
     read = Options.FromString(encoded)
     assert tuple(getattr(read, name) for name, _, _ in FIELDS) == values
 

@@ -24,7 +24,9 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def own() -> str:
     return next(
-        line for line in Path("/proc/thread-self/status").read_text().splitlines() if "NoNewPrivs" in line
+        line
+        for line in Path("/proc/thread-self/status").read_text().splitlines()
+        if "NoNewPrivs" in line
     )
 
 

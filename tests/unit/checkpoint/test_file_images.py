@@ -21,7 +21,11 @@ def root_mode(folder: Path, content: bytes) -> int | None:
 
 
 def test_of_the_root_only(tmp_path: Path) -> None:
-    tree = {"/bin/sh": stat.S_IFREG | 0o755, "/data": stat.S_IFDIR | 0o700, "/": stat.S_IFDIR | 0o1555}
+    tree = {
+        "/bin/sh": stat.S_IFREG | 0o755,
+        "/data": stat.S_IFDIR | 0o700,
+        "/": stat.S_IFDIR | 0o1555,
+    }
     assert root_mode(tmp_path, criu_images.files(tree)) == 0o1555
 
 

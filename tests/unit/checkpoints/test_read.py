@@ -1,4 +1,5 @@
-"""What a checkpoint's documents say, whoever wrote them: our own, containerd's and CRI-O's forms, and nonsense."""
+"""What a checkpoint's documents say, whoever wrote them: our own, containerd's and CRI-O's forms,
+and nonsense."""
 
 from __future__ import annotations
 

@@ -101,7 +101,9 @@ def test_errors_are_the_servers(peer: tuple[Peer, Channel]) -> None:
 
 def test_streams(peer: tuple[Peer, Channel]) -> None:
     handler, channel = peer
-    numbers = list(channel.stream("/s/count", b"5000", lambda message: int(message[: len(message) // 1000])))
+    numbers = list(
+        channel.stream("/s/count", b"5000", lambda message: int(message[: len(message) // 1000]))
+    )
     assert numbers == list(range(5000))
     found = []
     with pytest.raises(CallError, match="after three"):
@@ -126,7 +128,10 @@ def test_threads(peer: tuple[Peer, Channel]) -> None:
     _, channel = peer
     with futures.ThreadPoolExecutor(8) as pool:
         contents = [bytes([n]) * 100_000 for n in range(50)]
-        assert list(pool.map(lambda content: channel.unary("/s/echo", content, 60.0), contents)) == contents
+        assert (
+            list(pool.map(lambda content: channel.unary("/s/echo", content, 60.0), contents))
+            == contents
+        )
     assert 1 <= len(channel._idle) <= 8
 
 
@@ -163,7 +168,10 @@ WRONG = {
     "status": (SETTINGS + frames.head(1, frames.HEADERS, 5, 1) + b"\x8d", "HTTP status 404"),
     "data first": (SETTINGS + frames.head(0, frames.DATA, 1, 1), "without a status"),
     "stray": (SETTINGS + frames.head(0, frames.DATA, 1, 7), "where none was due"),
-    "push": (SETTINGS + frames.head(4, frames.PUSH_PROMISE, 4, 1) + b"\0\0\0\2", "where none was due"),
+    "push": (
+        SETTINGS + frames.head(4, frames.PUSH_PROMISE, 4, 1) + b"\0\0\0\2",
+        "where none was due",
+    ),
 }
 
 
@@ -184,7 +192,10 @@ def test_what_is_no_grpc_server(tmp_path: Path, name: str) -> None:
 
 def test_who_says_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "CONNECT_TIMEOUT_S", 0.2)
-    with listening(tmp_path / "s", lambda connection: None), pytest.raises(CallError, match="no greeting"):
+    with (
+        listening(tmp_path / "s", lambda connection: None),
+        pytest.raises(CallError, match="no greeting"),
+    ):
         Channel(f"{tmp_path}/s").unary("/s/echo", b"", None)
     with pytest.raises(CallError) as caught:
         Channel(f"{tmp_path}/none").unary("/s/echo", b"", None)

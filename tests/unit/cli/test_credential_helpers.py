@@ -1,4 +1,5 @@
-"""Logins from programs: kubelet's providers and docker's helpers, whom they are for, and what fails."""
+"""Logins from programs: kubelet's providers and docker's helpers, whom they are for, and what
+fails."""
 
 from __future__ import annotations
 
@@ -90,7 +91,8 @@ def test_a_helper_of_dockers_file(folder: Path, tmp_path: Path) -> None:
         '#!/bin/sh\necho "{\\"Username\\": \\"$1\\", \\"Secret\\": \\"$(cat)\\"}"\n',
     )
     program(
-        tmp_path / "docker-credential-token", '#!/bin/sh\necho \'{"Username": "<token>", "Secret": "t"}\'\n'
+        tmp_path / "docker-credential-token",
+        '#!/bin/sh\necho \'{"Username": "<token>", "Secret": "t"}\'\n',
     )
     found = credentials.find("r.example/a")
     assert found is not None and (found.username, found.password) == ("get", "r.example")
@@ -107,7 +109,9 @@ def test_a_helper_of_dockers_file(folder: Path, tmp_path: Path) -> None:
         ("", "Exec format error"),
     ],
 )
-def test_a_program_that_fails_is_named_and_its_answer_is_not_shown(folder: Path, text: str, why: str) -> None:
+def test_a_program_that_fails_is_named_and_its_answer_is_not_shown(
+    folder: Path, text: str, why: str
+) -> None:
     program(folder / "bin" / "cloud", text)
     with pytest.raises(PeerError) as caught:
         credentials.find("a.cloud.example/x")
@@ -121,8 +125,12 @@ def test_a_file_that_is_wrong_is_named(folder: Path) -> None:
         credentials.find("a.cloud.example/x")
 
 
-@pytest.mark.parametrize("key", ["R.example", "r.example:443", "https://R.example:443/v2/", "r.example/team"])
-def test_a_login_is_for_all_spellings_of_its_registry(folder: Path, tmp_path: Path, key: str) -> None:
+@pytest.mark.parametrize(
+    "key", ["R.example", "r.example:443", "https://R.example:443/v2/", "r.example/team"]
+)
+def test_a_login_is_for_all_spellings_of_its_registry(
+    folder: Path, tmp_path: Path, key: str
+) -> None:
     file = tmp_path / "auth.json"
     file.write_text(json.dumps({"auths": {key: {"auth": "dTpw"}}}))
     for image in ("r.example/team/a", "R.EXAMPLE/team/a", "r.example:443/team/a"):

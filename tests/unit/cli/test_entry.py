@@ -1,4 +1,5 @@
-"""The program that callers exec: the script, and the one that is linked with the interpreter and begins at a snapshot."""
+"""The program that callers exec: the script, and the one that is linked with the interpreter and
+begins at a snapshot."""
 
 from __future__ import annotations
 
@@ -69,11 +70,14 @@ Installer = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def install(tmp_path_factory: pytest.TempPathFactory) -> Installer:
-    """Makes a folder with a copy of the package, of the interpreter, and in `bin` the program that was made of these."""
+    """Makes a folder with a copy of the package, of the interpreter, and in `bin` the program that
+    was made of these."""
 
     def make(main: str | None = None) -> Path:
         folder = tmp_path_factory.mktemp("installed")
-        shutil.copytree(PACKAGE, folder / "pyrunc", ignore=shutil.ignore_patterns("__pycache__", "pyrunc-*"))
+        shutil.copytree(
+            PACKAGE, folder / "pyrunc", ignore=shutil.ignore_patterns("__pycache__", "pyrunc-*")
+        )
         if main is not None:
             (folder / "pyrunc/cli/main.py").write_text(main)
         shutil.copy(os.path.realpath(sys.executable), folder / "python3")
@@ -94,7 +98,9 @@ def executed(folder: Path) -> list[str]:
     done = subprocess.run(command, capture_output=True, text=True, check=True, env={})
     assert done.stdout.startswith("pyrunc version ")
     lines = [
-        line.partition('"')[2].partition('"')[0] for line in done.stderr.splitlines() if "execve(" in line
+        line.partition('"')[2].partition('"')[0]
+        for line in done.stderr.splitlines()
+        if "execve(" in line
     ]
     return [Path(line).name for line in lines]
 
@@ -102,7 +108,9 @@ def executed(folder: Path) -> list[str]:
 ITSELF, AS_SCRIPT = ["pyrunc"], ["pyrunc", "python3"]
 
 
-def test_the_program_gives_way_to_the_script_when_its_snapshot_does_not_fit(install: Installer) -> None:
+def test_the_program_gives_way_to_the_script_when_its_snapshot_does_not_fit(
+    install: Installer,
+) -> None:
     folder = install()
     assert executed(folder) == ITSELF
 
@@ -115,18 +123,22 @@ def test_the_program_gives_way_to_the_script_when_its_snapshot_does_not_fit(inst
             path.write_bytes(content)
             os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
-    source, python, kept = (
-        folder / "pyrunc/errors.py",
-        folder / "python3",
-        folder / "pyrunc/native/pyrunc-snapshot",
+    source = folder / "pyrunc/errors.py"
+    python = folder / "python3"
+    kept = folder / "pyrunc/native/pyrunc-snapshot"
+    assert (
+        with_change(source, lambda: source.write_text(source.read_text() + "# changed\n"))
+        == AS_SCRIPT
     )
-    assert with_change(source, lambda: source.write_text(source.read_text() + "# changed\n")) == AS_SCRIPT
     assert with_change(source, lambda: os.utime(source, ns=(1, 1))) == AS_SCRIPT
     assert with_change(python, lambda: os.utime(python, ns=(1, 1))) == AS_SCRIPT
     assert with_change(kept, kept.unlink) == AS_SCRIPT
     assert with_change(kept, lambda: kept.write_bytes(b"")) == AS_SCRIPT
     other = install()
-    assert with_change(kept, lambda: shutil.copy(other / "pyrunc/native/pyrunc-snapshot", kept)) == AS_SCRIPT
+    assert (
+        with_change(kept, lambda: shutil.copy(other / "pyrunc/native/pyrunc-snapshot", kept))
+        == AS_SCRIPT
+    )
     assert executed(folder) == ITSELF, "nothing else was wrong"
 
 
@@ -150,7 +162,8 @@ def look(probe: Path, shell: str, **environment: str) -> dict[str, Any]:
     command = ["sh", "-c", f"{shell} 3>&1 >/dev/null", "sh", str(probe), "a", "\udcff é"]
     done = subprocess.run(
         command, input="words", capture_output=True, text=True, env=environment, check=False,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # whatever we were started with
+        # whatever we were started with
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert done.returncode == 7 and not done.stderr, done
     facts: dict[str, Any] = json.loads(done.stdout)
@@ -165,7 +178,11 @@ def test_a_command_sees_its_own_process(probe: Path) -> None:
     assert facts["interrupt"] == 1
     assert facts["pid"] == facts["native"] and facts["threads"] == 2
     again = look(probe, 'exec "$@"')
-    assert again["random"] != facts["random"] and "A" not in again["environ"] and again["pid"] != facts["pid"]
+    assert (
+        again["random"] != facts["random"]
+        and "A" not in again["environ"]
+        and again["pid"] != facts["pid"]
+    )
 
 
 def test_closed_streams_and_an_ignored_interrupt_stay_so(probe: Path) -> None:
@@ -181,7 +198,8 @@ def test_memory_is_given_back(probe: Path) -> None:
 
 
 def test_what_is_under_test_is_the_program_that_was_made_here() -> None:
-    """pip writes a script of its own, which loads `site` and takes four times as long, when it comes last."""
+    """pip writes a script of its own, which loads `site` and takes four times as long, when it
+    comes last."""
     program = runtime()[0]
     if "PYRUNC_RUNTIME" not in os.environ:
         assert Path(program).read_bytes().startswith(b"\x7fELF"), f"{program}: make build"

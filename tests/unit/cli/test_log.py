@@ -39,7 +39,9 @@ def test_a_json_log_holds_one_object_per_failure_and_no_warnings(
     log.error('say "it" \\ é')
     (line,) = (tmp_path / "log").read_text().splitlines()
     found = json.loads(line)
-    assert (found["level"], found["msg"]) == ("error", 'say "it" \\ é') and found["time"].endswith("Z")
+    assert (found["level"], found["msg"]) == ("error", 'say "it" \\ é') and found["time"].endswith(
+        "Z"
+    )
     assert capsys.readouterr().err == 'say "it" \\ é\n'
 
 
@@ -52,7 +54,9 @@ def test_warnings_go_where_errors_go(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "level=warning" in (tmp_path / "log").read_text()
 
 
-def test_a_warning_is_one_line_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_warning_is_one_line_without_control_characters(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     Log().warning("a\nb\x1b[31m")
     assert 'msg="a; b\\\\x1b[31m"\n' in capsys.readouterr().err
 
@@ -81,10 +85,14 @@ def test_a_log_that_cannot_be_opened_is_an_error() -> None:
         Log("/nowhere/at/all")
 
 
-def test_a_log_that_cannot_be_written_still_tells_the_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_that_cannot_be_written_still_tells_the_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     Log("/dev/full").error("why")
     written = capsys.readouterr().err
-    assert "cannot write the log '/dev/full': no space left on device" in written and "why" in written
+    assert (
+        "cannot write the log '/dev/full': no space left on device" in written and "why" in written
+    )
 
 
 @pytest.mark.parametrize("broken", [{"format": "xml"}, {"level": "loud"}, {"file": "journald:x"}])

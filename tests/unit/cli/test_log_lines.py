@@ -111,7 +111,14 @@ def test_what_is_no_plain_file_is_not_moved(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "limits"),
-    [("100 2", (100, 2)), ("100 1", None), ("100", None), ("", None), ("x 3", None), ("9" * 30 + " 3", None)],
+    [
+        ("100 2", (100, 2)),
+        ("100 1", None),
+        ("100", None),
+        ("", None),
+        ("x 3", None),
+        ("9" * 30 + " 3", None),
+    ],
 )
 def test_limits_of_another_form_are_none(text: str, limits: tuple[int, int] | None) -> None:
     assert log_rotation.limits({log_rotation.ANNOTATION: text}) == limits

@@ -1,4 +1,5 @@
-"""What a manifest may say: every field of Kubernetes' Pod is done, refused with its path, or changes nothing."""
+"""What a manifest may say: every field of Kubernetes' Pod is done, refused with its path, or
+changes nothing."""
 
 from __future__ import annotations
 
@@ -91,7 +92,9 @@ def refusal(document: Any) -> str:
 
 @pytest.mark.parametrize("kind", KUBERNETES)
 def test_each_field_of_kubernetes_is_known_and_no_other(kind: type[msgspec.Struct]) -> None:
-    done = {f.encode_name for f in msgspec.structs.fields(kind) if not f.encode_name.startswith("@")}
+    done = {
+        f.encode_name for f in msgspec.structs.fields(kind) if not f.encode_name.startswith("@")
+    }
     not_done = set(fields.NOT_DONE.get(kind, {}))
     assert done | not_done == set(KUBERNETES[kind].split()) and not done & not_done
 
@@ -190,7 +193,13 @@ def test_what_is_not_one_pod(text: str, message: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("100m", "0.1"), ("5n", "0.000000005"), ("1.5Gi", "1610612736"), ("1e3", "1000"), ("2E", "2e18")],
+    [
+        ("100m", "0.1"),
+        ("5n", "0.000000005"),
+        ("1.5Gi", "1610612736"),
+        ("1e3", "1000"),
+        ("2E", "2e18"),
+    ],
 )
 def test_quantities(text: str, value: str) -> None:
     assert manifest.quantity(text, "") == Decimal(value)
@@ -295,7 +304,9 @@ def test_the_user_of_a_container(
         with pytest.raises(InvalidSpec, match=expected):
             translate.container(pod, pod.spec.containers[0], found, tmp_path)
         return
-    target = translate.container(pod, pod.spec.containers[0], found, tmp_path).linux.security_context
+    target = translate.container(
+        pod, pod.spec.containers[0], found, tmp_path
+    ).linux.security_context
     user = target.run_as_user.value if target.HasField("run_as_user") else None
     group = target.run_as_group.value if target.HasField("run_as_group") else None
     assert (user, target.run_as_username, group) == expected

@@ -1,4 +1,5 @@
-"""ConfigMaps and Secrets beside a Pod: environments, volumes, what is missing; probes that are told."""
+"""ConfigMaps and Secrets beside a Pod: environments, volumes, what is missing; probes that are
+told."""
 
 from __future__ import annotations
 
@@ -84,13 +85,18 @@ def test_volumes() -> None:
     volumes = [
         {
             "name": "m",
-            "configMap": {"name": "settings", "items": [{"key": "raw", "path": "sub/raw", "mode": 0o600}]},
+            "configMap": {
+                "name": "settings",
+                "items": [{"key": "raw", "path": "sub/raw", "mode": 0o600}],
+            },
         },
         {"name": "s", "secret": {"secretName": "keys", "defaultMode": 0o400}},
         {"name": "o", "secret": {"secretName": "nothing", "optional": True}},
     ]
     found, told = read(pod(volumes), MAP, SECRET)
-    files = {v.name: [(f.path, f.content, f.mode) for f in v.files or []] for v in found.spec.volumes}
+    files = {
+        v.name: [(f.path, f.content, f.mode) for f in v.files or []] for v in found.spec.volumes
+    }
     assert files["m"] == [("sub/raw", b"\xff\x00", 0o600)]
     assert sorted(files["s"]) == [("password", b"pa$$(COLOUR)", 0o400), ("user", b"me", 0o400)]
     assert files["o"] == [] and told == []
@@ -155,7 +161,11 @@ def test_the_downward_api_in_an_environment() -> None:
     ]
     env.append({"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}})
     found = environment(
-        pod(env=env, resources={"limits": {"cpu": "1500m", "memory": "64Mi"}}, spec={"nodeName": "here"})
+        pod(
+            env=env,
+            resources={"limits": {"cpu": "1500m", "memory": "64Mi"}},
+            spec={"nodeName": "here"},
+        )
     )
     assert found == {"CPUS": "2", "MILLI": "1500", "MIB": "64", "NODE": "here"}
 
@@ -181,7 +191,8 @@ def test_downward_and_projected_volumes() -> None:
 
 
 def test_lenient_leaves_out_what_it_names_and_nothing_else() -> None:
-    """A variable whose source is not supported is not there; a volume is empty, so that its mounts have a place."""
+    """A variable whose source is not supported is not there; a volume is empty, so that its mounts
+    have a place."""
     env = [{"name": "A", "valueFrom": {"fileKeyRef": {}}}, {"name": "B", "value": "b"}]
     volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "x"}}]
     text = yaml.safe_dump(pod(volumes, {"hostUsers": False}, env=env, volumeMounts=[{"name": "data", "mountPath": "/data"}]))  # fmt: skip

@@ -44,11 +44,19 @@ def test_mounts_and_namespaces() -> None:
     config = api.ContainerConfig(mounts=[api.Mount(container_path="/data/", host_path="/srv")])
     mounts = [
         {"destination": place, "type": kind}
-        for place, kind in (("/data", "bind"), ("/v", "bind"), ("/proc", "proc"), ("/etc/hosts", "bind"))
+        for place, kind in (
+            ("/data", "bind"),
+            ("/v", "bind"),
+            ("/proc", "proc"),
+            ("/etc/hosts", "bind"),
+        )
     ]
     linux = {"namespaces": [{"type": "network", "path": "/proc/1/ns/net"}, {"type": "pid"}]}
     said = found(config, {"Volumes": {"/v": {}}}, mounts=mounts, linux=linux)
-    assert said["mount /data"] == ("/srv", "request: mounts") and said["mount /v"][1] == "image: Volumes"
+    assert (
+        said["mount /data"] == ("/srv", "request: mounts")
+        and said["mount /v"][1] == "image: Volumes"
+    )
     assert said["mount /proc"] == ("proc", "default") and said["mount /etc/hosts"][1] == "pod"
     assert said["namespace network"] == ("/proc/1/ns/net", "pod") and said["namespace pid"] == (
         "its own",
@@ -65,7 +73,10 @@ def test_what_request_image_and_pod_decide() -> None:
     process = {"cwd": "/w", "user": {"uid": 7, "gid": 8}}
     linux = {"resources": {"memory": {"limit": 64 << 20}}}
     said = found(config, {"User": "7:8"}, pod, process=process, linux=linux)
-    assert said["folder"] == ("/w", "request: working_dir") and said["user"] == ("7:8", "image: User")
+    assert said["folder"] == ("/w", "request: working_dir") and said["user"] == (
+        "7:8",
+        "image: User",
+    )
     assert said["memory limit"] == (str(64 << 20), "request: resources") and said["cpu quota"] == (
         "none",
         "default",

@@ -74,7 +74,8 @@ def test_a_value_is_the_next_word_whatever_it_looks_like() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "value"), [("--force", True), ("--force=true", True), ("-f=false", False), ("-f=0", False)]
+    ("word", "value"),
+    [("--force", True), ("--force=true", True), ("-f=false", False), ("-f=0", False)],
 )
 def test_flags_may_carry_a_value(word: str, value: bool) -> None:
     assert parse(["delete", word, "x"]).options["force"] is value
@@ -94,7 +95,10 @@ def test_lists_add_up_and_commas_are_part_of_a_value() -> None:
         (["kill"], '"kill" requires a minimum of 1 argument(s)'),
         (["kill", "a", "b", "c"], '"kill" requires a maximum of 2 argument(s)'),
         (["exec"], '"exec" requires a minimum of 1 argument(s)'),
-        (["create", "--preserve-fds", "x", "y"], "invalid value 'x' for flag -preserve-fds: not a number"),
+        (
+            ["create", "--preserve-fds", "x", "y"],
+            "invalid value 'x' for flag -preserve-fds: not a number",
+        ),
         (["delete", "--force=maybe", "x"], "invalid boolean value 'maybe' for -force"),
         (["fly"], "unknown command 'fly'"),
         (["--root"], "flag needs an argument: -root"),
@@ -140,4 +144,6 @@ def test_no_option_is_spelled_twice_in_a_verb() -> None:
 def test_every_verb_has_its_function() -> None:
     for verb in VERBS.values():
         module, _, function = verb.work.partition(":")
-        assert callable(getattr(__import__(f"pyrunc.cli.{module}", fromlist=[function]), function)), verb.name
+        assert callable(
+            getattr(__import__(f"pyrunc.cli.{module}", fromlist=[function]), function)
+        ), verb.name

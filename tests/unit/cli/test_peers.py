@@ -1,4 +1,5 @@
-"""The options of other runtimes' command lines, as their --help lists them: all are taken here, and in the same form."""
+"""The options of other runtimes' command lines, as their --help lists them: all are taken here, and
+in the same form."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ CASES = [(peer, verb, options) for peer, table in (("runc", RUNC), ("crun", CRUN
 @pytest.mark.parametrize(("peer", "verb", "options"), CASES)
 def test_a_peers_options_are_ours(peer: str, verb: str, options: str) -> None:
     ours = {
-        name: option.kind for option in (VERBS[verb].options if verb else GLOBAL) for name in option.names
+        name: option.kind
+        for option in (VERBS[verb].options if verb else GLOBAL)
+        for name in option.names
     }
     theirs = {word.rstrip("!"): word.endswith("!") for word in options.split()}
     assert not theirs.keys() - ours.keys(), f"missing in {verb}"

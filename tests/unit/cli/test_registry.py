@@ -29,7 +29,9 @@ def run(tmp_path: Path, image: str, settings: str = "") -> str:
     text = f'[registry]\nconfig_path = "{tmp_path}/certs.d"\n{settings}\n'
     (tmp_path / "config.toml").write_text(text)
     login = {"auth": base64.b64encode(b"u:hidden3").decode()}
-    (tmp_path / "auth.json").write_text(json.dumps({"auths": {"https://index.docker.io/v1/": login}}))
+    (tmp_path / "auth.json").write_text(
+        json.dumps({"auths": {"https://index.docker.io/v1/": login}})
+    )
     arguments = [
         "explain",
         image,
@@ -79,10 +81,17 @@ def test_a_registry_without_files(tmp_path: Path) -> None:
 
 
 def test_what_the_signature_policy_demands(tmp_path: Path) -> None:
-    signed = {"type": "sigstoreSigned", "keyPath": "/k.pub", "signedIdentity": {"type": "matchRepository"}}
+    signed = {
+        "type": "sigstoreSigned",
+        "keyPath": "/k.pub",
+        "signedIdentity": {"type": "matchRepository"},
+    }
     content = {"default": [{"type": "reject"}], "transports": {"docker": {"r.example": [signed]}}}
     (tmp_path / "policy.json").write_text(json.dumps(content))
     setting = f'signature_policy = "{tmp_path}/policy.json"'
     shown = run(tmp_path, "r.example/a:1", setting)
-    assert "signatures: sigstoreSigned by /k.pub, matchRepository (DIR/policy.json, r.example)\n" in shown
+    assert (
+        "signatures: sigstoreSigned by /k.pub, matchRepository (DIR/policy.json, r.example)\n"
+        in shown
+    )
     assert "signatures: reject (DIR/policy.json, default)\n" in run(tmp_path, "busybox", setting)

@@ -37,7 +37,11 @@ def test_lines_of_parts() -> None:
 def test_every_part_of_any_text_is_found() -> None:
     def paths(value: object, path: tuple[object, ...] = ()) -> set[tuple[object, ...]]:
         items = list(
-            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+            value.items()
+            if isinstance(value, dict)
+            else enumerate(value)
+            if isinstance(value, list)
+            else ()
         )
         return {(*path, key) for key, _ in items} | {
             p for key, item in items for p in paths(item, (*path, key))

@@ -38,7 +38,9 @@ def test_ids(good: str) -> None:
     assert check_id(good) == good
 
 
-@pytest.mark.parametrize("bad", ["", ".", "..", ".a", "a/b", "a b", "é", "a\n", "a\0", "a" * 256, "a:b"])
+@pytest.mark.parametrize(
+    "bad", ["", ".", "..", ".a", "a/b", "a b", "é", "a\n", "a\0", "a" * 256, "a:b"]
+)
 def test_what_is_no_id(bad: str) -> None:
     with pytest.raises(InvalidArgument, match="invalid container ID format"):
         check_id(bad)
@@ -54,7 +56,8 @@ def test_signals(text: str, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "-9", "65", "SIGFOO", "RTMIN+", "RTMIN-1", "RTMIN+99", "9 ", "¹", "RTMIN+²", "9" * 5000]
+    "text",
+    ["", "-9", "65", "SIGFOO", "RTMIN+", "RTMIN-1", "RTMIN+99", "9 ", "¹", "RTMIN+²", "9" * 5000],
 )
 def test_what_is_no_signal(text: str) -> None:
     with pytest.raises(InvalidArgument):
@@ -85,7 +88,9 @@ def test_what_is_no_size(text: str) -> None:
         size_bytes(text, "memory_swap")
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("5s", 5), ("500ms", 0.5), ("2m", 120), ("1.5h", 5400)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("5s", 5), ("500ms", 0.5), ("2m", 120), ("1.5h", 5400)]
+)
 def test_durations(text: str, seconds: float) -> None:
     assert duration_s(text) == seconds
 
@@ -100,7 +105,18 @@ def test_update_names_only_what_was_given() -> None:
     from pyrunc.cli.parse import parse as parse_line
 
     options = parse_line(
-        ["update", "--memory", "1m", "--cpu-quota", "-1", "--pids-limit", "5", "--cpuset-cpus", "0", "x"]
+        [
+            "update",
+            "--memory",
+            "1m",
+            "--cpu-quota",
+            "-1",
+            "--pids-limit",
+            "5",
+            "--cpuset-cpus",
+            "0",
+            "x",
+        ]
     ).options
     assert from_options(options) == {
         "cpu": {"quota": -1, "cpus": "0"},
@@ -109,7 +125,12 @@ def test_update_names_only_what_was_given() -> None:
     }
 
 
-BASE = {"args": ["sh"], "env": ["A=1"], "user": {"uid": 5, "gid": 6, "additionalGids": [7]}, "terminal": True}
+BASE = {
+    "args": ["sh"],
+    "env": ["A=1"],
+    "user": {"uid": 5, "gid": 6, "additionalGids": [7]},
+    "terminal": True,
+}
 
 
 def test_exec_takes_the_containers_process_and_changes_what_is_named() -> None:
@@ -118,18 +139,24 @@ def test_exec_takes_the_containers_process_and_changes_what_is_named() -> None:
         OPTIONS | {"env": ("B=2",), "user": "0:8", "additional_gids": ("9",), "tty": False},
         ["ls", "-l"],
     )
-    assert made["args"] == ["ls", "-l"] and made["env"] == ["A=1", "B=2"] and made["terminal"] is False
+    assert (
+        made["args"] == ["ls", "-l"] and made["env"] == ["A=1", "B=2"] and made["terminal"] is False
+    )
     assert made["user"] == {"uid": 0, "gid": 8, "additionalGids": [7, 9]}
 
 
-@pytest.mark.parametrize("user", ["0x0", "1000:", ":5", "root", "1 ", "+1", "1:2:3", "4294967295", "-1"])
+@pytest.mark.parametrize(
+    "user", ["0x0", "1000:", ":5", "root", "1 ", "+1", "1:2:3", "4294967295", "-1"]
+)
 def test_a_user_is_whole_numbers(user: str) -> None:
     with pytest.raises(InvalidArgument):
         asked(BASE, OPTIONS | {"user": user}, ["id"])
 
 
 def test_added_capabilities_become_ambient_only_beside_inheritable_ones() -> None:
-    plain = asked({"capabilities": {"bounding": ["CAP_KILL"]}}, OPTIONS | {"cap": ("CAP_CHOWN",)}, ["x"])
+    plain = asked(
+        {"capabilities": {"bounding": ["CAP_KILL"]}}, OPTIONS | {"cap": ("CAP_CHOWN",)}, ["x"]
+    )
     assert plain["capabilities"] == {
         "bounding": ["CAP_KILL", "CAP_CHOWN"],
         "effective": ["CAP_CHOWN"],
@@ -153,9 +180,14 @@ def test_the_rootless_configuration_is_a_valid_one() -> None:
     check(parse(made))
     linux = made["linux"]
     assert (
-        linux["uidMappings"] == [{"containerID": 0, "hostID": 1000, "size": 1}] and "resources" not in linux
+        linux["uidMappings"] == [{"containerID": 0, "hostID": 1000, "size": 1}]
+        and "resources" not in linux
     )
-    assert {"type": "user"} in linux["namespaces"] and {"type": "network"} not in linux["namespaces"]
+    assert {"type": "user"} in linux["namespaces"] and {"type": "network"} not in linux[
+        "namespaces"
+    ]
     assert not any(
-        option.startswith(("gid=", "uid=")) for mount in made["mounts"] for option in mount.get("options", [])
+        option.startswith(("gid=", "uid="))
+        for mount in made["mounts"]
+        for option in mount.get("options", [])
     )

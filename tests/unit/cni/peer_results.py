@@ -1,6 +1,8 @@
-"""What network add-ons answer to ADD, as their sources and bug reports show it. NETNS stands for CNI_NETNS.
+"""What network add-ons answer to ADD, as their sources and bug reports show it. NETNS stands for
+CNI_NETNS.
 
-Each entry has the version of the configuration, the answer, and the addresses that the pod has then.
+Each entry has the version of the configuration, the answer, and the addresses that the pod has
+then.
 """
 
 from __future__ import annotations
@@ -45,9 +47,14 @@ def _aws(mac: str, sandbox: str) -> dict[str, Any]:
 PEER_RESULTS = [
     PeerResult("the AWS VPC CNI", "0.4.0", _aws("0", "0"), ("10.24.136.194",)),
     PeerResult(
-        "the AWS VPC CNI, branch interface of VLAN 101", "0.4.0", _aws("101", "2"), ("10.24.136.194",)
+        "the AWS VPC CNI, branch interface of VLAN 101",
+        "0.4.0",
+        _aws("101", "2"),
+        ("10.24.136.194",),
     ),
-    PeerResult("the AWS VPC CNI under a list of 1.0.0", "1.0.0", _aws("0", "0"), ("10.24.136.194",)),
+    PeerResult(
+        "the AWS VPC CNI under a list of 1.0.0", "1.0.0", _aws("0", "0"), ("10.24.136.194",)
+    ),
     PeerResult(
         "the AWS VPC CNI before 1.7",
         "0.3.1",
@@ -94,7 +101,10 @@ PEER_RESULTS = [
         "1.0.0",
         {
             "cniVersion": "1.0.0",
-            "interfaces": [{"name": "eth0", "mac": "02:42:00:00:00:01"}, {"name": "eth0", "sandbox": NETNS}],
+            "interfaces": [
+                {"name": "eth0", "mac": "02:42:00:00:00:01"},
+                {"name": "eth0", "sandbox": NETNS},
+            ],
             "ips": [
                 {"interface": 0, "address": "192.0.2.1/24"},
                 {"interface": 1, "address": "10.1.2.4/24"},
@@ -143,9 +153,17 @@ PEER_RESULTS = [
             ],
             "ips": [
                 {"version": "4", "interface": 1, "address": "10.10.1.7/24", "gateway": "10.10.1.1"},
-                {"version": "6", "interface": 1, "address": "fd00:10::7/64", "gateway": "fd00:10::1"},
+                {
+                    "version": "6",
+                    "interface": 1,
+                    "address": "fd00:10::7/64",
+                    "gateway": "fd00:10::1",
+                },
             ],
-            "routes": [{"dst": "0.0.0.0/0", "gw": "10.10.1.1"}, {"dst": "::/0", "gw": "fd00:10::1"}],
+            "routes": [
+                {"dst": "0.0.0.0/0", "gw": "10.10.1.1"},
+                {"dst": "::/0", "gw": "fd00:10::1"},
+            ],
             "dns": {"nameservers": ["168.63.129.16"]},
         },
         ("10.10.1.7", "fd00:10::7"),

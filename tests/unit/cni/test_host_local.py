@@ -29,7 +29,9 @@ def sets_of(*subnets: str) -> tuple[RangeSet, ...]:
 
 
 @contextmanager
-def store(folder: Path, links: set[str] | None = None, boot: str = "this") -> Iterator[leases.Leases]:
+def store(
+    folder: Path, links: set[str] | None = None, boot: str = "this"
+) -> Iterator[leases.Leases]:
     with leases.opened(str(folder / "net"), (links or set()).__contains__, boot=boot) as opened:
         yield opened
 
@@ -54,7 +56,11 @@ def take(
 
 def test_a_range_is_the_subnet_without_its_ends_and_gateway() -> None:
     each = Range.parse({"subnet": "10.0.0.0/29"}, "x")
-    assert (str(each.first), str(each.last), str(each.gateway)) == ("10.0.0.1", "10.0.0.6", "10.0.0.1")
+    assert (str(each.first), str(each.last), str(each.gateway)) == (
+        "10.0.0.1",
+        "10.0.0.6",
+        "10.0.0.1",
+    )
     found = [str(a) for a, _ in RangeSet((each,)).after(None)]
     assert found == [f"10.0.0.{n}" for n in range(2, 7)]
 
@@ -111,7 +117,11 @@ def test_addresses_are_given_round_robin(tmp_path: Path) -> None:
     with store(tmp_path) as opened:
         assert opened.release("a") == ["10.0.0.2"]
     assert take(tmp_path, "c", sets) == ["10.0.0.4"]
-    assert [take(tmp_path, owner, sets)[0] for owner in "def"] == ["10.0.0.5", "10.0.0.6", "10.0.0.2"]
+    assert [take(tmp_path, owner, sets)[0] for owner in "def"] == [
+        "10.0.0.5",
+        "10.0.0.6",
+        "10.0.0.2",
+    ]
     with pytest.raises(CniError, match="no address left") as refused:
         take(tmp_path, "g", sets)
     assert refused.value.code == 110
@@ -156,8 +166,11 @@ def test_release_is_for_the_owner_and_may_be_repeated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "\0" * 80, '{"owner": "a"', '{"owner": "a"}'])
-def test_a_power_cut_that_empties_an_owners_record_leaks_no_address(tmp_path: Path, content: str) -> None:
-    """What a journal keeps is names in their order; a file's content may be missing (ext4(5), delayed allocation)."""
+def test_a_power_cut_that_empties_an_owners_record_leaks_no_address(
+    tmp_path: Path, content: str
+) -> None:
+    """What a journal keeps is names in their order; a file's content may be missing (ext4(5),
+    delayed allocation)."""
     sets = sets_of("10.0.0.0/30")
     assert take(tmp_path, "a/eth0", sets) == ["10.0.0.2"]
     (tmp_path / "net" / "owners" / "a@eth0").write_text(content)
@@ -209,7 +222,12 @@ def test_collect_keeps_the_valid_and_what_they_have(tmp_path: Path) -> None:
 def test_collect_with_a_scope_leaves_others_alone(tmp_path: Path) -> None:
     sets = sets_of("10.0.0.0/24")
     with store(tmp_path) as opened:
-        for owner, scope in (("a/eth0", "mine"), ("b/eth0", "mine"), ("c/eth0", "theirs"), ("d/eth0", "")):
+        for owner, scope in (
+            ("a/eth0", "mine"),
+            ("b/eth0", "mine"),
+            ("c/eth0", "theirs"),
+            ("d/eth0", ""),
+        ):
             opened.take(owner, sets, (), scope=scope)
     (tmp_path / "net/10.0.0.77").write_text("ghost\r\neth0")
     with store(tmp_path) as opened:
@@ -239,7 +257,8 @@ def test_leases_of_the_reference_plugin_are_respected_and_released(tmp_path: Pat
 def test_a_kill_while_taking_or_releasing_leaves_nothing_that_release_cannot_find(
     tmp_path: Path, cut: int
 ) -> None:
-    """Every write and removal is a place to die: the next release of the same owner still frees everything."""
+    """Every write and removal is a place to die: the next release of the same owner still frees
+    everything."""
     sets = sets_of("10.0.0.0/24", "fd00::/64")
 
     class Killed(BaseException):
@@ -294,7 +313,8 @@ def test_parallel_takers_never_share_an_address(tmp_path: Path) -> None:
 
 
 class LeaseMachine(RuleBasedStateMachine):
-    """Any order of taking, releasing, links vanishing and collecting: an address has one owner, and none while it leaves."""
+    """Any order of taking, releasing, links vanishing and collecting: an address has one owner, and
+    none while it leaves."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -325,7 +345,8 @@ class LeaseMachine(RuleBasedStateMachine):
         flat = [a for addresses in self.owned.values() for a in addresses]
         assert not set(found) & set(flat) and not set(found) & set(self.leaving)
         assert all(
-            ip_address(a) in ip_network(s) for a, s in zip(found, ("10.0.0.0/28", "fd00::/124"), strict=True)
+            ip_address(a) in ip_network(s)
+            for a, s in zip(found, ("10.0.0.0/28", "fd00::/124"), strict=True)
         )
         self.owned[owner] = found
 
@@ -379,7 +400,9 @@ def parse(ipam: Any, *, cni_args: str = "", **changes: Any) -> settings.Settings
         "CNI_PATH": "/x",
         "CNI_ARGS": cni_args,
     }
-    return settings.parse(PluginConfig.parse(json.dumps(config).encode()), Call.from_environment(environment))
+    return settings.parse(
+        PluginConfig.parse(json.dumps(config).encode()), Call.from_environment(environment)
+    )
 
 
 def test_ranges_of_the_runtime_come_first_and_the_old_form_is_known() -> None:
@@ -387,7 +410,11 @@ def test_ranges_of_the_runtime_come_first_and_the_old_form_is_known() -> None:
         {"subnet": "10.1.0.0/16", "ranges": [[{"subnet": "10.2.0.0/16"}]]},
         runtimeConfig={"ipRanges": [[{"subnet": "10.0.0.0/16"}]]},
     )
-    assert [str(s.ranges[0].subnet) for s in found.sets] == ["10.0.0.0/16", "10.1.0.0/16", "10.2.0.0/16"]
+    assert [str(s.ranges[0].subnet) for s in found.sets] == [
+        "10.0.0.0/16",
+        "10.1.0.0/16",
+        "10.2.0.0/16",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -400,16 +427,20 @@ def test_ranges_of_the_runtime_come_first_and_the_old_form_is_known() -> None:
     ],
 )
 def test_requested_addresses_come_from_three_places(changes: dict[str, Any], args: str) -> None:
-    assert [str(a) for a in parse({"subnet": "10.1.0.0/16"}, cni_args=args, **changes).requested] == [
-        "10.1.0.9"
-    ]
+    assert [
+        str(a) for a in parse({"subnet": "10.1.0.0/16"}, cni_args=args, **changes).requested
+    ] == ["10.1.0.9"]
 
 
 @pytest.mark.parametrize(
     ("ipam", "changes", "words"),
     [
         ({"subnet": "10.1.0.0/16"}, {"runtimeConfig": {"ips": ["10.2.0.9"]}}, "in no range"),
-        ({"subnet": "10.1.0.0/16"}, {"runtimeConfig": {"ips": ["10.1.0.9", "10.1.0.8"]}}, "two requested"),
+        (
+            {"subnet": "10.1.0.0/16"},
+            {"runtimeConfig": {"ips": ["10.1.0.9", "10.1.0.8"]}},
+            "two requested",
+        ),
         ({"subnet": "10.1.0.0/16"}, {"runtimeConfig": {"ips": ["x"]}}, "not an address"),
         ({"subnet": "10.1.0.0/16"}, {"runtimeConfig": {"ips": "10.1.0.9"}}, "not a list"),
         ({}, {}, "neither ranges nor a subnet"),

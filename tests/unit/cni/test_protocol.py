@@ -1,4 +1,5 @@
-"""The specification as values: versions, requests, configurations, results of every version and back."""
+"""The specification as values: versions, requests, configurations, results of every version and
+back."""
 
 from __future__ import annotations
 
@@ -38,7 +39,10 @@ FULL: dict[str, Any] = {
         {"interface": 1, "address": "10.1.0.5/16", "gateway": "10.1.0.1"},
         {"interface": 1, "address": "fd00::5/64"},
     ],
-    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "10.2.0.0/16", "gw": "10.1.0.9", "mtu": 1300, "table": 7}],
+    "routes": [
+        {"dst": "0.0.0.0/0"},
+        {"dst": "10.2.0.0/16", "gw": "10.1.0.9", "mtu": 1300, "table": 7},
+    ],
     "dns": {
         "nameservers": ["10.1.0.1"],
         "domain": "example.org",
@@ -124,7 +128,9 @@ def test_a_result_without_version_has_that_of_the_configuration() -> None:
 
 
 @pytest.mark.parametrize("peer", PEER_RESULTS, ids=lambda peer: peer.name)
-def test_an_add_ons_result_gives_the_pod_its_addresses_and_is_carried_through(peer: PeerResult) -> None:
+def test_an_add_ons_result_gives_the_pod_its_addresses_and_is_carried_through(
+    peer: PeerResult,
+) -> None:
     answer = peer.answer_in("/run/netns/x")
     result = Result.from_json(answer, default_version=peer.cni_version)
     assert tuple(str(a.address.ip) for a in result.addresses_of("eth0", "/run/netns/x")) == peer.ips
@@ -150,7 +156,9 @@ def test_only_the_pods_addresses_must_parse() -> None:
     result = Result.from_json({"interfaces": interfaces, "ips": ips}, default_version="1.0.0")
     assert [str(a.address) for a in result.addresses_of("eth0", "/x")] == ["10.0.0.1/8"]
     for entry in ({"interface": 1, "address": "later"}, {"address": "later"}):
-        bad = Result.from_json({"interfaces": interfaces, "ips": [*ips, entry]}, default_version="1.0.0")
+        bad = Result.from_json(
+            {"interfaces": interfaces, "ips": [*ips, entry]}, default_version="1.0.0"
+        )
         with pytest.raises(CniError, match=r"ips\[2\]\.address"):
             bad.addresses_of("eth0", "/x")
 
@@ -203,17 +211,28 @@ HOSTILE: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(
-    "value", [value for _, value in HOSTILE], ids=[f"{n}-{what}" for n, (what, _) in enumerate(HOSTILE)]
+    "value",
+    [value for _, value in HOSTILE],
+    ids=[f"{n}-{what}" for n, (what, _) in enumerate(HOSTILE)],
 )
 def test_a_plugin_that_sets_up_a_hostile_result_refuses_it(value: Any) -> None:
     with pytest.raises(CniError):
         Result.from_json(value, default_version="1.0.0", strict=True)
 
 
-STRUCTURE = ("interfaces type", "interfaces many", "ips many", "interface index", "version", "result type")
+STRUCTURE = (
+    "interfaces type",
+    "interfaces many",
+    "ips many",
+    "interface index",
+    "version",
+    "result type",
+)
 
 
-@pytest.mark.parametrize(("what", "value"), HOSTILE, ids=[f"{n}-{w}" for n, (w, _) in enumerate(HOSTILE)])
+@pytest.mark.parametrize(
+    ("what", "value"), HOSTILE, ids=[f"{n}-{w}" for n, (w, _) in enumerate(HOSTILE)]
+)
 def test_a_runtime_refuses_what_it_reads_of_a_hostile_result(what: str, value: Any) -> None:
     try:
         result = Result.from_json(value, default_version="1.0.0")
@@ -221,13 +240,23 @@ def test_a_runtime_refuses_what_it_reads_of_a_hostile_result(what: str, value: A
     except CniError:
         assert what in STRUCTURE or what == "address"
     else:
-        assert what in ("gateway", "routes", "routes many", "route number", "dns", "dns many", "dns type")
+        assert what in (
+            "gateway",
+            "routes",
+            "routes many",
+            "route number",
+            "dns",
+            "dns many",
+            "dns type",
+        )
         assert result.to_json("1.0.0") == {**value, "cniVersion": "1.0.0"}
 
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=30),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4)
+    ),
     max_leaves=10,
 )
 shaped = st.fixed_dictionaries(
@@ -244,7 +273,10 @@ shaped = st.fixed_dictionaries(
         | json_values,
         "ips": st.lists(
             st.fixed_dictionaries(
-                {"address": st.ip_addresses().map(lambda a: f"{a}/{a.max_prefixlen}") | st.text(max_size=60)},
+                {
+                    "address": st.ip_addresses().map(lambda a: f"{a}/{a.max_prefixlen}")
+                    | st.text(max_size=60)
+                },
                 optional={
                     "gateway": st.ip_addresses().map(str) | json_values,
                     "interface": st.integers(-2, 4) | json_values,
@@ -253,7 +285,9 @@ shaped = st.fixed_dictionaries(
             max_size=3,
         )
         | json_values,
-        "routes": st.lists(st.dictionaries(st.sampled_from(["dst", "gw", "mtu"]), json_values), max_size=3)
+        "routes": st.lists(
+            st.dictionaries(st.sampled_from(["dst", "gw", "mtu"]), json_values), max_size=3
+        )
         | json_values,
         "dns": st.dictionaries(
             st.sampled_from(["nameservers", "domain", "search", "options"]),
@@ -283,7 +317,9 @@ def test_addresses_belong_to_the_pods_interface_in_its_sandbox() -> None:
     assert len(result.addresses_of("eth0", "")) == 2
     assert result.addresses_of("cni0", "/run/netns/other") == ()
     host = {**FULL, "ips": [{"interface": 0, "address": "10.1.0.1/16"}]}
-    assert Result.from_json(host, default_version="1.1.0").addresses_of("eth0", "/run/netns/x") == ()
+    assert (
+        Result.from_json(host, default_version="1.1.0").addresses_of("eth0", "/run/netns/x") == ()
+    )
 
 
 # errors
@@ -400,8 +436,12 @@ def test_a_plugin_gets_name_version_result_and_the_capabilities_it_asked_for() -
     assert portmap["runtimeConfig"] == {"portMappings": [{"hostPort": 80}]}
     assert portmap["prevResult"] == previous.to_json("1.0.0") and "capabilities" not in portmap
     config = PluginConfig.parse(as_object(portmap))
-    assert config.capability("portMappings") == [{"hostPort": 80}] and config.capability("mac") is None
-    assert config.previous_result() == Result.from_json(previous.to_json("1.0.0"), default_version="1.0.0")
+    assert (
+        config.capability("portMappings") == [{"hostPort": 80}] and config.capability("mac") is None
+    )
+    assert config.previous_result() == Result.from_json(
+        previous.to_json("1.0.0"), default_version="1.0.0"
+    )
 
 
 def test_a_lone_plugin_is_a_list_of_one() -> None:
@@ -410,7 +450,10 @@ def test_a_lone_plugin_is_a_list_of_one() -> None:
 
 
 def test_the_newest_version_that_both_know_is_chosen() -> None:
-    assert parse_list(as_object({**LIST, "cniVersions": ["0.4.0", "1.1.0", "9.0.0"]})).cni_version == "1.1.0"
+    assert (
+        parse_list(as_object({**LIST, "cniVersions": ["0.4.0", "1.1.0", "9.0.0"]})).cni_version
+        == "1.1.0"
+    )
 
 
 @pytest.mark.parametrize(
@@ -460,9 +503,13 @@ def test_valid_attachments() -> None:
     other = {k.replace("valid-", ""): v for k, v in value.items()}
     assert PluginConfig.parse(as_object(other)).valid_attachments() == {("a", "eth0")}
     assert (
-        PluginConfig.parse(as_object({**value, "cni.dev/valid-attachments": None})).valid_attachments()
+        PluginConfig.parse(
+            as_object({**value, "cni.dev/valid-attachments": None})
+        ).valid_attachments()
         == set()
     )
     for wrong in (False, {}, ["a"], [{"containerID": "a"}]):
         with pytest.raises(CniError):
-            PluginConfig.parse(as_object({**value, "cni.dev/valid-attachments": wrong})).valid_attachments()
+            PluginConfig.parse(
+                as_object({**value, "cni.dev/valid-attachments": wrong})
+            ).valid_attachments()

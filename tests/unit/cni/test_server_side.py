@@ -1,4 +1,5 @@
-"""The server's side without a kernel: the configuration folder, capability arguments, remembered attachments."""
+"""The server's side without a kernel: the configuration folder, capability arguments, remembered
+attachments."""
 
 from __future__ import annotations
 
@@ -106,7 +107,9 @@ def test_a_file_that_cannot_be_read_decides(tmp_path: Path) -> None:
         ("[]", "is not a JSON object"),
     ],
 )
-def test_what_is_no_json_object_is_passed_over_and_told(tmp_path: Path, content: str, what: str) -> None:
+def test_what_is_no_json_object_is_passed_over_and_told(
+    tmp_path: Path, content: str, what: str
+) -> None:
     write(tmp_path, "10-first.conflist", content)
     found = Configuration(str(tmp_path), None)
     told = f"{tmp_path}/10-first.conflist is passed over: it {what}"
@@ -117,10 +120,14 @@ def test_what_is_no_json_object_is_passed_over_and_told(tmp_path: Path, content:
 
 
 @pytest.mark.parametrize("old", ["0.1.0", "0.2.0", "", None])
-def test_a_list_of_the_first_versions_or_without_one_is_used(tmp_path: Path, old: str | None) -> None:
+def test_a_list_of_the_first_versions_or_without_one_is_used(
+    tmp_path: Path, old: str | None
+) -> None:
     """libcni reads both as 0.1.0."""
     version = {} if old is None else {"cniVersion": old}
-    write(tmp_path, "10-first.conflist", {"name": "old", "plugins": [{"type": "bridge"}], **version})
+    write(
+        tmp_path, "10-first.conflist", {"name": "old", "plugins": [{"type": "bridge"}], **version}
+    )
     write(tmp_path, "20-next.conflist", NETWORK)
     network = Configuration(str(tmp_path), None).current().network
     assert network is not None and (network.name, network.cni_version) == ("old", old or "0.1.0")
@@ -221,7 +228,9 @@ def test_every_capability() -> None:
     ],
 )
 def test_bandwidth_annotations(text: str, rate: int) -> None:
-    assert bandwidth_of({"kubernetes.io/egress-bandwidth": text}) == Bandwidth(0, 0, rate, (1 << 32) - 1)
+    assert bandwidth_of({"kubernetes.io/egress-bandwidth": text}) == Bandwidth(
+        0, 0, rate, (1 << 32) - 1
+    )
 
 
 @pytest.mark.parametrize("text", ["1", "2P", "-1M", "1MB", "fast", "1e", "9" * 100, " 1M"])
@@ -252,12 +261,16 @@ def test_a_pods_configuration_as_its_network() -> None:
         annotations={"kubernetes.io/egress-bandwidth": "1M"},
         dns_config=api.DNSConfig(servers=["10.0.0.1"], options=["ndots:5"]),
         port_mappings=[
-            api.PortMapping(host_port=80, container_port=8080, protocol=api.SCTP, host_ip="192.0.2.1"),
+            api.PortMapping(
+                host_port=80, container_port=8080, protocol=api.SCTP, host_ip="192.0.2.1"
+            ),
             api.PortMapping(host_port=0, container_port=81),
         ],
     )
     config.linux.cgroup_parent = "kubepods-podx.slice"
-    sandbox = Sandbox("s1", config, "", 1, "boot", "kubepods-podx.slice", "kubepods-podx.slice:cri-pyrunc:s1")
+    sandbox = Sandbox(
+        "s1", config, "", 1, "boot", "kubepods-podx.slice", "kubepods-podx.slice:cri-pyrunc:s1"
+    )
     assert pod_network(sandbox, "/x") == pod(
         port_mappings=(PortMapping(80, 8080, "sctp", "192.0.2.1"),),
         dns=Dns(("10.0.0.1",), (), ("ndots:5",)),
@@ -296,7 +309,8 @@ def test_attachments_come_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["\0", "{", "[]", "{}", '{"version": 1}', '{"version": 99}', '{"version":1,"network":{}}']
+    "content",
+    ["\0", "{", "[]", "{}", '{"version": 1}', '{"version": 99}', '{"version":1,"network":{}}'],
 )
 def test_a_damaged_record_is_reported_and_the_others_are_read(tmp_path: Path, content: str) -> None:
     kept = Attachments(str(tmp_path))

@@ -28,7 +28,9 @@ class Recorder:
     def __init__(self, failure: Exception | None = None) -> None:
         self.calls: list[str] = []
         self.failure = failure
-        self.plugin = Plugin("test", self.add, *(self.verb(n) for n in ("DEL", "CHECK", "STATUS", "GC")))
+        self.plugin = Plugin(
+            "test", self.add, *(self.verb(n) for n in ("DEL", "CHECK", "STATUS", "GC"))
+        )
 
     def add(self, call: Call, config: PluginConfig) -> Result:
         self.calls.append("ADD")

@@ -20,7 +20,8 @@ def write(tmp_path: Path, text: str) -> Path:
 
 def test_defaults_and_flags(tmp_path: Path) -> None:
     path = write(
-        tmp_path, '[server]\nroot = "/r"\nlog_level = "debug"\n[cgroup]\nmissing_controllers = "warn"\n'
+        tmp_path,
+        '[server]\nroot = "/r"\nlog_level = "debug"\n[cgroup]\nmissing_controllers = "warn"\n',
     )
     config = load(path, {"server.root": "/flag", "server.state": None, "cgroup.driver": "cgroupfs"})
     assert (config.server.root, config.server.state) == ("/flag", "/run/pyrunc-cri")
@@ -41,7 +42,11 @@ def test_every_flag_has_a_key() -> None:
         ("[cgroup]\ndriver = 'lxc'", "cgroup.driver", "'lxc' is none of auto, cgroupfs, systemd"),
         ("[cgroup]\ndirver = 'systemd'", "cgroup.dirver", "no such key"),
         ("[nope]\nx = 1", "nope", "no such table"),
-        ("[network]\nbuiltin = ['10.0.0.0/8', '10.0.0.1/8']", "network.builtin[1]", "has host bits set"),
+        (
+            "[network]\nbuiltin = ['10.0.0.0/8', '10.0.0.1/8']",
+            "network.builtin[1]",
+            "has host bits set",
+        ),
         ("[images]\npinned = ['UPPER']", "images.pinned[0]", "UPPER"),
         (
             "[registry]\nconfig_path = '/a:b'",

@@ -46,7 +46,11 @@ def test_drop_ins_win_key_by_key_in_the_order_of_their_names(tmp_path: Path) -> 
     (tmp_path / "config.toml.d" / ".c.toml.swp").write_text("no [ TOML")
     (tmp_path / "config.toml.d" / ".hidden.toml").write_text("no [ TOML")
     found = load(path, {})
-    assert (found.server.root, found.server.log_format, found.server.log_level) == ("/b", "json", "debug")
+    assert (found.server.root, found.server.log_format, found.server.log_level) == (
+        "/b",
+        "json",
+        "debug",
+    )
     assert found.containers.rlimits == ["nofile=5"] and found.containers.volatile is False
 
 
@@ -101,7 +105,9 @@ def test_a_wrong_drop_in_is_named_with_its_line(tmp_path: Path) -> None:
         ("[containers]\nrlimits = [\n'a',\n3]", ["x:2: containers.rlimits[1]: expected `str`, got `int`"]),
     ],
 )  # fmt: skip
-def test_problems_say_what_was_probably_meant(tmp_path: Path, text: str, expected: list[str]) -> None:
+def test_problems_say_what_was_probably_meant(
+    tmp_path: Path, text: str, expected: list[str]
+) -> None:
     path = tmp_path / "x"
     path.write_text(text)
     [source] = read(path, required=True)
@@ -110,7 +116,9 @@ def test_problems_say_what_was_probably_meant(tmp_path: Path, text: str, expecte
 
 def test_what_a_running_server_takes() -> None:
     before = Config()
-    after = load_from({"server.log_level": "debug", "server.root": "/other", "registry.config_path": "/x"})
+    after = load_from(
+        {"server.log_level": "debug", "server.root": "/other", "registry.config_path": "/x"}
+    )
     assert [(c.key, c.reloads) for c in changes(before, after)] == [
         ("server.root", False), ("server.log_level", True), ("registry.config_path", True),
     ]  # fmt: skip
@@ -125,7 +133,9 @@ def load_from(values: dict[str, str]) -> Config:
 
 def test_dump_shows_values_and_their_origins(tmp_path: Path) -> None:
     path = write(tmp_path, a='[server]\nroot = "/a"\n')
-    shown = CliRunner().invoke(command, ["dump", "--config", str(path), "--origin", "--state", "/s"])
+    shown = CliRunner().invoke(
+        command, ["dump", "--config", str(path), "--origin", "--state", "/s"]
+    )
     lines = {line.split(" = ")[0]: line for line in shown.output.splitlines()}
     assert lines["root"].split() == ["root", "=", '"/a"', "#", f"{tmp_path}/config.toml.d/a.toml:2"]
     assert lines["state"].endswith("# command line") and lines["listen"].endswith("# default")
@@ -144,7 +154,8 @@ def test_check_tells_about_each_problem(tmp_path: Path) -> None:
 
 
 def test_check_finds_all_that_is_wrong_at_once(tmp_path: Path) -> None:
-    """Unknown keys, types, choices, forms of values, and what this machine says, in one go and with their lines."""
+    """Unknown keys, types, choices, forms of values, and what this machine says, in one go and with
+    their lines."""
     path = tmp_path / "config.toml"
     path.write_text(
         '[server]\nlog_level = "loud"\nlisten = "tcp://1"\nroot = 3\n[cgroup]\ndrivr = "x"\n[metrics]\naddress = "nope"\n'
@@ -175,7 +186,9 @@ def test_check_finds_what_this_machine_does_not_permit(tmp_path: Path) -> None:
     path = write(tmp_path, a='[containers]\nrlimits = ["nofile=unlimited"]\n')
     shown = CliRunner().invoke(command, ["check", str(path)])
     assert shown.exit_code != 0
-    assert str(shown.exception).startswith(f"{tmp_path}/config.toml.d/a.toml:2: containers.rlimits[0]: ")
+    assert str(shown.exception).startswith(
+        f"{tmp_path}/config.toml.d/a.toml:2: containers.rlimits[0]: "
+    )
 
 
 @pytest.mark.parametrize(
@@ -185,11 +198,17 @@ def test_check_finds_what_this_machine_does_not_permit(tmp_path: Path) -> None:
             "seccomp_profile = '/absent'",
             "containers.seccomp_profile: seccomp profile '/absent': No such file",
         ),
-        ("block_io_classes = '/absent'", "containers.block_io_classes: block I/O classes in /absent: "),
+        (
+            "block_io_classes = '/absent'",
+            "containers.block_io_classes: block I/O classes in /absent: ",
+        ),
         ("rdt_classes = '/absent'", "containers.rdt_classes: RDT classes in /absent: "),
         ("rdt_classes = 'absent'", "containers.rdt_classes: 'absent' is not an absolute path"),
         ("hooks_dirs = ['HERE']", "containers.hooks_dirs: hook HERE/x.json: "),
-        ("default_capabilities = ['CHOWN']", "containers.default_capabilities[0]: 'CHOWN' is no capability"),
+        (
+            "default_capabilities = ['CHOWN']",
+            "containers.default_capabilities[0]: 'CHOWN' is no capability",
+        ),
         ("cdi_dirs = ['x']", "containers.cdi_dirs: 'x' is not an absolute path"),
     ],
 )

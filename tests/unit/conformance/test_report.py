@@ -41,13 +41,21 @@ def test_every_selected_spec_is_counted_once(tmp_path: Path) -> None:
     ]
     path = tmp_path / "report.json"
     path.write_text(json.dumps([{"SpecReports": written}]))
-    result = report.sum_up(NAMES, ginkgo.specs(path), lambda name: "one machine" if name[0] == "d" else "")
+    result = report.sum_up(
+        NAMES, ginkgo.specs(path), lambda name: "one machine" if name[0] == "d" else ""
+    )
     assert result.passed == ["a passes"]
-    assert result.failed == {"b fails": "failed: expected 1 to equal 2", "c is interrupted": "interrupted"}
+    assert result.failed == {
+        "b fails": "failed: expected 1 to equal 2",
+        "c is interrupted": "interrupted",
+    }
     assert result.limited == {"d has a limit": "one machine", "e skips itself": "needs ten nodes"}
     assert result.not_run == ["f never began", "g is unknown"]
     assert result.total == len(NAMES)
-    assert result.text().splitlines()[-1] == "7 specs: 1 passed, 2 failed, 2 cannot run here, 2 not run"
+    assert (
+        result.text().splitlines()[-1]
+        == "7 specs: 1 passed, 2 failed, 2 cannot run here, 2 not run"
+    )
 
 
 def test_a_run_without_a_report_ran_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""A container's folder goes for good: what others do there meanwhile neither keeps it nor brings it back."""
+"""A container's folder goes for good: what others do there meanwhile neither keeps it nor brings it
+back."""
 
 from __future__ import annotations
 

@@ -51,7 +51,12 @@ def test_a_create_that_has_not_come_far(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     State(str(tmp_path / "c"), "c").save()
     found = states.find(str(tmp_path), "c")
-    assert (found.pid, found.cgroup_record, found.annotations, found.complete) == (0, None, {}, False)
+    assert (found.pid, found.cgroup_record, found.annotations, found.complete) == (
+        0,
+        None,
+        {},
+        False,
+    )
 
 
 def test_a_damaged_state_is_refused_with_the_field(tmp_path: Path) -> None:

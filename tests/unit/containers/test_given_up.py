@@ -1,4 +1,5 @@
-"""What is taken back is taken back after it was done, when a caller leaves or another part fails while a thread is at it."""
+"""What is taken back is taken back after it was done, when a caller leaves or another part fails
+while a thread is at it."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class Slow:
         assert self._may_end.wait(PATIENCE_S)
 
     async def end_after(self, task: asyncio.Task[Any], what: Callable[[], object]) -> None:
-        """Do `what` while it works, and let it end when `task` has had the time to go on without it."""
+        """Do `what` while it works, and let it end when `task` has had the time to go on without
+        it."""
         assert await asyncio.to_thread(self.begun.wait, PATIENCE_S)
         what()
         await asyncio.wait([task], timeout=A_WHILE_S)
@@ -78,7 +80,9 @@ async def test_a_limit_that_nobody_waits_for_is_set_back(monkeypatch: pytest.Mon
     assert written == [7, 0]
 
 
-async def test_no_container_of_a_pod_stays_frozen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_no_container_of_a_pod_stays_frozen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """One cannot be frozen while another is being frozen."""
     slow, done = Slow(), []
 

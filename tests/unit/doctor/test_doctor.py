@@ -1,4 +1,5 @@
-"""The checks that read, on machines made of files: a good one, and each thing that can be wrong with it."""
+"""The checks that read, on machines made of files: a good one, and each thing that can be wrong
+with it."""
 
 from __future__ import annotations
 
@@ -9,7 +10,16 @@ from typing import Any
 import pytest
 
 from cri_server.config import Config
-from cri_server.doctor import cgroups, examine, file_systems, kernel, kubelet, limits, network, registries
+from cri_server.doctor import (
+    cgroups,
+    examine,
+    file_systems,
+    kernel,
+    kubelet,
+    limits,
+    network,
+    registries,
+)
 from cri_server.doctor.model import Check, Finding, Host, Level
 
 FLANNEL = """{"cniVersion": "1.0.0", "name": "cbr0", "plugins": [{"type": "flannel"}, {"type": "portmap"}]}"""
@@ -116,7 +126,12 @@ FLAGS = "/var/lib/kubelet/kubeadm-flags.env"
     ],
 )  # fmt: skip
 def test_what_can_be_wrong(
-    tmp_path: Path, changes: dict[str, str | None], config: dict[str, Any], code: str, level: Level, says: str
+    tmp_path: Path,
+    changes: dict[str, str | None],
+    config: dict[str, Any],
+    code: str,
+    level: Level,
+    says: str,
 ) -> None:
     found = findings(machine(tmp_path, changes, **config))
     assert code in found, found
@@ -136,7 +151,8 @@ def test_a_kubelet_that_runs_is_asked_before_its_unit(tmp_path: Path) -> None:
 
 
 def test_a_kubelet_of_kubeadm_waits_until_the_machine_joins(tmp_path: Path) -> None:
-    """Its package's unit names files that `kubeadm join` writes: neither endpoint nor driver says anything before that."""
+    """Its package's unit names files that `kubeadm join` writes: neither endpoint nor driver says
+    anything before that."""
     drop_in = (
         '[Service]\nEnvironment="A=--bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf --kubeconfig=/etc/kubernetes/kubelet.conf"\n'
         'Environment="B=--config=/var/lib/kubelet/config.yaml"\nExecStart=\nExecStart=/usr/bin/kubelet $A $B\n'
@@ -150,7 +166,9 @@ def test_a_kubelet_of_kubeadm_waits_until_the_machine_joins(tmp_path: Path) -> N
 
 
 def test_a_builtin_network_needs_no_configuration(tmp_path: Path) -> None:
-    host = machine(tmp_path, {"/etc/cni/net.d/10.conflist": None}, network__builtin=["10.85.0.0/16"])
+    host = machine(
+        tmp_path, {"/etc/cni/net.d/10.conflist": None}, network__builtin=["10.85.0.0/16"]
+    )
     assert findings(host) == {}
     (found,) = findings(
         machine(tmp_path / "b", {"/etc/cni/net.d/10.conflist": None}, network__builtin=["x"])
@@ -163,10 +181,16 @@ def test_a_check_that_fails_is_a_finding(tmp_path: Path) -> None:
         raise ZeroDivisionError("odd")
 
     (found,) = examine.examine(machine(tmp_path), (broken,))
-    assert found.code == "doctor" and found.level == Level.WARNING and "ZeroDivisionError: odd" in found.found
+    assert (
+        found.code == "doctor"
+        and found.level == Level.WARNING
+        and "ZeroDivisionError: odd" in found.found
+    )
 
 
-def test_at_start_only_what_is_wrong_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_at_start_only_what_is_wrong_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     changes: dict[str, str | None] = {
         "/proc/filesystems": "\text4\n",
         "/proc/sys/fs/inotify/max_user_instances": "128",
@@ -218,7 +242,8 @@ def test_a_policy_for_containers_is_fine(tmp_path: Path) -> None:
 
 
 def test_files_of_hosts_toml(tmp_path: Path) -> None:
-    """Each finding has the file's path on the machine, its registry, and for a certificate the certificate's path."""
+    """Each finding has the file's path on the machine, its registry, and for a certificate the
+    certificate's path."""
     folder = "/etc/pyrunc/certs.d"
     files: dict[str, str | None] = {
         f"{folder}/good.example/hosts.toml": "server = 'https://m.example'",
@@ -228,12 +253,17 @@ def test_files_of_hosts_toml(tmp_path: Path) -> None:
     }
     host = machine(tmp_path, files, registry__config_path=folder)
     default, odd, wrong = registries.registries(host)
-    assert default.level == Level.WARNING and f"{folder}/_default/absent.pem cannot be used" in default.found
+    assert (
+        default.level == Level.WARNING
+        and f"{folder}/_default/absent.pem cannot be used" in default.found
+    )
     assert (
         odd.level == Level.NOTE
         and odd.found == f"{folder}/odd.example/hosts.toml: sever is unknown and ignored"
     )
-    assert wrong.level == Level.WARNING and wrong.found.startswith(f"{folder}/wrong.example_5000_/hosts.toml")
+    assert wrong.level == Level.WARNING and wrong.found.startswith(
+        f"{folder}/wrong.example_5000_/hosts.toml"
+    )
     assert "wrong.example:5000" in wrong.follows
     for name in ("wrong.example_5000_", "odd.example", "_default"):
         (tmp_path / f"{folder}/{name}/hosts.toml".lstrip("/")).unlink()

@@ -1,4 +1,5 @@
-"""Every error class and every finding has a page, the document is what the pages say, and pages are found."""
+"""Every error class and every finding has a page, the document is what the pages say, and pages are
+found."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def error_classes() -> set[str]:
     for package in ("pyrunc", "cri_server", "cni_plugins"):
         for path in (ROOT / package).rglob("*.py"):
             if "api" not in path.parts:
-                module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+                module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(
+                    ".__init__"
+                )
                 for node in ast.walk(ast.parse(path.read_text())):
                     if isinstance(node, ast.ClassDef):
                         names = [b.id for b in node.bases if isinstance(b, ast.Name)]
@@ -142,7 +145,8 @@ def test_the_name_of_an_error() -> None:
     assert name_of(DigestMismatch("x")) == "digest-mismatch"
     assert name_of(from_wire(NotFound("x").to_wire())) == "not-found"
     assert (
-        name_of(InvalidSpec("a", "b")) == "invalid-spec" and name_of(KernelError("open", "x", 2)) == "kernel"
+        name_of(InvalidSpec("a", "b")) == "invalid-spec"
+        and name_of(KernelError("open", "x", 2)) == "kernel"
     )
     assert name_of(builtins.ZeroDivisionError()) == "internal"
 

@@ -1,4 +1,5 @@
-"""The HTTP/2 core: back to back with the `h2` library as the client, and fed frames that no library writes.
+"""The HTTP/2 core: back to back with the `h2` library as the client, and fed frames that no library
+writes.
 
 Everything is also fed one byte at a time: where the cuts are must not matter.
 """
@@ -40,7 +41,8 @@ class Clock:
 
 
 class Pair:
-    """Our side and an `h2` client; `exchange` carries bytes both ways until there are none, in parts of `cut` bytes."""
+    """Our side and an `h2` client; `exchange` carries bytes both ways until there are none, in
+    parts of `cut` bytes."""
 
     def __init__(self, cut: int = 1 << 20, limits: Limits | None = None) -> None:
         self.cut = cut
@@ -76,11 +78,15 @@ class Pair:
 
     def body(self, stream_id: int) -> bytes:
         return b"".join(
-            e.data for e in self.heard if isinstance(e, h2.events.DataReceived) and e.stream_id == stream_id
+            e.data
+            for e in self.heard
+            if isinstance(e, h2.events.DataReceived) and e.stream_id == stream_id
         )
 
     def ended(self, stream_id: int) -> bool:
-        return any(isinstance(e, h2.events.StreamEnded) and e.stream_id == stream_id for e in self.heard)
+        return any(
+            isinstance(e, h2.events.StreamEnded) and e.stream_id == stream_id for e in self.heard
+        )
 
 
 @pytest.fixture(params=[1, 5, 1 << 20], ids=["bytewise", "by five", "whole"])
@@ -103,11 +109,15 @@ def test_requests_and_answers(pair: Pair) -> None:
         stream_id = pair.request(b"r%d" % number)
         opened, data = pair.taken()
         fields = [(n.encode(), v.encode()) for n, v in REQUEST]
-        assert opened == Opened(stream_id, fields, False) and data == Data(stream_id, b"r%d" % number, True)
+        assert opened == Opened(stream_id, fields, False) and data == Data(
+            stream_id, b"r%d" % number, True
+        )
         answer(pair, stream_id, b"answer %d" % number)
         assert pair.body(stream_id) == b"answer %d" % number and pair.ended(stream_id)
         (trailers,) = [
-            e for e in pair.heard if isinstance(e, h2.events.TrailersReceived) and e.stream_id == stream_id
+            e
+            for e in pair.heard
+            if isinstance(e, h2.events.TrailersReceived) and e.stream_id == stream_id
         ]
         assert list(trailers.headers or []) == [(b"grpc-status", b"0")]
     assert pair.ours.streams == 0
@@ -207,10 +217,14 @@ def test_a_large_request_gets_its_window(pair: Pair) -> None:
     pair.ours.credit(stream_id, 200_000)
     pair.exchange()
     while sent < len(body) - 1000:
-        room = min(16_000, pair.client.local_flow_control_window(stream_id), len(body) - 1000 - sent)
+        room = min(
+            16_000, pair.client.local_flow_control_window(stream_id), len(body) - 1000 - sent
+        )
         assert room > 0
         begin = 1000 + sent
-        pair.client.send_data(stream_id, body[begin : begin + room], end_stream=begin + room == len(body))
+        pair.client.send_data(
+            stream_id, body[begin : begin + room], end_stream=begin + room == len(body)
+        )
         sent += room
         pair.exchange()
     assert b"".join(e.data for e in pair.taken() if isinstance(e, Data)) == body
@@ -257,7 +271,10 @@ def test_our_reset(pair: Pair) -> None:
     stream_id = pair.request()
     pair.ours.reset(stream_id, ErrorCode.CANCEL)
     pair.exchange()
-    assert any(isinstance(e, h2.events.StreamReset) and e.error_code == ErrorCode.CANCEL for e in pair.heard)
+    assert any(
+        isinstance(e, h2.events.StreamReset) and e.error_code == ErrorCode.CANCEL
+        for e in pair.heard
+    )
 
 
 @pytest.mark.parametrize("cut", [1, 1 << 20], ids=["bytewise", "whole"])
@@ -268,8 +285,17 @@ def test_going_away(cut: int) -> None:
     connection.go_away()
     connection.go_away()
     assert connection.data_to_send().endswith(frames.goaway(1, ErrorCode.NO_ERROR))
-    late = request(3) + data(3, b"x", END_STREAM) + frames.window_update(3, 5000) + frames.rst_stream(3, 8)
-    assert feed(connection, late, cut) == [] and not connection.failed and connection.data_to_send() == b""
+    late = (
+        request(3)
+        + data(3, b"x", END_STREAM)
+        + frames.window_update(3, 5000)
+        + frames.rst_stream(3, 8)
+    )
+    assert (
+        feed(connection, late, cut) == []
+        and not connection.failed
+        and connection.data_to_send() == b""
+    )
     assert feed(connection, data(1, b"body", END_STREAM), cut) == [Data(1, b"body", True)]
     connection.send_headers(1, STATUS_200, end=True)
     assert connection.streams == 0 and connection.data_to_send()
@@ -278,7 +304,9 @@ def test_going_away(cut: int) -> None:
 def test_pings_are_answered(pair: Pair) -> None:
     pair.client.ping(b"12345678")
     pair.exchange()
-    assert [e.ping_data for e in pair.heard if isinstance(e, h2.events.PingAckReceived)] == [b"12345678"]
+    assert [e.ping_data for e in pair.heard if isinstance(e, h2.events.PingAckReceived)] == [
+        b"12345678"
+    ]
 
 
 def test_a_client_that_shrinks_our_table(pair: Pair) -> None:
@@ -315,16 +343,28 @@ BROKEN: dict[str, tuple[bytes, ErrorCode]] = {
     ),
     "an ack before settings": (frames.PREFACE + frames.SETTINGS_ACK, ErrorCode.FRAME_SIZE_ERROR),
     "a long frame": (HELLO + head(16385, frames.DATA, 0, 1), ErrorCode.FRAME_SIZE_ERROR),
-    "settings of 5 bytes": (HELLO + head(5, frames.SETTINGS, 0, 0) + bytes(5), ErrorCode.FRAME_SIZE_ERROR),
+    "settings of 5 bytes": (
+        HELLO + head(5, frames.SETTINGS, 0, 0) + bytes(5),
+        ErrorCode.FRAME_SIZE_ERROR,
+    ),
     "settings of a stream": (HELLO + head(0, frames.SETTINGS, 0, 1), ErrorCode.PROTOCOL_ERROR),
-    "an ack with a body": (HELLO + head(6, frames.SETTINGS, 1, 0) + bytes(6), ErrorCode.FRAME_SIZE_ERROR),
+    "an ack with a body": (
+        HELLO + head(6, frames.SETTINGS, 1, 0) + bytes(6),
+        ErrorCode.FRAME_SIZE_ERROR,
+    ),
     "push": (HELLO + frames.settings({frames.Setting.ENABLE_PUSH: 2}), ErrorCode.PROTOCOL_ERROR),
-    "small frames": (HELLO + frames.settings({frames.Setting.MAX_FRAME_SIZE: 100}), ErrorCode.PROTOCOL_ERROR),
+    "small frames": (
+        HELLO + frames.settings({frames.Setting.MAX_FRAME_SIZE: 100}),
+        ErrorCode.PROTOCOL_ERROR,
+    ),
     "a wide window": (
         HELLO + frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 1 << 31}),
         ErrorCode.FLOW_CONTROL_ERROR,
     ),
-    "wider than can be": (HELLO + frames.window_update(0, (1 << 31) - 1), ErrorCode.FLOW_CONTROL_ERROR),
+    "wider than can be": (
+        HELLO + frames.window_update(0, (1 << 31) - 1),
+        ErrorCode.FLOW_CONTROL_ERROR,
+    ),
     "wider by nothing": (HELLO + frames.window_update(0, 0), ErrorCode.PROTOCOL_ERROR),
     "an update of 3 bytes": (
         HELLO + head(3, frames.WINDOW_UPDATE, 0, 0) + bytes(3),
@@ -337,12 +377,24 @@ BROKEN: dict[str, tuple[bytes, ErrorCode]] = {
         HELLO + request(1) + head(3, frames.RST_STREAM, 0, 1) + bytes(3),
         ErrorCode.FRAME_SIZE_ERROR,
     ),
-    "a ping of 7 bytes": (HELLO + head(7, frames.PING, 0, 0) + bytes(7), ErrorCode.FRAME_SIZE_ERROR),
+    "a ping of 7 bytes": (
+        HELLO + head(7, frames.PING, 0, 0) + bytes(7),
+        ErrorCode.FRAME_SIZE_ERROR,
+    ),
     "a ping of a stream": (HELLO + head(8, frames.PING, 0, 1) + bytes(8), ErrorCode.PROTOCOL_ERROR),
-    "a goaway of a stream": (HELLO + head(8, frames.GOAWAY, 0, 1) + bytes(8), ErrorCode.FRAME_SIZE_ERROR),
-    "a priority of 4 bytes": (HELLO + head(4, frames.PRIORITY, 0, 1) + bytes(4), ErrorCode.FRAME_SIZE_ERROR),
+    "a goaway of a stream": (
+        HELLO + head(8, frames.GOAWAY, 0, 1) + bytes(8),
+        ErrorCode.FRAME_SIZE_ERROR,
+    ),
+    "a priority of 4 bytes": (
+        HELLO + head(4, frames.PRIORITY, 0, 1) + bytes(4),
+        ErrorCode.FRAME_SIZE_ERROR,
+    ),
     "a promise": (HELLO + head(4, frames.PUSH_PROMISE, 4, 1) + bytes(4), ErrorCode.PROTOCOL_ERROR),
-    "a continuation of nothing": (HELLO + head(0, frames.CONTINUATION, 4, 1), ErrorCode.PROTOCOL_ERROR),
+    "a continuation of nothing": (
+        HELLO + head(0, frames.CONTINUATION, 4, 1),
+        ErrorCode.PROTOCOL_ERROR,
+    ),
     "an even stream": (HELLO + request(2), ErrorCode.PROTOCOL_ERROR),
     "headers of the connection": (HELLO + request(0), ErrorCode.PROTOCOL_ERROR),
     "data of no stream": (HELLO + data(1, b"x"), ErrorCode.PROTOCOL_ERROR),
@@ -357,9 +409,18 @@ BROKEN: dict[str, tuple[bytes, ErrorCode]] = {
         ErrorCode.PROTOCOL_ERROR,
     ),
     "bad compression": (HELLO + request(1, block=b"\x80"), ErrorCode.COMPRESSION_ERROR),
-    "too much padding": (HELLO + request(1) + data(1, b"\5abcd", frames.PADDED), ErrorCode.PROTOCOL_ERROR),
-    "padding without a length": (HELLO + request(1) + data(1, b"", frames.PADDED), ErrorCode.PROTOCOL_ERROR),
-    "headers too short for their priority": (HELLO + request(1, 0x24, b"abcd"), ErrorCode.FRAME_SIZE_ERROR),
+    "too much padding": (
+        HELLO + request(1) + data(1, b"\5abcd", frames.PADDED),
+        ErrorCode.PROTOCOL_ERROR,
+    ),
+    "padding without a length": (
+        HELLO + request(1) + data(1, b"", frames.PADDED),
+        ErrorCode.PROTOCOL_ERROR,
+    ),
+    "headers too short for their priority": (
+        HELLO + request(1, 0x24, b"abcd"),
+        ErrorCode.FRAME_SIZE_ERROR,
+    ),
     "continuations without end": (
         HELLO + request(1, 0) + head(0, frames.CONTINUATION, 0, 1) * 17,
         ErrorCode.ENHANCE_YOUR_CALM,
@@ -382,8 +443,14 @@ BROKEN: dict[str, tuple[bytes, ErrorCode]] = {
         ErrorCode.ENHANCE_YOUR_CALM,
     ),
     "unknown frames without end": (HELLO + head(0, 0x42, 0, 7) * 2001, ErrorCode.ENHANCE_YOUR_CALM),
-    "empty data without end": (HELLO + request(1) + data(1, b"") * 2101, ErrorCode.ENHANCE_YOUR_CALM),
-    "tiny updates without end": (HELLO + frames.window_update(0, 1) * 2001, ErrorCode.ENHANCE_YOUR_CALM),
+    "empty data without end": (
+        HELLO + request(1) + data(1, b"") * 2101,
+        ErrorCode.ENHANCE_YOUR_CALM,
+    ),
+    "tiny updates without end": (
+        HELLO + frames.window_update(0, 1) * 2001,
+        ErrorCode.ENHANCE_YOUR_CALM,
+    ),
     "rapid reset": (
         HELLO + b"".join(request(n) + frames.rst_stream(n, 8) for n in range(1, 803, 2)),
         ErrorCode.ENHANCE_YOUR_CALM,
@@ -433,7 +500,9 @@ def test_a_client_that_measures_its_bandwidth_may_ping_with_every_call() -> None
     connection.receive(HELLO)
     for number in range(1, 20_001, 2):
         ping = head(8, frames.PING, 0, 0) + bytes(8)
-        connection.receive(ping + request(number, END_HEADERS | END_STREAM) + frames.window_update(0, 10) * 4)
+        connection.receive(
+            ping + request(number, END_HEADERS | END_STREAM) + frames.window_update(0, 10) * 4
+        )
         connection.send_headers(number, STATUS_200, end=True)
         connection.data_to_send()
     assert not connection.failed
@@ -475,17 +544,26 @@ STREAM_ERRORS: dict[str, tuple[bytes, ErrorCode]] = {
         name: (request(1, block=plain(fields)), ErrorCode.PROTOCOL_ERROR)
         for name, fields in MALFORMED.items()
     },
-    "data behind the end": (request(1, END_HEADERS | END_STREAM) + data(1, b"x"), ErrorCode.STREAM_CLOSED),
+    "data behind the end": (
+        request(1, END_HEADERS | END_STREAM) + data(1, b"x"),
+        ErrorCode.STREAM_CLOSED,
+    ),
     "headers behind the end": (
         request(1, END_HEADERS | END_STREAM) + request(1, END_HEADERS | END_STREAM),
         ErrorCode.STREAM_CLOSED,
     ),
-    "more than the length": (request(1, block=plain(LENGTH)) + data(1, b"123") * 2, ErrorCode.PROTOCOL_ERROR),
+    "more than the length": (
+        request(1, block=plain(LENGTH)) + data(1, b"123") * 2,
+        ErrorCode.PROTOCOL_ERROR,
+    ),
     "less than the length": (
         request(1, block=plain(LENGTH)) + data(1, b"123", END_STREAM),
         ErrorCode.PROTOCOL_ERROR,
     ),
-    "no body but a length": (request(1, END_HEADERS | END_STREAM, plain(LENGTH)), ErrorCode.PROTOCOL_ERROR),
+    "no body but a length": (
+        request(1, END_HEADERS | END_STREAM, plain(LENGTH)),
+        ErrorCode.PROTOCOL_ERROR,
+    ),
     "trailers before the length": (
         request(1, block=plain(LENGTH)) + request(1, END_HEADERS | END_STREAM),
         ErrorCode.PROTOCOL_ERROR,
@@ -493,7 +571,10 @@ STREAM_ERRORS: dict[str, tuple[bytes, ErrorCode]] = {
     "headers in the middle": (request(1) + request(1), ErrorCode.PROTOCOL_ERROR),
     "more than the window": (request(1) + data(1, bytes(16384)) * 4, ErrorCode.FLOW_CONTROL_ERROR),
     "wider by nothing": (request(1) + frames.window_update(1, 0), ErrorCode.PROTOCOL_ERROR),
-    "wider than can be": (request(1) + frames.window_update(1, (1 << 31) - 1), ErrorCode.FLOW_CONTROL_ERROR),
+    "wider than can be": (
+        request(1) + frames.window_update(1, (1 << 31) - 1),
+        ErrorCode.FLOW_CONTROL_ERROR,
+    ),
 }
 
 
@@ -538,7 +619,9 @@ def test_headers_longer_than_the_limit_refuse_the_request_only() -> None:
     encoder = hpack.Encoder()
     long = encoder.encode([*REQUEST, *((f"x-{n}", "v" * 1000) for n in range(20))], huffman=False)
     first, rest = long[:16000], long[16000:]
-    wire = request(1, END_STREAM, first) + head(len(rest), frames.CONTINUATION, END_HEADERS, 1) + rest
+    wire = (
+        request(1, END_STREAM, first) + head(len(rest), frames.CONTINUATION, END_HEADERS, 1) + rest
+    )
     ready, opened = connection.receive(HELLO + wire)
     assert ready == Ready() and opened == Opened(1, None, True)
     (event,) = connection.receive(request(3, block=encoder.encode(REQUEST)))
@@ -557,7 +640,9 @@ def shuffled(chance: random.Random) -> bytes:
             {frames.Setting.INITIAL_WINDOW_SIZE: chance.choice([0, 5, 1 << 20, 1 << 31])}
         ),
         lambda n: chance.randbytes(chance.randrange(1, 30)),
-        lambda n: head(chance.randrange(20), chance.randrange(12), chance.randrange(256), n) + bytes(20),
+        lambda n: (
+            head(chance.randrange(20), chance.randrange(12), chance.randrange(256), n) + bytes(20)
+        ),
     ]
     stream = 1
     out = bytearray(HELLO)
@@ -580,7 +665,9 @@ def test_where_the_cuts_are_does_not_matter_and_nothing_raises() -> None:
         outcomes = []
         for cut in (len(wire), 1, chance.randrange(2, 60)):
             connection = Connection(clock=Clock())
-            outcomes.append((feed(connection, wire, cut), connection.data_to_send(), connection.streams))
+            outcomes.append(
+                (feed(connection, wire, cut), connection.data_to_send(), connection.streams)
+            )
         assert outcomes[0] == outcomes[1] == outcomes[2], wire.hex()
         last = outcomes[0][0][-1:]
         endings.add(last[0].code if last and isinstance(last[0], Failed) else None)

@@ -1,4 +1,5 @@
-"""Header compression against the examples of RFC 7541 and against the `hpack` library as the other side."""
+"""Header compression against the examples of RFC 7541 and against the `hpack` library as the other
+side."""
 
 from __future__ import annotations
 
@@ -70,12 +71,18 @@ def test_what_no_huffman_coder_writes(coded: str) -> None:
         huffman.decode(bytes.fromhex(coded))
 
 
-NAMES = st.sampled_from([b":path", b":method", b"grpc-timeout", b"te", b"x-a", b"content-type", b"x" * 200])
+NAMES = st.sampled_from(
+    [b":path", b":method", b"grpc-timeout", b"te", b"x-a", b"content-type", b"x" * 200]
+)
 VALUES = st.one_of(st.sampled_from([b"", b"POST", b"/", b"trailers"]), st.binary(max_size=400))
 FIELDS = st.lists(st.tuples(NAMES, VALUES, st.booleans()), max_size=12)
 
 
-@given(st.lists(st.tuples(FIELDS, st.booleans(), st.sampled_from([None, 0, 64, 500, 4096])), max_size=8))
+@given(
+    st.lists(
+        st.tuples(FIELDS, st.booleans(), st.sampled_from([None, 0, 64, 500, 4096])), max_size=8
+    )
+)
 @settings(deadline=None)
 def test_the_library_writes_and_we_read(
     blocks: list[tuple[list[tuple[bytes, bytes, bool]], bool, int | None]],
@@ -89,7 +96,9 @@ def test_the_library_writes_and_we_read(
         assert decoder.decode(block, LIMIT) == [(name, value) for name, value, _ in fields]
 
 
-@given(st.lists(st.tuples(st.binary(min_size=1, max_size=300), st.binary(max_size=20_000)), max_size=5))
+@given(
+    st.lists(st.tuples(st.binary(min_size=1, max_size=300), st.binary(max_size=20_000)), max_size=5)
+)
 def test_we_write_and_the_library_reads(fields: list[Field]) -> None:
     block = hpack.EMPTY_TABLE + b"".join(hpack.literal(name, value) for name, value in fields)
     decoder = peer.Decoder(max_header_list_size=1 << 20)
@@ -154,7 +163,13 @@ def test_the_limit_of_a_list_counts_as_the_table_does() -> None:
 def test_the_table_stays_within_its_size() -> None:
     encoder, decoder = peer.Encoder(), Decoder()
     for number in range(2000):
-        decoder.decode(encoder.encode([("grpc-timeout", f"{number}u"), ("x", "y" * (number % 900))]), LIMIT)
+        decoder.decode(
+            encoder.encode([("grpc-timeout", f"{number}u"), ("x", "y" * (number % 900))]), LIMIT
+        )
     assert decoder._size_bytes <= hpack.TABLE_LIMIT_BYTES
     assert decoder._size_bytes == sum(len(n) + len(v) + 32 for n, v in decoder._table[62:])  # type: ignore[misc]
-    assert decoder.decode(b"\x20", LIMIT) == [] and len(decoder._table) == 62 and decoder._size_bytes == 0
+    assert (
+        decoder.decode(b"\x20", LIMIT) == []
+        and len(decoder._table) == 62
+        and decoder._size_bytes == 0
+    )

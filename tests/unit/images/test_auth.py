@@ -74,10 +74,15 @@ def test_for_whom(address: str, host: Host, used: bool) -> None:
     assert found == (SECRET if used else ANONYMOUS)
 
 
-@pytest.mark.parametrize("address", ["docker.io", "https://index.docker.io/v1/", "registry-1.docker.io", ""])
+@pytest.mark.parametrize(
+    "address", ["docker.io", "https://index.docker.io/v1/", "registry-1.docker.io", ""]
+)
 def test_dockers_many_names(address: str) -> None:
     host = Host("https://registry-1.docker.io", upstream=True)
-    assert credential(Auth("u", "p", server_address=address), Reference.parse("busybox"), host) == SECRET
+    assert (
+        credential(Auth("u", "p", server_address=address), Reference.parse("busybox"), host)
+        == SECRET
+    )
 
 
 TRUSTED = Host("https://mirror.example", trusted=True)
@@ -107,7 +112,9 @@ def test_the_administrators_login_counts_without_a_pull_secret() -> None:
     own = Host("https://mirror.example", trusted=True, auth=Auth("admin", "x"))
     assert credential(None, R, own) == Credential("admin", "x")
     assert credential(Auth("u", "p"), R, own) == SECRET
-    assert credential(Auth("u", "p", server_address="third.example"), R, own) == Credential("admin", "x")
+    assert credential(Auth("u", "p", server_address="third.example"), R, own) == Credential(
+        "admin", "x"
+    )
     assert "x" not in repr(own.auth)
 
 
@@ -129,11 +136,19 @@ def test_no_repr_shows_a_secret() -> None:
         ("Basic", [Challenge("basic", {})]),
         (
             'Bearer realm="https://a/t",service="s",scope="repository:a/b:pull"',
-            [Challenge("bearer", {"realm": "https://a/t", "service": "s", "scope": "repository:a/b:pull"})],
+            [
+                Challenge(
+                    "bearer",
+                    {"realm": "https://a/t", "service": "s", "scope": "repository:a/b:pull"},
+                )
+            ],
         ),
         (
             'Basic realm="a, b", BEARER realm = "c\\"d" , error=x',
-            [Challenge("basic", {"realm": "a, b"}), Challenge("bearer", {"realm": 'c"d', "error": "x"})],
+            [
+                Challenge("basic", {"realm": "a, b"}),
+                Challenge("bearer", {"realm": 'c"d', "error": "x"}),
+            ],
         ),
         ("Negotiate, Basic", [Challenge("negotiate", {}), Challenge("basic", {})]),
         ('Bearer realm="one",realm="two"', [Challenge("bearer", {"realm": "one"})]),
@@ -152,7 +167,12 @@ def test_any_header_is_read_without_an_exception(header: str) -> None:
 
 
 BEARER = Challenge(
-    "bearer", {"realm": "https://auth.example/token?x=1", "service": "s", "scope": "repository:team/app:pull"}
+    "bearer",
+    {
+        "realm": "https://auth.example/token?x=1",
+        "service": "s",
+        "scope": "repository:team/app:pull",
+    },
 )
 
 
@@ -247,7 +267,9 @@ FIELD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("whose", "header", "scheme", "url"), FIELD, ids=[whose for whose, *_ in FIELD])
+@pytest.mark.parametrize(
+    ("whose", "header", "scheme", "url"), FIELD, ids=[whose for whose, *_ in FIELD]
+)
 def test_challenges_of_real_registries(whose: str, header: str, scheme: str, url: str) -> None:
     offered = challenges(header)
     chosen = next((c for c in offered if c.scheme == "bearer"), offered[0])

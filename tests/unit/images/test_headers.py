@@ -38,14 +38,18 @@ def read(data: bytes) -> list[tuple[tar_headers.Entry, bytes]]:
     with stream_of(data) as stream:
         found = []
         for entry in tar_headers.members(stream):
-            found.append((entry, stream.read_exact(entry.stored) if entry.kind == tar_headers.FILE else b""))
+            found.append(
+                (entry, stream.read_exact(entry.stored) if entry.kind == tar_headers.FILE else b"")
+            )
         return found
 
 
 WORDS = some.text(
     some.characters(exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1, max_size=40
 )
-PATHS = some.lists(WORDS, min_size=1, max_size=12).map("/".join).filter(lambda p: not p.endswith("/"))
+PATHS = (
+    some.lists(WORDS, min_size=1, max_size=12).map("/".join).filter(lambda p: not p.endswith("/"))
+)
 
 
 @some.composite
@@ -58,7 +62,8 @@ def member(draw: some.DrawFn) -> tuple[tarfile.TarInfo, bytes]:
     if info.type in (tarfile.SYMTYPE, tarfile.LNKTYPE):
         info.linkname = draw(PATHS)
     if info.type in (tarfile.CHRTYPE, tarfile.BLKTYPE):
-        info.devmajor, info.devminor = draw(some.integers(0, 4095)), draw(some.integers(0, 2**20 - 1))
+        info.devmajor = draw(some.integers(0, 4095))
+        info.devminor = draw(some.integers(0, 2**20 - 1))
     content = draw(some.binary(max_size=2000)) if info.type == tarfile.REGTYPE else b""
     info.size = len(content)
     return info, content
@@ -67,7 +72,9 @@ def member(draw: some.DrawFn) -> tuple[tarfile.TarInfo, bytes]:
 @pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
 @settings(max_examples=150, deadline=None)
 @given(written=some.lists(member(), max_size=6))
-def test_what_tarfile_writes_we_read(kind: int, written: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+def test_what_tarfile_writes_we_read(
+    kind: int, written: list[tuple[tarfile.TarInfo, bytes]]
+) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=kind) as tar:
         for info, content in written:

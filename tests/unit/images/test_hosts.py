@@ -167,7 +167,8 @@ def test_refused_with_the_files_name(tmp_path: Path, text: str, words: str) -> N
     assert str(path) in caught.value.message and words in caught.value.message
 
 
-# What documents of programs have in hosts.toml, and what it means: (where from, the text, what is known of the first host).
+# What documents of programs have in hosts.toml, and what it means: (where from, the text, what is
+# known of the first host).
 FIELD = [
     ("containerd's hosts.md: client certificate and key in one file", 'client = [["c.crt", "c.key"], ["c.pem", ""]]',
      lambda h: [Path(k).name if k else None for _, k in h.client] == ["c.key", None]),
@@ -211,9 +212,18 @@ def test_what_other_programs_write(
     ("text", "warning"),
     [
         ("sever = 'https://a'", "sever is unknown and ignored"),
-        ("[host.'https://a']\nplain_http = true", "host.'https://a'.plain_http is unknown and ignored"),
-        ("[host.'https://a'.auth]\nuser = 'u'", "host.'https://a'.auth.user is unknown and ignored"),
-        ("[host.'https://a'.rewrite]\n'^(a)' = '$1x'", "host.'https://a'.rewrite.'^(a)' has no group '1x'"),
+        (
+            "[host.'https://a']\nplain_http = true",
+            "host.'https://a'.plain_http is unknown and ignored",
+        ),
+        (
+            "[host.'https://a'.auth]\nuser = 'u'",
+            "host.'https://a'.auth.user is unknown and ignored",
+        ),
+        (
+            "[host.'https://a'.rewrite]\n'^(a)' = '$1x'",
+            "host.'https://a'.rewrite.'^(a)' has no group '1x'",
+        ),
     ],
 )
 def test_what_is_ignored_is_logged_once(
@@ -236,7 +246,11 @@ def test_a_file_that_is_wrong_concerns_its_registry_only(tmp_path: Path) -> None
 
 def test_docker_io_is_the_registry_not_the_web_site(tmp_path: Path) -> None:
     """containerd's hosts.md has `server = "https://docker.io"`."""
-    write(tmp_path, "docker.io", 'server = "https://docker.io"\n[host."https://registry-1.docker.io"]\n')
+    write(
+        tmp_path,
+        "docker.io",
+        'server = "https://docker.io"\n[host."https://registry-1.docker.io"]\n',
+    )
     [only] = hosts_for("docker.io", [tmp_path])
     assert (only.url, only.prefix, only.upstream) == ("https://registry-1.docker.io", "/v2", True)
 
@@ -256,7 +270,10 @@ def test_rewrites_and_logins(tmp_path: Path) -> None:
         """,
     )
     mirror, public, upstream = hosts_for("r.example", [tmp_path])
-    assert [mirror.repository(path) for path in ("team/a/b", "other")] == ["mirror/a/b-a/b", "all/other"]
+    assert [mirror.repository(path) for path in ("team/a/b", "other")] == [
+        "mirror/a/b-a/b",
+        "all/other",
+    ]
     assert mirror.auth == Auth("u", "secret") and "secret" not in repr(mirror)
     assert [host.trusted for host in (mirror, public, upstream)] == [True, False, True]
     assert upstream.repository("team/a") == "team/a"

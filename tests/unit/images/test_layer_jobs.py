@@ -17,7 +17,8 @@ from pyrunc.records import Record
 
 
 class Ended:
-    """A zygote whose errand has ended well, while its end of the pipe for its progress is still open."""
+    """A zygote whose errand has ended well, while its end of the pipe for its progress is still
+    open."""
 
     async def run(self, function: str, arguments: Record, fds: Sequence[int]) -> ErrandResult:
         self.pipe = os.dup(fds[-1])
@@ -26,8 +27,8 @@ class Ended:
 
 @pytest.mark.parametrize("turns", range(8))
 async def test_a_cancellation_is_not_lost_as_the_errand_goes(turns: int) -> None:
-    """asyncio.wait_for() of Python 3.11 forgets one that comes with the result: the task went on, to wait for a layer that another
-    task of its pull no longer made."""
+    """asyncio.wait_for() of Python 3.11 forgets one that comes with the result: the task went on,
+    to wait for a layer that another task of its pull no longer made."""
     zygote = Ended()
     jobs = LayerJobs(cast(Zygote, zygote), cast(Layers, None))
     work = asyncio.create_task(

@@ -86,9 +86,15 @@ def index(*texts: str) -> Index:
     for number, text in enumerate(texts):
         system, _, rest = text.partition("/")
         architecture, _, variant = rest.partition("/")
-        platform = {"os": system, "architecture": architecture, **({"variant": variant} if variant else {})}
+        platform = {
+            "os": system,
+            "architecture": architecture,
+            **({"variant": variant} if variant else {}),
+        }
         entry = {"mediaType": manifests.OCI_MANIFEST, "digest": f"sha256:{number:064x}", "size": 7}
-        entries.append({**entry, "platform": platform, "annotations": {"a": "b"}} if text else entry)
+        entries.append(
+            {**entry, "platform": platform, "annotations": {"a": "b"}} if text else entry
+        )
     found = manifests.parse(json.dumps({"schemaVersion": 2, "manifests": entries}).encode())
     assert isinstance(found, Index)
     return found
@@ -133,9 +139,17 @@ def test_what_is_here_is_chosen_before_what_is_better(monkeypatch: pytest.Monkey
     """In a store whose index was pulled on another processor, or in an archive of one platform."""
     monkeypatch.setattr(manifests, "host_processors", lambda: AMD64_V3)
     both = index("linux/amd64/v3", "linux/amd64", "linux/arm64", "unknown/unknown")
-    for here, expected in (("01", "0"), ("12", "1"), ("2", "2"), ("23", "2"), ("3", "0"), ("", "0")):
+    for here, expected in (
+        ("01", "0"),
+        ("12", "1"),
+        ("2", "2"),
+        ("23", "2"),
+        ("3", "0"),
+        ("", "0"),
+    ):
         assert (
-            manifests.choose_stored(both, lambda digest, here=here: digest[-1] in here).digest[-1] == expected
+            manifests.choose_stored(both, lambda digest, here=here: digest[-1] in here).digest[-1]
+            == expected
         )
 
 
@@ -166,12 +180,25 @@ def test_a_platform_that_is_named_takes_just_this_image(text: str, chosen: str) 
     ]
     found = manifests.choose(Index(entries), platforms.parse(text)).platform
     assert str(found) == f"linux/{chosen}"
-    with pytest.raises(NotFound, match=r"no image for linux/386; there is linux/amd64, .*linux/arm/v7"):
+    with pytest.raises(
+        NotFound, match=r"no image for linux/386; there is linux/amd64, .*linux/arm/v7"
+    ):
         manifests.choose(Index(entries), platforms.parse("linux/386"))
 
 
 @pytest.mark.parametrize(
-    "text", ["", "/", "linux", "amd64", "linux/", "linux/a b", "linux/a/b/c", "linux/../x", "windows/amd64"]
+    "text",
+    [
+        "",
+        "/",
+        "linux",
+        "amd64",
+        "linux/",
+        "linux/a b",
+        "linux/a/b/c",
+        "linux/../x",
+        "windows/amd64",
+    ],
 )
 def test_what_is_no_platform_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="platform "):

@@ -27,7 +27,10 @@ def test_scopes_from_the_image_to_everything() -> None:
         "r.a.example:5000/b/c:v1", "r.a.example:5000/b/c", "r.a.example:5000/b", "r.a.example:5000",
         "*.a.example:5000", "*.example:5000", "",
     ]  # fmt: skip
-    assert next(scopes_of(Reference.parse(f"busybox@{DIGEST}"))) == f"docker.io/library/busybox@{DIGEST}"
+    assert (
+        next(scopes_of(Reference.parse(f"busybox@{DIGEST}")))
+        == f"docker.io/library/busybox@{DIGEST}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,7 +67,9 @@ def test_the_most_specific_scope_decides(tmp_path: Path, image: str, scope: str)
         ("localhost", ["LOCALHOST/a", "localhost:80/a"]),
     ],
 )  # fmt: skip
-def test_no_spelling_of_a_registry_escapes_its_scope(tmp_path: Path, scope: str, images: list[str]) -> None:
+def test_no_spelling_of_a_registry_escapes_its_scope(
+    tmp_path: Path, scope: str, images: list[str]
+) -> None:
     policy = read(write(tmp_path, {"default": ACCEPT, "transports": {"docker": {scope: REJECT}}}))
     for image in images:
         _, [requirement] = policy.requirements(Reference.parse(image))
@@ -116,7 +121,11 @@ def test_what_a_signature_may_claim(
     identity: dict[str, str], image: str, claimed: str, meant: bool, tmp_path: Path
 ) -> None:
     signed = [
-        {"type": "sigstoreSigned", "keyData": "eA==", **({"signedIdentity": identity} if identity else {})}
+        {
+            "type": "sigstoreSigned",
+            "keyData": "eA==",
+            **({"signedIdentity": identity} if identity else {}),
+        }
     ]
     [requirement] = read(write(tmp_path, {"default": signed})).file.default
     assert is_meant(requirement.signed_identity, Reference.parse(image), claimed) == meant
@@ -152,7 +161,10 @@ def test_a_file_that_is_wrong_is_refused_as_a_whole(tmp_path: Path, content: Any
 
 def test_keys_come_from_files_and_from_the_policy(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("k")
-    assert Requirement("sigstoreSigned", key_paths=[str(tmp_path / "key")] * 2).public_keys() == [b"k", b"k"]
+    assert Requirement("sigstoreSigned", key_paths=[str(tmp_path / "key")] * 2).public_keys() == [
+        b"k",
+        b"k",
+    ]
     assert Requirement("sigstoreSigned", key_datas=["eA==", "eQ=="]).public_keys() == [b"x", b"y"]
     with pytest.raises(ValueError, match="not base64"):
         Requirement("sigstoreSigned", key_data="?").public_keys()

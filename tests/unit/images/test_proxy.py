@@ -1,4 +1,5 @@
-"""Which proxy the environment names, by the rules that Go's programs on a node follow (golang.org/x/net/http/httpproxy)."""
+"""Which proxy the environment names, by the rules that Go's programs on a node follow
+(golang.org/x/net/http/httpproxy)."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ def test_which_proxy_is_used(environment: dict[str, str], url: str, proxy: str |
 def test_a_proxy_with_a_login() -> None:
     found = proxy_for("https://a.example", {"HTTPS_PROXY": "http://me:p%40ss@proxy.example:3128"})
     assert found is not None and found.url == PROXY and "ss" not in repr(found)
-    assert found.headers == {"proxy-authorization": "Basic " + base64.b64encode(b"me:p@ss").decode()}
+    assert found.headers == {
+        "proxy-authorization": "Basic " + base64.b64encode(b"me:p@ss").decode()
+    }
 
 
 @pytest.mark.parametrize("scheme", ["socks5", "socks5h"])

@@ -20,7 +20,11 @@ D = "sha256:" + "a1" * 32
         ("busybox", "docker.io/library/busybox:latest", "docker.io/library/busybox:latest"),
         ("busybox:1.36", "docker.io/library/busybox:1.36", "docker.io/library/busybox:1.36"),
         ("user/app", "docker.io/user/app:latest", "docker.io/user/app:latest"),
-        ("docker.io/busybox", "docker.io/library/busybox:latest", "docker.io/library/busybox:latest"),
+        (
+            "docker.io/busybox",
+            "docker.io/library/busybox:latest",
+            "docker.io/library/busybox:latest",
+        ),
         ("index.docker.io/a/b:c", "docker.io/a/b:c", "docker.io/a/b:c"),
         ("registry.k8s.io/pause:3.10", "registry.k8s.io/pause:3.10", "registry.k8s.io/pause:3.10"),
         ("localhost/a", "localhost/a:latest", "localhost/a:latest"),
@@ -30,7 +34,11 @@ D = "sha256:" + "a1" * 32
         ("HOST/a", "HOST/a:latest", "HOST/a:latest"),
         (f"busybox@{D}", f"docker.io/library/busybox@{D}", None),
         (f"host.x/a:tag@{D}", f"host.x/a@{D}", None),
-        ("f/a__b.c-d---e:T_a.g-1", "docker.io/f/a__b.c-d---e:T_a.g-1", "docker.io/f/a__b.c-d---e:T_a.g-1"),
+        (
+            "f/a__b.c-d---e:T_a.g-1",
+            "docker.io/f/a__b.c-d---e:T_a.g-1",
+            "docker.io/f/a__b.c-d---e:T_a.g-1",
+        ),
     ],
 )
 def test_what_it_means(text: str, full: str, tagged: str | None) -> None:
@@ -51,7 +59,9 @@ def test_malformed(text: str) -> None:
         Reference.parse(text)
 
 
-@pytest.mark.parametrize("text", ["a@sha384:" + "0" * 96, "a@sha256:" + "A" * 64, "a@md5:" + "0" * 32])
+@pytest.mark.parametrize(
+    "text", ["a@sha384:" + "0" * 96, "a@sha256:" + "A" * 64, "a@md5:" + "0" * 32]
+)
 def test_other_digests(text: str) -> None:
     with pytest.raises(Unsupported, match="only sha256"):
         Reference.parse(text)
@@ -87,7 +97,9 @@ SPELLINGS = {
 
 
 @pytest.mark.parametrize(("normal", "spellings"), SPELLINGS.items())
-def test_all_spellings_of_a_registry_have_one_normal_form(normal: str, spellings: list[str]) -> None:
+def test_all_spellings_of_a_registry_have_one_normal_form(
+    normal: str, spellings: list[str]
+) -> None:
     assert {normal_registry(spelling) for spelling in (normal, *spellings)} == {normal}
 
 
@@ -98,7 +110,10 @@ def test_registries_that_differ_stay_apart() -> None:
 def test_a_name_keeps_its_spelling_and_docker_hub_has_one() -> None:
     written = Reference.parse("R.example:443/team/app:v1")
     assert (str(written), written.repository) == ("R.example:443/team/app:v1", "r.example/team/app")
-    assert str(Reference.parse("Registry-1.docker.io:443/busybox")) == "docker.io/library/busybox:latest"
+    assert (
+        str(Reference.parse("Registry-1.docker.io:443/busybox"))
+        == "docker.io/library/busybox:latest"
+    )
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "99999"])
@@ -108,5 +123,7 @@ def test_a_port_that_is_none(port: str) -> None:
 
 
 def test_ids_and_digests() -> None:
-    assert is_digest(D) and not is_digest(D.upper()) and not is_digest(D[:-1]) and not is_digest(None)
+    assert (
+        is_digest(D) and not is_digest(D.upper()) and not is_digest(D[:-1]) and not is_digest(None)
+    )
     assert is_id(D) and is_id("a1") and is_id("sha256:a") and not is_id("busybox") and not is_id("")

@@ -11,7 +11,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from cri_server.images.ring import BLOCK_BYTES, BLOCKS, Interrupted, Receiver, Sender, open_ends, open_ring
+from cri_server.images.ring import (
+    BLOCK_BYTES,
+    BLOCKS,
+    Interrupted,
+    Receiver,
+    Sender,
+    open_ends,
+    open_ring,
+)
 
 ALL = BLOCKS * BLOCK_BYTES
 
@@ -44,11 +52,16 @@ def received(end: Receiver) -> bytes:
     return bytes(found)
 
 
-@pytest.mark.parametrize("largest", [1, 700, BLOCK_BYTES, 3 * ALL], ids=["bytes", "small", "blocks", "large"])
+@pytest.mark.parametrize(
+    "largest", [1, 700, BLOCK_BYTES, 3 * ALL], ids=["bytes", "small", "blocks", "large"]
+)
 def test_what_is_sent_arrives_in_order(ring: Ring, largest: int) -> None:
     sender, receiver = ring
     chance = random.Random(largest)
-    pieces = [chance.randbytes(chance.randint(1, largest)) for _ in range(min(2000, 1 + 8 * ALL // largest))]
+    pieces = [
+        chance.randbytes(chance.randint(1, largest))
+        for _ in range(min(2000, 1 + 8 * ALL // largest))
+    ]
 
     def send() -> None:
         for piece in pieces:
@@ -86,7 +99,8 @@ def test_a_slow_sender_uses_little_memory(ring: Ring) -> None:
 
 
 def test_the_receiver_cannot_change_the_memory(ring: Ring) -> None:
-    """It may have been taken over: neither what was hashed nor the sender's mapping is its to spoil."""
+    """It may have been taken over: neither what was hashed nor the sender's mapping is its to
+    spoil."""
     sender, receiver = ring
     memory = receiver.fds[0]
     with pytest.raises(PermissionError):

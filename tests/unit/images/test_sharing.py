@@ -110,7 +110,8 @@ async def test_no_turn_in_time_is_an_interruption(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_stream_waits_as_long_as_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many pulls of a node that starts keep their order; the time of each wait has a limit all the same."""
+    """Many pulls of a node that starts keep their order; the time of each wait has a limit all the
+    same."""
     monkeypatch.setattr(sharing, "STREAM_WAIT_S", 1.0)
     streams, ended = Streams(1), 0
 

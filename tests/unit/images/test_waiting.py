@@ -23,7 +23,9 @@ class Clock:
         return self.now_s
 
 
-def overdue_after_s(watch: Watch, clock: Clock, bytes_per_s: int, limit_s: int = 3600) -> int | None:
+def overdue_after_s(
+    watch: Watch, clock: Clock, bytes_per_s: int, limit_s: int = 3600
+) -> int | None:
     """Feeds the watch once a second; the second in which it is overdue, None if never."""
     for second in range(1, limit_s):
         clock.now_s += 1
@@ -75,7 +77,8 @@ async def test_work_that_is_overdue_is_cancelled() -> None:
 
 async def test_a_thread_that_must_be_waited_for_outlasts_two_cancellations() -> None:
     """A stalled pull is cancelled by its `Watch`, and once more when its caller leaves. Proof: the
-    lock that it holds is free only when its thread has ended, and the cancellation is raised then."""
+    lock that it holds is free only when its thread has ended, and the cancellation is raised then.
+    """
     lock, begun, may_end = asyncio.Lock(), asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
     ended = False

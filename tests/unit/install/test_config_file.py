@@ -29,13 +29,17 @@ def test_every_key_is_there_once_and_explained() -> None:
     tables = msgspec.to_builtins(config.Config())
     tables["runtimes.NAME"] = msgspec.to_builtins(config.model.Runtime())
     named = {f"{table}.{key}" for table, keys in tables.items() for key in keys}
-    described = [f"{section.name}.{key.name}" for section in config_file.sections() for key in section.keys]
+    described = [
+        f"{section.name}.{key.name}" for section in config_file.sections() for key in section.keys
+    ]
     assert set(described) == named and len(described) == len(named)
     unexplained = [
         f"{section.name}.{key.name}" for section in config_file.sections() for key in section.keys
         if not key.about.endswith(".") or not section.about.endswith(".")
     ]  # fmt: skip
-    assert not unexplained, "give each a description in cri_server/config/model.py: one or two sentences"
+    assert not unexplained, (
+        "give each a description in cri_server/config/model.py: one or two sentences"
+    )
 
 
 def test_the_page_about_it_has_the_same_tables() -> None:

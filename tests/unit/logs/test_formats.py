@@ -47,7 +47,9 @@ def test_a_value_stays_one_word_of_one_line(nasty: str) -> None:
 
 
 def test_json_keeps_numbers() -> None:
-    found = json.loads(Json().format(record("%s failed", "PullImage", duration_ms=12.3, exit_code=0)))
+    found = json.loads(
+        Json().format(record("%s failed", "PullImage", duration_ms=12.3, exit_code=0))
+    )
     assert found == {
         "time": "2026-11-22T21:50:03.250Z",
         "level": "info",

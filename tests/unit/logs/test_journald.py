@@ -69,7 +69,9 @@ def test_a_value_of_several_lines_makes_no_field_of_its_own(
         log.exception("bad", extra=fields.of(error="x\nPRIORITY=0\n"))
     found = parse(journal.recv(1 << 16))
     assert found["PRIORITY"] == "3" and found["PYRUNC_ERROR"] == "x\nPRIORITY=0\n"
-    assert found["MESSAGE"].startswith("bad\nTraceback") and found["MESSAGE"].endswith("ValueError: odd")
+    assert found["MESSAGE"].startswith("bad\nTraceback") and found["MESSAGE"].endswith(
+        "ValueError: odd"
+    )
 
 
 def test_a_long_record_comes_as_a_sealed_memfd(journal: socket.socket, log: logging.Logger) -> None:
@@ -86,7 +88,9 @@ def test_a_long_record_comes_as_a_sealed_memfd(journal: socket.socket, log: logg
     assert found["MESSAGE"] == text
 
 
-def test_a_journal_that_does_not_read_is_not_waited_for(journal: socket.socket, log: logging.Logger) -> None:
+def test_a_journal_that_does_not_read_is_not_waited_for(
+    journal: socket.socket, log: logging.Logger
+) -> None:
     for number in range(3000):  # net.unix.max_dgram_qlen is a few hundred at most
         log.info("line %d", number)
     journal.setblocking(False)

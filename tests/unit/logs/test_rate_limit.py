@@ -17,7 +17,9 @@ def test_a_flood() -> None:
     limit = RateLimit(5.0, lambda: now[0])
     passed = [limit.filter(record("%s failed", name)) for name in map(str, range(100))]
     assert sum(passed) == 5 * BURST_S and all(passed[: int(5 * BURST_S)])
-    assert limit.filter(record("another")) and limit.filter(record("%s failed", level=logging.WARNING))
+    assert limit.filter(record("another")) and limit.filter(
+        record("%s failed", level=logging.WARNING)
+    )
     now[0] += 1.0
     first, second = record("%s failed"), record("%s failed")
     assert limit.filter(first) and found_in(first) == {"suppressed": 80}

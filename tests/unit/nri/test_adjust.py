@@ -53,10 +53,16 @@ def test_everything_at_once_is_a_configuration_that_the_runtime_reads() -> None:
     changed = applied(
         Adjustment(
             annotations={"-given": "", "new": "2"},
-            env=[api.KeyValue(key="-HOME"), api.KeyValue(key="PATH", value="/x"), api.KeyValue(key="N")],
+            env=[
+                api.KeyValue(key="-HOME"),
+                api.KeyValue(key="PATH", value="/x"),
+                api.KeyValue(key="N"),
+            ],
             args=["true", "-v"],
             hooks=api.Hooks(create_runtime=[api.Hook(path="/h", timeout=api.OptionalInt(value=3))]),
-            mounts=[api.Mount(destination="/etc", type="bind", source="/e", options=["rbind", "rslave"])],
+            mounts=[
+                api.Mount(destination="/etc", type="bind", source="/e", options=["rbind", "rslave"])
+            ],
             rlimits=[
                 api.POSIXRlimit(type="RLIMIT_NOFILE", soft=5, hard=6),
                 api.POSIXRlimit(type="RLIMIT_CORE", soft=0, hard=0),
@@ -82,7 +88,9 @@ def test_everything_at_once_is_a_configuration_that_the_runtime_reads() -> None:
     process, linux = changed["process"], changed["linux"]
     assert changed["annotations"] == {"new": "2"}
     assert process["env"] == ["PATH=/x", "N="] and process["args"] == ["true", "-v"]
-    assert changed["hooks"] == {"createRuntime": [{"path": "/h", "args": [], "env": [], "timeout": 3}]}
+    assert changed["hooks"] == {
+        "createRuntime": [{"path": "/h", "args": [], "env": [], "timeout": 3}]
+    }
     assert [mount["destination"] for mount in changed["mounts"]] == ["/proc", "/etc", "/etc/hosts"]
     assert linux["rootfsPropagation"] == "rslave"
     assert [(limit["type"], limit["soft"]) for limit in process["rlimits"]] == [
@@ -96,7 +104,9 @@ def test_everything_at_once_is_a_configuration_that_the_runtime_reads() -> None:
         "nice": 5,
         "flags": ["SCHED_FLAG_RESET_ON_FORK"],
     }
-    assert linux["seccomp"]["syscalls"] == [{"names": ["mount"], "action": "SCMP_ACT_ERRNO", "args": []}]
+    assert linux["seccomp"]["syscalls"] == [
+        {"names": ["mount"], "action": "SCMP_ACT_ERRNO", "args": []}
+    ]
     assert [entry["type"] for entry in linux["namespaces"]] == ["mount", "cgroup"]
     assert linux["memoryPolicy"] == {"mode": "MPOL_BIND", "nodes": "0"}
     assert linux["intelRdt"] == {"closID": "gold"}
@@ -133,7 +143,9 @@ def test_resources_are_set_one_by_one() -> None:
 
 def test_net_devices_are_moved_and_removed() -> None:
     device = api.LinuxNetDevice(name="eth1")
-    changed = applied(Adjustment(linux=Linux(net_devices={"host0": device, "-gone": api.LinuxNetDevice()})))
+    changed = applied(
+        Adjustment(linux=Linux(net_devices={"host0": device, "-gone": api.LinuxNetDevice()}))
+    )
     assert changed["linux"]["netDevices"] == {"host0": {"name": "eth1"}}
 
 
@@ -143,7 +155,10 @@ def test_net_devices_are_moved_and_removed() -> None:
         (Adjustment(mounts=[api.Mount(destination="/")]), "cannot mount at '/'"),
         (Adjustment(mounts=[api.Mount(destination="etc")]), "cannot mount at 'etc'"),
         (Adjustment(env=[api.KeyValue(key="A=B")]), "'A=B' is not the name"),
-        (Adjustment(hooks=api.Hooks(prestart=[api.Hook(path="h")])), "hook 'h' is not an absolute path"),
+        (
+            Adjustment(hooks=api.Hooks(prestart=[api.Hook(path="h")])),
+            "hook 'h' is not an absolute path",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(adjustment: Adjustment, message: str) -> None:

@@ -38,7 +38,9 @@ def test_without_a_folder_there_is_none(tmp_path: Path) -> None:
     assert found(tmp_path / "missing") == []
 
 
-def test_what_others_can_write_is_left_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_others_can_write_is_left_alone(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (folder / "20-b").chmod(0o757)
     assert found(folder) == [("10", "a", "")]
     assert "20-b is not started: others than root can write to it" in caplog.text

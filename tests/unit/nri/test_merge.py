@@ -1,4 +1,5 @@
-"""Wishes of several plugins: what is merged, what the next one sees, and who is told that he contradicts whom."""
+"""Wishes of several plugins: what is merged, what the next one sees, and who is told that he
+contradicts whom."""
 
 from __future__ import annotations
 
@@ -42,25 +43,35 @@ EACH_KIND = {
     "cgroups path": Adjustment(linux=Linux(cgroups_path="/x")),
     "oom score": Adjustment(linux=Linux(oom_score_adj=api.OptionalInt(value=0))),
     "io priority": Adjustment(linux=Linux(io_priority=api.LinuxIOPriority(priority=1))),
-    "seccomp": Adjustment(linux=Linux(seccomp_policy=api.LinuxSeccomp(default_action="SCMP_ACT_ALLOW"))),
+    "seccomp": Adjustment(
+        linux=Linux(seccomp_policy=api.LinuxSeccomp(default_action="SCMP_ACT_ALLOW"))
+    ),
     "namespaces": Adjustment(linux=Linux(namespaces=[api.LinuxNamespace(type="uts")])),
     "sysctl": Adjustment(linux=Linux(sysctl={"net.a": "1"})),
     "net devices": Adjustment(linux=Linux(net_devices={"eth9": api.LinuxNetDevice(name="eth1")})),
     "scheduler": Adjustment(linux=Linux(scheduler=api.LinuxScheduler(policy=api.SCHED_BATCH))),
     "rdt": Adjustment(linux=Linux(rdt=api.LinuxRdt(clos_id=api.OptionalString(value="x")))),
-    "memory policy": Adjustment(linux=Linux(memory_policy=api.LinuxMemoryPolicy(mode=api.MPOL_BIND))),
+    "memory policy": Adjustment(
+        linux=Linux(memory_policy=api.LinuxMemoryPolicy(mode=api.MPOL_BIND))
+    ),
     "memory": Adjustment(
-        linux=Linux(resources=api.LinuxResources(memory=api.LinuxMemory(limit=api.OptionalInt64(value=1))))
+        linux=Linux(
+            resources=api.LinuxResources(memory=api.LinuxMemory(limit=api.OptionalInt64(value=1)))
+        )
     ),
     "cpu": Adjustment(
-        linux=Linux(resources=api.LinuxResources(cpu=api.LinuxCPU(shares=api.OptionalUInt64(value=1))))
+        linux=Linux(
+            resources=api.LinuxResources(cpu=api.LinuxCPU(shares=api.OptionalUInt64(value=1)))
+        )
     ),
     "cpus": Adjustment(linux=Linux(resources=api.LinuxResources(cpu=api.LinuxCPU(cpus="0")))),
     "pids": Adjustment(linux=Linux(resources=api.LinuxResources(pids=api.LinuxPids(limit=5)))),
     "unified": Adjustment(linux=Linux(resources=api.LinuxResources(unified={"memory.high": "1"}))),
     "huge pages": Adjustment(
         linux=Linux(
-            resources=api.LinuxResources(hugepage_limits=[api.HugepageLimit(page_size="2MB", limit=1)])
+            resources=api.LinuxResources(
+                hugepage_limits=[api.HugepageLimit(page_size="2MB", limit=1)]
+            )
         )
     ),
     "rdt class": Adjustment(
@@ -121,22 +132,29 @@ def test_removals_reach_the_container_and_the_result() -> None:
     )
     assert merge.container is not None
     assert (
-        not merge.container.annotations and not merge.container.mounts and not merge.container.linux.devices
+        not merge.container.annotations
+        and not merge.container.mounts
+        and not merge.container.linux.devices
     )
     assert list(merge.container.env) == ["PATH=/bin"]
     assert merge.adjustment.annotations == {"-given": ""}
-    assert merge.adjustment.env[0].key == "-HOME" and merge.adjustment.mounts[0].destination == "-/data"
+    assert (
+        merge.adjustment.env[0].key == "-HOME"
+        and merge.adjustment.mounts[0].destination == "-/data"
+    )
     assert merge.adjustment.linux.devices[0].path == "-/dev/a"
 
 
 def test_a_removal_takes_an_earlier_plugins_entry_away() -> None:
     merge = creation()
     given = Adjustment(
-        annotations={"a": "1"}, linux=Linux(sysctl={"net.a": "1"}, net_devices={"e": api.LinuxNetDevice()})
+        annotations={"a": "1"},
+        linux=Linux(sysctl={"net.a": "1"}, net_devices={"e": api.LinuxNetDevice()}),
     )
     merge.add("00-a", response(given))
     taken = Adjustment(
-        annotations={"-a": ""}, linux=Linux(sysctl={"-net.a": ""}, net_devices={"-e": api.LinuxNetDevice()})
+        annotations={"-a": ""},
+        linux=Linux(sysctl={"-net.a": ""}, net_devices={"-e": api.LinuxNetDevice()}),
     )
     merge.add("10-b", response(taken))
     assert merge.adjustment == taken

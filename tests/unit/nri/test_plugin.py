@@ -1,4 +1,5 @@
-"""The handshake with one plugin over a socket pair, and what happens to one that is late or answers nonsense."""
+"""The handshake with one plugin over a socket pair, and what happens to one that is late or answers
+nonsense."""
 
 from __future__ import annotations
 
@@ -24,14 +25,18 @@ async def connect() -> AsyncIterator[Connect]:
     """A plugin as the server sees it, and its other end; `dropped` has those that have gone."""
     opened: list[tuple[Plugin, TestPlugin]] = []
 
-    async def update(plugin: Plugin, request: api.UpdateContainersRequest) -> list[api.ContainerUpdate]:
+    async def update(
+        plugin: Plugin, request: api.UpdateContainersRequest
+    ) -> list[api.ContainerUpdate]:
         return list(request.update)
 
     async def make(
         timeout_s: float = 30.0, request_timeout_s: float = 0.0, **options: Any
     ) -> tuple[Plugin, TestPlugin]:
         ours, theirs = socket.socketpair()
-        plugin = Plugin(Timeouts(timeout_s, request_timeout_s or timeout_s), update, lambda plugin: None)
+        plugin = Plugin(
+            Timeouts(timeout_s, request_timeout_s or timeout_s), update, lambda plugin: None
+        )
         ours.setblocking(False)
         await asyncio.get_running_loop().connect_accepted_socket(lambda: plugin.connection, ours)
         other = TestPlugin(theirs, **options)

@@ -1,4 +1,5 @@
-"""Plans are pure: their lines, their order, what they leave out; and every operation can be shown and lowered."""
+"""Plans are pure: their lines, their order, what they leave out; and every operation can be shown
+and lowered."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def plan(change: dict[str, Any] | None = None, **more: Any) -> Plan:
 def test_a_cgroup_mount_of_the_machines_superblock_has_its_options(
     namespaces: list[dict[str, str]], options: tuple[tuple[str, None], ...]
 ) -> None:
-    """A mount of cgroup2 in the first cgroup namespace replaces the options of the one superblock that there is."""
+    """A mount of cgroup2 in the first cgroup namespace replaces the options of the one superblock
+    that there is."""
     host = HOST.replace(cgroup_options=("nsdelegate", "memory_recursiveprot"))
     spec = plan_spec({"linux.namespaces": namespaces})
     ops = plans.build(spec, host, Findings(), plans.StartOptions()).ops
@@ -118,7 +120,13 @@ def test_lines_of_the_default() -> None:
             f"{37 + i:4}  mask '{path}'"
             for i, path in enumerate(
                 (
-                    *("/proc/acpi", "/proc/asound", "/proc/kcore", "/proc/keys", "/proc/latency_stats"),
+                    *(
+                        "/proc/acpi",
+                        "/proc/asound",
+                        "/proc/kcore",
+                        "/proc/keys",
+                        "/proc/latency_stats",
+                    ),
                     *(
                         "/proc/timer_list",
                         "/proc/timer_stats",
@@ -214,7 +222,8 @@ LISTENING = LoadFilter(b"\0" * 8, 8, True)
 
 
 def test_the_steps_of_the_parent_are_in_the_plan() -> None:
-    """Everything that a configuration can ask of the runtime's side, in the order in which it happens."""
+    """Everything that a configuration can ask of the runtime's side, in the order in which it
+    happens."""
     parent = Parent(record=True, cgroup_owner=100000, hook_folder="/b/rootfs")
     built = plan(EVERYTHING, parent=parent, load_filter=LISTENING)
     steps = [text for number, text in numbered(built) if "." in number]
@@ -247,7 +256,9 @@ def test_the_steps_of_the_parent_are_in_the_plan() -> None:
 def test_an_exec_has_steps_of_its_own() -> None:
     spec = plan_spec(EVERYTHING)
     assert spec.process is not None
-    built = plans.build_exec(spec.linux, spec.process, HOST, plans.ExecOptions(load_filter=LISTENING))
+    built = plans.build_exec(
+        spec.linux, spec.process, HOST, plans.ExecOptions(load_filter=LISTENING)
+    )
     assert [text for number, text in numbered(built) if "." in number] == [
         "join resctrl group gold",
         "prlimit RLIMIT_CORE 1:2",
@@ -262,7 +273,10 @@ def test_a_plain_container_asks_nothing_of_its_parent() -> None:
 def test_a_step_is_shown_before_the_line_that_waits_for_it() -> None:
     lines = show(plan(EVERYTHING, parent=Parent(record=True))).splitlines()
     at = lines.index("   3  wait for the parent at 'born'")
-    assert lines[at - 5 : at][0] == "   3.1  parent: write id maps uid 0:100000:65536 gid 0:100000:65536"
+    assert (
+        lines[at - 5 : at][0]
+        == "   3.1  parent: write id maps uid 0:100000:65536 gid 0:100000:65536"
+    )
     assert lines[at - 1].startswith("   3.5  parent: move links")
 
 
@@ -292,7 +306,11 @@ def test_joined_namespaces_come_before_birth_and_user_last() -> None:
 
 def test_devices() -> None:
     built = plan(
-        {"linux.devices": [{"path": "/dev/null", "type": "c", "major": 1, "minor": 3, "fileMode": 0o600}]}
+        {
+            "linux.devices": [
+                {"path": "/dev/null", "type": "c", "major": 1, "minor": 3, "fileMode": 0o600}
+            ]
+        }
     )
     nulls = [op for op in built.ops if isinstance(op, model.MakeDevice) and op.path == "/dev/null"]
     assert [op.mode for op in nulls] == [0o600]
@@ -331,7 +349,9 @@ def test_the_oom_score_is_written_whatever_ours_is() -> None:
         ({"in_user_namespace": True, "oom_score_adj": 77}, 77),
     ],
 )
-def test_the_pause_process_has_a_low_score_where_we_may_lower_it(change: dict[str, Any], score: int) -> None:
+def test_the_pause_process_has_a_low_score_where_we_may_lower_it(
+    change: dict[str, Any], score: int
+) -> None:
     options = plans.HolderOptions(oom_score_adj=-998)
     ops = plans.build_holder(plan_spec().linux, HOST.replace(**change), options).ops
     assert [op.value for op in ops if isinstance(op, model.SetOomScore)] == [score]
@@ -349,7 +369,10 @@ def test_exec_joins_what_the_container_has() -> None:
     ]  # born in the cgroup before its namespace
     mapped = spec.linux.replace(namespaces=(*spec.linux.namespaces, Namespace("user")))
     built = plans.build_exec(mapped, spec.process.replace(terminal=False), HOST)
-    assert [op.kinds for op in built.ops if isinstance(op, model.JoinProcess)][1] == ("user", "cgroup")
+    assert [op.kinds for op in built.ops if isinstance(op, model.JoinProcess)][1] == (
+        "user",
+        "cgroup",
+    )
 
 
 def test_a_mount_label_needs_selinux_and_goes_to_what_takes_one() -> None:
@@ -359,7 +382,9 @@ def test_a_mount_label_needs_selinux_and_goes_to_what_takes_one() -> None:
     document["linux"]["mountLabel"] = "a:b:c"
     built = plans.build(parse(document), HOST.replace(selinux=True), Findings())
     labelled = [
-        op for op in built.ops if isinstance(op, model.MountFs) and ("context", "a:b:c") in op.options
+        op
+        for op in built.ops
+        if isinstance(op, model.MountFs) and ("context", "a:b:c") in op.options
     ]
     assert [op.destination for op in labelled] == ["/dev", "/dev/pts", "/dev/shm"]
     assert [op.path for op in built.ops if isinstance(op, model.LabelMount)] == ["/dev/mqueue"]
@@ -511,8 +536,12 @@ def test_kept_runs_have_the_lines_of_the_plan_that_they_are_in() -> None:
         program = lower(built).program
         texts = [program.explain(index) for index in range(len(program))]
         for number, op in enumerate(built.ops, 1):
-            if isinstance(op, model.MaskPath | model.MakeDevice | model.MountFs | model.DropBounding):
-                assert any(t.startswith(line(op)) and f"plan line {number})" in t for t in texts), line(op)
+            if isinstance(
+                op, model.MaskPath | model.MakeDevice | model.MountFs | model.DropBounding
+            ):
+                assert any(t.startswith(line(op)) and f"plan line {number})" in t for t in texts), (
+                    line(op)
+                )
 
 
 def test_what_is_kept_does_not_grow_without_end() -> None:
@@ -553,10 +582,8 @@ def test_which_binds_are_made_inside(mount: Mount, expected: bool) -> None:
 
 def test_relations_to_the_host_need_its_own_mount() -> None:
     linux = parse(default()).linux
-    shared, slave = (
-        Mount("/d", "bind", "/s", ("rbind", "rshared")),
-        Mount("/d", "bind", "/s", ("rbind", "rslave")),
-    )
+    shared = Mount("/d", "bind", "/s", ("rbind", "rshared"))
+    slave = Mount("/d", "bind", "/s", ("rbind", "rslave"))
     assert not mounts.may_be_opened_inside(shared, linux.replace(rootfs_propagation="rshared"))
     assert mounts.may_be_opened_inside(slave, linux.replace(rootfs_propagation="rshared"))
     assert not mounts.may_be_opened_inside(slave, linux.replace(rootfs_propagation="private"))

@@ -173,7 +173,10 @@ def test_a_loop_over_all_small_programs_agrees_with_walking_every_path() -> None
     rng = random.Random(1)
     verdicts = {True: 0, False: 0}
     for _ in range(3000):
-        steps = [(rng.choice(["set", "load", "jump", "branch", "exit"]), rng.randint(1, 4)) for _ in range(7)]
+        steps = [
+            (rng.choice(["set", "load", "jump", "branch", "exit"]), rng.randint(1, 4))
+            for _ in range(7)
+        ]
         good = all_paths_are_good(steps)
         verdicts[good] += 1
         assert assembles(steps) == good, steps
@@ -358,7 +361,9 @@ def test_the_prologue_resets_what_posix_spawn_spoils() -> None:
     program = a.program()
     assert program.calls[0] == "fcntl"
     _, ops, _, _ = parse(program)
-    assert [op[-6] for op, call in zip(ops, program.calls, strict=True) if call == "rt_sigaction"] == [32, 33]
+    assert [
+        op[-6] for op, call in zip(ops, program.calls, strict=True) if call == "rt_sigaction"
+    ] == [32, 33]
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
@@ -412,12 +417,22 @@ def test_it_is_fast_enough_to_assemble_every_start() -> None:
         root = a.slot(4, 3)
         for i in range(120):
             with a.line(f"line {i}", i):
-                a.sys("openat", root, f"/some/path/{i}", 0, 0, store=a.slot(4), skip={errno.ENOENT: NEXT})
+                a.sys(
+                    "openat",
+                    root,
+                    f"/some/path/{i}",
+                    0,
+                    0,
+                    store=a.slot(4),
+                    skip={errno.ENOENT: NEXT},
+                )
         a.exit(0)
         a.program()
 
     best = min(_timed(build, time.perf_counter) for _ in range(30))
-    assert best < 0.002, f"{best * 1000:.2f} ms for 120 operations; the aim is 0.5 on a quiet machine"
+    assert best < 0.002, (
+        f"{best * 1000:.2f} ms for 120 operations; the aim is 0.5 on a quiet machine"
+    )
 
 
 def _timed(function: object, clock: object) -> float:

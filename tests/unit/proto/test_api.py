@@ -1,4 +1,5 @@
-"""The generated CRI modules equal the table of the interface: nothing missing, nothing more, nothing different."""
+"""The generated CRI modules equal the table of the interface: nothing missing, nothing more,
+nothing different."""
 
 from __future__ import annotations
 
@@ -27,7 +28,11 @@ SCALARS = {
 def listed() -> set[Row]:
     """The rows of the checked-in table, empty columns left out."""
     lines = TABLE.read_text().splitlines()
-    rows = [tuple(part for part in line.split("\t") if part) for line in lines if not line.startswith("#")]
+    rows = [
+        tuple(part for part in line.split("\t") if part)
+        for line in lines
+        if not line.startswith("#")
+    ]
     assert len(rows) == len(set(rows)) > 600
     return set(rows)
 
@@ -42,7 +47,14 @@ def generated() -> set[Row]:
             assert not method.client_streaming
             kind = "server_streaming" if method.server_streaming else "unary"
             rows.add(
-                ("rpc", service.name, method.name, method.input_type.name, method.output_type.name, kind)
+                (
+                    "rpc",
+                    service.name,
+                    method.name,
+                    method.input_type.name,
+                    method.output_type.name,
+                    kind,
+                )
             )
     for enum in file.enum_types_by_name.values():
         rows.update(enum_rows(enum))
@@ -87,7 +99,8 @@ def type_name(message: Descriptor, field: FieldDescriptor) -> str:
     if field.message_type is None:
         return SCALARS[field.type]
     if field.message_type.GetOptions().map_entry:
-        key, value = field.message_type.fields_by_name["key"], field.message_type.fields_by_name["value"]
+        key = field.message_type.fields_by_name["key"]
+        value = field.message_type.fields_by_name["value"]
         return f"map<{type_name(message, key)},{type_name(message, value)}>"
     return local(field.message_type)
 

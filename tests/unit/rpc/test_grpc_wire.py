@@ -24,7 +24,9 @@ FIELDS = [
 
 
 def test_a_head() -> None:
-    head = grpc_framing.parse_head([*FIELDS, (b"grpc-timeout", b"250m"), (b"grpc-encoding", b"gzip")])
+    head = grpc_framing.parse_head(
+        [*FIELDS, (b"grpc-timeout", b"250m"), (b"grpc-encoding", b"gzip")]
+    )
     assert (head.path, head.timeout_s, head.encoding) == (b"/a.B/C", 0.25, b"gzip")
     assert grpc_framing.parse_head(FIELDS).timeout_s is None
 
@@ -41,7 +43,14 @@ def test_what_is_not_grpc(name: bytes, value: bytes, status: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [(b"1H", 3600), (b"2M", 120), (b"30S", 30), (b"99999999n", 0.099999999), (b"0u", 0), (b"5m", 0.005)],
+    [
+        (b"1H", 3600),
+        (b"2M", 120),
+        (b"30S", 30),
+        (b"99999999n", 0.099999999),
+        (b"0u", 0),
+        (b"5m", 0.005),
+    ],
 )
 def test_timeouts(text: bytes, seconds: float) -> None:
     assert grpc_framing.parse_timeout_s(text) == pytest.approx(seconds)
@@ -63,12 +72,17 @@ def collect(body: bytes, parts: int, encoding: bytes = b"identity", limit: int =
 @given(st.binary(max_size=2000), st.integers(1, 700), st.booleans())
 def test_messages_in_parts(payload: bytes, parts: int, compressed: bool) -> None:
     packed = gzip.compress(payload)
-    body = b"\1" + len(packed).to_bytes(4, "big") + packed if compressed else grpc_framing.message(payload)
+    body = (
+        b"\1" + len(packed).to_bytes(4, "big") + packed
+        if compressed
+        else grpc_framing.message(payload)
+    )
     assert collect(body, parts, b"gzip") == payload
     if not compressed:
         assert grpc_framing.whole_message(body) == payload
         assert (
-            grpc_framing.whole_message(body + b"x") is None and grpc_framing.whole_message(body[:-1]) is None
+            grpc_framing.whole_message(body + b"x") is None
+            and grpc_framing.whole_message(body[:-1]) is None
         )
 
 

@@ -27,12 +27,16 @@ def test_answers_have_the_form_that_older_clients_read() -> None:
     }
     assert json.loads(private.encode_record(private.Told(id="sha256:x"))) == {"id": "sha256:x"}
     images = private.Images([private.LoadedImage("sha256:x", ["a:b"])])
-    assert json.loads(private.encode_record(images)) == {"images": [{"id": "sha256:x", "repo_tags": ["a:b"]}]}
+    assert json.loads(private.encode_record(images)) == {
+        "images": [{"id": "sha256:x", "repo_tags": ["a:b"]}]
+    }
     assert json.loads(private.encode_record(private.Done())) == {}
 
 
 def test_an_older_client_names_no_image_with_null() -> None:
-    assert private.decoder(private.LoadImage)(b'{"path": "/a", "name": null}') == private.LoadImage("/a")
+    assert private.decoder(private.LoadImage)(b'{"path": "/a", "name": null}') == private.LoadImage(
+        "/a"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""The server on its socket, with calls of its own: gRPC clients as users, and clients that stall, flood or leave.
+"""The server on its socket, with calls of its own: gRPC clients as users, and clients that stall,
+flood or leave.
 
 `Calls` says what a handler may be: a plain answer, a coroutine, a stream.
 """
@@ -192,9 +193,13 @@ async def until(condition: Any, timeout_s: float = 60.0) -> None:
 async def test_answers(world: World) -> None:
     assert await world.call("echo", b"at once") == b"at once"
     assert await world.call("later", b"in a while") == b"in a while"
-    found = await asyncio.gather(*(world.call("later" if n % 2 else "echo", b"%d" % n) for n in range(500)))
+    found = await asyncio.gather(
+        *(world.call("later" if n % 2 else "echo", b"%d" % n) for n in range(500))
+    )
     assert found == [b"%d" % n for n in range(500)]
-    assert [bytes(m) async for m in world.stream("count", b"1000")] == [b"%d" % n for n in range(1000)]
+    assert [bytes(m) async for m in world.stream("count", b"1000")] == [
+        b"%d" % n for n in range(1000)
+    ]
     assert [m async for m in world.stream("count", b"0")] == []
 
 
@@ -221,7 +226,9 @@ async def test_errors(world: World, caplog: pytest.LogCaptureFixture) -> None:
     assert "Traceback" not in caplog.text
     code, text = await code_of(world.call("fail_later"))
     assert (
-        code == grpc.StatusCode.INTERNAL and text == "ZeroDivisionError: a bug" and "Traceback" in caplog.text
+        code == grpc.StatusCode.INTERNAL
+        and text == "ZeroDivisionError: a bug"
+        and "Traceback" in caplog.text
     )
     stream = world.stream("fail_midway", b"")
     assert await stream.read() == b"one"
@@ -395,7 +402,8 @@ class Raw(asyncio.Protocol):
         return found
 
     async def statuses(self, name: str = "grpc-status") -> dict[int, str]:
-        """A field of the last headers of each stream, when we have said that no more comes and the server has closed."""
+        """A field of the last headers of each stream, when we have said that no more comes and the
+        server has closed."""
         self.transport.write_eof()
         decoder = hpack.Decoder()
         found = [
@@ -431,7 +439,9 @@ async def raw(world: World) -> AsyncIterator[Raw]:
 
 async def test_a_client_that_goes_takes_its_calls_with_it(world: World) -> None:
     async with Raw(world) as raw:
-        await raw.send(HELLO + raw.call(1, "wait") + raw.call(3, "wait") + raw.call(5, "flood", b"1000"))
+        await raw.send(
+            HELLO + raw.call(1, "wait") + raw.call(3, "wait") + raw.call(5, "flood", b"1000")
+        )
         await until(lambda: world.calls.started == 3)
     await until(lambda: world.calls.ended == 3 and not world.server._links)
 
@@ -450,7 +460,9 @@ async def test_other_protocols_than_grpc(world: World, raw: Raw) -> None:
     form = raw.encoder.encode([*FIELDS[:3], (":path", "/t.T/echo"), ("content-type", "text/plain")])
     await raw.send(HELLO)
     for stream_id, block in ((1, get), (3, form)):
-        await raw.send(head(len(block), frames.HEADERS, END_HEADERS | END_STREAM, stream_id) + block)
+        await raw.send(
+            head(len(block), frames.HEADERS, END_HEADERS | END_STREAM, stream_id) + block
+        )
     assert await raw.statuses(":status") == {1: "405", 3: "415"}
     assert raw.heard.count(b"this is a gRPC server") == 2
 
@@ -472,7 +484,13 @@ async def test_other_protocols_are_answered_at_the_end_of_the_request_or_when_it
 
 
 async def test_requests_that_are_not_one_message(world: World, raw: Raw) -> None:
-    bodies = {1: b"", 3: b"\0\0\0", 5: grpc_framing.message(b"a") * 2, 7: b"\0\0\0\0\5abc", 9: b"\7\0\0\0\0"}
+    bodies = {
+        1: b"",
+        3: b"\0\0\0",
+        5: grpc_framing.message(b"a") * 2,
+        7: b"\0\0\0\0\5abc",
+        9: b"\7\0\0\0\0",
+    }
     await raw.send(HELLO)
     for stream_id, body in bodies.items():
         await raw.send(raw.head(stream_id, "echo") + last(stream_id, body))
@@ -535,8 +553,11 @@ async def test_work_that_ignores_its_reset_counts_as_an_open_stream(open_world: 
 
 
 @pytest.mark.parametrize("name", LARGE)
-async def test_answers_that_nobody_makes_room_for_stand_in_line(world: World, raw: Raw, name: str) -> None:
-    """A window of 0: one answer waits for it, the others are not made before the client has taken that one."""
+async def test_answers_that_nobody_makes_room_for_stand_in_line(
+    world: World, raw: Raw, name: str
+) -> None:
+    """A window of 0: one answer waits for it, the others are not made before the client has taken
+    that one."""
     count, size = 12, 8 << 20
     await raw.send(frames.PREFACE + frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0}))
     for number in range(1, 2 * count, 2):
@@ -571,7 +592,8 @@ async def test_calls_that_end_while_they_stand_in_line(world: World, raw: Raw) -
     await until(lambda: raw.heard.count(grpc_framing.OK_BLOCK) == 2)
     await until(lambda: not link._calls and not world.server._calls)
     assert (
-        b"x" * 7 + head(len(grpc_framing.OK_BLOCK), frames.HEADERS, END_HEADERS | END_STREAM, 99) in raw.heard
+        b"x" * 7 + head(len(grpc_framing.OK_BLOCK), frames.HEADERS, END_HEADERS | END_STREAM, 99)
+        in raw.heard
     )
     assert world.calls.made == 2 and world.calls.started == world.calls.ended
 
@@ -587,7 +609,9 @@ async def test_a_connection_that_has_ended_is_freed_at_once(world: World, end: s
             await raw.send(greeting)
             names = ("wait", "flood", "large_parts", "large_later", "large", "large")
             for number, name in enumerate(names):
-                await raw.send(raw.call(2 * number + 1, name, b"10" if name == "flood" else b"9000000"))
+                await raw.send(
+                    raw.call(2 * number + 1, name, b"10" if name == "flood" else b"9000000")
+                )
             links = world.server._links
             await until(lambda: world.calls.started == 3 and any(link._line for link in links))
             kept = [weakref.ref(thing) for link in links for thing in (link, link._connection)]
@@ -639,7 +663,8 @@ async def test_calls_of_a_connection_that_breaks_in_the_same_breath(world: World
 
 @pytest.mark.filterwarnings("error")
 async def test_calls_that_end_before_their_task_has_begun(world: World, raw: Raw) -> None:
-    """A task that is cancelled before its first step runs none of its code; the call is no longer counted all the same."""
+    """A task that is cancelled before its first step runs none of its code; the call is no longer
+    counted all the same."""
 
     def stop(request: bytes) -> bytes:
         for link in list(world.server._links):
@@ -725,9 +750,13 @@ async def test_requests_that_never_end_are_bounded_in_all(
     async with Raw(world) as raw:
         await raw.send(HELLO)
         for number in range(1, 201, 2):
-            await raw.send(raw.head(number, "echo") + head(len(part), frames.DATA, 0, number) + part)
+            await raw.send(
+                raw.head(number, "echo") + head(len(part), frames.DATA, 0, number) + part
+            )
         await until(
-            lambda: raw.heard.count(b"too many large requests at once") == 100 - (1 << 20) // len(part)
+            lambda: (
+                raw.heard.count(b"too many large requests at once") == 100 - (1 << 20) // len(part)
+            )
         )
         assert world.server._large_bytes <= 1 << 20
         assert await world.call("echo", b"small") == b"small"
@@ -749,7 +778,9 @@ async def test_large_requests_of_all_clients_together_are_bounded(world: World, 
     await raw.send(HELLO)
     prefix = b"\0" + (30 << 20).to_bytes(4, "big")
     for number in range(1, 41, 2):
-        await raw.send(raw.head(number, "echo") + head(len(prefix), frames.DATA, 0, number) + prefix)
+        await raw.send(
+            raw.head(number, "echo") + head(len(prefix), frames.DATA, 0, number) + prefix
+        )
     await until(lambda: raw.heard.count(b"grpc-status") == 12)
     assert world.server._large_bytes == 8 * (30 << 20)
     statuses = await raw.statuses()

@@ -1,4 +1,5 @@
-"""Classic BPF as the kernel runs seccomp filters: the definition that programs are judged by in these tests."""
+"""Classic BPF as the kernel runs seccomp filters: the definition that programs are judged by in
+these tests."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ DATA = struct.Struct("<IIQ6Q")
 INSTRUCTION = struct.Struct("<HBBI")
 
 
-def run(program: bytes, number: int, arguments: Sequence[int] = (), architecture: int = X86_64) -> int:
+def run(
+    program: bytes, number: int, arguments: Sequence[int] = (), architecture: int = X86_64
+) -> int:
     """The action for one call."""
     values = [*arguments, *[0] * (6 - len(arguments))]
     data = DATA.pack(number & 0xFFFFFFFF, architecture, 0, *values)

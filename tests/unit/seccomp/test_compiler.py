@@ -47,7 +47,10 @@ def profile(*rules: dict[str, Any], default: str = "SCMP_ACT_ERRNO", **more: Any
 
 
 def rule(
-    *names: str, action: str = "SCMP_ACT_ALLOW", args: list[dict[str, Any]] | None = None, **more: Any
+    *names: str,
+    action: str = "SCMP_ACT_ALLOW",
+    args: list[dict[str, Any]] | None = None,
+    **more: Any,
 ) -> dict[str, Any]:
     return {"names": [*names], "action": action, "args": args or [], **more}
 
@@ -94,7 +97,9 @@ def test_every_comparison_looks_at_64_bits(
 ) -> None:
     made = program(profile(rule("read", args=[condition])))
     assert [run(made, CALLS["read"], [value]) for value in matching] == [ALLOW] * len(matching)
-    assert [run(made, CALLS["read"], [value]) for value in other] == [ERRNO | errno.EPERM] * len(other)
+    assert [run(made, CALLS["read"], [value]) for value in other] == [ERRNO | errno.EPERM] * len(
+        other
+    )
 
 
 def test_conditions_on_different_arguments_must_all_hold() -> None:
@@ -128,7 +133,10 @@ def test_a_default_that_allows_needs_no_stub() -> None:
 
 def test_calls_that_libseccomp_may_not_know_are_judged_by_number() -> None:
     made = program(
-        profile(rule("read", "fchmodat2", "mseal"), rule("listmount", action="SCMP_ACT_ERRNO", errnoRet=5))
+        profile(
+            rule("read", "fchmodat2", "mseal"),
+            rule("listmount", action="SCMP_ACT_ERRNO", errnoRet=5),
+        )
     )
     assert run(made, 452) == ALLOW and run(made, 462) == ALLOW
     assert run(made, 458) == ERRNO | 5
@@ -174,7 +182,10 @@ def test_notify_asks_for_a_listener() -> None:
     ("seccomp", "words"),
     [
         (profile(default="SCMP_ACT_NOTIFY"), "cannot be used as default action"),
-        (profile(rule("write", action="SCMP_ACT_NOTIFY"), listenerPath="/l"), "for the write syscall"),
+        (
+            profile(rule("write", action="SCMP_ACT_NOTIFY"), listenerPath="/l"),
+            "for the write syscall",
+        ),
         (profile(rule("mkdir", action="SCMP_ACT_NOTIFY")), "listenerPath"),
         (profile(rule("mkdir"), listenerMetadata="m"), "listenerMetadata"),
         (profile(rule("mkdir", action="SCMP_ACT_MAYBE")), r"syscalls\[0\]\.action"),
@@ -245,12 +256,20 @@ def _time(work: Any) -> float:
 
 def _random_profile(random: Random) -> dict[str, Any]:
     names = sorted(CALLS)
-    actions = ["SCMP_ACT_ALLOW", "SCMP_ACT_ERRNO", "SCMP_ACT_TRAP", "SCMP_ACT_LOG", "SCMP_ACT_KILL_PROCESS"]
+    actions = [
+        "SCMP_ACT_ALLOW",
+        "SCMP_ACT_ERRNO",
+        "SCMP_ACT_TRAP",
+        "SCMP_ACT_LOG",
+        "SCMP_ACT_KILL_PROCESS",
+    ]
     chosen, rules = random.sample(names, 120), []
     for start in range(0, 120, 12):
         args = [
             compare(
-                random.randrange(6), random.choice(["EQ", "NE", "LT", "GE"]), random.choice([0, 5, 1 << 33])
+                random.randrange(6),
+                random.choice(["EQ", "NE", "LT", "GE"]),
+                random.choice([0, 5, 1 << 33]),
             )
         ]
         rules.append(
@@ -272,7 +291,9 @@ def test_the_flat_program_answers_like_the_whole_one(seed: int) -> None:
     native = [X86_64, *parsed.architectures]
     conditional = {r.name for r in parsed.rules if r.conditions}
     prologue = stub.prologue(
-        compiler._highest(parsed, native), compiler._verdicts(parsed), stub.wanted(parsed.default_action)
+        compiler._highest(parsed, native),
+        compiler._verdicts(parsed),
+        stub.wanted(parsed.default_action),
     )
     whole = prologue + compiler._compile(parsed.default_action, parsed.rules, native, "x86_64")
     rest = compiler._compile(
@@ -282,9 +303,15 @@ def test_the_flat_program_answers_like_the_whole_one(seed: int) -> None:
     numbers = [*range(480), *(n | X32_BIT for n in range(560)), 1 << 20, 0x7FFFFFFF, 0xFFFFFFFF]
     for architecture in (X86_64, X86, 0xC00000B7):
         for number in numbers:
-            values = [random.choice([0, 5, 6, 1 << 33, (1 << 33) + 1, (1 << 64) - 1]) for _ in range(6)]
+            values = [
+                random.choice([0, 5, 6, 1 << 33, (1 << 33) + 1, (1 << 64) - 1]) for _ in range(6)
+            ]
             expected = run(whole, number, values, architecture)
-            assert run(flat, number, values, architecture) == expected, (hex(architecture), number, values)
+            assert run(flat, number, values, architecture) == expected, (
+                hex(architecture),
+                number,
+                values,
+            )
 
 
 def test_flat_programs_are_short() -> None:

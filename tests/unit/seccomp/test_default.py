@@ -60,7 +60,9 @@ def test_a_capability_opens_its_calls(capability: str) -> None:
         if number is not None:
             assert run(having, number) == ALLOW
     opened = [
-        n for n in default.BY_CAPABILITY[capability].split() if n in CALLS and run(without, CALLS[n]) != ALLOW
+        n
+        for n in default.BY_CAPABILITY[capability].split()
+        if n in CALLS and run(without, CALLS[n]) != ALLOW
     ]
     assert opened, "the capability changes nothing"
 
@@ -72,7 +74,9 @@ def test_clone_without_new_namespaces_and_clone3_not_at_all() -> None:
         assert run(made, CALLS["clone"], [flag | 0x11]) == EPERM
     assert run(made, CALLS["clone3"]) == ENOSYS
     admin = program("CAP_SYS_ADMIN")
-    assert run(admin, CALLS["clone3"]) == ALLOW and run(admin, CALLS["clone"], [0x10000000]) == ALLOW
+    assert (
+        run(admin, CALLS["clone3"]) == ALLOW and run(admin, CALLS["clone"], [0x10000000]) == ALLOW
+    )
 
 
 @pytest.mark.parametrize("family", [1, 2, 10, 16, 17, 29, 31, 37, 39, 41, 44, 45])
@@ -81,7 +85,9 @@ def test_usual_socket_families(family: int) -> None:
 
 
 @pytest.mark.parametrize("family", [38, 40, 40 | 1 << 32, 38 | 1 << 63, 46])
-def test_vsock_and_the_kernels_cryptography_are_closed_also_with_a_dirty_register(family: int) -> None:
+def test_vsock_and_the_kernels_cryptography_are_closed_also_with_a_dirty_register(
+    family: int,
+) -> None:
     assert run(program(), CALLS["socket"], [family]) == EPERM
 
 

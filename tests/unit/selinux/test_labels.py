@@ -18,7 +18,9 @@ from pyrunc.errors import InvalidArgument, ResourceExhausted
 PROCESS = Context("system_u", "system_r", "container_t")
 FILE = Context("system_u", "object_r", "container_file_t")
 POLICY = Policy(PROCESS, FILE, Context("system_u", "system_r", "spc_t"))
-POD = Labels("system_u:system_r:container_t:s0:c1,c2", "system_u:object_r:container_file_t:s0:c1,c2")
+POD = Labels(
+    "system_u:system_r:container_t:s0:c1,c2", "system_u:object_r:container_file_t:s0:c1,c2"
+)
 
 
 def security(privileged: bool = False, **options: str) -> api.LinuxContainerSecurityContext:
@@ -41,9 +43,13 @@ def test_a_pod_without_options_gets_the_policys_labels_at_its_own_level() -> Non
         ({"user": "a", "role": "b", "type": "c", "level": "s0"}, "a:b:c:s0", "a:object_r:container_file_t:s0"),
     ],
 )  # fmt: skip
-def test_what_is_asked_is_merged_with_the_rest(options: dict[str, str], process: str, mount: str) -> None:
+def test_what_is_asked_is_merged_with_the_rest(
+    options: dict[str, str], process: str, mount: str
+) -> None:
     """For a pod with its own level, and for a container at its pod's."""
-    assert labels.of_sandbox(POLICY, api.SELinuxOption(**options), "s0:c1,c2") == Labels(process, mount)
+    assert labels.of_sandbox(POLICY, api.SELinuxOption(**options), "s0:c1,c2") == Labels(
+        process, mount
+    )
     assert labels.of_container(POLICY, security(**options), POD) == Labels(process, mount)
 
 
@@ -66,9 +72,9 @@ def test_a_policy_without_levels() -> None:
     plain = Policy(PROCESS.at(""), FILE.at(""), None, has_levels=False)
     found = labels.of_sandbox(plain, api.SELinuxOption(level="s0:c3,c4"), "s0:c1,c2")
     assert found == Labels("system_u:system_r:container_t", "system_u:object_r:container_file_t")
-    assert found.level == "" and labels.of_container(plain, security(type="x_t"), found).process == (
-        "system_u:system_r:x_t"
-    )
+    assert found.level == "" and labels.of_container(
+        plain, security(type="x_t"), found
+    ).process == ("system_u:system_r:x_t")
 
 
 @pytest.mark.parametrize("level", ["s0", "s0:c1", "s0:c1,c2", "s0:c0.c1023", "s0-s0:c1.c5,c7", "s0-s15:c0.c1023"])  # fmt: skip

@@ -59,7 +59,10 @@ def test_the_record_keeps_the_labels() -> None:
     made = sandbox()
     with labelled(services(), made):
         fields = made.to_record().to_fields()
-    assert made.selinux != NONE and Sandbox.from_record(SandboxRecord.of(fields)).selinux == made.selinux
+    assert (
+        made.selinux != NONE
+        and Sandbox.from_record(SandboxRecord.of(fields)).selinux == made.selinux
+    )
     del fields["selinux"]  # of the version before
     assert Sandbox.from_record(SandboxRecord.of(fields)).selinux == NONE
 

@@ -1,4 +1,5 @@
-"""The bytes that reach the kernel: calls of a program that is lowered, and options of mounts, recorded in place of being made."""
+"""The bytes that reach the kernel: calls of a program that is lowered, and options of mounts,
+recorded in place of being made."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from pyrunc.spec.model import Linux, Namespace
 from pyrunc.spec.parse import parse
 from tests.unit.plan.test_plan import HOST
 
-PROCESS, MOUNT = "system_u:system_r:container_t:s0:c1,c2", "system_u:object_r:container_file_t:s0:c1,c2"
+PROCESS = "system_u:system_r:container_t:s0:c1,c2"
+MOUNT = "system_u:object_r:container_file_t:s0:c1,c2"
 
 
 class Calls:
@@ -61,7 +63,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     yield recorded
 
 
-EXPECTED = {"thread-self/attr/exec": PROCESS.encode(), "thread-self/attr/keycreate": PROCESS.encode()}
+EXPECTED = {
+    "thread-self/attr/exec": PROCESS.encode(),
+    "thread-self/attr/keycreate": PROCESS.encode(),
+}
 
 
 def test_a_containers_process(calls: Calls) -> None:
@@ -69,12 +74,17 @@ def test_a_containers_process(calls: Calls) -> None:
     document["process"]["selinuxLabel"], document["linux"]["mountLabel"] = PROCESS, MOUNT
     lower(
         plans.build(
-            parse(document), HOST.replace(selinux=True), Findings(), plans.StartOptions(keyring="_ses.x")
+            parse(document),
+            HOST.replace(selinux=True),
+            Findings(),
+            plans.StartOptions(keyring="_ses.x"),
         )
     )
     assert calls.written() == EXPECTED
     order = [
-        c[0] if c[0] != "write" else "write" for c in calls.made if c[0] in ("write", "clone3", "keyctl")
+        c[0] if c[0] != "write" else "write"
+        for c in calls.made
+        if c[0] in ("write", "clone3", "keyctl")
     ]
     assert order.index("write") < order.index("clone3") < order.index("keyctl")
     (label,) = (c for c in calls.made if c[0] == "fsetxattr")
@@ -88,13 +98,21 @@ def test_an_exec(calls: Calls) -> None:
     document["process"]["selinuxLabel"] = PROCESS
     spec = parse(document)
     assert spec.process is not None
-    lower(plans.build_exec(spec.linux, spec.process.replace(terminal=False), HOST.replace(selinux=True)))
+    lower(
+        plans.build_exec(
+            spec.linux, spec.process.replace(terminal=False), HOST.replace(selinux=True)
+        )
+    )
     assert calls.written() == EXPECTED
 
 
 def test_the_pause_process(calls: Calls) -> None:
     linux = Linux(namespaces=(Namespace("mount"), Namespace("pid")))
-    lower(plans.build_holder(linux, HOST.replace(selinux=True), plans.HolderOptions(selinux_label=PROCESS)))
+    lower(
+        plans.build_holder(
+            linux, HOST.replace(selinux=True), plans.HolderOptions(selinux_label=PROCESS)
+        )
+    )
     assert calls.written() == EXPECTED
 
 
@@ -117,7 +135,9 @@ def test_the_program_of_the_pause_process(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_overlay(monkeypatch: pytest.MonkeyPatch, on: bool) -> None:
     given: list[Any] = []
     monkeypatch.setattr(host, "host", lambda: HOST.replace(selinux=on))
-    monkeypatch.setattr(kernel_mount, "open_overlay", lambda *a, **k: given.append(k["options"]) or 7)
+    monkeypatch.setattr(
+        kernel_mount, "open_overlay", lambda *a, **k: given.append(k["options"]) or 7
+    )
     with sources_descriptors() as descriptors:
         sources.open_overlay(
             Overlay(("/l",), "/u", "/w", volatile=True), Linux(mount_label=MOUNT), descriptors

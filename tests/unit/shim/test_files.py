@@ -1,4 +1,5 @@
-"""The files between a server and its shims: what a version wrote, the next one reads, and the other way round."""
+"""The files between a server and its shims: what a version wrote, the next one reads, and the other
+way round."""
 
 from __future__ import annotations
 
@@ -16,12 +17,19 @@ from pyrunc.shim.files import HolderFile, LaunchFile, OtherRuntime, Place, Resto
 
 IMAGE = Image("/i/index", ["/i/tar"], "/i/empty")
 ROOTFS = Overlay(["/top", "/bottom"], "/c/upper", "/c/work", volatile=True)
-LAUNCH = LaunchFile(ROOTFS, CgroupChoice("systemd", "warn"), "pod", log_path="/l/0.log", log_directory="/l")
+LAUNCH = LaunchFile(
+    ROOTFS, CgroupChoice("systemd", "warn"), "pod", log_path="/l/0.log", log_directory="/l"
+)
 # As it was written before the files were records.
 EARLIER = {
     "version": 1,
     "sandbox": "pod",
-    "rootfs": {"lower": ["/top", "/bottom"], "upper": "/c/upper", "work": "/c/work", "volatile": True},
+    "rootfs": {
+        "lower": ["/top", "/bottom"],
+        "upper": "/c/upper",
+        "work": "/c/work",
+        "volatile": True,
+    },
     "tty": False,
     "stdin": False,
     "stdin_once": False,
@@ -54,7 +62,9 @@ def write(path: Path, content: dict[str, Any]) -> None:
 def test_a_launch_is_read_as_it_was_written(tmp_path: Path) -> None:
     for written in (
         LAUNCH,
-        LAUNCH.replace(rootfs=Overlay([], "/c/upper", "/c/work", False, IMAGE), image_volumes={"v": IMAGE}),
+        LAUNCH.replace(
+            rootfs=Overlay([], "/c/upper", "/c/work", False, IMAGE), image_volumes={"v": IMAGE}
+        ),
         LAUNCH.replace(layer_volumes={"v": Overlay(["/top", "/bottom"])}),
         LAUNCH.replace(
             runtime=OtherRuntime("/bin/runc", ["--debug"]),
@@ -108,7 +118,11 @@ def test_a_holder_of_the_version_before_and_for_it(tmp_path: Path) -> None:
     ("kind", "content", "problem"),
     [
         (LaunchFile, {**EARLIER, "rootfs": 1}, "launch.json: rootfs is 1, not"),
-        (LaunchFile, {k: v for k, v in EARLIER.items() if k != "cgroup"}, "launch.json: cgroup is missing"),
+        (
+            LaunchFile,
+            {k: v for k, v in EARLIER.items() if k != "cgroup"},
+            "launch.json: cgroup is missing",
+        ),
         (LaunchFile, {**EARLIER, "places": [{}]}, "Place: place is missing"),
         (
             HolderFile,

@@ -59,7 +59,9 @@ def test_a_path_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
         LogFile(str(tmp_path / "file" / "0.log"))
 
 
-def test_a_torn_record_is_taken_back_and_written_when_there_is_room(tmp_path: Path, limited: None) -> None:
+def test_a_torn_record_is_taken_back_and_written_when_there_is_room(
+    tmp_path: Path, limited: None
+) -> None:
     path = tmp_path / "0.log"
     log = LogFile(str(path))
     full_at(250)
@@ -118,7 +120,9 @@ def test_a_failed_reopen_keeps_the_old_file(tmp_path: Path) -> None:
     assert (tmp_path / "away" / "0.log").read_bytes() == LINE
 
 
-def test_somebody_is_told_once_when_something_has_to_be_held_back(tmp_path: Path, limited: None) -> None:
+def test_somebody_is_told_once_when_something_has_to_be_held_back(
+    tmp_path: Path, limited: None
+) -> None:
     told: list[bool] = []
     log = LogFile(str(tmp_path / "0.log"), on_waiting=lambda: told.append(True))
     log.write(LINE)

@@ -68,7 +68,9 @@ def test_a_line_up_to_the_limit_is_one_record(length: int) -> None:
 
 
 @pytest.mark.requirement("11.2")
-@pytest.mark.parametrize("length", [PARTIAL_BYTES + 1, 2 * PARTIAL_BYTES, 2 * PARTIAL_BYTES + 1, 10**6])
+@pytest.mark.parametrize(
+    "length", [PARTIAL_BYTES + 1, 2 * PARTIAL_BYTES, 2 * PARTIAL_BYTES + 1, 10**6]
+)
 def test_a_longer_line_is_cut(length: int) -> None:
     found = records(write([b"before\n", b"x" * length + b"\nafter\n"]))
     tags = [tag for tag, _ in found]
@@ -76,7 +78,9 @@ def test_a_longer_line_is_cut(length: int) -> None:
     assert found[0] == (b"F", b"before") and found[-1] == (b"F", b"after")
     assert set(tags[1:-2]) == {b"P"} and tags[-2:] == [b"F", b"F"]
     assert (
-        set(lengths[:-1]) == {PARTIAL_BYTES} and 0 < lengths[-1] <= PARTIAL_BYTES and sum(lengths) == length
+        set(lengths[:-1]) == {PARTIAL_BYTES}
+        and 0 < lengths[-1] <= PARTIAL_BYTES
+        and sum(lengths) == length
     )
 
 
@@ -105,7 +109,9 @@ piece = st.one_of(
 @pytest.mark.requirement("11.1")
 @settings(max_examples=300, deadline=None)
 @given(st.lists(piece, max_size=12), st.lists(st.integers(0, 200_000), max_size=12))
-def test_readers_get_the_bytes_back_however_they_arrive(pieces: list[bytes], cuts: list[int]) -> None:
+def test_readers_get_the_bytes_back_however_they_arrive(
+    pieces: list[bytes], cuts: list[int]
+) -> None:
     content = b"".join(pieces)
     at = sorted({min(cut, len(content)) for cut in cuts} | {0, len(content)})
     portions = [content[a:b] for a, b in itertools.pairwise(at)]

@@ -1,4 +1,5 @@
-"""To whom kills of the OOM killer belong whose cgroups are gone. The kernel's own counts are in tests/vm/inside."""
+"""To whom kills of the OOM killer belong whose cgroups are gone. The kernel's own counts are in
+tests/vm/inside."""
 
 from __future__ import annotations
 
@@ -55,9 +56,10 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
 
 OOM, OTHER = "OOMKilled", "Error or Completed"
 KILLED_CHILD = [
-    # exit code, and the reason of containerd 2.4 (internal/cri/server/events.go: TaskOOM of any process, from inotify on
-    # memory.events in its shim), of CRI-O (server/container_status.go: conmon's file before the exit code) and ours.
-    # Since Kubernetes 1.28 kubelet sets memory.oom.group, unless singleProcessOOMKill: then all processes are killed.
+    # exit code, and the reason of containerd 2.4 (internal/cri/server/events.go: TaskOOM of any
+    # process, from inotify on memory.events in its shim), of CRI-O (server/container_status.go:
+    # conmon's file before the exit code) and ours. Since Kubernetes 1.28 kubelet sets
+    # memory.oom.group, unless singleProcessOOMKill: then all processes are killed.
     (0, OOM, OOM, OOM),
     (1, OOM, OOM, OOM),
     (137, OOM, OOM, OOM),
@@ -113,7 +115,8 @@ def test_two_containers_that_are_gone_at_once(groups: Groups) -> None:
 
 
 def test_a_parent_that_pods_share(groups: Groups) -> None:
-    """Another pod's container may be the one: without the exit code of a kill it is not said of this one."""
+    """Another pod's container may be the one: without the exit code of a kill it is not said of
+    this one."""
     counts, container, stranger = KillCounts(), groups.add("c"), groups.add("of-another-pod")
     groups.add("pause-of-another-pod")
     counts.watch(container)

@@ -34,7 +34,9 @@ def block_devices() -> list[str]:
 def test_a_class_is_what_its_entries_say_and_the_later_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_io, "_devices", lambda patterns: [(8, 0)] if "DEVICE" in patterns else [])
+    monkeypatch.setattr(
+        block_io, "_devices", lambda patterns: [(8, 0)] if "DEVICE" in patterns else []
+    )
     path = tmp_path / "classes.yaml"
     path.write_text(FILE)
     assert block_io.to_oci(str(path), "slow") == {

@@ -61,7 +61,12 @@ def test_edits_are_applied(tmp_path: Path) -> None:
     assert found["process"]["env"] == ["B=2", "COMMON=1", "A=9"]
     assert found["process"]["user"]["additionalGids"] == [5, 6]
     (device,) = found["linux"]["devices"]
-    assert (device["path"], device["type"], device["major"], device["minor"]) == ("/dev/gpu0", "c", 1, 3)
+    assert (device["path"], device["type"], device["major"], device["minor"]) == (
+        "/dev/gpu0",
+        "c",
+        1,
+        3,
+    )
     assert found["linux"]["resources"]["devices"][1] == {
         "allow": True,
         "type": "c",

@@ -81,9 +81,24 @@ def test_a_running_server_takes_handlers(tmp_path: Path) -> None:
 
 
 def test_what_ours_gets_as_descriptors_has_a_path(tmp_path: Path) -> None:
-    shm = {"destination": "/dev/shm", "type": "bind", "source": "pyrunc:shm", "options": ["bind", "rprivate"]}
-    layers = {"destination": "/i", "type": "bind", "source": "pyrunc:image:/i", "options": ["bind", "ro"]}
-    image = {"destination": "/j", "type": "bind", "source": "pyrunc:image:/j", "options": ["bind", "ro"]}
+    shm = {
+        "destination": "/dev/shm",
+        "type": "bind",
+        "source": "pyrunc:shm",
+        "options": ["bind", "rprivate"],
+    }
+    layers = {
+        "destination": "/i",
+        "type": "bind",
+        "source": "pyrunc:image:/i",
+        "options": ["bind", "ro"],
+    }
+    image = {
+        "destination": "/j",
+        "type": "bind",
+        "source": "pyrunc:image:/j",
+        "options": ["bind", "ro"],
+    }
     proc = {"destination": "/proc", "type": "proc", "source": "proc", "options": []}
     maps = {"uidMappings": [{"containerID": 0, "hostID": 1, "size": 1}]}
     path = {"destination": "/k", "type": "bind", "source": "/s", "options": ["rbind", "ro"], **maps}

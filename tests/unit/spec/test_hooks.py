@@ -59,7 +59,9 @@ def test_all_conditions_must_hold(tmp_path: Path) -> None:
     assert applied(found, "/sbin/init") == {"prestart": ["always", "command"]}
     assert applied(found, "/x", bind_mounts=True) == {"prestart": ["always", "binds"]}
     assert applied(found, bind_mounts=True) == {"prestart": ["always", "binds", "both", "command"]}
-    assert applied(found, "/x", **{"io.x": "yes", "b": "1"}) == {"prestart": ["always", "annotated"]}
+    assert applied(found, "/x", **{"io.x": "yes", "b": "1"}) == {
+        "prestart": ["always", "annotated"]
+    }
     assert applied(found, "/x", **{"io.x": "no", "b": "1"}) == {"prestart": ["always"]}
 
 

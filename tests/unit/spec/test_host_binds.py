@@ -1,4 +1,5 @@
-"""Which binds the server opens for who compiles a container, and which of them need a descriptor there."""
+"""Which binds the server opens for who compiles a container, and which of them need a descriptor
+there."""
 
 from __future__ import annotations
 
@@ -17,11 +18,20 @@ LAUNCH = LaunchFile(Overlay(), CgroupChoice(), settled=["/volume", "/root/asked 
 
 
 def bind(source: str, *options: str) -> dict[str, Any]:
-    return {"destination": f"/at{source}", "type": "bind", "source": source, "options": ["rbind", *options]}
+    return {
+        "destination": f"/at{source}",
+        "type": "bind",
+        "source": source,
+        "options": ["rbind", *options],
+    }
 
 
 def specification(*mounts: dict[str, Any], **more: Any) -> dict[str, Any]:
-    linux = {"namespaces": [{"type": "mount"}], "seccomp": {"of no": "interest"}, **more.pop("linux", {})}
+    linux = {
+        "namespaces": [{"type": "mount"}],
+        "seccomp": {"of no": "interest"},
+        **more.pop("linux", {}),
+    }
     return {"ociVersion": "1.2.0", "mounts": list(mounts), "linux": linux, **more}
 
 
@@ -47,7 +57,9 @@ def test_what_is_the_servers_own_is_not_among_them() -> None:
         specification(bind("/volume"), linux={"namespaces": []}),
         specification(bind("/volume"), hooks={"createContainer": [{"path": "/hook"}]}),
         specification(bind("/volume", "rshared"), linux={"rootfsPropagation": "rshared"}),
-        specification({**bind("/volume"), "uidMappings": [{"containerID": 0, "hostID": 1, "size": 1}]}),
+        specification(
+            {**bind("/volume"), "uidMappings": [{"containerID": 0, "hostID": 1, "size": 1}]}
+        ),
     ],
 )
 def test_a_clone_is_made_for_it(spec: dict[str, Any]) -> None:

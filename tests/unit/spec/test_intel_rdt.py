@@ -1,6 +1,8 @@
-"""`linux.intelRdt` on a tree of plain files: what is written where, what stays, what is removed, what is refused.
+"""`linux.intelRdt` on a tree of plain files: what is written where, what stays, what is removed,
+what is refused.
 
-No machine of ours has resctrl, so its files are made beforehand; that a kernel takes the lines is not shown here.
+No machine of ours has resctrl, so its files are made beforehand; that a kernel takes the lines is
+not shown here.
 """
 
 from __future__ import annotations
@@ -52,18 +54,28 @@ def enter(tree: Tree, asked: dict[str, Any], undo: Undo | None = None) -> None:
 
 def test_a_group_of_its_own(tree: Tree) -> None:
     enter(tree, {"l3CacheSchema": "L3:0=f", "memBwSchema": "MB:0=20", "schemata": ["L2:0=3"]})
-    assert (tree.root / "box/schemata").read_text().splitlines()[:3] == ["L3:0=f", "MB:0=20", "L2:0=3"]
+    assert (tree.root / "box/schemata").read_text().splitlines()[:3] == [
+        "L3:0=f",
+        "MB:0=20",
+        "L2:0=3",
+    ]
     assert (tree.root / "box/tasks").read_text() == "77"
 
 
 def test_a_named_group_that_is_there(tree: Tree) -> None:
     tree.group("gold", "L3:0=00f;1=fff\nMB:0=100;1=50\n")
-    for asked in ({}, {"l3CacheSchema": "L3:0=f"}, {"memBwSchema": "MB:1=50"}, {"schemata": ["L3:1=fff"]}):
+    for asked in (
+        {},
+        {"l3CacheSchema": "L3:0=f"},
+        {"memBwSchema": "MB:1=50"},
+        {"schemata": ["L3:1=fff"]},
+    ):
         enter(tree, {"closID": "gold", **asked})
     assert (tree.root / "gold/tasks").read_text() == "77"
     assert (tree.root / "gold/schemata").read_text().startswith("L3:0=00f"), "somebody else's"
     with pytest.raises(
-        InvalidSpec, match=r"linux\.intelRdt\.closID: .*gold is there, and its schemata are not 'L3:0=1'"
+        InvalidSpec,
+        match=r"linux\.intelRdt\.closID: .*gold is there, and its schemata are not 'L3:0=1'",
     ):
         enter(tree, {"closID": "gold", "l3CacheSchema": "L3:0=1"})
 

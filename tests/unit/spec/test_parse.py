@@ -60,7 +60,9 @@ def test_unknown_properties_are_ignored() -> None:
     assert parse(document) == parse(default())
 
 
-@pytest.mark.parametrize("version", ["1.0.0", "1.3.0", "1.9.7", "1.2.0-rc.1", "1.0.2-dev", "1.3.0+dev"])
+@pytest.mark.parametrize(
+    "version", ["1.0.0", "1.3.0", "1.9.7", "1.2.0-rc.1", "1.0.2-dev", "1.3.0+dev"]
+)
 def test_any_version_one(version: str) -> None:
     assert parse(put(default(), "ociVersion", version)).version == version
 
@@ -94,7 +96,11 @@ def test_any_version_one(version: str) -> None:
         ("mounts.1", "x", "mounts[1]"),
         ("linux.namespaces.0.type", None, "linux.namespaces[0].type"),
         ("linux.uidMappings", [{"containerID": 0, "hostID": 0}], "linux.uidMappings[0].size"),
-        ("linux.uidMappings", [{"containerID": 5, "hostID": 0, "size": 4294967295}], "linux.uidMappings[0]"),
+        (
+            "linux.uidMappings",
+            [{"containerID": 5, "hostID": 0, "size": 4294967295}],
+            "linux.uidMappings[0]",
+        ),
         ("linux.sysctl", {"a": 1}, "linux.sysctl.a"),
         ("linux.devices", [{"path": "/dev/x"}], "linux.devices[0].type"),
         ("linux.timeOffsets", {"boottime": 3}, "linux.timeOffsets.boottime"),
@@ -127,13 +133,25 @@ def test_not_an_object(document: object) -> None:
         ("process.env", ["novalue"], "process.env[0]"),
         ("process.scheduler", {"policy": "SCHED_X"}, "process.scheduler.policy"),
         ("process.scheduler", {"policy": "SCHED_OTHER", "nice": 20}, "process.scheduler.nice"),
-        ("process.scheduler", {"policy": "SCHED_OTHER", "priority": 3}, "process.scheduler.priority"),
+        (
+            "process.scheduler",
+            {"policy": "SCHED_OTHER", "priority": 3},
+            "process.scheduler.priority",
+        ),
         ("process.scheduler", {"policy": "SCHED_FIFO", "runtime": 3}, "process.scheduler"),
-        ("process.scheduler", {"policy": "SCHED_FIFO", "flags": ["X"]}, "process.scheduler.flags[0]"),
+        (
+            "process.scheduler",
+            {"policy": "SCHED_FIFO", "flags": ["X"]},
+            "process.scheduler.flags[0]",
+        ),
         ("process.execCPUAffinity", {"initial": "0-"}, "process.execCPUAffinity.initial"),
         ("process.execCPUAffinity", {"final": "a"}, "process.execCPUAffinity.final"),
         ("process.ioPriority", {"class": "IOPRIO_CLASS_NO"}, "process.ioPriority.class"),
-        ("process.ioPriority", {"class": "IOPRIO_CLASS_RT", "priority": 8}, "process.ioPriority.priority"),
+        (
+            "process.ioPriority",
+            {"class": "IOPRIO_CLASS_RT", "priority": 8},
+            "process.ioPriority.priority",
+        ),
         ("linux.namespaces", [{"type": "pid"}, {"type": "pid"}], "linux.namespaces[1].type"),
         ("linux.namespaces", [{"type": "thing"}], "linux.namespaces[0].type"),
         ("linux.namespaces", [{"type": "pid", "path": "ns/pid"}], "linux.namespaces[0].path"),
@@ -154,7 +172,11 @@ def test_not_an_object(document: object) -> None:
         ("hooks", {"poststop": [{"path": "/x", "timeout": 0}]}, "hooks.poststop[0].timeout"),
         ("hooks", {"prestart": [{"path": "/x", "args": [""]}]}, "hooks.prestart[0].args[0]"),
         ("hooks", {"poststart": [{"path": "/x", "env": [""]}]}, "hooks.poststart[0].env[0]"),
-        ("hooks", {"poststart": [{"path": "/x", "env": ["A=1", "=2"]}]}, "hooks.poststart[0].env[1]"),
+        (
+            "hooks",
+            {"poststart": [{"path": "/x", "env": ["A=1", "=2"]}]},
+            "hooks.poststart[0].env[1]",
+        ),
         ("mounts.0.type", "", "mounts[0].type"),
         ("mounts.0.destination", "", "mounts[0].destination"),
         ("mounts.0.options", ["idmap"], "mounts[0].options"),
@@ -182,7 +204,9 @@ def test_sysctl_separators(key: str, path: str) -> None:
 
 
 def test_process_alone() -> None:
-    process = parse_process({"args": ["true"], "cwd": "/", "user": {"uid": 1, "additionalGids": [2]}})
+    process = parse_process(
+        {"args": ["true"], "cwd": "/", "user": {"uid": 1, "additionalGids": [2]}}
+    )
     check_process(process)
     assert process == Process(args=("true",), cwd="/", user=User(1, 0, None, (2,)))
 
@@ -201,7 +225,9 @@ def test_values() -> None:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 PLACES = [

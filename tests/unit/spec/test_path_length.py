@@ -43,7 +43,9 @@ def check_security(**fields: list[str]) -> None:
 
 
 def log_path(directory: str, path: str) -> None:
-    create.log_path(api.PodSandboxConfig(log_directory=directory), api.ContainerConfig(log_path=path))
+    create.log_path(
+        api.PodSandboxConfig(log_directory=directory), api.ContainerConfig(log_path=path)
+    )
 
 
 FIELDS: dict[str, Callable[[], object]] = {
@@ -52,15 +54,23 @@ FIELDS: dict[str, Callable[[], object]] = {
     "the working directory": lambda: process.changed({}, {"cwd": LONG}),
     "config.command[0]": lambda: process.argv([LONG], [], [], []),
     "the image's entrypoint": lambda: process.argv([], [], [LONG], []),
-    "mounts[0]: container_path": lambda: mounts.asked([api.Mount(container_path=LONG, host_path="/x")]),
+    "mounts[0]: container_path": lambda: mounts.asked(
+        [api.Mount(container_path=LONG, host_path="/x")]
+    ),
     "mounts[0]: host_path": lambda: mounts.asked([api.Mount(container_path="/x", host_path=LONG)]),
-    "mounts[0]: image_sub_path": lambda: mounts.asked([api.Mount(container_path="/x", image_sub_path=LONG)]),
+    "mounts[0]: image_sub_path": lambda: mounts.asked(
+        [api.Mount(container_path="/x", image_sub_path=LONG)]
+    ),
     "devices[0]: host_path": lambda: sources.devices([api.Device(host_path=LONG)]),
     "devices[0]: container_path": lambda: sources.devices(
         [api.Device(host_path="/dev/null", container_path=LONG)]
     ),
-    "config.linux.security_context.masked_paths[1]": lambda: check_security(masked_paths=["/x", LONG]),
-    "config.linux.security_context.readonly_paths[0]": lambda: check_security(readonly_paths=[LONG]),
+    "config.linux.security_context.masked_paths[1]": lambda: check_security(
+        masked_paths=["/x", LONG]
+    ),
+    "config.linux.security_context.readonly_paths[0]": lambda: check_security(
+        readonly_paths=[LONG]
+    ),
     "a volume that the image declares": lambda: anonymous_volumes.declared(
         [LONG], [], Path("/"), api.UserNamespace()
     ),

@@ -132,7 +132,11 @@ def context(**fields: object) -> api.LinuxContainerSecurityContext:
             "/home/www",
         ),
         (
-            {"run_as_username": "www", "supplemental_groups": [9], "supplemental_groups_policy": api.Strict},
+            {
+                "run_as_username": "www",
+                "supplemental_groups": [9],
+                "supplemental_groups_policy": api.Strict,
+            },
             "",
             33,
             34,
@@ -172,8 +176,8 @@ def test_users_that_are_refused(fields: dict[str, object], image: str) -> None:
 
 SKIPPED = None
 PASSWD_LINES = [
-    # the line, and uid and gid as glibc (nss/nss_files/files-parse.c), musl (src/passwd/getpwent_a.c), runc
-    # (moby/sys/user, parseLine) and this program read them
+    # the line, and uid and gid as glibc (nss/nss_files/files-parse.c), musl
+    # (src/passwd/getpwent_a.c), runc (moby/sys/user, parseLine) and this program read them
     ("www:x:33:34::/:/bin/sh", (33, 34), (33, 34), (33, 34), (33, 34)),
     ("www:x:33:::/:/bin/sh", SKIPPED, (33, 0), (33, 0), (33, 0)),
     ("www:x:33:", SKIPPED, SKIPPED, (33, 0), (33, 0)),
@@ -181,7 +185,8 @@ PASSWD_LINES = [
     (" \twww:x:33:34::/:/bin/sh", (33, 34), SKIPPED, (33, 34), (33, 34)),
     ("www:x:33:34\r", SKIPPED, SKIPPED, (33, 34), (33, 34)),
     ("www:x:33:34:::/bin/sh  ", (33, 34), (33, 34), (33, 34), (33, 34)),
-    # A wrong uid is 0 for runc, and an empty one for musl too: it would make root of an account that says no such thing.
+    # A wrong uid is 0 for runc, and an empty one for musl too: it would make root of an account
+    # that says no such thing.
     ("www:x::34::/:/bin/sh", SKIPPED, (0, 34), (0, 34), SKIPPED),
     ("www:x:abc:34::/:/bin/sh", SKIPPED, SKIPPED, (0, 34), SKIPPED),
     ("www:x:33x:34::/:/bin/sh", SKIPPED, SKIPPED, (0, 34), SKIPPED),
@@ -234,7 +239,9 @@ def glibc_reads(function: str, result: type[ctypes.Structure], path: Path) -> An
 
 
 @pytest.mark.parametrize(("line", "glibc", "musl", "runc", "ours"), PASSWD_LINES)
-def test_a_line_of_passwd(tmp_path: Path, line: str, glibc: Ids, musl: Ids, runc: Ids, ours: Ids) -> None:
+def test_a_line_of_passwd(
+    tmp_path: Path, line: str, glibc: Ids, musl: Ids, runc: Ids, ours: Ids
+) -> None:
     """As runc reads it, but for what would be root by mistake. What glibc reads is asked of it."""
     file = tmp_path / "passwd"
     file.write_bytes(f"{line}\n".encode())
@@ -247,7 +254,12 @@ def test_a_line_of_passwd(tmp_path: Path, line: str, glibc: Ids, musl: Ids, runc
 
 @pytest.mark.parametrize(("line", "glibc", "musl", "runc", "ours"), GROUP_LINES)
 def test_a_line_of_group(
-    tmp_path: Path, line: str, glibc: int | None, musl: int | None, runc: int | None, ours: int | None
+    tmp_path: Path,
+    line: str,
+    glibc: int | None,
+    musl: int | None,
+    runc: int | None,
+    ours: int | None,
 ) -> None:
     """As runc reads it, but for a number that is none."""
     file = tmp_path / "group"

@@ -1,5 +1,5 @@
-"""Classes of caches and memory bandwidth, on a tree of plain files in place of resctrl: which one a container has, and what it is in
-the OCI spec.
+"""Classes of caches and memory bandwidth, on a tree of plain files in place of resctrl: which one a
+container has, and what it is in the OCI spec.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ Classes:
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """It has the group `silver`. The kernel makes a group's files with its folder; here they are there before."""
+    """It has the group `silver`. The kernel makes a group's files with its folder; here they are
+    there before."""
     root = tmp_path / "resctrl"
     for name in ("silver", "measured", "info"):
         (root / name / "mon_groups").mkdir(parents=True)
@@ -62,7 +63,9 @@ def test_the_runtime_takes_it(tree: Path, file: str) -> None:
     assert (gold / "tasks").read_text() == (gold / "mon_groups/box/tasks").read_text() == "77"
 
 
-def test_what_is_left_of_a_container(tree: Path, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_of_a_container(
+    tree: Path, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = classes.to_oci(file, "measured")
     assert rdt.outlives(asked) and rdt.outlives({}) and not rdt.outlives({"closID": "silver"})
     (tree / "measured/mon_groups/box").mkdir()
@@ -76,7 +79,9 @@ def test_what_is_left_of_a_container(tree: Path, file: str, monkeypatch: pytest.
 def test_a_class_that_is_not_there(tree: Path, file: str, name: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         classes.to_oci(file, name)
-    assert str(caught.value).startswith(f"there is no RDT class {name!r}: neither a group in {tree} nor one")
+    assert str(caught.value).startswith(
+        f"there is no RDT class {name!r}: neither a group in {tree} nor one"
+    )
 
 
 def _unmounted() -> str:
@@ -90,7 +95,10 @@ def test_without_resctrl(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_nearest_annotation_counts() -> None:
-    pod = {"rdt.resources.beta.kubernetes.io/pod": "a", "rdt.resources.beta.kubernetes.io/container.one": "b"}
+    pod = {
+        "rdt.resources.beta.kubernetes.io/pod": "a",
+        "rdt.resources.beta.kubernetes.io/container.one": "b",
+    }
     own = {"io.kubernetes.cri.rdt-class": "c"}
     assert [classes.class_of(name, pod, {}) for name in ("one", "two")] == ["b", "a"]
     assert classes.class_of("one", pod, own) == "c" and classes.class_of("one", {}, {}) == ""

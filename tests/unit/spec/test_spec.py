@@ -1,4 +1,5 @@
-"""Golden cases of the parts of a spec: capabilities, resources, cgroups, namespaces, mounts, signals, profiles."""
+"""Golden cases of the parts of a spec: capabilities, resources, cgroups, namespaces, mounts,
+signals, profiles."""
 
 from __future__ import annotations
 
@@ -14,7 +15,16 @@ from hypothesis import strategies as st
 from cri_server.api import api_pb2 as api
 from cri_server.config.model import Pods
 from cri_server.sandboxes import sysctls
-from cri_server.spec import capabilities, groups, mounts, namespaces, resources, security, signals, sources
+from cri_server.spec import (
+    capabilities,
+    groups,
+    mounts,
+    namespaces,
+    resources,
+    security,
+    signals,
+    sources,
+)
 from cri_server.spec.open_sources import OpenSources
 from pyrunc.errors import DeadlineExceeded, InvalidArgument, Unsupported, WrongState
 
@@ -29,7 +39,10 @@ def caps(**fields: list[str]) -> dict[str, list[str]]:
 @pytest.mark.requirement("8.2")
 def test_default_capabilities() -> None:
     found = caps()
-    assert len(found["bounding"]) == 14 and found["bounding"] == found["effective"] == found["permitted"]
+    assert (
+        len(found["bounding"]) == 14
+        and found["bounding"] == found["effective"] == found["permitted"]
+    )
     assert "CAP_NET_RAW" in found["bounding"] and not found["ambient"] and not found["inheritable"]
 
 
@@ -165,7 +178,9 @@ def test_cgroup_names() -> None:
     assert groups.path("/kubepods/pod1", "abc", "cgroupfs") == "/kubepods/pod1/abc"
     assert groups.parent("", "systemd", "") == "system.slice"
     assert groups.parent("/", "systemd", "mine.slice") == "mine.slice"
-    assert groups.parent("/kubepods.slice/kubepods-pod1.slice", "systemd", "") == "kubepods-pod1.slice"
+    assert (
+        groups.parent("/kubepods.slice/kubepods-pod1.slice", "systemd", "") == "kubepods-pod1.slice"
+    )
     assert groups.path("kubepods.slice", "abc", "systemd") == "kubepods.slice:cri-pyrunc:abc"
 
 
@@ -201,14 +216,25 @@ def test_namespaces_of_an_ordinary_container() -> None:
 @pytest.mark.parametrize("network", [api.POD, api.NODE])
 @pytest.mark.parametrize("ipc", [api.POD, api.NODE, api.CONTAINER])
 @pytest.mark.parametrize("privileged", [False, True])
-def test_every_mode_gives_exactly_what_was_asked(pid: int, network: int, ipc: int, privileged: bool) -> None:
-    found = namespaces.entries(options(pid=pid, network=network, ipc=ipc), 9, 7, privileged=privileged)
+def test_every_mode_gives_exactly_what_was_asked(
+    pid: int, network: int, ipc: int, privileged: bool
+) -> None:
+    found = namespaces.entries(
+        options(pid=pid, network=network, ipc=ipc), 9, 7, privileged=privileged
+    )
     by_type = {entry["type"]: entry.get("path", "new") for entry in found}
     assert len(by_type) == len(found)
     assert by_type.get("network") == {api.POD: "/proc/9/ns/net", api.NODE: None}[network]
     assert by_type.get("uts") == {api.POD: "/proc/9/ns/uts", api.NODE: None}[network]
-    assert by_type.get("ipc") == {api.POD: "/proc/9/ns/ipc", api.NODE: None, api.CONTAINER: "new"}[ipc]
-    expected = {api.POD: "/proc/9/ns/pid", api.CONTAINER: "new", api.NODE: None, api.TARGET: "/proc/7/ns/pid"}
+    assert (
+        by_type.get("ipc") == {api.POD: "/proc/9/ns/ipc", api.NODE: None, api.CONTAINER: "new"}[ipc]
+    )
+    expected = {
+        api.POD: "/proc/9/ns/pid",
+        api.CONTAINER: "new",
+        api.NODE: None,
+        api.TARGET: "/proc/7/ns/pid",
+    }
     assert by_type.get("pid") == expected[pid]
     assert ("cgroup" in by_type) is not privileged and by_type["mount"] == "new"
 
@@ -260,7 +286,13 @@ FILES = mounts.PodFiles("/s/resolv.conf", "/s/hostname", "/s/hosts")
 
 
 def default(**changes: object) -> list[mounts.Mount]:
-    settings = {"ipc": api.POD, "shared_shm": True, "privileged": False, "readonly_root": False, **changes}
+    settings = {
+        "ipc": api.POD,
+        "shared_shm": True,
+        "privileged": False,
+        "readonly_root": False,
+        **changes,
+    }
     return mounts.defaults(FILES, **settings)  # type: ignore[arg-type]
 
 
@@ -275,7 +307,9 @@ def test_default_mounts() -> None:
     found = {m["destination"]: m for m in default()}
     assert found["/dev/shm"]["source"] == "pyrunc:shm" and "ro" in found["/sys"]["options"]
     assert "rw" in found["/etc/hosts"]["options"]
-    assert {m["destination"]: m for m in default(readonly_root=True)}["/etc/hosts"]["options"][-1] == "ro"
+    assert {m["destination"]: m for m in default(readonly_root=True)}["/etc/hosts"]["options"][
+        -1
+    ] == "ro"
     assert "rw" in {m["destination"]: m for m in default(privileged=True)}["/sys"]["options"]
     assert {m["destination"]: m for m in default(ipc=api.NODE)}["/dev/shm"]["source"] == "/dev/shm"
     assert {m["destination"]: m for m in default(ipc=api.CONTAINER)}["/dev/shm"]["type"] == "tmpfs"
@@ -306,7 +340,8 @@ def test_a_mount_over_dev_takes_what_lies_beneath_it_away() -> None:
 @pytest.mark.parametrize(
     ("place", "hidden", "kept"),
     [
-        # containerd lists defaults first, so that a request covers what is below it; CRI-O leaves out those of /dev
+        # containerd lists defaults first, so that a request covers what is below it; CRI-O leaves
+        # out those of /dev
         ("/sys", {"/sys", "/sys/fs/cgroup"}, {"/proc", "/dev"}),
         ("/sys/fs", {"/sys/fs/cgroup"}, {"/sys"}),
         ("/sys/fs/cgroup", set(), {"/sys", "/sys/fs/cgroup"}),
@@ -336,7 +371,9 @@ def test_a_volume_of_an_image_covers_no_default() -> None:
 @pytest.mark.requirement("6.10", "6.14")
 def test_options_of_a_mount() -> None:
     found = merged(
-        api.Mount(container_path="/s", host_path="/s", propagation=api.PROPAGATION_HOST_TO_CONTAINER),
+        api.Mount(
+            container_path="/s", host_path="/s", propagation=api.PROPAGATION_HOST_TO_CONTAINER
+        ),
         api.Mount(container_path="/r", host_path="/r", readonly=True, recursive_read_only=True),
         api.Mount(container_path="/o", host_path="/o", mount_options=["nosuid", "noexec"]),
     )
@@ -385,9 +422,9 @@ def test_missing_sources_become_directories(tmp_path: Path) -> None:
     )
     with OpenSources() as opened:
         sources.find(wanted, opened)
-        assert {path: os.readlink(f"/proc/self/fd/{number}") for path, number in opened.fds.items()} == {
-            path: path for path in (str(tmp_path / "made/deep"), str(target))
-        }
+        assert {
+            path: os.readlink(f"/proc/self/fd/{number}") for path, number in opened.fds.items()
+        } == {path: path for path in (str(tmp_path / "made/deep"), str(target))}
     assert not opened.fds
     assert (tmp_path / "made" / "deep").is_dir() and wanted[1].source == str(target)
 
@@ -406,7 +443,9 @@ async def test_what_a_path_gives_too_late_is_discarded() -> None:
 
     late, discarded = threading.Event(), threading.Event()
     with pytest.raises(DeadlineExceeded, match="/nfs"):
-        await sources.in_time(0.05, lambda: "/nfs", late.wait, discard=lambda result: discarded.set())
+        await sources.in_time(
+            0.05, lambda: "/nfs", late.wait, discard=lambda result: discarded.set()
+        )
     assert not discarded.is_set()
     late.set()
     assert discarded.wait(30)
@@ -431,7 +470,13 @@ def test_devices() -> None:
     (found,) = sources.devices(
         [api.Device(host_path="/dev/null", container_path="/dev/mine", permissions="r")]
     )
-    assert (found.path, found.type, found.major, found.minor, found.access) == ("/dev/mine", "c", 1, 3, "r")
+    assert (found.path, found.type, found.major, found.minor, found.access) == (
+        "/dev/mine",
+        "c",
+        1,
+        3,
+        "r",
+    )
     for wrong in (
         api.Device(host_path="/dev/null", permissions="x"),
         api.Device(host_path="/etc/passwd"),
@@ -485,11 +530,14 @@ def security_context(**fields: object) -> api.LinuxContainerSecurityContext:
 @pytest.mark.requirement("8.8", "14.3")
 def test_presence_decides_about_seccomp() -> None:
     assert security.seccomp_profile(security_context()).kind == "unconfined"
-    assert security.seccomp_profile(security_context(seccomp=api.SecurityProfile())).kind == "default"
+    assert (
+        security.seccomp_profile(security_context(seccomp=api.SecurityProfile())).kind == "default"
+    )
     unconfined = api.SecurityProfile(profile_type=api.SecurityProfile.Unconfined)
     assert security.seccomp_profile(security_context(seccomp=unconfined)).kind == "unconfined"
     assert (
-        security.seccomp_profile(security_context(seccomp_profile_path="runtime/default")).kind == "default"
+        security.seccomp_profile(security_context(seccomp_profile_path="runtime/default")).kind
+        == "default"
     )
     both = security_context(seccomp=unconfined, seccomp_profile_path="runtime/default")
     assert security.seccomp_profile(both).kind == "unconfined"
@@ -501,7 +549,9 @@ def test_presence_decides_about_seccomp() -> None:
 def test_localhost_profiles(tmp_path: Path) -> None:
     profile = tmp_path / "p.json"
     profile.write_text(json.dumps({"defaultAction": "SCMP_ACT_ERRNO"}))
-    asked = api.SecurityProfile(profile_type=api.SecurityProfile.Localhost, localhost_ref=str(profile))
+    asked = api.SecurityProfile(
+        profile_type=api.SecurityProfile.Localhost, localhost_ref=str(profile)
+    )
     found = security.seccomp_object(security.seccomp_profile(security_context(seccomp=asked)), [])
     assert found == {"defaultAction": "SCMP_ACT_ERRNO"}
     for content in ("not json", "[]", "{}"):

@@ -15,7 +15,8 @@ from cri_server.spec import sources
 
 @pytest.fixture
 def taken_after_listing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Makes the kernel's list of a folder a moment old: this file is removed right after its folder was read."""
+    """Makes the kernel's list of a folder a moment old: this file is removed right after its folder
+    was read."""
     listdir, scandir = os.listdir, os.scandir
 
     def take(path: Path) -> None:
@@ -38,15 +39,20 @@ def taken_after_listing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Non
     return take
 
 
-def test_the_devices_below_a_folder(tmp_path: Path, taken_after_listing: Callable[[Path], None]) -> None:
+def test_the_devices_below_a_folder(
+    tmp_path: Path, taken_after_listing: Callable[[Path], None]
+) -> None:
     for name in ("a", "b"):
         os.mknod(tmp_path / name, 0o20666, os.makedev(1, 3))
     taken_after_listing(tmp_path / "a")
     assert [node.path for node in sources._nodes(str(tmp_path), "/dev")] == ["/dev/b"]
 
 
-def test_the_networks_configuration(tmp_path: Path, taken_after_listing: Callable[[Path], None]) -> None:
-    """An installer replaces its file: another one that is there is used, never the built-in network."""
+def test_the_networks_configuration(
+    tmp_path: Path, taken_after_listing: Callable[[Path], None]
+) -> None:
+    """An installer replaces its file: another one that is there is used, never the built-in
+    network."""
     for name in ("10-old", "20-new"):
         content = {"cniVersion": "1.0.0", "name": name, "plugins": [{"type": "bridge"}]}
         (tmp_path / f"{name}.conflist").write_text(json.dumps(content))

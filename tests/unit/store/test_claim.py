@@ -27,19 +27,26 @@ def test_pods_of_an_earlier_version_are_found_where_they_are(tmp_path: Path, ear
     for _ in range(2):
         with claimed(root, default) as paths:
             assert paths.state == earlier
-    with pytest.raises(WrongState, match=f"start with --state {earlier}"), claimed(root, tmp_path / "own"):
+    with (
+        pytest.raises(WrongState, match=f"start with --state {earlier}"),
+        claimed(root, tmp_path / "own"),
+    ):
         pass
     (earlier / "sandboxes" / "abc").rmdir()
     with claimed(root, default) as paths:
         assert paths.state == default
 
 
-def test_another_servers_pods_in_the_earlier_place_are_left_alone(tmp_path: Path, earlier: Path) -> None:
+def test_another_servers_pods_in_the_earlier_place_are_left_alone(
+    tmp_path: Path, earlier: Path
+) -> None:
     with claimed(tmp_path / "other", tmp_path / "default") as paths:
         assert paths.state == tmp_path / "default"
 
 
-def test_what_was_remembered_in_another_boot_is_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_remembered_in_another_boot_is_void(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(claim, "boot_id", lambda: "before")
     with claimed(tmp_path / "root", tmp_path / "one") as paths:
         (paths.sandbox_states / "abc").mkdir()
@@ -61,6 +68,13 @@ def test_a_link_to_the_same_directory_is_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["root", "state"])
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("")
-    folders = {"root": tmp_path / "root", "state": tmp_path / "state", name: tmp_path / "file" / "x"}
-    with pytest.raises(Error, match=f"{folders[name]}.*ENOTDIR"), claimed(folders["root"], folders["state"]):
+    folders = {
+        "root": tmp_path / "root",
+        "state": tmp_path / "state",
+        name: tmp_path / "file" / "x",
+    }
+    with (
+        pytest.raises(Error, match=f"{folders[name]}.*ENOTDIR"),
+        claimed(folders["root"], folders["state"]),
+    ):
         pass

@@ -26,7 +26,9 @@ def sandbox(identifier: str = "a" * 64, **labels: str) -> Sandbox:
     config = api.PodSandboxConfig(
         metadata=api.PodSandboxMetadata(name=identifier, uid="u", namespace="n"), labels=labels
     )
-    return Sandbox(identifier, config, "", 1, "boot", "/p", "/p/x", holder=Process(1, 2), ips=["10.0.0.1"])
+    return Sandbox(
+        identifier, config, "", 1, "boot", "/p", "/p/x", holder=Process(1, 2), ips=["10.0.0.1"]
+    )
 
 
 def container(identifier: str, owner: Sandbox, **labels: str) -> Container:
@@ -50,7 +52,11 @@ def test_records_survive_the_disk() -> None:
     written = json.loads(json.dumps(two.to_record().to_fields()))
     assert written["user"] == [1, 2, [2, 3], "/h"]
     again = Container.from_record(ContainerRecord.of(written))
-    assert again.to_record().to_fields() == written and again.user == two.user and again.config == two.config
+    assert (
+        again.to_record().to_fields() == written
+        and again.user == two.user
+        and again.config == two.config
+    )
 
 
 @pytest.mark.parametrize(
@@ -168,7 +174,9 @@ async def test_a_gate_waits_for_those_inside() -> None:
     await gate.empty()
 
 
-async def test_steps_are_undone_in_reverse_and_failures_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_steps_are_undone_in_reverse_and_failures_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Steps, "registered", {})
     seen: list[str] = []
 
@@ -189,7 +197,9 @@ async def test_steps_are_undone_in_reverse_and_failures_are_told(monkeypatch: py
         work.append("stuck")
 
     steps = Steps(
-        "verb", [step("a"), step("b", undo_fails=True), step("c", fails=True), step("d")], stuck=stuck
+        "verb",
+        [step("a"), step("b", undo_fails=True), step("c", fails=True), step("d")],
+        stuck=stuck,
     )
     with pytest.raises(NotFound) as caught:
         await steps.run(seen)

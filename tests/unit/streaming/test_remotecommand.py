@@ -46,13 +46,17 @@ class Client:
     def __post_init__(self) -> None:
         budget = Budget()
         self.stdin, self.resize = Inbound(budget), Inbound(budget)
-        self.stdout, self.stderr, self.error = (Out(self.log, name) for name in ("stdout", "stderr", "error"))
+        self.stdout, self.stderr, self.error = (
+            Out(self.log, name) for name in ("stdout", "stderr", "error")
+        )
 
     @property
     def streams(self) -> CommandStreams:
         resize: asyncio.Future[Inbound] = asyncio.get_running_loop().create_future()
         resize.set_result(self.resize)
-        return CommandStreams(self.error, self.json_status, self.stdin, self.stdout, self.stderr, resize)
+        return CommandStreams(
+            self.error, self.json_status, self.stdin, self.stdout, self.stderr, resize
+        )
 
     @property
     def status(self) -> dict[str, object]:
@@ -151,7 +155,10 @@ async def test_a_fault_of_ours_is_not_silence() -> None:
     client = Client()
     with pytest.raises(RuntimeError):
         await remotecommand.run(broken(), client.streams)
-    assert (client.status["reason"], client.status["message"]) == ("InternalError", "internal error")
+    assert (client.status["reason"], client.status["message"]) == (
+        "InternalError",
+        "internal error",
+    )
 
 
 async def test_stdin_is_copied_and_its_end_too() -> None:

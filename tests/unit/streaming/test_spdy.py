@@ -46,7 +46,9 @@ def pair() -> tuple[Connection, Connection]:
 def opened(**headers: str) -> tuple[Connection, Connection, int]:
     """A client and a server with one stream open in both directions."""
     client, server = pair()
-    stream = client.open({name: [value] for name, value in (headers or {"streamtype": "error"}).items()})
+    stream = client.open(
+        {name: [value] for name, value in (headers or {"streamtype": "error"}).items()}
+    )
     server.receive(client.data_to_send())
     server.reply(stream)
     client.receive(server.data_to_send())
@@ -91,7 +93,10 @@ def test_header_block_is_that_of_the_draft() -> None:
 @pytest.mark.requirement("9.3")
 def test_header_compression_keeps_its_state() -> None:
     packer, unpacker = Packer(), Unpacker()
-    blocks = [packer.pack({"streamtype": ["data"], "port": ["80"], "requestid": [str(n)]}) for n in range(50)]
+    blocks = [
+        packer.pack({"streamtype": ["data"], "port": ["80"], "requestid": [str(n)]})
+        for n in range(50)
+    ]
     assert [unpacker.unpack(b)["requestid"] for b in blocks] == [[str(n)] for n in range(50)]
     assert len(blocks[-1]) < len(blocks[0])
 
@@ -117,7 +122,9 @@ def test_either_side_may_end_first(first: str) -> None:
     client, server, stream = opened()
     sides = [client, server] if first == "client" else [server, client]
     for sender, receiver in (sides, reversed(sides)):
-        assert receiver.receive(sender.data_head(stream, 1, fin=True) + b"x") == [Data(stream, b"x", True)]
+        assert receiver.receive(sender.data_head(stream, 1, fin=True) + b"x") == [
+            Data(stream, b"x", True)
+        ]
         with pytest.raises(StreamClosed):
             sender.data_head(stream, 1)
     assert not client.is_open(stream) and not server.is_open(stream)
@@ -264,21 +271,33 @@ SAME_SYN = frames.syn_stream(1, _packer.pack({"streamtype": ["error"]}))
     [
         pytest.param(frames.data_head(1, 3, False) + b"abc", "never opened", id="data before SYN"),
         pytest.param(frames.data_head(0, 0, True), "never opened", id="data on stream 0"),
-        pytest.param(frames.data_head(2, 0, True), "never opened", id="data on a stream of ours that is not"),
+        pytest.param(
+            frames.data_head(2, 0, True), "never opened", id="data on a stream of ours that is not"
+        ),
         pytest.param(frames.syn_stream(2, block({})), "stream id 2", id="even id"),
         pytest.param(frames.syn_stream(0, block({})), "stream id 0", id="id 0"),
         pytest.param(SYN + SAME_SYN, "stream id 1 after 1", id="id again"),
         pytest.param(struct.pack(">HHI", 0x8002, 1, 10) + bytes(10), "version 2", id="version 2"),
-        pytest.param(struct.pack(">HHI", 0x8003, 1, 9) + bytes(9), "too short", id="short SYN_STREAM"),
-        pytest.param(struct.pack(">HHI", 0x8003, 2, 3) + bytes(3), "too short", id="short SYN_REPLY"),
-        pytest.param(struct.pack(">HHI", 0x8003, 3, 4) + bytes(4), "RST_STREAM", id="short RST_STREAM"),
+        pytest.param(
+            struct.pack(">HHI", 0x8003, 1, 9) + bytes(9), "too short", id="short SYN_STREAM"
+        ),
+        pytest.param(
+            struct.pack(">HHI", 0x8003, 2, 3) + bytes(3), "too short", id="short SYN_REPLY"
+        ),
+        pytest.param(
+            struct.pack(">HHI", 0x8003, 3, 4) + bytes(4), "RST_STREAM", id="short RST_STREAM"
+        ),
         pytest.param(struct.pack(">HHI", 0x8003, 6, 5) + bytes(5), "PING", id="long PING"),
         pytest.param(struct.pack(">HHI", 0x8003, 7, 4) + bytes(4), "GOAWAY", id="short GOAWAY"),
         pytest.param(
-            struct.pack(">HHI", 0x8003, 4, CONTROL_LIMIT_BYTES + 1), "control frame of", id="oversized"
+            struct.pack(">HHI", 0x8003, 4, CONTROL_LIMIT_BYTES + 1),
+            "control frame of",
+            id="oversized",
         ),
         pytest.param(frames.syn_stream(1, b"\xff" * 20), "header block", id="not zlib"),
-        pytest.param(frames.syn_stream(1, zlib.compress(b"\0\0\0\0")), "header", id="without the dictionary"),
+        pytest.param(
+            frames.syn_stream(1, zlib.compress(b"\0\0\0\0")), "header", id="without the dictionary"
+        ),
     ],
 )
 def test_a_broken_peer_is_left(sent: bytes, reason: str) -> None:
@@ -308,9 +327,9 @@ def test_data_behind_the_end_resets_the_stream() -> None:
 def test_streams_are_limited_and_forgotten() -> None:
     client, server = Connection("client"), Connection("server", streams_limit=2)
     streams = [client.open({}) for _ in range(3)]
-    assert [e.stream_id for e in server.receive(client.data_to_send()) if isinstance(e, Opened)] == streams[
-        :2
-    ]
+    assert [
+        e.stream_id for e in server.receive(client.data_to_send()) if isinstance(e, Opened)
+    ] == streams[:2]
     assert client.receive(server.data_to_send()) == [Reset(streams[2], Status.REFUSED_STREAM)]
     client.reset(streams[0], Status.CANCEL)
     client.open({})
@@ -344,7 +363,9 @@ def raw_block(*pairs: tuple[bytes, bytes], count: int | None = None, tail: bytes
         pytest.param(raw_block(count=2**32 - 1), id="four billion pairs"),
         pytest.param(raw_block((b"a", b"x"), tail=b"y"), id="more behind"),
         pytest.param(raw_block(tail=b"\0"), id="a byte behind"),
-        pytest.param(raw_block(count=1, tail=b"\0\0\0\x01a\xff\xff\xff\xff"), id="longer than the block"),
+        pytest.param(
+            raw_block(count=1, tail=b"\0\0\0\x01a\xff\xff\xff\xff"), id="longer than the block"
+        ),
         pytest.param(raw_block((b"a", b"x" * BLOCK_LIMIT_BYTES)), id="too large"),
         pytest.param(b"", id="empty"),
     ],
@@ -421,7 +442,8 @@ def split(out: bytes) -> Iterator[int]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_million_mutated_frames() -> None:
-    """S-14: whole sessions with bytes changed, cut out, doubled; the core ends each in one of its two ways."""
+    """S-14: whole sessions with bytes changed, cut out, doubled; the core ends each in one of its
+    two ways."""
     rng = random.Random(14)
     sent, _ = conversation()
     heads = ends = frames_seen = 0

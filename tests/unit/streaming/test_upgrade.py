@@ -27,7 +27,9 @@ def refusal(text: str | bytes) -> int:
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_a_request_and_what_comes_behind_it(method: str) -> None:
-    request = read(f"{method} /exec/token?x=1 HTTP/1.1\r\n{HOST}{UPGRADE}\r\n".encode() + b"\x80\x03rest")
+    request = read(
+        f"{method} /exec/token?x=1 HTTP/1.1\r\n{HOST}{UPGRADE}\r\n".encode() + b"\x80\x03rest"
+    )
     assert (request.method, request.path, request.upgrade) == (method, "/exec/token", "spdy/3.1")
     assert request.ahead == b"\x80\x03rest"
 
@@ -44,7 +46,9 @@ def test_one_byte_at_a_time() -> None:
 def test_upgrade_needs_both_headers() -> None:
     assert read(f"GET / HTTP/1.1\r\n{HOST}Upgrade: websocket\r\n\r\n").upgrade == ""
     assert (
-        read(f"GET / HTTP/1.1\r\n{HOST}Connection: keep-alive, upgrade\r\nUpgrade: WebSocket\r\n\r\n").upgrade
+        read(
+            f"GET / HTTP/1.1\r\n{HOST}Connection: keep-alive, upgrade\r\nUpgrade: WebSocket\r\n\r\n"
+        ).upgrade
         == "websocket"
     )
 
@@ -60,10 +64,14 @@ def test_upgrade_needs_both_headers() -> None:
         pytest.param(f"GET http://[::1 HTTP/1.1\r\n{HOST}\r\n", 400, id="half an IPv6 address"),
         pytest.param(f"POST / HTTP/1.1\r\n{HOST}Content-Length: 5\r\n\r\nhello", 400, id="a body"),
         pytest.param(
-            f"POST / HTTP/1.1\r\n{HOST}Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400, id="chunks"
+            f"POST / HTTP/1.1\r\n{HOST}Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            400,
+            id="chunks",
         ),
         pytest.param(
-            f"POST / HTTP/1.1\r\n{HOST}Content-Length: 0\r\nContent-Length: 5\r\n\r\n", 400, id="two lengths"
+            f"POST / HTTP/1.1\r\n{HOST}Content-Length: 0\r\nContent-Length: 5\r\n\r\n",
+            400,
+            id="two lengths",
         ),
         pytest.param("nonsense\r\n\r\n", 400, id="nonsense"),
         pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, id="TLS"),
@@ -77,7 +85,9 @@ def test_refused(text: str | bytes, status: int) -> None:
     assert refusal(text) == status
 
 
-@pytest.mark.parametrize("origin", ["https://node:10250", "http://elsewhere", "null", "http://[::1"])
+@pytest.mark.parametrize(
+    "origin", ["https://node:10250", "http://elsewhere", "null", "http://[::1"]
+)
 def test_the_origin_is_not_looked_at(origin: str) -> None:
     read(f"GET / HTTP/1.1\r\n{HOST}Origin: {origin}\r\n\r\n")
 

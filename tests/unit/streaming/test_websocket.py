@@ -1,4 +1,5 @@
-"""WebSocket channels over a real socket, with the client side of the `websockets` package at the other end."""
+"""WebSocket channels over a real socket, with the client side of the `websockets` package at the
+other end."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ class Peer:
             if not data:
                 return None
             self.core.receive_data(data)
-            self.frames += [event for event in self.core.events_received() if isinstance(event, Frame)]
+            self.frames += [
+                event for event in self.core.events_received() if isinstance(event, Frame)
+            ]
         return self.frames.pop(0)
 
     async def close_code(self) -> int:
@@ -92,7 +95,10 @@ async def test_base64_channels() -> None:
         assert await channels.channel(0).inbound.read() == b"input"
         await channels.channel(1).write(b"output")
         frame = await peer.receive()
-        assert frame is not None and (frame.opcode, bytes(frame.data)) == (Opcode.TEXT, b"1b3V0cHV0")
+        assert frame is not None and (frame.opcode, bytes(frame.data)) == (
+            Opcode.TEXT,
+            b"1b3V0cHV0",
+        )
 
 
 async def test_what_is_not_base64_closes() -> None:
@@ -148,7 +154,9 @@ async def test_unknown_channels_and_empty_messages_are_skipped() -> None:
         pytest.param(b"\x80\x81\0\0\0\0x", CloseCode.PROTOCOL_ERROR, id="continues nothing"),
         pytest.param(b"\xf2\x81\0\0\0\0x", CloseCode.PROTOCOL_ERROR, id="reserved bits"),
         pytest.param(b"\x83\x81\0\0\0\0x", CloseCode.PROTOCOL_ERROR, id="unknown opcode"),
-        pytest.param(b"\x89\xfe\x00\x80\0\0\0\0" + bytes(128), CloseCode.PROTOCOL_ERROR, id="long ping"),
+        pytest.param(
+            b"\x89\xfe\x00\x80\0\0\0\0" + bytes(128), CloseCode.PROTOCOL_ERROR, id="long ping"
+        ),
         pytest.param(
             b"\x82\xff" + (MESSAGE_LIMIT_BYTES + 1).to_bytes(8, "big") + bytes(4),
             CloseCode.MESSAGE_TOO_BIG,
@@ -213,8 +221,12 @@ async def test_a_flood_of_pings_without_reading_ends() -> None:
 
 
 @given(sent=st.lists(st.binary(max_size=60) | st.builds(lambda op, body: bytes((0x80 | op, 0x80 | len(body))) + bytes(4) + body, st.integers(0, 15), st.binary(max_size=100)), max_size=15))  # fmt: skip
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_nonsense_ends_or_goes_on_quietly(sent: list[bytes], caplog: pytest.LogCaptureFixture) -> None:
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_nonsense_ends_or_goes_on_quietly(
+    sent: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
     async def feed() -> None:
         async with connected("v5.channel.k8s.io") as (peer, _channels, reading):
             for data in sent:

@@ -1,4 +1,5 @@
-"""A wire keeps order and frames whole, under back-pressure and cancellation, and notices peers that are gone."""
+"""A wire keeps order and frames whole, under back-pressure and cancellation, and notices peers that
+are gone."""
 
 from __future__ import annotations
 

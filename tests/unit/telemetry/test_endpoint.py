@@ -94,14 +94,16 @@ async def test_a_flood_of_connections_is_bounded(served: str) -> None:
 
 
 async def test_idle_connections_shut_nobody_out() -> None:
-    """Any local user may connect by TCP. Proof: beside more idle connections than the limit a request
-    is answered, also on a connection that had one answered before; the oldest idle ones are closed.
+    """Any local user may connect by TCP. Proof: beside more idle connections than the limit a
+    request is answered, also on a connection that had one answered before; the oldest idle ones are
+    closed.
     """
     endpoint = Endpoint("127.0.0.1:0", {"/metrics": hello})
     await endpoint.start()
     try:
         idle = [
-            await asyncio.open_connection("127.0.0.1", endpoint.port) for _ in range(CONNECTIONS_LIMIT + 5)
+            await asyncio.open_connection("127.0.0.1", endpoint.port)
+            for _ in range(CONNECTIONS_LIMIT + 5)
         ]
         reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
         for _ in range(2):

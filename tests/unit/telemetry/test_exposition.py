@@ -21,9 +21,16 @@ def test_buckets_add_up() -> None:
     samples = {key: (list(d.counts), d.sum_s) for key, d in meters.items()}
     body, kind = write([Histogram("pyrunc_x_seconds", "x", ("call", "code"), samples)], "")
     assert kind.startswith("text/plain")
-    (family,) = [f for f in text_string_to_metric_families(body.decode()) if f.name == "pyrunc_x_seconds"]
+    (family,) = [
+        f for f in text_string_to_metric_families(body.decode()) if f.name == "pyrunc_x_seconds"
+    ]
     found = {s.labels["le"]: s.value for s in family.samples if s.name.endswith("_bucket")}
-    assert found[str(BOUNDS_S[0])] == 2 and found["0.25"] == 2 and found["0.5"] == 3 and found["300.0"] == 3
+    assert (
+        found[str(BOUNDS_S[0])] == 2
+        and found["0.25"] == 2
+        and found["0.5"] == 3
+        and found["300.0"] == 3
+    )
     assert found["+Inf"] == 4 == next(s.value for s in family.samples if s.name.endswith("_count"))
     assert {s.labels["call"] for s in family.samples} == {"RunPodSandbox"}
 
@@ -35,7 +42,9 @@ def test_open_metrics_and_odd_labels() -> None:
     assert kind.startswith("application/openmetrics-text") and body.endswith(b"# EOF\n")
     plain, _ = write([family], "")
     (found,) = [f for f in text_string_to_metric_families(plain.decode()) if f.name == "pyrunc_x"]
-    assert [(s.name, s.labels["name"], s.value) for s in found.samples] == [("pyrunc_x_total", nasty, 3)]
+    assert [(s.name, s.labels["name"], s.value) for s in found.samples] == [
+        ("pyrunc_x_total", nasty, 3)
+    ]
 
 
 def test_leases(tmp_path: Path) -> None:

@@ -17,12 +17,20 @@ from pyrunc.errors import ResourceExhausted
 
 
 def entry(number: int, **more: Any) -> dict[str, Any]:
-    return {"call": "RunPodSandbox", "started_at_ns": number, "duration_ms": 1.0, "outcome": "OK", **more}
+    return {
+        "call": "RunPodSandbox",
+        "started_at_ns": number,
+        "duration_ms": 1.0,
+        "outcome": "OK",
+        **more,
+    }
 
 
 async def test_what_is_added_is_read_in_order_and_survives(tmp_path: Path) -> None:
     ring = Ring(tmp_path / "timeline")
-    trace = Trace(10.0, 5, [Span("b", 10.02, 10.03, True), Span("a", 10.0, 10.0123), Span("runs", 10.1)])
+    trace = Trace(
+        10.0, 5, [Span("b", 10.02, 10.03, True), Span("a", 10.0, 10.0123), Span("runs", 10.1)]
+    )
     trace.spans.append(Span("c", 10.021, 10.022, parent=0))
     ring.add(entry(2))
     ring.add(entry(1), trace)
@@ -61,7 +69,9 @@ async def test_it_is_written_by_itself(tmp_path: Path, monkeypatch: pytest.Monke
             await asyncio.sleep(0.01)
 
 
-async def test_damage_and_a_disk_that_refuses(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_damage_and_a_disk_that_refuses(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     ring = Ring(tmp_path / "timeline")
     ring.add(entry(1))
     ring.flush()
@@ -168,5 +178,13 @@ def test_choose() -> None:
         return [e["started_at_ns"] for e in choose(entries, **wanted)]
 
     assert numbers() == [1, 2, 3, 4] and numbers(last=2) == [3, 4]
-    assert numbers(pod="web") == [1, 2] and numbers(pod="default/web") == [1] and numbers(pod="cc3") == [3]
-    assert numbers(pod="none") == [] and numbers(slowest=2) == [2, 3] and numbers(pod="web", slowest=1) == [2]
+    assert (
+        numbers(pod="web") == [1, 2]
+        and numbers(pod="default/web") == [1]
+        and numbers(pod="cc3") == [3]
+    )
+    assert (
+        numbers(pod="none") == []
+        and numbers(slowest=2) == [2, 3]
+        and numbers(pod="web", slowest=1) == [2]
+    )

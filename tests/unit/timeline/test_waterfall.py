@@ -30,13 +30,20 @@ SPANS = [
 
 
 def call(**more: Any) -> Call:
-    first = {"call": "StartContainer", "started_at_ns": 10**18, "duration_ms": 100.0, "outcome": "OK"}
+    first = {
+        "call": "StartContainer",
+        "started_at_ns": 10**18,
+        "duration_ms": 100.0,
+        "outcome": "OK",
+    }
     return Call.of_entry({**first, "pod": "default/<b>web</b>", "spans": SPANS, **more})
 
 
 def test_text() -> None:
     head, *parts = lines(call(outcome="INTERNAL", error="no\nway\x07"), 10**18)
-    assert "100.00 ms  StartContainer default/<b>web</b> INTERNAL: no" in head and "\x07" not in head
+    assert (
+        "100.00 ms  StartContainer default/<b>web</b> INTERNAL: no" in head and "\x07" not in head
+    )
     names = [re.sub(r".*[·█] ", "", part) for part in parts]
     assert names[:3] + names[4:] == ["shim", "execute !", "  second", "lost"]
     assert names[3].startswith("    <img src=x onerror=alert(1)>") and "\x1b" not in names[3]
@@ -55,10 +62,13 @@ def test_text() -> None:
     assert len(lines(call(spans=[{"name": "old", "offset_ms": 0.0, "duration_ms": 1.0}]), 0)) == 2
 
 
-def in_browser(document: str, script: str, tmp_path: Path, *, width: int = 1200, dark: bool = False) -> Any:
-    """What `script`, a function of the page's window, returns in a real browser that shows `document` in a frame."""
+def in_browser(
+    document: str, script: str, tmp_path: Path, *, width: int = 1200, dark: bool = False
+) -> Any:
+    """What `script`, a function of the page's window, returns in a real browser that shows
+    `document` in a frame."""
     outer = (
-        f"<!DOCTYPE html><body style='margin:0'><iframe id=f style='border:0;width:{width}px;height:900px' "
+        f"<!DOCTYPE html><meta charset=utf-8><body style='margin:0'><iframe id=f style='border:0;width:{width}px;height:900px' "
         f'srcdoc="{html.escape(document)}"></iframe><pre id=told></pre><script>const f = document.getElementById("f");'
         f'f.onload = () => {{ document.getElementById("told").textContent = '
         f"JSON.stringify(({script})(f.contentWindow)) }}</script>"
@@ -100,7 +110,9 @@ MEASURE = """(w) => {
 
 
 def test_a_browser_shows_the_page(tmp_path: Path) -> None:
-    document = page("default/<b>web</b>", [call(outcome="INTERNAL", error="<i>no</i> way"), call(spans=[])])
+    document = page(
+        "default/<b>web</b>", [call(outcome="INTERNAL", error="<i>no</i> way"), call(spans=[])]
+    )
     found = in_browser(document, MEASURE, tmp_path)
     assert found["title"] == found["heading"] == "Timeline of default/<b>web</b>"
     assert found["foreign"] == found["loaded"] == 0 and not found["overflow"]
@@ -147,7 +159,9 @@ def test_calls_lie_on_one_time_axis() -> None:
         call(spans=[], started_at_ns=10**18 + 999_999_000, duration_ms=0.001),
     ]
     text = page("", calls)
-    bars = re.findall(r'<svg class="scale"[^>]*><rect class="bar" x="([0-9.]+)%" width="([0-9.]+)%"', text)
+    bars = re.findall(
+        r'<svg class="scale"[^>]*><rect class="bar" x="([0-9.]+)%" width="([0-9.]+)%"', text
+    )
     assert bars == [("0.00", "25.00"), ("99.50", "0.50")]
 
 

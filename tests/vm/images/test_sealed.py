@@ -1,4 +1,5 @@
-"""Images that are mounted from an ext4 with fs-verity: what was written is what runs, or nothing does."""
+"""Images that are mounted from an ext4 with fs-verity: what was written is what runs, or nothing
+does."""
 
 from __future__ import annotations
 
@@ -33,7 +34,11 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def sealed_files(server: Server) -> list[Path]:
-    return [path for folder in ("tars", "indexes") for path in (server.root / "images" / folder).iterdir()]
+    return [
+        path
+        for folder in ("tars", "indexes")
+        for path in (server.root / "images" / folder).iterdir()
+    ]
 
 
 def with_volume(server: Server) -> api.ContainerConfig:
@@ -55,7 +60,9 @@ def digest(path: Path) -> str:
 
 def test_files_are_sealed_and_run(server: Server) -> None:
     files = sealed_files(server)
-    assert len(files) >= 4 and all(re.fullmatch("sha256:[0-9a-f]{64}", digest(path)) for path in files)
+    assert len(files) >= 4 and all(
+        re.fullmatch("sha256:[0-9a-f]{64}", digest(path)) for path in files
+    )
     with pytest.raises(PermissionError):
         open(files[0], "r+b").close()
     kept = {path.name: path.read_text() for path in (server.root / "images/verity").iterdir()}

@@ -1,5 +1,6 @@
-"""systemd keeps the mounts of images for the next server: our unit's directives on a real manager. A mount that had been made anew would
-have no page of a file that only the server before has read; whether containers share it is up to the kernel (Linux 6.15).
+"""systemd keeps the mounts of images for the next server: our unit's directives on a real manager.
+A mount that had been made anew would have no page of a file that only the server before has read;
+whether containers share it is up to the kernel (Linux 6.15).
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ POD = {
 
 
 def systemctl(*words: str) -> str:
-    return subprocess.run(["systemctl", *words], check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["systemctl", *words], check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def shown(name: str) -> str:
@@ -51,11 +54,22 @@ def client(folder: Path, *words: str) -> None:
 def folder(tmp_path: Path) -> Iterator[Path]:
     """Of a server under systemd as its unit says, with a pod whose image is mounted."""
     (tmp_path / "config.toml").write_text('[images]\nstore = "erofs"\n')
-    places = ["--config", "config.toml", "--root", "root", "--state", "state", "--cni-conf-dir", "net.d"]
+    places = [
+        "--config",
+        "config.toml",
+        "--root",
+        "root",
+        "--state",
+        "state",
+        "--cni-conf-dir",
+        "net.d",
+    ]
     options = [f"{tmp_path}/{word}" if number % 2 else word for number, word in enumerate(places)]
     command = [*PROGRAM, "serve", *options, "--listen", f"unix://{tmp_path}/cri.sock"]
     lines = SHIPPED.read_text().replace("@PROGRAM@ serve", shlex.join(command))
-    UNIT_FILE.write_text(lines.replace("[Service]\n", f"[Service]\nWorkingDirectory={REPOSITORY}\n"))
+    UNIT_FILE.write_text(
+        lines.replace("[Service]\n", f"[Service]\nWorkingDirectory={REPOSITORY}\n")
+    )
     layers = [*build.busybox().layers, build.layer({"big": CONTENT})]
     (tmp_path / "image.tar").write_bytes(build.docker_archive({IMAGE: build.image(layers)}))
     (tmp_path / "pod.json").write_text(json.dumps(POD))
@@ -75,7 +89,9 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def mounted_file() -> Path:
     """The file with CONTENT in the mount that the server holds."""
-    (found,) = (fd / "big" for fd in Path(f"/proc/{shown('MainPID')}/fd").iterdir() if (fd / "big").exists())
+    (found,) = (
+        fd / "big" for fd in Path(f"/proc/{shown('MainPID')}/fd").iterdir() if (fd / "big").exists()
+    )
     return found
 
 

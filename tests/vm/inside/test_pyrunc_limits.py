@@ -37,11 +37,15 @@ class Container:
             out.seek(0)
             err.seek(0)
             done = subprocess.CompletedProcess(ended.args, ended.returncode, out.read(), err.read())
-        assert not check or done.returncode == 0, f"pyrunc {arguments}: {done.returncode}: {done.stderr}"
+        assert not check or done.returncode == 0, (
+            f"pyrunc {arguments}: {done.returncode}: {done.stderr}"
+        )
         return done
 
     def start(self, *command: str, resources: dict[str, Any]) -> None:
-        config = bundle.configuration(*command, resources=resources, cgroupsPath=f"/pyrunc-test/{self.id}")
+        config = bundle.configuration(
+            *command, resources=resources, cgroupsPath=f"/pyrunc-test/{self.id}"
+        )
         bundle.make(self.folder / "bundle", config)
         self.pyrunc("run", "-d", "--bundle", str(self.folder / "bundle"), self.id)
 
@@ -89,9 +93,18 @@ def test_limits_are_in_the_kernels_files(container: Container) -> None:
 
 
 def test_update_changes_what_is_named_and_nothing_else(container: Container) -> None:
-    container.start("sleep", "1000", resources={"memory": {"limit": 64 * MIB}, "pids": {"limit": 42}})
+    container.start(
+        "sleep", "1000", resources={"memory": {"limit": 64 * MIB}, "pids": {"limit": 42}}
+    )
     container.pyrunc(
-        "update", "--memory", str(128 * MIB), "--cpu-quota", "20000", "--cpu-period", "50000", container.id
+        "update",
+        "--memory",
+        str(128 * MIB),
+        "--cpu-quota",
+        "20000",
+        "--cpu-period",
+        "50000",
+        container.id,
     )
     assert container.read("memory.max") == str(128 * MIB)
     assert container.read("cpu.max") == "20000 50000"
@@ -107,7 +120,10 @@ def test_the_pids_limit_holds(container: Container) -> None:
 
 def test_the_cpu_limit_throttles(container: Container) -> None:
     container.start(
-        "sh", "-c", "while true; do :; done", resources={"cpu": {"quota": 10_000, "period": 100_000}}
+        "sh",
+        "-c",
+        "while true; do :; done",
+        resources={"cpu": {"quota": 10_000, "period": 100_000}},
     )
     time.sleep(2)
     facts = dict(line.split() for line in container.read("cpu.stat").splitlines())

@@ -1,4 +1,5 @@
-"""A container with very little memory: nothing of the runtime is charged to it, so its program is what has to fit."""
+"""A container with very little memory: nothing of the runtime is charged to it, so its program is
+what has to fit."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ def test_it_starts_and_takes_an_exec(tmp_path: Path, limit_bytes: int) -> None:
     box = Container(tmp_path)
     memory = {"limit": limit_bytes, "swap": limit_bytes}
     try:
-        box.start("/bin/busybox", "sleep", "100", resources={"memory": memory, "pids": {"limit": 2}})
+        box.start(
+            "/bin/busybox", "sleep", "100", resources={"memory": memory, "pids": {"limit": 2}}
+        )
         assert int(box.read("memory.max")) == limit_bytes
         assert box.pyrunc("exec", box.id, "/bin/busybox", "echo", "hi").stdout == "hi\n"
         events = dict(line.split() for line in box.read("memory.events").splitlines())
@@ -32,9 +35,9 @@ def test_what_does_not_fit_is_killed(tmp_path: Path) -> None:
         group = box.group
 
         def kills() -> str:
-            return dict(line.split() for line in (group / "memory.events").read_text().splitlines())[
-                "oom_kill"
-            ]
+            return dict(
+                line.split() for line in (group / "memory.events").read_text().splitlines()
+            )["oom_kill"]
 
         import time
 

@@ -1,4 +1,5 @@
-"""The systemd driver of `pyrunc`: a delegated scope, limits that systemd knows too, and nothing left when it is deleted."""
+"""The systemd driver of `pyrunc`: a delegated scope, limits that systemd knows too, and nothing
+left when it is deleted."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ class Scope:
         )
         return result
 
-    def start(self, *command: str, annotations: dict[str, str] | None = None, **resources: Any) -> None:
+    def start(
+        self, *command: str, annotations: dict[str, str] | None = None, **resources: Any
+    ) -> None:
         config = bundle.configuration(
             *command, resources=resources, cgroupsPath=f"sdtest.slice:box:{self.id}"
         )
@@ -61,7 +64,9 @@ class Scope:
 
 
 def systemctl(*words: str) -> str:
-    return subprocess.run(["systemctl", *words], capture_output=True, text=True, check=False).stdout.strip()
+    return subprocess.run(
+        ["systemctl", *words], capture_output=True, text=True, check=False
+    ).stdout.strip()
 
 
 @pytest.fixture
@@ -113,7 +118,9 @@ def test_the_device_filter_outlives_a_reload(scope: Scope) -> None:
 
 def test_update_reaches_systemd_and_the_files(scope: Scope) -> None:
     scope.start("sleep", "1000", **LIMITS)
-    scope.pyrunc("update", "--memory", "128m", "--memory-swap", "128m", "--pids-limit", "50", scope.id)
+    scope.pyrunc(
+        "update", "--memory", "128m", "--memory-swap", "128m", "--pids-limit", "50", scope.id
+    )
     systemctl("daemon-reload")
     assert scope.read("memory.max") == str(128 * MIB) and scope.read("pids.max") == "50"
     assert scope.property("MemoryMax") == str(128 * MIB) and scope.property("TasksMax") == "50"
@@ -141,7 +148,9 @@ def test_a_program_that_ends_ends_its_scope(scope: Scope) -> None:
 
 def test_annotations_set_properties(scope: Scope) -> None:
     key = "org.systemd.property."
-    scope.start("sleep", "1000", annotations={f"{key}TimeoutStopSec": "7", f"{key}Description": "'a box'"})
+    scope.start(
+        "sleep", "1000", annotations={f"{key}TimeoutStopSec": "7", f"{key}Description": "'a box'"}
+    )
     assert scope.property("TimeoutStopUSec") == "7s" and scope.property("Description") == "a box"
 
 

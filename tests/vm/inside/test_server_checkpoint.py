@@ -1,4 +1,5 @@
-"""Checkpoints of a server's containers by the real CRIU: processes, files and listeners go on where they were."""
+"""Checkpoints of a server's containers by the real CRIU: processes, files and listeners go on where
+they were."""
 
 from __future__ import annotations
 
@@ -75,7 +76,10 @@ def test_what_the_archive_holds(server: Server, tmp_path: Path) -> None:
             assert content is not None
             return json.load(content)
 
-        assert read("config.dump")["rootfsImageName"] == IMAGE and read("config.dump")["id"] == container
+        assert (
+            read("config.dump")["rootfsImageName"] == IMAGE
+            and read("config.dump")["id"] == container
+        )
         assert read("spec.dump")["process"]["args"][0] == "sh"
         assert "/etc/group" in read("deleted.files")
         assert "/etc/hosts" in {mount["destination"] for mount in read("bind.mounts")}
@@ -108,11 +112,15 @@ def test_mounts_are_those_of_the_new_request(server: Server, tmp_path: Path) -> 
 def test_image_volumes(server: Server, tmp_path: Path) -> None:
     """Of one layer and of two: each is an overlay, which is made again and not in the archive."""
     mounts = []
-    for number, layers in enumerate(([{"file": b"below"}], [{"file": b"below"}, {"file": b"above"}])):
+    for number, layers in enumerate(
+        ([{"file": b"below"}], [{"file": b"below"}, {"file": b"above"}])
+    ):
         image = f"registry.test/volume-of-layers:{number}"
         server.load_image(image_archive(image, *layers))
         place = f"/volume{number}"
-        mounts.append(api.Mount(container_path=place, readonly=True, image=api.ImageSpec(image=image)))
+        mounts.append(
+            api.Mount(container_path=place, readonly=True, image=api.ImageSpec(image=image))
+        )
     container = server.launch(server.run_pod(), config(server, mounts=mounts))
     wait_beyond(server, container, 5)
     archive = checkpoint(server, container, tmp_path / "a.tar")
@@ -123,13 +131,16 @@ def test_image_volumes(server: Server, tmp_path: Path) -> None:
 
 
 def test_sources_are_what_they_were(server: Server, tmp_path: Path) -> None:
-    """CVE-2021-25741: a link takes the place of a host path before CRIU mounts it. Files are sources, too."""
+    """CVE-2021-25741: a link takes the place of a host path before CRIU mounts it. Files are
+    sources, too."""
     folder, file, secret = (tmp_path / name for name in ("folder", "file", "secret"))
     for path in (folder, secret):
         path.mkdir()
         (path / "name").write_text(path.name)
     file.write_text("a file")
-    mounts = [api.Mount(container_path=f"/v/{path.name}", host_path=str(path)) for path in (folder, file)]
+    mounts = [
+        api.Mount(container_path=f"/v/{path.name}", host_path=str(path)) for path in (folder, file)
+    ]
     first = server.launch(server.run_pod(), config(server, mounts=mounts))
     wait_beyond(server, first, 1)
     archive = checkpoint(server, first, tmp_path / "a.tar")
@@ -161,7 +172,9 @@ def test_volumes_of_the_image(server: Server, tmp_path: Path) -> None:
     reference = "registry.test/volume:1"
     files = {name: Path("/bin/busybox").read_bytes() for name in ("bin/sh", "bin/cat", "bin/sleep", "bin/mv", "bin/rm", "bin/mkdir")}  # fmt: skip
     layer = build.layer({name: build.Node(content, mode=0o755) for name, content in files.items()} | {"state/of-image": b"x"})  # fmt: skip
-    server.load_image(build.docker_archive({reference: build.image([layer], {"Volumes": {"/state": {}}})}))
+    server.load_image(
+        build.docker_archive({reference: build.image([layer], {"Volumes": {"/state": {}}})})
+    )
     script = "rm /state/of-image; echo mine > /state/file; i=0; while :; do i=$((i+1)); echo $i > /count; sleep 0.05; done"
     wanted = config(server, script, image=api.ImageSpec(image=reference))
     first = server.launch(server.run_pod(), wanted)
@@ -169,7 +182,9 @@ def test_volumes_of_the_image(server: Server, tmp_path: Path) -> None:
     archive = checkpoint(server, first, tmp_path / "a.tar")
     again = restore(server, archive, wanted)
     wait_beyond(server, again, 2)
-    assert server.output(again, "sh", "-c", "cat /state/file; echo /state/*") == "mine\n/state/file\n"
+    assert (
+        server.output(again, "sh", "-c", "cat /state/file; echo /state/*") == "mine\n/state/file\n"
+    )
 
 
 @pytest.mark.slow
@@ -198,9 +213,9 @@ def test_it_is_limited_and_confined_again(server: Server, tmp_path: Path) -> Non
     wanted.linux.resources.memory_limit_in_bytes = 96 << 20
     again = restore(server, archive, wanted)
     info = json.loads(
-        server.runtime.ContainerStatus(api.ContainerStatusRequest(container_id=again, verbose=True)).info[
-            "info"
-        ]
+        server.runtime.ContainerStatus(
+            api.ContainerStatusRequest(container_id=again, verbose=True)
+        ).info["info"]
     )
     lines = Path(f"/proc/{info['pid']}/status").read_text().splitlines()
     assert "NoNewPrivs:\t1" in lines and "Seccomp:\t2" in lines
@@ -209,11 +224,15 @@ def test_it_is_limited_and_confined_again(server: Server, tmp_path: Path) -> Non
     limit = Path(f"/sys/fs/cgroup{group}/memory.max")
     if limit.exists():  # not on a hybrid host
         assert int(limit.read_text()) == 96 << 20
-    assert "Read-only" in server.exec(again, "sh", "-c", "echo x > /proc/sys/kernel/hostname").stderr.decode()
+    assert (
+        "Read-only"
+        in server.exec(again, "sh", "-c", "echo x > /proc/sys/kernel/hostname").stderr.decode()
+    )
 
 
 def test_listeners_listen_and_connections_are_closed(server: Server, tmp_path: Path) -> None:
-    """The pod has another address; whoever was connected goes on with the first one, and nobody with the second."""
+    """The pod has another address; whoever was connected goes on with the first one, and nobody
+    with the second."""
     script = (
         "mkdir /www && echo hello > /www/index.html; httpd -p 8080 -h /www; (sleep 10000 | nc 127.0.0.1 8080) & "
         + WORKLOAD
@@ -245,7 +264,8 @@ def test_a_damaged_checkpoint_starts_nothing(server: Server, tmp_path: Path) -> 
 
 @pytest.mark.requirement("4.12.1", "4.12.2")
 def test_a_pod(server: Server, tmp_path: Path) -> None:
-    """Two containers that share memory: what one has read is never ahead of what the other has written."""
+    """Two containers that share memory: what one has read is never ahead of what the other has
+    written."""
     writer = "i=0; while :; do i=$((i+1)); echo $i > /dev/shm/next; mv /dev/shm/next /dev/shm/n; echo $i > /next; mv /next /count; sleep 0.02; done"
     reader = "while :; do cat /dev/shm/n > /next 2>/dev/null && mv /next /count; sleep 0.02; done"
     configs = []
@@ -260,7 +280,9 @@ def test_a_pod(server: Server, tmp_path: Path) -> None:
     folder = tmp_path / "pod"
     folder.mkdir()
     server.runtime.CheckpointPod(
-        api.CheckpointPodRequest(pod_sandbox_id=pod, output_path=str(folder), container_ids=containers),
+        api.CheckpointPodRequest(
+            pod_sandbox_id=pod, output_path=str(folder), container_ids=containers
+        ),
         timeout=300,
     )
     names = {"pod.options", "pod.dump", "devshm-checkpoint.tar", *(f"{c}.tar" for c in containers)}
@@ -269,7 +291,8 @@ def test_a_pod(server: Server, tmp_path: Path) -> None:
         wait_beyond(server, container, count(server, container))
     new = server.pod_config()
     answer = server.runtime.RestorePod(
-        api.RestorePodRequest(checkpoint_path=str(folder), config=new, container_configs=configs), timeout=120
+        api.RestorePodRequest(checkpoint_path=str(folder), config=new, container_configs=configs),
+        timeout=120,
     )
     again = {found.name: found.container_id for found in answer.restored_containers}
     assert {server.status(c).state for c in again.values()} == {api.CONTAINER_CREATED}
@@ -308,7 +331,8 @@ def test_the_verb(server: Server, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_again_and_again_with_a_new_server_between(server: Server, tmp_path: Path) -> None:
-    """What is restored can be checkpointed; a server that was killed starts what its predecessor has created."""
+    """What is restored can be checkpointed; a server that was killed starts what its predecessor
+    has created."""
     wanted = config(server)
     container = server.launch(server.run_pod(), wanted)
     for generation in range(2):
@@ -324,7 +348,8 @@ def test_again_and_again_with_a_new_server_between(server: Server, tmp_path: Pat
 
 
 def test_a_pod_on_the_nodes_network_only(server: Server, tmp_path: Path) -> None:
-    """CRIU would have left the container in the node's network, whatever pod it is in now, and finds no place for the other."""
+    """CRIU would have left the container in the node's network, whatever pod it is in now, and
+    finds no place for the other."""
     pods = {host: server.run_pod(host_network=host) for host in (True, False)}
     archives = {}
     for host, pod in pods.items():

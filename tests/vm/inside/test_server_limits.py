@@ -1,4 +1,5 @@
-"""The server puts pods and containers where both cgroup drivers say, with limits that the kernel's own files confirm."""
+"""The server puts pods and containers where both cgroup drivers say, with limits that the kernel's
+own files confirm."""
 
 from __future__ import annotations
 
@@ -55,9 +56,13 @@ class Server:
         for field, value in resources.items():
             setattr(config.linux.resources, field, value)
         config.linux.resources.unified.update(unified)
-        request = api.CreateContainerRequest(pod_sandbox_id=pod, config=config, sandbox_config=sandbox)
+        request = api.CreateContainerRequest(
+            pod_sandbox_id=pod, config=config, sandbox_config=sandbox
+        )
         container = str(self.client.runtime.CreateContainer(request, timeout=120).container_id)
-        self.client.runtime.StartContainer(api.StartContainerRequest(container_id=container), timeout=120)
+        self.client.runtime.StartContainer(
+            api.StartContainerRequest(container_id=container), timeout=120
+        )
         return container
 
     def status(self, container: str) -> Any:
@@ -79,7 +84,9 @@ class Server:
 
 
 @pytest.fixture(scope="module", params=sorted(PARENTS))
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     node = Node(tmp_path_factory.mktemp(request.param), f"limits-{request.param[:4]}")
     node.cgroup_driver, node.missing_controllers = request.param, "error"
     try:
@@ -179,7 +186,8 @@ def test_an_oom_kill_of_the_main_process(server: Server) -> None:
 @pytest.mark.requirement("2.9", "14.9")
 @pytest.mark.parametrize("code", [0, 3, 137])
 def test_an_oom_kill_of_a_child(server: Server, code: int) -> None:
-    """The kernel's count is the answer with both drivers, whatever the container ends with, as under containerd and CRI-O."""
+    """The kernel's count is the answer with both drivers, whatever the container ends with, as
+    under containerd and CRI-O."""
     container = server.container(
         f"dd if=/dev/zero of=/dev/null bs=64M count=1; exit {code}", memory_limit_in_bytes=15 * MIB
     )
@@ -197,10 +205,17 @@ def test_devices_are_filtered(server: Server) -> None:
 def test_statistics_come_from_the_group(server: Server) -> None:
     container = server.container("while true; do :; done", memory_limit_in_bytes=64 * MIB)
     time.sleep(2)
-    stats = server.client.runtime.ContainerStats(api.ContainerStatsRequest(container_id=container)).stats
+    stats = server.client.runtime.ContainerStats(
+        api.ContainerStatsRequest(container_id=container)
+    ).stats
     group = server.group(container)
     used = (
-        int(dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())["usage_usec"]) * 1000
+        int(
+            dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())[
+                "usage_usec"
+            ]
+        )
+        * 1000
     )
     assert 0 < stats.cpu.usage_core_nano_seconds.value <= used
     assert 0 < stats.memory.usage_bytes.value <= 64 * MIB

@@ -1,4 +1,5 @@
-"""What only a machine with systemd can show: the log in the journal, and `doctor` on a host of pure cgroup v2."""
+"""What only a machine with systemd can show: the log in the journal, and `doctor` on a host of pure
+cgroup v2."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def test_the_journal_has_fields() -> None:
         assert ran["PYRUNC_POD"] == "default/journalled" and ran["PYRUNC_OUTCOME"] == "OK"
         assert ran["SYSLOG_IDENTIFIER"] == "pyrunc-cri" and ran["PRIORITY"] == "6"
         assert float(ran["PYRUNC_DURATION_MS"]) > 0 and ran["_PID"] == str(server.pid)
-        assert ran["CODE_FILE"].endswith("verbs.py") and "RunPodSandbox" not in server.log.read_text()
+        assert (
+            ran["CODE_FILE"].endswith("verbs.py") and "RunPodSandbox" not in server.log.read_text()
+        )
 
 
 def test_doctor_on_a_machine_with_systemd() -> None:
@@ -45,14 +48,17 @@ def test_doctor_on_a_machine_with_systemd() -> None:
     ):
         assert found[code]["level"] == "fine", found[code]
     assert found["cgroup-driver"]["found"] == "systemd"
-    assert found["images"]["level"] == ("fine" if host().clones_detached else "note"), found["images"]
+    assert found["images"]["level"] == ("fine" if host().clones_detached else "note"), found[
+        "images"
+    ]
     for code in ("kernel-calls", "namespaces", "seccomp", "firewall"):
         assert found[code]["level"] == "fine", found[code]
     assert done.returncode == any(finding["level"] == "wrong" for finding in found.values())
 
 
 def test_images_are_unpacked_where_containers_would_not_share_their_mount() -> None:
-    """Debian's kernels, 6.1 and 6.12. It is said, and an administrator who wants it all the same is told when it cannot be."""
+    """Debian's kernels, 6.1 and 6.12. It is said, and an administrator who wants it all the same is
+    told when it cannot be."""
     with Server(network=False) as server:
         assert (
             "images are unpacked: if they were mounted, each container would have a mount"

@@ -1,4 +1,5 @@
-"""The API server without kubectl, whose every start costs a second under emulation: JSON over one kept connection."""
+"""The API server without kubectl, whose every start costs a second under emulation: JSON over one
+kept connection."""
 
 from __future__ import annotations
 
@@ -71,16 +72,23 @@ class Api:
         """What kubelet answers, whose certificate nobody has signed."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", urllib3.exceptions.InsecureRequestWarning)
-            with urllib3.HTTPSConnectionPool("127.0.0.1", 10250, cert_reqs="CERT_NONE", **MANNER) as kubelet:
+            with urllib3.HTTPSConnectionPool(
+                "127.0.0.1", 10250, cert_reqs="CERT_NONE", **MANNER
+            ) as kubelet:
                 answer = kubelet.request(method, path)
         assert answer.status == 200, answer.data
         return bytes(answer.data)
 
-    def text(self, method: str, path: str, body: Json | None = None, kind: str = "application/json") -> str:
+    def text(
+        self, method: str, path: str, body: Json | None = None, kind: str = "application/json"
+    ) -> str:
         """The answer's text. Raises Refused."""
         content = None if body is None else json.dumps(body).encode()
         answer = self._pool.request(
-            method, path, body=content, headers={"Content-Type": kind, "Accept": "application/json, */*"}
+            method,
+            path,
+            body=content,
+            headers={"Content-Type": kind, "Accept": "application/json, */*"},
         )
         text = answer.data.decode(errors="replace")
         if answer.status >= 300:

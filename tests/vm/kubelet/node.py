@@ -1,4 +1,5 @@
-"""The node that the tests look at: pods through the API server, their groups and processes through the kernel's files."""
+"""The node that the tests look at: pods through the API server, their groups and processes through
+the kernel's files."""
 
 from __future__ import annotations
 
@@ -60,9 +61,9 @@ class Node:
         def condition() -> Json | None:
             for status in self.pod(name)["status"].get("containerStatuses", []):
                 if status["name"] == container:
-                    ended: Json | None = status["state"].get("terminated") or status["lastState"].get(
-                        "terminated"
-                    )
+                    ended: Json | None = status["state"].get("terminated") or status[
+                        "lastState"
+                    ].get("terminated")
                     return ended
             return None
 
@@ -78,7 +79,8 @@ class Node:
                 assert refused.status == 404, refused
             self.api.delete(f"{PODS}/{name}?gracePeriodSeconds=0")
         self.until(
-            lambda: not {p["metadata"]["name"] for p in self.pods()} & set(names), f"deletion of {names}"
+            lambda: not {p["metadata"]["name"] for p in self.pods()} & set(names),
+            f"deletion of {names}",
         )
         marks = [form for uid in uids for form in (uid, uid.replace("-", "_"))]
         self.until(
@@ -109,11 +111,18 @@ class Node:
         if wait_until(ask, patience_s, 0.5):
             return answers[0]
         story = (
-            [json.dumps(self.pod(name)["status"], indent=1)[-4000:], *self.events(name)[-20:]] if name else []
+            [json.dumps(self.pod(name)["status"], indent=1)[-4000:], *self.events(name)[-20:]]
+            if name
+            else []
         )
         raise AssertionError(
             "\n".join(
-                [f"{what}: not within {patience_s:.0f} s", *story, journal("pyrunc-cri"), journal("kubelet")]
+                [
+                    f"{what}: not within {patience_s:.0f} s",
+                    *story,
+                    journal("pyrunc-cri"),
+                    journal("kubelet"),
+                ]
             )
         )
 
@@ -153,7 +162,11 @@ class Node:
 
     def configure_kubelet(self, **settings: Any) -> None:
         """Restart kubelet with `settings` over its configuration; without any, as provisioned."""
-        whole = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration", **settings}
+        whole = {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            **settings,
+        }
         KUBELET_DROP_IN.unlink(missing_ok=True)
         if settings:
             KUBELET_DROP_IN.write_text(json.dumps(whole))
@@ -162,7 +175,9 @@ class Node:
             (Path("/var/lib/kubelet") / state).unlink(missing_ok=True)
         before = self._heartbeat()
         systemctl("start", "kubelet")
-        self.until(lambda: self._heartbeat() not in ("", before), "the node after kubelet's restart")
+        self.until(
+            lambda: self._heartbeat() not in ("", before), "the node after kubelet's restart"
+        )
 
     def _heartbeat(self) -> str:
         """When the node was last said to be ready, empty while it is not."""
@@ -190,7 +205,10 @@ def systemctl(*arguments: str) -> str:
 def journal(unit: str, lines: int = 40) -> str:
     """The end of a unit's log."""
     command = ["journalctl", "--no-pager", "-o", "cat", "-n", str(lines), "-u", unit]
-    return f"--- {unit}\n" + subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return (
+        f"--- {unit}\n"
+        + subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    )
 
 
 def fact(group: Path, name: str) -> str:

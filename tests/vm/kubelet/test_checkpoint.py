@@ -1,4 +1,5 @@
-"""kubelet's checkpoint API, by the real CRIU: an archive of a running container, and a pod that goes on from an image of it."""
+"""kubelet's checkpoint API, by the real CRIU: an archive of a running container, and a pod that
+goes on from an image of it."""
 
 from __future__ import annotations
 
@@ -32,7 +33,10 @@ def count(node: Node, name: str) -> int:
 
 def reload() -> None:
     done = subprocess.run(
-        ["systemctl", "show", "-P", "MainPID", "pyrunc-cri"], capture_output=True, text=True, check=True
+        ["systemctl", "show", "-P", "MainPID", "pyrunc-cri"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     os.kill(int(done.stdout), signal.SIGHUP)
 
@@ -43,7 +47,9 @@ def test_a_pod_goes_on_in_another_one(node: Node, tmp_path: Path) -> None:
     try:
         node.run(pod("before", shell(SCRIPT)))
         node.until(lambda: count(node, "before") > 10, "the pod's numbers")
-        (archive,) = json.loads(node.api.kubelet("POST", f"/checkpoint/{NAMESPACE}/before/c"))["items"]
+        (archive,) = json.loads(node.api.kubelet("POST", f"/checkpoint/{NAMESPACE}/before/c"))[
+            "items"
+        ]
         with tarfile.open(archive) as found:
             assert {"config.dump", "spec.dump", "rootfs-diff.tar", "checkpoint/inventory.img"} <= set(found.getnames())  # fmt: skip
         at_dump = count(node, "before")

@@ -40,7 +40,9 @@ MADE = {"said-nothing": "wrote", "default": "wrote", "local": "", "unconfined": 
 @pytest.fixture(scope="module")
 def confined(node: Node) -> Iterator[Json]:
     """One pod with a container of each kind."""
-    subprocess.run(["apparmor_parser", "--replace", "--skip-cache"], input=POLICY.encode(), check=True)
+    subprocess.run(
+        ["apparmor_parser", "--replace", "--skip-cache"], input=POLICY.encode(), check=True
+    )
     containers = [
         {"name": n, **shell(TRY, securityContext={**MIGHTY, **asked})} for n, asked in ASKED.items()
     ]
@@ -73,7 +75,10 @@ def test_an_exec_is_confined_like_its_container(node: Node, confined: Json) -> N
                 cmd=["cat", "/proc/self/attr/apparmor/current"],
                 timeout=60,
             )
-            assert client.runtime.ExecSync(request, timeout=120).stdout.decode().strip() == LABELS[name]
+            assert (
+                client.runtime.ExecSync(request, timeout=120).stdout.decode().strip()
+                == LABELS[name]
+            )
 
 
 @pytest.mark.requirement("8.9")
@@ -81,11 +86,16 @@ def test_a_profile_that_is_not_loaded_is_said(node: Node, removing: list[str]) -
     removing.append("absent")
     context = {"appArmorProfile": {"type": "Localhost", "localhostProfile": "no-such-profile"}}
     node.create(pod("absent", shell("sleep 3600", securityContext=context)))
-    node.until(lambda: [e for e in node.events("absent") if "no-such-profile" in e], "the refusal", "absent")
+    node.until(
+        lambda: [e for e in node.events("absent") if "no-such-profile" in e],
+        "the refusal",
+        "absent",
+    )
 
 
 def test_user_namespaces(node: Node, removing: list[str]) -> None:
-    """Root inside is nobody special outside, every pod has ids of its own, and files belong to whom they should."""
+    """Root inside is nobody special outside, every pod has ids of its own, and files belong to whom
+    they should."""
     removing += ["mapped", "mapped-too"]
     volume = {"volumeMounts": [{"name": "v", "mountPath": "/v"}]}
     script = "touch /mine /v/mine; stat -c %u:%g /bin/busybox /mine /v/mine >/facts; id -u >>/facts; exec sleep 3600"

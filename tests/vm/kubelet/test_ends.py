@@ -1,4 +1,5 @@
-"""Limits that end containers: memory, processes, ephemeral storage. All pods start side by side, since each needs patience."""
+"""Limits that end containers: memory, processes, ephemeral storage. All pods start side by side,
+since each needs patience."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ SMALL = {"resources": {"limits": {"memory": "16Mi"}}}
 FULL = {"resources": {"limits": {"ephemeral-storage": "2Mi"}}}
 PODS = {
     "oom-main": pod("oom-main", shell(f"exec {HUNGRY}", **SMALL), restartPolicy="Never"),
-    # the group dies as one (memory.oom.group), so the shell, which would have said 3, does not outlive its child
+    # the group dies as one (memory.oom.group), so the shell, which would have said 3, does not
+    # outlive its child
     "oom-child": pod("oom-child", shell(f"{HUNGRY}; exit 3", **SMALL), restartPolicy="Never"),
     "oom-again": pod("oom-again", shell(f"sleep 2; exec {HUNGRY}", **SMALL)),
     "forks": pod("forks", shell(FORKS), restartPolicy="Never"),

@@ -1,6 +1,7 @@
 """The numbers that kubelet shows of pods are the kernel's and the disk's, not guesses.
 
-kubelet measures every ten seconds and serves what it measured last, so counters lie between two readings of ours.
+kubelet measures every ten seconds and serves what it measured last, so counters lie between two
+readings of ours.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from tests.vm.kubelet.api import Json
 from tests.vm.kubelet.node import Node, fact
 
 MIB = 1 << 20
-# 24 MiB of memory that stays (shared memory is charged to who touched it), 6 MiB in the writable layer, 3 MiB in a volume,
-# three processes of its own beside pause; and CPU time that grows.
+# 24 MiB of memory that stays (shared memory is charged to who touched it), 6 MiB in the writable
+# layer, 3 MiB in a volume, three processes of its own beside pause; and CPU time that grows.
 SCRIPT = (
     "dd if=/dev/zero of=/dev/shm/held bs=1M count=24; dd if=/dev/zero of=/written bs=1M count=6; dd if=/dev/zero of=/v/volume bs=1M count=3; "
     "sync; touch /ready; sleep 7200 & sleep 7200 & while true; do i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done; sleep 1; done"
@@ -29,7 +30,9 @@ SCRIPT = (
 @pytest.fixture(scope="module")
 def busy(node: Node) -> Iterator[Json]:
     container = shell(
-        SCRIPT, volumeMounts=[{"name": "v", "mountPath": "/v"}], resources={"limits": {"memory": "128Mi"}}
+        SCRIPT,
+        volumeMounts=[{"name": "v", "mountPath": "/v"}],
+        resources={"limits": {"memory": "128Mi"}},
     )
     try:
         made = node.run(pod("busy", container, volumes=[{"name": "v", "emptyDir": {}}]))
@@ -86,11 +89,15 @@ def test_cpu(node: Node, busy: Json, numbers: Json) -> None:
 def test_memory(node: Node, busy: Json, numbers: Json) -> None:
     (container,) = numbers["containers"]
     group = node.group(busy)
-    inactive = dict(line.split() for line in fact(group, "memory.stat").splitlines())["inactive_file"]
+    inactive = dict(line.split() for line in fact(group, "memory.stat").splitlines())[
+        "inactive_file"
+    ]
     working = int(fact(group, "memory.current")) - int(inactive)
     assert 24 * MIB <= container["memory"]["workingSetBytes"] <= working + 8 * MIB
     assert container["memory"]["workingSetBytes"] <= container["memory"]["usageBytes"] <= 128 * MIB
-    assert container["memory"]["availableBytes"] == 128 * MIB - container["memory"]["workingSetBytes"]
+    assert (
+        container["memory"]["availableBytes"] == 128 * MIB - container["memory"]["workingSetBytes"]
+    )
 
 
 @pytest.mark.requirement("10.1.12")
@@ -107,12 +114,15 @@ def test_a_volume_and_the_pods_storage(numbers: Json) -> None:
 
 @pytest.mark.requirement("10.1.14")
 def test_processes(node: Node, busy: Json) -> None:
-    """pause, the shell and its two background sleeps; a third sleep comes and goes. kubelet leaves the number out."""
+    """pause, the shell and its two background sleeps; a third sleep comes and goes. kubelet leaves
+    the number out."""
     with cri.connect(node.socket) as client:
         wanted = api.PodSandboxFilter(label_selector={"io.kubernetes.pod.name": "busy"})
         (sandbox,) = client.runtime.ListPodSandbox(api.ListPodSandboxRequest(filter=wanted)).items
         request = api.PodSandboxStatsRequest(pod_sandbox_id=sandbox.id)
-        count = client.runtime.PodSandboxStats(request, timeout=60).stats.linux.process.process_count.value
+        count = client.runtime.PodSandboxStats(
+            request, timeout=60
+        ).stats.linux.process.process_count.value
     assert 4 <= count <= 5
     assert abs(count - int(fact(node.pod_group(busy), "pids.current"))) <= 1
 

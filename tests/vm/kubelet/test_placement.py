@@ -1,4 +1,5 @@
-"""Where kubelet's pods and our containers sit, and what limits their groups hold, in both cgroup drivers.
+"""Where kubelet's pods and our containers sit, and what limits their groups hold, in both cgroup
+drivers.
 
 kubelet writes the pods' groups, our server the containers'.
 """
@@ -51,11 +52,15 @@ class Placed:
         return self.node.pod_group(self.pods[name])
 
 
-@pytest.fixture(scope="module", params=["systemd", pytest.param("cgroupfs", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=["systemd", pytest.param("cgroupfs", marks=pytest.mark.slow)]
+)
 def placed(request: pytest.FixtureRequest, node: Node) -> Iterator[Placed]:
     if request.param != "systemd":
         use_driver(node, request.param)
-    manifests = [pod(name, shell("sleep 3600", resources=asked)) for name, asked in RESOURCES.items()]
+    manifests = [
+        pod(name, shell("sleep 3600", resources=asked)) for name, asked in RESOURCES.items()
+    ]
     try:
         node.create(*manifests)
         yield Placed(node, {name: node.ready(name) for name in RESOURCES})
@@ -66,7 +71,8 @@ def placed(request: pytest.FixtureRequest, node: Node) -> Iterator[Placed]:
 
 
 def weight(shares: int) -> str:
-    """cpu.weight of a container as runc 1.5 and crun convert it; kubelet's own groups keep the older, linear way."""
+    """cpu.weight of a container as runc 1.5 and crun convert it; kubelet's own groups keep the
+    older, linear way."""
     logarithm = math.log2(shares)
     return str(math.ceil(10 ** ((logarithm**2 + 125 * logarithm) / 612 - 7 / 34)))
 
@@ -89,7 +95,9 @@ def test_a_pod_sits_where_its_class_says(placed: Placed, name: str) -> None:
     command = Path(
         f"/proc/{pid}/cmdline"
     )  # execve(2) closes the start's socket before it has set the arguments' place
-    assert wait_until(lambda: command.read_bytes() == b"sleep\x003600\x00", 30), command.read_bytes()
+    assert wait_until(lambda: command.read_bytes() == b"sleep\x003600\x00", 30), (
+        command.read_bytes()
+    )
     assert Path(f"/proc/{pid}/cgroup").read_text() == f"0::/{group.relative_to(CGROUPS)}\n"
     assert not fact(placed.pod_group(name), "cgroup.procs"), "a pod's own group holds no process"
 
@@ -98,7 +106,9 @@ def test_a_pod_sits_where_its_class_says(placed: Placed, name: str) -> None:
 def test_the_sandbox_is_in_the_pods_group_too(placed: Placed, name: str) -> None:
     leaves = [g for g in placed.pod_group(name).iterdir() if g.is_dir() and g != placed.group(name)]
     commands = [
-        Path(f"/proc/{pid}/cmdline").read_text() for g in leaves for pid in fact(g, "cgroup.procs").split()
+        Path(f"/proc/{pid}/cmdline").read_text()
+        for g in leaves
+        for pid in fact(g, "cgroup.procs").split()
     ]
     assert ["pause" in command for command in commands] == [True], commands
 
@@ -125,7 +135,9 @@ def test_cpu_and_memory_of_a_best_effort_pod(placed: Placed) -> None:
 
 
 def test_no_container_swaps_unless_it_may(placed: Placed) -> None:
-    assert {fact(placed.group(name), "memory.swap.max") for name in ("guaranteed", "burstable")} == {"0"}
+    assert {
+        fact(placed.group(name), "memory.swap.max") for name in ("guaranteed", "burstable")
+    } == {"0"}
 
 
 @pytest.mark.requirement("7.2.11")
@@ -148,7 +160,9 @@ def test_huge_pages(placed: Placed) -> None:
 @pytest.mark.requirement("7.2.6")
 def test_oom_scores(placed: Placed) -> None:
     scores = {
-        name: int(Path(f"/proc/{placed.node.main_pid(placed.pods[name])}/oom_score_adj").read_text())
+        name: int(
+            Path(f"/proc/{placed.node.main_pid(placed.pods[name])}/oom_score_adj").read_text()
+        )
         for name in RESOURCES
     }
     assert (scores["guaranteed"], scores["besteffort"]) == (-997, 1000)
@@ -172,7 +186,8 @@ def _bytes(quantity: str) -> int:
 
 
 def test_resize_in_place(placed: Placed) -> None:
-    """More, then less: the kernel's files follow, the process stays. Runs last, for it changes a pod."""
+    """More, then less: the kernel's files follow, the process stays. Runs last, for it changes a
+    pod."""
     node, name = placed.node, "guaranteed"
     group, pid = placed.group(name), node.main_pid(placed.pods[name])
     for cpu, mebibytes in ((300, 128), (100, 48)):
@@ -180,7 +195,9 @@ def test_resize_in_place(placed: Placed) -> None:
         wanted = {"cpu.max": f"{cpu * 100} 100000", "memory.max": str(mebibytes * MIB)}
         for where in (group, placed.pod_group(name)):
             node.until(
-                lambda w=where, f=wanted: {k: fact(w, k) for k in f} == f, f"{wanted} in {where}", name
+                lambda w=where, f=wanted: {k: fact(w, k) for k in f} == f,
+                f"{wanted} in {where}",
+                name,
             )  # type: ignore[misc]
         assert fact(group, "cpu.weight") == weight(cpu * 1024 // 1000)
     found = node.until(lambda: _resized(node, name), "the status of the resize", name)
@@ -191,7 +208,9 @@ def test_resize_in_place(placed: Placed) -> None:
 
 def resize(node: Node, name: str, limits: Json) -> None:
     """The `resize` subresource, for a container of class Guaranteed."""
-    change = {"spec": {"containers": [{"name": "c", "resources": {"limits": limits, "requests": limits}}]}}
+    change = {
+        "spec": {"containers": [{"name": "c", "resources": {"limits": limits, "requests": limits}}]}
+    }
     node.api.patch(f"{PODS}/{name}/resize", change)
 
 

@@ -1,6 +1,8 @@
-"""What kubelet does to a node on request: whole processors and memory nodes for one pod, swap for some, and eviction.
+"""What kubelet does to a node on request: whole processors and memory nodes for one pod, swap for
+some, and eviction.
 
-Each restarts kubelet with other settings; a pod that was there before sees its own group change (UpdateContainerResources).
+Each restarts kubelet with other settings; a pod that was there before sees its own group change
+(UpdateContainerResources).
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ def limited(name: str, resources: Json, script: str = "sleep 3600") -> Json:
 
 
 def test_static_policies_pin_containers(kubelet: Node, removing: list[str]) -> None:
-    """A guaranteed pod with whole processors gets them alone; who ran there before moves away, and comes back later."""
+    """A guaranteed pod with whole processors gets them alone; who ran there before moves away, and
+    comes back later."""
     kubelet.configure_kubelet(
         cpuManagerPolicy="static", cpuManagerReconcilePeriod="2s", reservedSystemCPUs="0",
         systemReserved={"memory": "512Mi"},
@@ -50,17 +53,22 @@ def test_static_policies_pin_containers(kubelet: Node, removing: list[str]) -> N
     shared = kubelet.run(limited("shared", {"requests": {"memory": "16Mi"}}))
     both = {"0-1", "0,1", ""}
     kubelet.until(
-        lambda: fact(kubelet.group(shared), "cpuset.cpus") in both, "all processors for the first pod"
+        lambda: fact(kubelet.group(shared), "cpuset.cpus") in both,
+        "all processors for the first pod",
     )
     pinned = kubelet.run(limited("pinned", {"limits": WHOLE, "requests": WHOLE}))
     group = kubelet.group(pinned)
     assert (fact(group, "cpuset.cpus"), fact(group, "cpuset.cpus.effective")) == ("1", "1")
     assert (fact(group, "cpuset.mems"), fact(group, "cpuset.mems.effective")) == ("0", "0")
     assert os.sched_getaffinity(kubelet.main_pid(pinned)) == {1}
-    kubelet.until(lambda: fact(kubelet.group(shared), "cpuset.cpus") == "0", "the first pod to move away")
+    kubelet.until(
+        lambda: fact(kubelet.group(shared), "cpuset.cpus") == "0", "the first pod to move away"
+    )
     assert os.sched_getaffinity(kubelet.main_pid(shared)) == {0}
     kubelet.remove("pinned")
-    kubelet.until(lambda: fact(kubelet.group(shared), "cpuset.cpus") in both, "the first pod to come back")
+    kubelet.until(
+        lambda: fact(kubelet.group(shared), "cpuset.cpus") in both, "the first pod to come back"
+    )
 
 
 @pytest.fixture
@@ -77,11 +85,15 @@ def swap() -> Iterator[None]:
 
 
 def test_limited_swap(swap: None, kubelet: Node, removing: list[str]) -> None:
-    """Burstable pods swap in proportion to what they request; guaranteed and best-effort ones do not."""
+    """Burstable pods swap in proportion to what they request; guaranteed and best-effort ones do
+    not."""
     kubelet.configure_kubelet(failSwapOn=False, memorySwap={"swapBehavior": "LimitedSwap"})
     asked: dict[str, Json] = {
         "may-swap": {"requests": {"memory": "256Mi"}, "limits": {"memory": "512Mi"}},
-        "never": {"requests": {"memory": "64Mi", "cpu": "10m"}, "limits": {"memory": "64Mi", "cpu": "10m"}},
+        "never": {
+            "requests": {"memory": "64Mi", "cpu": "10m"},
+            "limits": {"memory": "64Mi", "cpu": "10m"},
+        },
         "nothing": {},
     }
     removing += asked
@@ -97,18 +109,28 @@ def test_limited_swap(swap: None, kubelet: Node, removing: list[str]) -> None:
 
 def test_eviction_under_memory_pressure(kubelet: Node, removing: list[str]) -> None:
     """The node says MemoryPressure, the hungry best-effort pod goes, the modest one stays."""
-    # What is kept from eviction is not allocatable, so it is much less than what is free: pods would find no place.
+    # What is kept from eviction is not allocatable, so it is much less than what is free: pods
+    # would find no place.
     available = kubelet.summary()["node"]["memory"]["availableBytes"]
     kubelet.configure_kubelet(
-        evictionHard={"memory.available": str(available - 1200 * MIB)}, evictionPressureTransitionPeriod="5s"
+        evictionHard={"memory.available": str(available - 1200 * MIB)},
+        evictionPressureTransitionPeriod="5s",
     )
     removing += ["modest", "hungry"]
-    modest = kubelet.run(limited("modest", {"requests": {"memory": "32Mi"}, "limits": {"memory": "64Mi"}}))
-    # Held by a dd that nobody reads from. (A volume in memory is no larger than what kubelet leaves allocatable.)
-    hungry = pod("hungry", shell("dd if=/dev/zero bs=1500M count=1 | sleep 3600"), restartPolicy="Never")
+    modest = kubelet.run(
+        limited("modest", {"requests": {"memory": "32Mi"}, "limits": {"memory": "64Mi"}})
+    )
+    # Held by a dd that nobody reads from. (A volume in memory is no larger than what kubelet leaves
+    # allocatable.)
+    hungry = pod(
+        "hungry", shell("dd if=/dev/zero bs=1500M count=1 | sleep 3600"), restartPolicy="Never"
+    )
     kubelet.create(hungry)
     kubelet.until(
-        lambda: kubelet.pod("hungry")["status"].get("reason") == "Evicted", "the eviction", "hungry", 300
+        lambda: kubelet.pod("hungry")["status"].get("reason") == "Evicted",
+        "the eviction",
+        "hungry",
+        300,
     )
     assert "low on resource: memory" in kubelet.pod("hungry")["status"]["message"]
     assert kubelet.api.get(f"{PODS}/modest")["status"]["phase"] == "Running"

@@ -1,4 +1,5 @@
-"""The server under its systemd unit: it says that it is ready, comes back when it dies or hangs, and its pods stay."""
+"""The server under its systemd unit: it says that it is ready, comes back when it dies or hangs,
+and its pods stay."""
 
 from __future__ import annotations
 

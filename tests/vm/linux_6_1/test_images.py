@@ -1,4 +1,5 @@
-"""Images on Linux 6.1, which mounts no EROFS from files: they are unpacked, and so are those that a newer kernel's server has left."""
+"""Images on Linux 6.1, which mounts no EROFS from files: they are unpacked, and so are those that a
+newer kernel's server has left."""
 
 from __future__ import annotations
 

@@ -34,8 +34,11 @@ def test_the_kernel_is_the_one_that_this_is_about() -> None:
 
 
 @pytest.mark.parametrize("host_users", [True, False], ids=["plain", "mapped"])
-def test_an_image_of_many_layers(node: Node, removing: list[str], layered: str, host_users: bool) -> None:
-    """No new mount API for overlays: mount(2) with the folder that they share, in a mount namespace of the moment."""
+def test_an_image_of_many_layers(
+    node: Node, removing: list[str], layered: str, host_users: bool
+) -> None:
+    """No new mount API for overlays: mount(2) with the folder that they share, in a mount namespace
+    of the moment."""
     removing.append("layered")
     facts = "cat /layer* | tr -d '\\n' >/tmp/facts; exec sleep 3600"
     made = node.run(pod("layered", {**shell(facts), "image": layered}, hostUsers=host_users))
@@ -47,11 +50,14 @@ def test_an_image_of_many_layers(node: Node, removing: list[str], layered: str, 
 
 @pytest.mark.requirement("6.11")
 def test_a_volume_in_memory_cannot_be_mapped(node: Node, removing: list[str]) -> None:
-    """tmpfs takes no map of ids before Linux 6.3; kubelet's tokens and secrets are on such volumes. It is said."""
+    """tmpfs takes no map of ids before Linux 6.3; kubelet's tokens and secrets are on such volumes.
+    It is said."""
     removing.append("in-memory")
     volume = {"name": "v", "emptyDir": {"medium": "Memory"}}
     container = shell("sleep 3600", volumeMounts=[{"name": "v", "mountPath": "/v"}])
     node.create(pod("in-memory", container, hostUsers=False, volumes=[volume]))
     said = "idmap '/var/lib/kubelet/pods/"
-    event = node.until(lambda: [e for e in node.events("in-memory") if said in e], "the refusal", "in-memory")
+    event = node.until(
+        lambda: [e for e in node.events("in-memory") if said in e], "the refusal", "in-memory"
+    )
     assert "tmpfs" in event[0] and "Linux 6.3" in event[0]

@@ -33,9 +33,14 @@ class User:
         self.home = "/root" if uid == 0 else f"/home/{name}"
 
     def run(
-        self, *command: str | Path, check: bool = True, timeout_s: float = 120, terminal: bool = False
+        self,
+        *command: str | Path,
+        check: bool = True,
+        timeout_s: float = 120,
+        terminal: bool = False,
     ) -> Done:
-        """Run to the end. Output goes through files, for a detached container keeps what it was given."""
+        """Run to the end. Output goes through files, for a detached container keeps what it was
+        given."""
         words = [str(word) for word in command]
         if terminal:
             return self._on_a_terminal(words, timeout_s)
@@ -51,7 +56,9 @@ class User:
             out.seek(0)
             err.seek(0)
             done = Done(words, ended.returncode, out.read(), err.read())
-        assert not check or done.returncode == 0, f"{words}: {done.returncode}: {done.stdout}{done.stderr}"
+        assert not check or done.returncode == 0, (
+            f"{words}: {done.returncode}: {done.stdout}{done.stderr}"
+        )
         return done
 
     def _on_a_terminal(self, words: list[str], timeout_s: float) -> Done:
@@ -84,7 +91,12 @@ class User:
     def _environment(self) -> Mapping[str, str]:
         if not self.uid:
             return {**os.environ, "PATH": PATH}
-        return {"PATH": PATH, "USER": self.name, "HOME": self.home, "XDG_RUNTIME_DIR": self.runtime_dir}
+        return {
+            "PATH": PATH,
+            "USER": self.name,
+            "HOME": self.home,
+            "XDG_RUNTIME_DIR": self.runtime_dir,
+        }
 
 
 class Container:
@@ -95,9 +107,13 @@ class Container:
         self.bundle, self._options = folder / "bundle", options
 
     def make(
-        self, *command: str, change: Callable[[dict[str, Any]], None] = lambda config: None, **linux: Any
+        self,
+        *command: str,
+        change: Callable[[dict[str, Any]], None] = lambda config: None,
+        **linux: Any,
     ) -> None:
-        """Write the bundle, which then belongs to the user; `change` works on the configuration in place."""
+        """Write the bundle, which then belongs to the user; `change` works on the configuration in
+        place."""
         config = bundle.configuration(*command, **linux)
         change(config)
         bundle.make(self.bundle, config)
@@ -123,7 +139,9 @@ class Container:
 
     @property
     def group(self) -> Path:
-        return CGROUPS / Path(f"/proc/{self.state['pid']}/cgroup").read_text().strip().removeprefix("0::/")
+        return CGROUPS / Path(f"/proc/{self.state['pid']}/cgroup").read_text().strip().removeprefix(
+            "0::/"
+        )
 
     def sh(self, script: str, *options: str, check: bool = True) -> Done:
         return self.pyrunc("exec", *options, self.id, "sh", "-c", script, check=check)
@@ -136,10 +154,13 @@ class Container:
 
 
 def install() -> None:
-    """The runtime where any user and any engine finds it, compiled, for they may not write beside it."""
+    """The runtime where any user and any engine finds it, compiled, for they may not write beside
+    it."""
     place, python = Path("/usr/local/lib/pyrunc"), "/opt/venv/bin/python"
     shutil.rmtree(place / "pyrunc", ignore_errors=True)
-    shutil.copytree("/root/project/pyrunc", place / "pyrunc", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        "/root/project/pyrunc", place / "pyrunc", ignore=shutil.ignore_patterns("__pycache__")
+    )
     subprocess.run([python, "-m", "compileall", "-q", str(place)], check=True)
     subprocess.run(["chmod", "-R", "a+rX", str(place)], check=True)
     program = "from pyrunc.cli import entry; print(entry.script(entry.here().python, entry.here().searched))"
@@ -151,7 +172,8 @@ def install() -> None:
 
 
 def ordinary_user(name: str, uid: int) -> None:
-    """A user who may use 65536 more ids (useradd gives them), and whose systemd runs without a login."""
+    """A user who may use 65536 more ids (useradd gives them), and whose systemd runs without a
+    login."""
     if not Path(f"/home/{name}").exists():
         subprocess.run(["useradd", "-m", "-u", str(uid), "-s", "/bin/sh", name], check=True)
     subprocess.run(["loginctl", "enable-linger", name], check=True)

@@ -1,4 +1,5 @@
-"""What engines need before they run anything: podman's configuration, and an image from a busybox root."""
+"""What engines need before they run anything: podman's configuration, and an image from a busybox
+root."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ class Podman:
     def __init__(self, user: User, *options: str) -> None:
         self.user, self._options = user, options
 
-    def __call__(self, *arguments: str, check: bool = True, terminal: bool = False) -> commands.Done:
+    def __call__(
+        self, *arguments: str, check: bool = True, terminal: bool = False
+    ) -> commands.Done:
         command = ("podman", *self._options, *arguments)
         return self.user.run(*command, check=check, terminal=terminal, timeout_s=240)
 

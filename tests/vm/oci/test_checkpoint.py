@@ -23,9 +23,11 @@ COUNT = "i=0; while :; do echo $i > /tmp/next; mv /tmp/next /count; i=$((i+1)); 
 
 @pytest.fixture(params=["cgroupfs", "systemd"])
 def counting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Container]:
-    """A container that counts in a file, with what CRIU must be told about: a bind mount, masked and read-only paths, a
-    filter, limits."""
-    made = Container(tmp_path, User(), *(["--systemd-cgroup"] if request.param == "systemd" else []))
+    """A container that counts in a file, with what CRIU must be told about: a bind mount, masked
+    and read-only paths, a filter, limits."""
+    made = Container(
+        tmp_path, User(), *(["--systemd-cgroup"] if request.param == "systemd" else [])
+    )
     (tmp_path / "outside").mkdir()
 
     def change(config: dict[str, Any]) -> None:
@@ -62,7 +64,12 @@ def wait_beyond(container: Container, number: int) -> None:
 
 
 def images(container: Container, name: str = "images") -> list[str]:
-    return ["--image-path", str(container.folder / name), "--work-path", str(container.folder / "work")]
+    return [
+        "--image-path",
+        str(container.folder / name),
+        "--work-path",
+        str(container.folder / "work"),
+    ]
 
 
 def restore(container: Container, *options: str) -> None:
@@ -102,7 +109,8 @@ def test_what_surrounds_it_is_there_again(counting: Container) -> None:
     )
     assert inside.stdout.split() == ["new"]
     assert (
-        inside.stderr.count("Read-only file system") == 2 and "can't create directory '/d'" in inside.stderr
+        inside.stderr.count("Read-only file system") == 2
+        and "can't create directory '/d'" in inside.stderr
     )
     subprocess.run(["mknod", f"/proc/{pid}/root/dev/mem", "c", "1", "1"], check=True)
     assert "not permitted" in counting.sh(": </dev/mem", check=False).stderr
@@ -132,8 +140,11 @@ def test_left_running(container: Container) -> None:
 
 
 def test_a_pre_dump_makes_the_dump_smaller(container: Container) -> None:
-    # Who has the memory does not fork: a child that is caught before its execve has all of it, and no earlier dump.
-    container.make("sh", "-c", f"({COUNT}) & a=$(head -c 20000000 /dev/zero | tr '\\0' x); : > /big; wait")
+    # Who has the memory does not fork: a child that is caught before its execve has all of it, and
+    # no earlier dump.
+    container.make(
+        "sh", "-c", f"({COUNT}) & a=$(head -c 20000000 /dev/zero | tr '\\0' x); : > /big; wait"
+    )
     container.run()
     assert wait_until((container.bundle / "rootfs/big").exists, 60, 0.5)
     wait_beyond(container, 0)
@@ -162,9 +173,12 @@ def test_a_paused_one(container: Container) -> None:
 
 
 def test_pipes_are_given_anew(container: Container) -> None:
-    """Attached: what it says after the restore comes out of `restore`, whose exit code is the program's."""
+    """Attached: what it says after the restore comes out of `restore`, whose exit code is the
+    program's."""
     container.make(
-        "sh", "-c", "echo before; touch /said; until [ -e /go ]; do sleep 0.1; done; echo after; exit 3"
+        "sh",
+        "-c",
+        "echo before; touch /said; until [ -e /go ]; do sleep 0.1; done; echo after; exit 3",
     )
     runtime = [str(commands.PYRUNC), "run", "--bundle", str(container.bundle), container.id]
     with subprocess.Popen(
@@ -185,7 +199,9 @@ def test_pipes_are_given_anew(container: Container) -> None:
         *images(container),
         container.id,
     ]
-    done = subprocess.run(again, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(
+        again, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stdout) == (3, b"after\n"), done.stderr
     assert container.id not in container.pyrunc("list", "-q").stdout.split()
 
@@ -195,7 +211,9 @@ def test_its_network_namespace_was_given_by_path(container: Container) -> None:
     subprocess.run(["ip", "netns", "add", container.id], check=True)
     try:
         kinds = [{"type": kind} for kind in ("pid", "ipc", "uts", "mount", "cgroup")]
-        container.make("sh", "-c", COUNT, namespaces=[*kinds, {"type": "network", "path": namespace}])
+        container.make(
+            "sh", "-c", COUNT, namespaces=[*kinds, {"type": "network", "path": namespace}]
+        )
         container.run()
         wait_beyond(container, 2)
         container.pyrunc("checkpoint", *images(container), container.id)
@@ -209,7 +227,8 @@ def test_its_network_namespace_was_given_by_path(container: Container) -> None:
 
 
 def test_its_cgroup_is_its_user_s_again(container: Container) -> None:
-    """An ordinary user who may write to the tree that it sees: the group is that user's, its limits are not."""
+    """An ordinary user who may write to the tree that it sees: the group is that user's, its limits
+    are not."""
 
     def change(config: dict[str, Any]) -> None:
         config["process"]["user"] = {"uid": 1000, "gid": 1000}
@@ -220,7 +239,9 @@ def test_its_cgroup_is_its_user_s_again(container: Container) -> None:
     container.run()
     container.pyrunc("checkpoint", *images(container), container.id)
     restore(container)
-    owners = {name: (container.group / name).stat().st_uid for name in (".", "cgroup.procs", "memory.max")}
+    owners = {
+        name: (container.group / name).stat().st_uid for name in (".", "cgroup.procs", "memory.max")
+    }
     assert owners == {".": 1000, "cgroup.procs": 1000, "memory.max": 0}
     container.sh("mkdir /sys/fs/cgroup/below && rmdir /sys/fs/cgroup/below")
 
@@ -229,7 +250,10 @@ def test_refusals_leave_all_as_it_was(container: Container) -> None:
     container.make("sleep", "1000")
     container.pyrunc("create", "--bundle", container.bundle, container.id)
     refused = container.pyrunc("checkpoint", *images(container), container.id, check=False)
-    assert refused.returncode == 1 and "Container cannot be checkpointed in created state" in refused.stderr
+    assert (
+        refused.returncode == 1
+        and "Container cannot be checkpointed in created state" in refused.stderr
+    )
     container.pyrunc("start", container.id)
     for options, why in (
         (["--parent-path", "/abs"], "must be relative"),
@@ -238,7 +262,9 @@ def test_refusals_leave_all_as_it_was(container: Container) -> None:
         (["--empty-ns", "pid"], "only network"),
         (["--page-server", "nowhere"], "ADDRESS:PORT"),
     ):
-        refused = container.pyrunc("checkpoint", *images(container), *options, container.id, check=False)
+        refused = container.pyrunc(
+            "checkpoint", *images(container), *options, container.id, check=False
+        )
         assert refused.returncode == 1 and why in refused.stderr, refused.stderr
     assert container.state["status"] == "running"
 

@@ -57,18 +57,23 @@ def test_the_profile_confines_init_and_exec(
     label = Path(f"/proc/{container.state['pid']}/attr/current").read_text().rstrip("\0\n")
     assert label == f"{profile} (enforce)"
     inside = container.sh(
-        "cat /proc/self/attr/current; cat /secret; echo > /kept/x; echo > /fine && echo made", check=False
+        "cat /proc/self/attr/current; cat /secret; echo > /kept/x; echo > /fine && echo made",
+        check=False,
     )
     assert profile in inside.stdout and "made" in inside.stdout
     assert inside.stderr.count("Permission denied") == 2
 
 
 def test_an_exec_may_have_a_profile_of_its_own(container: Container, profile: str) -> None:
-    container.make("sleep", "1000", change=lambda config: config["process"].update(noNewPrivileges=False))
+    container.make(
+        "sleep", "1000", change=lambda config: config["process"].update(noNewPrivileges=False)
+    )
     (container.bundle / "rootfs/secret").write_text("secret")
     container.run()
     assert container.sh("cat /secret").stdout == "secret"
-    refused = container.sh("cat /proc/self/attr/current; cat /secret", "--apparmor", profile, check=False)
+    refused = container.sh(
+        "cat /proc/self/attr/current; cat /secret", "--apparmor", profile, check=False
+    )
     assert profile in refused.stdout and "Permission denied" in refused.stderr
 
 
@@ -90,7 +95,9 @@ def test_a_user_namespace_with_mapped_mounts(container: Container) -> None:
     def change(config: dict[str, Any]) -> None:
         linux = config["linux"]
         linux["namespaces"].append({"type": "user"})
-        linux["uidMappings"] = linux["gidMappings"] = [{"containerID": 0, "hostID": 200_000, "size": 65536}]
+        linux["uidMappings"] = linux["gidMappings"] = [
+            {"containerID": 0, "hostID": 200_000, "size": 65536}
+        ]
         options = ["bind", "idmap"]
         config["mounts"].append(
             {"destination": "/shared", "type": "bind", "source": str(shared), "options": options}

@@ -20,7 +20,10 @@ from tests.vm.oci.commands import User
 pytestmark = pytest.mark.slow
 MIB = 1 << 20
 PROGRAMS = Path("/opt/containerd")  # put there by the test on the host
-SOCKET, STATE, IMAGE, PAUSE = "/run/ctd/c.sock", "/run/ctd/state", "localhost/box:1", "localhost/pause:1"
+SOCKET = "/run/ctd/c.sock"
+STATE = "/run/ctd/state"
+IMAGE = "localhost/box:1"
+PAUSE = "localhost/pause:1"
 CONFIGURATION = f"""version = 3
 root = "/var/lib/ctd"
 state = "{STATE}"
@@ -50,13 +53,19 @@ class Ctr:
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
 
-    def __call__(self, *words: str | Path, check: bool = True, terminal: bool = False) -> commands.Done:
+    def __call__(
+        self, *words: str | Path, check: bool = True, terminal: bool = False
+    ) -> commands.Done:
         command = [PROGRAMS / "ctr", "-a", SOCKET, "-n", self._namespace, *words]
         return User().run(*command, check=check, terminal=terminal, timeout_s=180)
 
-    def run(self, name: str, *words: str, options: tuple[str, ...] = (), check: bool = True) -> commands.Done:
+    def run(
+        self, name: str, *words: str, options: tuple[str, ...] = (), check: bool = True
+    ) -> commands.Done:
         """`ctr run` with our runtime."""
-        return self("run", "--runc-binary", commands.PYRUNC, *options, IMAGE, name, *words, check=check)
+        return self(
+            "run", "--runc-binary", commands.PYRUNC, *options, IMAGE, name, *words, check=check
+        )
 
     def pid(self, name: str) -> int:
         lines = [line.split() for line in self("task", "ls").stdout.splitlines()]
@@ -111,17 +120,26 @@ def test_an_exit_code_and_output(ctr: Ctr) -> None:
 def test_a_task_from_start_to_end(ctr: Ctr) -> None:
     limit = ("--memory-limit", str(64 * MIB))
     ctr.run("long", "sleep", "1000", options=("-d", "--cgroup", "/ctd-test/long", *limit))
-    group = commands.CGROUPS / Path(f"/proc/{ctr.pid('long')}/cgroup").read_text().strip().removeprefix(
-        "0::/"
-    )
+    group = commands.CGROUPS / Path(
+        f"/proc/{ctr.pid('long')}/cgroup"
+    ).read_text().strip().removeprefix("0::/")
     assert group == commands.CGROUPS / "ctd-test/long"
     assert (group / "memory.max").read_text().strip() == str(64 * MIB)
-    assert ctr("task", "exec", "--exec-id", "one", "long", "echo", "hello").stdout.strip() == "hello"
-    assert ctr("task", "exec", "--exec-id", "two", "long", "sh", "-c", "exit 9", check=False).returncode == 9
+    assert (
+        ctr("task", "exec", "--exec-id", "one", "long", "echo", "hello").stdout.strip() == "hello"
+    )
+    assert (
+        ctr(
+            "task", "exec", "--exec-id", "two", "long", "sh", "-c", "exit 9", check=False
+        ).returncode
+        == 9
+    )
     said = ctr("task", "exec", "-t", "--exec-id", "tty", "long", "tty", terminal=True).stdout
     assert "/dev/pts/" in said
     ctr("task", "pause", "long")
-    assert "PAUSED" in ctr("task", "ls").stdout and "frozen 1" in (group / "cgroup.events").read_text()
+    assert (
+        "PAUSED" in ctr("task", "ls").stdout and "frozen 1" in (group / "cgroup.events").read_text()
+    )
     ctr("task", "resume", "long")
     assert "memory" in ctr("task", "metrics", "long").stdout
     ctr("task", "kill", "-s", "KILL", "long")
@@ -148,7 +166,8 @@ class Cri:
     def pod(
         self, name: str, handler: str = "", parent: str = "ctdpods.slice"
     ) -> tuple[str, api.PodSandboxConfig]:
-        """A running pod on the host's network; the handler `plain` is that with the cgroupfs driver."""
+        """A running pod on the host's network; the handler `plain` is that with the cgroupfs
+        driver."""
         config = api.PodSandboxConfig(
             metadata=api.PodSandboxMetadata(name=name, uid=f"{name}-uid", namespace="default"),
             log_directory=str(self.folder / name),
@@ -160,7 +179,9 @@ class Cri:
         answer = self.runtime.RunPodSandbox(request, timeout=120)
         return str(answer.pod_sandbox_id), config
 
-    def container(self, pod: str, pod_config: api.PodSandboxConfig, *command: str, **linux: Any) -> str:
+    def container(
+        self, pod: str, pod_config: api.PodSandboxConfig, *command: str, **linux: Any
+    ) -> str:
         """A started container of the pod."""
         config = api.ContainerConfig(
             metadata=api.ContainerMetadata(name="c"), image=api.ImageSpec(image=IMAGE), command=command,
@@ -168,7 +189,9 @@ class Cri:
         )  # fmt: skip
         config.linux.security_context.namespace_options.network = api.NODE
         config.linux.security_context.namespace_options.pid = api.CONTAINER
-        request = api.CreateContainerRequest(pod_sandbox_id=pod, config=config, sandbox_config=pod_config)
+        request = api.CreateContainerRequest(
+            pod_sandbox_id=pod, config=config, sandbox_config=pod_config
+        )
         container = str(self.runtime.CreateContainer(request, timeout=120).container_id)
         self.runtime.StartContainer(api.StartContainerRequest(container_id=container), timeout=120)
         return container
@@ -189,8 +212,12 @@ def cri(containerd: Program, tmp_path: Path) -> Iterator[Cri]:
         client = Cri(channel, tmp_path)
         yield client
         for pod in client.runtime.ListPodSandbox(api.ListPodSandboxRequest(), timeout=60).items:
-            client.runtime.StopPodSandbox(api.StopPodSandboxRequest(pod_sandbox_id=pod.id), timeout=120)
-            client.runtime.RemovePodSandbox(api.RemovePodSandboxRequest(pod_sandbox_id=pod.id), timeout=120)
+            client.runtime.StopPodSandbox(
+                api.StopPodSandboxRequest(pod_sandbox_id=pod.id), timeout=120
+            )
+            client.runtime.RemovePodSandbox(
+                api.RemovePodSandboxRequest(pod_sandbox_id=pod.id), timeout=120
+            )
     assert not list(Path("/run/containerd/runc/k8s.io").glob("*"))
     assert not list((commands.CGROUPS / "ctdpods.slice").glob("cri-containerd-*"))
 
@@ -209,20 +236,26 @@ def test_a_pod_over_cri(cri: Cri) -> None:
     update = api.LinuxContainerResources(memory_limit_in_bytes=96 * MIB)
     cri.runtime.UpdateContainerResources(api.UpdateContainerResourcesRequest(container_id=container, linux=update), timeout=60)  # fmt: skip
     assert (group / "memory.max").read_text().strip() == str(96 * MIB)
-    stats = cri.runtime.ContainerStats(api.ContainerStatsRequest(container_id=container), timeout=60).stats
+    stats = cri.runtime.ContainerStats(
+        api.ContainerStatsRequest(container_id=container), timeout=60
+    ).stats
     assert stats.memory.working_set_bytes.value > 0 and stats.cpu.usage_core_nano_seconds.value > 0
-    cri.runtime.StopContainer(api.StopContainerRequest(container_id=container, timeout=30), timeout=120)
+    cri.runtime.StopContainer(
+        api.StopContainerRequest(container_id=container, timeout=30), timeout=120
+    )
     assert cri.status(container).exit_code == 5
     assert " stdout F started" in (cri.folder / "one/c.log").read_text()
     assert not group.exists()
 
 
 def test_an_oom_kill_over_cri(cri: Cri) -> None:
-    """With cgroupfs: systemd takes a scope away with its last process, and containerd then has nothing to ask (as its
-    handleContainerExit says)."""
+    """With cgroupfs: systemd takes a scope away with its last process, and containerd then has
+    nothing to ask (as its handleContainerExit says)."""
     pod, config = cri.pod("hungry", "plain", "/ctdplain")
     resources = api.LinuxContainerResources(memory_limit_in_bytes=16 * MIB)
-    container = cri.container(pod, config, "sh", "-c", "sleep 1; exec tail /dev/zero", resources=resources)
+    container = cri.container(
+        pod, config, "sh", "-c", "sleep 1; exec tail /dev/zero", resources=resources
+    )
     assert wait_until(lambda: cri.status(container).state == api.CONTAINER_EXITED, 90, 1)
     status = cri.status(container)
     assert (status.exit_code, status.reason) == (137, "OOMKilled")

@@ -1,4 +1,5 @@
-"""Debian's podman as root with our runtime: what was asked for is read back from the kernel's files."""
+"""Debian's podman as root with our runtime: what was asked for is read back from the kernel's
+files."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ def test_limits(podman: Podman, long: str) -> None:
         and group.name.endswith(".scope")
         and group.parent.name == "machine.slice"
     )
-    values = {name: (group / name).read_text().strip() for name in ("memory.max", "cpu.max", "pids.max")}
+    values = {
+        name: (group / name).read_text().strip() for name in ("memory.max", "cpu.max", "pids.max")
+    }
     assert values == {"memory.max": str(64 * MIB), "cpu.max": "50000 100000", "pids.max": "44"}
     podman("update", "--memory", "96m", long)
     assert (group / "memory.max").read_text().strip() == str(96 * MIB)
@@ -107,14 +110,23 @@ def test_a_filter(podman: Podman, tmp_path: Path) -> None:
 def test_a_user_namespace(podman: Podman) -> None:
     maps = ("--uidmap", "0:200000:5000", "--gidmap", "0:200000:5000")
     said = podman.run(
-        *maps, IMAGE, "sh", "-c", "cat /proc/self/uid_map; touch /mine; stat -c %u /mine /bin/busybox"
+        *maps,
+        IMAGE,
+        "sh",
+        "-c",
+        "cat /proc/self/uid_map; touch /mine; stat -c %u /mine /bin/busybox",
     )
     assert said.split() == ["0", "200000", "5000", "0", "0"]
     for name in ("subuid", "subgid"):  # what podman shares out among containers with --userns=auto
         with open(f"/etc/{name}", "a") as file:
             file.write("containers:1000000:200000\n")
     said = podman.run(
-        "--userns", "auto:size=3000", IMAGE, "sh", "-c", "cat /proc/self/uid_map; stat -c %u /bin/busybox"
+        "--userns",
+        "auto:size=3000",
+        IMAGE,
+        "sh",
+        "-c",
+        "cat /proc/self/uid_map; stat -c %u /bin/busybox",
     )
     assert said.split() == ["0", "1000000", "3000", "0"]
 
@@ -133,7 +145,9 @@ def test_mounts_and_devices(podman: Podman, tmp_path: Path) -> None:
     )
     script = "cat /mnt/file; touch /mnt/x 2>&1; df -k /scratch /dev/shm | awk 'NR>1 {print $2}'; test -c /dev/fuse && echo device"
     said = podman.run(*options, IMAGE, "sh", "-c", script)
-    assert said.startswith("outside") and "Read-only" in said and said.endswith("1024\n2048\ndevice")
+    assert (
+        said.startswith("outside") and "Read-only" in said and said.endswith("1024\n2048\ndevice")
+    )
 
 
 def test_an_init_and_no_cgroup(podman: Podman) -> None:
@@ -162,11 +176,23 @@ def test_what_cannot_be_run(podman: Podman) -> None:
 def test_the_other_cgroup_driver(podman: Podman) -> None:
     other = Podman(podman.user, "--cgroup-manager", "cgroupfs")
     try:
-        other("run", "-d", "--name", "plain", "--network", "none", "--memory", "32m", IMAGE, "sleep", "1000")
-        group = other.group("plain")
-        assert group.parent.name == "libpod_parent" and (group / "memory.max").read_text().strip() == str(
-            32 * MIB
+        other(
+            "run",
+            "-d",
+            "--name",
+            "plain",
+            "--network",
+            "none",
+            "--memory",
+            "32m",
+            IMAGE,
+            "sleep",
+            "1000",
         )
+        group = other.group("plain")
+        assert group.parent.name == "libpod_parent" and (
+            group / "memory.max"
+        ).read_text().strip() == str(32 * MIB)
         assert other.output("exec", "plain", "echo", "fine") == "fine"
     finally:
         other("rm", "--force", "--time", "0", "plain")
@@ -189,7 +215,16 @@ def test_build(podman: Podman, tmp_path: Path) -> None:
     (tmp_path / "Containerfile").write_text(
         f"FROM {IMAGE}\nRUN echo built > /built && id -u\nUSER 1000\nCMD cat /built\n"
     )
-    podman("build", "--network", "none", "--runtime", str(commands.PYRUNC), "-t", "built", str(tmp_path))
+    podman(
+        "build",
+        "--network",
+        "none",
+        "--runtime",
+        str(commands.PYRUNC),
+        "-t",
+        "built",
+        str(tmp_path),
+    )
     assert podman.run("localhost/built") == "built"
 
 
@@ -203,7 +238,11 @@ def test_checkpoint_and_restore(podman: Podman) -> None:
         assert podman.output("inspect", "counter", "--format", "{{.State.Status}}") == "running"
         podman("exec", "counter", "sleep", "1")
         after = [int(line) for line in podman.output("logs", "counter").split()]
-        assert after[: len(said)] == said and len(after) > len(said) and after == list(range(len(after)))
+        assert (
+            after[: len(said)] == said
+            and len(after) > len(said)
+            and after == list(range(len(after)))
+        )
     finally:
         podman("rm", "--force", "--time", "0", "counter")
 

@@ -21,7 +21,9 @@ def podman(alice: User, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Po
     engine = Podman(alice)
     engine("import", str(engines.box(tmp_path_factory.mktemp("image"))), IMAGE)
     facts = engine.output(
-        "info", "--format", "{{.Host.OCIRuntime.Name}} {{.Host.CgroupManager}} {{.Host.Security.Rootless}}"
+        "info",
+        "--format",
+        "{{.Host.OCIRuntime.Name}} {{.Host.CgroupManager}} {{.Host.Security.Rootless}}",
     )
     assert facts == "pyrunc systemd true"
     yield engine
@@ -31,7 +33,9 @@ def podman(alice: User, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Po
 
 def test_ids(podman: Podman) -> None:
     first, count = commands.granted_ids("alice")
-    said = podman.run(IMAGE, "sh", "-c", "id -u; cat /proc/self/uid_map; cat /proc/self/cgroup").split()
+    said = podman.run(
+        IMAGE, "sh", "-c", "id -u; cat /proc/self/uid_map; cat /proc/self/cgroup"
+    ).split()
     assert said == ["0", "0", "1000", "1", "1", str(first), str(count), "0::/"]
     assert podman.run("--user", "7:8", IMAGE, "sh", "-c", "id -u; id -g").split() == ["7", "8"]
     assert podman.run("--userns", "keep-id", IMAGE, "id", "-u") == "1000"
@@ -75,6 +79,10 @@ def test_a_network_and_a_volume(podman: Podman) -> None:
 def test_build(podman: Podman) -> None:
     folder = Path(podman.user.home) / "build"
     folder.mkdir(exist_ok=True)
-    (folder / "Containerfile").write_text(f"FROM {IMAGE}\nRUN echo built > /built\nCMD cat /built\n")
-    podman("build", "--network", "none", "--runtime", str(commands.PYRUNC), "-t", "built", str(folder))
+    (folder / "Containerfile").write_text(
+        f"FROM {IMAGE}\nRUN echo built > /built\nCMD cat /built\n"
+    )
+    podman(
+        "build", "--network", "none", "--runtime", str(commands.PYRUNC), "-t", "built", str(folder)
+    )
     assert podman.run("localhost/built") == "built"

@@ -1,4 +1,5 @@
-"""Containers of an ordinary user: their own id alone or with granted ones, with a cgroup of their systemd or without."""
+"""Containers of an ordinary user: their own id alone or with granted ones, with a cgroup of their
+systemd or without."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def scoped(alice: User, tmp_path: Path) -> Iterator[Container]:
     made = Container(tmp_path, alice, "--systemd-cgroup")
     yield made
     made.remove()
-    units = alice.output("systemctl", "--user", "list-units", "--all", "--plain", "--no-legend", "pyrunc-*")
+    units = alice.output(
+        "systemctl", "--user", "list-units", "--all", "--plain", "--no-legend", "pyrunc-*"
+    )
     assert made.id not in units
 
 
@@ -83,7 +86,9 @@ def test_with_granted_ids(plain: Container, granted: list[tuple[int, int, int]])
     pid = plain.state["pid"]
     maps = Path(f"/proc/{pid}/uid_map").read_text().split()
     assert maps == [str(number) for entry in granted for number in entry]
-    inside = plain.sh("id; grep -E 'CapBnd|Groups' /proc/self/status", "--user", "5:6", "-g", "7").stdout
+    inside = plain.sh(
+        "id; grep -E 'CapBnd|Groups' /proc/self/status", "--user", "5:6", "-g", "7"
+    ).stdout
     assert "uid=5 gid=6" in inside and inside.split("Groups:")[1].split()[0] == "7"
     plain.sh("touch /tmp/hers && chown 5:6 /tmp/hers", "--cap", "CAP_CHOWN")
     made = (plain.bundle / "rootfs/tmp/hers").stat()
@@ -93,11 +98,15 @@ def test_with_granted_ids(plain: Container, granted: list[tuple[int, int, int]])
 def test_ids_that_are_not_granted_are_refused(plain: Container) -> None:
     plain.make("true", change=rootless([(0, 1000, 1), (1, 700_000, 1000)]))
     failed = plain.pyrunc("run", "--bundle", plain.bundle, plain.id, check=False)
-    assert failed.returncode == 1 and "not granted" in failed.stderr and "newuidmap" in failed.stderr
+    assert (
+        failed.returncode == 1 and "not granted" in failed.stderr and "newuidmap" in failed.stderr
+    )
     assert plain.pyrunc("list", "-q").stdout == ""
 
 
-def test_the_machine_stays_out_of_reach(plain: Container, granted: list[tuple[int, int, int]]) -> None:
+def test_the_machine_stays_out_of_reach(
+    plain: Container, granted: list[tuple[int, int, int]]
+) -> None:
     """Root inside owns neither the machine's files nor its devices nor its network."""
     secret = plain.folder / "secret"
     secret.write_text("for root only")
@@ -117,8 +126,12 @@ def test_the_machine_stays_out_of_reach(plain: Container, granted: list[tuple[in
     assert "0 0" in plain.sh("stat -c '%t %T' /dev/null; stat -c '%u %g' /tmp").stdout
 
 
-def test_created_started_signalled_deleted(plain: Container, granted: list[tuple[int, int, int]]) -> None:
-    plain.make("sh", "-c", "trap 'exit 7' TERM; while :; do sleep 0.1; done", change=rootless(granted))
+def test_created_started_signalled_deleted(
+    plain: Container, granted: list[tuple[int, int, int]]
+) -> None:
+    plain.make(
+        "sh", "-c", "trap 'exit 7' TERM; while :; do sleep 0.1; done", change=rootless(granted)
+    )
     plain.pyrunc("create", "--bundle", plain.bundle, plain.id)
     assert plain.state["status"] == "created"
     plain.pyrunc("start", plain.id)
@@ -142,11 +155,15 @@ def test_attached_with_its_exit_code_and_terminal(
 
 
 @pytest.mark.parametrize("asked", ["limits", "path"])
-def test_without_a_right_to_cgroups_nothing_may_be_asked_of_them(plain: Container, asked: str) -> None:
+def test_without_a_right_to_cgroups_nothing_may_be_asked_of_them(
+    plain: Container, asked: str
+) -> None:
     def change(config: dict[str, Any]) -> None:
         rootless([(0, 1000, 1)])(config)
         linux = config["linux"]
-        linux.update({"resources": {"pids": {"limit": 5}}} if asked == "limits" else {"cgroupsPath": "/mine"})
+        linux.update(
+            {"resources": {"pids": {"limit": 5}}} if asked == "limits" else {"cgroupsPath": "/mine"}
+        )
 
     plain.make("true", change=change)
     failed = plain.pyrunc("run", "--bundle", plain.bundle, plain.id, check=False)
@@ -176,7 +193,10 @@ def test_her_systemd_limits_it(scoped: Container, granted: list[tuple[int, int, 
     resources = {"memory": {"limit": 64 * MIB}, "pids": {"limit": 33}}
     scoped.make("sleep", "1000", change=rootless(granted, limits=True), resources=resources)
     scoped.run()
-    assert "/user@1000.service/" in str(scoped.group) and scoped.group.name == f"pyrunc-{scoped.id}.scope"
+    assert (
+        "/user@1000.service/" in str(scoped.group)
+        and scoped.group.name == f"pyrunc-{scoped.id}.scope"
+    )
     assert (scoped.group / "memory.max").read_text().strip() == str(64 * MIB)
     assert (scoped.group / "pids.max").read_text().strip() == "33"
     assert scoped.sh("cat /proc/self/cgroup").stdout.strip() == "0::/"
@@ -191,8 +211,8 @@ def test_her_systemd_limits_it(scoped: Container, granted: list[tuple[int, int, 
 
 
 def test_from_a_login_session(scoped: Container, granted: list[tuple[int, int, int]]) -> None:
-    """Above a session's group and those of her systemd there is only root's: the runtime is moved to get from one to the
-    other, its caller is not."""
+    """Above a session's group and those of her systemd there is only root's: the runtime is moved
+    to get from one to the other, its caller is not."""
     scoped.make("sleep", "1000", change=rootless(granted))
     session = commands.CGROUPS / f"session-test-{os.getpid()}"
     session.mkdir()

@@ -1,4 +1,5 @@
-"""A checkpoint that containerd has written goes on in a pod of ours: from its archive, and from images that hold it."""
+"""A checkpoint that containerd has written goes on in a pod of ours: from its archive, and from
+images that hold it."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ def _checkpoint(client: cri.Client, folder: Path) -> Path:
         metadata=api.PodSandboxMetadata(name="theirs", uid="theirs", namespace="default"),
         hostname="theirs", log_directory=str(folder), linux=api.LinuxPodSandboxConfig(),
     )  # fmt: skip
-    sandbox = client.runtime.RunPodSandbox(api.RunPodSandboxRequest(config=pod), timeout=300).pod_sandbox_id
+    sandbox = client.runtime.RunPodSandbox(
+        api.RunPodSandboxRequest(config=pod), timeout=300
+    ).pod_sandbox_id
     wanted = api.ContainerConfig(
         metadata=api.ContainerMetadata(name="c"), image=api.ImageSpec(image=IMAGE), command=["sh", "-c", WORKLOAD], log_path="c.log",
         linux=api.LinuxContainerConfig(),
@@ -67,15 +70,21 @@ def _checkpoint(client: cri.Client, folder: Path) -> Path:
     request = api.CreateContainerRequest(pod_sandbox_id=sandbox, config=wanted, sandbox_config=pod)
     container = client.runtime.CreateContainer(request, timeout=300).container_id
     try:
-        client.runtime.StartContainer(api.StartContainerRequest(container_id=container), timeout=300)
+        client.runtime.StartContainer(
+            api.StartContainerRequest(container_id=container), timeout=300
+        )
         assert wait_until(lambda: len((folder / "c.log").read_text().splitlines()) > 5, 120, 0.5)
         archive = folder / "theirs.tar"
         asked = api.CheckpointContainerRequest(container_id=container, location=str(archive))
         client.runtime.CheckpointContainer(asked, timeout=300)
         return archive
     finally:
-        client.runtime.StopPodSandbox(api.StopPodSandboxRequest(pod_sandbox_id=sandbox), timeout=300)
-        client.runtime.RemovePodSandbox(api.RemovePodSandboxRequest(pod_sandbox_id=sandbox), timeout=300)
+        client.runtime.StopPodSandbox(
+            api.StopPodSandboxRequest(pod_sandbox_id=sandbox), timeout=300
+        )
+        client.runtime.RemovePodSandbox(
+            api.RemovePodSandboxRequest(pod_sandbox_id=sandbox), timeout=300
+        )
 
 
 @pytest.mark.requirement("4.11.1")
@@ -88,8 +97,11 @@ def test_the_archive(server: Server, archive: Path) -> None:
 
 
 @pytest.mark.parametrize("annotation", names.ANNOTATIONS)
-def test_an_image_from_a_registry(server: Server, archive: Path, tmp_path: Path, annotation: str) -> None:
-    """As kubelet has it: the image is pulled, and the container created from the id that the pull has answered."""
+def test_an_image_from_a_registry(
+    server: Server, archive: Path, tmp_path: Path, annotation: str
+) -> None:
+    """As kubelet has it: the image is pulled, and the container created from the id that the pull
+    has answered."""
     data, blobs = manifest_of(build.image([archive.read_bytes()]))
     data = json.dumps({**json.loads(data), "annotations": {annotation: "c"}}).encode()
     with inside(server, tmp_path) as registry:
@@ -102,7 +114,8 @@ def test_an_image_from_a_registry(server: Server, archive: Path, tmp_path: Path,
     assert server.status(container).image.image == IMAGE
     goes_on(server, container)
     removed = api.RemoveImageRequest(image=api.ImageSpec(image=pulled))
-    server.image.RemoveImage(removed, timeout=RPC_TIMEOUT_S)  # of the same content as the next test's
+    # of the same content as the next test's
+    server.image.RemoveImage(removed, timeout=RPC_TIMEOUT_S)
 
 
 def test_an_image_that_podman_has_built(server: Server, archive: Path, tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """A checkpoint in CRI-O's form goes on in a pod of ours.
 
-CRI-O cannot be built here, so the archive is written as CRI-O does it, out of one of ours: the same files by the same names, its JSON, its
-mounts, and the mode of a root folder that containers/storage makes. Source: CRI-O internal/lib/checkpoint.go and
-server/container_create_linux.go (1.36), containers/common pkg/crutils, checkpointctl lib/metadata.go (1.6).
+CRI-O cannot be built here, so the archive is written as CRI-O does it, out of one of ours: the same
+files by the same names, its JSON, its mounts, and the mode of a root folder that containers/storage
+makes. Source: CRI-O internal/lib/checkpoint.go and server/container_create_linux.go (1.36),
+containers/common pkg/crutils, checkpointctl lib/metadata.go (1.6).
 """
 
 from __future__ import annotations
@@ -33,10 +34,13 @@ CHECKPOINT_IMAGE = "registry.test/checkpoint/of-crio:1"
 
 @pytest.fixture
 def archive(server: Server, tmp_path: Path) -> Path:
-    """Of a container whose root has the mode that containers/storage gives it, and a file of CRI-O's mounted."""
+    """Of a container whose root has the mode that containers/storage gives it, and a file of
+    CRI-O's mounted."""
     (tmp_path / "containerenv").touch()
     mount = api.Mount(container_path="/run/.containerenv", host_path=str(tmp_path / "containerenv"))
-    first = server.launch(server.run_pod(), config(server, f"chmod 555 /; {WORKLOAD}", mounts=[mount]))
+    first = server.launch(
+        server.run_pod(), config(server, f"chmod 555 /; {WORKLOAD}", mounts=[mount])
+    )
     wait_beyond(server, first, 5)
     ours, theirs = checkpoint(server, first, tmp_path / "ours.tar"), tmp_path / "theirs.tar"
     folder = tmp_path / "content"
@@ -55,7 +59,9 @@ def _convert(folder: Path, image: str, log: Path) -> None:
     _write(folder / "config.dump", _config(_read(folder / "config.dump"), image))
     _write(folder / "spec.dump", _spec(_read(folder / "spec.dump")))
     binds = [
-        m for m in _read(folder / "bind.mounts") if m["destination"] not in ("/dev/shm", "/run/.containerenv")
+        m
+        for m in _read(folder / "bind.mounts")
+        if m["destination"] not in ("/dev/shm", "/run/.containerenv")
     ]
     _write(folder / "bind.mounts", [{**m, "source": f"{STORAGE}{m['destination']}"} for m in binds])
     _write(folder / "deleted.files", _read(folder / "deleted.files"))
@@ -96,7 +102,10 @@ def _spec(ours: dict[str, Any]) -> dict[str, Any]:
 def _changes(ours: bytes) -> bytes:
     """What is new, and changed files: without the root, and without folders that have only changed."""
     theirs = io.BytesIO()
-    with tarfile.open(fileobj=io.BytesIO(ours)) as found, tarfile.open(fileobj=theirs, mode="w") as made:
+    with (
+        tarfile.open(fileobj=io.BytesIO(ours)) as found,
+        tarfile.open(fileobj=theirs, mode="w") as made,
+    ):
         for member in found:
             if not member.isdir() or member.name.startswith("data"):
                 made.addfile(member, found.extractfile(member) if member.isreg() else None)

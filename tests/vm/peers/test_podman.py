@@ -49,7 +49,8 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
 
 
 def checkpoint_theirs(podman: Podman, *options: str) -> None:
-    """Of a container that counts, and that ends with it: podman looks for changed files without a pause."""
+    """Of a container that counts, and that ends with it: podman looks for changed files without a
+    pause."""
     podman("run", "-d", "--name", "counting", IMAGE, "sh", "-c", WORKLOAD)
     try:
         assert wait_until(lambda: len(podman("logs", "counting").split()) > 5, 120, 0.5)

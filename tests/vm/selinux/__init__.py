@@ -1,1 +1,2 @@
-"""On a kernel that enforces Debian's policy for SELinux: which labels processes and files have, and what containers cannot do."""
+"""On a kernel that enforces Debian's policy for SELinux: which labels processes and files have, and
+what containers cannot do."""

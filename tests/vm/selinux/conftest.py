@@ -1,7 +1,9 @@
-"""The guest's kernel enforces while these tests run, and the server is in the domain of Debian's policy for container engines.
+"""The guest's kernel enforces while these tests run, and the server is in the domain of Debian's
+policy for container engines.
 
-That domain alone is permissive: the policy has rules for the engines that it knows and for labelled disks, and the guest's disk has no
-labels. What containers may do, and what may be done to them, the kernel judges.
+That domain alone is permissive: the policy has rules for the engines that it knows and for labelled
+disks, and the guest's disk has no labels. What containers may do, and what may be done to them, the
+kernel judges.
 """
 
 from __future__ import annotations

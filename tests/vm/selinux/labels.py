@@ -30,7 +30,9 @@ def pids(server: Server, container: str) -> tuple[int, int]:
     """The container's first process, and its pod's pause process."""
     state = json.loads((server.state / "containers" / container / "state.json").read_text())
     sandbox = (
-        server.runtime.ListContainers(api.ListContainersRequest(filter=api.ContainerFilter(id=container)))
+        server.runtime.ListContainers(
+            api.ListContainersRequest(filter=api.ContainerFilter(id=container))
+        )
         .containers[0]
         .pod_sandbox_id
     )

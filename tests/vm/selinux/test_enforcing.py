@@ -1,5 +1,6 @@
-"""What the kernel refuses to containers: files that are not theirs, and whatever belongs to another pod. All of them are root, with every
-capability that containers have by default, so that owners and modes refuse nothing.
+"""What the kernel refuses to containers: files that are not theirs, and whatever belongs to another
+pod. All of them are root, with every capability that containers have by default, so that owners and
+modes refuse nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def permissive() -> Iterator[None]:
         ENFORCE.write_text("1")
 
 
-def launch(server: Server, volume: Path, *, relabel: bool, level: str = "", host_pid: bool = False) -> str:
+def launch(
+    server: Server, volume: Path, *, relabel: bool, level: str = "", host_pid: bool = False
+) -> str:
     """A container of a pod of its own with the volume at /volume."""
     pod = server.pod_config()
     if level:

@@ -1,4 +1,5 @@
-"""Volumes that a container prepares against their relabelling: what is outside of one keeps its label."""
+"""Volumes that a container prepares against their relabelling: what is outside of one keeps its
+label."""
 
 from __future__ import annotations
 
@@ -114,7 +115,8 @@ def test_a_hostile_volume(server: Server, volume: Path, outside: Path, bottom: i
 @pytest.mark.requirement("8.10")
 @pytest.mark.parametrize("field, value", [("user", "system_u:object_r:etc_t"), ("level", "s0:c1:etc_t"), ("user", "no_such_u")])  # fmt: skip
 def test_a_label_that_is_no_label(server: Server, tmp_path: Path, field: str, value: str) -> None:
-    """More of a context than its field is refused, and a user that the policy has not. The volume keeps its label."""
+    """More of a context than its field is refused, and a user that the policy has not. The volume
+    keeps its label."""
     volume = tmp_path / "volume"
     volume.mkdir()
     before = label_of(volume)
@@ -128,14 +130,21 @@ def test_a_label_that_is_no_label(server: Server, tmp_path: Path, field: str, va
 
 
 @pytest.mark.requirement("8.10")
-def test_no_name_for_a_file_outside_of_a_volume(server: Server, tmp_path: Path, outside: Path) -> None:
-    """link(2) from one volume to a file of another: both are the same file system, and not the same mount."""
+def test_no_name_for_a_file_outside_of_a_volume(
+    server: Server, tmp_path: Path, outside: Path
+) -> None:
+    """link(2) from one volume to a file of another: both are the same file system, and not the same
+    mount."""
     (tmp_path / "plain").mkdir()
     mounts = [
-        api.Mount(container_path="/volume", host_path=str(tmp_path / "plain"), selinux_relabel=True),
+        api.Mount(
+            container_path="/volume", host_path=str(tmp_path / "plain"), selinux_relabel=True
+        ),
         api.Mount(container_path="/outside", host_path=str(outside)),
     ]
-    container = server.launch(server.run_pod(host_network=True), server.container_config(mounts=mounts))
+    container = server.launch(
+        server.run_pod(host_network=True), server.container_config(mounts=mounts)
+    )
     answer = server.exec(container, "ln", "/outside/file", "/volume/name")
     assert answer.exit_code and not (tmp_path / "plain/name").exists()
     assert read(label_of(outside / "file")).type == "etc_t"

@@ -14,7 +14,8 @@ from cri_server.selinux.context import Context
 from tests.cri.server_harness import Server
 from tests.vm.selinux.labels import file_label, label, pids, read
 
-PROCESS, FILE = ("system_u", "system_r", "container_t"), ("system_u", "object_r", "container_file_t")
+PROCESS = ("system_u", "system_r", "container_t")
+FILE = ("system_u", "object_r", "container_file_t")
 
 
 def parts(context: Context) -> tuple[str, str, str]:
@@ -43,7 +44,15 @@ def test_pods_are_kept_apart_by_their_levels(server: Server) -> None:
         assert len(labels) == 1, labels
         (process,) = labels
         assert parts(process) == PROCESS and process.level.startswith("s0:c")
-        for path in ("/", "/bin/busybox", "/dev", "/dev/shm", "/dev/pts", "/etc/hosts", "/etc/resolv.conf"):
+        for path in (
+            "/",
+            "/bin/busybox",
+            "/dev",
+            "/dev/shm",
+            "/dev/pts",
+            "/etc/hosts",
+            "/etc/resolv.conf",
+        ):
             seen = file_label(found[0][0], path)
             assert (parts(seen), seen.level) == (FILE, process.level), path
         levels.append(process.level)
@@ -56,11 +65,15 @@ def test_an_exec_and_what_it_writes(server: Server) -> None:
     assert read(server.output(container, "cat", "/proc/self/attr/current").encode()) == label(pid)
     server.output(container, "sh", "-c", "echo x >/written; mkdir /dev/mqueue/x 2>/dev/null; true")
     assert file_label(pid, "/written").level == label(pid).level
-    assert read(os.getxattr(f"/proc/{pid}/root/dev/mqueue", "security.selinux")).level == label(pid).level
+    assert (
+        read(os.getxattr(f"/proc/{pid}/root/dev/mqueue", "security.selinux")).level
+        == label(pid).level
+    )
 
 
 def test_a_null_device_of_ours_may_be_used(server: Server) -> None:
-    """The standard input of a pause process and of an exec is still ours, and not what the kernel puts in place of a refused file."""
+    """The standard input of a pause process and of an exec is still ours, and not what the kernel
+    puts in place of a refused file."""
     container = server.launch(server.run_pod(host_network=True))
     stdin = f"/proc/{pids(server, container)[1]}/fd/0"
     assert os.readlink(stdin).endswith(" (deleted)")
@@ -105,11 +118,16 @@ def test_a_volume_is_relabelled_where_that_is_asked(server: Server, tmp_path: Pa
     for name in ("asked", "not"):
         (tmp_path / name / "deep").mkdir(parents=True)
     mounts = [
-        api.Mount(container_path=f"/{name}", host_path=str(tmp_path / name), selinux_relabel=name == "asked")
+        api.Mount(
+            container_path=f"/{name}",
+            host_path=str(tmp_path / name),
+            selinux_relabel=name == "asked",
+        )
         for name in ("asked", "not")
     ]
     pid, _ = pids(
-        server, server.launch(server.run_pod(host_network=True), server.container_config(mounts=mounts))
+        server,
+        server.launch(server.run_pod(host_network=True), server.container_config(mounts=mounts)),
     )
     assert file_label(pid, "/asked/deep") == file_label(pid, "/")
     assert file_label(pid, "/not/deep").type != FILE[2]

@@ -1,6 +1,8 @@
-"""A node of one machine: the server's own unit and a kubelet in standalone mode, without API server, under systemd.
+"""A node of one machine: the server's own unit and a kubelet in standalone mode, without API
+server, under systemd.
 
-In that mode kubelet runs the pods of its folder `staticPodPath` only; its own HTTPS API shows them, their logs and streams.
+In that mode kubelet runs the pods of its folder `staticPodPath` only; its own HTTPS API shows them,
+their logs and streams.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ class Node:
 
     def __init__(self) -> None:
         self._tls = ssl.create_default_context()
-        self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE  # kubelet signs its own
+        # kubelet signs its own
+        self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE
 
     def start(self) -> None:
         """Start the server, load busybox and start kubelet, which answers when this returns."""
@@ -105,7 +108,8 @@ class Node:
         shutil.rmtree(FOLDER, ignore_errors=True)
 
     def until(self, condition: Callable[[], Found | None], what: str) -> Found:
-        """Wait until `condition()` is true, and return it. What the two units have logged is in the error."""
+        """Wait until `condition()` is true, and return it. What the two units have logged is in the
+        error."""
         answers: list[Found] = []
 
         def met() -> bool:
@@ -119,18 +123,31 @@ class Node:
 
         if not wait_until(met, PATIENCE_S, 1):
             journal = run(
-                "journalctl", "--no-pager", "-n", "60", "-o", "cat", "-u", "kubelet", "-u", UNIT.name
+                "journalctl",
+                "--no-pager",
+                "-n",
+                "60",
+                "-o",
+                "cat",
+                "-u",
+                "kubelet",
+                "-u",
+                UNIT.name,
             )
             raise AssertionError(f"no {what} in {PATIENCE_S:.0f} s\n{journal}")
         return answers[-1]
 
     def get(self, path: str) -> bytes:
-        """The body of kubelet's answer. Raises urllib.error.HTTPError for a status that is no success."""
-        with urllib.request.urlopen(f"https://{API}{path}", timeout=60, context=self._tls) as answer:
+        """The body of kubelet's answer. Raises urllib.error.HTTPError for a status that is no
+        success."""
+        with urllib.request.urlopen(
+            f"https://{API}{path}", timeout=60, context=self._tls
+        ) as answer:
             return bytes(answer.read())
 
     def pod(self, name: str) -> Json | None:
-        """The pod as kubelet has it, None for one that it does not have. A static pod has the node's name in its own."""
+        """The pod as kubelet has it, None for one that it does not have. A static pod has the
+        node's name in its own."""
         for pod in json.loads(self.get("/pods"))["items"] or []:
             if pod["metadata"]["name"] == f"{name}-{NAME}":
                 found: Json = pod
@@ -138,7 +155,8 @@ class Node:
         return None
 
     def execute(self, pod: str, container: str, *command: str) -> tuple[str, Json]:
-        """Run `command` by kubelet's /exec over WebSocket, v5.channel.k8s.io: its stdout and the final status."""
+        """Run `command` by kubelet's /exec over WebSocket, v5.channel.k8s.io: its stdout and the
+        final status."""
         words = "&".join(f"command={quote(word)}" for word in command)
         url = f"wss://{API}/exec/default/{pod}-{NAME}/{container}?output=1&error=1&{words}"
         protocols = [Subprotocol("v5.channel.k8s.io")]
@@ -158,5 +176,7 @@ def run(*command: str, check: bool = True) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if check and done.returncode:
         print(done.stdout, done.stderr, sep="\n")
-        raise RuntimeError(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+        raise RuntimeError(
+            f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+        )
     return done.stdout

@@ -1,4 +1,5 @@
-"""A pod of a kubelet in standalone mode, where no control plane is: it runs, its log and exec work, and it ends."""
+"""A pod of a kubelet in standalone mode, where no control plane is: it runs, its log and exec work,
+and it ends."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ def static(node: Node) -> Json:
 
 def test_the_pod_runs_in_the_cgroup_of_its_class(static: Json) -> None:
     """Limits equal to requests: Guaranteed, whose pods are right below kubepods.slice."""
-    assert static["status"]["phase"] == "Running" and static["status"]["podIP"].startswith("10.244.0.")
+    assert static["status"]["phase"] == "Running" and static["status"]["podIP"].startswith(
+        "10.244.0."
+    )
     uid = static["metadata"]["uid"].replace("-", "_")
     group = Path(f"/sys/fs/cgroup/kubepods.slice/kubepods-pod{uid}.slice")
     assert (group / "memory.max").read_text().strip() == str(64 << 20)
