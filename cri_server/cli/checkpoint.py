@@ -11,7 +11,7 @@ import click
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli import completion, stop
-from cri_server.cli.client import Client
+from cri_server.cli.connection.client import Client
 from pyrunc.errors import AlreadyExists, WrongState, kernel_errors
 
 SECONDS = click.IntRange(0, (1 << 31) - 1)

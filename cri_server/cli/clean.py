@@ -9,8 +9,8 @@ import click
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli import completion, inspect, output, ownership
-from cri_server.cli.client import Client
 from cri_server.cli.complaint import each
+from cri_server.cli.connection.client import Client
 from cri_server.cli.output import Column, Listing, Output
 from cri_server.cli.show import age, size
 from cri_server.cli.stop import remove_pod

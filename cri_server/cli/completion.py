@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from cri_server.api import api_pb2 as api
-    from cri_server.cli.client import Client
+    from cri_server.cli.connection.client import Client
 
     Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 TIMEOUT_S = 2.0
@@ -87,7 +87,7 @@ def _images(client: Client) -> Iterator[tuple[str, str]]:
 
 def _shortest(pods: Iterable[api.PodSandbox]) -> dict[str, str]:
     """id -> NAME, or NAMESPACE/NAME of pods of several namespaces that share a name."""
-    from cri_server.cli.client import pod_names, shared_names
+    from cri_server.cli.connection.client import pod_names, shared_names
 
     pods = list(pods)
     shared = shared_names(pods)
@@ -119,7 +119,7 @@ def states(*kinds: str) -> Completer:
 
 
 def _client(context: click.Context) -> Client:
-    from cri_server.cli.client import Client
+    from cri_server.cli.connection.client import Client
 
     return Client(context.find_root().params["address"])
 

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from cri_server.cli import show
-from cri_server.cli.client import Client
+from cri_server.cli.connection.client import Client
 from pyrunc.errors import WrongState
 from pyrunc.kernel import process
 

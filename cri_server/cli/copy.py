@@ -13,8 +13,8 @@ import click
 
 from cri_server.cli import archive as archives
 from cri_server.cli import completion
-from cri_server.cli.client import Client
 from cri_server.cli.complaint import complain
+from cri_server.cli.connection.client import Client
 from cri_server.cli.container_root import ContainerRoot
 from cri_server.cli.file_copy import FOLDER, Copy
 from cri_server.cli.progress import Progress

@@ -26,7 +26,7 @@ from cri_server import config
 from cri_server.api import api_pb2 as api
 from cri_server.cli import folders, manifest
 from cri_server.cli import run as pod_run
-from cri_server.cli.client import Client, ServerError
+from cri_server.cli.connection.client import Client, ServerError
 from cri_server.cli.serve import require_root
 from cri_server.images import build
 from pyrunc.abi.clone import CLONE_NEWNET

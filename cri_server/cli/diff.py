@@ -18,7 +18,7 @@ import click
 
 from cri_server.checkpoints.layer import is_opaque
 from cri_server.cli import completion, image_mount, inspect, output, show
-from cri_server.cli.client import Client, Unsupported
+from cri_server.cli.connection.client import Client, Unsupported
 from cri_server.images.places import Places
 from cri_server.images.trees import open_folder
 from pyrunc.errors import KernelError, WrongState

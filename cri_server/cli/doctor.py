@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli import output
-from cri_server.cli.client import Client, socket_path
+from cri_server.cli.connection.client import Client, socket_path
 from cri_server.config import load
 from cri_server.doctor.examine import examine
 from cri_server.doctor.model import Finding, Host, Level

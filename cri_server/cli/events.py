@@ -11,7 +11,7 @@ import click
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli import output, past_events
-from cri_server.cli.client import Client
+from cri_server.cli.connection.client import Client
 from cri_server.cli.log_lines import moment
 from cri_server.cli.output import Output
 from cri_server.cli.selection import Selection, selector

@@ -7,7 +7,7 @@ import json
 import click
 
 from cri_server.cli import output
-from cri_server.cli.client import Client
+from cri_server.cli.connection.client import Client
 from cri_server.cli.show import size
 from cri_server.rpc import private
 

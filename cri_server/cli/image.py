@@ -8,7 +8,7 @@ import click
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli import clean, completion, image_mount, inspect, output, transfer
-from cri_server.cli.client import Client
+from cri_server.cli.connection.client import Client
 from cri_server.cli.output import Column, Listing, Output
 from cri_server.cli.show import size
 from pyrunc.errors import InvalidArgument, NotFound

@@ -12,7 +12,7 @@ import click
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli import completion, output
-from cri_server.cli.client import Client
+from cri_server.cli.connection.client import Client
 from cri_server.cli.output import Output
 from pyrunc.errors import NotFound
 

@@ -10,7 +10,7 @@ import click
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli import completion, credentials, transfer
-from cri_server.cli.client import Client
+from cri_server.cli.connection.client import Client
 from pyrunc.errors import InvalidSpec
 
 Message = TypeVar("Message", api.PodSandboxConfig, api.ContainerConfig)

@@ -10,7 +10,7 @@ import click
 import pyrunc
 from cri_server.api import api_pb2 as api
 from cri_server.cli import output
-from cri_server.cli.client import Client
+from cri_server.cli.connection.client import Client
 from cri_server.cli.output import Output
 from cri_server.cli.show import size
 

@@ -31,7 +31,7 @@ from cri_server.cli import (
     translate,
     volumes,
 )
-from cri_server.cli.client import Client, ServerError
+from cri_server.cli.connection.client import Client, ServerError
 from pyrunc.cli.log import words
 from pyrunc.errors import AlreadyExists, Error
 

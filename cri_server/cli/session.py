@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from cri_server.cli.client import ServerError
+from cri_server.cli.connection.client import ServerError
 from pyrunc.errors import InvalidArgument
 
 PROTOCOL, OLDER = "v5.channel.k8s.io", "v4.channel.k8s.io"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli.client import Client
+from cri_server.cli.connection.client import Client
 from pyrunc.errors import VISIBLE
 
 SHORT = 12

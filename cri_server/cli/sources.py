@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli import show
-from cri_server.cli.client import Client, ServerError
+from cri_server.cli.connection.client import Client, ServerError
 
 
 def real_sources(client: Client, container: str) -> dict[str, str]:

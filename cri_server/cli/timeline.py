@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import click
 
 from cri_server.cli import output
-from cri_server.cli.client import Client, ServerError, Unsupported
 from cri_server.cli.complaint import complain
+from cri_server.cli.connection.client import Client, ServerError, Unsupported
 from cri_server.cli.waterfall import Call, lines
 from cri_server.rpc import private
 from pyrunc import atomic_file

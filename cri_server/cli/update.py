@@ -6,8 +6,8 @@ import click
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli import completion, output
-from cri_server.cli.client import Client
 from cri_server.cli.complaint import complain, each
+from cri_server.cli.connection.client import Client
 from cri_server.cli.manifest import quantity
 from pyrunc.errors import InvalidArgument, InvalidSpec
 

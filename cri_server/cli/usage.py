@@ -12,7 +12,7 @@ import click
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli import completion, output, selection
-from cri_server.cli.client import Client, container_names, shared_names
+from cri_server.cli.connection.client import Client, container_names, shared_names
 from cri_server.cli.output import Column, Listing, Output
 from cri_server.cli.selection import Selection
 from cri_server.cli.show import size

@@ -54,7 +54,7 @@ ERRORS = (
         "unsupported", "errors", "Neither this build nor this kernel can do it",
         "The request is right, but needs a feature that is not built or that the kernel lacks; the text says which. A client says it of a server that does not know its call: an older one, or another runtime.",
         "`pyrunc-cri doctor` and `pyrunc features` show what there is.",
-        "the caller", "UNIMPLEMENTED", (_E + "Unsupported", "cri_server.cli.client.Unsupported"),
+        "the caller", "UNIMPLEMENTED", (_E + "Unsupported", "cri_server.cli.connection.client.Unsupported"),
     ),
     Page(
         "peer", "errors", "Another program broke its contract",
@@ -80,7 +80,7 @@ ERRORS = (
         "An error without a class of its own, or a bug: then the log has its traceback.",
         "Report it with the log's lines and `pyrunc-cri doctor --json`.",
         "the maintainers", "INTERNAL",
-        (_E + "Error", "pyrunc.launch.run.EndedEarly", "cri_server.cli.client.ServerError", "cri_server.steps.InjectedError"),
+        (_E + "Error", "pyrunc.launch.run.EndedEarly", "cri_server.cli.connection.client.ServerError", "cri_server.steps.InjectedError"),
     ),
     Page(
         "damaged-record", "errors", "A file of our own cannot be read",

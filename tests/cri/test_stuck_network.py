@@ -120,7 +120,7 @@ def test_the_network_of_a_pod_that_runs_is_not_given_up(server: Server, tmp_path
     install(server, "add-on")
     run(server, tmp_path)
     container = server.containers()[0].id
-    from cri_server.cli.client import Client, ServerError
+    from cri_server.cli.connection.client import Client, ServerError
     from cri_server.rpc import private
 
     with (

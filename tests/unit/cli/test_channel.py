@@ -14,8 +14,8 @@ from typing import Any
 import grpc
 import pytest
 
-from cri_server.cli import channel as channels
-from cri_server.cli.channel import CallError, Channel
+from cri_server.cli.connection import channel as channels
+from cri_server.cli.connection.channel import CallError, Channel
 from cri_server.http2 import frames
 from cri_server.rpc.codes import Code
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cri_server.cli import demo
-from cri_server.cli.client import Client, ServerError
+from cri_server.cli.connection.client import Client, ServerError
 
 
 def wait(folder: Path, *command: str) -> str:

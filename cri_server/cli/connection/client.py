@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli.channel import CONNECT_TIMEOUT_S, CallError, Channel
+from cri_server.cli.connection.channel import CONNECT_TIMEOUT_S, CallError, Channel
 from cri_server.rpc import private
 from cri_server.rpc.codes import Code
 from pyrunc.errors import Error, InvalidArgument, NotFound
