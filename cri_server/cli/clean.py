@@ -8,11 +8,12 @@ from typing import Any
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import completion, inspect, output, ownership
-from cri_server.cli.complaint import each
+from cri_server.cli import completion, inspect, ownership
 from cri_server.cli.connection.client import Client
-from cri_server.cli.output import Column, Listing, Output
-from cri_server.cli.show import age, size
+from cri_server.cli.output import formats
+from cri_server.cli.output.complaint import each
+from cri_server.cli.output.formats import Column, Listing, Output
+from cri_server.cli.output.show import age, size
 from cri_server.cli.stop import remove_pod
 from cri_server.cli.transfer import known
 
@@ -139,7 +140,7 @@ def _ended(client: Client) -> tuple[list[api.PodSandbox], list[api.Container]]:
 
 @click.command()
 @click.argument("image", shell_complete=completion.images)
-@output.options()
+@formats.options()
 @click.pass_obj
 def history(address: str, image: str, how: Output) -> None:
     """Show the steps that IMAGE was made by, the newest first, where the server tells the image's
@@ -162,7 +163,7 @@ def history(address: str, image: str, how: Output) -> None:
         lambda s: str(s.get("created_by", "")),
         lambda s: str(s.get("created_by", "")),
     )
-    output.say(how.listed(listing, steps[::-1]))
+    formats.say(how.listed(listing, steps[::-1]))
 
 
 def _age(text: Any) -> str:

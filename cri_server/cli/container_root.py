@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cri_server.cli import show
 from cri_server.cli.connection.client import Client
+from cri_server.cli.output import show
 from pyrunc.errors import WrongState
 from pyrunc.kernel import process
 

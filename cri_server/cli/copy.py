@@ -13,11 +13,11 @@ import click
 
 from cri_server.cli import archive as archives
 from cri_server.cli import completion
-from cri_server.cli.complaint import complain
 from cri_server.cli.connection.client import Client
 from cri_server.cli.container_root import ContainerRoot
 from cri_server.cli.file_copy import FOLDER, Copy
-from cri_server.cli.progress import Progress
+from cri_server.cli.output.complaint import complain
+from cri_server.cli.output.progress import Progress
 from pyrunc.errors import InvalidArgument, KernelError, WrongState, kernel_errors
 from pyrunc.kernel.path import open_in_root, resolve
 

@@ -17,8 +17,9 @@ from typing import NamedTuple
 import click
 
 from cri_server.checkpoints.layer import is_opaque
-from cri_server.cli import completion, image_mount, inspect, output, show
+from cri_server.cli import completion, image_mount, inspect
 from cri_server.cli.connection.client import Client, Unsupported
+from cri_server.cli.output import formats, show
 from cri_server.images.places import Places
 from cri_server.images.trees import open_folder
 from pyrunc.errors import KernelError, WrongState
@@ -50,7 +51,7 @@ def diff(address: str, container: str) -> None:
         image = image_mount.open_tree(Places.of(files))
         try:
             for kind, path in changes(layer, image):
-                output.say(show.printable(f"{kind} /{os.fsdecode(path)}"))
+                formats.say(show.printable(f"{kind} /{os.fsdecode(path)}"))
         finally:
             os.close(image)
     finally:

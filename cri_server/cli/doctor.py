@@ -13,8 +13,8 @@ import click
 from click.core import ParameterSource
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import output
 from cri_server.cli.connection.client import Client, socket_path
+from cri_server.cli.output import formats
 from cri_server.config import load
 from cri_server.doctor.examine import examine
 from cri_server.doctor.model import Finding, Host, Level
@@ -68,7 +68,7 @@ def _of_server(context: click.Context) -> dict[str, Any]:
     address = f"unix://{socket_path(root.params['address'])}"
     found: dict[str, Any] = {"server.listen": address}
     with contextlib.suppress(Error), Client(address) as client:
-        status = output.with_info(
+        status = formats.with_info(
             client.runtime("Status", api.StatusRequest(verbose=True), ANSWER_S)
         )
         told = (status.get("info") or {}).get("config") or {}

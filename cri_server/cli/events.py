@@ -10,12 +10,13 @@ from typing import Any
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import output, past_events
+from cri_server.cli import past_events
 from cri_server.cli.connection.client import Client
 from cri_server.cli.log_lines import moment
-from cri_server.cli.output import Output
+from cri_server.cli.output import formats
+from cri_server.cli.output.formats import Output
+from cri_server.cli.output.show import SHORT, printable
 from cri_server.cli.selection import Selection, selector
-from cri_server.cli.show import SHORT, printable
 from cri_server.rpc import private
 from pyrunc.errors import InvalidArgument
 
@@ -36,7 +37,7 @@ from pyrunc.errors import InvalidArgument
     help="Also what was since then: 42m, or 2026-11-22T10:00:00Z; without labels.",
 )
 @click.option("--until", metavar="TIME", help="With --since: only what was before then, and end.")
-@output.options(("table", "json"), listing=False)
+@formats.options(("table", "json"), listing=False)
 @click.pass_obj
 def events(
     address: str,
@@ -62,7 +63,7 @@ def events(
                 test(status.labels) for test in tests
             ):
                 continue
-            output.say(_line(event, how))
+            formats.say(_line(event, how))
             sys.stdout.flush()
 
 
@@ -102,9 +103,9 @@ def _since(client: Client, pod: str, begin_ns: int, end_ns: int | None) -> Itera
 
 def _line(event: api.ContainerEventResponse, how: Output) -> str:
     if how.template is not None:
-        return how.document(output.plain(event))
+        return how.document(formats.plain(event))
     if how.format == "json":
-        return output.as_json(output.plain(event))
+        return formats.as_json(formats.plain(event))
     when = datetime.datetime.fromtimestamp(event.created_at / 1e9).astimezone()
     shown = when.isoformat(timespec="milliseconds")
     kind = api.ContainerEventType.Name(event.container_event_type).split("_")[1].lower()

@@ -19,8 +19,8 @@ import click
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli import completion, ownership, session
-from cri_server.cli.complaint import complain
 from cri_server.cli.connection.client import Client
+from cri_server.cli.output.complaint import complain
 from pyrunc.errors import Error, InvalidArgument, NotFound
 
 PROTOCOL = "v4.channel.k8s.io"

@@ -6,9 +6,9 @@ import json
 
 import click
 
-from cri_server.cli import output
 from cri_server.cli.connection.client import Client
-from cri_server.cli.show import size
+from cri_server.cli.output import formats
+from cri_server.cli.output.show import size
 from cri_server.rpc import private
 
 ORDER = ("failed", "removed", "remove", "converted", "convert", "keep")
@@ -46,7 +46,7 @@ def gc(context: click.Context, dry_run: bool, images: bool, force: bool, as_json
         columns = (lambda i: i.action, lambda i: i.kind, lambda i: size(i.size_bytes) if i.size_bytes else "-", lambda i: i.name, lambda i: i.why)  # fmt: skip
         rows = [tuple(column(item) for column in columns) for item in found]
         if rows:
-            output.say(output.table(("ACTION", "KIND", "SIZE", "NAME", "WHY"), rows))
+            formats.say(formats.table(("ACTION", "KIND", "SIZE", "NAME", "WHY"), rows))
         gone = [item for item in found if item.action in ("remove", "removed")]
         word = "would go" if dry_run else "went"
         click.echo(

@@ -7,10 +7,11 @@ import fnmatch
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import clean, completion, image_mount, inspect, output, transfer
+from cri_server.cli import clean, completion, image_mount, inspect, transfer
 from cri_server.cli.connection.client import Client
-from cri_server.cli.output import Column, Listing, Output
-from cri_server.cli.show import size
+from cri_server.cli.output import formats
+from cri_server.cli.output.formats import Column, Listing, Output
+from cri_server.cli.output.show import size
 from pyrunc.errors import InvalidArgument, NotFound
 
 DANGLING = (("dangling", "true"), ("dangling", "false"))
@@ -39,7 +40,7 @@ def find(client: Client, reference: str) -> api.Image | None:
     metavar="KEY=VALUE",
     help="reference=PATTERN, dangling=true|false, before=IMAGE, since=IMAGE.",
 )
-@output.options()
+@formats.options()
 @click.pass_obj
 def images(
     address: str,
@@ -61,7 +62,7 @@ def images(
     if pinned:
         found = [i for i in found if i.pinned]
     if how.format not in ("table", "wide") or how.quiet or how.template is not None:
-        output.say(how.listed(_listing(how), found))
+        formats.say(how.listed(_listing(how), found))
         return
     rows = [
         (
@@ -82,7 +83,7 @@ def images(
         "PINNED",
         *(["DIGEST"] if digests or how.format == "wide" else []),
     ]
-    output.say(output.table(titles if how.headers else None, sorted(rows)))
+    formats.say(formats.table(titles if how.headers else None, sorted(rows)))
 
 
 def _rows(each: api.Image, how: Output) -> list[tuple[str, ...]]:
@@ -100,7 +101,7 @@ def _listing(how: Output) -> Listing[api.Image]:
             Column("IMAGE", lambda i: (list(i.repo_tags) or list(i.repo_digests) or ["<none>"])[0]),
             Column("SIZE", lambda i: size(i.size)),
         ),
-        output.plain,
+        formats.plain,
         lambda i: i.id if how.no_trunc or how.quiet else how.short(i.id),
         lambda i: (list(i.repo_tags) or [i.id])[0],
     )

@@ -11,9 +11,10 @@ from typing import Any
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import completion, output
+from cri_server.cli import completion
 from cri_server.cli.connection.client import Client
-from cri_server.cli.output import Output
+from cri_server.cli.output import formats
+from cri_server.cli.output.formats import Output
 from pyrunc.errors import NotFound
 
 FORMATS = ("json", "yaml")
@@ -24,13 +25,13 @@ Describe = Callable[[Client, str, bool], dict[str, Any]]
 def container(client: Client, name: str, verbose: bool) -> dict[str, Any]:
     """The status of a container. Raises NotFound, ServerError."""
     request = api.ContainerStatusRequest(container_id=client.container(name).id, verbose=verbose)
-    return _as_crictl(output.with_info(client.runtime("ContainerStatus", request)))
+    return _as_crictl(formats.with_info(client.runtime("ContainerStatus", request)))
 
 
 def pod(client: Client, name: str, verbose: bool) -> dict[str, Any]:
     """The status of a pod. Raises NotFound, ServerError."""
     request = api.PodSandboxStatusRequest(pod_sandbox_id=client.pod(name).id, verbose=verbose)
-    return _as_crictl(output.with_info(client.runtime("PodSandboxStatus", request)))
+    return _as_crictl(formats.with_info(client.runtime("PodSandboxStatus", request)))
 
 
 def image(client: Client, name: str, verbose: bool) -> dict[str, Any]:
@@ -39,7 +40,7 @@ def image(client: Client, name: str, verbose: bool) -> dict[str, Any]:
     response = client.image("ImageStatus", request)
     if not response.HasField("image"):
         raise NotFound(f"no such image: {name!r}")
-    found = output.with_info(response)
+    found = formats.with_info(response)
     return {"status": found.pop("image"), **found}
 
 
@@ -87,7 +88,7 @@ def show(address: str, names: Sequence[str], describe: Describe, quiet: bool, ho
     """One object, or a list of several."""
     with Client(address) as client:
         found = [describe(client, name, not quiet) for name in names]
-    output.say(how.document(found[0] if len(found) == 1 else found))
+    formats.say(how.document(found[0] if len(found) == 1 else found))
 
 
 quiet_option = click.option(
@@ -100,7 +101,7 @@ quiet_option = click.option(
 @click.option("--type", "kind", type=click.Choice(list(KINDS)), help="Only one of this kind.")
 @click.option("--origins", is_flag=True, help="A table: where the values of containers come from.")
 @quiet_option
-@output.options(FORMATS, listing=False, short=True)
+@formats.options(FORMATS, listing=False, short=True)
 @click.pass_obj
 def inspect(
     address: str, names: tuple[str, ...], kind: str | None, origins: bool, quiet: bool, how: Output
@@ -125,7 +126,7 @@ def _show_origins(address: str, names: Sequence[str]) -> None:
             config, pod_config = client.container_config(identifier)
             of_image = (made_from["info"].get("imageSpec") or {}).get("config") or {}
             rows = origins(config, pod_config, of_image, found["info"].get("runtimeSpec") or {})
-            output.say(output.table(("VALUE OF", "VALUE", "FROM"), rows))
+            formats.say(formats.table(("VALUE OF", "VALUE", "FROM"), rows))
 
 
 def _inspect_command(
@@ -136,7 +137,7 @@ def _inspect_command(
         "names", nargs=-1, required=True, metavar=f"{kind.upper()}...", shell_complete=complete
     )
     @quiet_option
-    @output.options(FORMATS, listing=False, short=True)
+    @formats.options(FORMATS, listing=False, short=True)
     @click.pass_obj
     def inspect(address: str, names: tuple[str, ...], quiet: bool, how: Output) -> None:
         show(address, names, describe, quiet, how)

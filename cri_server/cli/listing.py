@@ -8,11 +8,12 @@ import re
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import output, ownership, selection
+from cri_server.cli import ownership, selection
 from cri_server.cli.connection.client import Client, container_names, shared_names
-from cri_server.cli.output import Column, Listing, Output
+from cri_server.cli.output import formats
+from cri_server.cli.output.formats import Column, Listing, Output
+from cri_server.cli.output.show import PAUSED, POD_STATES, STATES, age
 from cri_server.cli.selection import Selection
-from cri_server.cli.show import PAUSED, POD_STATES, STATES, age
 
 ID = "(sha256:)?[0-9a-f]{64}|(sha512:)?[0-9a-f]{128}"
 
@@ -20,15 +21,15 @@ ID = "(sha256:)?[0-9a-f]{64}|(sha512:)?[0-9a-f]{128}"
 @click.command()
 @click.option("-a", "--all", "everything", is_flag=True, help="Also those that do not run.")
 @selection.options("container")
-@output.options()
-@output.watch
+@formats.options()
+@formats.watch
 @click.pass_obj
 def ps(
     address: str, everything: bool, selection: Selection, how: Output, watching: float | None
 ) -> None:
     """List containers: the running ones, unless a state, --last or --all says otherwise."""
     with Client(address) as client:
-        output.repeat(
+        formats.repeat(
             lambda: how.listed(
                 _containers(client, how), selection.containers(client, everything=everything)
             ),
@@ -77,7 +78,7 @@ def _containers(client: Client, how: Output) -> Listing[api.Container]:
             Column("IMAGE ID", lambda c: how.short(c.image_id or c.image_ref), wide=True),
             Column("OWNER", lambda c: ownership.owner(c.labels), wide=True),
         ),
-        output.plain,
+        formats.plain,
         lambda c: c.id,
         name,
     )
@@ -91,13 +92,13 @@ def _image(container: api.Container, how: Output) -> str:
 
 @click.command()
 @selection.options("pod")
-@output.options()
-@output.watch
+@formats.options()
+@formats.watch
 @click.pass_obj
 def pods(address: str, selection: Selection, how: Output, watching: float | None) -> None:
     """List pods."""
     with Client(address) as client:
-        output.repeat(lambda: how.listed(_pods(client, how), selection.pods(client)), watching)
+        formats.repeat(lambda: how.listed(_pods(client, how), selection.pods(client)), watching)
 
 
 def _pods(client: Client, how: Output) -> Listing[api.PodSandbox]:
@@ -126,7 +127,7 @@ def _pods(client: Client, how: Output) -> Listing[api.PodSandbox]:
             Column("RUNTIME", lambda p: p.runtime_handler or "(default)", wide=True),
             Column("OWNER", lambda p: ownership.owner(p.labels), wide=True),
         ),
-        output.plain,
+        formats.plain,
         lambda p: p.id,
         lambda p: f"{p.metadata.namespace}/{p.metadata.name}",
     )

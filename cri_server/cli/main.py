@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 import pyrunc
-from cri_server.cli.complaint import complain, exit_code
+from cri_server.cli.output.complaint import complain, exit_code
 from pyrunc.cli.log import words
 from pyrunc.errors import Error
 

@@ -9,67 +9,67 @@ import click
 
 import pyrunc
 from cri_server.api import api_pb2 as api
-from cri_server.cli import output
 from cri_server.cli.connection.client import Client
-from cri_server.cli.output import Output
-from cri_server.cli.show import size
+from cri_server.cli.output import formats
+from cri_server.cli.output.formats import Output
+from cri_server.cli.output.show import size
 
 
 @click.command()
 @click.option("-q", "--quiet", is_flag=True, help="Without what only this server says.")
-@output.options(("json", "yaml"), listing=False)
+@formats.options(("json", "yaml"), listing=False)
 @click.pass_obj
 def info(address: str, quiet: bool, how: Output) -> None:
     """Show the server's state: what is ready, its features and settings."""
     with Client(address) as client:
         response = client.runtime("Status", api.StatusRequest(verbose=not quiet))
-        found = output.with_info(response)
+        found = formats.with_info(response)
         inner = found.pop("info", {})
-        output.say(how.document({**found, **inner}))
+        formats.say(how.document({**found, **inner}))
 
 
 @click.command()
-@output.options(("table", "json", "yaml"), listing=False)
+@formats.options(("table", "json", "yaml"), listing=False)
 @click.pass_obj
 def version(address: str, how: Output) -> None:
     """Show the versions of this program and of the server."""
     with Client(address) as client:
-        found = output.plain(client.runtime("Version", api.VersionRequest()))
+        found = formats.plain(client.runtime("Version", api.VersionRequest()))
     if how.format == "table":
         rows = [("Client:", f"pyrunc-cri {pyrunc.__version__}")]
         rows += [(f"{key[0].upper()}{key[1:]}:", str(value)) for key, value in found.items()]
-        output.say(output.table(None, rows))
+        formats.say(formats.table(None, rows))
     else:
-        output.say(how.document({"clientVersion": pyrunc.__version__, **found}))
+        formats.say(how.document({"clientVersion": pyrunc.__version__, **found}))
 
 
 @click.command("images-fs")
-@output.options(("table", "json", "yaml"), listing=False)
+@formats.options(("table", "json", "yaml"), listing=False)
 @click.pass_obj
 def images_fs(address: str, how: Output) -> None:
     """Show what the images and the containers' layers take on disk."""
     with Client(address) as client:
         response = client.image("ImageFsInfo", api.ImageFsInfoRequest())
     if how.format != "table":
-        output.say(how.document(output.plain(response)))
+        formats.say(how.document(formats.plain(response)))
         return
     rows = [
         (kind, each.fs_id.mountpoint, size(each.used_bytes.value), str(each.inodes_used.value))
         for kind, each in _file_systems(response)
     ]
-    output.say(output.table(("KIND", "PATH", "USED", "INODES"), rows))
+    formats.say(formats.table(("KIND", "PATH", "USED", "INODES"), rows))
 
 
 def _answer(verb: str, call: str, text: str) -> click.Command:
     """A verb that shows the answer of a call whose request is empty."""
 
     @click.command(verb, help=text)
-    @output.options(("json", "yaml"), listing=False)
+    @formats.options(("json", "yaml"), listing=False)
     @click.pass_obj
     def show(address: str, how: Output) -> None:
         with Client(address) as client:
-            output.say(
-                how.document(output.plain(client.runtime(call, getattr(api, f"{call}Request")())))
+            formats.say(
+                how.document(formats.plain(client.runtime(call, getattr(api, f"{call}Request")())))
             )
 
     return show

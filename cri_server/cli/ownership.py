@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli.show import printable
+from cri_server.cli.output.show import printable
 from pyrunc.errors import WrongState
 
 KUBELET = "io.kubernetes.pod.uid"

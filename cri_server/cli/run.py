@@ -24,7 +24,6 @@ from cri_server.cli import (
     logs,
     manifest,
     read,
-    show,
     sources,
     stop,
     transfer,
@@ -32,6 +31,7 @@ from cri_server.cli import (
     volumes,
 )
 from cri_server.cli.connection.client import Client, ServerError
+from cri_server.cli.output import show
 from pyrunc.cli.log import words
 from pyrunc.errors import AlreadyExists, Error
 

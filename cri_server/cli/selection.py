@@ -14,7 +14,7 @@ import click
 from cri_server.api import api_pb2 as api
 from cri_server.cli import completion
 from cri_server.cli.connection.client import Client
-from cri_server.cli.show import PAUSED, POD_STATES, STATES
+from cri_server.cli.output.show import PAUSED, POD_STATES, STATES
 from pyrunc.errors import InvalidArgument
 
 Item = TypeVar("Item", api.Container, api.PodSandbox)

@@ -11,8 +11,8 @@ import posixpath
 from collections.abc import Collection
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import show
 from cri_server.cli.connection.client import Client, ServerError
+from cri_server.cli.output import show
 
 
 def real_sources(client: Client, container: str) -> dict[str, str]:

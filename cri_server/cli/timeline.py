@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cri_server.cli import output
-from cri_server.cli.complaint import complain
 from cri_server.cli.connection.client import Client, ServerError, Unsupported
+from cri_server.cli.output import formats
+from cri_server.cli.output.complaint import complain
 from cri_server.cli.waterfall import Call, lines
 from cri_server.rpc import private
 from pyrunc import atomic_file
@@ -78,7 +78,7 @@ def timeline(
     else:
         _check(calls, pod)
         first_ns, width = calls[0]["started_at_ns"], _width()
-        output.say(
+        formats.say(
             "\n".join(
                 line for call in calls for line in lines(Call.of_entry(call), first_ns, width)
             )
@@ -115,7 +115,7 @@ def _follow(address: str, pod: str, calls: list[Entry], *, as_json: bool) -> Non
             if as_json
             else "\n".join(lines(Call.of_entry(call), first_ns, _width()))
         )
-        output.say(shown)
+        formats.say(shown)
         sys.stdout.flush()
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import completion, output, show
+from cri_server.cli import completion
 from cri_server.cli.connection.client import Client
-from cri_server.cli.output import Column, Listing, Output
+from cri_server.cli.output import formats, show
+from cri_server.cli.output.formats import Column, Listing, Output
 from pyrunc.errors import WrongState
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -58,13 +59,13 @@ LISTING: Listing[Process] = Listing(
 @click.argument(
     "names", nargs=-1, required=True, metavar="CONTAINER|POD...", shell_complete=completion.both
 )
-@output.options()
-@output.watch
+@formats.options()
+@formats.watch
 @click.pass_obj
 def top(address: str, names: tuple[str, ...], how: Output, watching: float | None) -> None:
     """Show the processes of containers, or of all containers of pods."""
     with Client(address) as client:
-        output.repeat(lambda: how.listed(LISTING, list(_processes(client, names))), watching)
+        formats.repeat(lambda: how.listed(LISTING, list(_processes(client, names))), watching)
 
 
 def _processes(client: Client, names: tuple[str, ...]) -> Iterator[Process]:

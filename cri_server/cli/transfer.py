@@ -20,9 +20,9 @@ import click
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli import completion, credentials
-from cri_server.cli.complaint import each
 from cri_server.cli.connection.client import Client, Unsupported
-from cri_server.cli.progress import Progress
+from cri_server.cli.output.complaint import each
+from cri_server.cli.output.progress import Progress
 from cri_server.images.reference import Reference
 from cri_server.rpc import private
 from pyrunc.errors import Error, InvalidArgument, NotFound

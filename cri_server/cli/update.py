@@ -5,10 +5,11 @@ from __future__ import annotations
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import completion, output
-from cri_server.cli.complaint import complain, each
+from cri_server.cli import completion
 from cri_server.cli.connection.client import Client
 from cri_server.cli.manifest import quantity
+from cri_server.cli.output import formats
+from cri_server.cli.output.complaint import complain, each
 from pyrunc.errors import InvalidArgument, InvalidSpec
 
 DOCKER_UNITS = {"b": "", "k": "Ki", "m": "Mi", "g": "Gi", "kb": "Ki", "mb": "Mi", "gb": "Gi"}
@@ -118,7 +119,7 @@ def not_set(client: Client, wanted: api.LinuxContainerResources) -> list[str]:
     """The limits that a server with `[cgroup] missing_controllers = "warn"` lets pass without
     setting them; none of a server that does not tell."""
     info = (
-        output.with_info(client.runtime("Status", api.StatusRequest(verbose=True))).get("info")
+        formats.with_info(client.runtime("Status", api.StatusRequest(verbose=True))).get("info")
         or {}
     )
     described = info.get("config") or {}

@@ -11,11 +11,12 @@ from typing import Any
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import completion, output, selection
+from cri_server.cli import completion, selection
 from cri_server.cli.connection.client import Client, container_names, shared_names
-from cri_server.cli.output import Column, Listing, Output
+from cri_server.cli.output import formats
+from cri_server.cli.output.formats import Column, Listing, Output
+from cri_server.cli.output.show import size
 from cri_server.cli.selection import Selection
-from cri_server.cli.show import size
 
 SECONDS = click.FloatRange(0, 3600)
 
@@ -52,7 +53,7 @@ def show(
     if shows_rate or how.template is not None:
         sampled()
         time.sleep(seconds)
-    output.repeat(lambda: how.listed(make(), sampled()), watching)
+    formats.repeat(lambda: how.listed(make(), sampled()), watching)
 
 
 @click.command()
@@ -71,8 +72,8 @@ def show(
 @click.option(
     "--no-stream", is_flag=True, expose_value=False, help="Once, as it is without --watch."
 )
-@output.options()
-@output.watch
+@formats.options()
+@formats.watch
 @click.pass_obj
 def stats(
     address: str,
@@ -130,7 +131,7 @@ def _containers(client: Client, how: Output, processor: Processor) -> Listing[ap
             Column("RSS", lambda s: size(s.memory.rss_bytes.value), wide=True),
             Column("FAULTS", lambda s: str(s.memory.major_page_faults.value), wide=True),
         ),
-        output.plain,
+        formats.plain,
         lambda s: s.attributes.id,
         name,
     )
@@ -149,8 +150,8 @@ def _containers(client: Client, how: Output, processor: Processor) -> Listing[ap
 @click.option(
     "--no-stream", is_flag=True, expose_value=False, help="Once, as it is without --watch."
 )
-@output.options()
-@output.watch
+@formats.options()
+@formats.watch
 @click.pass_obj
 def statsp(
     address: str,
@@ -188,7 +189,7 @@ def _pods(how: Output, processor: Processor) -> Listing[api.PodSandboxStats]:
             Column("TX", lambda s: size(s.linux.network.default_interface.tx_bytes.value)),
             Column("RSS", lambda s: size(s.linux.memory.rss_bytes.value), wide=True),
         ),
-        output.plain,
+        formats.plain,
         lambda s: s.attributes.id,
         lambda s: f"{s.attributes.metadata.namespace}/{s.attributes.metadata.name}",
     )

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from cri_server.cli.show import printable
+from cri_server.cli.output.show import printable
 from cri_server.timeline.entry import SpanRecord
 from pyrunc.records import Record
 

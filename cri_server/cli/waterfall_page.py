@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from html import escape
 
 import pyrunc
-from cri_server.cli.show import printable
+from cri_server.cli.output.show import printable
 from cri_server.cli.waterfall import Call, clock, outcome, subject, tree
 from cri_server.timeline.entry import SpanRecord
 

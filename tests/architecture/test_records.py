@@ -47,9 +47,9 @@ MAY_HOLD_OBJECTS = {
     "CRI-O and containerd: descriptions in a checkpoint": "cri_server/checkpoints/describe.py",
     "CRIU: options of its RPC": "cri_server/checkpoints/options.py",
     "crictl: the info of a verbose status": """
-        cri_server/cli/inspect.py cri_server/cli/origins.py cri_server/cli/show.py
+        cri_server/cli/inspect.py cri_server/cli/origins.py cri_server/cli/output/show.py
         cri_server/status/container.py cri_server/status/sandbox.py""",
-    "a document as it is printed, whose fields templates name": "cri_server/cli/output.py cri_server/cli/template.py",
+    "a document as it is printed, whose fields templates name": "cri_server/cli/output/formats.py cri_server/cli/output/template.py",
     "TOML before its tables are read": "cri_server/config/ cri_server/cli/doctor.py",
     "OpenTelemetry: attributes": "cri_server/timeline/export.py",
     "keyword arguments of a library": "pyrunc/cli/click_front.py cri_server/cli/serve.py cri_server/images/client.py",

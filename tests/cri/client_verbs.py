@@ -15,8 +15,8 @@ from typing import Any
 import click
 from click.testing import CliRunner
 
-from cri_server.cli.complaint import exit_code
 from cri_server.cli.main import program
+from cri_server.cli.output.complaint import exit_code
 from pyrunc.errors import Error
 from tests.cri.server_harness import REPOSITORY, Server
 

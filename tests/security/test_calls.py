@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from cri_server.cli import output, show
-from cri_server.cli.template import Template
+from cri_server.cli.output import formats, show
+from cri_server.cli.output.template import Template
 from pyrunc.seccomp.default import runtime_default
 from pyrunc.spec.default import MASKED_PATHS, READONLY_PATHS
 from tests.support.processes import wait_until
@@ -246,15 +246,15 @@ def test_terminal_text_of_a_container_in_our_tables(monkeypatch: pytest.MonkeyPa
         )  # it has closed its files, but not yet become the shell
         lines = [
             *show.processes([("c", shown.pid)]),
-            *output.table(("NAME", "STATE"), [(evil, "up")]).splitlines(),
+            *formats.table(("NAME", "STATE"), [(evil, "up")]).splitlines(),
         ]
         assert shown.stdin is not None
         shown.stdin.close()
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    lines += output.Output(format="json").document({evil: evil}).splitlines()[1:2]
+    lines += formats.Output(format="json").document({evil: evil}).splitlines()[1:2]
     assert json.loads(f"{{{lines[3]}}}") == {evil: evil}
     lines.append(
-        output.Output(template=Template("{{.name}}")).document({"name": evil.replace("\n", "")})
+        formats.Output(template=Template("{{.name}}")).document({"name": evil.replace("\n", "")})
     )
     assert len(lines) == 5 and lines[0].endswith("\\x9b31m") and lines[2].endswith("  up"), lines
     assert not [c for line in lines for c in line if not c.isprintable()], lines

@@ -103,7 +103,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
     "no filter": ([("pyrunc/compile/descriptors.py", "    if not seccomp:\n", "    if True:\n")], "test_calls.py::test_other_tables_are_no_way_around_a_filter"),
     "no new privileges only for the first": ([("pyrunc/plan/identity.py", "    if process.no_new_privileges:\n", "    if False:\n")], "test_calls.py::test_no_new_privileges_reaches_exec"),
     "errors hold what they hold": ([("pyrunc/cli/log.py", ".translate(VISIBLE)", ".translate({})")], "test_calls.py::test_terminal_text_of_a_container_in_our_errors"),
-    "cells hold what they hold": ([("cri_server/cli/show.py", ".translate(VISIBLE)", ".translate({})")], "test_calls.py::test_terminal_text_of_a_container_in_our_tables"),
+    "cells hold what they hold": ([("cri_server/cli/output/show.py", ".translate(VISIBLE)", ".translate({})")], "test_calls.py::test_terminal_text_of_a_container_in_our_tables"),
     "the state folder is for all": ([("pyrunc/container/state.py", "os.mkdir(folder, CLAIMED)", "os.mkdir(folder, CLAIMED | 0o011)")], "test_requests.py::test_modes_of_the_state"),
     "pids are trusted": ([("pyrunc/container/status.py", "if not alive(state.pid, state.start_time):", "if not state.pid:")], "test_requests.py::test_a_state_folder_that_was_tampered_with"),
     "deep JSON is not caught": ([("pyrunc/jsontext.py", "except RecursionError:", "except ZeroDivisionError:")], "test_requests.py::test_a_configuration_that_is_no_object"),

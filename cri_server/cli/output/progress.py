@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 
-from cri_server.cli.show import printable, size
+from cri_server.cli.output.show import printable, size
 
 INTERVAL_S = 0.1
 BAR_CELLS = 24

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
 
-from cri_server.cli.show import SHORT, printable
+from cri_server.cli.output.show import SHORT, printable
 from pyrunc.errors import VISIBLE, InvalidArgument
 
 if TYPE_CHECKING:
-    from cri_server.cli.template import Template
+    from cri_server.cli.output.template import Template
 
 Item = TypeVar("Item")
 FORMATS = ("table", "wide", "json", "yaml", "name")
@@ -210,7 +210,7 @@ def parse(
         )
     compiled = None
     if text is not None:
-        from cri_server.cli.template import Template  # for few
+        from cri_server.cli.output.template import Template  # for few
 
         compiled = Template(text)
     return Output(output, compiled, quiet, no_trunc, not no_headers)

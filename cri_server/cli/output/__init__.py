@@ -1,0 +1,1 @@
+"""What verbs print: formats, tables, templates, progress, and errors."""
