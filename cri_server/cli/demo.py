@@ -24,9 +24,10 @@ import click
 
 from cri_server import config
 from cri_server.api import api_pb2 as api
-from cri_server.cli import folders, manifest
+from cri_server.cli import folders
 from cri_server.cli import run as pod_run
 from cri_server.cli.connection.client import Client, ServerError
+from cri_server.cli.manifest import pod_model
 from cri_server.cli.serve import require_root
 from cri_server.images import build
 from pyrunc.abi.clone import CLONE_NEWNET
@@ -167,7 +168,7 @@ def _start_failed(reason: str, folder: Path) -> ServerError:
     return ServerError(f"the server did not start: {reason}\n{log}")
 
 
-def _provide_busybox(client: Client, folder: Path, pod: manifest.Pod) -> None:
+def _provide_busybox(client: Client, folder: Path, pod: pod_model.Pod) -> None:
     """Load the host's busybox as an image when the pod uses that."""
     wanted = {c.image for c in (*pod.spec.init_containers, *pod.spec.containers)}
     if not wanted & {"busybox", "busybox:latest", build.BUSYBOX_NAME}:

@@ -15,22 +15,9 @@ from pathlib import Path
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import (
-    credentials,
-    folders,
-    host_names,
-    image,
-    log_lines,
-    logs,
-    manifest,
-    read,
-    sources,
-    stop,
-    transfer,
-    translate,
-    volumes,
-)
+from cri_server.cli import credentials, folders, image, log_lines, logs, sources, stop, transfer
 from cri_server.cli.connection.client import Client, ServerError
+from cri_server.cli.manifest import host_names, pod_model, read, translate, volumes
 from cri_server.cli.output import show
 from pyrunc.cli.log import words
 from pyrunc.errors import AlreadyExists, Error
@@ -100,7 +87,7 @@ def run(address: str, files: tuple[Path, ...], remove: bool, lenient: bool, fold
     sys.exit(code)
 
 
-def load(*files: Path, lenient: bool = False) -> manifest.Pod:
+def load(*files: Path, lenient: bool = False) -> pod_model.Pod:
     """The pod of files; what `lenient` lets pass is told on stderr. Raises InvalidSpec."""
     pod, ignored = read.read(*files, lenient=lenient)
     for line in ignored:
@@ -108,7 +95,7 @@ def load(*files: Path, lenient: bool = False) -> manifest.Pod:
     return pod
 
 
-def start(client: Client, pod: manifest.Pod, folder: Path) -> Running:
+def start(client: Client, pod: pod_model.Pod, folder: Path) -> Running:
     """Sandbox, init containers one after the other, containers. What was made is removed when
     something fails.
 
@@ -139,7 +126,7 @@ def start(client: Client, pod: manifest.Pod, folder: Path) -> Running:
     return running
 
 
-def refuse_twin(client: Client, pod: manifest.Pod) -> None:
+def refuse_twin(client: Client, pod: pod_model.Pod) -> None:
     """Raises AlreadyExists when there is a pod of this name, whether it runs or not."""
     for each in client.pods():
         metadata = pod.metadata
@@ -151,7 +138,7 @@ def refuse_twin(client: Client, pod: manifest.Pod) -> None:
             )
 
 
-def run_sandbox(client: Client, pod: manifest.Pod, running: Running) -> api.PodSandboxConfig:
+def run_sandbox(client: Client, pod: pod_model.Pod, running: Running) -> api.PodSandboxConfig:
     """Start the sandbox; two that start a pod of the same name at a time do so one after the other.
     Raises AlreadyExists."""
     config = translate.sandbox(pod, running.folder)
@@ -170,7 +157,7 @@ def addresses(client: Client, pod: str) -> list[str]:
     return [ip for ip in (network.ip, *(a.ip for a in network.additional_ips)) if ip]
 
 
-def find_images(client: Client, pod: manifest.Pod, running: Running) -> dict[str, api.Image]:
+def find_images(client: Client, pod: pod_model.Pod, running: Running) -> dict[str, api.Image]:
     """Each image by its name; the local one is preferred unless the manifest says Always. A path is
     an archive's."""
     found: dict[str, api.Image] = {}
@@ -199,8 +186,8 @@ def find_images(client: Client, pod: manifest.Pod, running: Running) -> dict[str
 
 def launch(
     client: Client,
-    pod: manifest.Pod,
-    asked: manifest.Container,
+    pod: pod_model.Pod,
+    asked: pod_model.Container,
     found: api.Image,
     sandbox: api.PodSandboxConfig,
     running: Running,
@@ -217,8 +204,8 @@ def launch(
 
 def _launch(
     client: Client,
-    pod: manifest.Pod,
-    asked: manifest.Container,
+    pod: pod_model.Pod,
+    asked: pod_model.Container,
     found: api.Image,
     sandbox: api.PodSandboxConfig,
     running: Running,

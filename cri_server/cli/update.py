@@ -7,7 +7,7 @@ import click
 from cri_server.api import api_pb2 as api
 from cri_server.cli import completion
 from cri_server.cli.connection.client import Client
-from cri_server.cli.manifest import quantity
+from cri_server.cli.manifest.pod_model import quantity
 from cri_server.cli.output import formats
 from cri_server.cli.output.complaint import complain, each
 from pyrunc.errors import InvalidArgument, InvalidSpec

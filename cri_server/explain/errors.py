@@ -17,7 +17,7 @@ ERRORS = (
         "invalid-spec", "errors", "A value of a configuration file is wrong",
         "The text begins with the place: `FILE:table.key` of the server's configuration, or the JSON path in a bundle's config.json, such as `process.rlimits[0].type`.",
         "Mend that value; `pyrunc-cri serve --help` and /etc/pyrunc/config.toml explain every key.",
-        "the caller", "INVALID_ARGUMENT", (_E + "InvalidSpec", "cri_server.cli.objects.Unsupported"),
+        "the caller", "INVALID_ARGUMENT", (_E + "InvalidSpec", "cri_server.cli.manifest.config_maps.Unsupported"),
     ),
     Page(
         "not-found", "errors", "The thing that was named does not exist",

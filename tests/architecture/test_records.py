@@ -40,7 +40,7 @@ MAY_HOLD_OBJECTS = {
     "CNI: configurations, arguments of plugins, results": """
         cni_plugins/bridge/settings.py cni_plugins/host_local/settings.py cni_plugins/ipam.py cni_plugins/portmap/settings.py
         cni_plugins/protocol/ cni_plugins/skel.py cri_server/network/ cri_server/reload.py""",
-    "Kubernetes: manifests": "cri_server/cli/document.py cri_server/cli/objects.py cri_server/cli/read.py",
+    "Kubernetes: manifests": "cri_server/cli/manifest/document.py cri_server/cli/manifest/config_maps.py cri_server/cli/manifest/read.py",
     "Kubernetes: the ports of a container, an annotation": "cri_server/cli/forward.py",
     "Kubernetes: a Status": "cri_server/streaming/remotecommand.py",
     "Kubernetes: kubelet's configuration": "cri_server/doctor/kubelet.py",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.cli import check, manifest
+from cri_server.cli.manifest import check, pod_model
 from cri_server.containers.rotate_logs import INTERVAL_S
 from cri_server.log_rotation import ANNOTATION, Limits, rotated
 from pyrunc.errors import InvalidSpec
@@ -86,12 +86,12 @@ def test_the_author_of_a_kubelets_pod_cannot_ask_for_rotation(server: Server) ->
 
 @pytest.mark.parametrize("text", ["10Mi", "10Mi 1", "x 5", "10Mi five"])
 def test_limits_that_are_none_are_refused_by_their_path(text: str) -> None:
-    metadata = manifest.Metadata(name="a", annotations={ANNOTATION: text})
+    metadata = pod_model.Metadata(name="a", annotations={ANNOTATION: text})
     with pytest.raises(InvalidSpec, match=r"metadata.annotations\[io.pyrunc.log-rotation\]"):
         check.log_limits(metadata)
 
 
 def test_limits_are_kubelets_unless_the_pod_says_otherwise() -> None:
-    assert check.log_limits(manifest.Metadata(name="a")) == Limits(10 << 20, 5)
-    metadata = manifest.Metadata(name="a", annotations={ANNOTATION: "1Mi 3"})
+    assert check.log_limits(pod_model.Metadata(name="a")) == Limits(10 << 20, 5)
+    metadata = pod_model.Metadata(name="a", annotations={ANNOTATION: "1Mi 3"})
     assert check.log_limits(metadata) == Limits(1 << 20, 3)

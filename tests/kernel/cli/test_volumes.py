@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.cli import folders, manifest, volumes
-from cri_server.cli.read import parse
+from cri_server.cli import folders
+from cri_server.cli.manifest import pod_model, volumes
+from cri_server.cli.manifest.read import parse
 from pyrunc.errors import Error, NotFound, WrongState
 
 PATHS = {
@@ -26,7 +27,7 @@ PATHS = {
 }
 
 
-def pod(volume: str, security: str = "{}") -> manifest.Pod:
+def pod(volume: str, security: str = "{}") -> pod_model.Pod:
     """A pod with one volume."""
     text = f"""
 {{apiVersion: v1, kind: Pod, metadata: {{name: p}}, spec: {{

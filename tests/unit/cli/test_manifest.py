@@ -11,43 +11,43 @@ import pytest
 import yaml
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import dns, fields, manifest, translate
-from cri_server.cli.expand import environment, expand
-from cri_server.cli.read import parse
+from cri_server.cli.manifest import dns, fields, pod_model, translate
+from cri_server.cli.manifest.expand import environment, expand
+from cri_server.cli.manifest.read import parse
 from pyrunc.errors import InvalidSpec
 
 # The fields of k8s.io/api/core/v1 (and of ObjectMeta), v0.36.3.
 KUBERNETES: dict[type, str] = {
-    manifest.Pod: "apiVersion kind metadata spec status",
-    manifest.Metadata: """name generateName namespace selfLink uid resourceVersion generation creationTimestamp
+    pod_model.Pod: "apiVersion kind metadata spec status",
+    pod_model.Metadata: """name generateName namespace selfLink uid resourceVersion generation creationTimestamp
         deletionTimestamp deletionGracePeriodSeconds labels annotations ownerReferences finalizers managedFields""",
-    manifest.Spec: """volumes initContainers containers ephemeralContainers restartPolicy terminationGracePeriodSeconds
+    pod_model.Spec: """volumes initContainers containers ephemeralContainers restartPolicy terminationGracePeriodSeconds
         activeDeadlineSeconds dnsPolicy nodeSelector serviceAccountName serviceAccount automountServiceAccountToken nodeName
         hostNetwork hostPID hostIPC shareProcessNamespace securityContext imagePullSecrets hostname subdomain affinity
         schedulerName tolerations hostAliases priorityClassName priority dnsConfig readinessGates runtimeClassName
         enableServiceLinks preemptionPolicy overhead topologySpreadConstraints setHostnameAsFQDN os hostUsers
         schedulingGates resourceClaims resources hostnameOverride schedulingGroup""",
-    manifest.Container: """name image command args workingDir ports envFrom env resources resizePolicy restartPolicy
+    pod_model.Container: """name image command args workingDir ports envFrom env resources resizePolicy restartPolicy
         restartPolicyRules volumeMounts volumeDevices livenessProbe readinessProbe startupProbe lifecycle
         terminationMessagePath terminationMessagePolicy imagePullPolicy securityContext stdin stdinOnce tty""",
-    manifest.ContainerPort: "name hostPort containerPort protocol hostIP",
-    manifest.Env: "name value valueFrom",
-    manifest.VolumeMount: "name readOnly recursiveReadOnly mountPath subPath mountPropagation subPathExpr",
-    manifest.PodSecurity: """seLinuxOptions windowsOptions runAsUser runAsGroup runAsNonRoot supplementalGroups
+    pod_model.ContainerPort: "name hostPort containerPort protocol hostIP",
+    pod_model.Env: "name value valueFrom",
+    pod_model.VolumeMount: "name readOnly recursiveReadOnly mountPath subPath mountPropagation subPathExpr",
+    pod_model.PodSecurity: """seLinuxOptions windowsOptions runAsUser runAsGroup runAsNonRoot supplementalGroups
         supplementalGroupsPolicy fsGroup sysctls fsGroupChangePolicy seccompProfile appArmorProfile seLinuxChangePolicy""",
-    manifest.ContainerSecurity: """capabilities privileged seLinuxOptions windowsOptions runAsUser runAsGroup runAsNonRoot
+    pod_model.ContainerSecurity: """capabilities privileged seLinuxOptions windowsOptions runAsUser runAsGroup runAsNonRoot
         readOnlyRootFilesystem allowPrivilegeEscalation procMount seccompProfile appArmorProfile""",
-    manifest.Volume: """name hostPath emptyDir gcePersistentDisk awsElasticBlockStore gitRepo secret nfs iscsi glusterfs
+    pod_model.Volume: """name hostPath emptyDir gcePersistentDisk awsElasticBlockStore gitRepo secret nfs iscsi glusterfs
         persistentVolumeClaim rbd flexVolume cinder cephfs flocker downwardAPI fc azureFile configMap vsphereVolume quobyte
         azureDisk photonPersistentDisk projected portworxVolume scaleIO storageos csi ephemeral image""",
-    manifest.EmptyDir: "medium sizeLimit",
-    manifest.HostPath: "path type",
-    manifest.Resources: "limits requests claims",
-    manifest.Dns: "nameservers searches options",
-    manifest.DnsOption: "name value",
-    manifest.Capabilities: "add drop",
-    manifest.Profile: "type localhostProfile",
-    manifest.Sysctl: "name value",
+    pod_model.EmptyDir: "medium sizeLimit",
+    pod_model.HostPath: "path type",
+    pod_model.Resources: "limits requests claims",
+    pod_model.Dns: "nameservers searches options",
+    pod_model.DnsOption: "name value",
+    pod_model.Capabilities: "add drop",
+    pod_model.Profile: "type localhostProfile",
+    pod_model.Sysctl: "name value",
 }
 
 FULL: dict[str, Any] = {
@@ -202,7 +202,7 @@ def test_what_is_not_one_pod(text: str, message: str) -> None:
     ],
 )
 def test_quantities(text: str, value: str) -> None:
-    assert manifest.quantity(text, "") == Decimal(value)
+    assert pod_model.quantity(text, "") == Decimal(value)
 
 
 def test_a_date_is_text() -> None:
@@ -275,7 +275,7 @@ def test_references_are_expanded_as_kubelet_does() -> None:
 def test_dns_is_added_to_the_hosts_own() -> None:
     text = "# resolver\nsearch old\nsearch a b\nnameserver 192.0.2.9\noptions ndots:1 rotate\n"
     assert dns.host(text) == (["192.0.2.9"], ["a", "b"], {"ndots": "1", "rotate": ""})
-    asked = manifest.Dns(nameservers=["192.0.2.1"], options=[manifest.DnsOption("ndots", "2")])
+    asked = pod_model.Dns(nameservers=["192.0.2.1"], options=[pod_model.DnsOption("ndots", "2")])
     assert dns.config(asked, own=True) == api.DNSConfig(servers=["192.0.2.1"], options=["ndots:2"])
 
 

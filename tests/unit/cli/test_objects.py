@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from cri_server.cli.manifest import Pod
-from cri_server.cli.read import parse
+from cri_server.cli.manifest.pod_model import Pod
+from cri_server.cli.manifest.read import parse
 from pyrunc.errors import Error
 
 MAP = {
@@ -41,7 +41,7 @@ def read(*documents: dict[str, Any]) -> tuple[Pod, list[str]]:
 
 
 def environment(*documents: dict[str, Any]) -> dict[str, str]:
-    from cri_server.cli import expand
+    from cri_server.cli.manifest import expand
 
     found, _ = read(*documents)
     return expand.environment((e.name, e.value) for e in found.spec.containers[0].env)

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from cri_server.cli import check, document, fields, manifest, objects
+from cri_server.cli.manifest import check, config_maps, document, fields, pod_model
 from pyrunc.errors import InvalidSpec
 
 
-def read(*paths: Path, lenient: bool = False) -> tuple[manifest.Pod, list[str]]:
+def read(*paths: Path, lenient: bool = False) -> tuple[pod_model.Pod, list[str]]:
     """As `parse`, from files together; `-` is stdin. Errors name the files."""
     text = "\n---\n".join(map(_text, paths))
     try:
@@ -37,13 +37,13 @@ def _text(path: Path) -> str:
         raise InvalidSpec(str(path), f"not YAML: {error}") from None
 
 
-def parse(text: str, *, lenient: bool = False) -> tuple[manifest.Pod, list[str]]:
+def parse(text: str, *, lenient: bool = False) -> tuple[pod_model.Pod, list[str]]:
     """The pod of a YAML or JSON text, and a line for each thing that is ignored, which may be a
     field only with `lenient`. Raises InvalidSpec."""
     found, others = document.parse(text)
     metadata = found.get("metadata")
     namespace = metadata.get("namespace", "default") if isinstance(metadata, dict) else "default"
-    told = objects.resolve(found, objects.Objects(others, namespace), lenient=lenient)
+    told = config_maps.resolve(found, config_maps.Objects(others, namespace), lenient=lenient)
     ignored = list(fields.problems(found))
     if ignored and not lenient:
         raise InvalidSpec("", "\n".join(ignored) + " (--lenient ignores it)")
@@ -51,7 +51,7 @@ def parse(text: str, *, lenient: bool = False) -> tuple[manifest.Pod, list[str]]
         _empty_volumes(found)
     ignored = told + ignored
     try:
-        pod = msgspec.convert(found, manifest.Pod)
+        pod = msgspec.convert(found, pod_model.Pod)
     except msgspec.ValidationError as error:
         raise _worded(error) from None
     check.pod(pod)
@@ -60,7 +60,7 @@ def parse(text: str, *, lenient: bool = False) -> tuple[manifest.Pod, list[str]]
 
 def _empty_volumes(pod: dict[str, Any]) -> None:
     """A volume whose source is ignored is an empty one: what mounts it has a place then."""
-    known = {"hostPath", "emptyDir", objects.FILES}
+    known = {"hostPath", "emptyDir", config_maps.FILES}
     spec = pod.get("spec")
     for volume in (spec.get("volumes") or []) if isinstance(spec, dict) else []:
         if isinstance(volume, dict) and not known & volume.keys():

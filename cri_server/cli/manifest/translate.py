@@ -9,8 +9,9 @@ from pathlib import Path
 
 from cri_server import log_rotation
 from cri_server.api import api_pb2 as api
-from cri_server.cli import check, dns, host_names, manifest, ownership, volumes
-from cri_server.cli.expand import environment, expand, undefined
+from cri_server.cli import ownership
+from cri_server.cli.manifest import check, dns, host_names, pod_model, volumes
+from cri_server.cli.manifest.expand import environment, expand, undefined
 from pyrunc.errors import InvalidSpec
 
 HOSTNAME_LIMIT = 63
@@ -43,7 +44,7 @@ PROFILES = {
 }
 
 
-def sandbox(pod: manifest.Pod, folder: Path) -> api.PodSandboxConfig:
+def sandbox(pod: pod_model.Pod, folder: Path) -> api.PodSandboxConfig:
     """The sandbox; `folder` is for logs and volumes of this pod."""
     metadata, spec = pod.metadata, pod.spec
     config = api.PodSandboxConfig(
@@ -64,7 +65,7 @@ def sandbox(pod: manifest.Pod, folder: Path) -> api.PodSandboxConfig:
     )
     if spec.dns_policy == "None" or spec.dns_config is not None:
         config.dns_config.CopyFrom(
-            dns.config(spec.dns_config or manifest.Dns(), own=spec.dns_policy == "None")
+            dns.config(spec.dns_config or pod_model.Dns(), own=spec.dns_policy == "None")
         )
     for container in spec.containers:
         for port in container.ports:
@@ -86,7 +87,7 @@ def _hostname(name: str) -> str:
     return name[:HOSTNAME_LIMIT].rstrip("-.")
 
 
-def _sandbox_security(linux: api.LinuxPodSandboxConfig, spec: manifest.Spec) -> None:
+def _sandbox_security(linux: api.LinuxPodSandboxConfig, spec: pod_model.Spec) -> None:
     security = linux.security_context
     _namespaces(security.namespace_options, spec)
     security.privileged = any(c.security_context.privileged for c in _all(spec))
@@ -95,7 +96,7 @@ def _sandbox_security(linux: api.LinuxPodSandboxConfig, spec: manifest.Spec) -> 
         linux.sysctls[sysctl.name] = sysctl.value
 
 
-def _namespaces(options: api.NamespaceOption, spec: manifest.Spec) -> None:
+def _namespaces(options: api.NamespaceOption, spec: pod_model.Spec) -> None:
     options.network = api.NODE if spec.host_network else api.POD
     options.ipc = api.NODE if spec.host_ipc else api.POD
     options.pid = (
@@ -103,13 +104,13 @@ def _namespaces(options: api.NamespaceOption, spec: manifest.Spec) -> None:
     )
 
 
-def _all(spec: manifest.Spec) -> list[manifest.Container]:
+def _all(spec: pod_model.Spec) -> list[pod_model.Container]:
     return [*spec.init_containers, *spec.containers]
 
 
 def container(
-    pod: manifest.Pod,
-    asked: manifest.Container,
+    pod: pod_model.Pod,
+    asked: pod_model.Container,
     image: api.Image,
     folder: Path,
     addresses: Sequence[str] = (),
@@ -168,7 +169,7 @@ def container(
     return config
 
 
-def _named_ports(asked: manifest.Container) -> str:
+def _named_ports(asked: pod_model.Container) -> str:
     ports = [
         {"name": p.name, "containerPort": p.container_port, "protocol": p.protocol}
         for p in asked.ports
@@ -176,7 +177,7 @@ def _named_ports(asked: manifest.Container) -> str:
     return json.dumps(ports)
 
 
-def sub_path(mount: manifest.VolumeMount, values: dict[str, str]) -> str:
+def sub_path(mount: pod_model.VolumeMount, values: dict[str, str]) -> str:
     """The mount's subPath, or its subPathExpr with the container's environment. Raises InvalidSpec."""
     if not mount.sub_path_expr:
         return mount.sub_path
@@ -190,20 +191,22 @@ def sub_path(mount: manifest.VolumeMount, values: dict[str, str]) -> str:
     return expanded
 
 
-def _resources(target: api.LinuxContainerResources, asked: manifest.Resources) -> None:
+def _resources(target: api.LinuxContainerResources, asked: pod_model.Resources) -> None:
     path = "resources"
     request = asked.requests.cpu if asked.requests.cpu is not None else asked.limits.cpu
     if request is not None:
-        target.cpu_shares = max(2, int(manifest.quantity(request, path) * 1024))
+        target.cpu_shares = max(2, int(pod_model.quantity(request, path) * 1024))
     if asked.limits.cpu is not None:
         target.cpu_period = CPU_PERIOD_US
-        target.cpu_quota = max(1000, int(manifest.quantity(asked.limits.cpu, path) * CPU_PERIOD_US))
+        target.cpu_quota = max(
+            1000, int(pod_model.quantity(asked.limits.cpu, path) * CPU_PERIOD_US)
+        )
     if asked.limits.memory is not None:
-        target.memory_limit_in_bytes = int(manifest.quantity(asked.limits.memory, path))
+        target.memory_limit_in_bytes = int(pod_model.quantity(asked.limits.memory, path))
 
 
 def _security(
-    target: api.LinuxContainerSecurityContext, spec: manifest.Spec, asked: manifest.Container
+    target: api.LinuxContainerSecurityContext, spec: pod_model.Spec, asked: pod_model.Container
 ) -> None:
     own, pods = asked.security_context, spec.security_context
     _namespaces(target.namespace_options, spec)
@@ -215,7 +218,9 @@ def _security(
     target.supplemental_groups.extend(pods.supplemental_groups)
     if pods.fs_group is not None:
         target.supplemental_groups.append(pods.fs_group)
-    profile = own.seccomp_profile or pods.seccomp_profile or manifest.Profile(type="RuntimeDefault")
+    profile = (
+        own.seccomp_profile or pods.seccomp_profile or pod_model.Profile(type="RuntimeDefault")
+    )
     target.seccomp.profile_type = PROFILES[profile.type]
     if profile.localhost_profile:
         target.seccomp.localhost_ref = str(LOCALHOST_PROFILES / profile.localhost_profile)
@@ -226,8 +231,8 @@ def _security(
 
 def _user(
     target: api.LinuxContainerSecurityContext,
-    spec: manifest.Spec,
-    asked: manifest.Container,
+    spec: pod_model.Spec,
+    asked: pod_model.Container,
     image: api.Image,
 ) -> None:
     """The container's user before the pod's, before the image's. Raises InvalidSpec when it may not

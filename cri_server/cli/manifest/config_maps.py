@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from cri_server.cli.check import VARIABLE
-from cri_server.cli.manifest import quantity
+from cri_server.cli.manifest.check import VARIABLE
+from cri_server.cli.manifest.pod_model import quantity
 from pyrunc.errors import InvalidSpec
 
 # a volume's files as `manifest.Volume` takes them; no field of Kubernetes begins so

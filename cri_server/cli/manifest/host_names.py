@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import manifest
+from cri_server.cli.manifest import pod_model
 
 NAME = "etc-hosts"  # in the pod's folder
 PLACE = "/etc/hosts"
@@ -19,7 +19,7 @@ LOCAL = (
 )
 
 
-def text(spec: manifest.Spec, hostname: str, addresses: Sequence[str], host_file: str) -> str:
+def text(spec: pod_model.Spec, hostname: str, addresses: Sequence[str], host_file: str) -> str:
     """The file of a pod with these addresses; with hostNetwork the host's own and the aliases."""
     own = host_file if spec.host_network else HEADER + LOCAL
     names = () if spec.host_network else [f"{address}\t{hostname}" for address in addresses]
@@ -27,7 +27,7 @@ def text(spec: manifest.Spec, hostname: str, addresses: Sequence[str], host_file
     return own + "".join(f"{line}\n" for line in (*names, *aliases))
 
 
-def write(spec: manifest.Spec, hostname: str, addresses: Sequence[str], folder: Path) -> None:
+def write(spec: pod_model.Spec, hostname: str, addresses: Sequence[str], folder: Path) -> None:
     """Write the file into the pod's folder. Raises OSError."""
     try:
         host_file = Path(PLACE).read_text(errors="replace")

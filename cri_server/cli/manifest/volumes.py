@@ -13,7 +13,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from cri_server.cli import manifest
+from cri_server.cli.manifest import pod_model
 from pyrunc.errors import KernelError, NotFound, WrongState, kernel_errors
 from pyrunc.kernel.path import open_beneath
 
@@ -29,7 +29,7 @@ KINDS: dict[str, tuple[Callable[[int], bool], str]] = {
 }
 
 
-def prepare(pod: manifest.Pod, folder: Path) -> None:
+def prepare(pod: pod_model.Pod, folder: Path) -> None:
     """Check and make the pod's volumes before anything runs. Raises NotFound, WrongState,
     KernelError."""
     for i, volume in enumerate(pod.spec.volumes):
@@ -41,7 +41,7 @@ def prepare(pod: manifest.Pod, folder: Path) -> None:
             _check_host_path(volume.host_path, f"spec.volumes[{i}].hostPath")
 
 
-def source(volume: manifest.Volume, sub_path: str, folder: Path) -> str:
+def source(volume: pod_model.Volume, sub_path: str, folder: Path) -> str:
     """The host path to mount; a missing subPath becomes a directory with the volume's mode.
 
     Raises WrongState for a subPath that leaves the volume over a link, KernelError.
@@ -61,7 +61,7 @@ def source(volume: manifest.Volume, sub_path: str, folder: Path) -> str:
         os.close(root)
 
 
-def _empty(volume: manifest.Volume, folder: Path) -> Path:
+def _empty(volume: pod_model.Volume, folder: Path) -> Path:
     return folder / "volumes" / volume.name
 
 
@@ -73,7 +73,7 @@ def _make_empty(path: Path, group: int | None) -> None:
     path.chmod(0o777 if group is None else 0o2777)
 
 
-def _make_files(path: Path, files: list[manifest.File], group: int | None) -> None:
+def _make_files(path: Path, files: list[pod_model.File], group: int | None) -> None:
     """A ConfigMap's or a Secret's; with an fsGroup that group may read them, as kubelet has it."""
     path.mkdir(parents=True)
     path.chmod(0o755)
@@ -86,7 +86,7 @@ def _make_files(path: Path, files: list[manifest.File], group: int | None) -> No
         place.chmod(file.mode if group is None else file.mode | 0o440)
 
 
-def _check_host_path(asked: manifest.HostPath, where: str) -> None:
+def _check_host_path(asked: pod_model.HostPath, where: str) -> None:
     matches, name = KINDS[asked.type]
     try:
         mode = os.stat(asked.path).st_mode
@@ -102,7 +102,7 @@ def _check_host_path(asked: manifest.HostPath, where: str) -> None:
         raise WrongState(f"{where}: {asked.path!r} is not a {name}")
 
 
-def _create(asked: manifest.HostPath) -> None:
+def _create(asked: pod_model.HostPath) -> None:
     """kubelet's modes, 0755 and 0644; the folder of a file must be there."""
     before = os.umask(0o022)
     try:

@@ -10,8 +10,16 @@ import re
 from collections.abc import Iterable
 
 from cri_server import log_rotation
-from cri_server.cli import manifest
-from cri_server.cli.manifest import Container, Pod, Profile, Resources, Spec, VolumeMount, quantity
+from cri_server.cli.manifest import pod_model
+from cri_server.cli.manifest.pod_model import (
+    Container,
+    Pod,
+    Profile,
+    Resources,
+    Spec,
+    VolumeMount,
+    quantity,
+)
 from cri_server.log_rotation import Limits
 from pyrunc.errors import InvalidSpec
 
@@ -50,7 +58,7 @@ def pod(asked: Pod) -> None:
     _host_and_dns(spec)
 
 
-def _metadata(metadata: manifest.Metadata) -> None:
+def _metadata(metadata: pod_model.Metadata) -> None:
     _name(metadata.name, "metadata.name", "a pod's name", SUBDOMAIN, SUBDOMAIN_LIMIT)
     _name(metadata.namespace, "metadata.namespace", "a namespace", LABEL, LABEL_LIMIT)
     for group in ("labels", "annotations"):
@@ -67,7 +75,7 @@ def _metadata(metadata: manifest.Metadata) -> None:
     log_limits(metadata)
 
 
-def log_limits(metadata: manifest.Metadata) -> Limits:
+def log_limits(metadata: pod_model.Metadata) -> Limits:
     """What the pod's annotation `io.pyrunc.log-rotation` says, such as `10Mi 5`, else kubelet's
     defaults. Raises InvalidSpec."""
     text = metadata.annotations.get(log_rotation.ANNOTATION)
@@ -152,7 +160,7 @@ def _host_ports(named: list[tuple[str, Container]], spec: Spec) -> None:
 
 
 def _resources(resources: Resources, path: str) -> None:
-    for key, largest in (("cpu", CPUS_LIMIT), ("memory", manifest.LARGEST)):
+    for key, largest in (("cpu", CPUS_LIMIT), ("memory", pod_model.LARGEST)):
         limit, request = getattr(resources.limits, key), getattr(resources.requests, key)
         most = None if limit is None else quantity(limit, f"{path}.limits.{key}")
         if most is not None and most > largest:
@@ -213,7 +221,7 @@ def sub_path(text: str, path: str) -> None:
         raise InvalidSpec(path, f"{text!r} contains '..'")
 
 
-def _security(own: manifest.ContainerSecurity, path: str) -> None:
+def _security(own: pod_model.ContainerSecurity, path: str) -> None:
     _ids({"runAsUser": own.run_as_user, "runAsGroup": own.run_as_group}, path)
     _profile(own.seccomp_profile, f"{path}.seccompProfile")
     if not own.allow_privilege_escalation:
@@ -274,10 +282,10 @@ def _host_and_dns(spec: Spec) -> None:
                 SUBDOMAIN_LIMIT,
             )
     _ids({"terminationGracePeriodSeconds": spec.termination_grace_period_seconds}, "spec")
-    _dns(spec, spec.dns_config or manifest.Dns())
+    _dns(spec, spec.dns_config or pod_model.Dns())
 
 
-def _dns(spec: Spec, dns: manifest.Dns) -> None:
+def _dns(spec: Spec, dns: pod_model.Dns) -> None:
     if spec.dns_policy == "None" and not dns.nameservers:
         raise InvalidSpec("spec.dnsConfig.nameservers", "is required with dnsPolicy None")
     for i, address in enumerate(dns.nameservers):

@@ -6,13 +6,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import manifest
-from cri_server.cli.check import NAMESERVERS_LIMIT
+from cri_server.cli.manifest import pod_model
+from cri_server.cli.manifest.check import NAMESERVERS_LIMIT
 
 HOST = Path("/etc/resolv.conf")
 
 
-def config(asked: manifest.Dns, *, own: bool) -> api.DNSConfig:
+def config(asked: pod_model.Dns, *, own: bool) -> api.DNSConfig:
     """`own`: without the host's. A resolver takes three servers (resolv.conf(5)), the host's first.
     Raises OSError."""
     servers, searches, options = ([], [], {}) if own else host(HOST.read_text())

@@ -15,7 +15,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from cri_server.cli import manifest
+from cri_server.cli.manifest import pod_model
 
 # whatever it says, nothing changes: the API server sets it, or what it is about is not here
 ANY = None
@@ -117,16 +117,16 @@ _SECURITY: dict[str, Harmless] = {
 }
 
 NOT_DONE: dict[type, dict[str, Harmless]] = {
-    manifest.Pod: _POD,
-    manifest.Metadata: _METADATA,
-    manifest.Spec: _SPEC,
-    manifest.Container: _CONTAINER,
-    manifest.Env: {"valueFrom": NONE},
-    manifest.Volume: _VOLUME,
-    manifest.EmptyDir: {"medium": ("",), "sizeLimit": NONE},
-    manifest.Resources: {"claims": EMPTY},
-    manifest.PodSecurity: _POD_SECURITY,
-    manifest.ContainerSecurity: _SECURITY,
+    pod_model.Pod: _POD,
+    pod_model.Metadata: _METADATA,
+    pod_model.Spec: _SPEC,
+    pod_model.Container: _CONTAINER,
+    pod_model.Env: {"valueFrom": NONE},
+    pod_model.Volume: _VOLUME,
+    pod_model.EmptyDir: {"medium": ("",), "sizeLimit": NONE},
+    pod_model.Resources: {"claims": EMPTY},
+    pod_model.PodSecurity: _POD_SECURITY,
+    pod_model.ContainerSecurity: _SECURITY,
 }
 
 # Resources of a container that Kubernetes has beside cpu and memory; a name with a slash is a
@@ -134,7 +134,7 @@ NOT_DONE: dict[type, dict[str, Harmless]] = {
 RESOURCE = re.compile(r"ephemeral-storage|hugepages-.+|.+/.+")
 
 
-def problems(value: Any, kind: Any = manifest.Pod, path: str = "") -> Iterator[str]:
+def problems(value: Any, kind: Any = pod_model.Pod, path: str = "") -> Iterator[str]:
     """`PATH: what is wrong` for each field that would be ignored."""
     kind = _plain(kind)
     if get_origin(kind) is list and isinstance(value, list):
@@ -154,7 +154,7 @@ def problems(value: Any, kind: Any = manifest.Pod, path: str = "") -> Iterator[s
         elif key in not_done:
             if not _harmless(item, not_done[key]):
                 yield f"{place}: is not supported"
-        elif kind is manifest.Quantities and RESOURCE.fullmatch(key):
+        elif kind is pod_model.Quantities and RESOURCE.fullmatch(key):
             yield f"{place}: is not supported"
         else:
             yield f"{place}: no such field{_suggestion(key, {**done, **not_done})}"
