@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import completion, stop
+from cri_server.cli import stop
+from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client
 from pyrunc.errors import AlreadyExists, WrongState, kernel_errors
 

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import completion, inspect, ownership
+from cri_server.cli import inspect
+from cri_server.cli.arguments import completion, ownership
 from cri_server.cli.connection.client import Client
 from cri_server.cli.output import formats
 from cri_server.cli.output.complaint import each

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import click
 
 from cri_server.cli import archive as archives
-from cri_server.cli import completion
+from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client
 from cri_server.cli.container_root import ContainerRoot
 from cri_server.cli.file_copy import FOLDER, Copy

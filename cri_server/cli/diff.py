@@ -17,7 +17,8 @@ from typing import NamedTuple
 import click
 
 from cri_server.checkpoints.layer import is_opaque
-from cri_server.cli import completion, image_mount, inspect
+from cri_server.cli import image_mount, inspect
+from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client, Unsupported
 from cri_server.cli.output import formats, show
 from cri_server.images.places import Places

@@ -14,7 +14,8 @@ import sys
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import completion, logs, session
+from cri_server.cli import logs, session
+from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client
 from cri_server.cli.output import show
 from cri_server.rpc import private

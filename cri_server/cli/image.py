@@ -7,7 +7,8 @@ import fnmatch
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import clean, completion, image_mount, inspect, transfer
+from cri_server.cli import clean, image_mount, inspect, transfer
+from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client
 from cri_server.cli.output import formats
 from cri_server.cli.output.formats import Column, Listing, Output

@@ -8,12 +8,12 @@ import re
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import ownership, selection
+from cri_server.cli.arguments import ownership, selection
+from cri_server.cli.arguments.selection import Selection
 from cri_server.cli.connection.client import Client, container_names, shared_names
 from cri_server.cli.output import formats
 from cri_server.cli.output.formats import Column, Listing, Output
 from cri_server.cli.output.show import PAUSED, POD_STATES, STATES, age
-from cri_server.cli.selection import Selection
 
 ID = "(sha256:)?[0-9a-f]{64}|(sha512:)?[0-9a-f]{128}"
 

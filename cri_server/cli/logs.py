@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import completion
+from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client
 from cri_server.cli.log_lines import Entry, Filter, Log, moment
 from pyrunc.errors import InvalidArgument, NotFound

@@ -86,7 +86,7 @@ COMMANDS = {
     "debug": ("debug", "debug"),
     "demo": ("demo", "demo"),
     "demo-server": ("demo", "demo_server"),
-    "completion": ("completion", "command"),
+    "completion": ("arguments.completion", "command"),
 }
 # other tools' names for ours, which help does not list
 ALIASES = {"imagefsinfo": "images-fs", "img": "images", "resume": "unpause"}

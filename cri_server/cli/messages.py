@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import completion, credentials, transfer
+from cri_server.cli import credentials, transfer
+from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client
 from pyrunc.errors import InvalidSpec
 

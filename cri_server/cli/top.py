@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import completion
+from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client
 from cri_server.cli.output import formats, show
 from cri_server.cli.output.formats import Column, Listing, Output

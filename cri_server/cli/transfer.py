@@ -19,7 +19,8 @@ from typing import Any, BinaryIO
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import completion, credentials
+from cri_server.cli import credentials
+from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client, Unsupported
 from cri_server.cli.output.complaint import each
 from cri_server.cli.output.progress import Progress

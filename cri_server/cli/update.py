@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import completion
+from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client
 from cri_server.cli.manifest.pod_model import quantity
 from cri_server.cli.output import formats

@@ -11,12 +11,12 @@ from typing import Any
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import completion, selection
+from cri_server.cli.arguments import completion, selection
+from cri_server.cli.arguments.selection import Selection
 from cri_server.cli.connection.client import Client, container_names, shared_names
 from cri_server.cli.output import formats
 from cri_server.cli.output.formats import Column, Listing, Output
 from cri_server.cli.output.show import size
-from cri_server.cli.selection import Selection
 
 SECONDS = click.FloatRange(0, 3600)
 

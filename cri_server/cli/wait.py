@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from cri_server.cli import completion, logs
+from cri_server.cli import logs
+from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client
 from cri_server.cli.output.complaint import each
 

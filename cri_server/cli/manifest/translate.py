@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cri_server import log_rotation
 from cri_server.api import api_pb2 as api
-from cri_server.cli import ownership
+from cri_server.cli.arguments import ownership
 from cri_server.cli.manifest import check, dns, host_names, pod_model, volumes
 from cri_server.cli.manifest.expand import environment, expand, undefined
 from pyrunc.errors import InvalidSpec

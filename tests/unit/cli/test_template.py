@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from cri_server.cli.arguments.selection import selector
 from cri_server.cli.output.template import Template
-from cri_server.cli.selection import selector
 from pyrunc.errors import Error
 
 VALUE = {"id": "x", "list": [{"n": 1}, {"n": 2}], "map": {"a.b": "c"}, "none": [], "yes": True}

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import completion
+from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client
 from cri_server.cli.output.show import PAUSED, POD_STATES, STATES
 from pyrunc.errors import InvalidArgument
