@@ -17,9 +17,10 @@ from typing import NamedTuple
 import click
 
 from cri_server.checkpoints.layer import is_opaque
-from cri_server.cli import image_mount, inspect
+from cri_server.cli import inspect
 from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client, Unsupported
+from cri_server.cli.images import mount
 from cri_server.cli.output import formats, show
 from cri_server.images.places import Places
 from cri_server.images.trees import open_folder
@@ -49,7 +50,7 @@ def diff(address: str, container: str) -> None:
     except FileNotFoundError:
         raise WrongState(f"container {container} has no writable layer on this machine") from None
     try:
-        image = image_mount.open_tree(Places.of(files))
+        image = mount.open_tree(Places.of(files))
         try:
             for kind, path in changes(layer, image):
                 formats.say(show.printable(f"{kind} /{os.fsdecode(path)}"))

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import credentials, transfer
 from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client
+from cri_server.cli.images import credentials, transfer
 from pyrunc.errors import InvalidSpec
 
 Message = TypeVar("Message", api.PodSandboxConfig, api.ContainerConfig)

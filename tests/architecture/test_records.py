@@ -32,11 +32,11 @@ MAY_HOLD_OBJECTS = {
     "OCI: what a runtime says of its features": "pyrunc/cli/features.py cri_server/oci_features.py",
     "runc: the events of a container": "pyrunc/container/stats.py",
     "OCI and Docker: manifests, indexes and configurations of images": """
-        cri_server/cli/clean.py
+        cri_server/cli/images/clean.py
         cri_server/images/build.py cri_server/images/catalog.py cri_server/images/export.py cri_server/images/load.py
         cri_server/images/manifest.py cri_server/images/service.py""",
     "containers-policy.json": "cri_server/images/policy.py",
-    "Docker: config.json with logins": "cri_server/cli/credentials.py",
+    "Docker: config.json with logins": "cri_server/cli/images/credentials.py",
     "CNI: configurations, arguments of plugins, results": """
         cni_plugins/bridge/settings.py cni_plugins/host_local/settings.py cni_plugins/ipam.py cni_plugins/portmap/settings.py
         cni_plugins/protocol/ cni_plugins/skel.py cri_server/network/ cri_server/reload.py""",

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.cli import credentials
 from cri_server.cli.connection.client import Client, ServerError
+from cri_server.cli.images import credentials
 from cri_server.images import build
 from cri_server.images.platforms import host_platform
 from cri_server.rpc import private

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.cli import credential_helpers as helpers
-from cri_server.cli import credentials
+from cri_server.cli.images import credential_helpers as helpers
+from cri_server.cli.images import credentials
 from pyrunc.errors import PeerError, WrongState
 
 CONFIG = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from cri_server.cli.registry import registry
+from cri_server.cli.images.registry import registry
 
 HOSTS = """
 [host."https://m.example/prefix"]

@@ -19,9 +19,9 @@ from typing import Any, BinaryIO
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import credentials
 from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client, Unsupported
+from cri_server.cli.images import credentials
 from cri_server.cli.output.complaint import each
 from cri_server.cli.output.progress import Progress
 from cri_server.images.reference import Reference

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import credential_helpers
+from cri_server.cli.images import credential_helpers
 from cri_server.images.reference import DOCKER, Reference, normal_registry
 from pyrunc.errors import InvalidSpec, NotFound
 

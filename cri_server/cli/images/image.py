@@ -7,9 +7,10 @@ import fnmatch
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import clean, image_mount, inspect, transfer
+from cri_server.cli import inspect
 from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client
+from cri_server.cli.images import clean, mount, transfer
 from cri_server.cli.output import formats
 from cri_server.cli.output.formats import Column, Listing, Output
 from cri_server.cli.output.show import size
@@ -154,8 +155,8 @@ for _name, _command in (
     ("push", transfer.push),
     ("save", transfer.save),
     ("tag", transfer.tag),
-    ("mount", image_mount.mount),
-    ("umount", image_mount.umount),
+    ("mount", mount.mount),
+    ("umount", mount.umount),
     ("remove", clean.rmi),
     ("prune", clean.image_prune),
     ("ls", images),

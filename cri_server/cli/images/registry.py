@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from cri_server.cli import credentials
+from cri_server.cli.images import credentials
 from cri_server.images.auth import is_meant_for
 from cri_server.images.hosts import Host, folder_of, hosts_for
 from cri_server.images.model import Auth
