@@ -13,10 +13,10 @@ from cri_server.api import api_pb2 as api
 from cri_server.cli import past_events
 from cri_server.cli.arguments.selection import Selection, selector
 from cri_server.cli.connection.client import Client
-from cri_server.cli.log_lines import moment
 from cri_server.cli.output import formats
 from cri_server.cli.output.formats import Output
 from cri_server.cli.output.show import SHORT, printable
+from cri_server.cli.streams.log_lines import moment
 from cri_server.rpc import private
 from pyrunc.errors import InvalidArgument
 

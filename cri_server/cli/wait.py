@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from cri_server.cli import logs
 from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client
 from cri_server.cli.output.complaint import each
+from cri_server.cli.streams import logs
 
 
 @click.command()

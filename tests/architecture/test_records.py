@@ -23,7 +23,7 @@ MAY_HOLD_OBJECTS = {
         pyrunc/container/bundle.py pyrunc/container/delete.py pyrunc/container/state.py
         pyrunc/launch/rdt.py pyrunc/plan/model.py pyrunc/seccomp/
         pyrunc/spec/check.py pyrunc/spec/default.py pyrunc/spec/model.py pyrunc/spec/parse.py
-        cri_server/cli/execute.py cri_server/containers/exec.py cri_server/containers/restore.py
+        cri_server/cli/streams/execute.py cri_server/containers/exec.py cri_server/containers/restore.py
         cri_server/containers/sessions.py cri_server/containers/update.py cri_server/nri/ cri_server/spec/
         cri_server/streaming/backend.py""",
     "OCI: the state that hooks, listeners and callers are told": """
@@ -41,7 +41,7 @@ MAY_HOLD_OBJECTS = {
         cni_plugins/bridge/settings.py cni_plugins/host_local/settings.py cni_plugins/ipam.py cni_plugins/portmap/settings.py
         cni_plugins/protocol/ cni_plugins/skel.py cri_server/network/ cri_server/reload.py""",
     "Kubernetes: manifests": "cri_server/cli/manifest/document.py cri_server/cli/manifest/config_maps.py cri_server/cli/manifest/read.py",
-    "Kubernetes: the ports of a container, an annotation": "cri_server/cli/forward.py",
+    "Kubernetes: the ports of a container, an annotation": "cri_server/cli/streams/forward.py",
     "Kubernetes: a Status": "cri_server/streaming/remotecommand.py",
     "Kubernetes: kubelet's configuration": "cri_server/doctor/kubelet.py",
     "CRI-O and containerd: descriptions in a checkpoint": "cri_server/checkpoints/describe.py",

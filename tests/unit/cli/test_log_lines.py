@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cri_server import log_rotation
-from cri_server.cli.log_lines import Log
+from cri_server.cli.streams.log_lines import Log
 from pyrunc.errors import NotFound
 
 FILES = (".20260101-100000", ".20260101-100001", "")

@@ -18,10 +18,10 @@ from typing import Any
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import session
 from cri_server.cli.arguments import completion, ownership
 from cri_server.cli.connection.client import Client
 from cri_server.cli.output.complaint import complain
+from cri_server.cli.streams import session
 from pyrunc.errors import Error, InvalidArgument, NotFound
 
 PROTOCOL = "v4.channel.k8s.io"

@@ -15,7 +15,7 @@ import click
 from cri_server.api import api_pb2 as api
 from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client
-from cri_server.cli.log_lines import Entry, Filter, Log, moment
+from cri_server.cli.streams.log_lines import Entry, Filter, Log, moment
 from pyrunc.errors import InvalidArgument, NotFound
 
 POLL_S = 0.1

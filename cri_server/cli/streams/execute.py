@@ -14,10 +14,10 @@ import sys
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import logs, session
 from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client
 from cri_server.cli.output import show
+from cri_server.cli.streams import logs, session
 from cri_server.rpc import private
 from pyrunc.errors import InvalidArgument, KernelError, NotFound
 from pyrunc.kernel.path import read_in_root

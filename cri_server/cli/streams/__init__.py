@@ -1,0 +1,1 @@
+"""Verbs that stream: exec, attach, port-forward and logs."""
