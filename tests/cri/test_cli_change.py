@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli.stop import signal_number
+from cri_server.cli.containers.stop import signal_number
 from cri_server.cli.streams import session
 from pyrunc.errors import Error
 from tests.cri.client_verbs import call, cli, command_line, ended, ok, started

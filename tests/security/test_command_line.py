@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cni_plugins.install import install
-from cri_server.cli import archive, file_copy
+from cri_server.cli.containers import archive, file_copy
 from tests.cri.client_verbs import call, ok
 from tests.cri.server_harness import IMAGE, Server
 from tests.security.attack import Canary

@@ -53,7 +53,7 @@ def _variable(text: str) -> str:
 def _user(client: Client, container: str, text: str) -> dict[str, object]:
     """USER[:GROUP] by the container's own passwd and group files. Raises InvalidArgument,
     WrongState."""
-    from cri_server.cli.container_root import ContainerRoot
+    from cri_server.cli.containers.container_root import ContainerRoot
     from cri_server.spec.user import Accounts, resolve
 
     with ContainerRoot(client, container, container[: show.SHORT]) as root:

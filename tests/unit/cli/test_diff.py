@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cri_server.cli.diff import changes
+from cri_server.cli.containers.diff import changes
 
 
 def test_links_in_the_layer_or_the_image_are_not_followed(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Iterator
 from typing import IO
 
-from cri_server.cli.file_copy import CHUNK_BYTES, FOLDER, Copy
+from cri_server.cli.containers.file_copy import CHUNK_BYTES, FOLDER, Copy
 from pyrunc.errors import InvalidArgument, WrongState
 from pyrunc.kernel.path import open_regular_at
 

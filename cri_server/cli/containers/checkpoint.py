@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import stop
 from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client
+from cri_server.cli.containers import stop
 from pyrunc.errors import AlreadyExists, WrongState, kernel_errors
 
 SECONDS = click.IntRange(0, (1 << 31) - 1)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import click
 
-from cri_server.cli import archive as archives
 from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client
-from cri_server.cli.container_root import ContainerRoot
-from cri_server.cli.file_copy import FOLDER, Copy
+from cri_server.cli.containers import archive as archives
+from cri_server.cli.containers.container_root import ContainerRoot
+from cri_server.cli.containers.file_copy import FOLDER, Copy
 from cri_server.cli.output.complaint import complain
 from cri_server.cli.output.progress import Progress
 from pyrunc.errors import InvalidArgument, KernelError, WrongState, kernel_errors

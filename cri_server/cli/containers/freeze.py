@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from cri_server.cli import stop
 from cri_server.cli.arguments import completion, ownership
 from cri_server.cli.connection.client import Client
+from cri_server.cli.containers import stop
 from cri_server.cli.output.complaint import each
 from cri_server.rpc import private
 from pyrunc.errors import WrongState
