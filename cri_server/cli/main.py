@@ -26,15 +26,15 @@ ADDRESS = "unix:///run/pyrunc/cri.sock"
 # name on the command line -> module and attribute; imported only when used, for gRPC takes most of
 # the start.
 COMMANDS = {
-    "run": ("run", "run"),
+    "run": ("pods.run", "run"),
     "ps": ("listing", "ps"),
     "pods": ("listing", "pods"),
     "logs": ("streams.logs", "logs"),
     "exec": ("streams.execute", "exec_"),
     "attach": ("streams.execute", "attach"),
     "wait": ("containers.wait", "wait"),
-    "runp": ("messages", "runp"),
-    "create": ("messages", "create"),
+    "runp": ("pods.messages", "runp"),
+    "create": ("pods.messages", "create"),
     "port-forward": ("streams.forward", "port_forward"),
     "cp": ("containers.copy", "cp"),
     "diff": ("containers.diff", "diff"),
@@ -84,8 +84,8 @@ COMMANDS = {
     "gc": ("gc", "gc"),
     "explain": ("explain", "explain"),
     "debug": ("debug", "debug"),
-    "demo": ("demo", "demo"),
-    "demo-server": ("demo", "demo_server"),
+    "demo": ("pods.demo", "demo"),
+    "demo-server": ("pods.demo", "demo_server"),
     "completion": ("arguments.completion", "command"),
 }
 # other tools' names for ours, which help does not list

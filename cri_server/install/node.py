@@ -40,7 +40,7 @@ from cri_server.store.paths import Paths
 from pyrunc.errors import Error, WrongState
 from pyrunc.kernel.mountinfo import mount_points
 
-PODS = "/var/lib/pyrunc-pods"  # logs and volumes of the pods of `run` (cri_server.cli.folders)
+PODS = "/var/lib/pyrunc-pods"  # logs and volumes of the pods of `run` (cri_server.cli.pods.folders)
 RECORD = "/var/lib/pyrunc/installed.json"
 PACKAGE = "/usr/lib/pyrunc"
 """Where a distribution's package has our modules. What it installs itself is left to it."""

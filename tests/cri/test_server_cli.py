@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import run as pod_run
 from cri_server.cli.connection.client import Client
 from cri_server.cli.manifest import volumes
 from cri_server.cli.manifest.read import parse
+from cri_server.cli.pods import run as pod_run
 from pyrunc.errors import Error
 from tests.cri.client_verbs import cli, ended, started
 from tests.cri.server_harness import IMAGE, REPOSITORY, Server

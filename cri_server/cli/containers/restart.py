@@ -16,12 +16,12 @@ from pathlib import Path
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import folders, run
 from cri_server.cli.arguments import completion, ownership
 from cri_server.cli.connection.client import Client, ServerError
 from cri_server.cli.containers import sources, stop
 from cri_server.cli.manifest import host_names
 from cri_server.cli.output.complaint import complain, each
+from cri_server.cli.pods import folders, run
 from cri_server.cli.streams import logs
 from pyrunc.errors import Error, WrongState
 

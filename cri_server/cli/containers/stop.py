@@ -13,12 +13,12 @@ from typing import Any
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import folders
 from cri_server.cli.arguments import completion, ownership
 from cri_server.cli.arguments.selection import Selection
 from cri_server.cli.connection.client import Client, ServerError
 from cri_server.cli.output import show
 from cri_server.cli.output.complaint import each
+from cri_server.cli.pods import folders
 from cri_server.rpc import private
 from pyrunc.errors import InvalidArgument, Unsupported, WrongState
 from pyrunc.kernel import process

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.cli import demo
 from cri_server.cli.connection.client import Client, ServerError
+from cri_server.cli.pods import demo
 
 
 def wait(folder: Path, *command: str) -> str:

@@ -15,12 +15,12 @@ from pathlib import Path
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import folders
 from cri_server.cli.connection.client import Client, ServerError
 from cri_server.cli.containers import sources, stop
 from cri_server.cli.images import credentials, image, transfer
 from cri_server.cli.manifest import host_names, pod_model, read, translate, volumes
 from cri_server.cli.output import show
+from cri_server.cli.pods import folders
 from cri_server.cli.streams import log_lines, logs
 from pyrunc.cli.log import words
 from pyrunc.errors import AlreadyExists, Error

@@ -24,10 +24,10 @@ import click
 
 from cri_server import config
 from cri_server.api import api_pb2 as api
-from cri_server.cli import folders
-from cri_server.cli import run as pod_run
 from cri_server.cli.connection.client import Client, ServerError
 from cri_server.cli.manifest import pod_model
+from cri_server.cli.pods import folders
+from cri_server.cli.pods import run as pod_run
 from cri_server.cli.serve import require_root
 from cri_server.images import build
 from pyrunc.abi.clone import CLONE_NEWNET

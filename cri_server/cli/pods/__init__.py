@@ -1,0 +1,1 @@
+"""Verbs that make pods: run, runp, create and demo."""
