@@ -253,7 +253,7 @@ def test_a_verb_that_lists_pays_for_click_and_protobuf_only() -> None:
     or the error that needs it."""
     found = {
         name.split(".")[0]
-        for name in loaded_by("cri_server.cli.main") | loaded_by("cri_server.cli.listing")
+        for name in loaded_by("cri_server.cli.main") | loaded_by("cri_server.cli.observe.listing")
     }
     unwanted = {
         "grpc",

@@ -47,7 +47,7 @@ MAY_HOLD_OBJECTS = {
     "CRI-O and containerd: descriptions in a checkpoint": "cri_server/checkpoints/describe.py",
     "CRIU: options of its RPC": "cri_server/checkpoints/options.py",
     "crictl: the info of a verbose status": """
-        cri_server/cli/inspect.py cri_server/cli/origins.py cri_server/cli/output/show.py
+        cri_server/cli/observe/inspect.py cri_server/cli/observe/origins.py cri_server/cli/output/show.py
         cri_server/status/container.py cri_server/status/sandbox.py""",
     "a document as it is printed, whose fields templates name": "cri_server/cli/output/formats.py cri_server/cli/output/template.py",
     "TOML before its tables are read": "cri_server/config/ cri_server/cli/doctor.py",
@@ -73,8 +73,8 @@ MAY_HOLD_OBJECTS = {
     "a login, which the errors of a record would show": "cri_server/rpc/image_admin.py",
     "fields of a log line, which differ by call": """
         cri_server/logs/fields.py cri_server/rpc/verbs.py cri_server/rpc/admin.py
-        cri_server/timeline/choose.py cri_server/timeline/ring.py cri_server/cli/timeline.py cri_server/cli/waterfall.py
-        cri_server/cli/past_events.py""",
+        cri_server/timeline/choose.py cri_server/timeline/ring.py cri_server/cli/observe/timeline.py cri_server/cli/observe/waterfall.py
+        cri_server/cli/observe/past_events.py""",
     "the framing; a login; entries of the timeline": "cri_server/rpc/private.py",
 }
 

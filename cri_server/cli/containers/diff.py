@@ -17,10 +17,10 @@ from typing import NamedTuple
 import click
 
 from cri_server.checkpoints.layer import is_opaque
-from cri_server.cli import inspect
 from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client, Unsupported
 from cri_server.cli.images import mount
+from cri_server.cli.observe import inspect
 from cri_server.cli.output import formats, show
 from cri_server.images.places import Places
 from cri_server.images.trees import open_folder

@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import inspect
 from cri_server.cli.arguments import completion, ownership
 from cri_server.cli.connection.client import Client
 from cri_server.cli.containers.stop import remove_pod
 from cri_server.cli.images.transfer import known
+from cri_server.cli.observe import inspect
 from cri_server.cli.output import formats
 from cri_server.cli.output.complaint import each
 from cri_server.cli.output.formats import Column, Listing, Output

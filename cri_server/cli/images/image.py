@@ -7,10 +7,10 @@ import fnmatch
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import inspect
 from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client
 from cri_server.cli.images import clean, mount, transfer
+from cri_server.cli.observe import inspect
 from cri_server.cli.output import formats
 from cri_server.cli.output.formats import Column, Listing, Output
 from cri_server.cli.output.show import size

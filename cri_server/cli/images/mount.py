@@ -12,9 +12,9 @@ from pathlib import Path
 
 import click
 
-from cri_server.cli import inspect
 from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client, Unsupported
+from cri_server.cli.observe import inspect
 from cri_server.images.places import Places
 from pyrunc.abi.mount import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY
 from pyrunc.errors import InvalidArgument, WrongState

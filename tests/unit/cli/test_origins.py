@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli.origins import HIDDEN, origins
+from cri_server.cli.observe.origins import HIDDEN, origins
 
 
 def found(

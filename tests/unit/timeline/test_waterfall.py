@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from cri_server.cli.waterfall import Call, lines
-from cri_server.cli.waterfall_page import OPEN_LIMIT, page
+from cri_server.cli.observe.waterfall import Call, lines
+from cri_server.cli.observe.waterfall_page import OPEN_LIMIT, page
 
 SPANS = [
     {"id": 0, "name": "shim", "offset_ms": 0.0, "duration_ms": 10.0},

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import click
 
 from cri_server.cli.connection.client import Client, ServerError, Unsupported
+from cri_server.cli.observe.waterfall import Call, lines
 from cri_server.cli.output import formats
 from cri_server.cli.output.complaint import complain
-from cri_server.cli.waterfall import Call, lines
 from cri_server.rpc import private
 from pyrunc import atomic_file
 from pyrunc.errors import InvalidArgument, NotFound
@@ -96,7 +96,7 @@ def _check(calls: list[Entry], pod: str) -> None:
 
 
 def _write_page(path: Path, pod: str, calls: list[Entry]) -> None:
-    from cri_server.cli.waterfall_page import page  # for few
+    from cri_server.cli.observe.waterfall_page import page  # for few
 
     _check(calls, pod)
     text = page(pod, [Call.of_entry(call) for call in calls])

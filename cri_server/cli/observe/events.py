@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from cri_server.api import api_pb2 as api
-from cri_server.cli import past_events
 from cri_server.cli.arguments.selection import Selection, selector
 from cri_server.cli.connection.client import Client
+from cri_server.cli.observe import past_events
 from cri_server.cli.output import formats
 from cri_server.cli.output.formats import Output
 from cri_server.cli.output.show import SHORT, printable

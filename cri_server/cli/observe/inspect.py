@@ -114,7 +114,7 @@ def inspect(
 
 
 def _show_origins(address: str, names: Sequence[str]) -> None:
-    from cri_server.cli.origins import origins  # for few
+    from cri_server.cli.observe.origins import origins  # for few
 
     with Client(address) as client:
         for name in names:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from html import escape
 
 import pyrunc
+from cri_server.cli.observe.waterfall import Call, clock, outcome, subject, tree
 from cri_server.cli.output.show import printable
-from cri_server.cli.waterfall import Call, clock, outcome, subject, tree
 from cri_server.timeline.entry import SpanRecord
 
 ROW, HEAD = 22, 24  # pixels

@@ -1,0 +1,1 @@
+"""Verbs that show what runs, what it uses and what happened."""
