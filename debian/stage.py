@@ -15,7 +15,7 @@ import sysconfig
 from pathlib import Path
 
 from cni_plugins.protocol import builtin
-from cri_server.cli.install_node import command_lines
+from cri_server.cli.server.install_node import command_lines
 from cri_server.install import files
 from cri_server.install.node import PACKAGE, PACKAGED_PLUGINS
 from pyrunc.cli import entry

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from cri_server.cli.install_node import command_lines
+from cri_server.cli.server.install_node import command_lines
 from tests.support import documents
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.cli.serve import FLAGS
+from cri_server.cli.server.serve import FLAGS
 from cri_server.config import Config, load
 from cri_server.node import limits
 from pyrunc.errors import InvalidSpec

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cri_server.cli.configuration import config as command
+from cri_server.cli.server.configuration import config as command
 from cri_server.config import Config, load, load_with_origins
 from cri_server.config.changes import changes, taken
 from cri_server.config.loader import problems

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cri_server.cli.explain import explain
+from cri_server.cli.server.explain import explain
 from cri_server.explain.model import find
 from cri_server.explain.pages import PAGES, markdown, name_of
 from cri_server.images.content import DigestMismatch

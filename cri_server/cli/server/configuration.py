@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from cri_server.cli.serve import read, settings
+from cri_server.cli.server.serve import read, settings
 from pyrunc.errors import Error
 
 

@@ -1,0 +1,1 @@
+"""Verbs about the server and the node it runs on."""
