@@ -283,8 +283,8 @@ async def of_sandbox(services: Services, sandbox: Sandbox) -> api.PodSandboxMetr
     metadata = sandbox.config.metadata
     base = [metadata.name, metadata.namespace, "", sandbox.id, ""]
     result = api.PodSandboxMetrics(pod_sandbox_id=sandbox.id)
-    if sandbox.holder is not None and not sandbox.host_network:
-        result.metrics.extend(_network(base, sandbox.holder.pid))
+    if sandbox.pause is not None and not sandbox.host_network:
+        result.metrics.extend(_network(base, sandbox.pause.pid))
     for container in services.index.containers_of(sandbox):
         if container.running:
             found = result.container_metrics.add(container_id=container.id)

@@ -32,7 +32,7 @@ from pyrunc import atomic_file
 from pyrunc.errors import Error
 from pyrunc.kernel.tree import remove_path
 from pyrunc.shim import messages
-from pyrunc.shim.files import HolderFile
+from pyrunc.shim.files import PauseFile
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +187,7 @@ async def _end_shim(services: Services, identifier: str, folder: Path) -> None:
         async with asyncio.timeout(ANSWER_S):
             state = await client.state()
         await _detach(services, identifier, state.netns_path)
-        await client.stop_holder()
+        await client.stop_pause()
         await client.shutdown()
     finally:
         client.close()
@@ -218,7 +218,7 @@ def _kill_shim(folder: Path) -> None:
 
 def _cgroups_path(folder: Path) -> str:
     try:
-        return HolderFile.read(folder).cgroups_path
+        return PauseFile.read(folder).cgroups_path
     except (Error, OSError):
         return ""
 

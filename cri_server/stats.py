@@ -97,7 +97,8 @@ layers = LayerSizes()
 
 
 class CpuRates:
-    """How fast groups use the CPU: between the sample of now and the last one that is old enough."""
+    """How fast groups use the CPU: between the sample of now and the last one that is old
+    enough."""
 
     def __init__(self) -> None:
         self._known: dict[
@@ -222,8 +223,8 @@ async def _sandbox(
         _psi(linux.io, whole.stats, "io")
         linux.process.timestamp = time.time_ns()
         linux.process.process_count.value = whole.processes
-        if sandbox.holder is not None and not sandbox.host_network:
-            _network(linux.network, sandbox.holder.pid)
+        if sandbox.pause is not None and not sandbox.host_network:
+            _network(linux.network, sandbox.pause.pid)
     for container in containers:
         linux.containers.append(await _container(services, container, figures.get(container.id)))
     return result

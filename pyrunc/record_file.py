@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pyrunc import atomic_file
 from pyrunc.atomic_file import DamagedRecord
+from pyrunc.errors import NotFound
 from pyrunc.records import Record
 
 TYPE_CHECKING = False
@@ -14,9 +15,10 @@ if TYPE_CHECKING:
 
 
 class RecordFile(Record):
-    """A record that is the file `name` of a folder."""
+    """A record that is the file `name` of a folder; an earlier version may have called it
+    `earlier_name`."""
 
-    name = ""
+    name = earlier_name = ""
 
     def write(self, folder: str | os.PathLike[str], *, durable: bool = False) -> None:
         """`durable`: it outlives a power cut. Raises OSError."""
@@ -25,7 +27,13 @@ class RecordFile(Record):
     @classmethod
     def read(cls, folder: str | os.PathLike[str]) -> Self:
         """Raises NotFound, DamagedRecord (which names the field that is missing), OSError."""
-        return cls.of(atomic_file.read_json(f"{folder}/{cls.name}"), DamagedRecord)
+        try:
+            content = atomic_file.read_json(f"{folder}/{cls.name}")
+        except NotFound:
+            if not cls.earlier_name:
+                raise
+            content = atomic_file.read_json(f"{folder}/{cls.earlier_name}")
+        return cls.of(content, DamagedRecord)
 
     @classmethod
     def label(cls) -> str:

@@ -302,7 +302,7 @@ async def label_volumes(work: Work) -> None:
 async def build_spec(work: Work) -> None:
     sandbox, services = work.sandbox, work.services
     folder = services.paths.sandbox_root(sandbox.id)
-    assert work.rootfs is not None and sandbox.holder is not None
+    assert work.rootfs is not None and sandbox.pause is not None
     image = work.rootfs.config
     work.built = build.build(
         build.Inputs(
@@ -322,7 +322,7 @@ async def build_spec(work: Work) -> None:
             devices=work.devices,
             files=files.paths(folder),
             hostname=files.hostname(sandbox.config, sandbox.id, services.node.hostname),
-            holder_pid=sandbox.holder.pid,
+            pause_pid=sandbox.pause.pid,
             target_pid=_target(work),
             cgroup_parent=sandbox.cgroup_parent,
             node=services.node,
@@ -370,7 +370,8 @@ async def _default_apparmor(work: Work) -> str:
 
 
 def _target(work: Work) -> int:
-    """The process whose pid namespace mode TARGET joins: a running container of the same sandbox."""
+    """The process whose pid namespace mode TARGET joins: a running container of the same
+    sandbox."""
     options = work.config.linux.security_context.namespace_options
     return target_pid(work.services, work.sandbox, options) if options.pid == api.TARGET else 0
 

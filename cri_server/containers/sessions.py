@@ -156,8 +156,8 @@ class Sessions:
         _check_port(port)
         _check_ready(sandbox)
         asked = Dial(port)
-        if sandbox.holder and not sandbox.host_network:
-            asked = Dial(port, sandbox.holder.pid, sandbox.holder.start_time)
+        if sandbox.pause and not sandbox.host_network:
+            asked = Dial(port, sandbox.pause.pid, sandbox.pause.start_time)
         result = await self._services.errands.run_for_fd(DIAL, asked, timeout_s=DIAL_TIMEOUT_S)
         if not result.fds:
             raise PeerError(f"dial port {port}: {result.stderr.decode('utf-8', 'replace')[-200:]}")

@@ -66,7 +66,7 @@ def pod(sandbox: Sandbox) -> api.PodSandbox:
             cgroups_path=sandbox.cgroups_path,
             namespaces=network,
         ),
-        pid=sandbox.holder.pid if sandbox.holder is not None else 0,
+        pid=sandbox.pause.pid if sandbox.pause is not None else 0,
         ips=sandbox.ips,
     )
 

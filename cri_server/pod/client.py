@@ -56,9 +56,9 @@ class Started:
 
 
 @dataclass(frozen=True)
-class StartedHolder:
-    """The pod's holder. `netns_path` (`/proc/<shim>/fd/<n>`) is valid as long as the shim lives;
-    None on the host's network."""
+class StartedPause:
+    """The pod's pause process. `netns_path` (`/proc/<shim>/fd/<n>`) is valid as long as the shim
+    lives; None on the host's network."""
 
     pid: int
     start_time: int
@@ -97,7 +97,8 @@ class Outside:
 
 @dataclass
 class ExecSession(Streams):
-    """A process started by `exec`. `exited` gets its exit code (Unavailable when the shim is lost)."""
+    """A process started by `exec`. `exited` gets its exit code (Unavailable when the shim is
+    lost)."""
 
     exec_id: str = ""
     container: str = ""
@@ -112,13 +113,13 @@ class ExecSession(Streams):
 @dataclass(frozen=True)
 class ShimState:
     """All that a shim knows, for a server that was restarted. `netns_path`: the namespace that it
-    pins, also without a holder."""
+    pins, also without a pause process."""
 
     protocol: int
     pid: int
-    holder: StartedHolder | None
+    pause: StartedPause | None
     netns_path: str | None
-    holder_running: bool
+    pause_running: bool
     containers: list[ContainerState]
     execs: list[str]
 
@@ -178,10 +179,10 @@ class ShimClient:
             raise
         return cls(sock, on_event, on_close)
 
-    async def start_holder(self) -> StartedHolder:
-        """Start the pod's pause process, which holder.json describes."""
-        answer = await self._ask(messages.StartHolder(self.timed), messages.HolderStarted)
-        return StartedHolder(answer.pid, answer.start_time, answer.netns_path, answer.parts)
+    async def start_pause(self) -> StartedPause:
+        """Start the pod's pause process, which pause.json describes."""
+        answer = await self._ask(messages.StartPause(self.timed), messages.PauseStarted)
+        return StartedPause(answer.pid, answer.start_time, answer.netns_path, answer.parts)
 
     async def create_container(
         self, container: str, outside: Outside | None = None
@@ -215,17 +216,19 @@ class ShimClient:
         answer = await self._ask(messages.StartContainer(container), messages.ContainerStarted)
         return Started(answer.pid, answer.start_time, answer.started_at_ns, answer.parts)
 
-    async def adopt_holder(self) -> str | None:
+    async def take_over_pause(self) -> str | None:
         """Go on with the pause process of a shim that was lost, which the keeper has; the path of
         the network namespace that this shim pins from now on. Raises NotFound, Unavailable (no
         keeper); here and below."""
-        return (await self._ask(messages.AdoptHolder(), messages.Network)).netns_path
+        return (await self._ask(messages.TakeOverPause(), messages.Network)).netns_path
 
-    async def adopt_container(self, container: str, sessions: Sequence[ExecSession] = ()) -> None:
+    async def take_over_container(
+        self, container: str, sessions: Sequence[ExecSession] = ()
+    ) -> None:
         """Go on with a container of a shim that was lost, which the keeper has; `sessions`, whose
         shim is gone, are ended."""
         ended = [[session.pid, session.start_time] for session in sessions]
-        await self._ask(messages.AdoptContainer(container, ended), messages.Nothing)
+        await self._ask(messages.TakeOverContainer(container, ended), messages.Nothing)
 
     async def exec(
         self,
@@ -304,15 +307,15 @@ class ShimClient:
     async def state(self) -> ShimState:
         """What the shim knows."""
         answer = await self._ask(messages.GetState(), messages.State)
-        holder = answer.holder
+        pause = answer.holder
         return ShimState(
             protocol=answer.protocol,
             pid=answer.pid,
-            holder=holder
-            if holder is None
-            else StartedHolder(holder.pid, holder.start_time, holder.netns_path),
-            netns_path=answer.netns_path or (holder.netns_path if holder else None),
-            holder_running=holder is not None and holder.running,
+            pause=pause
+            if pause is None
+            else StartedPause(pause.pid, pause.start_time, pause.netns_path),
+            netns_path=answer.netns_path or (pause.netns_path if pause else None),
+            pause_running=pause is not None and pause.running,
             containers=list(answer.containers),
             execs=list(answer.execs),
         )
@@ -336,9 +339,9 @@ class ShimClient:
         """What the shim is, to whose own folder this is a connection."""
         return await self._ask(messages.GetShim(), messages.ShimInfo)
 
-    async def stop_holder(self) -> None:
-        """End the pod's holder; its network namespace stays until `shutdown`."""
-        await self._ask(messages.StopHolder(), messages.Nothing)
+    async def stop_pause(self) -> None:
+        """End the pod's pause process; its network namespace stays until `shutdown`."""
+        await self._ask(messages.StopPause(), messages.Nothing)
 
     async def forget(self, container: str) -> None:
         """Drop an exited container. Unknown ones are fine."""
@@ -346,7 +349,7 @@ class ShimClient:
 
     async def shutdown(self) -> None:
         """Have the shim drop the pod and its network namespace. Raises WrongState while a container
-        or the holder runs."""
+        or the pause process runs."""
         self.on_close = None
         await self._ask(messages.Shutdown(), messages.Nothing)
         self.close()

@@ -17,8 +17,8 @@ from pathlib import Path
 from pyrunc import ipc, jsontext
 from pyrunc.errors import Error, PeerError, Unavailable
 from pyrunc.keeper.client import Keeper, ensure
-from pyrunc.shim.kept import container_name, holder_name
-from pyrunc.shim.messages import KeptHolder
+from pyrunc.shim.kept import container_name, pause_name
+from pyrunc.shim.messages import StoredPause
 
 log = logging.getLogger(__name__)
 
@@ -42,21 +42,21 @@ class StoredPods:
         if ids:
             await asyncio.to_thread(self._drop, ids)
 
-    async def open_holder(self, sandbox_id: str) -> tuple[KeptHolder, list[int]]:
+    async def open_pause(self, sandbox_id: str) -> tuple[StoredPause, list[int]]:
         """What is stored of a pod's pause process: the record, and its descriptors, the caller's to
         close. Raises Unavailable, Error."""
-        return await asyncio.to_thread(self._open_holder, sandbox_id)
+        return await asyncio.to_thread(self._open_pause, sandbox_id)
 
-    def _open_holder(self, sandbox_id: str) -> tuple[KeptHolder, list[int]]:
+    def _open_pause(self, sandbox_id: str) -> tuple[StoredPause, list[int]]:
         keeper = Keeper(self._folder)
         try:
-            stored = keeper.get(holder_name(sandbox_id))
+            stored = keeper.get(pause_name(sandbox_id))
         finally:
             keeper.close()
         if stored is None:
             raise Unavailable(f"the keeper has nothing of sandbox {sandbox_id}")
         try:
-            return KeptHolder.of(jsontext.loads(stored.data), PeerError), stored.fds
+            return StoredPause.of(jsontext.loads(stored.data), PeerError), stored.fds
         except BaseException:
             ipc.close_all(stored.fds)
             raise
@@ -80,7 +80,7 @@ class StoredPods:
         keeper = Keeper(self._folder)
         try:
             for identifier in ids:
-                keeper.drop(holder_name(identifier))
+                keeper.drop(pause_name(identifier))
                 keeper.drop(container_name(identifier))
         except Error as error:
             log.info("%s", error)

@@ -42,7 +42,7 @@ Moved = Callable[[Sandbox], Awaitable[None]]
 
 class Shims:
     """Starts, finds and hears shims. `told(sandbox, container)` is called after an exit was noted;
-    None: the holder's. `moved(sandbox)` after another shim has taken over."""
+    None: the pause process's. `moved(sandbox)` after another shim has taken over."""
 
     def __init__(self, processes: ShimProcesses, paths: Paths, index: Index) -> None:
         self.processes, self._paths, self._index = processes, paths, index
@@ -179,7 +179,7 @@ class Shims:
             except BaseException:
                 client.close()
                 raise
-            state = await self._adopt_rest(sandbox, client, state)
+            state = await self._take_over_rest(sandbox, client, state)
             self._learn(sandbox, state)
             self._take(sandbox, client)
             self._lost_sessions.pop(sandbox.id, None)  # it has ended them
@@ -234,20 +234,20 @@ class Shims:
         await to_the_end(self.start(sandbox))  # a shim that is being forked is nobody's yet
         client = self._still_connected(sandbox)
         if sandbox.id in stored:
-            await self._adopt_holder(sandbox, client)
+            await self._take_over_pause(sandbox, client)
         for container in living:
             if container.id in stored:
                 lost = [one for one in sessions if one.container == container.id]
-                await client.adopt_container(container.id, lost)
+                await client.take_over_container(container.id, lost)
         self._learn(sandbox, await client.state())
         await self._write_move(sandbox)
         self._still_connected(sandbox)
 
-    async def _adopt_holder(self, sandbox: Sandbox, client: ShimClient) -> None:
-        path = await client.adopt_holder()
+    async def _take_over_pause(self, sandbox: Sandbox, client: ShimClient) -> None:
+        path = await client.take_over_pause()
         sandbox.netns_path = after_take_over(sandbox.netns_path, path or "")
 
-    async def _adopt_rest(
+    async def _take_over_rest(
         self, sandbox: Sandbox, client: ShimClient, state: ShimState
     ) -> ShimState:
         """What the shim knows after it was given what a server that was killed during a take-over
@@ -257,16 +257,16 @@ class Shims:
         rest = [
             c for c in containers if c.exit is None and c.process is not None and c.id not in known
         ]
-        is_without_holder = state.holder is None and sandbox.holder is not None
-        if sandbox.phase != "ready" or not (rest or is_without_holder):
+        lacks_pause = state.pause is None and sandbox.pause is not None
+        if sandbox.phase != "ready" or not (rest or lacks_pause):
             return state
         try:
             stored = await self.stored.ids()
-            if is_without_holder and sandbox.id in stored:
-                await self._adopt_holder(sandbox, client)
+            if lacks_pause and sandbox.id in stored:
+                await self._take_over_pause(sandbox, client)
             for container in rest:
                 if container.id in stored:
-                    await client.adopt_container(container.id)
+                    await client.take_over_container(container.id)
             return await client.state()
         except Error as error:
             log.error("sandbox %s: its shim cannot take over the rest: %s", sandbox.id, error)
@@ -303,14 +303,15 @@ class Shims:
         if started is None or sandbox.shim == Process(state.pid, started):
             return
         sandbox.shim = Process(state.pid, started)
-        if state.holder is not None:
+        if state.pause is not None:
             sandbox.netns_path = after_take_over(sandbox.netns_path, state.netns_path or "")
-        elif sandbox.holder is not None:
-            orphans.kill_process(sandbox.holder)
+        elif sandbox.pause is not None:
+            orphans.kill_process(sandbox.pause)
         await self._write_move(sandbox)
 
     async def _ask_state(self, sandbox: Sandbox, client: ShimClient) -> ShimState:
-        """What the shim knows, however long it takes; meanwhile the pod is looked at from outside."""
+        """What the shim knows, however long it takes; meanwhile the pod is looked at from
+        outside."""
         asked = asyncio.ensure_future(client.state())
         try:
             while not (await asyncio.wait([asked], timeout=LOOK_S))[0]:
@@ -321,9 +322,9 @@ class Shims:
 
     def _look_from_outside(self, sandbox: Sandbox) -> None:
         """The states of a pod whose shim is silent, from its processes and cgroups."""
-        holder_was_alive = sandbox.holder_alive
-        sandbox.holder_alive = bool(sandbox.holder and sandbox.holder.alive())
-        if holder_was_alive and not sandbox.holder_alive:
+        pause_was_alive = sandbox.pause_alive
+        sandbox.pause_alive = bool(sandbox.pause and sandbox.pause.alive())
+        if pause_was_alive and not sandbox.pause_alive:
             self.told(sandbox, None)
         for container in self._index.containers_of(sandbox):
             orphans.read_facts(self._paths, container)
@@ -338,15 +339,15 @@ class Shims:
 
     def _learn(self, sandbox: Sandbox, state: ShimState) -> None:
         """The shim's word holds, whatever became of the folders that its containers had."""
-        sandbox.holder_alive = state.holder_running
-        if state.holder is not None:
-            sandbox.holder = Process(state.holder.pid, state.holder.start_time)
+        sandbox.pause_alive = state.pause_running
+        if state.pause is not None:
+            sandbox.pause = Process(state.pause.pid, state.pause.start_time)
         known = {entry.id: entry for entry in state.containers}
         for container in self._index.containers_of(sandbox):
             container.lost = False
             entry = known.get(container.id)
             if entry is None:
-                self._end_unless_kept(container)
+                self._end_without_folder(container)
                 continue
             self._keep_folder(container)
             if entry.pid:
@@ -356,8 +357,9 @@ class Shims:
                 container.ended(Exit.of_shim(entry.exit))
                 self.told(sandbox, container)
 
-    def _end_unless_kept(self, container: Container) -> None:
-        """One that no shim knows of was never started, or its folder, and with it its end, is lost."""
+    def _end_without_folder(self, container: Container) -> None:
+        """One that no shim knows of was never started, or its folder, and with it its end, is
+        lost."""
         if container.exit is None and not self._paths.container_state(container.id).is_dir():
             container.ended(
                 Exit(messages.UNKNOWN_CODE, container.created_at_ns, reason=messages.UNKNOWN_REASON)
@@ -390,7 +392,7 @@ class Shims:
                 pods.setdefault(sandbox.shim, []).append(sandbox)
         for process, sandboxes in pods.items():
             running = [c.id for s in sandboxes for c in self._index.containers_of(s) if c.running]
-            if {*running, *(s.id for s in sandboxes if s.holder_alive)} <= await self.stored.ids():
+            if {*running, *(s.id for s in sandboxes if s.pause_alive)} <= await self.stored.ids():
                 log.info("shim %d is of another version: its pods move", process.pid)
                 orphans.kill_process(process)
                 await asyncio.gather(
@@ -453,8 +455,8 @@ class Shims:
             await asyncio.wait(tasks)
 
     def _event(self, sandbox: Sandbox, event: messages.Event) -> None:
-        if isinstance(event, messages.HolderExited):
-            sandbox.holder_alive = False
+        if isinstance(event, messages.PauseExited):
+            sandbox.pause_alive = False
             self.told(sandbox, None)
         elif isinstance(event, messages.Exited):
             container = self._index.containers.find(event.container)
@@ -489,21 +491,21 @@ class Shims:
         await asyncio.shield(task)
 
     async def end_orphans(self, sandbox: Sandbox) -> None:
-        """The sandbox's shim is gone: take what it left on disk, end the holder and the containers
-        that still run.
+        """The sandbox's shim is gone: take what it left on disk, end the pause process and the
+        containers that still run.
 
         Nobody reads their output or can tell their exit codes any more, so they end with reason
         Unknown.
         """
         # A container that has ended shows a pod that is not ready.
-        sandbox.holder_alive = False
+        sandbox.pause_alive = False
         self._lost_sessions.pop(sandbox.id, None)
         await self._end_rest_of_shim(sandbox)
         await self.stored.drop(sandbox.id)
         for container in self._index.containers_of(sandbox):
             await self._end_orphan(sandbox, container)
-        if sandbox.holder is not None:
-            orphans.kill_process(sandbox.holder)
+        if sandbox.pause is not None:
+            orphans.kill_process(sandbox.pause)
         await orphans.kill_group(sandbox.cgroups_path, sandbox.id)
         self.told(sandbox, None)
 
@@ -526,7 +528,7 @@ class Shims:
             await orphans.end_container(self._paths, container)
         else:
             await orphans.kill_group(container.cgroups_path, container.id)
-        self._end_unless_kept(container)
+        self._end_without_folder(container)
         if container.exit is not None:
             self.told(sandbox, container)
 

@@ -1,5 +1,5 @@
-"""RunPodSandbox: a shim, a holder of the pod's namespaces and, beside it, the pod's network, or
-nothing at all."""
+"""RunPodSandbox: a shim, a pause process of the pod's namespaces and, beside it, the pod's network,
+or nothing at all."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from pyrunc.compile.descriptors import CgroupChoice
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError, Unsupported
 from pyrunc.kernel.full import disk_errors
 from pyrunc.shim import messages
-from pyrunc.shim.files import HolderFile
+from pyrunc.shim.files import PauseFile
 
 log = logging.getLogger(__name__)
 
-HOLDER_OOM_SCORE_ADJ = -998
+PAUSE_OOM_SCORE_ADJ = -998
 SANDBOX_ID = re.compile(r"\b[0-9a-f]{64}\b")
 MODES = {api.POD: "new", api.CONTAINER: "new", api.NODE: "host"}
 
@@ -173,11 +173,11 @@ async def make_state(work: Work) -> None:
 
 async def write_files(work: Work) -> None:
     """Write what the pod's containers mount, and what the shim compiles the pause process from."""
-    record, folder = holder(work), work.services.paths.sandbox_state(work.sandbox.id)
+    record, folder = pause(work), work.services.paths.sandbox_state(work.sandbox.id)
     await disk.write_in_thread(lambda: _write_files(work, record), folder)
 
 
-def _write_files(work: Work, holder_file: HolderFile) -> None:
+def _write_files(work: Work, pause_file: PauseFile) -> None:
     paths = work.services.paths
     folder, root = paths.sandbox_state(work.sandbox.id), paths.sandbox_root(work.sandbox.id)
     with disk_errors("write", str(folder)):
@@ -189,7 +189,7 @@ def _write_files(work: Work, holder_file: HolderFile) -> None:
             namespaces.root_of(work.sandbox.options),
             work.sandbox.selinux.mount,
         )
-        holder_file.write(folder)
+        pause_file.write(folder)
     if work.config.log_directory:
         files.make_log_directory(work.config.log_directory)
 
@@ -198,7 +198,7 @@ async def remove_state(work: Work) -> None:
     await disk.delete_sandbox_folders(work.services.paths, work.sandbox.id)
 
 
-def holder(work: Work) -> HolderFile:
+def pause(work: Work) -> PauseFile:
     """What the shim reads to compile the pause process."""
     security_context = work.config.linux.security_context
     options = security_context.namespace_options
@@ -207,7 +207,7 @@ def holder(work: Work) -> HolderFile:
     users = namespaces.id_maps(options)
     # Every pod's process may enter through a file without categories.
     policy, made = work.services.node.selinux, work.sandbox.selinux
-    return HolderFile(
+    return PauseFile(
         hostname="" if options.network == api.NODE else work.hostname,
         namespaces={
             "network": messages.PINNED if has_pinned_network(options) else MODES[options.network],
@@ -225,7 +225,7 @@ def holder(work: Work) -> HolderFile:
         cgroups_path=work.sandbox.cgroups_path,
         cgroup=CgroupChoice(work.services.node.cgroup_driver, settings.missing_controllers),
         oom_score_adj=resources.clamp_oom_score_adj(
-            HOLDER_OOM_SCORE_ADJ, work.services.node.oom_score_adj_floor
+            PAUSE_OOM_SCORE_ADJ, work.services.node.oom_score_adj_floor
         ),
         seccomp=security.seccomp_object(profile, [], _settings(work).seccomp_profile),
         shm_size_bytes=mounts.SHM_SIZE_BYTES,
@@ -241,14 +241,14 @@ def _settings(work: Work) -> Containers:
 
 
 def has_pinned_network(options: api.NamespaceOption) -> bool:
-    """Whether the shim makes the pod's network namespace, which is known before the holder then.
-    With a user namespace the holder's clone makes it: only so the pod's root owns it.
+    """Whether the shim makes the pod's network namespace, which is known before the pause process
+    then. With a user namespace the pause process's clone makes it: only so the pod's root owns it.
     """
     return options.network != api.NODE and not namespaces.id_maps(options)
 
 
 def _sandbox_seccomp(context: api.LinuxSandboxSecurityContext) -> api.LinuxSandboxSecurityContext:
-    """The holder is ours and needs no privilege, whatever the pod's containers may do."""
+    """The pause process is ours and needs no privilege, whatever the pod's containers may do."""
     plain = api.LinuxSandboxSecurityContext()
     plain.CopyFrom(context)
     plain.privileged = False
@@ -267,26 +267,26 @@ async def end_shim(work: Work) -> None:
     await work.services.shims.shutdown(work.sandbox)
 
 
-async def start_holder(work: Work) -> None:
+async def start_pause(work: Work) -> None:
     client = work.services.shims.get(work.sandbox)
     try:
-        started = await client.start_holder()
+        started = await client.start_pause()
         graft(started.parts)
     except KernelError as error:
         if sysctls.is_refused(error):
             raise InvalidArgument(error.message) from None
         raise
-    work.sandbox.holder = Process(started.pid, started.start_time)
+    work.sandbox.pause = Process(started.pid, started.start_time)
     work.namespace = started.netns_path or ""
-    work.sandbox.holder_alive = True
+    work.sandbox.pause_alive = True
 
 
-async def end_holder(work: Work) -> None:
+async def end_pause(work: Work) -> None:
     client = work.services.shims.find(work.sandbox)
     if client is not None:
-        await client.stop_holder()
+        await client.stop_pause()
     await orphans.kill_group(work.sandbox.cgroups_path, work.sandbox.id)
-    work.sandbox.holder_alive = False
+    work.sandbox.pause_alive = False
 
 
 async def attach_network(work: Work) -> None:
@@ -320,7 +320,7 @@ def add_pod_names(services: Services, error: Error) -> None:
 
 def pod_network(sandbox: Sandbox, namespace: str) -> PodNetwork:
     """What the network is told about a pod whose network namespace is at the path `namespace`. Its
-    cgroup is the one that kubelet made for it, not the holder's below that."""
+    cgroup is the one that kubelet made for it, not the pause process's below that."""
     config = sandbox.config
     dns = config.dns_config
     return PodNetwork(
@@ -413,13 +413,12 @@ async def leave_for_removal(work: Work) -> None:
 
 
 def in_turn(work: Work) -> tuple[str, ...]:
-    """Where one of holder and network needs the other: a namespace that the holder's clone makes;
-    and settings of the network, which are written by the holder's start, may name eth0 (containerd
-    and CRI-O attach the network before they are set).
-    """
+    """Where one of pause process and network needs the other: a namespace that the pause process's
+    clone makes; and settings of the network, which are written by the pause process's start, may
+    name eth0 (containerd and CRI-O attach the network before they are set)."""
     if not has_pinned_network(work.sandbox.options):
-        return ("holder", "network")
-    return ("network", "holder") if sysctls.concern_network(work.config.linux.sysctls) else ()
+        return ("pause", "network")
+    return ("network", "pause") if sysctls.concern_network(work.config.linux.sysctls) else ()
 
 
 STEPS: Steps[Work] = Steps(
@@ -429,7 +428,7 @@ STEPS: Steps[Work] = Steps(
         Beside((Step("files", write_files), Step("shim", start_shim, end_shim))),
         Beside(
             (
-                Step("holder", start_holder, end_holder),
+                Step("pause", start_pause, end_pause),
                 Step("network", attach_network, detach_network),
             ),
             in_turn,

@@ -20,7 +20,7 @@ async def opened(services: Services, sandbox: Sandbox) -> AsyncIterator[list[int
     if sandbox.options.ipc == api.NODE:
         yield []
         return
-    record, fds = await services.shims.stored.open_holder(sandbox.id)
+    record, fds = await services.shims.stored.open_pause(sandbox.id)
     try:
         mounts = dict(zip(reversed(record.mounts), reversed(fds), strict=False))
         name = POD_SHM.removeprefix(OUR_MOUNTS)

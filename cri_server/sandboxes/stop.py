@@ -1,5 +1,5 @@
-"""StopPodSandbox: the containers end, then the holder, then the network; the sandbox stays visible
-as not ready.
+"""StopPodSandbox: the containers end, then the pause process, then the network; the sandbox stays
+visible as not ready.
 
 Every step may find its work done already: kubelet calls this many times, after reboots too.
 """
@@ -35,7 +35,7 @@ async def release_network(services: Services, reference: str) -> list[str]:
     Raises NotFound, WrongState while the pod runs.
     """
     sandbox = services.index.sandboxes.get(reference)
-    if sandbox.holder_alive:
+    if sandbox.pause_alive:
         raise WrongState(f"sandbox {sandbox.id} runs: stop it first")
     if sandbox.host_network:
         return []
@@ -68,7 +68,7 @@ async def stop_sandbox(services: Services, sandbox: Sandbox) -> None:
     """As `stop`, for a sandbox at hand; repeated calls join."""
     if _stopped(services, sandbox):
         return
-    work = Work(services, sandbox, sandbox.phase == "ready" and sandbox.holder_alive)
+    work = Work(services, sandbox, sandbox.phase == "ready" and sandbox.pause_alive)
     await services.running.join(("stop", sandbox.id), lambda: STEPS.run(work))
 
 
@@ -125,20 +125,20 @@ async def tell_plugins(work: Work) -> None:
         await work.services.nri.stop_pod(work.sandbox)
 
 
-async def end_holder(work: Work) -> None:
+async def end_pause(work: Work) -> None:
     client = work.services.shims.find(work.sandbox)
     try:
         if client is not None:
             async with asyncio.timeout(SHIM_PATIENCE_S):
-                await client.stop_holder()
+                await client.stop_pause()
     except PeerError as error:
         log.warning("sandbox %s: %s", work.sandbox.id, error)
     except TimeoutError:
         log.error("sandbox %s: its shim does not answer and is given up", work.sandbox.id)
         await work.services.shims.give_up(work.sandbox)
-    if work.sandbox.holder is not None and work.sandbox.boot_id == work.services.node.boot_id:
-        kill_process(work.sandbox.holder)
-    work.sandbox.holder_alive = False
+    if work.sandbox.pause is not None and work.sandbox.boot_id == work.services.node.boot_id:
+        kill_process(work.sandbox.pause)
+    work.sandbox.pause_alive = False
 
 
 async def detach_network(work: Work) -> None:
@@ -182,7 +182,7 @@ STEPS: Steps[Work] = Steps(
         Step("refuse", refuse_more),
         Step("containers", end_containers),
         Step("nri", tell_plugins),
-        Step("holder", end_holder),
+        Step("pause", end_pause),
         Step("network", detach_network),
         Step("shim", end_shim),
         Step("record", save),

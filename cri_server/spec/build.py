@@ -64,7 +64,7 @@ class Inputs:
     devices: list[Device]
     files: mounts.PodFiles
     hostname: str
-    holder_pid: int
+    pause_pid: int
     target_pid: int
     cgroup_parent: str
     node: Node
@@ -204,7 +204,7 @@ def _linux(inputs: Inputs, granted: list[str]) -> dict[str, Any]:
     limits["devices"] = _device_rules(inputs.devices, privileged)
     result: dict[str, Any] = {
         "namespaces": namespaces.entries(
-            _options(inputs), inputs.holder_pid, inputs.target_pid, privileged=privileged
+            _options(inputs), inputs.pause_pid, inputs.target_pid, privileged=privileged
         ),
         "resources": limits,
         "cgroupsPath": groups.path(

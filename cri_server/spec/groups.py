@@ -38,7 +38,7 @@ def driver_of(name: str) -> str:
 
 
 def place(cgroups_path: str, identifier: str) -> Cgroup:
-    """The group of a sandbox's holder or a container."""
+    """The group of a sandbox's pause process or a container."""
     return naming.place(cgroups_path, identifier, driver_of(cgroups_path))
 
 

@@ -9,9 +9,9 @@ Entries = list[dict[str, str]]
 
 
 def entries(
-    options: api.NamespaceOption, holder_pid: int, target_pid: int, *, privileged: bool
+    options: api.NamespaceOption, pause_pid: int, target_pid: int, *, privileged: bool
 ) -> Entries:
-    """The OCI list `linux.namespaces`. The pod's namespaces are those of its holder.
+    """The OCI list `linux.namespaces`. The pod's namespaces are those of its pause process.
 
     `target_pid` is the process whose pid namespace mode TARGET joins, 0 otherwise.
     """
@@ -19,26 +19,26 @@ def entries(
     if not privileged:
         result.append({"type": "cgroup"})
     if options.network == api.POD:
-        result.append({"type": "network", "path": f"/proc/{holder_pid}/ns/net"})
-        result.append({"type": "uts", "path": f"/proc/{holder_pid}/ns/uts"})
-    result += _ipc(options.ipc, holder_pid)
-    result += _pid(options.pid, holder_pid, target_pid)
+        result.append({"type": "network", "path": f"/proc/{pause_pid}/ns/net"})
+        result.append({"type": "uts", "path": f"/proc/{pause_pid}/ns/uts"})
+    result += _ipc(options.ipc, pause_pid)
+    result += _pid(options.pid, pause_pid, target_pid)
     if has_user_namespace(options):
-        result.append({"type": "user", "path": f"/proc/{holder_pid}/ns/user"})
+        result.append({"type": "user", "path": f"/proc/{pause_pid}/ns/user"})
     return result
 
 
-def _ipc(mode: int, holder_pid: int) -> Entries:
+def _ipc(mode: int, pause_pid: int) -> Entries:
     if mode == api.POD:
-        return [{"type": "ipc", "path": f"/proc/{holder_pid}/ns/ipc"}]
+        return [{"type": "ipc", "path": f"/proc/{pause_pid}/ns/ipc"}]
     return [{"type": "ipc"}] if mode == api.CONTAINER else []
 
 
-def _pid(mode: int, holder_pid: int, target_pid: int) -> Entries:
+def _pid(mode: int, pause_pid: int, target_pid: int) -> Entries:
     if mode == api.CONTAINER:
         return [{"type": "pid"}]
     if mode == api.POD:
-        return [{"type": "pid", "path": f"/proc/{holder_pid}/ns/pid"}]
+        return [{"type": "pid", "path": f"/proc/{pause_pid}/ns/pid"}]
     if mode == api.TARGET:
         return [{"type": "pid", "path": f"/proc/{target_pid}/ns/pid"}]
     return []

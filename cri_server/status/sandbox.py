@@ -90,7 +90,7 @@ async def describe(services: Services, reference: str) -> api.PodSandboxStatusRe
 async def _info(services: Services, sandbox: Sandbox) -> dict[str, object]:
     result = await services.network.recall(sandbox.id) if sandbox.network == "attached" else None
     return {
-        "pid": sandbox.holder.pid if sandbox.holder else 0,
+        "pid": sandbox.pause.pid if sandbox.pause else 0,
         "shimPid": sandbox.shim.pid if sandbox.shim else 0,
         "shimReachable": sandbox.reachable,
         "netns": sandbox.netns_path,
@@ -145,8 +145,8 @@ def event(
 
 
 def publish_stopped(services: Services, sandbox: Sandbox) -> None:
-    """Tell subscribers that the sandbox has stopped, once: its holder's exit and StopPodSandbox
-    both lead here."""
+    """Tell subscribers that the sandbox has stopped, once: its pause process's exit and
+    StopPodSandbox both lead here."""
     if not sandbox.stop_published:
         sandbox.stop_published = True
         publish(services, sandbox, sandbox.id, events.STOPPED)

@@ -55,11 +55,11 @@ class Sandbox:
     ips: list[str] = field(default_factory=list)
     network: str = "none"  # none, host, attached, released
     netns_path: str = ""
-    holder: Process | None = None
+    pause: Process | None = None
     shim: Process | None = None
     selinux: Labels = NO_LABELS
     # Facts and coordination, not recorded.
-    holder_alive: bool = False
+    pause_alive: bool = False
     reachable: bool = False
     stop_published: bool = False
     gate: Gate = field(default_factory=Gate)
@@ -85,8 +85,8 @@ class Sandbox:
 
     @property
     def state(self) -> int:
-        """READY only while it was not stopped and its holder lives."""
-        ready = self.phase == "ready" and self.holder_alive
+        """READY only while it was not stopped and its pause process lives."""
+        ready = self.phase == "ready" and self.pause_alive
         return api.SANDBOX_READY if ready else api.SANDBOX_NOTREADY
 
     def to_record(self) -> SandboxRecord:
@@ -102,7 +102,7 @@ class Sandbox:
             ips=self.ips,
             network=self.network,
             netns_path=self.netns_path,
-            holder=self.holder,
+            holder=self.pause,
             shim=self.shim,
             selinux=[self.selinux.process, self.selinux.mount],
         )
@@ -128,7 +128,7 @@ class Sandbox:
             ips=list(record.ips),
             network=record.network,
             netns_path=record.netns_path,
-            holder=record.holder,
+            pause=record.holder,
             shim=record.shim,
             selinux=labels,
         )

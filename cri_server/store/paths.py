@@ -57,7 +57,8 @@ class Paths:
         return self.sandbox_records / f"{sandbox_id}.json"
 
     def sandbox_state(self, sandbox_id: str) -> Path:
-        """Holds shim.sock, holder.json and, of a sandbox that was stopped in this boot, `stopped`."""
+        """Holds shim.sock, pause.json and, of a sandbox that was stopped in this boot,
+        `stopped`."""
         return self.sandbox_states / sandbox_id
 
     def sandbox_stopped(self, sandbox_id: str) -> Path:

@@ -68,13 +68,12 @@ class CreateRequest(Value):
     `<state_dir>/start.sock`. `record`: puts the process into the container's state on disk as soon
     as it exists. `attached`: see `plan.parent.Parent`. `preserve_fds`: numbers of the caller that
     become 3, 4, …. `cgroup` None: stay in the caller's; `made_cgroup`: it exists.
-    `mount_namespace`: path of the one to which a `holder` attached the mounts of `mount_fds`, for
-    kernels that cannot clone them detached. `images`: mounts of images that the caller holds, by
-    the paths of their indexes; `image_volumes`: what `pyrunc:NAME` as the source of a bind means.
-    `pivot` False: the root covers the host's, `keep_groups`: the caller's groups stay, see
-    `plan.build`. `trace`: called with the plan and its times (`launch.run.launch_steps`). `timed`:
-    the program tells when each operation is done.
-    """
+    `mount_namespace`: path of the one to which a `pause process` attached the mounts of
+    `mount_fds`, for kernels that cannot clone them detached. `images`: mounts of images that the
+    caller holds, by the paths of their indexes; `image_volumes`: what `pyrunc:NAME` as the source
+    of a bind means. `pivot` False: the root covers the host's, `keep_groups`: the caller's groups
+    stay, see `plan.build`. `trace`: called with the plan and its times (`launch.run.launch_steps`).
+    `timed`: the program tells when each operation is done."""
 
     id: str
     bundle: str

@@ -1,9 +1,8 @@
 """Named descriptors that a program inherits, and those that do not come from its files: namespaces,
 cgroup, start socket.
 
-Whoever makes a container or a pod's holder opens them here, with the runtime's rights and in its
-namespaces.
-"""
+Whoever makes a container or a pod's pause process opens them here, with the runtime's rights and in
+its namespaces."""
 
 from __future__ import annotations
 

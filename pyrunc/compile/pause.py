@@ -111,10 +111,10 @@ def compile_pause(
         made=request.made_cgroup,
     )
     parts.end("cgroup")
-    plan = plans.build_holder(
+    plan = plans.build_pause(
         linux,
         facts.host(),
-        plans.HolderOptions(
+        plans.PauseOptions(
             hostname=request.hostname,
             uid=request.uid,
             gid=request.gid,

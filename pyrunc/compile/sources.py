@@ -377,7 +377,7 @@ def _pinned_name(mount: Mount) -> str:
 
 def _open_clone(source: str, request: CreateRequest, path: str) -> int:
     """A clone of a mount that the caller holds without it being attached anywhere (before Linux
-    6.15: in the holder)."""
+    6.15: in the pause process)."""
     name = source[len(OUR_MOUNTS) :]
     mount = request.mount_fds.get(name)
     if mount is None:

@@ -1,7 +1,7 @@
 """From a specification to a plan: which operations, in which order. Pure: nothing is opened, looked
 up or made.
 
-`build` is a container's start, `build_exec` a process that enters a running one, `build_holder` a
+`build` is a container's start, `build_exec` a process that enters a running one, `build_pause` a
 pod's pause process. The order is that of "Order of a start" in the design: namespaces, mounts,
 pivot, terminal, what is left of the root's rights, identity, execve.
 """
@@ -16,7 +16,7 @@ from pyrunc.plan.parent import (
     HOOK_STDERR,
     Parent,
     steps_of_exec,
-    steps_of_holder,
+    steps_of_pause,
     steps_of_start,
     sync,
     with_listener,
@@ -75,7 +75,7 @@ class ExecOptions(Value):
     attached: bool = False
 
 
-class HolderOptions(Value):
+class PauseOptions(Value):
     """What a pause process is, beyond its namespaces. `mounts`: absolute paths of mounts that are
     put into its root."""
 
@@ -122,7 +122,8 @@ def build(
 def build_exec(
     linux: Linux, process: Process, host: Host, options: ExecOptions = ExecOptions()
 ) -> Plan:
-    """The plan of a process that joins a container whose configuration holds `linux`, both sides."""
+    """The plan of a process that joins a container whose configuration holds `linux`, both
+    sides."""
     steps = steps_of_exec(linux, process, options.attached)
     load_filter = with_listener(options.load_filter, steps)
     warnings: list[str] = []
@@ -168,9 +169,10 @@ def build_exec(
     return model.Plan(tuple(ops), tuple(warnings))
 
 
-def build_holder(linux: Linux, host: Host, options: HolderOptions = HolderOptions()) -> Plan:
-    """The plan of a pod's pause process: the pod's namespaces, an empty read-only root, no rights."""
-    steps = steps_of_holder(linux)
+def build_pause(linux: Linux, host: Host, options: PauseOptions = PauseOptions()) -> Plan:
+    """The plan of a pod's pause process: the pod's namespaces, an empty read-only root, no
+    rights."""
+    steps = steps_of_pause(linux)
     ops: list[Op] = [model.Prepare("pyrunc:pause")]
     if options.oom_score_adj is not None:
         floor = OOM_SCORE_ADJ_MIN if host.lowers_oom_score else host.oom_score_adj
@@ -202,13 +204,15 @@ def build_holder(linux: Linux, host: Host, options: HolderOptions = HolderOption
 
 
 def _unsupported_flags(linux: Linux) -> list[str]:
-    """runtime-spec has no flags for a personality yet: what stands there is a warning, as in runc."""
+    """runtime-spec has no flags for a personality yet: what stands there is a warning, as in
+    runc."""
     flags = linux.personality.flags if linux.personality is not None else ()
     return [f"linux.personality.flags: {', '.join(flags)} are ignored"] if flags else []
 
 
 def _folders(places: Collection[str]) -> tuple[str, ...]:
-    """The folders of a holder's root, parents first: what a process expects, and where mounts go."""
+    """The folders of a pause process's root, parents first: what a process expects, and where
+    mounts go."""
     found = dict.fromkeys(("proc", "dev", "sys", "tmp"))
     for place in places:
         parts = place.strip("/").split("/")

@@ -224,7 +224,7 @@ class AttachRoot(Op):
 
 
 class AttachEmptyRoot(Op):
-    """A read-only empty tmpfs with a few folders and files as root (a pod's holder)."""
+    """A read-only empty tmpfs with a few folders and files as root (a pod's pause process)."""
 
     folders: tuple[str, ...]
 
@@ -342,7 +342,8 @@ class ChangeRoot(Op):
 
 
 class LabelMount(Op):
-    """The SELinux label of the folder at `path`: of a filesystem that takes none as a mount option."""
+    """The SELinux label of the folder at `path`: of a filesystem that takes none as a mount
+    option."""
 
     path: str
     label: str
@@ -567,7 +568,7 @@ class Execute(Op):
 
 
 class ExecuteDescriptor(Op):
-    """Become the program behind a descriptor (the pod's holder)."""
+    """Become the program behind a descriptor (the pod's pause process)."""
 
     descriptor: str
     args: tuple[str, ...]
@@ -598,7 +599,8 @@ class Host(Value):
 
     @property
     def lowers_oom_score(self) -> bool:
-        """CAP_SYS_RESOURCE counts in the machine's user namespace only (proc_pid_oom_score_adj(5))."""
+        """CAP_SYS_RESOURCE counts in the machine's user namespace only
+        (proc_pid_oom_score_adj(5))."""
         return not self.in_user_namespace and bool(
             self.capabilities >> CAPABILITIES["CAP_SYS_RESOURCE"] & 1
         )

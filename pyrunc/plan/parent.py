@@ -98,7 +98,7 @@ def steps_of_exec(linux: Linux, process: Process, attached: bool = False) -> Ste
     return _some({"born": born, "before-identity": late, "listener": _listener(linux)})
 
 
-def steps_of_holder(linux: Linux) -> Steps:
+def steps_of_pause(linux: Linux) -> Steps:
     """Sync point -> steps of a pod's pause process."""
     return _some({"born": _id_maps(linux)})
 

@@ -25,7 +25,7 @@ from pyrunc.errors import InvalidArgument, WrongState
 from pyrunc.kernel.mount import open_mount
 from pyrunc.parts import Parts
 from pyrunc.shim import messages
-from pyrunc.shim.files import HolderFile, LaunchFile
+from pyrunc.shim.files import LaunchFile, PauseFile
 from pyrunc.spec.check import check
 from pyrunc.spec.model import IdMap
 from pyrunc.spec.parse import parse
@@ -144,7 +144,7 @@ def fork_first(
 
 def fork_first_for_pause(sandbox_dir: str) -> Callable[[], Made] | None:
     """As `fork_first`."""
-    file = HolderFile.read(sandbox_dir)
+    file = PauseFile.read(sandbox_dir)
     if file.cgroup.driver != "systemd":
         return None
     group = naming.place(file.cgroups_path, os.path.basename(sandbox_dir), "systemd")
@@ -361,9 +361,9 @@ def _forget_earlier_mount(work: str) -> None:
 
 
 def pause(sandbox_dir: str, made: Made | None, *, timed: bool = False) -> CompiledPause:
-    """Compile the pod's pause process, which holder.json describes; its cgroup exists from here on.
+    """Compile the pod's pause process, which pause.json describes; its cgroup exists from here on.
     Raises Error, OSError."""
-    file, parts = HolderFile.read(sandbox_dir), Parts()
+    file, parts = PauseFile.read(sandbox_dir), Parts()
     pins: dict[str, int] = {}
     descriptors = Descriptors()
     with Undo() as undo:

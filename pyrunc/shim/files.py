@@ -1,5 +1,5 @@
 """What a server writes for its shims, and reads again itself: `launch.json` beside a container's
-config.json, `holder.json` in a sandbox's folder. A later version reads them too.
+config.json, `pause.json` in a sandbox's folder. A later version reads them too.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ class LaunchFile(RecordFile):
         return self.runtime and self.runtime.replace(systemd=self.cgroup.driver == "systemd")
 
 
-class HolderFile(RecordFile):
+class PauseFile(RecordFile):
     """A pod's pause process: the fields of `compile.pause.PauseRequest`, mappings as OCI's objects.
     `shm_size_bytes` and `shm_owner`, uid and gid, are of the /dev/shm that goes with a new ipc
     namespace, `mount_label` is its SELinux label."""
 
-    name = "holder.json"
+    name, earlier_name = "pause.json", "holder.json"
     namespaces: dict[str, str]
     cgroup: CgroupChoice
     hostname: str = ""

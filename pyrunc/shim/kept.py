@@ -18,8 +18,8 @@ import os
 from pyrunc import ipc
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.errors import InvalidArgument
-from pyrunc.shim.messages import KeptContainer, KeptHolder
-from pyrunc.shim.starter import Holder, Process
+from pyrunc.shim.messages import StoredContainer, StoredPause
+from pyrunc.shim.starter import PauseProcess, Process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyrunc.shim.session import Container
 
 
-def holder_name(sandbox_id: str) -> str:
+def pause_name(sandbox_id: str) -> str:
     """What it is called there, here and below."""
     return f"pod/{sandbox_id}"
 
@@ -37,27 +37,27 @@ def container_name(container_id: str) -> str:
     return f"container/{container_id}"
 
 
-def of_holder(holder: Holder) -> tuple[KeptHolder, list[int]]:
+def of_pause(pause: PauseProcess) -> tuple[StoredPause, list[int]]:
     """The descriptors are copies, the caller's to close; here and below."""
-    record, fds = holder.record()
-    return record, [holder.open_pidfd(), *map(os.dup, fds)]
+    record, fds = pause.record()
+    return record, [pause.open_pidfd(), *map(os.dup, fds)]
 
 
-def holder(record: KeptHolder, fds: list[int]) -> Holder:
+def pause(record: StoredPause, fds: list[int]) -> PauseProcess:
     """Owns the descriptors. Raises InvalidArgument: then they are closed."""
     try:
         pidfd, *others = fds
-        found = Holder.of(record, others)
+        found = PauseProcess.of(record, others)
     except (KeyError, ValueError) as error:
         ipc.close_all(fds)
-        raise InvalidArgument(f"what was kept of a holder: {error!r}") from None
+        raise InvalidArgument(f"the stored pause process: {error!r}") from None
     found.pidfd = pidfd
     return found
 
 
-def of_container(container: Container, process: Process) -> tuple[KeptContainer, list[int]]:
+def of_container(container: Container, process: Process) -> tuple[StoredContainer, list[int]]:
     """Of one that runs."""
-    record = KeptContainer(
+    record = StoredContainer(
         pid=process.pid,
         start_time=process.start_time,
         group=process.group.record(),
@@ -74,12 +74,12 @@ def of_container(container: Container, process: Process) -> tuple[KeptContainer,
     return record, [process.open_pidfd(), *outputs]
 
 
-def process(record: KeptContainer, fds: Sequence[int]) -> Process:
+def process(record: StoredContainer, fds: Sequence[int]) -> Process:
     """A container's first process. The descriptors stay the caller's until this has returned.
     Raises InvalidArgument."""
     if len(fds) != 1 + len(record.outputs):
         raise InvalidArgument(
-            f"what was kept of a container: {len(fds)} descriptors for {list(record.outputs)}"
+            f"the stored container: {len(fds)} descriptors for {list(record.outputs)}"
         )
     console_fd = fds[1] if record.terminal and record.outputs else None
     found = Process(record.pid, record.start_time, Cgroup.from_record(record.group), console_fd)

@@ -39,7 +39,7 @@ LOG = "shim.log"
 LOCK = "shim.lock"
 
 PINNED = "pinned"
-"""In `holder.json`, namespaces.network: the one that the shim makes when it takes the pod
+"""In `pause.json`, namespaces.network: the one that the shim makes when it takes the pod
 (pyrunc.shim.network)."""
 
 STREAMS = ("stdin", "stdout", "stderr")
@@ -128,17 +128,17 @@ class ExecExited(Record):
     exit_code: int
 
 
-class HolderExited(Record):
+class PauseExited(Record):
     """The pod's pause process has ended. None: nobody saw how."""
 
     exit_code: int | None = None
 
 
-Event = Exited | ExecExited | HolderExited
+Event = Exited | ExecExited | PauseExited
 EVENTS: dict[str, type[Event]] = {
     "exit": Exited,
     "exec_exit": ExecExited,
-    "holder_exit": HolderExited,
+    "holder_exit": PauseExited,
 }
 _EVENT_NAMES = {kind: name for name, kind in EVENTS.items()}
 
@@ -158,9 +158,9 @@ def event_of(message: Mapping[str, Any]) -> Event | None:
 # ---- what the keeper stores (`pyrunc.shim.kept`)
 
 
-class KeptHolder(Record):
-    """A holder. With it go its pidfd, the network namespace if it has one, and its mounts by these
-    names."""
+class StoredPause(Record):
+    """A pause process. With it go its pidfd, the network namespace if it has one, and its mounts by
+    these names."""
 
     pid: int
     start_time: int
@@ -169,7 +169,7 @@ class KeptHolder(Record):
     mounts: Sequence[str]
 
 
-class KeptContainer(Record):
+class StoredContainer(Record):
     """A container that runs. With it go the pidfd of its first process and what its `outputs` are
     read from."""
 
@@ -199,14 +199,14 @@ class Network(Record):
     netns_path: str | None
 
 
-class StartHolder(Request):
-    """Start the pod's pause process, which holder.json describes."""
+class StartPause(Request):
+    """Start the pod's pause process, which pause.json describes."""
 
     call = "start_holder"
     timed: bool = False
 
 
-class HolderStarted(Record):
+class PauseStarted(Record):
     """A pause process."""
 
     pid: int
@@ -259,14 +259,14 @@ class ContainerStarted(Record):
     parts: Sequence[Any] = ()
 
 
-class AdoptHolder(Request):
+class TakeOverPause(Request):
     """Go on with the pause process of a shim that was lost, which the keeper has. The answer is a
     `Network`."""
 
     call = "adopt_holder"
 
 
-class AdoptContainer(Request):
+class TakeOverContainer(Request):
     """Go on with a container of a shim that was lost, which the keeper has. `sessions`: pid and
     start time of each exec session, which are ended."""
 
@@ -290,7 +290,8 @@ class StartExec(Request):
 
 
 class ExecStarted(Record):
-    """With a terminal's master, or pipes to those of stdin, stdout and stderr that were asked for."""
+    """With a terminal's master, or pipes to those of stdin, stdout and stderr that were asked
+    for."""
 
     pid: int
     start_time: int = 0
@@ -354,7 +355,7 @@ class GetState(Request):
     call = "state"
 
 
-class HolderState(Record):
+class PauseState(Record):
     """The pause process."""
 
     pid: int
@@ -380,13 +381,13 @@ class State(Record):
 
     protocol: int
     pid: int
-    holder: HolderState | None
+    holder: PauseState | None
     containers: Sequence[ContainerState]
     execs: Sequence[str]
     netns_path: str | None = None
 
 
-class StopHolder(Request):
+class StopPause(Request):
     """End the pause process."""
 
     call = "stop_holder"

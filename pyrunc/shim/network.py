@@ -1,9 +1,8 @@
 """The pod's network namespace, made by the shim, one ahead of the pods.
 
 It is never used again for another pod: it ends with the shim that made it. It belongs to the shim's
-user namespace, so a pod with a user namespace of its own does not take it: there the holder's clone
-makes one that the pod's root owns.
-"""
+user namespace, so a pod with a user namespace of its own does not take it: there the pause
+process's clone makes one that the pod's root owns."""
 
 from __future__ import annotations
 
@@ -37,7 +36,8 @@ def open_network() -> int:
 
 
 def _set_lo_up() -> None:
-    """In the namespace of the caller. Any socket does for this ioctl (net/socket.c, sock_do_ioctl)."""
+    """In the namespace of the caller. Any socket does for this ioctl (net/socket.c,
+    sock_do_ioctl)."""
     asking = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC)
     try:
         ioctl(asking.fileno(), SIOCSIFFLAGS, _LO_UP)

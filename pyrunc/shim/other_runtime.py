@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from pyrunc.shim.compile import CompiledContainer
     from pyrunc.shim.files import OtherRuntime
     from pyrunc.shim.session import Container
-    from pyrunc.shim.starter import Holder
+    from pyrunc.shim.starter import PauseProcess
 
     Stdio = tuple[int, int, int]
 
@@ -189,11 +189,11 @@ class _Listener:
 
 
 def start(
-    compiled: CompiledContainer, directory: str, stdio: Stdio, holder: Holder | None
+    compiled: CompiledContainer, directory: str, stdio: Stdio, pause: PauseProcess | None
 ) -> Process:
     """In a fork of its own: the container's first process, which runs. Raises Error."""
     assert compiled.runtime is not None and compiled.cgroup is not None
-    attach(compiled, directory, holder)
+    attach(compiled, directory, pause)
     runtime = Runtime(compiled.runtime, directory, os.path.basename(directory))
     console = None
     try:
@@ -227,7 +227,7 @@ def delete(record: OtherRuntime, directory: str) -> None:
     Runtime(record, directory, os.path.basename(directory)).delete()
 
 
-def attach(compiled: CompiledContainer, directory: str, holder: Holder | None) -> None:
+def attach(compiled: CompiledContainer, directory: str, pause: PauseProcess | None) -> None:
     """Put the mounts in their places, for this process and what it starts."""
     unshare(CLONE_NEWNS)
     real = os.path.realpath(directory)
@@ -244,9 +244,9 @@ def attach(compiled: CompiledContainer, directory: str, holder: Holder | None) -
     for place, number in zip(compiled.attached, compiled.fds, strict=True):
         kernel_mount.move_mount(number, f"{directory}/{place}")
     for place, name in compiled.pinned.items():
-        if holder is None or name not in holder.mounts:
+        if pause is None or name not in pause.mounts:
             raise InvalidArgument(f"there is no mount called {name!r} in this pod")
-        clone = pinned.clone(holder.mounts[name], f"/proc/{holder.pid}/ns/mnt")
+        clone = pinned.clone(pause.mounts[name], f"/proc/{pause.pid}/ns/mnt")
         kernel_mount.move_mount(clone, f"{directory}/{place}")
         os.close(clone)
     compiled.close()

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from pyrunc.shim.pods import Pods
     from pyrunc.shim.reaper import Ended
     from pyrunc.shim.serve import Call, Connection, Handler
-    from pyrunc.shim.starter import Holder
+    from pyrunc.shim.starter import PauseProcess
 
-ENDED_EXEC_KEPT_S = 5.0
-HOLDER_GRACE_S = 0.5
+ENDED_EXEC_S = 5.0
+PAUSE_GRACE_S = 0.5
 GROUP_RETRY_S = 0.1
 GROUP_TRIES = 50
 LEAVE_RETRY_S = 0.02
@@ -56,9 +56,9 @@ class Pod:
         self._created: dict[str, CompiledContainer] = {}
         self._containers: dict[str, Container] = {}
         self._execs: dict[str, Exec] = {}
-        self._holder: Holder | None = None
-        self._holder_running = self._holder_starting = False
-        self._holder_waiting: list[Call] = []
+        self._pause: PauseProcess | None = None
+        self._pause_running = self._pause_starting = False
+        self._pause_waiting: list[Call] = []
         self._network = network
         self._left = False
         self._kill_counts = KillCounts()
@@ -85,7 +85,7 @@ class Pod:
 
     def _calls(self) -> list[Handler]:
         return [
-            handler(messages.StartHolder, self._start_holder),
+            handler(messages.StartPause, self._start_pause),
             handler(messages.CreateContainer, self._create_container),
             handler(messages.DropContainer, self._drop_container),
             handler(messages.StartContainer, self._start_container),
@@ -97,14 +97,14 @@ class Pod:
             handler(messages.Resize, self._resize),
             handler(messages.ReopenLog, self._reopen_log),
             handler(messages.GetState, self._state),
-            handler(messages.StopHolder, self._stop_holder),
+            handler(messages.StopPause, self._stop_pause),
             handler(messages.Forget, self._forget),
             handler(messages.Shutdown, self._shutdown),
-            handler(messages.AdoptHolder, self._adopt_holder),
-            handler(messages.AdoptContainer, self._adopt_container),
+            handler(messages.TakeOverPause, self._take_over_pause),
+            handler(messages.TakeOverContainer, self._take_over_container),
         ]
 
-    # -- the network namespace, which is there before the holder
+    # -- the network namespace, which is there before the pause process
 
     def netns_path(self) -> str | None:
         """The path of the pod's network namespace, as long as this process lives."""
@@ -116,12 +116,12 @@ class Pod:
             os.close(self._network)
             self._network = -1
 
-    # -- the holder
+    # -- the pause process
 
-    def _start_holder(self, call: Call, asked: messages.StartHolder) -> None:
-        if self._holder or self._holder_starting:
-            raise AlreadyExists("the pod's holder was started before")
-        self._holder_starting = True
+    def _start_pause(self, call: Call, asked: messages.StartPause) -> None:
+        if self._pause or self._pause_starting:
+            raise AlreadyExists("the pod's pause process was started before")
+        self._pause_starting = True
 
         def compiled(made: Made | None) -> None:
             try:
@@ -131,7 +131,7 @@ class Pod:
                 failed(error)
                 return
             try:
-                self._launch_holder(call, pause)
+                self._launch_pause(call, pause)
             except Exception as error:
                 pause.close()
                 ipc.close_all(list(pause.pins.values()))
@@ -139,100 +139,100 @@ class Pod:
                 failed(error)
 
         def failed(error: Exception) -> None:
-            self._holder_starting = False
+            self._pause_starting = False
             call.fail(_told(error))
-            self._holder_is_gone()
+            self._answer_pause_stops()
 
         try:
             first = self._starter.fork_first_for_pause(self.sandbox_dir)
         except BaseException:
-            self._holder_starting = False
+            self._pause_starting = False
             raise
         if first is None:
             compiled(None)
         else:
             self._in_worker(first, lambda fields, fds: compiled((fields, fds)), failed)
 
-    def _launch_holder(self, call: Call, compiled: CompiledPause) -> None:
+    def _launch_pause(self, call: Call, compiled: CompiledPause) -> None:
         launch = compiled.launch
         if launch is not None and launch.pinned and self._network < 0:
             self._network = open_network()
 
-        def done(holder: Holder) -> None:
-            self._holder_starting, self._holder_running, self._holder = False, True, holder
-            if holder.netns_fd is not None:
-                self._network = holder.netns_fd
-            self._store_holder(holder)
-            path = holder.netns_path()
-            call.answer(messages.HolderStarted(holder.pid, holder.start_time, path, holder.parts))
-            self._reaper.expect(holder.pid, self._holder_ended)
-            if self._holder_waiting:
-                self._kill_holder()
+        def done(pause: PauseProcess) -> None:
+            self._pause_starting, self._pause_running, self._pause = False, True, pause
+            if pause.netns_fd is not None:
+                self._network = pause.netns_fd
+            self._store_pause(pause)
+            path = pause.netns_path()
+            call.answer(messages.PauseStarted(pause.pid, pause.start_time, path, pause.parts))
+            self._reaper.expect(pause.pid, self._pause_ended)
+            if self._pause_waiting:
+                self._kill_pause()
             # containers share its parent, and one may be gone before we hear of its start
-            if holder.group:
-                self._kill_counts.watch(holder.group)
+            if pause.group:
+                self._kill_counts.watch(pause.group)
 
         def failed(error: Exception) -> None:
-            self._holder_starting = False
+            self._pause_starting = False
             self._clear_away(compiled.cgroup)
             call.fail(_told(error))
-            self._holder_is_gone()
+            self._answer_pause_stops()
 
         network = self._network if self._network >= 0 else None
-        Steps(self.loop, self._reaper, self._starter.holder(compiled, network), done, failed)
+        Steps(self.loop, self._reaper, self._starter.pause(compiled, network), done, failed)
 
-    def _stop_holder(self, call: Call, asked: messages.StopHolder) -> None:
+    def _stop_pause(self, call: Call, asked: messages.StopPause) -> None:
         """One whose start is under way is ended when it runs: whoever asked for it has given up."""
-        if self._holder_starting:
-            self._holder_waiting.append(call)
+        if self._pause_starting:
+            self._pause_waiting.append(call)
             return
-        if not self._holder or not self._holder_running:
+        if not self._pause or not self._pause_running:
             call.answer()
             return
-        self._holder_waiting.append(call)
-        self._holder.send_signal(signal.SIGTERM)
-        self.loop.after(HOLDER_GRACE_S, self._kill_holder)
+        self._pause_waiting.append(call)
+        self._pause.send_signal(signal.SIGTERM)
+        self.loop.after(PAUSE_GRACE_S, self._kill_pause)
 
-    def _adopt_holder(self, call: Call, asked: messages.AdoptHolder) -> None:
-        """The holder of a shim that was lost, with the pod's network namespace."""
-        if self._holder or self._holder_starting:
-            raise AlreadyExists("the pod has a holder")
-        record, fds = self._pods.keeper.get(self._holder_name, messages.KeptHolder)
-        self._holder = kept.holder(record, fds)
-        self._store_holder(self._holder)
-        self._holder_running = True
+    def _take_over_pause(self, call: Call, asked: messages.TakeOverPause) -> None:
+        """The pause process of a shim that was lost, with the pod's network namespace."""
+        if self._pause or self._pause_starting:
+            raise AlreadyExists("the pod has a pause process")
+        record, fds = self._pods.keeper.get(self._pause_name, messages.StoredPause)
+        self._pause = kept.pause(record, fds)
+        self._store_pause(self._pause)
+        self._pause_running = True
         self._drop_network()
-        self._network = -1 if self._holder.netns_fd is None else self._holder.netns_fd
+        self._network = -1 if self._pause.netns_fd is None else self._pause.netns_fd
         call.answer(messages.Network(self.netns_path()))
-        if self._holder.group:
-            self._kill_counts.watch(self._holder.group)
-        self._reaper.expect_other(self._holder, self._holder_ended)
+        if self._pause.group:
+            self._kill_counts.watch(self._pause.group)
+        self._reaper.expect_other(self._pause, self._pause_ended)
 
-    def _store_holder(self, holder: Holder) -> None:
+    def _store_pause(self, pause: PauseProcess) -> None:
         """For another shim, should this one be killed."""
-        self._pods.keeper.put(self._holder_name, lambda: kept.of_holder(holder))
+        self._pods.keeper.put(self._pause_name, lambda: kept.of_pause(pause))
 
     @property
-    def _holder_name(self) -> str:
-        return kept.holder_name(os.path.basename(self.sandbox_dir))
+    def _pause_name(self) -> str:
+        return kept.pause_name(os.path.basename(self.sandbox_dir))
 
-    def _kill_holder(self) -> None:
-        if self._holder and self._holder_running:
-            self._holder.send_signal(signal.SIGKILL)
+    def _kill_pause(self) -> None:
+        if self._pause and self._pause_running:
+            self._pause.send_signal(signal.SIGKILL)
 
-    def _holder_ended(self, ended: Ended) -> None:
-        self._holder_running = False
-        assert self._holder is not None
-        self._pods.keeper.drop(self._holder_name)
-        self._holder.ended()
-        self._holder.close_pidfd()
-        if self._holder.group:
-            self._remove(self._holder.group)
-        self._server.event(messages.HolderExited(ended.exit_code))
-        self._holder_is_gone()
+    def _pause_ended(self, ended: Ended) -> None:
+        self._pause_running = False
+        assert self._pause is not None
+        self._pods.keeper.drop(self._pause_name)
+        self._pause.ended()
+        self._pause.close_pidfd()
+        if self._pause.group:
+            self._remove(self._pause.group)
+        self._server.event(messages.PauseExited(ended.exit_code))
+        self._answer_pause_stops()
 
-    def _holder_is_gone(self) -> None:
-        waiting, self._holder_waiting = self._holder_waiting, []
+    def _answer_pause_stops(self) -> None:
+        waiting, self._pause_waiting = self._pause_waiting, []
         for call in waiting:
             call.answer()
 
@@ -288,8 +288,8 @@ class Pod:
         if container_id in self._containers:
             raise AlreadyExists(f"container {container_id} was started before")
         # its namespaces' names hold a pid, which may be reused
-        if self._holder and not self._holder_running:
-            raise WrongState("the pod's holder has ended")
+        if self._pause and not self._pause_running:
+            raise WrongState("the pod's pause process has ended")
         compiled = self._created.pop(container_id, None)
         if compiled is None:
             raise NotFound(f"container {container_id} was not created in this shim")
@@ -332,7 +332,7 @@ class Pod:
             container.failed(error)
             call.fail(_told(error))
 
-        steps = self._starter.container(compiled, container.directory, streams.stdio, self._holder)
+        steps = self._starter.container(compiled, container.directory, streams.stdio, self._pause)
         if self._starter.waits(compiled):
             container.starting = self._in_worker(
                 lambda: _outcome(drive(steps)), lambda *started: done(_process(*started)), failed
@@ -341,7 +341,7 @@ class Pod:
         else:
             container.starting = Steps(self.loop, self._reaper, steps, done, failed)
 
-    def _adopt_container(self, call: Call, asked: messages.AdoptContainer) -> None:
+    def _take_over_container(self, call: Call, asked: messages.TakeOverContainer) -> None:
         """A container of a shim that was lost. Its sessions, for which nobody waits, are ended."""
         container_id = asked.container
         if container_id in self._containers:
@@ -352,7 +352,7 @@ class Pod:
         )
         container.signal_by_runtime = self._signal_by_runtime
         record, fds = self._pods.keeper.get(
-            kept.container_name(container_id), messages.KeptContainer
+            kept.container_name(container_id), messages.StoredContainer
         )
         try:
             process = container.adopt(record, fds)
@@ -375,7 +375,8 @@ class Pod:
             self._clear_away(Cgroup.from_record(fields["cgroup"]))
 
     def _clear_away(self, group: Cgroup | None) -> None:
-        """A start has failed: its cgroup was made for it, and what may be left of it is in there."""
+        """A start has failed: its cgroup was made for it, and what may be left of it is in
+        there."""
         if group is None:
             return
         try:
@@ -524,7 +525,7 @@ class Pod:
 
     def _exec_exited(self, session: Exec, ended: Ended) -> None:
         session.ended()
-        self.loop.after(ENDED_EXEC_KEPT_S, lambda: self._drop_exec(session))
+        self.loop.after(ENDED_EXEC_S, lambda: self._drop_exec(session))
         code = messages.UNKNOWN_CODE if ended.exit_code is None else ended.exit_code
         self._server.event(messages.ExecExited(session.id, session.container.id, code))
 
@@ -558,16 +559,16 @@ class Pod:
         return Worker(self.loop, self._reaper, self._pods.descriptors(), work, done, failed)
 
     def _state(self, call: Call, asked: messages.GetState) -> None:
-        holder = None
-        if (found := self._holder) is not None:
-            holder = messages.HolderState(
-                found.pid, found.start_time, self._holder_running, found.netns_path()
+        pause = None
+        if (found := self._pause) is not None:
+            pause = messages.PauseState(
+                found.pid, found.start_time, self._pause_running, found.netns_path()
             )
         call.answer(
             messages.State(
                 protocol=messages.PROTOCOL,
                 pid=os.getpid(),
-                holder=holder,
+                holder=pause,
                 netns_path=self.netns_path(),
                 containers=[container.state() for container in self._containers.values()],
                 execs=[session.id for session in self._execs.values() if not session.exited],
@@ -576,8 +577,10 @@ class Pod:
 
     def _shutdown(self, call: Call, asked: messages.Shutdown) -> None:
         running = [container.id for container in self._containers.values() if not container.exit]
-        if running or self._holder_running or self._holder_starting:
-            raise WrongState(f"still running in this pod: {', '.join(running) or 'its holder'}")
+        if running or self._pause_running or self._pause_starting:
+            raise WrongState(
+                f"still running in this pod: {', '.join(running) or 'its pause process'}"
+            )
         if self._in_folder:
             self._waiting.append(call)
             return
@@ -619,7 +622,7 @@ class Pod:
     def _leave_if_abandoned(self) -> None:
         """The server died between starting us and asking for anything."""
         if not (
-            self._holder or self._holder_starting or self._containers or self._server.connections
+            self._pause or self._pause_starting or self._containers or self._server.connections
         ):
             self._leave()
 

@@ -24,7 +24,7 @@ from pyrunc.spec.parse import parse
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pyrunc.shim.compile import CompiledContainer
-    from pyrunc.shim.starter import Holder
+    from pyrunc.shim.starter import PauseProcess
     from pyrunc.spec.model import Spec
 
 ROOT = "rootfs"
@@ -34,12 +34,12 @@ def start(
     compiled: CompiledContainer,
     directory: str,
     stdio: tuple[int, int, int],
-    holder: Holder | None,
+    pause: PauseProcess | None,
 ) -> Process:
     """In a fork of its own: the container's processes, which run. Raises Error."""
     asked, record = compiled.restore, StateFile.of(compiled.state)
     assert asked is not None
-    attach(compiled, directory, holder)
+    attach(compiled, directory, pause)
     with open(f"{directory}/{messages.CONFIG}", "rb", buffering=0) as file:
         document = jsontext.loads(file.readall() or b"")
     spec = parse(document)

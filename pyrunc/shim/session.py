@@ -95,7 +95,7 @@ class Container:
             fd = os.dup(process.console_fd) if process.console_fd is not None else streams.stdin
             self.input = Input(self._loop, fd, once and not tty)
 
-    def adopt(self, record: messages.KeptContainer, fds: Sequence[int]) -> Process:
+    def adopt(self, record: messages.StoredContainer, fds: Sequence[int]) -> Process:
         """Go on with a process whose shim was lost: what `kept.of_container` said, and its
         descriptors, which belong to this container once this has returned. Raises InvalidArgument,
         KernelError."""
@@ -131,7 +131,7 @@ class Container:
         except (Error, OSError) as error:
             print(f"pyrunc-shim: container {self.id}: {error}", file=sys.stderr)
 
-    def keep(self) -> tuple[messages.KeptContainer, list[int]]:
+    def keep(self) -> tuple[messages.StoredContainer, list[int]]:
         """What another shim would need, see the module. Raises WrongState when its first process
         has ended."""
         if self._process is None or self._ended:
@@ -151,7 +151,8 @@ class Container:
     # -- life
 
     def attach(self, wanted: Sequence[str]) -> list[int]:
-        """New pipes to its streams; returns the client's ends, in the order stdin, stdout, stderr."""
+        """New pipes to its streams; returns the client's ends, in the order stdin, stdout,
+        stderr."""
         ends: list[int] = []
         if "stdin" in wanted:
             reading, writing = os.pipe2(os.O_CLOEXEC)

@@ -65,16 +65,16 @@ if TYPE_CHECKING:
             self, sandbox_dir: str, made: Made | None, *, timed: bool
         ) -> CompiledPause: ...
 
-        def holder(
+        def pause(
             self, compiled: CompiledPause, network: int | None
-        ) -> Generator[int, None, Holder]: ...
+        ) -> Generator[int, None, PauseProcess]: ...
 
         def container(
             self,
             compiled: CompiledContainer,
             directory: str,
             stdio: tuple[int, int, int],
-            holder: Holder | None,
+            pause: PauseProcess | None,
         ) -> Generator[int, None, Process]: ...
 
         def execute(
@@ -172,7 +172,7 @@ class Process(OfPod):
         return found
 
 
-class Holder(OfPod):
+class PauseProcess(OfPod):
     """The pod's pause process and what the shim pins for the pod: the network namespace and
     detached mounts, by name."""
 
@@ -190,17 +190,17 @@ class Holder(OfPod):
         self.netns_fd, self.mounts, self.group = netns_fd, mounts, group
         self.parts: list[Part] = []
 
-    def record(self) -> tuple[messages.KeptHolder, list[int]]:
+    def record(self) -> tuple[messages.StoredPause, list[int]]:
         """For the other side's `of`."""
         group = self.group.record() if self.group else None
         network = self.netns_fd is not None
-        kept = messages.KeptHolder(self.pid, self.start_time, group, network, list(self.mounts))
+        kept = messages.StoredPause(self.pid, self.start_time, group, network, list(self.mounts))
         return kept, [*([] if self.netns_fd is None else [self.netns_fd]), *self.mounts.values()]
 
     @classmethod
-    def of(cls, kept: messages.KeptHolder, fds: list[int]) -> Holder:
-        """The holder that `record` described; owns the descriptors. Raises ValueError: not its
-        descriptors."""
+    def of(cls, kept: messages.StoredPause, fds: list[int]) -> PauseProcess:
+        """The pause process that `record` described; owns the descriptors. Raises ValueError: not
+        its descriptors."""
         netns_fd = fds.pop(0) if kept.network else None
         mounts = dict(zip(kept.mounts, fds, strict=True))
         group = kept.group and Cgroup.from_record(kept.group)
@@ -211,8 +211,8 @@ class Holder(OfPod):
         return None if self.netns_fd is None else f"/proc/{os.getpid()}/fd/{self.netns_fd}"
 
     def ended(self) -> None:
-        """The holder has exited: the mounts go, the network namespace stays for the teardown of the
-        network."""
+        """The pause process has exited: the mounts go, the network namespace stays for the teardown
+        of the network."""
         for fd in self.mounts.values():
             os.close(fd)
         self.mounts = {}
@@ -240,7 +240,9 @@ class LibraryStarter:
         """The container, compiled. Raises Error, OSError."""
         return compile.container(container_id, directory, request, fds, made, self._oom_score_adj)
 
-    def holder(self, compiled: CompiledPause, network: int | None) -> Generator[int, None, Holder]:
+    def pause(
+        self, compiled: CompiledPause, network: int | None
+    ) -> Generator[int, None, PauseProcess]:
         """The pod's pause process, its pinned mounts, its network namespace: `network`, which stays
         the caller's, or one that is made with the process. Raises Error."""
         with Undo() as undo:
@@ -266,33 +268,33 @@ class LibraryStarter:
             if compiled.new_network:
                 netns_fd = open_namespace(f"/proc/{child.pid}/ns/net", "net")
             undo.commit()
-        holder = Holder(child.pid, child.start_time, netns_fd, compiled.pins, launch.cgroup)
+        pause = PauseProcess(child.pid, child.start_time, netns_fd, compiled.pins, launch.cgroup)
         compiled.parts.include(clock.parts)
-        holder.parts = compiled.parts.noted
-        return holder
+        pause.parts = compiled.parts.noted
+        return pause
 
     def container(
         self,
         compiled: CompiledContainer,
         directory: str,
         stdio: tuple[int, int, int],
-        holder: Holder | None,
+        pause: PauseProcess | None,
     ) -> Generator[int, None, Process]:
         """The container's first process. Raises Error."""
         if compiled.runtime is not None:
             from pyrunc.shim import other_runtime
 
-            return other_runtime.start(compiled, directory, stdio, holder)
+            return other_runtime.start(compiled, directory, stdio, pause)
         if compiled.restore is not None:
             from pyrunc.shim import restored
 
-            return restored.start(compiled, directory, stdio, holder)
+            return restored.start(compiled, directory, stdio, pause)
         launch = compiled.launch
         assert launch is not None and launch.cgroup is not None
         clones: dict[str, int] = {}
         try:
             clock = _Clock(launch)
-            _clone_pinned(launch, holder, clones)
+            _clone_pinned(launch, pause, clones)
             launch = launch.replace(stdio=stdio, descriptors={**launch.descriptors, **clones})
             with Undo() as undo:
                 child = yield from first_process_steps(launch, undo, times=clock.times)
@@ -429,13 +431,13 @@ class _Clock:
         self.parts = of_launch(self._started_ns, self.times, texts)
 
 
-def _clone_pinned(launch: Launch, holder: Holder | None, clones: dict[str, int]) -> None:
+def _clone_pinned(launch: Launch, pause: PauseProcess | None, clones: dict[str, int]) -> None:
     """What the pod pins, by the names that the launch's program has for it. Raises InvalidSpec,
     KernelError."""
     for descriptor, name in launch.pinned.items():
-        if holder is None or name not in holder.mounts:
+        if pause is None or name not in pause.mounts:
             raise InvalidSpec("mounts", f"there is no mount called {name!r} in this pod")
-        clones[descriptor] = pinned.clone(holder.mounts[name], f"/proc/{holder.pid}/ns/mnt")
+        clones[descriptor] = pinned.clone(pause.mounts[name], f"/proc/{pause.pid}/ns/mnt")
 
 
 def _run_poststart(found: tuple[Hook, ...], launch: Launch, child: ChildProcess) -> None:

@@ -63,7 +63,7 @@ def test_sandboxes(server: Server, pod: str, change: dict[str, Any]) -> None:
     config = server.pod_config("bad", **change)
     assert code_of(lambda: server.run_pod(config)) == INVALID
     assert (
-        len(server.pods()) == 1 and not list((server.state / "sandboxes").glob("*/holder.json"))[1:]
+        len(server.pods()) == 1 and not list((server.state / "sandboxes").glob("*/pause.json"))[1:]
     )
 
 

@@ -243,7 +243,7 @@ def test_dead_zygotes_are_replaced(server: Server) -> None:
 
 
 @pytest.mark.requirement("3.4.2")
-def test_a_dead_holder_makes_the_pod_not_ready(server: Server) -> None:
+def test_a_dead_pause_process_makes_the_pod_not_ready(server: Server) -> None:
     pod = server.run_pod()
     request = api.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=True)
     pid = json.loads(server.runtime.PodSandboxStatus(request).info["info"])["pid"]
@@ -373,7 +373,8 @@ def test_a_second_server_on_one_of_the_folders_is_refused(
 
 @pytest.mark.parametrize("change", ["root", "state"])
 def test_folders_that_do_not_belong_together_are_refused(server: Server, change: str) -> None:
-    """A server with the pods' records, or their state, but not both, would end them as half made."""
+    """A server with the pods' records, or their state, but not both, would end them as half
+    made."""
     pod = server.run_pod()
     container = server.launch(pod)
     server.stop()

@@ -125,8 +125,8 @@ def test_the_parts_of_shims(server: Server) -> None:
     found = {call["call"]: call for call in calls(server, "default/parts")}
     server.remove_pod(pod)
     launch = ["spawn the launcher", "clone the process", "set it up and execute"]
-    holder = parts_of(found["RunPodSandbox"], "holder")
-    assert holder[-3:] == launch and "cgroup" in holder[:-3]
+    pause = parts_of(found["RunPodSandbox"], "pause")
+    assert pause[-3:] == launch and "cgroup" in pause[:-3]
     assert parts_of(found["CreateContainer"], "launch") == ["compile"]
     compiled = parts_of(found["CreateContainer"], "compile")
     assert compiled[0] == "read and parse" and {"plan", "lower"} < set(compiled)

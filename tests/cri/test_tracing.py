@@ -92,7 +92,7 @@ def test_the_spans_of_calls(tmp_path: Path) -> None:
         assert {s["name"] for s in found if s["parent"] == started["id"] and s["failed"]} == {
             "execute"
         }
-        assert "holder" in {span["name"] for span in found if span["parent"] == ran["id"]}
+        assert "pause" in {span["name"] for span in found if span["parent"] == ran["id"]}
         for span in found:
             parent = by_id.get(span["parent"])
             assert span["begin_ns"] <= span["end_ns"]

@@ -186,7 +186,8 @@ class Box:
         script: str,
         asked: dict[str, Any] | None = None,
     ) -> str:
-        """What `sh -c script` writes as another process of the container; the exit code must be 0."""
+        """What `sh -c script` writes as another process of the container; the exit code must be
+        0."""
         process = merged(request.spec, {"args": ["sh", "-c", script], **(asked or {})})
         reading, writing = os.pipe()
         null = os.open("/dev/null", os.O_RDONLY)
@@ -216,8 +217,8 @@ class Box:
 
 @contextmanager
 def held(box: Box) -> Iterator[dict[str, str]]:
-    """A holder of the box's mounts; what a container's request needs besides, where detached mounts
-    cannot be cloned."""
+    """A pause process of the box's mounts; what a container's request needs besides, where detached
+    mounts cannot be cloned."""
     pod = hold(
         PauseRequest(
             id=f"{session.name('h')}-{box.folder.name}",
@@ -233,7 +234,7 @@ def held(box: Box) -> Iterator[dict[str, str]]:
 
 
 def release(pod: Held) -> None:
-    """End a holder and take its cgroup away."""
+    """End a pause process and take its cgroup away."""
     os.kill(pod.pid, 9)
     reap(pod)
     assert pod.cgroup is not None

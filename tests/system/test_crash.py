@@ -1,4 +1,5 @@
-"""Commands that are killed, and many at once: nothing stays that `delete --force` cannot take away."""
+"""Commands that are killed, and many at once: nothing stays that `delete --force` cannot take
+away."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ def test_folders_of_others_in_the_root_are_no_containers(runtime: Runtime) -> No
         pytest.skip("another runtime takes every folder for a container")
     foreign = {
         "containers": "state.json",
-        "sandboxes": "x/holder.json",
+        "sandboxes": "x/pause.json",
         "empty": "",
         "broken": "config.json",
     }

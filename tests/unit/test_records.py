@@ -107,8 +107,8 @@ def test_a_request_is_named_by_its_call() -> None:
     [
         messages.Exited.with_exit("c", messages.Exit(137, 9, 5, True, "OOMKilled", "killed")),
         messages.ExecExited("e", "c", 3),
-        messages.HolderExited(0),
-        messages.HolderExited(),
+        messages.PauseExited(0),
+        messages.PauseExited(),
     ],
 )
 def test_events_travel(event: messages.Event) -> None:

@@ -1,4 +1,4 @@
-"""A pod's holder: its namespaces, its emptiness, and containers that join what it holds."""
+"""A pod's pause process: its namespaces, its emptiness, and containers that join what it holds."""
 
 from __future__ import annotations
 

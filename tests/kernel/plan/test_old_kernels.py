@@ -1,4 +1,5 @@
-"""What kernels before 6.15 need, on this one: the ways round are forced, the results are the same."""
+"""What kernels before 6.15 need, on this one: the ways round are forced, the results are the
+same."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def old(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def test_shared_memory_lives_in_the_holder(box: Box, old: None) -> None:
+def test_shared_memory_lives_in_the_pause_process(box: Box, old: None) -> None:
     shm = km.open_mount("tmpfs", [("mode", "1777")], attributes=2 | 4 | 8)
     pod = hold(
         PauseRequest(

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cri_server.pod.client import ExecSession, Exit, ShimClient, Started, StartedHolder, start_shim
+from cri_server.pod.client import ExecSession, Exit, ShimClient, Started, StartedPause, start_shim
 from cri_server.zygote.client import Zygote
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.errors import Error
@@ -143,9 +143,9 @@ class TestPod:
         await client.create_container(name)
         return await client.start_container(name)
 
-    async def hold(self) -> StartedHolder:
-        """Start the pause process that holder.json describes."""
-        return await self.client.start_holder()
+    async def hold(self) -> StartedPause:
+        """Start the pause process that pause.json describes."""
+        return await self.client.start_pause()
 
     async def exec(
         self, name: str, exec_id: str, process: dict[str, Any], tty: bool = False, **streams: bool
@@ -265,7 +265,8 @@ def children(pid: int) -> list[int]:
 
 
 def name_of(pid: int) -> str | None:
-    """None for a process that was reaped since it was listed (a read then fails with ESRCH, too)."""
+    """None for a process that was reaped since it was listed (a read then fails with ESRCH,
+    too)."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
     except (FileNotFoundError, ProcessLookupError):

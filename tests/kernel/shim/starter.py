@@ -22,7 +22,7 @@ from pyrunc.shim import messages, tree
 from pyrunc.shim.compile import CompiledContainer, CompiledPause
 from pyrunc.shim.files import Io
 from pyrunc.shim.session import Container
-from pyrunc.shim.starter import Holder, Process
+from pyrunc.shim.starter import PauseProcess, Process
 
 KEPT_FD = 1000
 
@@ -34,7 +34,7 @@ class Direct(CompiledContainer):
 
 
 class DirectPause(CompiledPause):
-    """A pause process; `fields` are those of holder.json."""
+    """A pause process; `fields` are those of pause.json."""
 
     fields: dict[str, Any]
 
@@ -92,10 +92,12 @@ class DirectStarter:
 
     def compile_pause(self, sandbox_dir: str, made: Any, *, timed: bool) -> CompiledPause:
         pause = DirectPause(None, (), (), Parts(), {})  # type: ignore[arg-type]
-        pause.fields = _read(f"{sandbox_dir}/holder.json")
+        pause.fields = _read(f"{sandbox_dir}/pause.json")
         return pause
 
-    def holder(self, compiled: CompiledPause, network: int | None) -> Generator[int, None, Holder]:
+    def pause(
+        self, compiled: CompiledPause, network: int | None
+    ) -> Generator[int, None, PauseProcess]:
         assert isinstance(compiled, DirectPause)
         fields, group = compiled.fields, compiled.cgroup
         group.create()
@@ -109,14 +111,16 @@ class DirectStarter:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
-        return Holder(pid, _start_time(pid), os.open(f"/proc/{pid}/ns/net", os.O_RDONLY), {}, group)
+        return PauseProcess(
+            pid, _start_time(pid), os.open(f"/proc/{pid}/ns/net", os.O_RDONLY), {}, group
+        )
 
     def container(
         self,
         compiled: CompiledContainer,
         directory: str,
         stdio: tuple[int, int, int],
-        holder: Holder | None,
+        pause: PauseProcess | None,
     ) -> Generator[int, None, Process]:
         assert isinstance(compiled, Direct) and compiled.group is not None
         group, process = compiled.group, compiled.process

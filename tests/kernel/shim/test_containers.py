@@ -1,5 +1,5 @@
-"""The shim with real containers: started by the runtime library, with a holder, in namespaces, on
-an overlay."""
+"""The shim with real containers: started by the runtime library, with a pause process, in
+namespaces, on an overlay."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from cri_server.pod.client import StartedHolder
+from cri_server.pod.client import StartedPause
 from pyrunc.errors import Error, NotFound, WrongState
-from pyrunc.shim.messages import HolderExited
+from pyrunc.shim.messages import PauseExited
 from tests.kernel.shim.pod import (
     TIMEOUT_S,
     TestPod,
@@ -29,7 +29,7 @@ from tests.kernel.shim.pod import (
 )
 from tests.support.capabilities import holds
 
-HOLDER: dict[str, Any] = {
+PAUSE: dict[str, Any] = {
     "version": 1,
     "hostname": "the-pod",
     "namespaces": {"network": "new", "ipc": "new", "uts": "new", "pid": "none"},
@@ -47,24 +47,24 @@ async def pod(tmp_path: Path) -> AsyncIterator[TestPod]:
         yield found
 
 
-async def hold(pod: TestPod, **changes: Any) -> StartedHolder:
+async def hold(pod: TestPod, **changes: Any) -> StartedPause:
     describe(pod, **changes)
     return await pod.hold()
 
 
 def describe(pod: TestPod, **changes: Any) -> None:
-    holder = HOLDER | {"cgroups_path": f"{pod.group}/holder"} | changes
-    (pod.sandbox / "holder.json").write_text(json.dumps(holder))
+    pause = PAUSE | {"cgroups_path": f"{pod.group}/pause"} | changes
+    (pod.sandbox / "pause.json").write_text(json.dumps(pause))
 
 
 def namespace(pid: int, kind: str) -> str:
     return os.readlink(f"/proc/{pid}/ns/{kind}")
 
 
-# -- the holder
+# -- the pause process
 
 
-async def test_the_holder_and_what_the_shim_pins_for_the_pod(pod: TestPod) -> None:
+async def test_the_pause_process_and_what_the_shim_pins_for_the_pod(pod: TestPod) -> None:
     held = await hold(pod)
     assert held.netns_path == f"/proc/{pod.pid}/fd/{held.netns_path.rpartition('/')[2]}"  # type: ignore[union-attr]
     assert os.stat(held.netns_path).st_ino == os.stat(f"/proc/{held.pid}/ns/net").st_ino  # type: ignore[arg-type]
@@ -72,13 +72,13 @@ async def test_the_holder_and_what_the_shim_pins_for_the_pod(pod: TestPod) -> No
         assert namespace(held.pid, kind) != namespace(os.getpid(), kind)
     assert namespace(held.pid, "pid") == namespace(os.getpid(), "pid")
     state = await pod.client.state()
-    assert state.holder == held and state.holder_running
-    await pod.client.stop_holder()
+    assert state.pause == held and state.pause_running
+    await pod.client.stop_pause()
     assert not os.path.exists(f"/proc/{held.pid}")
     assert os.stat(held.netns_path).st_ino  # type: ignore[arg-type]
-    await until(lambda: not pod.cgroup("holder").exists() and pod.events)
-    assert [type(event) for event in pod.events] == [HolderExited]
-    await pod.client.stop_holder()
+    await until(lambda: not pod.cgroup("pause").exists() and pod.events)
+    assert [type(event) for event in pod.events] == [PauseExited]
+    await pod.client.stop_pause()
     await pod.client.shutdown()
 
 
@@ -88,7 +88,7 @@ async def networked(tmp_path: Path) -> AsyncIterator[TestPod]:
         yield one
 
 
-async def test_the_network_namespace_is_made_with_the_pod_and_joined_by_the_holder(
+async def test_the_network_namespace_is_made_with_the_pod_and_joined_by_the_pause_process(
     networked: TestPod,
 ) -> None:
     pod, path = networked, networked.netns_path
@@ -98,46 +98,48 @@ async def test_the_network_namespace_is_made_with_the_pod_and_joined_by_the_hold
         "/proc/self/ns/net"
     ).st_ino
     assert os.stat(f"/proc/{pod.pid}/ns/net").st_ino == os.stat("/proc/self/ns/net").st_ino
-    held = await hold(pod, namespaces=HOLDER["namespaces"] | {"network": "pinned"})
+    held = await hold(pod, namespaces=PAUSE["namespaces"] | {"network": "pinned"})
     assert held.netns_path == path and os.stat(f"/proc/{held.pid}/ns/net").st_ino == made.st_ino
     shown = ["nsenter", f"--net={path}", "ip", "-o", "link", "show", "up"]
     links = subprocess.run(shown, capture_output=True, text=True, check=True).stdout
     assert links.startswith("1: lo: <LOOPBACK,UP,LOWER_UP>") and links.count("\n") == 1
-    await pod.client.stop_holder()
+    await pod.client.stop_pause()
     assert os.stat(path).st_ino == made.st_ino
     await pod.client.shutdown()
     await until(lambda: not os.path.exists(path) or os.stat(path).st_ino != made.st_ino)
 
 
-async def test_a_holder_that_is_stopped_while_it_is_started_is_gone_then(pod: TestPod) -> None:
-    """A server that gives up on the pod meanwhile stops the holder, and then the shim."""
+async def test_a_pause_process_that_is_stopped_while_it_is_started_is_gone_then(
+    pod: TestPod,
+) -> None:
+    """A server that gives up on the pod meanwhile stops the pause process, and then the shim."""
     describe(pod)
-    starting = asyncio.ensure_future(pod.client.start_holder())
+    starting = asyncio.ensure_future(pod.client.start_pause())
     await asyncio.sleep(0)
-    await pod.client.stop_holder()
-    assert not (await pod.client.state()).holder_running
+    await pod.client.stop_pause()
+    assert not (await pod.client.state()).pause_running
     await pod.client.shutdown()
     started = await starting
     await until(lambda: gone(started.pid))
 
 
-async def test_a_holder_that_cannot_be_started_while_it_is_stopped(pod: TestPod) -> None:
+async def test_a_pause_process_that_cannot_be_started_while_it_is_stopped(pod: TestPod) -> None:
     describe(pod, sysctls={"net.no.such": "1"})
-    starting = asyncio.ensure_future(pod.client.start_holder())
+    starting = asyncio.ensure_future(pod.client.start_pause())
     await asyncio.sleep(0)
-    await pod.client.stop_holder()
+    await pod.client.stop_pause()
     with pytest.raises(Error, match="such"):
         await starting
     await pod.client.shutdown()
 
 
-async def test_nothing_starts_in_a_pod_whose_holder_has_ended(pod: TestPod) -> None:
-    """Its configuration names the holder's namespaces by a pid, which a process of the host may
-    have got meanwhile."""
+async def test_nothing_starts_in_a_pod_whose_pause_process_has_ended(pod: TestPod) -> None:
+    """Its configuration names the pause process's namespaces by a pid, which a process of the host
+    may have got meanwhile."""
     held = await hold(pod)
     os.kill(held.pid, signal.SIGKILL)
     await until(lambda: pod.events)
-    with pytest.raises(WrongState, match="holder"):
+    with pytest.raises(WrongState, match="pause process"):
         await pod.run("a", "exit 0")
     assert (await pod.client.state()).containers == []
 
@@ -148,21 +150,21 @@ async def test_a_pod_on_the_hosts_network_has_no_network_namespace_of_its_own(po
     assert held.netns_path is None
     for kind in ("net", "ipc", "uts"):
         assert namespace(held.pid, kind) == namespace(os.getpid(), kind)
-    await pod.client.stop_holder()
+    await pod.client.stop_pause()
 
 
-async def test_a_holder_that_cannot_be_started_is_an_error_and_can_be_tried_again(
+async def test_a_pause_process_that_cannot_be_started_is_an_error_and_can_be_tried_again(
     pod: TestPod,
 ) -> None:
     with pytest.raises(Error):
         await hold(pod, sysctls={"net.no.such": "1"})
-    assert (await pod.client.state()).holder is None
+    assert (await pod.client.state()).pause is None
     held = await hold(pod)
     with pytest.raises(Error, match=r"before|not empty"):
         await pod.hold()
     os.kill(held.pid, signal.SIGKILL)
     await until(lambda: pod.events)
-    assert not (await pod.client.state()).holder_running
+    assert not (await pod.client.state()).pause_running
 
 
 async def test_containers_share_the_pods_namespaces_and_shm(pod: TestPod) -> None:
@@ -199,9 +201,9 @@ async def test_containers_share_the_pods_namespaces_and_shm(pod: TestPod) -> Non
 
 @pytest.mark.requirement("8.14")
 async def test_a_pod_with_one_process_namespace(pod: TestPod) -> None:
-    """The holder is its pid 1; a container's end must not leave what it started, though no
+    """The pause process is its pid 1; a container's end must not leave what it started, though no
     namespace dies with it."""
-    held = await hold(pod, namespaces=HOLDER["namespaces"] | {"pid": "new"})
+    held = await hold(pod, namespaces=PAUSE["namespaces"] | {"pid": "new"})
     assert namespace(held.pid, "pid") != namespace(os.getpid(), "pid")
     shared = [{"type": "pid", "path": f"/proc/{held.pid}/ns/pid"}, {"type": "mount"}]
     script = "tr '\\0' '\\n' </proc/1/cmdline; setsid sleep 1000 & exit 3"
@@ -214,7 +216,7 @@ async def test_a_pod_with_one_process_namespace(pod: TestPod) -> None:
     assert (await pod.exited("a")).exit_code == 3
     assert pod.logged("a") == b"pause\n"
     await until(lambda: pod.processes() == [held.pid])
-    assert (await pod.client.state()).holder_running
+    assert (await pod.client.state()).pause_running
 
 
 # -- containers

@@ -429,9 +429,9 @@ async def test_what_a_fork_made_for_a_container_that_is_refused_is_taken_back(po
 
 async def test_a_pause_process_whose_start_fails_leaves_nothing(pod: TestPod) -> None:
     os.mkfifo(gate := pod.folder / "gate")
-    holder = {"version": 1, "cgroups_path": f"{pod.group}/holder"}
-    (pod.sandbox / "holder.json").write_text(
-        json.dumps(holder | {"gate": str(gate), "fails": "no luck"})
+    pause = {"version": 1, "cgroups_path": f"{pod.group}/pause"}
+    (pod.sandbox / "pause.json").write_text(
+        json.dumps(pause | {"gate": str(gate), "fails": "no luck"})
     )
     starting = asyncio.create_task(pod.hold())
     await until(lambda: pod.processes())
@@ -439,12 +439,12 @@ async def test_a_pause_process_whose_start_fails_leaves_nothing(pod: TestPod) ->
     await open_gate(gate)
     with pytest.raises(Error, match="no luck"):
         await starting
-    await until(lambda: not pod.cgroup("holder").exists() and not children(pod.pid))
-    (pod.sandbox / "holder.json").write_text(json.dumps(holder))
+    await until(lambda: not pod.cgroup("pause").exists() and not children(pod.pid))
+    (pod.sandbox / "pause.json").write_text(json.dumps(pause))
     held = await pod.hold()
     # it joins its group by itself, after the fork
     await until(lambda: pod.processes() == [held.pid])
-    await pod.client.stop_holder()
+    await pod.client.stop_pause()
 
 
 async def test_a_worker_that_is_killed_while_it_starts_a_container_is_a_start_error(

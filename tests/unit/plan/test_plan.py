@@ -332,7 +332,8 @@ def test_oom_score_is_clamped_only_where_allowed() -> None:
 
 
 def test_the_oom_score_is_written_whatever_ours_is() -> None:
-    """The process that carries out the plan, a shim, may have another than the one that makes it."""
+    """The process that carries out the plan, a shim, may have another than the one that makes
+    it."""
     document = default()
     document["process"]["oomScoreAdj"] = 0
     for host in (HOST, HOST.replace(capabilities=0), HOST.replace(in_user_namespace=True)):
@@ -352,8 +353,8 @@ def test_the_oom_score_is_written_whatever_ours_is() -> None:
 def test_the_pause_process_has_a_low_score_where_we_may_lower_it(
     change: dict[str, Any], score: int
 ) -> None:
-    options = plans.HolderOptions(oom_score_adj=-998)
-    ops = plans.build_holder(plan_spec().linux, HOST.replace(**change), options).ops
+    options = plans.PauseOptions(oom_score_adj=-998)
+    ops = plans.build_pause(plan_spec().linux, HOST.replace(**change), options).ops
     assert [op.value for op in ops if isinstance(op, model.SetOomScore)] == [score]
 
 
@@ -412,9 +413,9 @@ def test_affinity() -> None:
     assert before(built, "SetAffinity", "JoinProcess")
 
 
-def test_holder() -> None:
-    built = plans.build_holder(
-        parse(default()).linux, HOST, plans.HolderOptions(hostname="pod", load_filter=FILTER)
+def test_pause() -> None:
+    built = plans.build_pause(
+        parse(default()).linux, HOST, plans.PauseOptions(hostname="pod", load_filter=FILTER)
     )
     assert names(built)[-3:] == ["ForbidNewPrivileges", "LoadFilter", "ExecuteDescriptor"]
     assert "SetHostname" in names(built)

@@ -109,8 +109,8 @@ def test_an_exec(calls: Calls) -> None:
 def test_the_pause_process(calls: Calls) -> None:
     linux = Linux(namespaces=(Namespace("mount"), Namespace("pid")))
     lower(
-        plans.build_holder(
-            linux, HOST.replace(selinux=True), plans.HolderOptions(selinux_label=PROCESS)
+        plans.build_pause(
+            linux, HOST.replace(selinux=True), plans.PauseOptions(selinux_label=PROCESS)
         )
     )
     assert calls.written() == EXPECTED

@@ -13,7 +13,7 @@ from pyrunc.atomic_file import DamagedRecord
 from pyrunc.compile.descriptors import CgroupChoice
 from pyrunc.compile.image_mount import Image
 from pyrunc.compile.sources import Overlay
-from pyrunc.shim.files import HolderFile, LaunchFile, OtherRuntime, Place, RestoreFolders
+from pyrunc.shim.files import LaunchFile, OtherRuntime, PauseFile, Place, RestoreFolders
 
 IMAGE = Image("/i/index", ["/i/tar"], "/i/empty")
 ROOTFS = Overlay(["/top", "/bottom"], "/c/upper", "/c/work", volatile=True)
@@ -39,7 +39,7 @@ EARLIER = {
     "settled": [],
     "cgroup": {"driver": "systemd", "missing_controllers": "warn"},
 }
-HOLDER = {
+PAUSE = {
     "version": 1,
     "hostname": "h",
     "namespaces": {"network": "pinned", "ipc": "new", "uts": "new", "pid": "none", "user": "new"},
@@ -101,16 +101,16 @@ def test_the_version_before_reads_a_launch() -> None:
     assert not {"pinned", "image"} & set(fields["places"][0])
 
 
-def test_a_holder_of_the_version_before_and_for_it(tmp_path: Path) -> None:
-    write(tmp_path / "holder.json", HOLDER)
-    found = HolderFile.read(tmp_path)
+def test_a_pause_file_of_the_version_before_and_for_it(tmp_path: Path) -> None:
+    write(tmp_path / "holder.json", PAUSE)
+    found = PauseFile.read(tmp_path)
     assert found.cgroup == CgroupChoice() and found.shm_owner == [65536, 65536]
     assert found.seccomp is None and found.program_label == ""
     found.write(tmp_path)
-    again = json.loads((tmp_path / "holder.json").read_text())
+    again = json.loads((tmp_path / "pause.json").read_text())
     labels = {"selinux_label", "mount_label", "program_label"}
     assert {name: again[name] for name in again if name not in labels} == {
-        name: value for name, value in HOLDER.items() if value is not None
+        name: value for name, value in PAUSE.items() if value is not None
     }
 
 
@@ -125,14 +125,14 @@ def test_a_holder_of_the_version_before_and_for_it(tmp_path: Path) -> None:
         ),
         (LaunchFile, {**EARLIER, "places": [{}]}, "Place: place is missing"),
         (
-            HolderFile,
-            {k: v for k, v in HOLDER.items() if k != "namespaces"},
-            "holder.json: namespaces is missing",
+            PauseFile,
+            {k: v for k, v in PAUSE.items() if k != "namespaces"},
+            "pause.json: namespaces is missing",
         ),
     ],
 )
 def test_a_damaged_file_is_refused_with_the_field(
-    tmp_path: Path, kind: type[LaunchFile | HolderFile], content: dict[str, Any], problem: str
+    tmp_path: Path, kind: type[LaunchFile | PauseFile], content: dict[str, Any], problem: str
 ) -> None:
     write(tmp_path / kind.name, content)
     with pytest.raises(DamagedRecord, match=problem):

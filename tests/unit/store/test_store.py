@@ -27,7 +27,7 @@ def sandbox(identifier: str = "a" * 64, **labels: str) -> Sandbox:
         metadata=api.PodSandboxMetadata(name=identifier, uid="u", namespace="n"), labels=labels
     )
     return Sandbox(
-        identifier, config, "", 1, "boot", "/p", "/p/x", holder=Process(1, 2), ips=["10.0.0.1"]
+        identifier, config, "", 1, "boot", "/p", "/p/x", pause=Process(1, 2), ips=["10.0.0.1"]
     )
 
 
@@ -81,7 +81,7 @@ def test_damaged_records_are_told_apart(change: dict[str, Any]) -> None:
 def test_states_follow_from_facts() -> None:
     pod = sandbox()
     assert pod.state == api.SANDBOX_NOTREADY
-    pod.holder_alive = True
+    pod.pause_alive = True
     assert pod.state == api.SANDBOX_READY
     pod.phase = "stopping"
     assert pod.state == api.SANDBOX_NOTREADY
