@@ -184,8 +184,8 @@ def open_services(
     services.zygotes = {"shims": zygote, "errands": errands}
     services.keeper = KeeperWatch(paths.state, lambda: _renew(zygote, shims))
     stack.push_async_callback(services.keeper.close)
-    shims.moved = lambda sandbox: _moved(services, sandbox)
-    shims.told = lambda sandbox, container: _told(services, sandbox, container)
+    shims.on_moved = lambda sandbox: _moved(services, sandbox)
+    shims.on_exit = lambda sandbox, container: _on_exit(services, sandbox, container)
     stack.callback(services.timeline.flush)
     if config.tracing.endpoint:
         services.tracing = Exporter(config.tracing.endpoint, config.tracing.sampling)
@@ -241,17 +241,17 @@ async def _moved(services: Services, sandbox: Sandbox) -> None:
         await disk.save_sandbox(services.paths, sandbox)
 
 
-def _told(services: Services, sandbox: Sandbox, container: Container | None) -> None:
+def _on_exit(services: Services, sandbox: Sandbox, container: Container | None) -> None:
     if container is None:
         status.publish_stopped(services, sandbox)
         return
     if container.exit is not None:
         ended = {"exit_code": container.exit.exit_code, "reason": container.exit.cri_reason}
         meters.EXITS[container.exit.cri_reason] += 1
-        said = {**verbs.of_container(services, container), **ended}
-        log.info("container ended", extra=fields.of(**said))
+        facts = {**verbs.of_container(services, container), **ended}
+        log.info("container ended", extra=fields.of(**facts))
         services.timeline.add(
-            {"call": "container ended", "started_at_ns": container.exit.finished_at_ns, **said}
+            {"call": "container ended", "started_at_ns": container.exit.finished_at_ns, **facts}
         )
     if not container.starting:
         status.publish(services, sandbox, container.id, events.STOPPED)
@@ -334,7 +334,7 @@ async def _settle(services: Services) -> None:
     left = await services.running.settle(services.config.server.shutdown_timeout_s)
     for name in left:
         log.warning("still running at the end: %s", name)
-    await services.shims.settle()
+    await services.shims.drain()
 
 
 @contextlib.asynccontextmanager

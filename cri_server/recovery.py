@@ -44,10 +44,12 @@ async def recover(services: Services) -> None:
     paths = services.paths
     for sandbox in _load(paths.sandbox_records, partial(disk.read_sandbox, paths=paths)):
         services.index.sandboxes.add(sandbox)
-    orphans = []
+    without_sandbox = []
     for container in _load(paths.container_records, disk.read_container):
-        known = services.index.sandboxes.find(container.sandbox_id) is not None
-        services.index.containers.add(container) if known else orphans.append(container.id)
+        has_sandbox = services.index.sandboxes.find(container.sandbox_id) is not None
+        services.index.containers.add(container) if has_sandbox else without_sandbox.append(
+            container.id
+        )
     await asyncio.gather(
         *(_guarded(_recover_sandbox, services, s) for s in services.index.sandboxes)
     )
@@ -57,7 +59,7 @@ async def recover(services: Services) -> None:
     await asyncio.gather(
         *(
             _guarded(drop_container, services, i)
-            for i in {*orphans, *half_made_containers(services)}
+            for i in {*without_sandbox, *half_made_containers(services)}
         )
     )
     await services.shims.drop_unknown()
@@ -75,7 +77,7 @@ def live_networks(services: Services) -> list[str]:
 
 
 def _load(folder: Path, read: Callable[[Path], Thing]) -> list[Thing]:
-    found = []
+    things = []
     atomic_file.remove_leftovers(str(folder))
     for identifier in disk.records_in(folder):
         path = folder / f"{identifier}.json"
@@ -83,10 +85,10 @@ def _load(folder: Path, read: Callable[[Path], Thing]) -> list[Thing]:
             thing = read(path)
             if thing.id != identifier:
                 raise atomic_file.DamagedRecord(f"{path}: not the record of {identifier}")
-            found.append(thing)
+            things.append(thing)
         except (Error, OSError) as error:
             _put_aside(path, error)
-    return found
+    return things
 
 
 def _put_aside(path: Path, reason: Exception) -> None:
@@ -148,18 +150,18 @@ def _ended_with_the_boot(services: Services, containers: list[Container]) -> Non
 
 def half_made_sandboxes(services: Services) -> list[str]:
     """Ids that have folders, but that nobody was told of."""
-    known = services.index.sandboxes
-    found = set(entries(services.paths.sandbox_states))
-    found |= {name for name in entries(services.paths.sandbox_records) if "." not in name}
-    return [name for name in found if known.find(name) is None]
+    sandboxes = services.index.sandboxes
+    ids = set(entries(services.paths.sandbox_states))
+    ids |= {name for name in entries(services.paths.sandbox_records) if "." not in name}
+    return [name for name in ids if sandboxes.find(name) is None]
 
 
 def half_made_containers(services: Services) -> list[str]:
     """As `half_made_sandboxes`."""
-    known = services.index.containers
-    found = set(entries(services.paths.container_states))
-    found |= {name for name in entries(services.paths.container_records) if "." not in name}
-    return [name for name in found if known.find(name) is None]
+    containers = services.index.containers
+    ids = set(entries(services.paths.container_states))
+    ids |= {name for name in entries(services.paths.container_records) if "." not in name}
+    return [name for name in ids if containers.find(name) is None]
 
 
 async def drop_sandbox(services: Services, identifier: str) -> None:

@@ -101,7 +101,7 @@ async def execute(work: Work) -> None:
         started = await work.services.shims.get(work.sandbox).start_container(container.id)
         graft(started.parts)
     except Error as error:
-        await work.services.shims.settle(work.sandbox)
+        await work.services.shims.drain(work.sandbox)
         if container.exit is None:
             message = error.message
             container.ended(

@@ -37,7 +37,7 @@ from cni_plugins.protocol.worker import Answer, Chain, Execute, Install, Living,
 from cri_server.network.attachments import Attachment
 from cri_server.network.workers import Workers
 from cri_server.timeline.trace import span
-from cri_server.zygote.client import ErrandResult, Zygote
+from cri_server.zygote.client import JobResult, Zygote
 from pyrunc.errors import Error, InvalidArgument, PeerError, ResourceExhausted, WrongState
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,8 @@ class PluginRunner:
         return ":".join(self._bin_dirs)
 
     def missing(self, network: NetworkList) -> list[str]:
-        """The plugins of `network` that there is no program for, and the address plugins of ours."""
+        """The plugins of `network` that there is no program for, and the address plugins of
+        ours."""
         kinds = []
         for plugin in network.plugins:
             kinds.append(str(plugin["type"]))
@@ -126,7 +127,8 @@ class PluginRunner:
         return all(map(self.runs_ours, kinds))
 
     async def add(self, attachment: Attachment, progress: Progress) -> Result:
-        """Loopback and ADD of every plugin. Raises PeerError, ResourceExhausted, DeadlineExceeded."""
+        """Loopback and ADD of every plugin. Raises PeerError, ResourceExhausted,
+        DeadlineExceeded."""
         call = self._call("ADD", attachment, attachment.netns_path)
         steps = self._steps(attachment, None)
         result: Result | None = None
@@ -334,7 +336,7 @@ class PluginRunner:
 
     async def _run_foreign(
         self, call: Call, step: _Step, timeout_s: float | None = None
-    ) -> ErrandResult:
+    ) -> JobResult:
         """Run an executable; raises its refusal. DEL and the others may print nothing."""
         if not step.program:
             raise PeerError(f"there is no CNI plugin {step.kind!r} in {self.folders}")
@@ -415,7 +417,7 @@ def _environment(call: Call) -> dict[str, str]:
         raise InvalidArgument(error.message) from None
 
 
-def _decode(done: ErrandResult, names: str, command: str) -> dict[str, Any]:
+def _decode(done: JobResult, names: str, command: str) -> dict[str, Any]:
     if len(done.stdout) > LIMIT_BYTES:
         raise PeerError(f"CNI plugin {names} answered {command} with more than {LIMIT_BYTES} bytes")
     try:

@@ -17,8 +17,8 @@ from pathlib import Path
 from pyrunc import ipc, jsontext
 from pyrunc.errors import Error, PeerError, Unavailable
 from pyrunc.keeper.client import Keeper, ensure
-from pyrunc.shim.kept import container_name, pause_name
 from pyrunc.shim.messages import StoredPause
+from pyrunc.shim.stored import container_name, pause_name
 
 log = logging.getLogger(__name__)
 

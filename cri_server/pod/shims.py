@@ -36,27 +36,27 @@ LOST_S = 0.1  # before a connection that was lost is made again
 TAKE_OVER_AFTER_S = (0.0, 0.2, 1.0, 3.0)  # the zygote may have been killed too, and be replaced
 # so long a caller waits while another shim takes over: giving up ends the whole pod
 TAKE_OVER_S = 30.0
-Told = Callable[[Sandbox, Container | None], None]
-Moved = Callable[[Sandbox], Awaitable[None]]
+OnExit = Callable[[Sandbox, Container | None], None]
+OnMoved = Callable[[Sandbox], Awaitable[None]]
 
 
 class Shims:
-    """Starts, finds and hears shims. `told(sandbox, container)` is called after an exit was noted;
-    None: the pause process's. `moved(sandbox)` after another shim has taken over."""
+    """Starts, finds and hears shims. `on_exit(sandbox, container)` is called after an exit was
+    noted; None: the pause process's. `on_moved(sandbox)` after another shim has taken over."""
 
     def __init__(self, processes: ShimProcesses, paths: Paths, index: Index) -> None:
         self.processes, self._paths, self._index = processes, paths, index
         self._clients: dict[str, ShimClient] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
-        self._meeting: dict[str, asyncio.Task[bool]] = {}
-        self._awaited: dict[str, asyncio.Task[None]] = {}
+        self._reconnecting: dict[str, asyncio.Task[bool]] = {}
+        self._answers: dict[str, asyncio.Task[None]] = {}
         self._taking_over: set[str] = set()
-        self._placed: dict[str, Sandbox] = {}
+        self._pods: dict[str, Sandbox] = {}
         self._lost_sessions: dict[str, list[ExecSession]] = {}
         self._timed = False
         self.stored = StoredPods(paths.state)
-        self.told: Told = lambda sandbox, container: None
-        self.moved: Moved = _nobody_is_told
+        self.on_exit: OnExit = lambda sandbox, container: None
+        self.on_moved: OnMoved = _ignore_move
 
     def time_operations(self, timed: bool) -> None:
         """Whether shims tell the time of each operation of a launch (`ShimClient.timed`)."""
@@ -83,25 +83,25 @@ class Shims:
 
     def is_silent(self, sandbox: Sandbox) -> bool:
         """Whether a shim is waited for that lives but does not answer."""
-        return sandbox.id in self._awaited
+        return sandbox.id in self._answers
 
     def count(self) -> dict[str, int]:
         """How many are connected, and how many live but do not answer."""
-        return {"connected": len(self._clients), "silent": len(self._awaited)}
+        return {"connected": len(self._clients), "silent": len(self._answers)}
 
     async def start(self, sandbox: Sandbox, *, network: bool = False) -> str | None:
         """Have a shim serve the sandbox, and connect to it; the path of the pod's network namespace
         if `network` is true. Raises Unavailable."""
         folder, containers = self._paths.sandbox_state(sandbox.id), self._paths.container_states
-        pods = Counter(one.shim for one in self._placed.values() if one.shim is not None)
-        self._placed[sandbox.id] = sandbox
+        pods = Counter(one.shim for one in self._pods.values() if one.shim is not None)
+        self._pods[sandbox.id] = sandbox
         sandbox.shim, path = await self.processes.take_pod(
             folder, containers, pods, network=network
         )
         await self.connect(sandbox)
         return path
 
-    def _is_left(self, sandbox: Sandbox) -> bool:
+    def _serves_others_only(self, sandbox: Sandbox) -> bool:
         """Whether the sandbox's shim serves other pods only: when it drops a pod it removes its
         record there."""
         return not (self._paths.sandbox_state(sandbox.id) / messages.SHIM_RECORD).exists()
@@ -122,7 +122,7 @@ class Shims:
         """The connection is the sandbox's from here on."""
         client.on_close = lambda: self._closed(sandbox, client)
         client.timed = self._timed
-        self._clients[sandbox.id], self._placed[sandbox.id] = client, sandbox
+        self._clients[sandbox.id], self._pods[sandbox.id] = client, sandbox
         sandbox.reachable = True
 
     async def reach(self, sandbox: Sandbox, timeout_s: float = ANSWER_S) -> bool:
@@ -133,10 +133,10 @@ class Shims:
         """
         if self.find(sandbox) is not None:
             return True
-        task = self._awaited.get(sandbox.id)
+        task = self._answers.get(sandbox.id)
         if task is None or task.done():
             task = asyncio.get_running_loop().create_task(self._await_answer(sandbox))
-            self._awaited[sandbox.id] = task
+            self._answers[sandbox.id] = task
             task.add_done_callback(lambda done: self._answered(sandbox, done))
         await asyncio.wait([task], timeout=timeout_s)
         if sandbox.id in self._taking_over:
@@ -149,8 +149,8 @@ class Shims:
         return self.find(sandbox) is not None
 
     def _answered(self, sandbox: Sandbox, task: asyncio.Task[None]) -> None:
-        if self._awaited.get(sandbox.id) is task:
-            del self._awaited[sandbox.id]
+        if self._answers.get(sandbox.id) is task:
+            del self._answers[sandbox.id]
         if not task.cancelled() and task.exception() is not None:
             log.error("sandbox %s: %s", sandbox.id, task.exception(), exc_info=task.exception())
 
@@ -161,8 +161,8 @@ class Shims:
             try:
                 client = await self._open(sandbox)
             except NotFound:  # it does not live
-                if not await self._taken_over(sandbox):
-                    self._awaited.pop(sandbox.id, None)
+                if not await self._take_over(sandbox):
+                    self._answers.pop(sandbox.id, None)
                     await self._end_once(sandbox)
                 return
             except Error:  # it accepts nobody at the moment
@@ -186,7 +186,7 @@ class Shims:
             await self._finish_take_over(sandbox, state)
             return
 
-    async def _taken_over(self, sandbox: Sandbox) -> bool:
+    async def _take_over(self, sandbox: Sandbox) -> bool:
         """Whether another shim goes on with the pod of a dead one, of which the keeper must have
         something."""
         if sandbox.phase != "ready":
@@ -199,7 +199,7 @@ class Shims:
         with sandbox.gate:
             self._taking_over.add(sandbox.id)
             try:
-                return await self._try_to_hand_over(sandbox, living, sessions)
+                return await self._try_take_over(sandbox, living, sessions)
             except asyncio.CancelledError:
                 # Nobody waits for it any more; what was begun is killed with what it has.
                 self.drop(sandbox)
@@ -208,14 +208,14 @@ class Shims:
             finally:
                 self._taking_over.discard(sandbox.id)
 
-    async def _try_to_hand_over(
+    async def _try_take_over(
         self, sandbox: Sandbox, living: Sequence[Container], sessions: Sequence[ExecSession]
     ) -> bool:
         for delay_s in TAKE_OVER_AFTER_S:
             await asyncio.sleep(delay_s)
             await self._end_rest_of_shim(sandbox)
             try:
-                await self._hand_over(sandbox, living, sessions)
+                await self._take_over_pod(sandbox, living, sessions)
             except (Error, OSError) as error:
                 log.error("sandbox %s: no other shim can take over: %s", sandbox.id, error)
                 self.drop(sandbox)
@@ -224,7 +224,7 @@ class Shims:
                 return True
         return False
 
-    async def _hand_over(
+    async def _take_over_pod(
         self, sandbox: Sandbox, living: Sequence[Container], sessions: Sequence[ExecSession]
     ) -> None:
         stored = await self.stored.ids()
@@ -252,10 +252,10 @@ class Shims:
     ) -> ShimState:
         """What the shim knows after it was given what a server that was killed during a take-over
         has left to do."""
-        known = {entry.id for entry in state.containers}
+        ids = {entry.id for entry in state.containers}
         containers = self._index.containers_of(sandbox)
         rest = [
-            c for c in containers if c.exit is None and c.process is not None and c.id not in known
+            c for c in containers if c.exit is None and c.process is not None and c.id not in ids
         ]
         lacks_pause = state.pause is None and sandbox.pause is not None
         if sandbox.phase != "ready" or not (rest or lacks_pause):
@@ -284,20 +284,16 @@ class Shims:
         """A full disk costs no pod: a server that finds the old record asks the shim
         (`_finish_take_over`)."""
         try:
-            await self.moved(sandbox)
+            await self.on_moved(sandbox)
         except (Error, OSError) as error:
             log.error("sandbox %s: who its shim is now is not on the disk: %s", sandbox.id, error)
 
     async def _finish_take_over(self, sandbox: Sandbox, state: ShimState) -> None:
         """A server that was killed while this shim took over has not written that; a container that
         the keeper does not have is ended, for nobody hears of its end any more."""
-        known = {entry.id for entry in state.containers}
+        ids = {entry.id for entry in state.containers}
         for container in self._index.containers_of(sandbox):
-            if (
-                container.exit is None
-                and container.process is not None
-                and container.id not in known
-            ):
+            if container.exit is None and container.process is not None and container.id not in ids:
                 await self._end_orphan(sandbox, container)
         started = alive_since(state.pid)
         if started is None or sandbox.shim == Process(state.pid, started):
@@ -312,20 +308,20 @@ class Shims:
     async def _ask_state(self, sandbox: Sandbox, client: ShimClient) -> ShimState:
         """What the shim knows, however long it takes; meanwhile the pod is looked at from
         outside."""
-        asked = asyncio.ensure_future(client.state())
+        answer = asyncio.ensure_future(client.state())
         try:
-            while not (await asyncio.wait([asked], timeout=LOOK_S))[0]:
+            while not (await asyncio.wait([answer], timeout=LOOK_S))[0]:
                 self._look_from_outside(sandbox)
-            return asked.result()
+            return answer.result()
         finally:
-            asked.cancel()
+            answer.cancel()
 
     def _look_from_outside(self, sandbox: Sandbox) -> None:
         """The states of a pod whose shim is silent, from its processes and cgroups."""
         pause_was_alive = sandbox.pause_alive
         sandbox.pause_alive = bool(sandbox.pause and sandbox.pause.alive())
         if pause_was_alive and not sandbox.pause_alive:
-            self.told(sandbox, None)
+            self.on_exit(sandbox, None)
         for container in self._index.containers_of(sandbox):
             orphans.read_facts(self._paths, container)
             process = container.process
@@ -355,7 +351,7 @@ class Shims:
             container.started_at_ns = container.started_at_ns or entry.started_at_ns
             if entry.exit is not None and container.exit is None:
                 container.ended(Exit.of_shim(entry.exit))
-                self.told(sandbox, container)
+                self.on_exit(sandbox, container)
 
     def _end_without_folder(self, container: Container) -> None:
         """One that no shim knows of was never started, or its folder, and with it its end, is
@@ -405,11 +401,11 @@ class Shims:
         while client is not None and not client.closed and process.alive():
             await asyncio.sleep(MOVED_S)
         await self.reach(sandbox)
-        await self.settle(sandbox)
+        await self.drain(sandbox)
 
     async def give_up(self, sandbox: Sandbox) -> None:
         """Kill a shim that does not answer, with all that it held."""
-        awaited = self._awaited.pop(sandbox.id, None)
+        awaited = self._answers.pop(sandbox.id, None)
         if awaited is not None:
             awaited.cancel()
         self.drop(sandbox)
@@ -422,7 +418,7 @@ class Shims:
         if client is not None:
             await client.shutdown()
             sandbox.shim = None  # it may live on for other pods
-        await self.settle(sandbox)
+        await self.drain(sandbox)
         self._forget(sandbox)
         sandbox.reachable = False
 
@@ -435,21 +431,21 @@ class Shims:
 
     def _forget(self, sandbox: Sandbox) -> ShimClient | None:
         """The connection that it had, if any."""
-        self._placed.pop(sandbox.id, None)
+        self._pods.pop(sandbox.id, None)
         return self._clients.pop(sandbox.id, None)
 
     def disconnect(self) -> None:
         """Hang up everywhere; the shims stay."""
-        for task in self._awaited.values():
+        for task in self._answers.values():
             task.cancel()
         for client in self._clients.values():
             client.close()
         self._clients.clear()
         self.processes.close()
 
-    async def settle(self, sandbox: Sandbox | None = None) -> None:
+    async def drain(self, sandbox: Sandbox | None = None) -> None:
         """Wait for what is being done about a lost shim, this sandbox's or any."""
-        all_tasks = [*self._ending.items(), *self._meeting.items()]
+        all_tasks = [*self._ending.items(), *self._reconnecting.items()]
         tasks = [task for name, task in all_tasks if sandbox is None or name == sandbox.id]
         if tasks:
             await asyncio.wait(tasks)
@@ -457,12 +453,12 @@ class Shims:
     def _event(self, sandbox: Sandbox, event: messages.Event) -> None:
         if isinstance(event, messages.PauseExited):
             sandbox.pause_alive = False
-            self.told(sandbox, None)
+            self.on_exit(sandbox, None)
         elif isinstance(event, messages.Exited):
             container = self._index.containers.find(event.container)
             if container is not None and container.exit is None:
                 container.ended(Exit.of_shim(event.exit))
-                self.told(sandbox, container)
+                self.on_exit(sandbox, container)
 
     def _closed(self, sandbox: Sandbox, client: ShimClient) -> None:
         self._forget(sandbox)
@@ -471,15 +467,15 @@ class Shims:
         log.warning("sandbox %s: the connection to its shim is lost", sandbox.id)
         # It is dead, or has hung up on a server that did not read its events.
         task = asyncio.get_running_loop().create_task(self.reach(sandbox))
-        self._meeting[sandbox.id] = task
-        task.add_done_callback(lambda task: self._meeting.pop(sandbox.id, None))
+        self._reconnecting[sandbox.id] = task
+        task.add_done_callback(lambda task: self._reconnecting.pop(sandbox.id, None))
 
     async def drop_unknown(self) -> None:
         """Have the keeper close what belongs to no pod: left by what was killed between the end of
         a process and its last word."""
-        known = {sandbox.id for sandbox in self._index.sandboxes}
-        known |= {container.id for container in self._index.containers if container.exit is None}
-        await self.stored.drop(*(await self.stored.ids(tries=1) - known))
+        ids = {sandbox.id for sandbox in self._index.sandboxes}
+        ids |= {container.id for container in self._index.containers if container.exit is None}
+        await self.stored.drop(*(await self.stored.ids(tries=1) - ids))
 
     async def _end_once(self, sandbox: Sandbox) -> None:
         """`end_orphans`, also when it is under way already."""
@@ -507,10 +503,10 @@ class Shims:
         if sandbox.pause is not None:
             orphans.kill_process(sandbox.pause)
         await orphans.kill_group(sandbox.cgroups_path, sandbox.id)
-        self.told(sandbox, None)
+        self.on_exit(sandbox, None)
 
     def _kill_shim(self, sandbox: Sandbox) -> None:
-        if sandbox.shim is not None and not self._is_left(sandbox):
+        if sandbox.shim is not None and not self._serves_others_only(sandbox):
             orphans.kill_process(sandbox.shim)
 
     async def _end_rest_of_shim(self, sandbox: Sandbox) -> None:
@@ -530,8 +526,8 @@ class Shims:
             await orphans.kill_group(container.cgroups_path, container.id)
         self._end_without_folder(container)
         if container.exit is not None:
-            self.told(sandbox, container)
+            self.on_exit(sandbox, container)
 
 
-async def _nobody_is_told(sandbox: Sandbox) -> None:
+async def _ignore_move(sandbox: Sandbox) -> None:
     pass

@@ -39,8 +39,8 @@ _OUR_PARENT = os.path.dirname(
 
 
 @dataclass(frozen=True)
-class ErrandResult:
-    """How an errand ended. `exit_code` is 128 + n for signal n; `fds` are the caller's to close.
+class JobResult:
+    """How a job ended. `exit_code` is 128 + n for signal n; `fds` are the caller's to close.
 
     `stdout` and `stderr` hold at most the limit's bytes; `truncated` says that more was written.
     """
@@ -110,8 +110,8 @@ class Zygote:
         Unavailable when the zygote dies meanwhile.
         """
         process = await self._live()
-        asked = Fork(function, _fields(arguments))
-        _, answering = process.peer.ask(asked.to_message(), fds)
+        request = Fork(function, _fields(arguments))
+        _, answering = process.peer.ask(request.to_message(), fds)
         return Forked.of(await answered_without_fds(answering), PeerError).pid
 
     async def run(
@@ -123,34 +123,34 @@ class Zygote:
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
-    ) -> ErrandResult:
+    ) -> JobResult:
         """Run `module:function(arguments, fds)` in a child and wait for its end; the arguments are
         the record's fields.
 
         The function returns None (exit code 0) or an exit code; descriptors that the process sends
         are closed, and PeerError is raised. It may exec another program. `env` is added to the
         zygote's environment. An `Error` that it raises is raised here; other exceptions become a
-        traceback on stderr and exit code 1. After `timeout_s` the errand and its descendants are
+        traceback on stderr and exit code 1. After `timeout_s` the job and its descendants are
         killed and DeadlineExceeded is raised; cancelling kills them too. Descendants that a
-        finished errand leaves behind are killed.
+        finished job leaves behind are killed.
         """
-        asked = Run(function, _fields(arguments), dict(env or {}), timeout_s)
-        return await self._run(asked, _Errand(output_limit_bytes, 0), fds, stdin)
+        request = Run(function, _fields(arguments), dict(env or {}), timeout_s)
+        return await self._run(request, _JobPipes(output_limit_bytes, 0), fds, stdin)
 
     async def run_for_fd(
         self, function: str, arguments: Record | None = None, timeout_s: float | None = None
-    ) -> ErrandResult:
+    ) -> JobResult:
         """`run` for a function that may return a list of one descriptor, which is in `fds` then."""
-        asked = Run(function, _fields(arguments), {}, timeout_s)
-        return await self._run(asked, _Errand(OUTPUT_LIMIT_BYTES, 1), (), b"")
+        request = Run(function, _fields(arguments), {}, timeout_s)
+        return await self._run(request, _JobPipes(OUTPUT_LIMIT_BYTES, 1), (), b"")
 
     async def _run(
-        self, asked: Run, errand: _Errand, fds: Sequence[int], stdin: bytes
-    ) -> ErrandResult:
+        self, request: Run, job: _JobPipes, fds: Sequence[int], stdin: bytes
+    ) -> JobResult:
         try:
             process = await self._live()
-            with errand.open_ends(stdin) as ends:
-                number, answering = process.peer.ask(asked.to_message(), [*ends, *fds])
+            with job.open_ends(stdin) as ends:
+                number, answering = process.peer.ask(request.to_message(), [*ends, *fds])
             try:
                 answer = await answered_without_fds(answering)
             except asyncio.CancelledError:
@@ -158,13 +158,15 @@ class Zygote:
                 raise
             ended = Ended.of(answer, PeerError)
             if ended.timed_out:
-                raise DeadlineExceeded(f"{asked.function} took longer than {asked.timeout_s:g} s")
-            return errand.result(ended.exit_code)
+                raise DeadlineExceeded(
+                    f"{request.function} took longer than {request.timeout_s:g} s"
+                )
+            return job.result(ended.exit_code)
         finally:
-            errand.close()
+            job.close()
 
     async def close(self) -> None:
-        """End the zygote: running errands are killed, detached children stay."""
+        """End the zygote: running jobs are killed, detached children stay."""
         self._closed = True
         if self._first:
             self._first.cancel()
@@ -293,8 +295,8 @@ class _Process:
         fail(self._ready, "the zygote has died")
 
 
-class _Errand:
-    """The pipes around one errand: what it writes is read here until it ends."""
+class _JobPipes:
+    """The pipes around one job: what it writes is read here until it ends."""
 
     def __init__(self, limit_bytes: int, fds_limit: int) -> None:
         self._limit_bytes, self._fds_limit = limit_bytes, fds_limit
@@ -318,7 +320,7 @@ class _Errand:
             raise
         return ends
 
-    def result(self, exit_code: int) -> ErrandResult:
+    def result(self, exit_code: int) -> JobResult:
         """What it wrote and handed over. Raises the error that it reported."""
         for output in self._outputs:
             output.drain()
@@ -338,7 +340,7 @@ class _Errand:
                 raise
         stdout, stderr = (bytes(output.content) for output in self._outputs)
         truncated = any(output.truncated for output in self._outputs)
-        return ErrandResult(exit_code, stdout, stderr, fds, truncated)
+        return JobResult(exit_code, stdout, stderr, fds, truncated)
 
     def close(self) -> None:
         for output in self._outputs:
@@ -359,7 +361,7 @@ class _Ends:
 
 
 class _Output:
-    """One pipe that is read as data comes, so that the errand never waits; beyond the limit it is
+    """One pipe that is read as data comes, so that the job never waits; beyond the limit it is
     thrown away."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, limit_bytes: int) -> None:
@@ -428,7 +430,8 @@ def _abandon(starting: asyncio.Future[_Spawned]) -> None:
 
 
 def _start_below(folder: str, fd: int, preload: Sequence[str]) -> _Spawned:
-    """In a thread: the keeper, if it is not there, and a zygote below it. Owns `fd`. Raises Error."""
+    """In a thread: the keeper, if it is not there, and a zygote below it. Owns `fd`. Raises
+    Error."""
     try:
         keeper = ensure(folder)
         try:

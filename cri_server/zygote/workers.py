@@ -1,4 +1,4 @@
-"""Errands that stay: forks of the zygote that answer one question at a time, of which a few are
+"""Jobs that stay: forks of the zygote that answer one question at a time, of which a few are
 kept. asyncio, no threads.
 
 One that misses its deadline, dies or whose asker gives up is killed and never asked again; the next
@@ -14,12 +14,12 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
 
+from cri_server.zygote.client import JobResult, Zygote
 from cri_server.zygote.peer import Answer, Peer, answered
 from pyrunc import ipc
 from pyrunc.errors import DeadlineExceeded, Error, PeerError, Unavailable
-from pyrunc.records import Record, Request
+from pyrunc.records import Request
 from pyrunc.zygote.messages import FromWorker
 
 LONG_S = 1.0
@@ -28,39 +28,20 @@ MOST_QUESTIONS = 1000  # of one worker: whatever it has heaped up goes with it
 KILLED_S = 2.0  # a process that waits for a disk may take for ever
 
 
-class Outcome(Protocol):
-    """How an errand ended."""
-
-    @property
-    def exit_code(self) -> int: ...
-    @property
-    def stderr(self) -> bytes: ...
-
-
-class Errands(Protocol):
-    """Runs `module:function(arguments, fds)` in a process of its own (`zygote.client.Zygote`)."""
-
-    async def run(self, function: str, arguments: Record | None, fds: Sequence[int]) -> Outcome: ...
-
-
 class Workers:
     """The workers of one kind. Use from one event loop."""
 
-    def __init__(self, errands: Errands, function: str, name: str, at_work: int, idle: int) -> None:
+    def __init__(self, zygote: Zygote, function: str, name: str, at_work: int, idle: int) -> None:
         """`function(arguments, [socket])` answers until the socket closes; `name` is for the words
         of errors. `at_work`: so many are asked at a time; `idle`: so many are kept."""
-        self._errands = errands
+        self._zygote = zygote
         self._function = function
         self._name = name
         self._most_idle = idle
         self._idle: list[_Worker] = []
         self._places = asyncio.Semaphore(at_work)
         self._long = 0
-        self._ending: set[asyncio.Task[Outcome]] = set()
-
-    def warm(self, count: int) -> None:
-        """Have some ready before they are asked."""
-        self._idle += [self._start() for _ in range(count)]
+        self._ending: set[asyncio.Task[JobResult]] = set()
 
     def close(self) -> None:
         """Hang up; they end by themselves."""
@@ -141,7 +122,7 @@ class Workers:
             self._retire(worker)
 
     def _start(self) -> _Worker:
-        return _Worker(self._errands, self._function, self._name)
+        return _Worker(self._zygote, self._function, self._name)
 
     def _retire(self, worker: _Worker) -> None:
         """Its end is awaited in the background: nobody needs to."""
@@ -151,15 +132,15 @@ class Workers:
 
 
 class _Worker:
-    """One worker. `ending` is the errand that it runs in."""
+    """One worker. `ending` is the job that it runs in."""
 
-    def __init__(self, errands: Errands, function: str, name: str) -> None:
+    def __init__(self, zygote: Zygote, function: str, name: str) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         self.questions = 0
         self._name, self._gone = name, asyncio.Event()
         self._peer = Peer(ours, name, lambda message: None, self._gone.set)
-        self.ending = asyncio.get_running_loop().create_task(_run(errands, function, theirs))
+        self.ending = asyncio.get_running_loop().create_task(_run(zygote, function, theirs))
         self.ending.add_done_callback(_seen)
 
     @property
@@ -201,14 +182,14 @@ class _Worker:
         return f" ({outcome.exit_code})" + (f": {words[-500:]}" if words else "")
 
 
-def _seen(task: asyncio.Task[Outcome]) -> None:
+def _seen(task: asyncio.Task[JobResult]) -> None:
     """A worker that died while idle, with its zygote, is nobody's error."""
     if not task.cancelled():
         task.exception()
 
 
-async def _run(errands: Errands, function: str, theirs: socket.socket) -> Outcome:
-    """The errand's whole life. Our copy of its socket is closed with it, which is the end of file
+async def _run(zygote: Zygote, function: str, theirs: socket.socket) -> JobResult:
+    """The job's whole life. Our copy of its socket is closed with it, which is the end of file
     for who waits."""
     with theirs:
-        return await errands.run(function, None, (theirs.fileno(),))
+        return await zygote.run(function, None, (theirs.fileno(),))

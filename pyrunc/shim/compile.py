@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyrunc.shim.files import Io, OtherRuntime, Place, RestoreFolders
     from pyrunc.spec.model import Hook, Spec
 
-    Made = tuple[Message, list[int]]
+    Prepared = tuple[Message, list[int]]
     """What a fork has made first: fields and descriptors."""
 
 SPECS_AT_MOST = 16
@@ -128,7 +128,7 @@ class CompiledPause(Compiled):
 
 def fork_first(
     container_id: str, directory: str, request: messages.CreateContainer, fds: Sequence[int]
-) -> Callable[[], Made] | None:
+) -> Callable[[], Prepared] | None:
     """What a fork of the shim has to do before `container`, as it waits for others: systemd makes
     the cgroup; sources on the host are opened for another runtime and for CRIU. None for nothing.
     Raises Error."""
@@ -142,7 +142,7 @@ def fork_first(
     return None
 
 
-def fork_first_for_pause(sandbox_dir: str) -> Callable[[], Made] | None:
+def fork_first_for_pause(sandbox_dir: str) -> Callable[[], Prepared] | None:
     """As `fork_first`."""
     file = PauseFile.read(sandbox_dir)
     if file.cgroup.driver != "systemd":
@@ -153,7 +153,7 @@ def fork_first_for_pause(sandbox_dir: str) -> Callable[[], Made] | None:
 
 def _make_scope(
     group: Cgroup, resources: Mapping[str, Any], annotations: Mapping[str, str]
-) -> Made:
+) -> Prepared:
     """The cgroup, with the process that holds it until the container's is in: that one becomes the
     shim's child."""
     group.create(resources, annotations)
@@ -161,13 +161,13 @@ def _make_scope(
     return {"cgroup": group.record()}, [] if placeholder is None else [placeholder]
 
 
-def made_group(made: Made | None) -> Cgroup | None:
+def prepared_group(prepared: Prepared | None) -> Cgroup | None:
     """The cgroup that a fork has made, if it has."""
-    if made is None or "cgroup" not in made[0]:
+    if prepared is None or "cgroup" not in prepared[0]:
         return None
-    group = Cgroup.from_record(made[0]["cgroup"])
-    if made[1]:
-        group.take_placeholder(made[1][0])
+    group = Cgroup.from_record(prepared[0]["cgroup"])
+    if prepared[1]:
+        group.take_placeholder(prepared[1][0])
     return group
 
 
@@ -176,11 +176,11 @@ def container(
     directory: str,
     request: messages.CreateContainer,
     fds: Sequence[int],
-    made: Made | None,
+    prepared: Prepared | None,
     oom_score_adj: int,
 ) -> CompiledContainer:
     """Compile the container whose configuration is in `directory`; its cgroup exists from here on.
-    `fds`: mounts of images, which stay the caller's; `made`: by `fork_first`, whose descriptors
+    `fds`: mounts of images, which stay the caller's; `prepared`: by `fork_first`, whose descriptors
     belong to the result; `oom_score_adj`: of processes whose configuration has none. Raises Error,
     OSError."""
     parts, file = Parts(), LaunchFile.read(directory)
@@ -192,8 +192,8 @@ def container(
         _forget_earlier_mount(file.rootfs.work)
     parts.end("read and parse")
     if file.runtime or file.restore:
-        assert made is not None
-        return _with_places(container_id, directory, spec, file, made, parts)
+        assert prepared is not None
+        return _with_places(container_id, directory, spec, file, prepared, parts)
     images, sources, source_fds = _outside(request, fds)
     descriptors = Descriptors()
     with Undo() as undo:
@@ -208,7 +208,7 @@ def container(
                 nulls=() if file.tty or file.stdin else (0,),
                 state_dir=directory,
                 cgroup=file.cgroup,
-                made_cgroup=made_group(made),
+                made_cgroup=prepared_group(prepared),
                 pinned=("shm",),
                 timed=request.timed,
                 images=images,
@@ -285,7 +285,7 @@ def _with_root(
     )
 
 
-def _open_places(request: CreateRequest, file: LaunchFile) -> Made:
+def _open_places(request: CreateRequest, file: LaunchFile) -> Prepared:
     """The mounts that are attached where the specification says, before another runtime or CRIU is
     run."""
     check(request.spec)
@@ -315,10 +315,15 @@ def _open_places(request: CreateRequest, file: LaunchFile) -> Made:
 
 
 def _with_places(
-    container_id: str, directory: str, spec: Spec, file: LaunchFile, made: Made, parts: Parts
+    container_id: str,
+    directory: str,
+    spec: Spec,
+    file: LaunchFile,
+    prepared: Prepared,
+    parts: Parts,
 ) -> CompiledContainer:
     """A container without a launch: another runtime's, or one that CRIU brings back."""
-    fields, fds = made
+    fields, fds = prepared
     group = naming.place(spec.linux.cgroups_path, container_id, file.cgroup.driver)
     state = _first_state(container_id, directory, spec, group).to_fields()
     result = CompiledContainer(None, fds, (), parts, state, file.io)
@@ -360,7 +365,7 @@ def _forget_earlier_mount(work: str) -> None:
             pass
 
 
-def pause(sandbox_dir: str, made: Made | None, *, timed: bool = False) -> CompiledPause:
+def pause(sandbox_dir: str, prepared: Prepared | None, *, timed: bool = False) -> CompiledPause:
     """Compile the pod's pause process, which pause.json describes; its cgroup exists from here on.
     Raises Error, OSError."""
     file, parts = PauseFile.read(sandbox_dir), Parts()
@@ -380,7 +385,7 @@ def pause(sandbox_dir: str, made: Made | None, *, timed: bool = False) -> Compil
                 sysctls=file.sysctls or {},
                 cgroups_path=file.cgroups_path,
                 cgroup=file.cgroup,
-                made_cgroup=made_group(made),
+                made_cgroup=prepared_group(prepared),
                 oom_score_adj=file.oom_score_adj,
                 seccomp=file.seccomp,
                 selinux_label=file.selinux_label,
@@ -447,9 +452,9 @@ def _spec(directory: str) -> Spec:
     with open(path, "rb", buffering=0) as file:
         status = os.fstat(file.fileno())
         identity = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        kept = _specs.get(path)
-        if kept is not None and kept[0] == identity:
-            return kept[1]
+        cached = _specs.get(path)
+        if cached is not None and cached[0] == identity:
+            return cached[1]
         spec = parse(jsontext.loads(file.readall() or b""))
     if len(_specs) >= SPECS_AT_MOST:
         _specs.clear()

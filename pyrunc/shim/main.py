@@ -53,17 +53,17 @@ def inherit(lowest: int) -> list[int]:
 def main(arguments: Message, fds: list[int]) -> None:
     """`arguments`: the fields of `Arguments`; `fds`: the listening socket, and one that is
     connected to the server."""
-    given = Arguments.of(arguments)
+    parsed = Arguments.of(arguments)
     reaper.set_name("pyrunc-shim")
-    _log_to(f"{given.folder}/{LOG}")
+    _log_to(f"{parsed.folder}/{LOG}")
     reaper.set_child_subreaper()  # not inherited: PR_SET_CHILD_SUBREAPER(2const)
     null.prepare()  # forks inherit it
     bpf.keep_programs()
     starter: Starter = (
-        _named(given.starter) if given.starter else LibraryStarter(given.oom_score_adj)
+        _named(parsed.starter) if parsed.starter else LibraryStarter(parsed.oom_score_adj)
     )
     listener, client = fds
-    Pods(given, listener, client, starter).run()
+    Pods(parsed, listener, client, starter).run()
 
 
 def _log_to(path: str) -> None:

@@ -155,7 +155,7 @@ def event_of(message: Mapping[str, Any]) -> Event | None:
     return None if kind is None else kind.of(message)
 
 
-# ---- what the keeper stores (`pyrunc.shim.kept`)
+# ---- what the keeper stores (`pyrunc.shim.stored`)
 
 
 class StoredPause(Record):

@@ -118,13 +118,13 @@ class Runtime:
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         logged = _size(LOG)
         try:
-            given = stdio or (null, null, null)
+            streams = stdio or (null, null, null)
             pid = os.posix_spawn(
                 self._binary,
                 [*self._head, *command],
                 ENVIRONMENT,
                 file_actions=[
-                    (os.POSIX_SPAWN_DUP2, number, place) for place, number in enumerate(given)
+                    (os.POSIX_SPAWN_DUP2, number, place) for place, number in enumerate(streams)
                 ],
                 setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD],
                 setsigmask=[],
@@ -138,11 +138,11 @@ class Runtime:
             raise self._failure(command[0], code, logged)
 
     def _failure(self, verb: str, code: int, logged: int) -> Error:
-        said = _last_words(logged)
+        message = _last_words(logged)
         how = f"exit status {code}" if code > 0 else f"killed by signal {-code}"
-        text = f"{os.path.basename(self._binary)} {verb}: {said or how}"
+        text = f"{os.path.basename(self._binary)} {verb}: {message or how}"
         missing = verb in ("create", "start", "exec") and any(
-            words in said for words in NO_SUCH_PROGRAM
+            words in message for words in NO_SUCH_PROGRAM
         )
         return NotFound(text) if missing else PeerError(text)
 
@@ -254,10 +254,10 @@ def attach(compiled: CompiledContainer, directory: str, pause: PauseProcess | No
 
 def _process(pid: int, group: Cgroup, console: int | None) -> Process:
     """One that has ended already is a zombie until we reap it, so its number is its own."""
-    found = stat(pid)
-    if found is None:
+    status = stat(pid)
+    if status is None:
         raise PeerError(f"the runtime's process {pid} is not there")
-    process = Process(pid, found.start_time, group, console)
+    process = Process(pid, status.start_time, group, console)
     process.of_other_runtime = True
     return process
 
@@ -283,11 +283,11 @@ def _last_words(since: int) -> str:
         return ""
     for line in reversed(lines):
         try:
-            found = json.loads(line)
+            entry = json.loads(line)
         except ValueError:
             return line.strip()[:2000]
-        if isinstance(found, dict) and found.get("msg"):
-            return str(found["msg"])[:2000]
+        if isinstance(entry, dict) and entry.get("msg"):
+            return str(entry["msg"])[:2000]
     return ""
 
 

@@ -11,7 +11,7 @@ from pyrunc.cgroups.group import Cgroup
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError, NotFound, WrongState
 from pyrunc.launch.run import drive
 from pyrunc.parts import Parts
-from pyrunc.shim import kept, messages
+from pyrunc.shim import messages, stored
 from pyrunc.shim.network import open_network
 from pyrunc.shim.oom import KillCounts
 from pyrunc.shim.serve import Server, handler
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyrunc.ipc import Message
-    from pyrunc.shim.compile import CompiledContainer, CompiledPause, Made
+    from pyrunc.shim.compile import CompiledContainer, CompiledPause, Prepared
     from pyrunc.shim.pods import Pods
     from pyrunc.shim.reaper import Ended
     from pyrunc.shim.serve import Call, Connection, Handler
@@ -118,16 +118,16 @@ class Pod:
 
     # -- the pause process
 
-    def _start_pause(self, call: Call, asked: messages.StartPause) -> None:
+    def _start_pause(self, call: Call, request: messages.StartPause) -> None:
         if self._pause or self._pause_starting:
             raise AlreadyExists("the pod's pause process was started before")
         self._pause_starting = True
 
-        def compiled(made: Made | None) -> None:
+        def compiled(prepared: Prepared | None) -> None:
             try:
-                pause = self._starter.compile_pause(self.sandbox_dir, made, timed=asked.timed)
+                pause = self._starter.compile_pause(self.sandbox_dir, prepared, timed=request.timed)
             except Exception as error:
-                self._take_back(made)
+                self._take_back(prepared)
                 failed(error)
                 return
             try:
@@ -181,7 +181,7 @@ class Pod:
         network = self._network if self._network >= 0 else None
         Steps(self.loop, self._reaper, self._starter.pause(compiled, network), done, failed)
 
-    def _stop_pause(self, call: Call, asked: messages.StopPause) -> None:
+    def _stop_pause(self, call: Call, request: messages.StopPause) -> None:
         """One whose start is under way is ended when it runs: whoever asked for it has given up."""
         if self._pause_starting:
             self._pause_waiting.append(call)
@@ -193,12 +193,12 @@ class Pod:
         self._pause.send_signal(signal.SIGTERM)
         self.loop.after(PAUSE_GRACE_S, self._kill_pause)
 
-    def _take_over_pause(self, call: Call, asked: messages.TakeOverPause) -> None:
+    def _take_over_pause(self, call: Call, request: messages.TakeOverPause) -> None:
         """The pause process of a shim that was lost, with the pod's network namespace."""
         if self._pause or self._pause_starting:
             raise AlreadyExists("the pod has a pause process")
         record, fds = self._pods.keeper.get(self._pause_name, messages.StoredPause)
-        self._pause = kept.pause(record, fds)
+        self._pause = stored.pause(record, fds)
         self._store_pause(self._pause)
         self._pause_running = True
         self._drop_network()
@@ -210,11 +210,11 @@ class Pod:
 
     def _store_pause(self, pause: PauseProcess) -> None:
         """For another shim, should this one be killed."""
-        self._pods.keeper.put(self._pause_name, lambda: kept.of_pause(pause))
+        self._pods.keeper.put(self._pause_name, lambda: stored.of_pause(pause))
 
     @property
     def _pause_name(self) -> str:
-        return kept.pause_name(os.path.basename(self.sandbox_dir))
+        return stored.pause_name(os.path.basename(self.sandbox_dir))
 
     def _kill_pause(self) -> None:
         if self._pause and self._pause_running:
@@ -245,9 +245,9 @@ class Pod:
         self._drop(container_id)
         directory, fds = f"{self._containers_dir}/{container_id}", call.take_fds()
 
-        def compile(made: Made | None) -> None:
+        def compile(prepared: Prepared | None) -> None:
             try:
-                compiled = self._starter.create(container_id, directory, request, fds, made)
+                compiled = self._starter.create(container_id, directory, request, fds, prepared)
             finally:
                 ipc.close_all(fds)
             self._created[container_id] = compiled
@@ -283,8 +283,8 @@ class Pod:
         if compiled is not None:
             compiled.close()
 
-    def _start_container(self, call: Call, asked: messages.StartContainer) -> None:
-        container_id = asked.container
+    def _start_container(self, call: Call, request: messages.StartContainer) -> None:
+        container_id = request.container
         if container_id in self._containers:
             raise AlreadyExists(f"container {container_id} was started before")
         # its namespaces' names hold a pid, which may be reused
@@ -319,7 +319,7 @@ class Pod:
             container.started(process, streams, stdin=stdin, once=once)
             _record(container, compiled.state)
             parts.end("record")
-            self._pods.keeper.put(kept.container_name(container.id), container.keep)
+            self._pods.keeper.put(stored.container_name(container.id), container.keep)
             started = messages.ContainerStarted(
                 container.pid, container.start_time, container.started_at_ns, parts.noted
             )
@@ -341,9 +341,9 @@ class Pod:
         else:
             container.starting = Steps(self.loop, self._reaper, steps, done, failed)
 
-    def _take_over_container(self, call: Call, asked: messages.TakeOverContainer) -> None:
+    def _take_over_container(self, call: Call, request: messages.TakeOverContainer) -> None:
         """A container of a shim that was lost. Its sessions, for which nobody waits, are ended."""
-        container_id = asked.container
+        container_id = request.container
         if container_id in self._containers:
             raise AlreadyExists(f"container {container_id} is here already")
         directory = f"{self._containers_dir}/{container_id}"
@@ -352,7 +352,7 @@ class Pod:
         )
         container.signal_by_runtime = self._signal_by_runtime
         record, fds = self._pods.keeper.get(
-            kept.container_name(container_id), messages.StoredContainer
+            stored.container_name(container_id), messages.StoredContainer
         )
         try:
             process = container.adopt(record, fds)
@@ -360,16 +360,16 @@ class Pod:
             ipc.close_all(fds)
             raise
         self._containers[container_id] = container
-        self._pods.keeper.put(kept.container_name(container_id), container.keep)
+        self._pods.keeper.put(stored.container_name(container_id), container.keep)
         call.answer()
         self._reaper.expect_other(process, container.ended)
-        container.kill_sessions(asked.sessions)
+        container.kill_sessions(request.sessions)
 
-    def _take_back(self, made: Made | None) -> None:
+    def _take_back(self, prepared: Prepared | None) -> None:
         """Close and remove what a fork has made for a process that was not compiled then."""
-        if made is None:
+        if prepared is None:
             return
-        fields, descriptors = made
+        fields, descriptors = prepared
         ipc.close_all(descriptors)
         if "cgroup" in fields:
             self._clear_away(Cgroup.from_record(fields["cgroup"]))
@@ -386,7 +386,7 @@ class Pod:
             print(f"pyrunc-shim: what a failed start left: {error}", file=sys.stderr)
 
     def _container_exited(self, container: Container) -> None:
-        self._pods.keeper.drop(kept.container_name(container.id))
+        self._pods.keeper.drop(stored.container_name(container.id))
         self._server.event(messages.Exited.with_exit(container.id, container.exited()))
         if container.of_other_runtime:
             self._delete(container)
@@ -454,35 +454,35 @@ class Pod:
 
         self._in_worker(work, lambda fields, fds: None, lambda error: print(error, file=sys.stderr))
 
-    def _stop(self, call: Call, asked: messages.Stop) -> None:
-        self._container(asked.container).stop(call, _checked(asked.signal), asked.timeout_s)
+    def _stop(self, call: Call, request: messages.Stop) -> None:
+        self._container(request.container).stop(call, _checked(request.signal), request.timeout_s)
 
-    def _signal(self, call: Call, asked: messages.Signal) -> None:
-        self._running(asked.container).send_signal(_checked(asked.signal))
+    def _signal(self, call: Call, request: messages.Signal) -> None:
+        self._running(request.container).send_signal(_checked(request.signal))
         call.answer()
 
-    def _attach(self, call: Call, asked: messages.Attach) -> None:
-        wanted = [name for name in messages.STREAMS if getattr(asked, name)]
-        call.answer(None, self._running(asked.container).attach(wanted))
+    def _attach(self, call: Call, request: messages.Attach) -> None:
+        names = [name for name in messages.STREAMS if getattr(request, name)]
+        call.answer(None, self._running(request.container).attach(names))
 
-    def _resize(self, call: Call, asked: messages.Resize) -> None:
-        if asked.exec is not None:
-            session = self._execs.get(asked.exec)
+    def _resize(self, call: Call, request: messages.Resize) -> None:
+        if request.exec is not None:
+            session = self._execs.get(request.exec)
             if session is None:
-                raise NotFound(f"no exec session {asked.exec}")
-            session.resize(asked.width, asked.height)
-        elif asked.container is not None:
-            self._running(asked.container).resize(asked.width, asked.height)
+                raise NotFound(f"no exec session {request.exec}")
+            session.resize(request.width, request.height)
+        elif request.container is not None:
+            self._running(request.container).resize(request.width, request.height)
         else:
             raise InvalidArgument("resize: there is neither a container nor an exec session")
         call.answer()
 
-    def _reopen_log(self, call: Call, asked: messages.ReopenLog) -> None:
-        self._running(asked.container).reopen_log()
+    def _reopen_log(self, call: Call, request: messages.ReopenLog) -> None:
+        self._running(request.container).reopen_log()
         call.answer()
 
-    def _forget(self, call: Call, asked: messages.Forget) -> None:
-        container = self._containers.get(asked.container)
+    def _forget(self, call: Call, request: messages.Forget) -> None:
+        container = self._containers.get(request.container)
         if container and not container.exit:
             raise WrongState(f"container {container.id} is running")
         if container and container.id in self._in_folder:
@@ -495,11 +495,11 @@ class Pod:
 
     # -- exec sessions
 
-    def _exec(self, call: Call, asked: messages.StartExec) -> None:
-        container, exec_id, tty = self._running(asked.container), asked.exec, asked.tty
+    def _exec(self, call: Call, request: messages.StartExec) -> None:
+        container, exec_id, tty = self._running(request.container), request.exec, request.tty
         if exec_id in self._execs:
             raise AlreadyExists(f"exec session {exec_id} was started before")
-        streams = Streams(**{n: getattr(asked, n) and not tty for n in messages.STREAMS})
+        streams = Streams(**{n: getattr(request, n) and not tty for n in messages.STREAMS})
         session = self._execs[exec_id] = Exec(exec_id, container, call.connection)
 
         def done(started: Process) -> None:
@@ -515,7 +515,7 @@ class Pod:
             self._drop_exec(session)
             call.fail(_told(error))
 
-        steps = self._starter.execute(asked, container, streams.stdio)
+        steps = self._starter.execute(request, container, streams.stdio)
         if self._starter.exec_waits(container):
             session.starting = self._in_worker(
                 lambda: _outcome(drive(steps)), lambda *started: done(_process(*started)), failed
@@ -533,8 +533,8 @@ class Pod:
         if self._execs.get(session.id) is session:
             del self._execs[session.id]
 
-    def _kill_exec(self, call: Call, asked: messages.KillExec) -> None:
-        session = self._execs.get(asked.exec)
+    def _kill_exec(self, call: Call, request: messages.KillExec) -> None:
+        session = self._execs.get(request.exec)
         if session:
             session.kill()
         call.answer()
@@ -558,7 +558,7 @@ class Pod:
     ) -> Worker:
         return Worker(self.loop, self._reaper, self._pods.descriptors(), work, done, failed)
 
-    def _state(self, call: Call, asked: messages.GetState) -> None:
+    def _state(self, call: Call, request: messages.GetState) -> None:
         pause = None
         if (found := self._pause) is not None:
             pause = messages.PauseState(
@@ -575,7 +575,7 @@ class Pod:
             )
         )
 
-    def _shutdown(self, call: Call, asked: messages.Shutdown) -> None:
+    def _shutdown(self, call: Call, request: messages.Shutdown) -> None:
         running = [container.id for container in self._containers.values() if not container.exit]
         if running or self._pause_running or self._pause_starting:
             raise WrongState(

@@ -37,8 +37,8 @@ def start(
     pause: PauseProcess | None,
 ) -> Process:
     """In a fork of its own: the container's processes, which run. Raises Error."""
-    asked, record = compiled.restore, StateFile.of(compiled.state)
-    assert asked is not None
+    request, record = compiled.restore, StateFile.of(compiled.state)
+    assert request is not None
     attach(compiled, directory, pause)
     with open(f"{directory}/{messages.CONFIG}", "rb", buffering=0) as file:
         document = jsontext.loads(file.readall() or b"")
@@ -57,7 +57,7 @@ def start(
         state,
         Bundle(directory, document, spec),
         CreateOptions(**compiled.restore_cgroup),
-        Choices(image_path=asked.images, work_path=asked.work, **asked.options),
+        Choices(image_path=request.images, work_path=request.work, **request.options),
         _labels(spec),
         stdio,
     )

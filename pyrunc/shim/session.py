@@ -16,7 +16,7 @@ import time
 
 from pyrunc.errors import Error, WrongState
 from pyrunc.kernel import terminal
-from pyrunc.shim import kept, messages, tree
+from pyrunc.shim import messages, stored, tree
 from pyrunc.shim.exit import write as write_exit
 from pyrunc.shim.log_file import LogFile
 from pyrunc.shim.messages import Exit
@@ -96,10 +96,10 @@ class Container:
             self.input = Input(self._loop, fd, once and not tty)
 
     def adopt(self, record: messages.StoredContainer, fds: Sequence[int]) -> Process:
-        """Go on with a process whose shim was lost: what `kept.of_container` said, and its
+        """Go on with a process whose shim was lost: what `stored.of_container` said, and its
         descriptors, which belong to this container once this has returned. Raises InvalidArgument,
         KernelError."""
-        process = kept.process(record, fds)
+        process = stored.process(record, fds)
         self.open_log(record.log_path, record.log_directory)
         self._take(process, record.started_at_ns, dict(zip(record.outputs, fds[1:], strict=True)))
         if record.stdin and process.console_fd is not None:
@@ -111,8 +111,8 @@ class Container:
         first processes, and those that can be told from the container's own, for a server that was
         killed as well names none."""
         for pid, start_time in leaders:
-            found = tree.stat(pid)
-            if found is not None and found.start_time == start_time:
+            leader = tree.stat(pid)
+            if leader is not None and leader.start_time == start_time:
                 tree.kill_session(pid, False, self.processes)
         for pid in tree.orphaned_sessions(self.pid, self.processes()):
             tree.kill_session(pid, False, self.processes)
@@ -136,7 +136,7 @@ class Container:
         has ended."""
         if self._process is None or self._ended:
             raise WrongState(f"container {self.id} is not running")
-        return kept.of_container(self, self._process)
+        return stored.of_container(self, self._process)
 
     def failed(self, error: Exception) -> None:
         """It could not be started: that is its exit."""
@@ -150,11 +150,11 @@ class Container:
 
     # -- life
 
-    def attach(self, wanted: Sequence[str]) -> list[int]:
+    def attach(self, names: Sequence[str]) -> list[int]:
         """New pipes to its streams; returns the client's ends, in the order stdin, stdout,
         stderr."""
         ends: list[int] = []
-        if "stdin" in wanted:
+        if "stdin" in names:
             reading, writing = os.pipe2(os.O_CLOEXEC)
             ends.append(writing)
             if self.input:
@@ -162,7 +162,7 @@ class Container:
             else:
                 os.close(reading)  # a container without stdin: the first write tells
         for output, name in zip(self.outputs, ("stdout", "stderr"), strict=False):
-            if name in wanted:
+            if name in names:
                 reading, writing = os.pipe2(os.O_CLOEXEC)
                 ends.append(reading)
                 follower = Follower(self._loop, writing)

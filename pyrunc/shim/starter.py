@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyrunc.launch.model import Launch
     from pyrunc.launch.run import ChildProcess, Times
     from pyrunc.parts import Part
-    from pyrunc.shim.compile import CompiledContainer, CompiledPause, Made
+    from pyrunc.shim.compile import CompiledContainer, CompiledPause, Prepared
     from pyrunc.shim.files import OtherRuntime
     from pyrunc.shim.session import Container
     from pyrunc.spec.model import Hook, Spec
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
             directory: str,
             request: messages.CreateContainer,
             fds: Sequence[int],
-        ) -> Callable[[], Made] | None: ...
+        ) -> Callable[[], Prepared] | None: ...
 
         def create(
             self,
@@ -56,13 +56,13 @@ if TYPE_CHECKING:
             directory: str,
             request: messages.CreateContainer,
             fds: Sequence[int],
-            made: Made | None,
+            prepared: Prepared | None,
         ) -> CompiledContainer: ...
 
-        def fork_first_for_pause(self, sandbox_dir: str) -> Callable[[], Made] | None: ...
+        def fork_first_for_pause(self, sandbox_dir: str) -> Callable[[], Prepared] | None: ...
 
         def compile_pause(
-            self, sandbox_dir: str, made: Made | None, *, timed: bool
+            self, sandbox_dir: str, prepared: Prepared | None, *, timed: bool
         ) -> CompiledPause: ...
 
         def pause(
@@ -166,10 +166,12 @@ class Process(OfPod):
     def of(cls, started: StartedProcess, fds: list[int]) -> Process:
         """The process that `record` described; owns the descriptors."""
         console_fd = fds[0] if fds else None
-        found = cls(started.pid, started.start_time, Cgroup.from_record(started.group), console_fd)
-        found.has_poststop, found.of_other_runtime = started.poststop, started.other
-        found.parts = [*started.parts]
-        return found
+        process = cls(
+            started.pid, started.start_time, Cgroup.from_record(started.group), console_fd
+        )
+        process.has_poststop, process.of_other_runtime = started.poststop, started.other
+        process.parts = [*started.parts]
+        return process
 
 
 class PauseProcess(OfPod):
@@ -194,17 +196,17 @@ class PauseProcess(OfPod):
         """For the other side's `of`."""
         group = self.group.record() if self.group else None
         network = self.netns_fd is not None
-        kept = messages.StoredPause(self.pid, self.start_time, group, network, list(self.mounts))
-        return kept, [*([] if self.netns_fd is None else [self.netns_fd]), *self.mounts.values()]
+        stored = messages.StoredPause(self.pid, self.start_time, group, network, list(self.mounts))
+        return stored, [*([] if self.netns_fd is None else [self.netns_fd]), *self.mounts.values()]
 
     @classmethod
-    def of(cls, kept: messages.StoredPause, fds: list[int]) -> PauseProcess:
+    def of(cls, stored: messages.StoredPause, fds: list[int]) -> PauseProcess:
         """The pause process that `record` described; owns the descriptors. Raises ValueError: not
         its descriptors."""
-        netns_fd = fds.pop(0) if kept.network else None
-        mounts = dict(zip(kept.mounts, fds, strict=True))
-        group = kept.group and Cgroup.from_record(kept.group)
-        return cls(kept.pid, kept.start_time, netns_fd, mounts, group or None)
+        netns_fd = fds.pop(0) if stored.network else None
+        mounts = dict(zip(stored.mounts, fds, strict=True))
+        group = stored.group and Cgroup.from_record(stored.group)
+        return cls(stored.pid, stored.start_time, netns_fd, mounts, group or None)
 
     def netns_path(self) -> str | None:
         """Of the network namespace, as long as this process lives."""
@@ -235,10 +237,12 @@ class LibraryStarter:
         directory: str,
         request: messages.CreateContainer,
         fds: Sequence[int],
-        made: Made | None,
+        prepared: Prepared | None,
     ) -> CompiledContainer:
         """The container, compiled. Raises Error, OSError."""
-        return compile.container(container_id, directory, request, fds, made, self._oom_score_adj)
+        return compile.container(
+            container_id, directory, request, fds, prepared, self._oom_score_adj
+        )
 
     def pause(
         self, compiled: CompiledPause, network: int | None
@@ -440,11 +444,11 @@ def _clone_pinned(launch: Launch, pause: PauseProcess | None, clones: dict[str, 
         clones[descriptor] = pinned.clone(pause.mounts[name], f"/proc/{pause.pid}/ns/mnt")
 
 
-def _run_poststart(found: tuple[Hook, ...], launch: Launch, child: ChildProcess) -> None:
+def _run_poststart(poststart: tuple[Hook, ...], launch: Launch, child: ChildProcess) -> None:
     from pyrunc.launch import hooks
     from pyrunc.launch.steps import oci_state
 
-    _warn(hooks.run_all(found, "poststart", oci_state(launch, child.pid, "running")))
+    _warn(hooks.run_all(poststart, "poststart", oci_state(launch, child.pid, "running")))
 
 
 def _leave_caches(spec: Spec, container_id: str) -> None:

@@ -34,15 +34,15 @@ def kill_session(leader: int, reaped: bool, processes: Callable[[], Iterable[int
     # pid -> start time: who has got the signal is still listed for a moment
     done: dict[int, int] = {}
     for _ in range(MOST_ROUNDS):
-        found = 0
+        killed = 0
         members = _members(leader, processes(), set(done))
         if reaped and stat(leader):  # asked after the list was made
             return len(done)
         for pid, fact in sorted(members.items(), key=lambda member: member[0] != leader):
             if done.get(pid) != fact.start_time and _kill(pid, fact.start_time):
                 done[pid] = fact.start_time
-                found += 1
-        if not found:
+                killed += 1
+        if not killed:
             return len(done)
     raise Error(f"processes of the session of {leader} appear faster than they can be killed")
 

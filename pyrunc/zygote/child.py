@@ -14,7 +14,7 @@ from pyrunc import ipc
 from pyrunc.errors import Error
 from pyrunc.kernel import reaper
 from pyrunc.zygote import preload
-from pyrunc.zygote.messages import STDIO_OF_ERRAND, Outcome
+from pyrunc.zygote.messages import STDIO_OF_JOB, Outcome
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,16 +40,16 @@ def fork_detached(function: Function, arguments: Message, fds: Sequence[int]) ->
     return pid
 
 
-def fork_errand(asked: Run, fds: Sequence[int]) -> int:
+def fork_job(request: Run, fds: Sequence[int]) -> int:
     """A child in a process group of its own; the first descriptors are stdio and the result socket.
 
     It dies with the zygote, however that dies (PR_SET_PDEATHSIG); processes that it started only if
     the zygote ends orderly. Raises Error before the fork if there is no such function.
     """
-    function, zygote = preload.resolve(asked.function), os.getpid()
+    function, zygote = preload.resolve(request.function), os.getpid()
     pid = os.fork()
     if pid == 0:
-        _in_child(lambda: _errand(zygote, function, asked, list(fds)))
+        _in_child(lambda: _job(zygote, function, request, list(fds)))
     _own_group(pid)
     return pid
 
@@ -78,15 +78,15 @@ def _detached(function: Function, arguments: Message, fds: list[int]) -> int:
     return _code(function(arguments, mine))
 
 
-def _errand(zygote: int, function: Function, asked: Run, fds: list[int]) -> int:
+def _job(zygote: int, function: Function, request: Run, fds: list[int]) -> int:
     reaper.set_parent_death_signal(SIGKILL, zygote)
     reaper.set_child_subreaper()
     _own_group(0)
     result, *mine = _take_descriptors(fds)
-    os.environ.update(asked.environment)
+    os.environ.update(request.environment)
     answers = socket(fileno=result)
     try:
-        outcome = function(asked.arguments, mine)
+        outcome = function(request.arguments, mine)
     except Error as error:
         ipc.send(answers, Outcome(error=_brief(error.to_wire())).to_fields())
         return 1
@@ -120,9 +120,9 @@ def _take_descriptors(fds: list[int]) -> list[int]:
     for place, copy in enumerate(copies):
         os.dup2(copy, place, inheritable=place < _FIRST_FD)
     lowest = len(fds)
-    for kept in preload.kept:
-        os.closerange(lowest, kept)
-        lowest = kept + 1
+    for number in preload.inherited:
+        os.closerange(lowest, number)
+        lowest = number + 1
     os.closerange(lowest, _LAST_FD)  # one close_range(2) call, whatever the range
     return list(range(_FIRST_FD, len(fds)))
 
@@ -137,4 +137,4 @@ def _own_group(pid: int) -> None:
         pass
 
 
-assert STDIO_OF_ERRAND == _FIRST_FD + 1
+assert STDIO_OF_JOB == _FIRST_FD + 1

@@ -1,6 +1,6 @@
-"""Killing an errand means killing what it started, also what left its process group.
+"""Killing a job means killing what it started, also what left its process group.
 
-An errand is a child subreaper, so whatever its children leave behind stays below it while it lives:
+a job is a child subreaper, so whatever its children leave behind stays below it while it lives:
 the tree is read from /proc, stopped from the top, and read again until nothing new is found.
 """
 
@@ -14,36 +14,36 @@ from pyrunc.kernel.process import stat
 
 def kill(pid: int) -> None:
     """SIGKILL for our own unreaped child `pid`, its process group and all its descendants."""
-    known = {pid: os.pidfd_open(pid)}
+    pidfds = {pid: os.pidfd_open(pid)}
     try:
         _signal(
-            known[pid], signal.SIGSTOP
+            pidfds[pid], signal.SIGSTOP
         )  # it forks no more and keeps inheriting orphans while the others die
-        while _stop_new(pid, known):
+        while _stop_new(pid, pidfds):
             pass
-        for number, process in known.items():
+        for number, process in pidfds.items():
             if number != pid:
                 _signal(process, signal.SIGKILL)
         try:
             os.killpg(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-        _signal(known[pid], signal.SIGKILL)
+        _signal(pidfds[pid], signal.SIGKILL)
     finally:
-        for process in known.values():
+        for process in pidfds.values():
             os.close(process)
 
 
-def _stop_new(pid: int, known: dict[int, int]) -> bool:
+def _stop_new(pid: int, pidfds: dict[int, int]) -> bool:
     """Stop the descendants that are not among `known`; whether there was one."""
-    found = below(pid) - set(known)
-    family = found | set(known)
+    unknown = below(pid) - set(pidfds)
+    family = unknown | set(pidfds)
     stopped = False
-    for descendant in found:
+    for descendant in unknown:
         process = open_descendant(descendant, family)
         if process is not None:
             _signal(process, signal.SIGSTOP)
-            known[descendant] = process
+            pidfds[descendant] = process
             stopped = True
     return stopped
 
@@ -56,8 +56,8 @@ def open_descendant(pid: int, family: set[int]) -> int | None:
         process = os.pidfd_open(pid)
     except OSError:
         return None
-    found = stat(pid)
-    if found is None or found.parent not in family:
+    status = stat(pid)
+    if status is None or status.parent not in family:
         os.close(process)
         return None
     return process
@@ -65,15 +65,15 @@ def open_descendant(pid: int, family: set[int]) -> int | None:
 
 def below(pid: int) -> set[int]:
     """Every living descendant of `pid` (a process of the caller's pid namespace)."""
-    found: set[int] = set()
+    descendants: set[int] = set()
     unseen = [pid]
     while unseen:
         parent = unseen.pop()
         for child in _children(parent):
-            if child not in found:
-                found.add(child)
+            if child not in descendants:
+                descendants.add(child)
                 unseen.append(child)
-    return found
+    return descendants
 
 
 def _children(pid: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The zygote's loop: one socket, children's ends, errands' deadlines. It never waits for anything
+"""The zygote's loop: one socket, children's ends, jobs' deadlines. It never waits for anything
 else."""
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 LONGEST_WAIT_MS = 86_400_000.0  # poll(2) counts in an int; a deadline may be years away
 
 
-class _Errand:
-    """A running errand: the request that it answers, its deadline (monotonic seconds)."""
+class _Job:
+    """A running job: the request that it answers, its deadline (monotonic seconds)."""
 
     __slots__ = ("deadline", "pid", "request_id", "timed_out")
 
@@ -41,10 +41,10 @@ class Loop:
 
     def __init__(self, server: socket) -> None:
         self._server = server
-        self._errands: dict[int, _Errand] = {}
+        self._jobs: dict[int, _Job] = {}
 
     def serve(self) -> None:
-        """Fork on request; returns when the server has gone. Errands do not outlive the zygote."""
+        """Fork on request; returns when the server has gone. Jobs do not outlive the zygote."""
         wakeup, _ = _open_child_notice()
         poll = select.poll()
         poll.register(self._server, select.POLLIN)
@@ -61,8 +61,8 @@ class Loop:
         except (BrokenPipeError, ConnectionResetError):
             return  # the server went away in the middle of an answer, or without having read one
         finally:
-            for errand in self._errands.values():
-                descendants.kill(errand.pid)
+            for job in self._jobs.values():
+                descendants.kill(job.pid)
 
     def _request(self) -> bool:
         received = ipc.receive(self._server)
@@ -92,15 +92,15 @@ class Loop:
         else:
             raise InvalidArgument(f"the zygote has no call {call!r}")
 
-    def _run(self, request_id: int, asked: Run, fds: list[int]) -> None:
-        pid = child.fork_errand(asked, fds)
-        deadline = None if asked.timeout_s is None else time.monotonic() + asked.timeout_s
-        self._errands[pid] = _Errand(request_id, pid, deadline)
+    def _run(self, request_id: int, request: Run, fds: list[int]) -> None:
+        pid = child.fork_job(request, fds)
+        deadline = None if request.timeout_s is None else time.monotonic() + request.timeout_s
+        self._jobs[pid] = _Job(request_id, pid, deadline)
 
-    def _cancel(self, asked: Cancel) -> None:
-        for errand in self._errands.values():
-            if errand.request_id == asked.run:
-                descendants.kill(errand.pid)
+    def _cancel(self, request: Cancel) -> None:
+        for job in self._jobs.values():
+            if job.request_id == request.run:
+                descendants.kill(job.pid)
 
     def _answer(self, request_id: int, answer: Record) -> None:
         ipc.send(self._server, {"id": request_id, "ok": answer.to_fields()})
@@ -117,25 +117,23 @@ class Loop:
                 return
             if ended is None:
                 return
-            errand = self._errands.pop(ended.si_pid, None)
-            if errand:
-                descendants.kill(errand.pid)  # its number is held by the zombie until the next line
+            job = self._jobs.pop(ended.si_pid, None)
+            if job:
+                descendants.kill(job.pid)  # its number is held by the zombie until the next line
             os.waitpid(ended.si_pid, 0)
-            if errand:
+            if job:
                 code = ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status
-                self._answer(errand.request_id, Ended(code, errand.timed_out))
+                self._answer(job.request_id, Ended(code, job.timed_out))
 
     def _expire(self) -> None:
         now = time.monotonic()
-        for errand in self._errands.values():
-            if errand.deadline is not None and errand.deadline <= now:
-                errand.timed_out, errand.deadline = True, None
-                descendants.kill(errand.pid)
+        for job in self._jobs.values():
+            if job.deadline is not None and job.deadline <= now:
+                job.timed_out, job.deadline = True, None
+                descendants.kill(job.pid)
 
     def _wait_ms(self) -> float | None:
-        deadlines = [
-            errand.deadline for errand in self._errands.values() if errand.deadline is not None
-        ]
+        deadlines = [job.deadline for job in self._jobs.values() if job.deadline is not None]
         if not deadlines:
             return None
         return min(max(0.0, (min(deadlines) - time.monotonic()) * 1000 + 1), LONGEST_WAIT_MS)

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pyrunc.ipc import Message
 
-STDIO_OF_ERRAND = 4  # stdin, stdout, stderr, result socket come before the errand's own descriptors
+STDIO_OF_JOB = 4  # stdin, stdout, stderr, result socket come before the job's own descriptors
 UNANSWERED = 0
 
 
@@ -42,7 +42,7 @@ class Forked(Record):
 
 
 class Run(Request):
-    """Run an errand, with stdin, stdout, stderr, its result socket and its own descriptors.
+    """Run a job, with stdin, stdout, stderr, its result socket and its own descriptors.
     Answered with an `Ended` then. The deadline is `timeout_s` from now, None for none."""
 
     call = "run"
@@ -53,7 +53,7 @@ class Run(Request):
 
 
 class Ended(Record):
-    """An errand's end. `exit_code` is 128 + n for signal n; `timed_out`: it was killed at its
+    """a job's end. `exit_code` is 128 + n for signal n; `timed_out`: it was killed at its
     deadline."""
 
     exit_code: int
@@ -61,14 +61,14 @@ class Ended(Record):
 
 
 class Cancel(Request):
-    """Kill the errand whose request had the number `run`."""
+    """Kill the job whose request had the number `run`."""
 
     call = "cancel"
     run: int
 
 
 class Outcome(Record):
-    """The one message that an errand may send on its result socket: `ok`, with the descriptors that
+    """The one message that a job may send on its result socket: `ok`, with the descriptors that
     it hands over, or an error."""
 
     ok: bool = False
@@ -76,7 +76,7 @@ class Outcome(Record):
 
 
 class FromWorker(Record):
-    """In the answer of an errand that stays (`workers`). `last`: it has grown by the question and
+    """In the answer of a job that stays (`workers`). `last`: it has grown by the question and
     is not to be asked again."""
 
     last: bool = False

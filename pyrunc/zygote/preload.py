@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from pyrunc.ipc import Message
 
 
-KEPT_FROM = 300
+INHERITED_FROM = 300
 """Descriptors that all children keep have numbers from here on, above those that are handed to one
 (`ipc.MOST_FDS` at most)."""
 
-kept: list[int] = []
+inherited: list[int] = []
 """Those, in ascending order."""
 
 
@@ -38,8 +38,8 @@ def load(modules: Sequence[str]) -> None:
             __import__(module)
             inherit = getattr(sys.modules[module], "inherit", None)
             if inherit:
-                kept.extend(inherit(KEPT_FROM))
-                kept.sort()
+                inherited.extend(inherit(INHERITED_FROM))
+                inherited.sort()
         except Exception as error:
             sys.excepthook(*sys.exc_info())
             raise PeerError(f"importing {module}: {type(error).__name__}: {error}") from None
@@ -57,7 +57,7 @@ def resolve(function: str) -> Callable[[Message, list[int]], Any]:
     module, _, name = function.partition(":")
     if module not in sys.modules:
         load([module])
-    found = getattr(sys.modules[module], name, None)
-    if not callable(found):
+    value = getattr(sys.modules[module], name, None)
+    if not callable(value):
         raise PeerError(f"{module} has no function {name!r}")
-    return found  # type: ignore[no-any-return]
+    return value  # type: ignore[no-any-return]

@@ -1,5 +1,5 @@
 """A shim that is killed costs nothing: another one goes on with its pod, for the keeper has what is
-needed (`pyrunc.shim.kept`)."""
+needed (`pyrunc.shim.stored`)."""
 
 from __future__ import annotations
 
@@ -311,7 +311,8 @@ def test_shims_killed_while_pods_are_busy(server: Server) -> None:
 
 
 def life_of(server: Server, pod: str, name: str) -> None:
-    """A container that is made, started, asked, stopped and removed; however that ends, it is gone."""
+    """A container that is made, started, asked, stopped and removed; however that ends, it is
+    gone."""
     config = server.container_config(log_path=f"{name}.log")
     config.metadata.name = name
     container = server.create(pod, config)

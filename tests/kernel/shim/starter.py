@@ -74,13 +74,13 @@ class DirectStarter:
         directory: str,
         request: messages.CreateContainer,
         fds: Sequence[int],
-        made: Any,
+        prepared: Any,
     ) -> CompiledContainer:
         try:
             config = _read(f"{directory}/config.json")
         except FileNotFoundError:
             raise NotFound(f"no record of {container_id}") from None
-        if made is not None:
+        if prepared is not None:
             raise WrongState(config["process"]["first"])
         io = Io.of(_read(f"{directory}/launch.json"))
         direct = Direct(None, (), (), Parts(), {"version": 1}, io)
@@ -90,7 +90,7 @@ class DirectStarter:
     def fork_first_for_pause(self, sandbox_dir: str) -> None:
         return None
 
-    def compile_pause(self, sandbox_dir: str, made: Any, *, timed: bool) -> CompiledPause:
+    def compile_pause(self, sandbox_dir: str, prepared: Any, *, timed: bool) -> CompiledPause:
         pause = DirectPause(None, (), (), Parts(), {})  # type: ignore[arg-type]
         pause.fields = _read(f"{sandbox_dir}/pause.json")
         return pause

@@ -93,20 +93,20 @@ async def test_the_network_namespace_is_made_with_the_pod_and_joined_by_the_paus
 ) -> None:
     pod, path = networked, networked.netns_path
     assert path and path == f"/proc/{pod.pid}/fd/{path.rpartition('/')[2]}"
-    made = os.stat(path)
-    assert (await pod.client.state()).netns_path == path and made.st_ino != os.stat(
+    prepared = os.stat(path)
+    assert (await pod.client.state()).netns_path == path and prepared.st_ino != os.stat(
         "/proc/self/ns/net"
     ).st_ino
     assert os.stat(f"/proc/{pod.pid}/ns/net").st_ino == os.stat("/proc/self/ns/net").st_ino
     held = await hold(pod, namespaces=PAUSE["namespaces"] | {"network": "pinned"})
-    assert held.netns_path == path and os.stat(f"/proc/{held.pid}/ns/net").st_ino == made.st_ino
+    assert held.netns_path == path and os.stat(f"/proc/{held.pid}/ns/net").st_ino == prepared.st_ino
     shown = ["nsenter", f"--net={path}", "ip", "-o", "link", "show", "up"]
     links = subprocess.run(shown, capture_output=True, text=True, check=True).stdout
     assert links.startswith("1: lo: <LOOPBACK,UP,LOWER_UP>") and links.count("\n") == 1
     await pod.client.stop_pause()
-    assert os.stat(path).st_ino == made.st_ino
+    assert os.stat(path).st_ino == prepared.st_ino
     await pod.client.shutdown()
-    await until(lambda: not os.path.exists(path) or os.stat(path).st_ino != made.st_ino)
+    await until(lambda: not os.path.exists(path) or os.stat(path).st_ino != prepared.st_ino)
 
 
 async def test_a_pause_process_that_is_stopped_while_it_is_started_is_gone_then(
@@ -421,8 +421,8 @@ async def test_a_container_does_not_inherit_the_shims_oom_score(pod: TestPod) ->
     started = await pod.run("a", "exec sleep 100")
     own = Path("/proc/self/oom_score_adj").read_text()
     assert Path(f"/proc/{started.pid}/oom_score_adj").read_text() == own
-    asked = await pod.run("b", "exec sleep 100", process={"oomScoreAdj": int(own) + 77})
-    assert int(Path(f"/proc/{asked.pid}/oom_score_adj").read_text()) == int(own) + 77
+    request = await pod.run("b", "exec sleep 100", process={"oomScoreAdj": int(own) + 77})
+    assert int(Path(f"/proc/{request.pid}/oom_score_adj").read_text()) == int(own) + 77
     session = await pod.exec("b", "e", {"args": ["cat", "/proc/self/oom_score_adj"], "cwd": "/"})
     assert session.stdout_fd is not None and int(await read_all(session.stdout_fd)) == int(own) + 77
     session.close()

@@ -43,7 +43,7 @@ def descriptors(arguments: Message, fds: list[int]) -> None:
 
 def hand_over(arguments: Message, fds: list[int]) -> list[int]:
     reading, writing = os.pipe()
-    os.write(writing, b"from the errand")
+    os.write(writing, b"from the job")
     return [reading]
 
 
@@ -120,7 +120,8 @@ def background(arguments: Message, fds: list[int]) -> None:
 
 
 def answer_on(arguments: Message, fds: list[int]) -> None:
-    """Detached: says its pid, session and parent on the socket, then waits until the socket closes."""
+    """Detached: says its pid, session and parent on the socket, then waits until the socket
+    closes."""
     sock = socket.socket(fileno=fds[0])
     sock.send(f"{os.getpid()} {os.getsid(0)} {os.getppid()}".encode())
     while request := sock.recv(100):

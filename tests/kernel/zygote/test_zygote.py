@@ -1,4 +1,4 @@
-"""The zygote with real processes: what a child gets, how errands end, what survives whom."""
+"""The zygote with real processes: what a child gets, how jobs end, what survives whom."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ async def detached(zygote: Zygote) -> tuple[int, socket.socket, list[str]]:
     return pid, ours, ours.recv(100).decode().split()
 
 
-# -- errands
+# -- jobs
 
 
-async def test_an_errand_has_stdin_environment_arguments_and_descriptors(zygote: Zygote) -> None:
+async def test_an_job_has_stdin_environment_arguments_and_descriptors(zygote: Zygote) -> None:
     reading, writing = os.pipe()
     result = await zygote.run(
         f"{HERE}:echo", Asked(say="hi ", code=3), [writing], stdin=b"there", env={"EXTRA": "!"}
@@ -66,15 +66,15 @@ async def test_an_errand_has_stdin_environment_arguments_and_descriptors(zygote:
     os.close(reading)
 
 
-async def test_an_errand_has_no_descriptor_but_its_own(zygote: Zygote) -> None:
+async def test_an_job_has_no_descriptor_but_its_own(zygote: Zygote) -> None:
     result = await zygote.run(f"{HERE}:descriptors", fds=[0, 1])
     ours = set(eval(result.stdout)) - {6, 7}  # the listing itself
     assert ours == {0, 1, 2, 3, 4, 5}  # stdio, the result socket, two that were passed
 
 
-async def test_an_errand_hands_descriptors_over(zygote: Zygote) -> None:
+async def test_an_job_hands_descriptors_over(zygote: Zygote) -> None:
     result = await zygote.run_for_fd(f"{HERE}:hand_over")
-    assert [os.read(fd, 100) for fd in result.fds] == [b"from the errand"]
+    assert [os.read(fd, 100) for fd in result.fds] == [b"from the job"]
     for fd in result.fds:
         os.close(fd)
 
@@ -91,7 +91,7 @@ async def test_our_errors_come_back_as_they_were_raised(zygote: Zygote) -> None:
         await zygote.run(f"{HERE}:refuse")
 
 
-async def test_an_errand_may_become_another_program(zygote: Zygote) -> None:
+async def test_an_job_may_become_another_program(zygote: Zygote) -> None:
     result = await zygote.run(
         f"{HERE}:replace", Asked(script="cat; echo error >&2; exit 9"), stdin=b"in"
     )
@@ -133,19 +133,19 @@ async def test_large_input_output_and_arguments(zygote: Zygote) -> None:
     assert result.stdout == text.encode() + b"y" * 2_000_000
 
 
-async def test_output_beyond_the_limit_is_dropped_and_the_errand_goes_on(zygote: Zygote) -> None:
+async def test_output_beyond_the_limit_is_dropped_and_the_job_goes_on(zygote: Zygote) -> None:
     result = await zygote.run(f"{HERE}:flood", Asked(blocks=100), output_limit_bytes=100_000)
     assert (result.exit_code, len(result.stdout), result.truncated) == (0, 100_000, True)
 
 
-async def test_many_errands_at_once(zygote: Zygote) -> None:
+async def test_many_jobs_at_once(zygote: Zygote) -> None:
     async def one(n: int) -> bytes:
         return (await zygote.run(f"{HERE}:echo", Asked(say=str(n)))).stdout
 
     assert await asyncio.gather(*map(one, range(50))) == [str(n).encode() for n in range(50)]
 
 
-async def test_a_timeout_kills_all_that_the_errand_started(zygote: Zygote, tmp_path: Path) -> None:
+async def test_a_timeout_kills_all_that_the_job_started(zygote: Zygote, tmp_path: Path) -> None:
     """Time enough for three processes to come to be; without the limit they sleep for 100 s."""
     pids = tmp_path / "pids"
     started = time.monotonic()
@@ -161,7 +161,7 @@ async def test_a_deadline_may_be_years_away(zygote: Zygote) -> None:
     assert (await zygote.run(f"{HERE}:leave", timeout_s=1e12)).exit_code == 7
 
 
-async def test_cancelling_kills_all_that_the_errand_started(zygote: Zygote, tmp_path: Path) -> None:
+async def test_cancelling_kills_all_that_the_job_started(zygote: Zygote, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     task = asyncio.create_task(zygote.run(f"{HERE}:family", Asked(file=str(pids))))
     while not pids.exists() or len(pids.read_text().split()) < 3:
@@ -217,7 +217,7 @@ async def test_the_zygote_reaps_its_detached_children(zygote: Zygote) -> None:
 # -- the zygote itself
 
 
-async def test_it_ends_when_the_server_goes_and_kills_errands_but_not_detached_children(
+async def test_it_ends_when_the_server_goes_and_kills_jobs_but_not_detached_children(
     tmp_path: Path,
 ) -> None:
     zygote = await Zygote.start([HERE])
@@ -225,12 +225,12 @@ async def test_it_ends_when_the_server_goes_and_kills_errands_but_not_detached_c
     assert zygote_pid
     pid, sock, _ = await detached(zygote)
     pids = tmp_path / "pids"
-    errand = asyncio.create_task(zygote.run(f"{HERE}:family", Asked(file=str(pids))))
+    job = asyncio.create_task(zygote.run(f"{HERE}:family", Asked(file=str(pids))))
     while not pids.exists() or len(pids.read_text().split()) < 3:
         await asyncio.sleep(0.01)
     await zygote.close()
     with pytest.raises(PeerError):
-        await errand
+        await job
     assert await until_gone([zygote_pid, *map(int, pids.read_text().split())])
     sock.send(b"alive")
     assert b"alive" in sock.recv(100)
@@ -244,15 +244,15 @@ async def _until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_killed_zygote_takes_its_errands_along_and_is_replaced(zygote: Zygote) -> None:
+async def test_a_killed_zygote_takes_its_jobs_along_and_is_replaced(zygote: Zygote) -> None:
     first = zygote.pid
     assert first
-    errand = asyncio.create_task(zygote.run(f"{HERE}:replace", Asked(script="exec sleep 100")))
+    job = asyncio.create_task(zygote.run(f"{HERE}:replace", Asked(script="exec sleep 100")))
     await _until(lambda: bool(children(first)))
     below = children(first)
     os.kill(first, signal.SIGKILL)
     with pytest.raises(PeerError, match="gone"):
-        await errand
+        await job
     assert await until_gone(below)
     assert (await zygote.run(f"{HERE}:leave")).exit_code == 7
     assert zygote.pid not in (None, first)
@@ -303,7 +303,8 @@ async def test_a_zygote_that_is_closed_as_it_starts_leaves_no_process() -> None:
 async def test_descriptors_that_the_caller_does_not_expect_are_closed(
     zygote: Zygote, function: str
 ) -> None:
-    """A job that was taken over sends what it likes: 250 descriptors each time, with any message."""
+    """A job that was taken over sends what it likes: 250 descriptors each time, with any
+    message."""
     before = descriptors(os.getpid())
     for run in (zygote.run, zygote.run_for_fd):
         with pytest.raises((PeerError, NotFound)):
@@ -325,7 +326,7 @@ async def test_an_error_with_a_long_text_arrives_cut(zygote: Zygote) -> None:
     assert raised.value.message.startswith("\u20ac\u20ac") and len(raised.value.message) == 1000
 
 
-async def test_a_hundred_errands_leave_nothing_in_the_zygote(zygote: Zygote) -> None:
+async def test_a_hundred_jobs_leave_nothing_in_the_zygote(zygote: Zygote) -> None:
     await zygote.run(f"{HERE}:leave")
     pid = zygote.pid
     assert pid
@@ -359,7 +360,7 @@ def test_a_server_that_goes_while_it_imports_is_no_failure(module: str) -> None:
 
 
 def test_a_server_that_goes_with_an_answer_unread_is_no_failure() -> None:
-    """The kernel then resets the connection: the next answer, here an errand's end, meets
+    """The kernel then resets the connection: the next answer, here a job's end, meets
     ECONNRESET."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-m", "pyrunc.zygote", str(theirs.fileno()), ":".join(sys.path)]
@@ -379,10 +380,10 @@ def test_a_server_that_goes_with_an_answer_unread_is_no_failure() -> None:
         os.close(null)
         its_result.close()
         assert wait_until(lambda: children(process.pid), TIMEOUT_S)
-        (errand,) = children(process.pid)
+        (job,) = children(process.pid)
         os.kill(process.pid, signal.SIGSTOP)
         os.close(writing)
-        assert wait_until(lambda: gone(errand), TIMEOUT_S)
+        assert wait_until(lambda: gone(job), TIMEOUT_S)
         ours.close()
         result.close()
         os.kill(process.pid, signal.SIGCONT)

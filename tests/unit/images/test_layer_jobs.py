@@ -12,7 +12,7 @@ import pytest
 from cri_server.images.inflate import LayerWork, Limits
 from cri_server.images.layer_jobs import LayerJobs
 from cri_server.images.layers import Layers
-from cri_server.zygote.client import ErrandResult, Zygote
+from cri_server.zygote.client import JobResult, Zygote
 from pyrunc.records import Record
 
 
@@ -20,9 +20,9 @@ class Ended:
     """A zygote whose errand has ended well, while its end of the pipe for its progress is still
     open."""
 
-    async def run(self, function: str, arguments: Record, fds: Sequence[int]) -> ErrandResult:
+    async def run(self, function: str, arguments: Record, fds: Sequence[int]) -> JobResult:
         self.pipe = os.dup(fds[-1])
-        return ErrandResult(0, b"", b"", [])
+        return JobResult(0, b"", b"", [])
 
 
 @pytest.mark.parametrize("turns", range(8))

@@ -47,12 +47,12 @@ def pause(record: StoredPause, fds: list[int]) -> PauseProcess:
     """Owns the descriptors. Raises InvalidArgument: then they are closed."""
     try:
         pidfd, *others = fds
-        found = PauseProcess.of(record, others)
+        pause_process = PauseProcess.of(record, others)
     except (KeyError, ValueError) as error:
         ipc.close_all(fds)
         raise InvalidArgument(f"the stored pause process: {error!r}") from None
-    found.pidfd = pidfd
-    return found
+    pause_process.pidfd = pidfd
+    return pause_process
 
 
 def of_container(container: Container, process: Process) -> tuple[StoredContainer, list[int]]:
@@ -82,7 +82,7 @@ def process(record: StoredContainer, fds: Sequence[int]) -> Process:
             f"the stored container: {len(fds)} descriptors for {list(record.outputs)}"
         )
     console_fd = fds[1] if record.terminal and record.outputs else None
-    found = Process(record.pid, record.start_time, Cgroup.from_record(record.group), console_fd)
-    found.has_poststop, found.of_other_runtime = record.poststop, record.other
-    found.pidfd = fds[0]
-    return found
+    first = Process(record.pid, record.start_time, Cgroup.from_record(record.group), console_fd)
+    first.has_poststop, first.of_other_runtime = record.poststop, record.other
+    first.pidfd = fds[0]
+    return first
