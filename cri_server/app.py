@@ -18,16 +18,18 @@ from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from cri_server import debug, events, meters, node, notify
 from cri_server.config import Config
 from cri_server.containers.rotate_logs import rotating
 from cri_server.containers.sessions import Sessions
-from cri_server.descriptor_store import DescriptorStore, receive
-from cri_server.events import Events
 from cri_server.images import layer_maker
 from cri_server.images.service import ImageService as Images
-from cri_server.logs import fields
 from cri_server.network.service import Network
+from cri_server.node import host
+from cri_server.observability import debug, events, meters
+from cri_server.observability.events import Events
+from cri_server.observability.logs import fields
+from cri_server.observability.timeline.export import Exporter
+from cri_server.operations.tasks import together
 from cri_server.pod.keeper import KeeperWatch
 from cri_server.pod.processes import ShimProcesses
 from cri_server.pod.shims import Shims
@@ -48,8 +50,8 @@ from cri_server.store.model import Container, Sandbox
 from cri_server.store.paths import Paths
 from cri_server.streaming.server import StreamingServer
 from cri_server.streaming.tls import Tls
-from cri_server.timeline.export import Exporter
-from cri_server.together import together
+from cri_server.systemd import notify
+from cri_server.systemd.descriptor_store import DescriptorStore, receive
 from cri_server.zygote.client import Zygote
 from pyrunc.errors import Error, WrongState
 
@@ -59,8 +61,8 @@ RECONCILE_INTERVAL_S = 10.0
 THREADS = 32
 SHIM_MODULES = ["pyrunc.shim.main"]
 ERRAND_MODULES = [
-    "cri_server.errands",
-    "cri_server.selinux.relabel",
+    "cri_server.zygote.jobs",
+    "cri_server.security.selinux.relabel",
     *layer_maker.ERRAND_MODULES,
     "cni_plugins.errand",
 ]
@@ -153,7 +155,7 @@ def open_services(
     """Everything the verbs need; closed by `stack` in reverse."""
     paths = stack.enter_context(claimed(config.root, config.state))
     file_system.check(paths)
-    facts = node.probe(config)
+    facts = host.probe(config)
     zygote, errands = _open_zygotes(paths, stack)
     index = Index()
     shims = Shims(ShimProcesses(zygote, paths.shims, config.shims.count), paths, index)
@@ -320,8 +322,8 @@ async def open_metrics(
     """Serve the server's own numbers where they are asked for."""
     if not config.metrics.address:
         return
-    from cri_server.telemetry import routes
-    from cri_server.telemetry.snapshot import Source
+    from cri_server.observability.telemetry import routes
+    from cri_server.observability.telemetry.snapshot import Source
 
     endpoint = routes.endpoint(config.metrics.address, Source(services, server, streaming))
     await endpoint.start()

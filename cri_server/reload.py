@@ -16,12 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cri_server import node, notify
 from cri_server.config import Config
 from cri_server.config.changes import Change, changes, taken
-from cri_server.logs.setup import configure
 from cri_server.network.configuration import builtin_network
+from cri_server.node import host
+from cri_server.observability.logs.setup import configure
 from cri_server.services import Services
+from cri_server.systemd import notify
 from pyrunc.errors import Error
 
 log = logging.getLogger(__name__)
@@ -62,8 +63,8 @@ def take(services: Services, found: Config) -> list[Change]:
     before = services.config
     differences = changes(before, found)
     config = taken(before, found)
-    limits = node.limits(config.containers.rlimits)
-    floor = node.oom_score_adj_floor(config.containers.restrict_oom_score_adj)
+    limits = host.limits(config.containers.rlimits)
+    floor = host.oom_score_adj_floor(config.containers.restrict_oom_score_adj)
     network = default_network(config, services.paths.root)
     if any(change.key.startswith("server.log_") for change in differences):
         configure_log(config)

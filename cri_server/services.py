@@ -6,22 +6,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cri_server.apparmor import DefaultProfile
 from cri_server.config import Config
-from cri_server.events import Events
 from cri_server.images.service import ImageService
-from cri_server.locks import SingleFlight
 from cri_server.network.service import Network
-from cri_server.node import Node
-from cri_server.oci_features import OciFeatures
+from cri_server.node.host import Node
+from cri_server.node.oci_features import OciFeatures
+from cri_server.observability.events import Events
+from cri_server.observability.timeline.export import Exporter
+from cri_server.observability.timeline.ring import Ring
+from cri_server.operations.locks import SingleFlight
 from cri_server.pod.keeper import KeeperWatch
 from cri_server.pod.shims import Shims
-from cri_server.selinux.levels import Levels
+from cri_server.security.apparmor import DefaultProfile
+from cri_server.security.selinux.levels import Levels
 from cri_server.store.index import Index
 from cri_server.store.paths import Paths
 from cri_server.store.trash import Trash
-from cri_server.timeline.export import Exporter
-from cri_server.timeline.ring import Ring
 from cri_server.zygote.client import Zygote
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ from cri_server.checkpoints.names import UNFINISHED
 from cri_server.config import handlers
 from cri_server.containers import anonymous_volumes
 from cri_server.containers.pause import refuse_paused
+from cri_server.operations.tasks import to_the_end
 from cri_server.services import Services
 from cri_server.spec import groups, namespaces
 from cri_server.store.model import Container, Sandbox
-from cri_server.together import to_the_end
 from pyrunc import atomic_file
 from pyrunc.checkpoint import criu
 from pyrunc.errors import (

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cri_server import events
-from cri_server import pod_files as files
 from cri_server.api import api_pb2 as api
 from cri_server.checkpoints.read import Checkpoint
 from cri_server.config import handlers
@@ -28,9 +26,11 @@ from cri_server.containers import (
 from cri_server.containers.accounts import read_accounts
 from cri_server.images.service import Image, Rootfs
 from cri_server.images.waiting import Abandoned, in_thread
-from cri_server.node import effective_capabilities
+from cri_server.node.host import effective_capabilities
+from cri_server.observability import events
+from cri_server.operations.steps import Beside, Step, Steps
 from cri_server.pod import orphans
-from cri_server.selinux import labels, relabel
+from cri_server.security.selinux import labels, relabel
 from cri_server.services import Services
 from cri_server.spec import (
     build,
@@ -42,6 +42,7 @@ from cri_server.spec import (
     mounts,
     namespaces,
     path_length,
+    pod_files,
     signals,
     sources,
 )
@@ -51,7 +52,6 @@ from cri_server.spec.security import DEFAULT, apparmor_profile
 from cri_server.spec.sources import Device
 from cri_server.spec.user import Accounts
 from cri_server.status import sandbox as status
-from cri_server.steps import Beside, Step, Steps
 from cri_server.store import disk
 from cri_server.store.model import Container, Sandbox
 from pyrunc import atomic_file
@@ -320,8 +320,8 @@ async def build_spec(work: Work) -> None:
             accounts=work.accounts,
             wanted=[*work.wanted, *work.volumes, *work.stand_ins],
             devices=work.devices,
-            files=files.paths(folder),
-            hostname=files.hostname(sandbox.config, sandbox.id, services.node.hostname),
+            files=pod_files.paths(folder),
+            hostname=pod_files.hostname(sandbox.config, sandbox.id, services.node.hostname),
             pause_pid=sandbox.pause.pid,
             target_pid=_target(work),
             cgroup_parent=sandbox.cgroup_parent,

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from cri_server.containers import pause
+from cri_server.observability.timeline.trace import graft, span
 from cri_server.pod.client import ExecSession, ShimClient
 from cri_server.services import Services
 from cri_server.spec import process
 from cri_server.store.model import Container, Sandbox
-from cri_server.timeline.trace import graft, span
 from pyrunc import atomic_file
 from pyrunc.errors import (
     DeadlineExceeded,

@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from cri_server.containers import host_paths
+from cri_server.observability.timeline.trace import graft, span
 from cri_server.pod import orphans
 from cri_server.pod.client import Outside
 from cri_server.pod.processes import ANSWER_S
@@ -21,7 +22,6 @@ from cri_server.spec import groups
 from cri_server.spec.host_binds import HostBind
 from cri_server.spec.open_sources import OpenSources
 from cri_server.store.model import Container, Sandbox
-from cri_server.timeline.trace import graft, span
 from pyrunc.cgroups.limits import CANNOT_SET, NOT_ON_THE_TREE
 from pyrunc.errors import DeadlineExceeded, Error, Unsupported
 

@@ -6,12 +6,12 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from cri_server import events
 from cri_server.containers import launch, stop
+from cri_server.observability import events
+from cri_server.operations.steps import Beside, Step, Steps
 from cri_server.pod import orphans
 from cri_server.services import Services
 from cri_server.status import sandbox as status
-from cri_server.steps import Beside, Step, Steps
 from cri_server.store import disk
 from cri_server.store.model import Container
 from pyrunc.errors import PeerError

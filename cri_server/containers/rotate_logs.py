@@ -10,12 +10,11 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 
-from cri_server import log_rotation
-from cri_server.containers import reopen_log
-from cri_server.log_rotation import Limits
+from cri_server.containers import log_rotation, reopen_log
+from cri_server.containers.log_rotation import Limits
+from cri_server.operations.tasks import to_the_end
 from cri_server.services import Services
 from cri_server.store.model import Container
-from cri_server.together import to_the_end
 from pyrunc.errors import Error, NotFound, WrongState
 
 log = logging.getLogger(__name__)

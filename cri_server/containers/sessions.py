@@ -11,7 +11,6 @@ from typing import Any
 from cri_server.api import api_pb2 as api
 from cri_server.containers import exec as execution
 from cri_server.containers import pause
-from cri_server.errands import DIAL, Dial
 from cri_server.pod.client import ExecSession, ShimClient, Streams
 from cri_server.services import Services
 from cri_server.store.model import Container, Sandbox
@@ -22,6 +21,7 @@ from cri_server.streaming.backend import (
     PortForwardOptions,
     Session,
 )
+from cri_server.zygote.jobs import DIAL, Dial
 from pyrunc.errors import InvalidArgument, PeerError, WrongState
 
 DIAL_TIMEOUT_S = 10.0

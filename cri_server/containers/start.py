@@ -8,18 +8,17 @@ import signal
 import time
 from dataclasses import dataclass
 
-from cri_server import events
-from cri_server import pod_files as files
 from cri_server.api import api_pb2 as api
 from cri_server.containers import launch, restore
 from cri_server.containers.create import target_pid
+from cri_server.observability import events
+from cri_server.observability.timeline.trace import graft
+from cri_server.operations.steps import Step, Steps
 from cri_server.services import Services
-from cri_server.spec import sources
+from cri_server.spec import pod_files, sources
 from cri_server.status import sandbox as status
-from cri_server.steps import Step, Steps
 from cri_server.store.facts import Process
 from cri_server.store.model import Container, Exit, Sandbox
-from cri_server.timeline.trace import graft
 from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, WrongState
 
 START_ERROR, START_ERROR_CODE = "StartError", 128
@@ -90,7 +89,7 @@ async def make_log_folder(work: Work) -> None:
     if work.container.log_path:
         timeout_s = work.services.config.containers.foreign_path_timeout_s
         folder = work.sandbox.config.log_directory
-        await sources.in_time(timeout_s, folder, files.make_log_directory, folder)
+        await sources.in_time(timeout_s, folder, pod_files.make_log_directory, folder)
 
 
 async def execute(work: Work) -> None:
@@ -108,7 +107,7 @@ async def execute(work: Work) -> None:
                 Exit(START_ERROR_CODE, time.time_ns(), reason=START_ERROR, message=message)
             )
         # NotFound is about the program, not about the container.
-        if isinstance(error, NotFound) or files.is_bad_log_path(error) or is_bad_place(error):
+        if isinstance(error, NotFound) or pod_files.is_bad_log_path(error) or is_bad_place(error):
             raise InvalidArgument(error.message) from None
         raise
     container.process = Process(started.pid, started.start_time)

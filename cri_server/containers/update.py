@@ -9,12 +9,12 @@ from typing import Any
 
 from cri_server.api import api_pb2 as api
 from cri_server.containers import launch
+from cri_server.operations.steps import Step, Steps
+from cri_server.operations.tasks import to_the_end
 from cri_server.services import Services
 from cri_server.spec import groups, resources
-from cri_server.steps import Step, Steps
 from cri_server.store import disk
 from cri_server.store.model import Container
-from cri_server.together import to_the_end
 from pyrunc import atomic_file
 from pyrunc.errors import InvalidArgument, WrongState
 from pyrunc.kernel import cgroup as tree

@@ -7,7 +7,7 @@ import resource
 from collections.abc import Iterator
 
 from cri_server.doctor.model import Finding, Host, Level, fine
-from cri_server.selinux import policy
+from cri_server.security.selinux import policy
 
 DESCRIPTORS = 65_536
 # sysctl -> the least that a node with 110 pods wants, what happens below it

@@ -80,7 +80,7 @@ ERRORS = (
         "An error without a class of its own, or a bug: then the log has its traceback.",
         "Report it with the log's lines and `pyrunc-cri doctor --json`.",
         "the maintainers", "INTERNAL",
-        (_E + "Error", "pyrunc.launch.run.EndedEarly", "cri_server.cli.connection.client.ServerError", "cri_server.steps.InjectedError"),
+        (_E + "Error", "pyrunc.launch.run.EndedEarly", "cri_server.cli.connection.client.ServerError", "cri_server.operations.steps.InjectedError"),
     ),
     Page(
         "damaged-record", "errors", "A file of our own cannot be read",

@@ -33,7 +33,7 @@ from cri_server.images.sharing import Rate, SharedWork, StreamTurn
 from cri_server.images.streamed import OpenStream, StreamedBlob, streamed
 from cri_server.images.verified import VerifiedLayers
 from cri_server.images.waiting import Watch, first_error, in_thread
-from cri_server.locks import KeyedLock
+from cri_server.operations.locks import KeyedLock
 
 log = logging.getLogger(__name__)
 

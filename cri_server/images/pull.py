@@ -32,8 +32,8 @@ from cri_server.images.sharing import Rate
 from cri_server.images.store import Store
 from cri_server.images.streamed import OpenStream
 from cri_server.images.waiting import Watch, in_thread
-from cri_server.locks import KeyedLock
-from cri_server.together import together
+from cri_server.operations.locks import KeyedLock
+from cri_server.operations.tasks import together
 from pyrunc.errors import Error, NotFound, ResourceExhausted, WrongState
 from pyrunc.kernel.scheduling import set_batch_policy
 

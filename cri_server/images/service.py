@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cri_server.descriptor_store import DescriptorStore
 from cri_server.images import export as exports
 from cri_server.images import load as archives
 from cri_server.images.catalog import Content, Name, begins
@@ -34,6 +33,7 @@ from cri_server.images.reference import Reference
 from cri_server.images.store import Store
 from cri_server.images.unused import Entry
 from cri_server.images.waiting import Watch, in_thread
+from cri_server.systemd.descriptor_store import DescriptorStore
 from cri_server.zygote.client import Zygote
 from pyrunc.errors import InvalidArgument, NotFound, WrongState
 

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from cri_server.descriptor_store import DescriptorStore
 from cri_server.images.catalog import Catalog, Content, Name, Policy
 from cri_server.images.content import Blobs
 from cri_server.images.digests import digest_from_hex
@@ -25,6 +24,7 @@ from cri_server.images.layers import Layers, chain_ids
 from cri_server.images.room import Room
 from cri_server.images.unused import Entry, unused
 from cri_server.images.waiting import Watch, in_thread
+from cri_server.systemd.descriptor_store import DescriptorStore
 from cri_server.zygote.client import Zygote
 from pyrunc.errors import Error, ResourceExhausted, Unsupported
 from pyrunc.kernel.full import FULL

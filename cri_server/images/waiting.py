@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from cri_server.together import outlast
+from cri_server.operations.tasks import outlast
 from pyrunc.errors import DeadlineExceeded
 
 Outcome = TypeVar("Outcome")

@@ -36,7 +36,7 @@ from cni_plugins.protocol.result import Result
 from cni_plugins.protocol.worker import Answer, Chain, Execute, Install, Living, Restore
 from cri_server.network.attachments import Attachment
 from cri_server.network.workers import Workers
-from cri_server.timeline.trace import span
+from cri_server.observability.timeline.trace import span
 from cri_server.zygote.client import JobResult, Zygote
 from pyrunc.errors import Error, InvalidArgument, PeerError, ResourceExhausted, WrongState
 

@@ -25,7 +25,6 @@ from cni_plugins.protocol.call import check_identifier
 from cni_plugins.protocol.config import NetworkList
 from cni_plugins.protocol.errors import CniError
 from cni_plugins.protocol.result import Result
-from cri_server.locks import KeyedLock
 from cri_server.network.attachments import Attachment, Attachments
 from cri_server.network.capabilities import capability_arguments, cni_arguments, node_capabilities
 from cri_server.network.chain import IFNAME, PluginRunner, Progress
@@ -35,7 +34,8 @@ from cri_server.network.model import NetworkResult, PodNetwork, Readiness
 from cri_server.network.names import NamespaceNames, is_name
 from cri_server.network.names import remove as remove_name
 from cri_server.network.pod_ranges import PodRanges
-from cri_server.together import to_the_end, together
+from cri_server.operations.locks import KeyedLock
+from cri_server.operations.tasks import to_the_end, together
 from cri_server.zygote.client import Zygote
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound, PeerError, WrongState

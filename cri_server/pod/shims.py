@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from cri_server.network.names import after_take_over
+from cri_server.operations.tasks import to_the_end
 from cri_server.pod import orphans
 from cri_server.pod.client import ExecSession, ShimClient, ShimState
 from cri_server.pod.keeper import StoredPods
@@ -23,7 +24,6 @@ from cri_server.store.facts import Process
 from cri_server.store.index import Index
 from cri_server.store.model import Container, Exit, Sandbox
 from cri_server.store.paths import Paths
-from cri_server.together import to_the_end
 from pyrunc.errors import Error, NotFound, Unavailable
 from pyrunc.kernel.process import alive_since
 from pyrunc.shim import messages

@@ -8,17 +8,17 @@ from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
-from cri_server import debug
 from cri_server.api import api_pb2 as api
 from cri_server.containers import pause, sessions
+from cri_server.observability import debug
+from cri_server.observability.timeline.choose import choose
+from cri_server.observability.timeline.ring import Entry
 from cri_server.rpc import private
 from cri_server.rpc.methods import Method, Table
 from cri_server.sandboxes import stop
 from cri_server.services import Services
 from cri_server.status.paused import is_paused
 from cri_server.streaming.server import StreamingServer
-from cri_server.timeline.choose import choose
-from cri_server.timeline.ring import Entry
 from pyrunc.errors import InvalidArgument, WrongState
 from pyrunc.records import Request
 
@@ -91,7 +91,7 @@ class Admin:
         return private.Refusals(await stop.release_network(self._services, asked.id))
 
     async def collect_garbage(self, asked: private.CollectGarbage) -> private.Items:
-        from cri_server import garbage  # which is seldom asked for
+        from cri_server.store import garbage  # which is seldom asked for
 
         work = garbage.collect(
             self._services, dry_run=asked.dry_run, images=asked.images, force=asked.force

@@ -11,10 +11,10 @@ import json
 import os
 from collections.abc import AsyncIterator
 
-from cri_server import stats
 from cri_server.api import api_pb2 as api
 from cri_server.config import handlers
 from cri_server.images.service import Auth, Image
+from cri_server.observability import stats
 from cri_server.rpc.runtime import batches
 from cri_server.services import Services
 from pyrunc.errors import InvalidArgument

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, cast
 from cri_server.http2.connection import Connection
 from cri_server.http2.events import Data, Drained, Event, Failed, Opened, Ready, Reset
 from cri_server.http2.frames import ErrorCode
+from cri_server.observability.timeline.trace import ORIGIN
 from cri_server.rpc import codes, grpc_framing
 from cri_server.rpc.codes import CallFailed, Code
 from cri_server.rpc.grpc_framing import Incoming, NotGrpc
 from cri_server.rpc.methods import Method, Parts
-from cri_server.timeline.trace import ORIGIN
 from pyrunc.errors import Error
 
 if TYPE_CHECKING:

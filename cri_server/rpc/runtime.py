@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, 
 from typing import Any, TypeVar
 
 import pyrunc
-from cri_server import metrics, stats
 from cri_server.api import api_pb2 as api
 from cri_server.containers import (
     checkpoint,
@@ -21,6 +20,7 @@ from cri_server.containers import (
     update,
 )
 from cri_server.containers import exec as execution
+from cri_server.observability import metrics, stats
 from cri_server.rpc.methods import Parts
 from cri_server.sandboxes import checkpoint as sandbox_checkpoint
 from cri_server.sandboxes import remove as sandbox_remove

@@ -21,14 +21,14 @@ from types import AsyncGeneratorType, CoroutineType
 from typing import Any
 
 from cri_server.api import api_pb2 as api
-from cri_server.logs import fields
-from cri_server.meters import VERBS
+from cri_server.observability.logs import fields
+from cri_server.observability.meters import VERBS
+from cri_server.observability.timeline.trace import CURRENT, ORIGIN, Trace
 from cri_server.rpc import codes, private
 from cri_server.rpc.codes import Code
 from cri_server.rpc.methods import Method, Table
 from cri_server.services import Services
 from cri_server.store.model import Container, Sandbox, sandbox_name
-from cri_server.timeline.trace import CURRENT, ORIGIN, Trace
 
 log = logging.getLogger(__name__)
 

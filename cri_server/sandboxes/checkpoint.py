@@ -25,10 +25,10 @@ from cri_server.api import api_pb2 as api
 from cri_server.checkpoints import pods
 from cri_server.checkpoints.dump import WRITE_TREE, WriteTree
 from cri_server.containers import checkpoint as containers
+from cri_server.operations.tasks import together
 from cri_server.sandboxes import shm
 from cri_server.services import Services
 from cri_server.store.model import Container, Sandbox
-from cri_server.together import together
 from pyrunc import atomic_file
 from pyrunc.errors import DeadlineExceeded, InvalidArgument, WrongState
 from pyrunc.kernel.full import disk_errors

@@ -6,13 +6,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from cri_server import events
 from cri_server.containers import remove as container_remove
+from cri_server.observability import events
+from cri_server.operations.steps import Step, Steps
 from cri_server.pod import orphans
 from cri_server.sandboxes.stop import stop_sandbox
 from cri_server.services import Services
 from cri_server.status import sandbox as status
-from cri_server.steps import Step, Steps
 from cri_server.store import disk
 from cri_server.store.model import Sandbox
 

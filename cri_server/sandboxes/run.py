@@ -12,24 +12,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address as parse_address
 
-from cri_server import events
-from cri_server import pod_files as files
 from cri_server.api import api_pb2 as api
 from cri_server.config import handlers
 from cri_server.config.model import Containers
 from cri_server.network.model import Dns, PodNetwork, PortMapping
+from cri_server.observability import events
+from cri_server.observability.timeline.trace import graft
+from cri_server.operations.steps import Beside, Step, Steps
+from cri_server.operations.tasks import to_the_end, together
 from cri_server.pod import orphans
 from cri_server.sandboxes import sysctls
-from cri_server.selinux import labels
+from cri_server.security.selinux import labels
 from cri_server.services import Services
-from cri_server.spec import groups, mounts, namespaces, resources, security
+from cri_server.spec import groups, mounts, namespaces, pod_files, resources, security
 from cri_server.status import sandbox as status
-from cri_server.steps import Beside, Step, Steps
 from cri_server.store import disk
 from cri_server.store.facts import Process
 from cri_server.store.model import Sandbox, sandbox_name
-from cri_server.timeline.trace import graft
-from cri_server.together import to_the_end, together
 from pyrunc.compile.descriptors import CgroupChoice
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError, Unsupported
 from pyrunc.kernel.full import disk_errors
@@ -116,7 +115,7 @@ def check(config: api.PodSandboxConfig) -> None:
     options = config.linux.security_context.namespace_options
     namespaces.check_sandbox(options)
     sysctls.check(config.linux.sysctls, options)
-    files.resolv_conf(config)
+    pod_files.resolv_conf(config)
     _port_mappings(config)
 
 
@@ -135,7 +134,7 @@ async def _run(services: Services, config: api.PodSandboxConfig, handler: str) -
         cgroup_parent=parent,
         cgroups_path=groups.path(parent, identifier, driver),
     )
-    name = files.hostname(config, identifier, services.node.hostname)
+    name = pod_files.hostname(config, identifier, services.node.hostname)
     services.pending.add(identifier)
     try:
         with labelled(services, sandbox):
@@ -182,7 +181,7 @@ def _write_files(work: Work, pause_file: PauseFile) -> None:
     folder, root = paths.sandbox_state(work.sandbox.id), paths.sandbox_root(work.sandbox.id)
     with disk_errors("write", str(folder)):
         root.mkdir(mode=0o700)
-        files.write(
+        pod_files.write(
             root,
             work.config,
             work.hostname,
@@ -191,7 +190,7 @@ def _write_files(work: Work, pause_file: PauseFile) -> None:
         )
         pause_file.write(folder)
     if work.config.log_directory:
-        files.make_log_directory(work.config.log_directory)
+        pod_files.make_log_directory(work.config.log_directory)
 
 
 async def remove_state(work: Work) -> None:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from cri_server.containers import launch
 from cri_server.containers import stop as container_stop
 from cri_server.containers.stop import SHIM_PATIENCE_S
+from cri_server.operations.steps import Step, Steps
 from cri_server.pod.orphans import kill_process
 from cri_server.services import Services
 from cri_server.status import sandbox as status
-from cri_server.steps import Step, Steps
 from cri_server.store import disk
 from cri_server.store.model import Sandbox
 from pyrunc.errors import Error, PeerError, WrongState

@@ -11,9 +11,9 @@ from typing import Any
 
 from cri_server.api import api_pb2 as api
 from cri_server.config.model import Containers
-from cri_server.node import Node, loaded_apparmor_profiles
-from cri_server.selinux.labels import NONE as NO_LABELS
-from cri_server.selinux.labels import Labels
+from cri_server.node.host import Node, loaded_apparmor_profiles
+from cri_server.security.selinux.labels import NONE as NO_LABELS
+from cri_server.security.selinux.labels import Labels
 from cri_server.spec import (
     block_io,
     capabilities,

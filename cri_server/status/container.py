@@ -7,10 +7,10 @@ import json
 from typing import Any
 
 from cri_server.api import api_pb2 as api
-from cri_server.encoded import entry, tag
 from cri_server.services import Services
 from cri_server.spec import signals
 from cri_server.status.paused import is_paused
+from cri_server.store.encoded import entry, tag
 from cri_server.store.model import Container
 from pyrunc import atomic_file
 from pyrunc.errors import Error

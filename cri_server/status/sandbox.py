@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from typing import TypeVar
 
-from cri_server import events
 from cri_server.api import api_pb2 as api
-from cri_server.encoded import VARINT, entry, tag
+from cri_server.observability import events
 from cri_server.services import Services
 from cri_server.status import container as container_status
+from cri_server.store.encoded import VARINT, entry, tag
 from cri_server.store.model import Sandbox
 from pyrunc.varint import varint
 

@@ -14,12 +14,12 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from cri_server.operations.tasks import to_the_end
 from cri_server.store.facts import entries
 from cri_server.store.model import Container, Sandbox
 from cri_server.store.paths import Paths
 from cri_server.store.records import ContainerRecord, SandboxRecord
 from cri_server.store.trash import Trash
-from cri_server.together import to_the_end
 from pyrunc import atomic_file
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import NotFound

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cri_server.api import api_pb2 as api
-from cri_server.encoded import CachedEncoding
-from cri_server.locks import Gate
-from cri_server.selinux.labels import NONE as NO_LABELS
-from cri_server.selinux.labels import Labels
+from cri_server.operations.locks import Gate
+from cri_server.security.selinux.labels import NONE as NO_LABELS
+from cri_server.security.selinux.labels import Labels
+from cri_server.store.encoded import CachedEncoding
 from cri_server.store.facts import Process
 from cri_server.store.records import ContainerRecord, SandboxRecord
 from pyrunc.atomic_file import DamagedRecord

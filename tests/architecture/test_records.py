@@ -29,7 +29,7 @@ MAY_HOLD_OBJECTS = {
     "OCI: the state that hooks, listeners and callers are told": """
         pyrunc/cli/container.py pyrunc/container/list.py pyrunc/container/status.py
         pyrunc/launch/hook_process.py pyrunc/launch/hooks.py pyrunc/launch/listener.py pyrunc/launch/steps.py""",
-    "OCI: what a runtime says of its features": "pyrunc/cli/features.py cri_server/oci_features.py",
+    "OCI: what a runtime says of its features": "pyrunc/cli/features.py cri_server/node/oci_features.py",
     "runc: the events of a container": "pyrunc/container/stats.py",
     "OCI and Docker: manifests, indexes and configurations of images": """
         cri_server/cli/images/clean.py
@@ -51,7 +51,7 @@ MAY_HOLD_OBJECTS = {
         cri_server/status/container.py cri_server/status/sandbox.py""",
     "a document as it is printed, whose fields templates name": "cri_server/cli/output/formats.py cri_server/cli/output/template.py",
     "TOML before its tables are read": "cri_server/config/ cri_server/cli/server/doctor.py",
-    "OpenTelemetry: attributes": "cri_server/timeline/export.py",
+    "OpenTelemetry: attributes": "cri_server/observability/timeline/export.py",
     "keyword arguments of a library": "pyrunc/cli/click_front.py cri_server/cli/server/serve.py cri_server/images/client.py",
     "Python: the body of a class": "pyrunc/spec/value.py",
     # Ours, whatever it holds.
@@ -62,9 +62,9 @@ MAY_HOLD_OBJECTS = {
         pyrunc/atomic_file.py pyrunc/ipc.py cri_server/zygote/peer.py pyrunc/records.py cri_server/pod/client.py pyrunc/shim/serve.py
         pyrunc/shim/worker.py cri_server/zygote/client.py pyrunc/zygote/loop.py""",
     "arguments before their record is read": """
-        cni_plugins/errand.py cri_server/checkpoints/dump.py cri_server/checkpoints/read.py cri_server/errands.py
+        cni_plugins/errand.py cri_server/checkpoints/dump.py cri_server/checkpoints/read.py cri_server/zygote/jobs.py
         cri_server/images/decode.py cri_server/images/erofs/build.py cri_server/images/erofs/layer_tar.py cri_server/images/layer_errand.py cri_server/images/unpack.py
-        cri_server/selinux/relabel.py pyrunc/shim/main.py""",
+        cri_server/security/selinux/relabel.py pyrunc/shim/main.py""",
     "arguments of any function": """
         pyrunc/zygote/child.py pyrunc/zygote/messages.py pyrunc/zygote/preload.py""",
     "OCI process objects; the fields of what a fork of a shim has made": """
@@ -72,8 +72,8 @@ MAY_HOLD_OBJECTS = {
     "OCI's seccomp object, and what checkpoint.Choices is told": "pyrunc/shim/files.py",
     "a login, which the errors of a record would show": "cri_server/rpc/image_admin.py",
     "fields of a log line, which differ by call": """
-        cri_server/logs/fields.py cri_server/rpc/verbs.py cri_server/rpc/admin.py
-        cri_server/timeline/choose.py cri_server/timeline/ring.py cri_server/cli/observe/timeline.py cri_server/cli/observe/waterfall.py
+        cri_server/observability/logs/fields.py cri_server/rpc/verbs.py cri_server/rpc/admin.py
+        cri_server/observability/timeline/choose.py cri_server/observability/timeline/ring.py cri_server/cli/observe/timeline.py cri_server/cli/observe/waterfall.py
         cri_server/cli/observe/past_events.py""",
     "the framing; a login; entries of the timeline": "cri_server/rpc/private.py",
 }

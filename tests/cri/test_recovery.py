@@ -19,7 +19,7 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
-from cri_server.steps import FAILPOINT, Steps
+from cri_server.operations.steps import FAILPOINT, Steps
 from pyrunc.kernel.process import alive_since
 from tests.cri.server_harness import Server, code_of, message_of
 from tests.support.processes import wait_until

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cri_server.cli.manifest import check, pod_model
+from cri_server.containers.log_rotation import ANNOTATION, Limits, rotated
 from cri_server.containers.rotate_logs import INTERVAL_S
-from cri_server.log_rotation import ANNOTATION, Limits, rotated
 from pyrunc.errors import InvalidSpec
 from tests.cri.client_verbs import cli, ended, ok, started
 from tests.cri.server_harness import IMAGE, Server

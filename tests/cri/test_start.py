@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
-from cri_server.steps import FAILPOINT
+from cri_server.operations.steps import FAILPOINT
 from tests.cri.server_harness import Server
 from tests.cri.test_recovery import nothing_but_networks, nothing_left
 from tests.support.processes import wait_until

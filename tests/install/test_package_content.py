@@ -101,8 +101,8 @@ USE = """
 import asyncio, sys, time
 sys.path.append(sys.argv[1])
 from cri_server.images import signatures
-from cri_server.timeline.export import Exporter
-from cri_server.timeline.trace import Trace
+from cri_server.observability.timeline.export import Exporter
+from cri_server.observability.timeline.trace import Trace
 import cryptography.hazmat.primitives.asymmetric.ec
 said = {"pod": "default/web", "outcome": "OK", "duration_ms": 1.0}
 exporter = Exporter(sys.argv[2], 1.0)

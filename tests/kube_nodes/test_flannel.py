@@ -9,7 +9,7 @@ from ipaddress import ip_address
 import pytest
 
 from cri_server.api import api_pb2 as api
-from cri_server.steps import FAILPOINT
+from cri_server.operations.steps import FAILPOINT
 from tests.kube.pods import Kube, pod, shell
 from tests.kube_nodes import views
 from tests.kube_nodes.views import Hosts

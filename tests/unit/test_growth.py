@@ -25,7 +25,6 @@ from cni_plugins.protocol import call as cni_call
 from cni_plugins.protocol.config import PluginConfig, decode_object, parse_list_object
 from cni_plugins.protocol.errors import CniError
 from cni_plugins.protocol.result import Result
-from cri_server import pod_files as files
 from cri_server.api import api_pb2 as api
 from cri_server.http2 import frames, hpack
 from cri_server.http2.connection import Connection as Http2
@@ -33,7 +32,7 @@ from cri_server.images import auth, hosts, manifest
 from cri_server.images.reference import Reference
 from cri_server.rpc import grpc_framing as grpc_wire
 from cri_server.sandboxes import sysctls
-from cri_server.spec import cdi, mounts, process, user
+from cri_server.spec import cdi, mounts, pod_files, process, user
 from cri_server.streaming import websocket
 from cri_server.streaming.remotecommand import TerminalSizes
 from cri_server.streaming.spdy import frames as spdy
@@ -610,7 +609,7 @@ def test_resolv_conf(kind: str) -> None:
     def prepare(size: int) -> Work:
         dns: dict[str, Any] = {kind: ["10.0.0.1"] * size}
         config = api.PodSandboxConfig(dns_config=api.DNSConfig(**dns))
-        return refusable(lambda: files.resolv_conf(config))
+        return refusable(lambda: pod_files.resolv_conf(config))
 
     check_growth(prepare, 5000, largest=1 << 20)
 

@@ -9,7 +9,6 @@ import posixpath
 import re
 from collections.abc import Iterable
 
-from cri_server import log_rotation
 from cri_server.cli.manifest import pod_model
 from cri_server.cli.manifest.pod_model import (
     Container,
@@ -20,7 +19,8 @@ from cri_server.cli.manifest.pod_model import (
     VolumeMount,
     quantity,
 )
-from cri_server.log_rotation import Limits
+from cri_server.containers import log_rotation
+from cri_server.containers.log_rotation import Limits
 from pyrunc.errors import InvalidSpec
 
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")

@@ -7,11 +7,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from cri_server import log_rotation
 from cri_server.api import api_pb2 as api
 from cri_server.cli.arguments import ownership
 from cri_server.cli.manifest import check, dns, host_names, pod_model, volumes
 from cri_server.cli.manifest.expand import environment, expand, undefined
+from cri_server.containers import log_rotation
 from pyrunc.errors import InvalidSpec
 
 HOSTNAME_LIMIT = 63

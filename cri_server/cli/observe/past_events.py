@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from cri_server.api import api_pb2 as api
 
 if TYPE_CHECKING:
-    from cri_server.timeline.ring import Entry
+    from cri_server.observability.timeline.ring import Entry
 
 CREATED, STARTED = api.CONTAINER_CREATED_EVENT, api.CONTAINER_STARTED_EVENT
 STOPPED, DELETED = api.CONTAINER_STOPPED_EVENT, api.CONTAINER_DELETED_EVENT

@@ -23,7 +23,7 @@ from pyrunc import atomic_file
 from pyrunc.errors import InvalidArgument, NotFound
 
 if TYPE_CHECKING:
-    from cri_server.timeline.ring import Entry
+    from cri_server.observability.timeline.ring import Entry
 
 RETRY_S = 1.0
 SHOWN = 20

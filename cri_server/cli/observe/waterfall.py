@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from cri_server.cli.output.show import printable
-from cri_server.timeline.entry import SpanRecord
+from cri_server.observability.timeline.entry import SpanRecord
 from pyrunc.records import Record
 
 if TYPE_CHECKING:
-    from cri_server.timeline.ring import Entry
+    from cri_server.observability.timeline.ring import Entry
 
 WIDTH = 40
 

@@ -16,7 +16,7 @@ from html import escape
 import pyrunc
 from cri_server.cli.observe.waterfall import Call, clock, outcome, subject, tree
 from cri_server.cli.output.show import printable
-from cri_server.timeline.entry import SpanRecord
+from cri_server.observability.timeline.entry import SpanRecord
 
 ROW, HEAD = 22, 24  # pixels
 NAME_PERCENT, TOOK_PERCENT = 36, 9  # of the width: names, and durations at the right

@@ -54,10 +54,10 @@ def dump(config: Path | None, origin: bool, **flags: Any) -> None:
 def check(file: Path | None) -> None:
     """Whether FILE and its drop-ins can be used [/etc/pyrunc/config.toml]: all unknown keys, wrong
     types and values."""
-    from cri_server import node_check
     from cri_server.config.loader import all_problems
+    from cri_server.node import check
 
-    found = all_problems(file, node_check.problems)
+    found = all_problems(file, check.problems)
     if len(found) == 1:
         raise found[0]
     for error in found:

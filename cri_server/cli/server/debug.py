@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from cri_server.cli.connection.client import Client
-from cri_server.debug import PROFILE_LIMIT_S
+from cri_server.observability.debug import PROFILE_LIMIT_S
 from cri_server.rpc import private
 from pyrunc.errors import VISIBLE
 

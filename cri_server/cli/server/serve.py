@@ -69,11 +69,11 @@ def serve(config: Path | None, **flags: Any) -> None:
 def read(config: Path | None, flags: dict[str, Any]) -> Loaded:
     """What the file, its drop-ins and the flags say. Raises InvalidSpec, also for what this machine
     does not permit."""
-    from cri_server import node_check
     from cri_server.config import load_with_origins
+    from cri_server.node import check
 
     overrides = {FLAGS[name]: _key(value) for name, value in flags.items()}
-    return load_with_origins(config, overrides, node_check.check)
+    return load_with_origins(config, overrides, check.check)
 
 
 def require_root() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
-from cri_server import log_rotation
+from cri_server.containers import log_rotation
 from pyrunc.errors import InvalidArgument, NotFound
 
 BLOCK_BYTES = 64 << 10

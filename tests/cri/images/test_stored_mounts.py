@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.descriptor_store import DescriptorStore
 from cri_server.images.service import ImageService
+from cri_server.systemd.descriptor_store import DescriptorStore
 from pyrunc.kernel.mount import open_mount
 from tests.cri.images.conftest import texts
 from tests.cri.images.test_pull import make

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as cri
-from cri_server.steps import FAILPOINT
+from cri_server.operations.steps import FAILPOINT
 from tests.cri.nri.test_events import Held, in_thread
 from tests.cri.server_harness import REPOSITORY, Server, code_of
 from tests.support.nri import TestPlugin, ids

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cri_server import log_rotation
 from cri_server.cli.streams.log_lines import Log
+from cri_server.containers import log_rotation
 from pyrunc.errors import NotFound
 
 FILES = (".20260101-100000", ".20260101-100001", "")

@@ -8,7 +8,7 @@ import pytest
 
 from cri_server.cli.server.serve import FLAGS
 from cri_server.config import Config, load
-from cri_server.node import limits
+from cri_server.node.host import limits
 from pyrunc.errors import InvalidSpec
 
 

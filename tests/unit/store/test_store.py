@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cri_server.api import api_pb2 as api
-from cri_server.locks import Gate, SingleFlight
-from cri_server.steps import Beside, Failpoints, InjectedError, Step, Steps
+from cri_server.operations.locks import Gate, SingleFlight
+from cri_server.operations.steps import Beside, Failpoints, InjectedError, Step, Steps
 from cri_server.store.facts import Process
 from cri_server.store.index import Index
 from cri_server.store.model import Container, Exit, Sandbox, User

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from cri_server.api import api_pb2 as api
-from cri_server.selinux.context import Context, parse
+from cri_server.security.selinux.context import Context, parse
 from tests.cri.server_harness import Server
 
 

@@ -9,8 +9,8 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
-from cri_server.selinux import policy
-from cri_server.selinux.context import Context
+from cri_server.security.selinux import policy
+from cri_server.security.selinux.context import Context
 from tests.cri.server_harness import Server
 from tests.vm.selinux.labels import file_label, label, pids, read
 

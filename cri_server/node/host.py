@@ -1,0 +1,207 @@
+"""Facts of the host, found once at start: what cgroups, security modules and privileges there are."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cri_server.config import Config
+from cri_server.security.selinux import policy
+from cri_server.security.selinux.policy import Policy
+from cri_server.store.facts import boot_id
+from pyrunc.abi.process import RLIMITS
+from pyrunc.errors import InvalidSpec
+
+CAP_SYS_RESOURCE = 24
+
+Limits = dict[str, tuple[int, int]]  # RLIMIT_… -> soft, hard; -1 is unlimited
+UNLIMITED = -1
+
+# Those of a service of systemd, under which containerd and CRI-O run and for which images are made,
+# but for processes, which pids.max counts: RLIMIT_NPROC counts a user's on the whole machine. A
+# soft limit of a million descriptors, as a server needs for itself, breaks programs that use
+# select(2) or close them all.
+DEFAULT_LIMITS: Limits = {
+    "RLIMIT_AS": (UNLIMITED, UNLIMITED),
+    "RLIMIT_CORE": (0, UNLIMITED),
+    "RLIMIT_CPU": (UNLIMITED, UNLIMITED),
+    "RLIMIT_DATA": (UNLIMITED, UNLIMITED),
+    "RLIMIT_FSIZE": (UNLIMITED, UNLIMITED),
+    "RLIMIT_LOCKS": (UNLIMITED, UNLIMITED),
+    "RLIMIT_MEMLOCK": (8 << 20, 8 << 20),
+    "RLIMIT_MSGQUEUE": (819200, 819200),
+    "RLIMIT_NICE": (0, 0),
+    "RLIMIT_NOFILE": (1024, 524288),
+    "RLIMIT_NPROC": (UNLIMITED, UNLIMITED),
+    "RLIMIT_RSS": (UNLIMITED, UNLIMITED),
+    "RLIMIT_RTPRIO": (0, 0),
+    "RLIMIT_RTTIME": (UNLIMITED, UNLIMITED),
+    "RLIMIT_STACK": (8 << 20, UNLIMITED),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What the rest of the server asks about the host.
+
+    `cgroup_root` is the mount point of the v2 tree; `cgroup_controllers` those that v2 has.
+    `oom_score_adj_floor` is the lowest score that we may set, None when any is permitted.
+    `selinux`: None where nothing gets labels.
+    """
+
+    boot_id: str
+    hostname: str
+    cgroup_root: Path
+    cgroup_controllers: frozenset[str]
+    cgroup_driver: str
+    systemd: bool
+    apparmor: bool
+    selinux: Policy | None
+    oom_score_adj_floor: int | None
+    limits: Limits
+
+
+def probe(config: Config) -> Node:
+    """Look at the host. Raises InvalidSpec when the configuration asks for what it has not."""
+    root = cgroup_root()
+    systemd = Path("/run/systemd/system").is_dir()
+    return Node(
+        boot_id=boot_id(),
+        hostname=os.uname().nodename,
+        cgroup_root=root,
+        cgroup_controllers=frozenset(_words(root / "cgroup.controllers")),
+        cgroup_driver=_driver(config.cgroup.driver, systemd),
+        systemd=systemd,
+        apparmor=_text(Path("/sys/module/apparmor/parameters/enabled")) == "Y"
+        and Path("/sys/kernel/security/apparmor/profiles").exists(),
+        selinux=policy.probe() if config.selinux.enabled else None,
+        oom_score_adj_floor=oom_score_adj_floor(config.containers.restrict_oom_score_adj),
+        limits=limits(config.containers.rlimits),
+    )
+
+
+def limits(asked: Sequence[str]) -> Limits:
+    """What containers get: the defaults, as far as they are permitted, and what the configuration
+    asks for in their place.
+
+    Raises InvalidSpec for what is asked for and not permitted: without CAP_SYS_RESOURCE no hard
+    limit above our own.
+    """
+    may_raise = bool(effective_capabilities() >> CAP_SYS_RESOURCE & 1)
+    result = {}
+    for name, (soft, hard) in _default_limits().items():
+        hard = min(hard, _highest(name, may_raise), key=_size)
+        result[name] = min(soft, hard, key=_size), hard
+    for place, text in enumerate(asked):
+        path = f"containers.rlimits[{place}]"
+        name, soft, hard = _parse_limit(text, path)
+        highest = _highest(name, may_raise)
+        if _size(hard) > _size(highest):
+            raise InvalidSpec(
+                path, f"{text!r} is above {highest}, the highest that this server may set"
+            )
+        result[name] = soft, hard
+    return result
+
+
+def _highest(name: str, may_raise: bool) -> int:
+    """The highest hard limit that we may give (setrlimit(2), EPERM)."""
+    if not may_raise:
+        return resource.getrlimit(RLIMITS[name])[1]
+    return (
+        int(_text(Path("/proc/sys/fs/nr_open")) or UNLIMITED)
+        if name == "RLIMIT_NOFILE"
+        else UNLIMITED
+    )
+
+
+def _default_limits() -> Limits:
+    """DEFAULT_LIMITS, and the one that the kernel derives from the memory, as its first process has
+    it."""
+    return {**DEFAULT_LIMITS, "RLIMIT_SIGPENDING": resource.prlimit(1, resource.RLIMIT_SIGPENDING)}
+
+
+def _parse_limit(text: str, path: str) -> tuple[str, int, int]:
+    """`nofile=1024:524288` as name, soft and hard limit."""
+    word, _, values = text.partition("=")
+    name = f"RLIMIT_{word.upper().removeprefix('RLIMIT_')}"
+    numbers = [
+        UNLIMITED
+        if value == "unlimited"
+        else int(value)
+        if value.isascii() and value.isdecimal()
+        else None
+        for value in values.split(":")
+    ]
+    if name not in RLIMITS or not 1 <= len(numbers) <= 2 or None in numbers:
+        raise InvalidSpec(
+            path,
+            f"{text!r} is not NAME=SOFT[:HARD] with a limit of setrlimit(2), such as nofile=1024:524288",
+        )
+    soft, hard = numbers[0], numbers[-1]
+    assert soft is not None and hard is not None
+    if _size(soft) > _size(hard):
+        raise InvalidSpec(path, f"{text!r}: the soft limit is above the hard one")
+    return name, soft, hard
+
+
+def _size(limit: int) -> float:
+    return float("inf") if limit == UNLIMITED else limit
+
+
+def cgroup_root() -> Path:
+    """Where the v2 tree is mounted. Raises InvalidSpec when there is none."""
+    for path in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")):
+        if (path / "cgroup.controllers").exists():
+            return path
+    raise InvalidSpec("cgroup", "no cgroup v2 tree at /sys/fs/cgroup or /sys/fs/cgroup/unified")
+
+
+def effective_capabilities() -> int:
+    """The effective set of this process as a bit mask."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return int(line.split()[1], 16)
+    return 0
+
+
+def loaded_apparmor_profiles() -> set[str]:
+    """The names of the profiles in the kernel."""
+    listing = _text(Path("/sys/kernel/security/apparmor/profiles"))
+    return {line.rpartition(" (")[0] for line in listing.splitlines()}
+
+
+def _driver(asked: str, systemd: bool) -> str:
+    if asked == "systemd" and not systemd:
+        raise InvalidSpec("cgroup.driver", "systemd does not run on this host")
+    if asked == "auto":
+        return "systemd" if systemd else "cgroupfs"
+    return asked
+
+
+def oom_score_adj_floor(asked: str) -> int | None:
+    """The lowest score that we may set, None for any; `asked`: auto, always, never.
+
+    Lowering oom_score_adj below its own value needs CAP_SYS_RESOURCE in the initial user namespace
+    (proc(5)).
+    """
+    if asked == "never":
+        return None
+    may_lower = bool(effective_capabilities() >> CAP_SYS_RESOURCE & 1)
+    if asked == "auto" and may_lower:
+        return None
+    return int(_text(Path("/proc/self/oom_score_adj")) or 0)
+
+
+def _words(path: Path) -> list[str]:
+    return _text(path).split()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

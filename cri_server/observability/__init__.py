@@ -1,0 +1,3 @@
+"""What the server shows of itself and its pods: logs, metrics, statistics, container events,
+timelines, profiles.
+"""

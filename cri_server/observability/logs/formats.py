@@ -1,0 +1,69 @@
+"""A record as one line of text, and as one JSON object.
+
+Both write times as RFC 3339 in UTC with milliseconds. Names in a message may be an image's or a
+pod's: control characters are escaped, so that no name begins a line of its own; only a traceback,
+which is ours, has more lines (in JSON it is a string).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from functools import lru_cache
+
+import msgspec
+
+from cri_server.observability.logs.fields import found_in
+from pyrunc.errors import VISIBLE
+
+_PLAIN = re.compile(r"[\w./:@%+,\[\]-]+")
+
+
+def time_of(record: logging.LogRecord) -> str:
+    """`2026-11-22T21:50:00.123Z`."""
+    return f"{_second(int(record.created))}.{int(record.msecs):03d}Z"
+
+
+@lru_cache(maxsize=4)
+def _second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+
+
+def message_of(record: logging.LogRecord) -> str:
+    """The message on one line."""
+    return record.getMessage().translate(VISIBLE)
+
+
+class Text(logging.Formatter):
+    """`TIME LEVEL logger: message key=value key="a value with spaces"`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = f"{time_of(record)} {record.levelname} {record.name}: {message_of(record)}"
+        for key, value in found_in(record).items():
+            line += f" {key}={_quoted(str(value))}"
+        return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
+
+
+class Json(logging.Formatter):
+    """`{"time", "level", "logger", "message", …fields, "traceback"}`; numbers stay numbers."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        content = {
+            "time": time_of(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": message_of(record),
+            **found_in(record),
+        }
+        if record.exc_info:
+            content["traceback"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(content, enc_hook=str).decode()
+
+
+def _quoted(text: str) -> str:
+    """As in logfmt: in quotation marks where a reader could not tell where the value ends."""
+    return (
+        text if _PLAIN.fullmatch(text) else json.dumps(text.translate(VISIBLE), ensure_ascii=False)
+    )

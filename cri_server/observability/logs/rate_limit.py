@@ -1,0 +1,54 @@
+"""At most so many records of a kind per second: a client that fails in a loop fills no disk.
+
+A kind is a logger, a level and a message before its arguments are put in. What is held back is
+counted; the next record of the kind that passes has the number in its field `suppressed`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from cri_server.observability.logs.fields import add_to
+
+BURST_S = 4.0  # so many seconds' worth may come at once
+KINDS_LIMIT = 1024
+
+_Kind = tuple[str, int, str]
+
+
+class RateLimit(logging.Filter):
+    """A token bucket per kind: `per_second` records, `BURST_S` times as many at once. Critical
+    records always pass.
+
+    `clock`: seconds that never go back.
+    """
+
+    def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._per_second, self._size = per_second, max(1.0, per_second * BURST_S)
+        # tokens, when they were counted, records held back
+        self._buckets: dict[_Kind, list[float]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.CRITICAL:
+            return True
+        kind, now_s = (record.name, record.levelno, str(record.msg)), self._clock()
+        bucket = self._buckets.get(kind)
+        if bucket is None:
+            if len(self._buckets) >= KINDS_LIMIT:
+                self._buckets.clear()
+            bucket = self._buckets[kind] = [self._size, now_s, 0]
+        tokens = min(self._size, bucket[0] + (now_s - bucket[1]) * self._per_second)
+        bucket[1] = now_s
+        if tokens < 1:
+            bucket[0] = tokens
+            bucket[2] += 1
+            return False
+        bucket[0] = tokens - 1
+        if bucket[2]:
+            add_to(record, suppressed=int(bucket[2]))
+            bucket[2] = 0
+        return True

@@ -1,0 +1,44 @@
+"""Where the server's records go: stderr as text or JSON, or the journal."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from cri_server.observability.logs.formats import Json, Text
+from cri_server.observability.logs.journald import SOCKET, Journal
+from cri_server.observability.logs.rate_limit import RateLimit
+from pyrunc.errors import WrongState
+
+
+def configure(level: str, form: str, limit_per_s: float) -> None:
+    """Replace the root logger's handlers. `form`: text, json or journald; `limit_per_s` 0: no
+    limit.
+
+    Raises WrongState when the journal is asked for and does not run.
+    """
+    handler = _handler(form)
+    if limit_per_s:
+        handler.addFilter(RateLimit(limit_per_s))
+    # What no form shows is not looked up for each record (logging HOWTO, "Optimization").
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    if sys.version_info >= (3, 12):
+        logging.logAsyncioTasks = False
+    if form != "journald":  # which has the line of source code
+        logging._srcfile = None  # type: ignore[attr-defined]
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+def _handler(form: str) -> logging.Handler:
+    if form == "journald":
+        try:
+            return Journal()
+        except OSError as error:
+            raise WrongState(
+                f"server.log_format: journald does not listen at {SOCKET}: {error.strerror}"
+            ) from None
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Json() if form == "json" else Text())
+    return handler

@@ -1,0 +1,395 @@
+"""Metrics of pods and containers for a kubelet without cAdvisor: one table of what exists, and the
+figures for it.
+
+Names and label keys are announced once, at kubelet's start, so every metric of the table is given
+for every running container; what this kernel does not count is 0, but for pressure and huge pages,
+which are left out then: a node without them must not look like one at rest. Values are whole
+numbers: seconds are rounded down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cri_server.api import api_pb2 as api
+from cri_server.observability import stats
+from cri_server.services import Services
+from cri_server.spec import groups
+from cri_server.store.model import Container, Sandbox
+from pyrunc.cgroups.stats import Memory
+
+BASE_LABELS = ("pod", "namespace", "container", "id", "image")
+
+
+@dataclass(slots=True)
+class Figures:
+    """Everything measured about one container."""
+
+    cpu: dict[str, int]
+    memory: Memory
+    io: dict[str, dict[str, int]]
+    processes: int
+    threads: int
+    threads_limit: int
+    descriptors: int
+    sockets: int
+    layer_bytes: int
+    disk: os.statvfs_result
+    started_at_ns: int
+    limits: api.LinuxContainerResources
+    pressure: dict[str, dict[str, dict[str, float]]]
+    hugetlb: dict[str, dict[str, int | None]]
+    open_files_limit: int | None
+
+    def stat(self, name: str) -> int:
+        """A line of memory.stat."""
+        return self.memory.stat.get(name, 0)
+
+    def usec(self, name: str) -> int:
+        """A time of cpu.stat in seconds."""
+        return self.cpu.get(name, 0) // 1_000_000
+
+
+Values = list[tuple[tuple[str, ...], int]]
+Reader = Callable[[Figures], int | Values]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """`read` gives one value, or one for each value of the extra `labels`."""
+
+    name: str
+    help: str
+    kind: int
+    read: Reader
+    labels: tuple[str, ...] = ()
+
+    @property
+    def full_name(self) -> str:
+        return f"container_{self.name}"
+
+
+def _counter(name: str, help: str, read: Reader, *labels: str) -> Metric:
+    return Metric(name, help, api.COUNTER, read, labels)
+
+
+def _gauge(name: str, help: str, read: Reader, *labels: str) -> Metric:
+    return Metric(name, help, api.GAUGE, read, labels)
+
+
+def _failures(figures: Figures) -> Values:
+    return [
+        (("pgfault", "container"), figures.stat("pgfault")),
+        (("pgmajfault", "container"), figures.stat("pgmajfault")),
+    ]
+
+
+def _io(key: str) -> Reader:
+    def read(figures: Figures) -> Values:
+        return [((device,), numbers.get(key, 0)) for device, numbers in figures.io.items()]
+
+    return read
+
+
+def _device_usage(figures: Figures) -> Values:
+    return [
+        ((device, *device.split(":", 1), operation), numbers.get(key, 0))
+        for device, numbers in figures.io.items()
+        for operation, key in (("Read", "rbytes"), ("Write", "wbytes"))
+    ]
+
+
+def _huge_pages(key: str) -> Reader:
+    def read(figures: Figures) -> Values:
+        return [((size,), numbers.get(key) or 0) for size, numbers in figures.hugetlb.items()]
+
+    return read
+
+
+def _pressure(name: str, kind: str) -> Reader:
+    """`some`: a task waited; `full`: none could go on."""
+
+    def read(figures: Figures) -> Values:
+        found = figures.pressure.get(name, {}).get(kind)
+        return [] if found is None else [((), int(found["total"]) // 1_000_000)]
+
+    return read
+
+
+def _soft_limits(figures: Figures) -> Values:
+    """cAdvisor gives this one of all."""
+    limit = figures.open_files_limit
+    return [] if limit is None else [(("max_open_files",), limit)]
+
+
+def _working_set(figures: Figures) -> int:
+    return max(0, figures.memory.current - figures.stat("inactive_file"))
+
+
+CONTAINER = (
+    _counter("cpu_usage_seconds_total", "CPU time consumed", lambda f: f.usec("usage_usec")),
+    _counter(
+        "cpu_user_seconds_total", "CPU time consumed in user mode", lambda f: f.usec("user_usec")
+    ),
+    _counter(
+        "cpu_system_seconds_total",
+        "CPU time consumed in the kernel",
+        lambda f: f.usec("system_usec"),
+    ),
+    _counter(
+        "cpu_cfs_periods_total",
+        "Enforcement periods that have passed",
+        lambda f: f.cpu.get("nr_periods", 0),
+    ),
+    _counter(
+        "cpu_cfs_throttled_periods_total",
+        "Throttled periods",
+        lambda f: f.cpu.get("nr_throttled", 0),
+    ),
+    _counter(
+        "cpu_cfs_throttled_seconds_total", "Time throttled", lambda f: f.usec("throttled_usec")
+    ),
+    _gauge("memory_cache", "Page cache in bytes", lambda f: f.stat("file")),
+    _gauge("memory_rss", "Anonymous memory in bytes", lambda f: f.stat("anon")),
+    _gauge("memory_swap", "Swap in use in bytes", lambda f: f.memory.swap_current or 0),
+    _gauge("memory_mapped_file", "Mapped files in bytes", lambda f: f.stat("file_mapped")),
+    _gauge("memory_kernel_usage", "Kernel memory in bytes", lambda f: f.stat("kernel")),
+    _counter(
+        "memory_failcnt", "Times that the limit was hit", lambda f: f.memory.events.get("max", 0)
+    ),
+    _gauge("memory_usage_bytes", "Memory in use", lambda f: f.memory.current),
+    _gauge(
+        "memory_max_usage_bytes", "The most memory that was in use", lambda f: f.memory.peak or 0
+    ),
+    _gauge(
+        "memory_working_set_bytes", "Memory in use that cannot be dropped at once", _working_set
+    ),
+    _counter("memory_failures_total", "Page faults", _failures, "failure_type", "scope"),
+    _counter(
+        "oom_events_total",
+        "Processes that the OOM killer took",
+        lambda f: f.memory.events.get("oom_kill", 0),
+    ),
+    _gauge("fs_inodes_free", "Free inodes of the writable layer's disk", lambda f: f.disk.f_ffree),
+    _gauge("fs_inodes_total", "Inodes of the writable layer's disk", lambda f: f.disk.f_files),
+    _gauge(
+        "fs_limit_bytes",
+        "Size of the writable layer's disk",
+        lambda f: f.disk.f_blocks * f.disk.f_frsize,
+    ),
+    _gauge("fs_usage_bytes", "Bytes that the writable layer takes", lambda f: f.layer_bytes),
+    _counter("fs_reads_total", "Reads completed", _io("rios"), "device"),
+    _counter("fs_reads_bytes_total", "Bytes read", _io("rbytes"), "device"),
+    _counter("fs_writes_total", "Writes completed", _io("wios"), "device"),
+    _counter("fs_writes_bytes_total", "Bytes written", _io("wbytes"), "device"),
+    _counter(
+        "blkio_device_usage_total",
+        "Bytes read and written",
+        _device_usage,
+        "device",
+        "major",
+        "minor",
+        "operation",
+    ),
+    _gauge("processes", "Processes", lambda f: f.processes),
+    _gauge("threads", "Threads", lambda f: f.threads),
+    _gauge(
+        "threads_max",
+        "The most threads that are permitted, 0 for no limit",
+        lambda f: f.threads_limit,
+    ),
+    _gauge("sockets", "Open sockets", lambda f: f.sockets),
+    _gauge("file_descriptors", "Open descriptors", lambda f: f.descriptors),
+    _gauge("last_seen", "When this was measured", lambda f: int(time.time())),
+    _gauge(
+        "start_time_seconds",
+        "When the container was started",
+        lambda f: f.started_at_ns // 1_000_000_000,
+    ),
+    _gauge("spec_cpu_period", "CPU period in microseconds", lambda f: f.limits.cpu_period),
+    _gauge("spec_cpu_shares", "CPU shares", lambda f: f.limits.cpu_shares),
+    _gauge(
+        "spec_memory_limit_bytes", "Memory limit", lambda f: max(0, f.limits.memory_limit_in_bytes)
+    ),
+    _gauge(
+        "spec_memory_swap_limit_bytes",
+        "Memory and swap limit",
+        lambda f: max(0, f.limits.memory_swap_limit_in_bytes),
+    ),
+    _gauge(
+        "spec_cpu_quota",
+        "CPU time in a period, 0 for no limit",
+        lambda f: max(0, f.limits.cpu_quota),
+    ),
+    _gauge(
+        "spec_memory_reservation_limit_bytes",
+        "Memory that is never reclaimed",
+        lambda f: f.memory.min or 0,
+    ),
+    _gauge("ulimits_soft", "Soft limits of the container's first process", _soft_limits, "ulimit"),
+    _gauge(
+        "hugetlb_usage_bytes", "Huge pages in use, in bytes", _huge_pages("current"), "pagesize"
+    ),
+    _gauge(
+        "hugetlb_max_usage_bytes",
+        "The most huge pages, which cgroup v2 does not count",
+        _huge_pages("peak"),
+        "pagesize",
+    ),
+    *(
+        _counter(
+            f"pressure_{kind_of}_{word}_seconds_total",
+            f"Time in which {what} for {name}",
+            _pressure(kind_of, kind),
+        )
+        for kind_of, name in (("cpu", "CPU time"), ("memory", "memory"), ("io", "disks"))
+        for word, kind, what in (
+            ("waiting", "some", "a task waited"),
+            ("stalled", "full", "all tasks waited"),
+        )
+    ),
+)
+
+# Columns of /proc/PID/net/dev; these are measured per pod and interface.
+NETWORK = tuple(
+    (
+        f"network_{direction}_{what}_total",
+        f"{what.replace('_', ' ').capitalize()} {word}",
+        column + offset,
+    )
+    for direction, word, column in (("receive", "received", 0), ("transmit", "sent", 8))
+    for what, offset in (("bytes", 0), ("packets", 1), ("errors", 2), ("packets_dropped", 3))
+)
+
+
+def descriptors() -> list[api.MetricDescriptor]:
+    """What will be given, for kubelet's registration."""
+    found = [(m.full_name, m.help, m.labels) for m in CONTAINER]
+    found += [(f"container_{name}", help, ("interface",)) for name, help, _ in NETWORK]
+    return [
+        api.MetricDescriptor(name=name, help=help, label_keys=[*BASE_LABELS, *labels])
+        for name, help, labels in found
+    ]
+
+
+async def of_sandbox(services: Services, sandbox: Sandbox) -> api.PodSandboxMetrics:
+    """The pod's own metrics (its network) and those of its running containers."""
+    metadata = sandbox.config.metadata
+    base = [metadata.name, metadata.namespace, "", sandbox.id, ""]
+    result = api.PodSandboxMetrics(pod_sandbox_id=sandbox.id)
+    if sandbox.pause is not None and not sandbox.host_network:
+        result.metrics.extend(_network(base, sandbox.pause.pid))
+    for container in services.index.containers_of(sandbox):
+        if container.running:
+            found = result.container_metrics.add(container_id=container.id)
+            found.metrics.extend(await _of_container(services, sandbox, container))
+    return result
+
+
+async def _of_container(
+    services: Services, sandbox: Sandbox, container: Container
+) -> list[api.Metric]:
+    root = services.paths.container_root(container.id)
+    _, layer_bytes, _ = await stats.layers.of(container.id, root)
+    figures = await asyncio.to_thread(_measure, services, container, layer_bytes)
+    metadata = sandbox.config.metadata
+    base = [
+        metadata.name,
+        metadata.namespace,
+        container.config.metadata.name,
+        container.id,
+        container.image_name,
+    ]
+    return [
+        api.Metric(
+            name=metric.full_name,
+            metric_type=metric.kind,  # type: ignore[arg-type]
+            label_values=[*base, *labels],
+            value=api.UInt64Value(value=value),
+        )
+        for metric in CONTAINER
+        for labels, value in _values(metric, figures)
+    ]
+
+
+def _values(metric: Metric, figures: Figures) -> Values:
+    found = metric.read(figures)
+    return found if isinstance(found, list) else [((), found)]
+
+
+def _measure(services: Services, container: Container, layer_bytes: int) -> Figures:
+    group = groups.place(container.cgroups_path, container.id)
+    (usage, memory), pids = stats.measure(group), group.processes()
+    threads = descriptors_open = sockets = 0
+    for pid in pids:
+        threads += len(_names(f"/proc/{pid}/task"))
+        for link in _links(f"/proc/{pid}/fd"):
+            descriptors_open += 1
+            sockets += link.startswith("socket:")
+    return Figures(
+        cpu=usage.cpu or {},
+        memory=memory,
+        io=usage.io,
+        processes=len(pids),
+        threads=threads,
+        threads_limit=(usage.pids or {}).get("max") or 0,
+        descriptors=descriptors_open,
+        sockets=sockets,
+        layer_bytes=layer_bytes,
+        disk=os.statvfs(services.paths.root),
+        started_at_ns=container.started_at_ns,
+        limits=container.resources,
+        pressure=usage.pressure,
+        hugetlb=usage.hugetlb,
+        open_files_limit=_open_files_limit(container),
+    )
+
+
+def _open_files_limit(container: Container) -> int | None:
+    """The soft one of the container's first process (prlimit(2)); None when it is gone."""
+    if container.process is None:
+        return None
+    try:
+        return resource.prlimit(container.process.pid, resource.RLIMIT_NOFILE)[0]
+    except (OSError, ValueError):
+        return None
+
+
+def _network(base: list[str], pid: int) -> Iterator[api.Metric]:
+    try:
+        lines = Path(f"/proc/{pid}/net/dev").read_text().splitlines()[2:]
+    except OSError:
+        return
+    for line in lines:
+        interface, _, rest = line.partition(":")
+        fields = rest.split()
+        if interface.strip() == "lo":
+            continue
+        for name, _, column in NETWORK:
+            yield api.Metric(
+                name=f"container_{name}",
+                metric_type=api.COUNTER,
+                label_values=[*base, interface.strip()],
+                value=api.UInt64Value(value=int(fields[column])),
+            )
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _links(folder: str) -> Iterable[str]:
+    for name in _names(folder):
+        try:
+            yield os.readlink(f"{folder}/{name}")
+        except OSError:
+            continue

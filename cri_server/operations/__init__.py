@@ -1,0 +1,3 @@
+"""How operations run: named steps with undo, joined calls, locks by name, tasks that end
+together.
+"""

@@ -1,0 +1,1 @@
+"""Mandatory access control: AppArmor profiles and SELinux labels of pods and containers."""

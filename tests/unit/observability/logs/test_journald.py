@@ -1,0 +1,131 @@
+"""The journal's native protocol, at a socket of our own in the journal's place."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import logging
+import os
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cri_server.observability.logs import fields
+from cri_server.observability.logs.journald import SEALS, Journal
+
+
+def parse(data: bytes) -> dict[str, str]:
+    """The fields of a datagram, as the protocol's description has them."""
+    found = {}
+    while data:
+        head, _, rest = data.partition(b"\n")
+        if b"=" in head:
+            key, _, value = head.partition(b"=")
+        else:
+            (size,) = struct.unpack_from("<Q", rest)
+            key, value, rest = head, rest[8 : 8 + size], rest[8 + size :]
+            assert rest[:1] == b"\n"
+            rest = rest[1:]
+        found[key.decode()] = value.decode()
+        data = rest
+    return found
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        yield listener
+
+
+@pytest.fixture
+def log(journal: socket.socket) -> Iterator[logging.Logger]:
+    logger = logging.Logger("cri_server.test")
+    handler = Journal(journal.getsockname())
+    logger.addHandler(handler)
+    yield logger
+    handler.close()
+
+
+def test_fields(journal: socket.socket, log: logging.Logger) -> None:
+    log.warning("%s failed", "StartContainer", extra=fields.of(pod="default/web", duration_ms=1.5))
+    found = parse(journal.recv(1 << 16))
+    assert found["MESSAGE"] == "StartContainer failed" and found["PRIORITY"] == "4"
+    assert found["PYRUNC_POD"] == "default/web" and found["PYRUNC_DURATION_MS"] == "1.5"
+    assert found["SYSLOG_IDENTIFIER"] == "pyrunc-cri" and found["LOGGER"] == "cri_server.test"
+    assert found["CODE_FILE"] == __file__ and found["CODE_FUNC"] == "test_fields"
+
+
+def test_a_value_of_several_lines_makes_no_field_of_its_own(
+    journal: socket.socket, log: logging.Logger
+) -> None:
+    try:
+        raise ValueError("odd")
+    except ValueError:
+        log.exception("bad", extra=fields.of(error="x\nPRIORITY=0\n"))
+    found = parse(journal.recv(1 << 16))
+    assert found["PRIORITY"] == "3" and found["PYRUNC_ERROR"] == "x\nPRIORITY=0\n"
+    assert found["MESSAGE"].startswith("bad\nTraceback") and found["MESSAGE"].endswith(
+        "ValueError: odd"
+    )
+
+
+def test_a_long_record_comes_as_a_sealed_memfd(journal: socket.socket, log: logging.Logger) -> None:
+    text = "x" * (4 << 20)  # more than a socket's buffer holds
+    log.info(text)
+    data, control, _, _ = journal.recvmsg(16, socket.CMSG_SPACE(4))
+    assert data == b""
+    (memory,) = array.array("i", control[0][2])
+    try:
+        assert fcntl.fcntl(memory, fcntl.F_GET_SEALS) == SEALS
+        found = parse(os.pread(memory, os.fstat(memory).st_size, 0))
+    finally:
+        os.close(memory)
+    assert found["MESSAGE"] == text
+
+
+def test_a_journal_that_does_not_read_is_not_waited_for(
+    journal: socket.socket, log: logging.Logger
+) -> None:
+    for number in range(3000):  # net.unix.max_dgram_qlen is a few hundred at most
+        log.info("line %d", number)
+    journal.setblocking(False)
+    taken = 0
+    try:
+        while parse(journal.recv(1 << 16)):
+            taken += 1
+    except BlockingIOError:
+        pass
+    assert 0 < taken < 3000
+    log.info("later")
+    found = parse(journal.recv(1 << 16))
+    assert found["MESSAGE"] == "later" and found["PYRUNC_LOST_BEFORE"] == str(3000 - taken)
+    log.info("and on")
+    assert "PYRUNC_LOST_BEFORE" not in parse(journal.recv(1 << 16))
+
+
+def test_a_journal_that_is_restarted_is_found_again(tmp_path: Path) -> None:
+    path, logger = str(tmp_path / "socket"), logging.Logger("x")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as first:
+        first.bind(path)
+        handler = Journal(path)
+        logger.addHandler(handler)
+    Path(path).unlink()
+    logger.info("lost")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as second:
+        second.bind(path)
+        logger.info("found")
+        found = parse(second.recv(1 << 16))
+    handler.close()
+    assert found["MESSAGE"] == "found" and found["PYRUNC_LOST_BEFORE"] == "1"
+
+
+def test_no_journal(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(FileNotFoundError):
+        Journal(str(tmp_path / "none"))
+    assert len(os.listdir("/proc/self/fd")) == before and sys.exc_info()[0] is None

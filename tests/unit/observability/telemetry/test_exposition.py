@@ -1,0 +1,63 @@
+"""Histograms as Prometheus has them, and addresses of a network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from cni_plugins.protocol.config import parse_list_object
+from cri_server.network.leases import Usage, usage
+from cri_server.observability.meters import BOUNDS_S, Meters
+from cri_server.observability.telemetry.exposition import write
+from cri_server.observability.telemetry.snapshot import Family, Histogram
+
+
+def test_buckets_add_up() -> None:
+    meters = Meters()
+    for seconds in (0.00005, BOUNDS_S[0], 0.3, 1e6):
+        meters.add("RunPodSandbox", "OK", seconds)
+    samples = {key: (list(d.counts), d.sum_s) for key, d in meters.items()}
+    body, kind = write([Histogram("pyrunc_x_seconds", "x", ("call", "code"), samples)], "")
+    assert kind.startswith("text/plain")
+    (family,) = [
+        f for f in text_string_to_metric_families(body.decode()) if f.name == "pyrunc_x_seconds"
+    ]
+    found = {s.labels["le"]: s.value for s in family.samples if s.name.endswith("_bucket")}
+    assert (
+        found[str(BOUNDS_S[0])] == 2
+        and found["0.25"] == 2
+        and found["0.5"] == 3
+        and found["300.0"] == 3
+    )
+    assert found["+Inf"] == 4 == next(s.value for s in family.samples if s.name.endswith("_count"))
+    assert {s.labels["call"] for s in family.samples} == {"RunPodSandbox"}
+
+
+def test_open_metrics_and_odd_labels() -> None:
+    nasty = 'a"b\\c\nd'
+    family = Family("pyrunc_x", "counter", "x", ("name",), {(nasty,): 3})
+    body, kind = write([family], "application/openmetrics-text; version=1.0.0")
+    assert kind.startswith("application/openmetrics-text") and body.endswith(b"# EOF\n")
+    plain, _ = write([family], "")
+    (found,) = [f for f in text_string_to_metric_families(plain.decode()) if f.name == "pyrunc_x"]
+    assert [(s.name, s.labels["name"], s.value) for s in found.samples] == [
+        ("pyrunc_x_total", nasty, 3)
+    ]
+
+
+def test_leases(tmp_path: Path) -> None:
+    ipam = {"type": "host-local", "dataDir": str(tmp_path), "ranges": [
+        [{"subnet": "10.1.0.0/24"}, {"subnet": "10.2.0.0/16", "rangeStart": "10.2.0.10", "rangeEnd": "10.2.0.19"}],
+        [{"subnet": "fd00::/120"}, {"subnet": "nonsense"}],
+    ]}  # fmt: skip
+    plugins = [{"type": "bridge", "ipam": ipam}, {"type": "portmap"}]
+    network = parse_list_object(
+        json.loads(json.dumps({"cniVersion": "1.0.0", "name": "n", "plugins": plugins}))
+    )
+    assert usage(network) == [Usage("n", 4, 0, 264), Usage("n", 6, 0, 254)]
+    (tmp_path / "n" / "owners").mkdir(parents=True)
+    for name in ("10.1.0.2", "10.2.0.11", "fd00::3", "lock", "last_reserved_ip.0"):
+        (tmp_path / "n" / name).touch()
+    assert usage(network) == [Usage("n", 4, 2, 264), Usage("n", 6, 1, 254)]

@@ -1,0 +1,91 @@
+"""What kubelet is told of a cgroup's figures."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cri_server.api import api_pb2 as api
+from cri_server.observability import stats
+from pyrunc.cgroups.stats import Memory, Stats
+
+MIB = 1 << 20
+MEMORY = Memory(
+    50 * MIB,
+    stat={"anon": 20 * MIB, "inactive_file": 10 * MIB, "pgfault": 77, "pgmajfault": 5},
+    events={},
+    max=64 * MIB,
+    swap_current=3 * MIB,
+    swap_max=8 * MIB,
+)
+
+
+def read(**parts: Any) -> Stats:
+    found = Stats()
+    for name, figures in parts.items():
+        setattr(found, name, figures)
+    return found
+
+
+def filled(**parts: Any) -> tuple[api.CpuUsage, api.MemoryUsage]:
+    cpu, memory = api.CpuUsage(), api.MemoryUsage()
+    stats._fill("key", cpu, memory, read(**parts))
+    return cpu, memory
+
+
+@pytest.mark.requirement("10.1.6", "10.1.7", "10.1.8", "10.1.9", "10.1.10")
+def test_memory() -> None:
+    _, memory = filled(memory=MEMORY)
+    assert memory.timestamp and memory.usage_bytes.value == 50 * MIB
+    assert memory.working_set_bytes.value == 40 * MIB and memory.available_bytes.value == 24 * MIB
+    assert (memory.rss_bytes.value, memory.page_faults.value, memory.major_page_faults.value) == (
+        20 * MIB,
+        77,
+        5,
+    )
+
+
+@pytest.mark.requirement("10.1.7", "10.1.8")
+def test_memory_without_a_limit_and_full_of_files() -> None:
+    _, memory = filled(memory=Memory(MIB, {"inactive_file": 2 * MIB}, {}))
+    assert memory.working_set_bytes.value == 0 and not memory.HasField("available_bytes")
+
+
+@pytest.mark.requirement("10.1.11")
+def test_swap() -> None:
+    swap = api.SwapUsage()
+    stats._fill_swap(swap, read(memory=MEMORY))
+    assert (swap.swap_usage_bytes.value, swap.swap_available_bytes.value) == (3 * MIB, 5 * MIB)
+    none = api.SwapUsage()
+    stats._fill_swap(none, read(memory=Memory(1, {}, {})))
+    assert not none.timestamp, "a kernel without swap accounting"
+
+
+@pytest.mark.requirement("10.1.3", "10.1.5")
+def test_cpu_and_its_pressure() -> None:
+    figures = {"avg10": 1.5, "avg60": 2.5, "avg300": 3.5, "total": 1234}
+    cpu, memory = filled(
+        cpu={"usage_usec": 5}, pressure={"cpu": {"some": figures, "full": figures}}
+    )
+    assert cpu.usage_core_nano_seconds.value == 5000
+    assert cpu.psi.Some.Total == 1_234_000, "nanoseconds"
+    assert (cpu.psi.Full.Avg10, cpu.psi.Full.Avg60, cpu.psi.Full.Avg300) == (1.5, 2.5, 3.5)
+    assert not memory.HasField("psi")
+
+
+@pytest.mark.requirement("5.5.2")
+async def test_what_layers_take_is_told_without_a_walk(tmp_path: Path) -> None:
+    """One that was never measured is walked meanwhile, once; what is asked later finds what that
+    walk found."""
+    layers, upper = stats.LayerSizes(), tmp_path / "upper"
+    upper.mkdir()
+    (upper / "file").write_bytes(b"x" * MIB)
+    assert layers.measured({"a": tmp_path}) == (0, 0)
+    await asyncio.gather(*layers._walks.values())
+    found = layers.measured({"a": tmp_path})
+    assert found[0] >= MIB and found[1] > 0
+    (upper / "more").write_bytes(b"x" * MIB)
+    assert layers.measured({"a": tmp_path}) == found and not layers._walks

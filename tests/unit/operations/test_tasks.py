@@ -1,0 +1,55 @@
+"""Locks by key, and work that is waited for although its caller is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from cri_server.operations.locks import KeyedLock
+from cri_server.operations.tasks import to_the_end
+
+
+def test_a_caller_that_is_cancelled_twice_still_waits() -> None:
+    async def run() -> None:
+        gate, ended = asyncio.Event(), list[str]()
+
+        async def work() -> None:
+            await gate.wait()
+            ended.append("work")
+
+        caller = asyncio.create_task(to_the_end(work()))
+        for _ in range(2):
+            await asyncio.sleep(0)
+            caller.cancel()
+        await asyncio.sleep(0)
+        assert not caller.done()
+        gate.set()
+        with suppress(asyncio.CancelledError):
+            await caller
+        assert caller.cancelled() and ended == ["work"]
+
+    asyncio.run(run())
+
+
+def test_a_key_is_held_by_one_and_forgotten() -> None:
+    async def run() -> None:
+        lock, inside, most = KeyedLock(), 0, 0
+
+        async def hold(key: str) -> None:
+            nonlocal inside, most
+            async with lock.hold(key):
+                inside, most = inside + 1, max(most, inside + 1)
+                await asyncio.sleep(0)
+                inside -= 1
+
+        await asyncio.gather(*(hold("one") for _ in range(5)))
+        assert most == 1 and "one" not in lock
+        waiting = asyncio.create_task(hold("one"))
+        async with lock.hold("one"), lock.hold("other"):
+            await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            assert "one" in lock and "other" in lock
+        assert "one" not in lock and "other" not in lock
+
+    asyncio.run(run())

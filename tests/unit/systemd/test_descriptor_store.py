@@ -1,0 +1,116 @@
+"""Descriptors that the service manager keeps: given to it, and received by the next process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cri_server.systemd.descriptor_store import DescriptorStore, receive
+from tests.support.service_manager import ServiceManager, manager
+
+__all__ = ["manager"]
+
+RECEIVE = """
+import os, sys
+from cri_server.systemd.descriptor_store import receive
+found = receive(os.environ)
+for name, fd in found.items():
+    print(name, fd, os.get_inheritable(fd), os.fstat(fd).st_size if name.startswith("file") else "")
+print(sorted(word for word in os.environ if word.startswith("LISTEN_")), len(os.listdir("/proc/self/fd")) - 1)
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[int]:
+    (tmp_path / "file").write_bytes(b"x" * 77)
+    fd = os.open(tmp_path / "file", os.O_PATH)
+    yield fd
+    os.close(fd)
+
+
+def started(manager: ServiceManager, **environment: str) -> list[str]:
+    """What the manager's next process says about what it received."""
+    command, fds, more = manager.starting([sys.executable, "-c", RECEIVE])
+    done = subprocess.run(
+        command,
+        pass_fds=fds,
+        env={**os.environ, **more, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return (done.stdout + done.stderr).splitlines()
+
+
+def test_the_next_process_gets_what_was_put(manager: ServiceManager, file: int) -> None:
+    store = DescriptorStore()
+    store.put("file-a", file)
+    store.put("file-b", file)
+    assert manager.messages == [f"FDSTORE=1\nFDNAME=file-{letter}\nFDPOLL=0" for letter in "ab"]
+    assert os.path.sameopenfile(manager.store["file-a"], file)
+    assert started(manager) == ["file-a 3 False 77", "file-b 4 False 77", "[] 5"]
+
+
+def test_what_was_removed_is_not_there(manager: ServiceManager, file: int) -> None:
+    store = DescriptorStore()
+    store.put("file-a", file)
+    store.put("file-b", file)
+    store.remove("file-a")
+    store.remove("never")
+    assert started(manager) == ["file-b 3 False 77", "[] 4"]
+
+
+def test_of_one_name_there_is_one(manager: ServiceManager, file: int) -> None:
+    for _ in range(3):
+        DescriptorStore().put("file", file)
+    assert started(manager) == ["file 3 False 77", "[] 4"]
+
+
+def test_what_came_with_no_name_is_called_unknown(manager: ServiceManager, file: int) -> None:
+    manager.keep("x", os.dup(file))
+    assert started(manager, LISTEN_FDNAMES="") == ["unknown 3 False ", "[] 4"]
+
+
+def test_more_names_and_numbers_than_descriptors(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:  # fmt: skip
+    monkeypatch.setattr("cri_server.systemd.descriptor_store.FIRST_FD", 1 << 20)
+    assert (
+        receive({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2", "LISTEN_FDNAMES": "a:b"}) == {}
+    )
+    assert "LISTEN_FDS: descriptor 1048576, a: " in caplog.text
+    assert receive({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "two"}) == {}
+    assert "LISTEN_FDS=two is no number" in caplog.text
+
+
+def test_what_is_for_another_process_is_not_ours() -> None:
+    environment = {
+        "LISTEN_PID": str(os.getppid()),
+        "LISTEN_FDS": "1",
+        "LISTEN_FDNAMES": "a",
+        "HOME": "/",
+    }
+    assert receive(environment) == {} and environment == {"HOME": "/"}
+    assert receive({}) == {}
+
+
+@pytest.mark.parametrize("name", ["a:b", "a" * 256, "a\n", "ä"])
+def test_names_that_the_manager_would_refuse(manager: ServiceManager, file: int, name: str) -> None:
+    with pytest.raises(ValueError, match="is no name of a stored descriptor"):
+        DescriptorStore().put(name, file)
+    assert manager.messages == []
+
+
+def test_it_is_taken_once(file: int) -> None:
+    store = DescriptorStore({"a": file})
+    assert store.take() == {"a": file} and store.take() == {}
+
+
+def test_without_a_manager_nothing_is_kept(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    DescriptorStore().put("a", file)
+    DescriptorStore().remove("a")
+    os.fstat(file)

@@ -1,0 +1,88 @@
+"""The words that systemd hears: ready, alive again and again, stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from cri_server.systemd import notify
+
+
+@pytest.fixture(params=["path", "abstract"])
+def manager(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> socket.socket:
+    """The manager's end of NOTIFY_SOCKET."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    request.addfinalizer(listener.close)
+    name = f"{tmp_path}/notify" if request.param == "path" else f"@pyrunc-{os.getpid()}"
+    listener.bind("\0" + name[1:] if name[0] == "@" else name)
+    listener.setblocking(False)
+    monkeypatch.setenv("NOTIFY_SOCKET", name)
+    monkeypatch.delenv("WATCHDOG_USEC", raising=False)
+    return listener
+
+
+def heard(listener: socket.socket) -> list[str]:
+    """All datagrams so far."""
+    found = []
+    while True:
+        try:
+            found.append(listener.recv(4096).decode())
+        except BlockingIOError:
+            return found
+
+
+async def test_a_watched_server_says_that_it_lives(
+    manager: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "40000")
+    monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+    async with notify.supervised():
+        said = heard(manager)
+        async with asyncio.timeout(30):
+            while len(said) < 4:
+                await asyncio.sleep(0.01)
+                said += heard(manager)
+    first, *alive, last = [*said, *heard(manager)]
+    assert (first, set(alive), last) == ("READY=1", {"WATCHDOG=1"}, "STOPPING=1")
+
+
+async def test_a_loop_that_hangs_says_nothing(
+    manager: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "20000")
+    async with notify.supervised():
+        await asyncio.sleep(0.05)
+        heard(manager)
+        time.sleep(0.2)
+        assert heard(manager) == []
+
+
+async def test_without_a_watchdog(manager: socket.socket) -> None:
+    async with notify.supervised():
+        await asyncio.sleep(0.05)
+    assert heard(manager) == ["READY=1", "STOPPING=1"]
+
+
+def test_whom_the_watchdog_watches() -> None:
+    assert notify.watchdog_interval_s({}) == 0
+    assert notify.watchdog_interval_s({"WATCHDOG_USEC": "60000000"}) == 30
+    assert (
+        notify.watchdog_interval_s({"WATCHDOG_USEC": "60000000", "WATCHDOG_PID": str(os.getppid())})
+        == 0
+    )
+    assert notify.watchdog_interval_s({"WATCHDOG_USEC": "soon"}) == 0
+    assert notify.watchdog_interval_s({"WATCHDOG_USEC": "0"}) == 0
+
+
+def test_a_manager_that_is_gone_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", f"{tmp_path}/absent")
+    notify.tell("READY=1")
