@@ -27,6 +27,8 @@ def _additional(base: Mapping[str, BuiltImage]) -> Mapping[str, BuiltImage]:
     plugin = Node((toolchain.e2e_helpers() / "sample-device-plugin").read_bytes(), 0o755)
     started = {"Entrypoint": ["/sampledeviceplugin", "-alsologtostderr"]}
     return {
+        # Behind a login (tests/kube_e2e_node/credential_provider.py).
+        "gcr.io/k8s-authenticated-test/agnhost:2.6": agnhost,
         f"{images.E2E}/ipc-utils:1.4": build.busybox(busybox.program()),  # it has ipcs(1)
         f"{images.E2E}/kitten:1.8": picture(agnhost, "kitten"),
         # The version is that of its DaemonSet in test/e2e/testing-manifests.

@@ -15,13 +15,25 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.kube_e2e_node import systemd_stand_in
+from tests.kube_e2e_node import credential_provider, systemd_stand_in
 from tests.support import ginkgo, toolchain
-from tests.support.cluster_node import POD_SUBNETS, REGISTRY, Node, bridge_network
+from tests.support.cluster_node import (
+    LOCKED_REGISTRY,
+    POD_SUBNETS,
+    REGISTRY,
+    Node,
+    bridge_network,
+)
 from tests.support.processes import Program, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
-IMAGE_HOSTS = ("docker.io", "registry.k8s.io", "gcr.io")
+# Where the images of these hosts are; one of them asks for a login.
+IMAGE_HOSTS = {
+    "docker.io": REGISTRY,
+    "registry.k8s.io": REGISTRY,
+    credential_provider.HOST: LOCKED_REGISTRY,
+}
+LOGIN = f"{credential_provider.USER}:{credential_provider.PASSWORD}"
 # Folders that kubelet and what its specs mount expect at these places.
 FIXED_FOLDERS = (
     "/var/lib/kubelet",
@@ -61,21 +73,16 @@ class SuiteNode(Node):
         super().__init__(folder, name)
         self.pods_group = f"/{name}"
         self.registry = Program("registry", folder / "log")
+        self.locked_registry = Program("locked-registry", folder / "log")
         self.units = folder / "units"
         self.log = folder / "ginkgo.log"
 
     def up(self, images: Sequence[Path]) -> None:
-        """Starts the registry with the archives `images`, and the server; both answer on return."""
+        """Starts the registries with the archives `images`, and the server; all answer on return."""
         self.make_network()
         self._make_mounts()
-        host, _, port = REGISTRY.rpartition(":")
-        self.registry.start(
-            self.inside(
-                sys.executable, "-m", "tests.support.registry", "--address", host, "--port", port,
-                "--root", f"{self.folder}/registry", *map(str, images),
-            ),
-            environment={"PYTHONPATH": str(REPOSITORY)},
-        )  # fmt: skip
+        self._serve_images(self.registry, REGISTRY, images)
+        self._serve_images(self.locked_registry, LOCKED_REGISTRY, images, "--auth", LOGIN)
         self.write_configuration(bridge_network(self.folder / "leases"))
         self._mirror_image_hosts()
         self.start_server()
@@ -85,6 +92,7 @@ class SuiteNode(Node):
         self._systemctl("stop", *self._systemctl("list-units").split())
         self.stop()
         self.registry.stop()
+        self.locked_registry.stop()
 
     def environment(self) -> dict[str, str]:
         """The suite's: the stand-ins for systemd come first in its PATH."""
@@ -120,11 +128,22 @@ class SuiteNode(Node):
         if not wait_until(ready.exists, 10):
             raise RuntimeError(f"no mount namespace: {self.mounts.tail()}")
 
+    def _serve_images(
+        self, registry: Program, address: str, images: Sequence[Path], *options: str
+    ) -> None:
+        host, _, port = address.rpartition(":")
+        module = [sys.executable, "-m", "tests.support.registry"]
+        place = ["--address", host, "--port", port, "--root", f"{self.folder}/{registry.name}"]
+        registry.start(
+            self.inside(*module, *place, *options, *map(str, images)),
+            environment={"PYTHONPATH": str(REPOSITORY)},
+        )
+
     def _mirror_image_hosts(self) -> None:
-        for host in IMAGE_HOSTS:
+        for host, registry in IMAGE_HOSTS.items():
             hosts = self.folder / "certs.d" / host / "hosts.toml"
             hosts.parent.mkdir(parents=True, exist_ok=True)
-            hosts.write_text(f'server = "http://{REGISTRY}"\n')
+            hosts.write_text(f'server = "http://{registry}"\n')
 
     def run(
         self, focus: str, skip: Sequence[str], timeout_s: int, processes: int = 1, *options: str
@@ -140,14 +159,16 @@ class SuiteNode(Node):
         program.unlink(missing_ok=True)
         program.symlink_to(toolchain.e2e_node())
         skipped = [f"--skip={pattern}" for pattern in skip]
+        credentials = credential_provider.install(self.folder / "credentials")
+        kubelet_flags = [f"--node-ip={self.address}", *credentials]
         command = [
             str(toolchain.e2e_helpers() / "ginkgo"), f"--procs={processes}", f"--timeout={timeout_s}s", "--no-color",
             f"--focus={focus}", *skipped, "--json-report=report.json", f"--output-dir={reports}",
             str(program), "--",
             f"--k8s-bin-dir={toolchain.kubernetes()}", f"--report-dir={reports}", "--node-name=node1",
             f"--container-runtime-endpoint=unix://{self.socket}", "--prepull-images=false",
-            f"--kubelet-config-file={configuration}", f"--kubelet-flags=--node-ip={self.address}",
-            *options,
+            f"--kubelet-config-file={configuration}",
+            *(f"--kubelet-flags={flag}" for flag in kubelet_flags), *options,
         ]  # fmt: skip
         ginkgo.run(self.inside(*command), self.log, timeout_s + 120, self.environment())
         return ginkgo.specs(reports / "report.json")

@@ -38,8 +38,6 @@ SKIP = (
     # hybrid host lacks: the groups of kubelet, of the runtime and of the rest, limits of memory,
     # and pressure of pods, which have no group each.
     "Summary API", "ContainerMetrics",
-    # Its image lies behind a login of Google's.
-    "ImageCredentialProvider",
 )  # fmt: skip
 
 
