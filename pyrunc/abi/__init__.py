@@ -1,2 +1,2 @@
-"""Numbers that Linux promised: flags, request codes and call numbers, by the names of the manual
+"""Numbers of the Linux ABI: flags, request codes and call numbers, by the names of the manual
 pages. Data only."""

@@ -1,5 +1,5 @@
-"""Per architecture: call tables and the few `O_*` flags that differ. `machine` names are those of
-`uname -m`."""
+"""What differs between architectures: call tables and a few `O_*` flags. `machine` names are those
+of `uname -m`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ MACHINES = ("x86_64", "aarch64")
 
 
 class Arch:
-    """One 64-bit architecture: `syscalls` name -> number, and the open flags whose value depends on
-    it."""
+    """One 64-bit architecture: `syscalls` maps names to numbers; the open flags have its values."""
 
     __slots__ = ("audit", "machine", "o_directory", "o_nofollow", "syscalls")
 
@@ -23,23 +22,25 @@ class Arch:
         self.o_directory, self.o_nofollow = directory, nofollow
 
 
-_KNOWN: dict[str, Arch] = {}
+_LOADED: dict[str, Arch] = {}
 _HERE = os.uname().machine
 
 
 def arch(machine: str = "") -> Arch:
-    """The architecture of that name, without one this machine's. Unsupported when there is no table
+    """Return the architecture of that name, or this machine's. Unsupported when there is no table
     for it."""
     name = machine or _HERE
-    if name not in _KNOWN:
+    if name not in _LOADED:
         if name == "x86_64":
             from pyrunc.abi.syscalls_x86_64 import TABLE as x86_64
 
-            _KNOWN[name] = Arch(name, x86_64, 0xC000003E, 0o200000, 0o400000)
+            _LOADED[name] = Arch(name, x86_64, 0xC000003E, 0o200000, 0o400000)
         elif name == "aarch64":
             from pyrunc.abi.syscalls_aarch64 import TABLE as aarch64
 
-            _KNOWN[name] = Arch(name, aarch64, 0xC00000B7, 0o40000, 0o100000)
+            _LOADED[name] = Arch(name, aarch64, 0xC00000B7, 0o40000, 0o100000)
         else:
-            raise Unsupported(f"architecture {name}: only {' and '.join(MACHINES)} are known")
-    return _KNOWN[name]
+            raise Unsupported(
+                f"architecture {name}: pyrunc has tables for {' and '.join(MACHINES)} only"
+            )
+    return _LOADED[name]

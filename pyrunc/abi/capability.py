@@ -50,7 +50,7 @@ CAP_SYS_ADMIN = 21
 # inheritable}
 LINUX_CAPABILITY_VERSION_3 = 0x20080522
 
-# What every runtime grants by default; the set that Kubernetes' documentation refers to.
+# The set that every runtime grants by default, and that Kubernetes' documentation refers to.
 DEFAULT_CAPABILITIES = frozenset(
     {
         "CAP_AUDIT_WRITE",

@@ -51,7 +51,8 @@ MFD_EXEC = 0x10
 
 CLOSE_RANGE_CLOEXEC = 0x4
 
-# statx(2): wanted fields, the buffer's size, and where its fields lie (name -> offset, width in
+# statx(2): the mask of fields, the buffer's size, and where its fields lie (name -> offset, width
+# in
 # bytes)
 STATX_TYPE = 0x1
 STATX_BASIC_STATS = 0x7FF

@@ -7,7 +7,7 @@ import os
 from pyrunc import atomic_file, jsontext
 from pyrunc.cli.fd_passing import activated, hand_out, open_missing_stdio, preserved
 from pyrunc.container import state as states
-from pyrunc.container import status as facts
+from pyrunc.container import status
 from pyrunc.errors import Error, InvalidArgument, InvalidSpec, WrongState
 
 TYPE_CHECKING = False
@@ -165,7 +165,7 @@ def start(call: Call, log: Log) -> int:
 
     state = states.find(states.root_of(call.globals["root"]), call.arguments[0])
     with states.Lock(state):
-        _refuse_start(facts.status(state, locked=True))
+        _refuse_start(status.status(state, locked=True))
         config = state.config()
         process = config.get("process")
         if process is None:
@@ -186,22 +186,22 @@ def _listen_for_ready(state: State) -> Callable[[], object] | None:
         return None
     from pyrunc.container.notify import Proxy
 
-    pidfd = facts.open_process(state)
+    pidfd = status.open_process(state)
     if pidfd is None:
         return None
     proxy = Proxy(state.folder, manager)
     return lambda: proxy.wait(pidfd, state.pid)
 
 
-def _refuse_start(status: str) -> None:
+def _refuse_start(current: str) -> None:
     refusals = {
-        facts.STOPPED: "cannot start a container that has stopped",
-        facts.RUNNING: "cannot start an already running container",
-        facts.PAUSED: "cannot start a container in the paused state",
-        facts.CREATING: "cannot start a container that is being created",
+        status.STOPPED: "cannot start a container that has stopped",
+        status.RUNNING: "cannot start an already running container",
+        status.PAUSED: "cannot start a container in the paused state",
+        status.CREATING: "cannot start a container that is being created",
     }
-    if status in refusals:
-        raise WrongState(refusals[status])
+    if current in refusals:
+        raise WrongState(refusals[current])
 
 
 def _poststart(state: State, config: dict[str, Any], log: Log) -> None:
@@ -215,7 +215,7 @@ def _poststart(state: State, config: dict[str, Any], log: Log) -> None:
 
     try:
         programs.run(
-            parse(config).hooks.poststart, "poststart", facts.oci_state(state, facts.RUNNING)
+            parse(config).hooks.poststart, "poststart", status.oci_state(state, status.RUNNING)
         )
     except Error:
         for warning in destroy(state):
@@ -226,7 +226,7 @@ def _poststart(state: State, config: dict[str, Any], log: Log) -> None:
 def state(call: Call, log: Log) -> int:
     """`state ID`: a JSON object."""
     found = states.find(states.root_of(call.globals["root"]), call.arguments[0])
-    print(_indented(facts.report(found)))
+    print(_indented(status.report(found)))
     return 0
 
 
@@ -254,7 +254,8 @@ def kill(call: Call, log: Log) -> int:
 
 
 def _named(call: Call, root: str) -> list[str]:
-    """The id, or with --regex those of all containers in which the expression is found, as in crun."""
+    """The id, or with --regex those of all containers in which the expression is found, as in
+    crun."""
     if not call.options["regex"]:
         return [states.check_id(call.arguments[0])]
     import re

@@ -7,7 +7,7 @@ import os
 from pyrunc import debug
 from pyrunc.cli.fd_passing import hand_out, open_missing_stdio, preserved
 from pyrunc.container import state as states
-from pyrunc.container import status as facts
+from pyrunc.container import status
 from pyrunc.errors import InvalidArgument, WrongState
 from pyrunc.kernel.process import kill_and_reap
 
@@ -39,8 +39,8 @@ def execute(call: Call, log: Log) -> int:
     options = call.options
     open_missing_stdio()
     found = states.find(states.root_of(call.globals["root"]), call.arguments[0])
-    _refuse_exec(facts.status(found), options["ignore_paused"])
-    pidfd = facts.open_process(found)
+    _refuse_exec(status.status(found), options["ignore_paused"])
+    pidfd = status.open_process(found)
     if pidfd is None:
         raise WrongState("cannot exec in a stopped container")
     document = _process_file(options["process"])
@@ -141,10 +141,10 @@ def _whole_way(
     return executed
 
 
-def _refuse_exec(status: str, ignore_paused: bool) -> None:
-    if status in (facts.STOPPED, facts.CREATING):
+def _refuse_exec(current: str, ignore_paused: bool) -> None:
+    if current in (status.STOPPED, status.CREATING):
         raise WrongState("cannot exec in a stopped container")
-    if status == facts.PAUSED and not ignore_paused:
+    if current == status.PAUSED and not ignore_paused:
         raise WrongState("cannot exec in a paused container (use --ignore-paused to override)")
 
 

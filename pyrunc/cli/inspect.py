@@ -7,7 +7,7 @@ import sys
 
 from pyrunc import jsontext
 from pyrunc.container import state as states
-from pyrunc.container import status as facts
+from pyrunc.container import status
 from pyrunc.errors import InvalidArgument, NotFound, PeerError, WrongState
 
 TYPE_CHECKING = False
@@ -23,7 +23,8 @@ UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def list(call: Call, log: Log) -> int:
-    """`list [--format table|json] [--quiet]`; without --root a missing folder holds no containers."""
+    """`list [--format table|json] [--quiet]`; without --root a missing folder holds no
+    containers."""
     from pyrunc.container.list import containers
 
     _one_of(call.options["format"], ("table", "json"))
@@ -73,7 +74,7 @@ def _pids(state: State) -> Sequence[int]:
     group = state.cgroup()
     if group is not None:
         return group.processes()
-    if facts.alive(state.pid, state.start_time):
+    if status.alive(state.pid, state.start_time):
         raise WrongState(f"container {state.id} has no cgroup")
     return ()
 

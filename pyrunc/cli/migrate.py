@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def checkpoint(call: Call, log: Log) -> int:
-    """`checkpoint --image-path DIR ID`: the container is gone afterwards, unless it is to run on."""
+    """`checkpoint --image-path DIR ID`: the container is gone afterwards, unless it is to run
+    on."""
     from pyrunc.checkpoint.checkpoint import Choices, Dump
     from pyrunc.checkpoint.checkpoint import checkpoint as dump
     from pyrunc.container.delete import destroy
@@ -61,7 +62,7 @@ def restore(call: Call, log: Log) -> int:
     choices = Choices(**_folders(options))
     labels = Labels(options["lsm_profile"] or "", options["lsm_mount_context"] or "")
 
-    def bear(state: State, bundle: Bundle, create_options: CreateOptions) -> Created:
+    def create_process(state: State, bundle: Bundle, create_options: CreateOptions) -> Created:
         return bring_back(state, bundle, create_options, choices, labels)
 
     def after(state: State, created: Created) -> None:
@@ -72,7 +73,9 @@ def restore(call: Call, log: Log) -> int:
         hand_out(options, created, not attached)
 
     root, bundle = states.root_of(call.globals["root"]), bundles.load(options["bundle"])
-    state, created = bundles.make(root, container_id, bundle, cgroup_options(call), after, bear)
+    state, created = bundles.make(
+        root, container_id, bundle, cgroup_options(call), after, create_process
+    )
     if not attached:
         return 0
     from pyrunc.container.run import attend
@@ -84,7 +87,8 @@ def restore(call: Call, log: Log) -> int:
 
 
 def _folders(options: dict[str, object]) -> dict[str, object]:
-    """The options with absolute folders; the images are in `checkpoint` where nothing else is said."""
+    """The options with absolute folders; the images are in `checkpoint` where nothing else is
+    said."""
     work = options["work_path"]
     return {
         **options,

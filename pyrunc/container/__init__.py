@@ -1,1 +1,2 @@
-"""One OCI verb per file, and what they share: the container on disk, its status."""
+"""The OCI verbs, one per file, and what they share: the container's state on disk and its
+status."""

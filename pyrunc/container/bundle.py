@@ -1,8 +1,8 @@
-"""A bundle becomes a container on disk, and its process is created: what `create` and `run` have in
-common.
+"""Makes a container of a bundle: state on disk, then the process. The common part of `create` and
+`run`.
 
 The state is on disk before anything else is made, and again as soon as there is a process: whenever
-a create is killed, `delete` finds what it left. A create that fails takes everything back itself.
+a create is killed, `delete` finds what it left. A create that fails undoes all that it did.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 
 from pyrunc import atomic_file, debug, jsontext
 from pyrunc.container import state as states
-from pyrunc.container import status as facts
+from pyrunc.container import status
 from pyrunc.container.state import State
 from pyrunc.errors import InvalidSpec, NotFound
 from pyrunc.kernel.credential import outer_uid
@@ -61,10 +61,10 @@ def load(folder: str, config: str = "") -> Bundle:
 
 
 class CreateOptions:
-    """How a container is to be made, beyond its bundle: what the command line says, and `notify`,
-    the socket of a service manager that waits for the container to be ready. `attached`: we copy
-    the program's terminal to ours. `activated`: how many of `preserve_fds` are a service's sockets.
-    `proxy` is open after `make` when the program runs then."""
+    """Options of `create` beyond the bundle: those of the command line, and `notify`, the socket of
+    a service manager that waits for the container to be ready. `attached`: we copy the program's
+    terminal to ours. `activated`: how many of `preserve_fds` are a service's sockets. `proxy` is
+    open after `make` when the program runs then."""
 
     __slots__ = (
         "activated",
@@ -113,13 +113,13 @@ def make(
     bundle: Bundle,
     create_options: CreateOptions,
     after: Callable[[State, Created], None],
-    bear: Callable[[State, Bundle, CreateOptions], Created] | None = None,
+    create_process: Callable[[State, Bundle, CreateOptions], Created] | None = None,
 ) -> tuple[State, Created]:
-    """Claim the id, create the process, record it; `after` is the caller's last part, whose failure
-    undoes all as well.
+    """Claim the id, create the process and record it, then call `after`; if that fails, everything
+    is undone as well.
 
-    `bear` makes the process, `create` if it is not given. Raises what that raises, AlreadyExists,
-    PeerError for a hook; the poststop hooks have been run then.
+    `create_process` makes the process; the default is `create`. Raises what it raises,
+    AlreadyExists, PeerError for a hook; by then the poststop hooks have run.
     """
     owner_uid = outer_uid()
     if os.geteuid() != 0:
@@ -138,11 +138,10 @@ def make(
             with states.Lock(state):
                 _write_config(state, bundle)
                 state.save()
-                created = (bear or _create)(state, bundle, create_options)
+                created = (create_process or _create)(state, bundle, create_options)
                 undo.push("container", _unmake, state, created)
-                state.cgroup_record = (
-                    created.cgroup.record() if created.cgroup is not None else None
-                )
+                group = created.cgroup
+                state.cgroup_record = group.record() if group is not None else None
                 state.complete = True
                 state.save()
                 after(state, created)
@@ -160,10 +159,10 @@ def _create(state: State, bundle: Bundle, create_options: CreateOptions) -> Crea
 
 
 def _may_have_cgroup(container_id: str, spec: Spec, driver: str) -> bool:
-    """False when we may not make the group, and nobody asked for one: root of a user namespace
-    seldom may.
+    """Return False when we may not make the group and the specification asks for none: root of a
+    user namespace seldom may.
 
-    Raises InvalidSpec when a path or limits were asked for.
+    Raises InvalidSpec when it asks for a path or limits.
     """
     from pyrunc.cgroups.naming import place
 
@@ -217,7 +216,7 @@ def _write_config(state: State, bundle: Bundle) -> None:
 
 
 def create_request(state: State, bundle: Bundle, create_options: CreateOptions) -> CreateRequest:
-    """What `create` takes for the bundle."""
+    """Build `create`'s request for the bundle."""
     from pyrunc.compile.container import CreateRequest
     from pyrunc.compile.descriptors import CgroupChoice
     from pyrunc.compile.rootfs_probe import keeps_groups
@@ -252,7 +251,7 @@ def create_request(state: State, bundle: Bundle, create_options: CreateOptions) 
 
 
 def _with_sockets(spec: Spec, count: int) -> Spec:
-    """Socket activation: descriptors that systemd gave to us are the program's, which is pid 1
+    """Pass systemd's socket activation on: the descriptors go to the program, which is pid 1
     (sd_listen_fds(3))."""
     if not count or spec.process is None:
         return spec
@@ -261,7 +260,7 @@ def _with_sockets(spec: Spec, count: int) -> Spec:
 
 
 def _recorder(state: State) -> Callable[[ChildProcess], None]:
-    """Puts a process into the state on disk."""
+    """Return a function that stores a process in the state on disk."""
 
     def record_process(process: ChildProcess) -> None:
         state.pid, state.start_time = process.pid, process.start_time
@@ -272,10 +271,10 @@ def _recorder(state: State) -> Callable[[ChildProcess], None]:
 
 def _unmake(state: State, created: Created) -> None:
     """Kill and reap the process, remove its cgroup."""
-    from pyrunc.container.delete import leave_caches
+    from pyrunc.container.delete import leave_rdt
 
-    if facts.signal(state, 9):
-        facts.wait_dead(state, 10.0)
+    if status.signal(state, 9):
+        status.wait_dead(state, 10.0)
     try:
         os.waitid(os.P_PIDFD, created.pidfd, os.WEXITED)
     except ChildProcessError:
@@ -283,11 +282,11 @@ def _unmake(state: State, created: Created) -> None:
     if created.cgroup is not None:
         created.cgroup.kill()
         created.cgroup.remove()
-    leave_caches(state)
+    leave_rdt(state)
 
 
 def _run_poststop(state: State, hooks: Hooks) -> None:
     if hooks.poststop:
         from pyrunc.launch import hooks as programs
 
-        programs.run_all(hooks.poststop, "poststop", facts.oci_state(state, facts.STOPPED))
+        programs.run_all(hooks.poststop, "poststop", status.oci_state(state, status.STOPPED))

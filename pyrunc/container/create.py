@@ -1,5 +1,4 @@
-"""`create`: a container comes to be, up to its program's first instruction or to the wait for
-`start`.
+"""`create`: makes a container, up to its program's first instruction or to the wait for `start`.
 
 The caller's process is its parent (CLONE_PARENT through the launcher), so it is reaped like any
 child. On failure nothing is left.
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Created(Value):
-    """A container's process. The descriptors are the caller's now; `cgroup` is where it lives."""
+    """A container's process. The caller closes the descriptors; `cgroup` is the process's group."""
 
     pid: int
     pidfd: int
@@ -33,10 +32,11 @@ class Created(Value):
 
 
 def create(request: CreateRequest) -> Created:
-    """Make the container. Raises InvalidSpec, KernelError (worded with the plan's line), NotFound
-    for a missing program.
+    """Make the container. Raises InvalidSpec, KernelError (with the plan's line), NotFound for a
+    missing program.
 
-    The start socket and the cgroup are removed again on failure, the process is killed and reaped.
+    On failure the start socket and the cgroup are removed again, and the process is killed and
+    reaped.
     """
     with Undo() as undo, Descriptors() as descriptors:
         compiled = compile_container(request, descriptors, undo)

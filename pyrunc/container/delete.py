@@ -1,5 +1,4 @@
-"""The end of a container: everything of it is taken away, in the order in which leftovers could
-still do harm.
+"""`delete`: removes a container, first what could still do harm.
 
 Processes, cgroup, files, then the poststop hooks. A container whose create was killed is deleted
 the same way, as far as it came. Only what create made is removed.
@@ -9,7 +8,7 @@ from __future__ import annotations
 
 from pyrunc import debug
 from pyrunc.container import state as states
-from pyrunc.container import status as facts
+from pyrunc.container import status
 from pyrunc.errors import DeadlineExceeded, Error, NotFound, WrongState
 
 TYPE_CHECKING = False
@@ -25,8 +24,8 @@ KILL_TIMEOUT_S = 10.0
 
 
 def delete(root: str, container_id: str, force: bool = False) -> list[str]:
-    """Delete a stopped or only created container; with `force` any, and a missing one is fine.
-    Returns warnings.
+    """Delete a stopped or created container; with `force` also a running one, and a missing one is
+    no error. Returns warnings.
 
     Raises NotFound, WrongState (it runs), DeadlineExceeded (it cannot be killed), KernelError.
     """
@@ -38,19 +37,19 @@ def delete(root: str, container_id: str, force: bool = False) -> list[str]:
         raise
     with states.Lock(state):
         state = states.find(root, container_id)
-        _refuse_a_living_one(state, force)
+        _refuse_if_alive(state, force)
         return destroy(state)
 
 
-def _refuse_a_living_one(state: State, force: bool) -> None:
-    found = facts.status(state, locked=True)
-    if found in (facts.RUNNING, facts.PAUSED) and not force:
-        raise WrongState(f"cannot delete container {state.id} that is not stopped: {found}")
+def _refuse_if_alive(state: State, force: bool) -> None:
+    current = status.status(state, locked=True)
+    if current in (status.RUNNING, status.PAUSED) and not force:
+        raise WrongState(f"cannot delete container {state.id} that is not stopped: {current}")
 
 
 def destroy(state: State) -> list[str]:
-    """Kill what lives, remove cgroup and files, run the poststop hooks; returns their failures as
-    warnings."""
+    """Kill the processes, remove cgroup and files, run the poststop hooks; returns their failures
+    as warnings."""
     config = _config(state)
     hooks = _poststop_hooks(config)
     _kill(state)
@@ -59,22 +58,22 @@ def destroy(state: State) -> list[str]:
         group.kill()
         group.remove()
         debug.say("removed cgroup %s", group.path)
-    _leave_caches(state.id, config)
+    _leave_rdt(state.id, config)
     states.remove(state)
     debug.say("removed %s", state.folder)
     if not hooks:
         return []
     from pyrunc.launch import hooks as programs
 
-    return programs.run_all(hooks, "poststop", facts.oci_state(state, facts.STOPPED))
+    return programs.run_all(hooks, "poststop", status.oci_state(state, status.STOPPED))
 
 
-def leave_caches(state: State) -> None:
-    """Remove what resctrl has of this container alone. Raises KernelError."""
-    _leave_caches(state.id, _config(state))
+def leave_rdt(state: State) -> None:
+    """Remove the container's own groups of resctrl. Raises KernelError."""
+    _leave_rdt(state.id, _config(state))
 
 
-def _leave_caches(container_id: str, config: dict[str, Any]) -> None:
+def _leave_rdt(container_id: str, config: dict[str, Any]) -> None:
     settings = (config.get("linux") or {}).get("intelRdt")
     if settings:
         from pyrunc.launch import rdt
@@ -83,8 +82,8 @@ def _leave_caches(container_id: str, config: dict[str, Any]) -> None:
 
 
 def _config(state: State) -> dict[str, Any]:
-    """The configuration at create; empty when the create did not come that far, or it cannot be
-    read."""
+    """Return the configuration at create; empty when the create did not come that far, or it cannot
+    be read."""
     try:
         return state.config()
     except (Error, ValueError):
@@ -92,7 +91,7 @@ def _config(state: State) -> dict[str, Any]:
 
 
 def _kill(state: State) -> None:
-    if facts.signal(state, SIGKILL) and not facts.wait_dead(state, KILL_TIMEOUT_S):
+    if status.signal(state, SIGKILL) and not status.wait_dead(state, KILL_TIMEOUT_S):
         raise DeadlineExceeded(
             f"container init {state.pid} did not die within {KILL_TIMEOUT_S:g} s of SIGKILL"
         )

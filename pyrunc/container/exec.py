@@ -1,4 +1,4 @@
-"""`exec`: another process enters a container that runs. It is a child of the caller and lives in
+"""`exec`: starts another process in a running container. It is a child of the caller and lives in
 the container's cgroup."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Executed(Value):
-    """The process. The descriptors are the caller's now."""
+    """An exec's process. The caller closes the descriptors."""
 
     pid: int
     pidfd: int
@@ -29,13 +29,13 @@ class Executed(Value):
 
 
 def execute(
-    request: ExecRequest, keep: Callable[[Lowered, tuple[str, ...]], object] | None = None
+    request: ExecRequest, store: Callable[[Lowered, tuple[str, ...]], object] | None = None
 ) -> Executed:
     """Run the process; returns when its program was executed. Raises like `create`, WrongState for
     a dead container.
 
-    `keep` gets the program and its warnings when it did its work alone, without a step of its
-    parent.
+    `store` gets the program and its warnings if it ran without a step of its parent, so that it can
+    be used again.
     """
     with Undo() as undo, Descriptors() as descriptors:
         compiled = compile_exec(request, descriptors)
@@ -43,6 +43,6 @@ def execute(
         child, moved = run.drive(entering(launch, undo))
         undo.commit()
     alone = not launch.lowered.steps and not request.process.terminal and not moved
-    if keep is not None and alone:
-        keep(launch.lowered, compiled.warnings)
+    if store is not None and alone:
+        store(launch.lowered, compiled.warnings)
     return Executed(child.pid, child.pidfd, child.start_time, child.console_fd, compiled.warnings)

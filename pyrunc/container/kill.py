@@ -1,12 +1,12 @@
-"""A signal to a container: to its init, or to everything in its cgroup.
+"""`kill`: sends a signal to a container's init, or to everything in its cgroup.
 
-Without a pid namespace of its own the end of init leaves the other processes running; SIGKILL then
+Without a pid namespace of its own, the end of init leaves the other processes running; SIGKILL then
 goes to all of them.
 """
 
 from __future__ import annotations
 
-from pyrunc.container import status as facts
+from pyrunc.container import status
 from pyrunc.errors import InvalidArgument, WrongState
 
 TYPE_CHECKING = False
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 SIGKILL = 9
 SIGRTMIN, SIGRTMAX = 34, 64
-# signal(7), x86 and arm: the numbers are the same on both
+# signal(7), in the order of the numbers, which are the same on x86 and arm
 _IN_ORDER = """
-    0 HUP INT QUIT ILL TRAP ABRT,IOT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD,CLD CONT STOP TSTP TTIN TTOU URG
-    XCPU XFSZ VTALRM PROF WINCH IO,POLL PWR SYS,UNUSED
+    0 HUP INT QUIT ILL TRAP ABRT,IOT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD,CLD
+    CONT STOP TSTP TTIN TTOU URG XCPU XFSZ VTALRM PROF WINCH IO,POLL PWR SYS,UNUSED
 """
 NAMES = {
     name: number for number, names in enumerate(_IN_ORDER.split()) for name in names.split(",")
@@ -28,7 +28,7 @@ NOT_RUNNING = "container not running"
 
 
 def parse_signal(text: str) -> int:
-    """`9`, `KILL`, `sigkill`, `RTMIN+1` -> a number. Raises InvalidArgument."""
+    """Convert `9`, `KILL`, `sigkill`, `RTMIN+1` to a number. Raises InvalidArgument."""
     name = text.upper().removeprefix("SIG")
     # isdigit() is true of digits that int() refuses
     if not name.isascii() or len(name) > NAME_LIMIT:
@@ -47,18 +47,18 @@ def parse_signal(text: str) -> int:
 
 
 def kill(state: State, signal: int, everything: bool = False) -> None:
-    """Send `signal`. Raises WrongState when nothing is left that could get it (never with
+    """Send `signal`. Raises WrongState when no process is left that could get it (never with
     `everything`), KernelError."""
     if everything or (signal == SIGKILL and not state.private_pids):
-        reached = _to_all(state, signal)
-        if not reached and not everything:
+        any_process = _signal_all(state, signal)
+        if not any_process and not everything:
             raise WrongState(NOT_RUNNING)
         return
-    if facts.status(state) == facts.STOPPED or not facts.signal(state, signal):
+    if status.status(state) == status.STOPPED or not status.signal(state, signal):
         raise WrongState(NOT_RUNNING)
 
 
-def _to_all(state: State, signal: int) -> bool:
+def _signal_all(state: State, signal: int) -> bool:
     group = state.cgroup()
     pids = group.processes() if group is not None else []
     if signal == SIGKILL and group is not None:
@@ -67,4 +67,4 @@ def _to_all(state: State, signal: int) -> bool:
         for pid in pids:
             assert group is not None
             group.send_signal(pid, signal)
-    return bool(pids) or facts.signal(state, signal)
+    return bool(pids) or status.signal(state, signal)

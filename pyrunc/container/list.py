@@ -1,10 +1,10 @@
-"""All containers under a root, each with its derived status. One that goes away while it is read is
-left out."""
+"""`list`: all containers under a root, each with its derived status. A container that is removed
+meanwhile is left out."""
 
 from __future__ import annotations
 
 from pyrunc.container import state as states
-from pyrunc.container import status as facts
+from pyrunc.container import status
 from pyrunc.errors import Error, NotFound
 
 TYPE_CHECKING = False
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 
 def containers(root: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Their reports (see `status.report`) and a line per container that cannot be read. Raises
-    NotFound without a root."""
-    found, broken = [], []
+    """Return the containers' reports (see `status.report`) and a line per container that cannot be
+    read. Raises NotFound without a root."""
+    reports, broken = [], []
     try:
         names = states.ids(root)
     except FileNotFoundError:
         raise NotFound(f"the root {root!r} does not exist") from None
     for name in names:
         try:
-            found.append(facts.report(states.find(root, name)))
+            reports.append(status.report(states.find(root, name)))
         except NotFound:
             continue
         except (Error, ValueError, OSError) as error:
             broken.append(f"container {name}: {error}")
-    return found, broken
+    return reports, broken

@@ -1,9 +1,11 @@
-"""sd_notify(3) for containers: a socket of ours inside, and its READY passed on to the one outside.
+"""sd_notify(3) for containers: passes READY from a socket in the container on to the service
+manager's.
 
-A service manager believes only the process that it started, and its socket is not in the container.
-So when NOTIFY_SOCKET is set at create, the container gets a folder at /run/notify; at start a
-socket is made in it, and `start` waits until somebody in the container says READY or its init ends.
-MAINPID tells the manager whom to watch from then on, BARRIER that it has understood.
+A service manager accepts messages only from the process that it started, and its socket is not in
+the container. So when NOTIFY_SOCKET is set at create, the container gets a folder at /run/notify;
+at start a socket is made in it, and `start` waits until a process in the container sends READY or
+its init ends. MAINPID tells the manager which process to watch from then on; BARRIER waits until it
+has handled both.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ BARRIER_TIMEOUT_S = 30
 
 
 def with_socket(spec: Spec, state_dir: str) -> Spec:
-    """The specification with the folder bound into it; the folder is made in the container's state."""
+    """Return the specification with the notify folder bound into it; makes the folder in the
+    container's state."""
     assert spec.process is not None
     source = f"{state_dir}/{FOLDER}"
     with kernel_errors("mkdir", f"'{source}'"):
@@ -40,11 +43,11 @@ def with_socket(spec: Spec, state_dir: str) -> Spec:
 
 
 class Proxy:
-    """The socket of one container; open it before its program runs, and `wait` after."""
+    """The socket of one container; open it before its program runs, and call `wait` after."""
 
     def __init__(self, state_dir: str, host: str) -> None:
-        """`host` is the manager's address: a path, or an abstract name that begins with `@`. Raises
-        KernelError."""
+        """Open the socket. `host` is the manager's address: a path, or an abstract name that begins
+        with `@`. Raises KernelError."""
         self._host = host
         self._socket = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC)
         folder = os.open(f"{state_dir}/{FOLDER}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -59,35 +62,36 @@ class Proxy:
             os.close(folder)
 
     def wait(self, pidfd: int, main_pid: int) -> bool:
-        """Until the container is ready, which the manager is told with `main_pid`, or its init has
-        ended (False)."""
+        """Wait until the container is ready and report that to the manager, with `main_pid`; False
+        when init has ended instead."""
         waiter = select.poll()
         waiter.register(self._socket.fileno(), select.POLLIN)
         waiter.register(pidfd, select.POLLIN)
         try:
             while True:
-                found = dict(waiter.poll())
-                if self._socket.fileno() in found:
+                ready_fds = dict(waiter.poll())
+                if self._socket.fileno() in ready_fds:
                     ready = _ready_line(self._socket.recv(MESSAGE_BYTES))
                     if ready:
-                        _tell(self._host, ready, main_pid)
+                        _send_ready(self._host, ready, main_pid)
                         return True
-                elif pidfd in found:
+                elif pidfd in ready_fds:
                     return False
         finally:
             self._socket.close()
 
     def close(self) -> None:
-        """Nobody waits."""
+        """Close the socket without waiting."""
         self._socket.close()
 
 
 def _ready_line(message: bytes) -> bytes:
-    """Of what the container says only this is passed on: other words would be about us."""
+    """Return the READY line of a container's message. Nothing else is passed on, because it would
+    speak for the runtime."""
     return next((line for line in message.split(b"\n") if line.startswith(b"READY=")), b"")
 
 
-def _tell(host: str, ready: bytes, main_pid: int) -> None:
+def _send_ready(host: str, ready: bytes, main_pid: int) -> None:
     address = b"\0" + os.fsencode(host[1:]) if host.startswith("@") else os.fsencode(host)
     reading, writing = os.pipe()
     connection = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC)
@@ -101,9 +105,8 @@ def _tell(host: str, ready: bytes, main_pid: int) -> None:
         writing = -1
         waiter = select.poll()
         waiter.register(reading, select.POLLIN)
-        waiter.poll(
-            BARRIER_TIMEOUT_S * 1000
-        )  # the manager closes its end when it has handled what came before
+        # The manager closes its end of the pipe when it has handled what came before.
+        waiter.poll(BARRIER_TIMEOUT_S * 1000)
     except OSError as error:
         raise KernelError.of(error, "notify", f"'{host}'") from None
     finally:

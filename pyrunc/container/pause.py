@@ -1,8 +1,8 @@
-"""Stop every process of a container where it stands, by the cgroup freezer."""
+"""`pause`: stops every process of a container by the cgroup freezer."""
 
 from __future__ import annotations
 
-from pyrunc.container import status as facts
+from pyrunc.container import status
 from pyrunc.errors import WrongState
 
 TYPE_CHECKING = False
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 def pause(state: State) -> None:
     """Freeze a running or created container. Raises WrongState, DeadlineExceeded, KernelError."""
-    facts.require(
-        state, (facts.RUNNING, facts.CREATED), "container not running or created: {status}"
+    status.require(
+        state, (status.RUNNING, status.CREATED), "container not running or created: {status}"
     )
     group = state.cgroup()
     if group is None:

@@ -1,8 +1,8 @@
-"""Let a paused container run on."""
+"""`resume`: lets a paused container run on."""
 
 from __future__ import annotations
 
-from pyrunc.container import status as facts
+from pyrunc.container import status
 from pyrunc.errors import WrongState
 
 TYPE_CHECKING = False
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def resume(state: State) -> None:
     """Thaw a paused container. Raises WrongState, KernelError."""
-    facts.require(state, (facts.PAUSED,), "container not paused: {status}")
+    status.require(state, (status.PAUSED,), "container not paused: {status}")
     group = state.cgroup()
     if group is None:
         raise WrongState("container not paused")

@@ -1,10 +1,10 @@
-"""An ordinary user's runtime becomes root of the container's user namespace first, and then does
-what root does.
+"""Rootless containers: an ordinary user's runtime becomes root of the container's user namespace
+first, and then does what root does.
 
-For create the namespace is made here, for exec it is the container's. From inside, the container
-has no user namespace of its own: it is the one where its runtime is. Ids that are not the user's
-own are mapped by newuidmap(1) and newgidmap(1), which ask /etc/subuid and /etc/subgid; they run in
-a child that stays outside.
+For create the namespace is made here, for exec it is the container's. Seen from inside, the
+container has no user namespace of its own: it is the one where its runtime is. Ids that are not the
+user's own are mapped by newuidmap(1) and newgidmap(1), which check /etc/subuid and /etc/subgid;
+they run in a child that stays outside.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pyrunc.spec.model import IdMap, Linux, Spec
 
-SHOWN_BYTES = 4096
+OUTPUT_LIMIT_BYTES = 4096
 
 
 def enter(spec: Spec) -> Spec:
@@ -34,7 +34,8 @@ def enter(spec: Spec) -> Spec:
     Raises InvalidSpec for what an ordinary user cannot have, KernelError, NotFound and PeerError
     for newuidmap.
     """
-    linux, own = spec.linux, (os.geteuid(), os.getegid())
+    linux = spec.linux
+    own = (os.geteuid(), os.getegid())
     _refuse(spec)
     user = linux.namespace("user")
     assert user is not None
@@ -63,7 +64,8 @@ def join(pid: int, spec: Spec) -> Spec:
 
 
 def from_inside(spec: Spec) -> Spec:
-    """Without the user namespace, in which the reader already is, and its maps."""
+    """Return `spec` without the user namespace, in which the runtime already is, and without its
+    maps."""
     rest = tuple(entry for entry in spec.linux.namespaces if entry.type != "user")
     return spec.replace(linux=spec.linux.replace(namespaces=rest, uid_mappings=(), gid_mappings=()))
 
@@ -87,21 +89,22 @@ def _refuse(spec: Spec) -> None:
 
 
 def _refuse_map(name: str, entries: Sequence[IdMap], own: int) -> None:
-    """What is mapped is for newuidmap to judge, but two ids are needed, as which we go on."""
+    """Refuse a map without the two ids as which we go on: 0 and the user's own. newuidmap judges
+    the rest."""
     if not any(entry.container_id == 0 and entry.size for entry in entries):
         raise InvalidSpec(
-            f"linux.{name}", "rootless container's id 0 must be mapped: it is begun as root"
+            f"linux.{name}", "rootless container's id 0 must be mapped: it starts as root"
         )
     if not any(entry.host_id <= own < entry.host_id + entry.size for entry in entries):
         raise InvalidSpec(
-            f"linux.{name}", f"the user's own id {own} must be mapped: the files are its"
+            f"linux.{name}", f"the user's own id {own} must be mapped, because it owns the files"
         )
 
 
 def _keep_files(uid: int, gid: int) -> None:
-    """Where root of the namespace is another of the user's ids, files are still read and made as
-    the user (setfsuid(2)): the state must be within reach of the next command. Programs that are
-    executed have root's."""
+    """Keep reading and making files as the user where root of the namespace is another of the
+    user's ids (setfsuid(2)), so that the next command can reach the state. Executed programs have
+    root's ids."""
     for call, own, file in (
         ("setfsgid", gid, "/proc/self/gid_map"),
         ("setfsuid", uid, "/proc/self/uid_map"),
@@ -121,7 +124,7 @@ def _inner_id(own: int, file: str) -> int | None:
 
 
 def _is_own(entries: Sequence[IdMap], own: int) -> bool:
-    """Whether it is the one map that a user may write himself (user_namespaces(7))."""
+    """Tell whether it is the one map that a user may write without help (user_namespaces(7))."""
     return [(entry.host_id, entry.size) for entry in entries] == [(own, 1)]
 
 
@@ -134,8 +137,8 @@ def _join(path: str) -> None:
 
 
 def _make_with_own_ids(linux: Linux) -> None:
-    """Without a group map from outside groups must be given up: they might be what keeps the user
-    out of files."""
+    """Make the namespace and write its maps. Without CAP_SETGID outside, setgroups must be denied
+    first, because a group may exist to keep the user out of files (CVE-2014-8989)."""
     unshare(CLONE_NEWUSER)
     with (
         kernel_errors("write", "setgroups"),
@@ -155,7 +158,7 @@ def _make_with_granted_ids(linux: Linux) -> None:
     helper = os.fork()
     if helper == 0:
         os.close(write_end)
-        _map_when_told(read_end, output, commands)
+        _map_after_unshare(read_end, output, commands)
     os.close(read_end)
     try:
         unshare(CLONE_NEWUSER)
@@ -163,14 +166,14 @@ def _make_with_granted_ids(linux: Linux) -> None:
     finally:
         os.close(write_end)
         code = os.waitstatus_to_exitcode(os.waitpid(helper, 0)[1])
-        said = os.pread(output, SHOWN_BYTES, 0).decode("utf-8", "replace").strip()
+        output_text = os.pread(output, OUTPUT_LIMIT_BYTES, 0).decode("utf-8", "replace").strip()
         os.close(output)
     if code == 127:
         raise NotFound(
             "newuidmap or newgidmap is not in $PATH: several ids cannot be mapped without them"
         )
     if code:
-        raise PeerError(f"the ids were not granted: {said or f'exit code {code}'}")
+        raise PeerError(f"the ids were not granted: {output_text or f'exit code {code}'}")
 
 
 def _command(program: str, entries: Sequence[IdMap]) -> list[str]:
@@ -178,9 +181,9 @@ def _command(program: str, entries: Sequence[IdMap]) -> list[str]:
     return [program, str(os.getpid()), *numbers]
 
 
-def _map_when_told(read_end: int, output: int, commands: Sequence[list[str]]) -> None:
-    """The helper's life: waits until its parent is in the new namespace, runs the commands, exits
-    with the first failure."""
+def _map_after_unshare(read_end: int, output: int, commands: Sequence[list[str]]) -> None:
+    """Run the helper: waits until its parent is in the new namespace, runs the commands, exits with
+    the first failure."""
     code = 1
     try:
         if os.read(read_end, 1):

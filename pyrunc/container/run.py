@@ -1,7 +1,7 @@
-"""Stay with a process until it ends: what `run` and `exec` without --detach do.
+"""Attends a process until it ends, for `run` and `exec` without --detach.
 
-Signals that reach us go to the process, its terminal is copied to ours, and its exit status becomes
-ours.
+Signals that reach us are passed on to the process, its terminal is copied to ours, and its exit
+status becomes ours.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ CHUNK_BYTES = 65536
 
 
 def attend(pidfd: int, console_fd: int | None) -> int:
-    """Wait for our child's end; its exit code, or 128 + the signal that ended it. Takes over
-    `console_fd`."""
+    """Wait for our child's end; returns its exit code, or 128 + the signal that ended it. Takes
+    over `console_fd`."""
     _forward_signals(pidfd)
     if console_fd is None:
         _wait(pidfd)
@@ -42,8 +42,8 @@ def attend(pidfd: int, console_fd: int | None) -> int:
 
 
 def _open_own_terminal() -> int | None:
-    """The terminal at which somebody sits: stderr, stdout or stdin, of which some may lead
-    elsewhere, else the controlling one."""
+    """Open the user's terminal: stderr, stdout or stdin, of which some may be redirected, else the
+    controlling one."""
     for number in (2, 1, 0):
         if os.isatty(number):
             return os.dup(number)
@@ -60,16 +60,16 @@ def _wait(pidfd: int) -> None:
 
 
 def _reap(pidfd: int) -> int:
-    found = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
-    assert found is not None
-    code = found.si_status if found.si_code == os.CLD_EXITED else SIGNAL_BASE + found.si_status
-    debug.say("process %d exited: %d", found.si_pid, code)
+    result = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+    assert result is not None
+    code = result.si_status if result.si_code == os.CLD_EXITED else SIGNAL_BASE + result.si_status
+    debug.say("process %d exited: %d", result.si_pid, code)
     return code
 
 
 def _forward_signals(pidfd: int) -> None:
-    """From now on signals are passed on, to our own end: one that comes when the process has ended
-    is dropped, and does not keep us from taking away what is left of it."""
+    """Pass signals on until we end. A signal that comes after the process's end is dropped, so that
+    it cannot interrupt the removal of the container."""
 
     def forward(number: int, _: object) -> None:
         debug.say("forwarding signal %d", number)
@@ -81,14 +81,14 @@ def _forward_signals(pidfd: int) -> None:
 
 
 class _Terminal:
-    """Our terminal (or pipes) joined with the process's: raw while it lasts, resized with ours."""
+    """Connects our terminal (or pipes) with the process's: raw meanwhile, and resized with ours."""
 
     def __init__(self, master: int, pidfd: int) -> None:
         self._master, self._pidfd = master, pidfd
         self._own = _open_own_terminal()
 
     def copy(self) -> None:
-        """Copy both ways until the process has ended and what it wrote is out."""
+        """Copy both ways until the process has ended and all its output is written."""
         try:
             for _ in self._raw():
                 self._resize()
@@ -102,8 +102,8 @@ class _Terminal:
                 os.close(self._own)
 
     def _raw(self) -> Iterator[None]:
-        """Keys go to the process as they are. Output is still processed here, as the process's
-        terminal leaves it alone."""
+        """Set our terminal raw, so that keys reach the process unchanged. Output is still processed
+        here, because the process's terminal does not."""
         if self._own is None:
             yield
             return
@@ -148,7 +148,7 @@ class _Terminal:
     def _to_us(self) -> bool:
         try:
             chunk = os.read(self._master, CHUNK_BYTES)
-        except OSError:  # EIO: nobody has the other side any more
+        except OSError:  # EIO: the other side is closed
             return False
         write_all(1, chunk)
         return bool(chunk)

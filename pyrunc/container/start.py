@@ -1,8 +1,8 @@
-"""`start`: a container that waits on its start socket is let go.
+"""`start`: releases a container that waits on its start socket.
 
-The container accepts one connection and reads one byte. The connection closes by execve, which is
-the good end; an errno that comes instead says why the program could not be executed, a message
-which hook failed.
+The container accepts one connection and reads one byte. execve closes the connection, which means
+success; an errno that comes instead tells why the program could not be executed, a message which
+hook failed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pyrunc import debug
 from pyrunc.container.state import START_SOCKET
 from pyrunc.errors import Error, KernelError, WrongState, kernel_errors
 
-WORDS_BYTES = 4096
-MESSAGE_BYTES = 24  # the launcher's, when a hook failed; an errno has four
+OUTPUT_LIMIT_BYTES = 4096
+MESSAGE_BYTES = 24  # of the launcher's message, when a hook failed; an errno has 4
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 def release(state_dir: str, args: Sequence[str] = ("",), env: Sequence[str] = ()) -> None:
-    """Let the container of that folder run `args`; returns when they were executed, and the socket
-    is gone.
+    """Let the container of that folder run `args`; returns when they were executed and the socket
+    is removed.
 
-    Raises WrongState when nothing waits there (started already, or dead), NotFound and the like as
-    `create` does.
+    Raises WrongState when no process waits there (started already, or dead), and NotFound and the
+    like as `create` does.
     """
     path = f"{state_dir}/{START_SOCKET}"
     connection = _connect(state_dir, path)
@@ -37,7 +37,7 @@ def release(state_dir: str, args: Sequence[str] = ("",), env: Sequence[str] = ()
         os.unlink(path)
         connection.send(b"\1")
         debug.say("told the process of %s to run its program", state_dir)
-        answer, words = _answer(connection)
+        answer, output = _answer(connection)
     finally:
         connection.close()
     if len(answer) == MESSAGE_BYTES:
@@ -48,7 +48,7 @@ def release(state_dir: str, args: Sequence[str] = ("",), env: Sequence[str] = ()
         tag, op_index, index, wait_status = MESSAGE.unpack(answer)
         if tag == FAILURE:
             raise KernelError("start", f"operation {op_index} of the program", abs(index))
-        raise HookFailed(index, wait_status, words)
+        raise HookFailed(index, wait_status, output)
     if answer:
         number = abs(int.from_bytes(answer[:4], "little", signed=True))
         from pyrunc.launch.run import describe_failure  # a good start needs none of these
@@ -80,11 +80,12 @@ def _connect(state_dir: str, path: str) -> _Socket:
 
 
 def _answer(connection: _Socket) -> tuple[bytes, bytes]:
-    """The message, empty when all went well, and what a hook that failed has written."""
+    """Return the message, which is empty on success, and the output of a failed hook."""
     try:
-        answer, words = connection.recv(MESSAGE_BYTES), b""
-        while len(answer) == MESSAGE_BYTES and (more := connection.recv(WORDS_BYTES)):
-            words += more
-        return answer, words[:WORDS_BYTES]
+        answer = connection.recv(MESSAGE_BYTES)
+        output = b""
+        while len(answer) == MESSAGE_BYTES and (more := connection.recv(OUTPUT_LIMIT_BYTES)):
+            output += more
+        return answer, output[:OUTPUT_LIMIT_BYTES]
     except ConnectionResetError:  # it died with the byte unread
         raise Error("the container ended before it could be started") from None

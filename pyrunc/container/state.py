@@ -1,17 +1,16 @@
-"""A container on disk: one folder per container under the root, and in it what another process
-needs to act on it.
+"""A container's state on disk: one folder per container under the root, for all its commands.
 
-    <root>/<id>/config.json   the configuration as it was at create; later edits of the bundle have no effect
-    <root>/<id>/state.json    this file's `State`: pid and start time of init, its cgroup, where it came from
-    <root>/<id>/start.sock    listens until `start`; its presence is the status "created"
+    <root>/<id>/config.json   the configuration at create; later edits of the bundle have no effect
+    <root>/<id>/state.json    this file's `State`: init's pid and start time, cgroup, bundle
+    <root>/<id>/start.sock    listens until `start`; while it exists the status is "created"
 
 No status is stored: `status` derives it from the process, the freezer and the socket. The folder is
-claimed by mkdir, so of two creates with one id exactly one wins; steps of different processes are
-kept apart by flock(2) on the folder.
+claimed by mkdir, so of two creates with one id exactly one wins; commands exclude each other by
+flock(2) on the folder.
 
-A folder is a container when its state.json names it. One without, which a killed create leaves, is
-told from a foreign folder by the sticky bit that mkdir gave it: what is not ours is neither listed
-nor deleted, whoever else keeps things in the root.
+A folder is a container when its state.json names it. A folder without state.json, which a killed
+create leaves, is recognised by the sticky bit that its mkdir set: other folders under the root are
+neither listed nor deleted.
 """
 
 from __future__ import annotations
@@ -44,46 +43,47 @@ CLAIMED = S_ISVTX | 0o700
 
 
 def default_root() -> str:
-    """`/run/pyrunc` for root, `$XDG_RUNTIME_DIR/pyrunc` for others. Raises InvalidArgument when
-    that is not set.
+    """Return `/run/pyrunc` for root, `$XDG_RUNTIME_DIR/pyrunc` for others. Raises InvalidArgument
+    when that is not set.
 
-    Root of a user namespace is one of the others, unless it says that it is called root.
+    Root of a user namespace counts as another user, unless $USER is root.
     """
     root = os.geteuid() == 0
     if root and (os.environ.get("USER") == "root" or not in_user_namespace()):
         return DEFAULT_ROOT
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if not runtime and not root:
-        raise InvalidArgument("XDG_RUNTIME_DIR is not set: give --root")
+        raise InvalidArgument("XDG_RUNTIME_DIR is not set: pass --root")
     return f"{runtime}/{NAME}" if runtime else DEFAULT_ROOT
 
 
-def root_of(given: str | None) -> str:
-    """The folder of all containers: an absolute path for `--root`, else the default. Raises
+def root_of(option: str | None) -> str:
+    """Return the folder of all containers: `--root` as an absolute path, else the default. Raises
     InvalidArgument for `/`."""
-    if given is None:
+    if option is None:
         return default_root()
-    path = os.path.abspath(given)
-    if not given or path == "/":
-        raise InvalidArgument(f"--root {given!r} cannot hold containers")
+    path = os.path.abspath(option)
+    if not option or path == "/":
+        raise InvalidArgument(f"--root {option!r} cannot hold containers")
     return path
 
 
 def check_id(container_id: str) -> str:
-    """The id, when it is one: safe as a file name and no option. Raises InvalidArgument."""
-    good = (
+    """Return the id if it is valid: safe as a file name, and not like an option. Raises
+    InvalidArgument."""
+    is_valid = (
         0 < len(container_id) <= LONGEST_ID
         and container_id[0] in FIRST
         and FOLLOWING.issuperset(container_id)
     )
-    if not good:
+    if not is_valid:
         raise InvalidArgument(f"invalid container ID format: {container_id!r}")
     return container_id
 
 
 class StateFile(RecordFile):
-    """`state.json`: the fields of `State`. Of a pod's container a compiler makes it, and the shim
-    adds the process that it has started, and when."""
+    """`state.json`: the fields of `State`. A pod's container is recorded by its compiler; the shim
+    adds the process and the time of its start."""
 
     name = STATE
     id: str
@@ -103,8 +103,8 @@ class StateFile(RecordFile):
 
 
 class State:
-    """One container. `pid` 0: the create has not come that far (or was killed); `complete`: it has
-    ended well.
+    """One container. `pid` is 0 while create has not come that far (or was killed); `complete`
+    tells that create succeeded.
 
     `created` is RFC 3339, UTC; `keyring` is the name of the session keyring that an exec joins,
     empty for none.
@@ -159,7 +159,7 @@ class State:
         return f"{self.folder}/{START_SOCKET}"
 
     def cgroup(self) -> Cgroup | None:
-        """The container's group; None when the create did not come that far."""
+        """Return the container's group; None when the create did not come that far."""
         if self.cgroup_record is None:
             return None
         from pyrunc.cgroups.group import Cgroup
@@ -167,8 +167,8 @@ class State:
         return Cgroup.from_record(self.cgroup_record)
 
     def config(self) -> dict[str, Any]:
-        """The configuration at create, decoded. Raises NotFound when the create did not come that
-        far."""
+        """Return the configuration at create, decoded. Raises NotFound when the create did not come
+        that far."""
         try:
             with open(f"{self.folder}/{CONFIG}", "rb", buffering=0) as file:
                 document = jsontext.loads(file.readall() or b"")
@@ -182,7 +182,7 @@ class State:
         self.record().write(self.folder)
 
     def record(self) -> StateFile:
-        """What state.json holds."""
+        """Return the record for state.json."""
         return StateFile(
             id=self.id,
             bundle=self.bundle,
@@ -201,8 +201,8 @@ class State:
 
 
 def claim(root: str, container_id: str) -> str:
-    """Make the container's folder, which takes the id. Raises AlreadyExists; the other container is
-    not touched."""
+    """Make the container's folder, which claims the id. Raises AlreadyExists; the other container
+    is not touched."""
     check_id(container_id)
     _make_root(root)
     folder = f"{root}/{container_id}"
@@ -216,9 +216,9 @@ def claim(root: str, container_id: str) -> str:
 
 
 def _make_root(root: str) -> None:
-    """A user's own root is sticky: what cleans $XDG_RUNTIME_DIR of files that nobody used for hours
-    leaves such ones alone (XDG Base Directory Specification). The default root may be passed: the
-    CRI server's socket is in it."""
+    """Make the root. A user's own root is sticky: cleaners of $XDG_RUNTIME_DIR leave such folders
+    alone (XDG Base Directory Specification). Others may enter the default root, because the CRI
+    server's socket is in it."""
     if os.path.isdir(root):
         return
     os.makedirs(root, 0o711 if root == DEFAULT_ROOT else 0o700, exist_ok=True)
@@ -227,7 +227,8 @@ def _make_root(root: str) -> None:
 
 
 def find(root: str, container_id: str) -> State:
-    """The container; one whose create was killed has pid 0. Raises NotFound, DamagedRecord."""
+    """Read a container's state; its pid is 0 when its create was killed. Raises NotFound,
+    DamagedRecord."""
     check_id(container_id)
     folder = f"{root}/{container_id}"
     try:
@@ -239,17 +240,17 @@ def find(root: str, container_id: str) -> State:
 
 
 def _is_claimed(folder: str) -> bool:
-    """Whether a create has made the folder, and come no further."""
+    """Tell whether the folder was made by a create that came no further."""
     try:
-        found = os.lstat(folder)
+        status = os.lstat(folder)
     except FileNotFoundError:
         return False
-    return S_ISDIR(found.st_mode) and bool(found.st_mode & S_ISVTX)
+    return S_ISDIR(status.st_mode) and bool(status.st_mode & S_ISVTX)
 
 
 def _is_container(folder: str, container_id: str) -> bool:
-    """As `find` sees it; a damaged record of the right name is a container's, so that it can be
-    told of."""
+    """Tell whether `find` would see a container; a folder with a damaged record counts, so that it
+    is reported."""
     try:
         _read(folder, container_id)
     except NotFound:
@@ -261,12 +262,12 @@ def _is_container(folder: str, container_id: str) -> bool:
 
 def _read(folder: str, container_id: str) -> State:
     try:
-        found = atomic_file.read_json(f"{folder}/{STATE}")
+        document = atomic_file.read_json(f"{folder}/{STATE}")
     except NotADirectoryError:
         raise NotFound(f"{folder} is not a folder") from None
-    if found.get("id") != container_id:
+    if document.get("id") != container_id:
         raise NotFound(f"{folder}/{STATE} is not the record of a container {container_id}")
-    record = StateFile.of(found, DamagedRecord)
+    record = StateFile.of(document, DamagedRecord)
     return State(
         folder,
         container_id,
@@ -286,7 +287,7 @@ def _read(folder: str, container_id: str) -> State:
 
 
 def ids(root: str) -> list[str]:
-    """The containers under a root, sorted; folders of others are none. Raises FileNotFoundError."""
+    """Return the ids of the containers under a root, sorted. Raises FileNotFoundError."""
     return sorted(
         entry.name
         for entry in os.scandir(root)
@@ -298,13 +299,13 @@ def ids(root: str) -> list[str]:
 
 
 def remove(state: State) -> None:
-    """Forget the container: its files and its folder. Idempotent."""
+    """Remove the container's files and its folder. Idempotent."""
     _remove_folder(state.folder)
 
 
 def _remove_folder(path: str) -> None:
-    """Somebody else may be removing the same: a delete beside this one, an exec that keeps programs
-    of its own."""
+    """Remove a folder that another process may be removing or filling, too: a second delete, an
+    exec that stores its program."""
     try:
         for entry in os.scandir(path):
             if entry.is_dir(follow_symlinks=False):
@@ -324,8 +325,8 @@ def _unlink(path: str) -> None:
 
 
 class Lock:
-    """`with Lock(state):` one process at a time starts, changes or deletes the container. NotFound
-    once it is gone."""
+    """A lock by which one process at a time starts, changes or deletes the container. Entering
+    raises NotFound once it is gone."""
 
     __slots__ = ("_descriptor", "_state")
 
@@ -334,7 +335,7 @@ class Lock:
 
     @staticmethod
     def is_held(state: State) -> bool:
-        """Whether another process holds it right now."""
+        """Tell whether another process holds the lock right now."""
         try:
             descriptor = os.open(state.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -367,7 +368,7 @@ class Lock:
 
 
 def now() -> str:
-    """The time as RFC 3339 with nanoseconds, UTC."""
+    """Return the time as RFC 3339 with nanoseconds, UTC."""
     return _rfc3339(time.time_ns())
 
 
@@ -381,7 +382,8 @@ def _rfc3339(time_ns: int) -> str:
 
 
 def owner_name(uid: int) -> str:
-    """The user's name in /etc/passwd, else the number. Read directly: NSS would load libraries."""
+    """Return the user's name in /etc/passwd, else the number. Read directly, because NSS would load
+    libraries."""
     try:
         with open("/etc/passwd", "rb", buffering=0) as file:
             for line in (file.readall() or b"").splitlines():

@@ -10,7 +10,7 @@ import os
 import select
 import time
 
-from pyrunc.container import status as facts
+from pyrunc.container import status
 from pyrunc.errors import WrongState
 
 TYPE_CHECKING = False
@@ -29,8 +29,8 @@ COUNTS = (("rios", "Read"), ("wios", "Write"))
 
 
 def group_of(state: State) -> Cgroup:
-    """The cgroup of a living container. Raises WrongState."""
-    if facts.status(state) in (facts.STOPPED, facts.CREATING):
+    """Return the cgroup of a living container. Raises WrongState."""
+    if status.status(state) in (status.STOPPED, status.CREATING):
         raise WrongState(f"container with id {state.id} is not running")
     group = state.cgroup()
     if group is None:
@@ -39,22 +39,22 @@ def group_of(state: State) -> Cgroup:
 
 
 def once(state: State) -> dict[str, Any]:
-    """One reading. Raises WrongState."""
+    """Return one reading. Raises WrongState."""
     return _reading(state, group_of(state))
 
 
 def _reading(state: State, group: Cgroup) -> dict[str, Any]:
-    found = data(group.stats())
-    if not found["pids"]:
-        found["pids"] = {"current": len(group.processes())}
-    found["cpuset"] = {**_allowed(state.pid), **found["cpuset"]}
-    found["network_interfaces"] = interfaces(state.pid)
-    return {"type": "stats", "id": state.id, "data": found}
+    usage = data(group.stats())
+    if not usage["pids"]:
+        usage["pids"] = {"current": len(group.processes())}
+    usage["cpuset"] = {**_allowed(state.pid), **usage["cpuset"]}
+    usage["network_interfaces"] = interfaces(state.pid)
+    return {"type": "stats", "id": state.id, "data": usage}
 
 
 def stream(state: State, interval_s: float) -> Iterator[dict[str, Any]]:
-    """A reading every interval and an event per OOM kill, until the container's cgroup is gone or
-    empty."""
+    """Yield a reading every interval and an event per OOM kill, until the container's cgroup is
+    gone or empty."""
     group = group_of(state)
     kills = group.oom_kills() or 0
     watch = _open_watch(group)
@@ -75,14 +75,15 @@ def stream(state: State, interval_s: float) -> Iterator[dict[str, Any]]:
 
 
 def _open_watch(group: Cgroup) -> list[int]:
-    """Files that the kernel signals by POLLPRI when processes end or the OOM killer worked."""
-    found = []
+    """Open the files that the kernel signals by POLLPRI when processes end or the OOM killer has
+    killed."""
+    descriptors = []
     for name in ("cgroup.events", "memory.events"):
         try:
-            found.append(os.open(f"{group.directory}/{name}", os.O_RDONLY | os.O_CLOEXEC))
+            descriptors.append(os.open(f"{group.directory}/{name}", os.O_RDONLY | os.O_CLOEXEC))
         except FileNotFoundError:
             continue
-    return found
+    return descriptors
 
 
 def _wait(watch: list[int], timeout_s: float) -> None:
@@ -97,24 +98,24 @@ def _wait(watch: list[int], timeout_s: float) -> None:
 
 
 def data(stats: Stats) -> dict[str, Any]:
-    """The `data` of an event: what the kernel offers, in runc's words."""
-    found: dict[str, Any] = {"cpu": _cpu(stats), "memory": _memory(stats), "pids": _pids(stats)}
-    found["cpuset"] = {name: numbers(text) for name, text in stats.cpuset.items()}
-    found["blkio"] = {
+    """Build the `data` of an event, with runc's keys."""
+    usage: dict[str, Any] = {"cpu": _cpu(stats), "memory": _memory(stats), "pids": _pids(stats)}
+    usage["cpuset"] = {name: numbers(text) for name, text in stats.cpuset.items()}
+    usage["blkio"] = {
         "ioServiceBytesRecursive": _io(stats, OPERATIONS),
         "ioServicedRecursive": _io(stats, COUNTS),
     } | _pressure(stats, "io")
-    found["intel_rdt"] = {}
-    found["hugetlb"] = {
+    usage["intel_rdt"] = {}
+    usage["hugetlb"] = {
         size: {"usage": use["current"], "failcnt": use["events_max"]}
         for size, use in stats.hugetlb.items()
     }
-    return found
+    return usage
 
 
 def _cpu(stats: Stats) -> dict[str, Any]:
     cpu = stats.cpu or {}
-    found: dict[str, Any] = {
+    usage: dict[str, Any] = {
         "usage": {
             "total": cpu.get("usage_usec", 0) * MICROSECOND_NS,
             "kernel": cpu.get("system_usec", 0) * MICROSECOND_NS,
@@ -126,7 +127,7 @@ def _cpu(stats: Stats) -> dict[str, Any]:
             "throttledTime": cpu.get("throttled_usec", 0) * MICROSECOND_NS,
         },
     }
-    return found | _pressure(stats, "cpu")
+    return usage | _pressure(stats, "cpu")
 
 
 def _memory(stats: Stats) -> dict[str, Any]:
@@ -142,7 +143,7 @@ def _memory(stats: Stats) -> dict[str, Any]:
     }
     if memory.peak is not None:
         usage["max"] = memory.peak
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "cache": raw.get("file", 0),
         "usage": usage,
         "swap": {"limit": both, "usage": memory.current + (memory.swap_current or 0), "failcnt": 0},
@@ -150,7 +151,7 @@ def _memory(stats: Stats) -> dict[str, Any]:
         "kernelTCP": {"limit": NO_LIMIT, "usage": raw.get("sock", 0), "failcnt": 0},
         "raw": raw,
     }
-    return found | _pressure(stats, "memory")
+    return report | _pressure(stats, "memory")
 
 
 def _pids(stats: Stats) -> dict[str, Any]:
@@ -160,16 +161,16 @@ def _pids(stats: Stats) -> dict[str, Any]:
     return {"current": stats.pids["current"], "limit": NO_LIMIT if limit is None else limit}
 
 
-def _io(stats: Stats, words: tuple[tuple[str, str], ...]) -> list[dict[str, Any]]:
-    found = []
+def _io(stats: Stats, keys: tuple[tuple[str, str], ...]) -> list[dict[str, Any]]:
+    entries = []
     for device, numbers in stats.io.items():
         major, _, minor = device.partition(":")
-        found += [
+        entries += [
             {"major": int(major), "minor": int(minor), "op": name, "value": numbers[key]}
-            for key, name in words
+            for key, name in keys
             if key in numbers
         ]
-    return found
+    return entries
 
 
 def _pressure(stats: Stats, name: str) -> dict[str, Any]:
@@ -177,43 +178,49 @@ def _pressure(stats: Stats, name: str) -> dict[str, Any]:
 
 
 def numbers(text: str) -> list[int]:
-    """`0-2,5` -> [0, 1, 2, 5] (cpuset(7), list format)."""
-    found: list[int] = []
+    """Convert `0-2,5` to [0, 1, 2, 5] (cpuset(7), list format)."""
+    indices: list[int] = []
     for part in text.split(",") if text else ():
         first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
+        indices += range(int(first), int(last or first) + 1)
+    return indices
 
 
 def _allowed(pid: int) -> dict[str, list[int]]:
-    """Where the first process may run: what is in force also without the cpuset controller."""
+    """Return the processors and memory nodes of the first process, which the kernel tells also
+    without the cpuset controller."""
     lines = (line.partition(":") for line in _proc(pid, "status").splitlines())
-    found = {name: value.strip() for name, _, value in lines}
+    fields = {name: value.strip() for name, _, value in lines}
     keys = (("cpus", "Cpus_allowed_list"), ("mems", "Mems_allowed_list"))
-    return {key: numbers(found[name]) for key, name in keys if name in found}
+    return {key: numbers(fields[name]) for key, name in keys if name in fields}
 
 
 # Columns of /proc/PID/net/dev (proc_pid_net(5)) under the names of runc's events.
-_COUNTERS = {"RxBytes": 0, "RxPackets": 1, "RxErrors": 2, "RxDropped": 3, "TxBytes": 8, "TxPackets": 9, "TxErrors": 10, "TxDropped": 11}  # fmt: skip
+_COUNTERS = {
+    "RxBytes": 0,
+    "RxPackets": 1,
+    "RxErrors": 2,
+    "RxDropped": 3,
+    "TxBytes": 8,
+    "TxPackets": 9,
+    "TxErrors": 10,
+    "TxDropped": 11,
+}
 
 
 def interfaces(pid: int) -> list[dict[str, Any]] | None:
-    """The counters of the interfaces of its network namespace, but for loopback; None when it has
-    none, or ours."""
-    found = []
+    """Return the counters of the interfaces in the process's network namespace, except loopback;
+    None when it has none, or shares ours."""
+    reports: list[dict[str, Any]] = []
     if _network_of(pid) in ("", _network_of("self")):
         return None
     for line in _proc(pid, "net/dev").splitlines()[2:]:
         name, _, counters = line.partition(":")
         columns = counters.split()
         if name.strip() != "lo":
-            found.append(
-                {
-                    "Name": name.strip(),
-                    **{key: int(columns[place]) for key, place in _COUNTERS.items()},
-                }
-            )
-    return found or None
+            values = {key: int(columns[place]) for key, place in _COUNTERS.items()}
+            reports.append({"Name": name.strip(), **values})
+    return reports or None
 
 
 def _network_of(pid: int | str) -> str:

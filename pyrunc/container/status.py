@@ -1,8 +1,7 @@
-"""What a container is doing, derived each time from facts: its process, its freezer, its start
-socket.
+"""A container's status, derived each time from its process, its freezer and its start socket.
 
-A pid alone proves nothing, it may be somebody else's by now: the start time (field 22 of
-/proc/PID/stat) tells. A zombie is stopped: it waits for its parent only.
+A pid alone proves nothing, because the kernel reuses numbers: the start time (field 22 of
+/proc/PID/stat) tells processes apart. A zombie counts as stopped: it only waits for its parent.
 """
 
 from __future__ import annotations
@@ -25,11 +24,10 @@ CREATING, CREATED, RUNNING, PAUSED, STOPPED = "creating", "created", "running", 
 
 
 def status(state: State, locked: bool = False) -> str:
-    """One of creating, created, running, paused, stopped. `locked`: the caller holds the
+    """Return creating, created, running, paused or stopped. `locked`: the caller holds the
     container's lock.
 
-    A create that is on its way holds the lock; one that was killed does not, and its container
-    counts as stopped.
+    A running create holds the lock; a killed one does not, and its container counts as stopped.
     """
     if not state.complete:
         return CREATING if not locked and states.Lock.is_held(state) else STOPPED
@@ -42,12 +40,12 @@ def status(state: State, locked: bool = False) -> str:
 
 
 def alive(pid: int, started: int) -> bool:
-    """Whether the process `pid` is the one that started then, and lives."""
+    """Tell whether the process `pid` lives and has that start time."""
     return pid > 0 and alive_since(pid) == started
 
 
 def open_process(state: State) -> int | None:
-    """A pidfd of the container's init; None when it is dead. The caller closes it."""
+    """Open a pidfd of the container's init, which the caller closes; None when it is dead."""
     return open_pidfd(state.pid, state.start_time) if state.pid > 0 else None
 
 
@@ -64,7 +62,7 @@ def signal(state: State, number: int) -> bool:
 
 
 def wait_dead(state: State, timeout_s: float) -> bool:
-    """Wait until init has ended (it may be a zombie then); False when the time is up first."""
+    """Wait until init has ended (it may be a zombie then); False after `timeout_s` seconds."""
     descriptor = open_process(state)
     if descriptor is None:
         return True
@@ -77,37 +75,37 @@ def wait_dead(state: State, timeout_s: float) -> bool:
 
 
 def require(state: State, allowed: tuple[str, ...], refusal: str) -> str:
-    """The status, when it is one of `allowed`; the caller holds the lock.
+    """Return the status if it is one of `allowed`; the caller holds the lock.
 
-    Raises WrongState with `refusal`, where {status} stands for what it is.
+    Raises WrongState with the text `refusal`, in which {status} stands for the present status.
     """
-    found = status(state, locked=True)
-    if found not in allowed:
-        raise WrongState(refusal.replace("{status}", found))
-    return found
+    current = status(state, locked=True)
+    if current not in allowed:
+        raise WrongState(refusal.replace("{status}", current))
+    return current
 
 
 def oci_state(state: State, status: str, pid: int | None = None) -> dict[str, Any]:
-    """The state object of runtime-spec runtime.md: what hooks read on stdin. `pid` as the reader
-    sees it."""
-    found: dict[str, Any] = {"ociVersion": state.oci_version, "id": state.id, "status": status}
+    """Build the state object of runtime-spec runtime.md, which hooks read on stdin. `pid` as the
+    reader sees it."""
+    document: dict[str, Any] = {"ociVersion": state.oci_version, "id": state.id, "status": status}
     number = state.pid if pid is None else pid
     if number and status != STOPPED:
-        found["pid"] = number
-    found["bundle"] = state.bundle
+        document["pid"] = number
+    document["bundle"] = state.bundle
     if state.annotations:
-        found["annotations"] = state.annotations
-    return found
+        document["annotations"] = state.annotations
+    return document
 
 
 def report(state: State) -> dict[str, Any]:
-    """What `pyrunc state` prints."""
-    found = status(state)
+    """Build the object that `pyrunc state` prints."""
+    current = status(state)
     return {
         "ociVersion": state.oci_version,
         "id": state.id,
-        "pid": 0 if found in (STOPPED, CREATING) else state.pid,
-        "status": found,
+        "pid": 0 if current in (STOPPED, CREATING) else state.pid,
+        "status": current,
         "bundle": state.bundle,
         "rootfs": state.rootfs,
         "created": state.created,

@@ -1,7 +1,7 @@
-"""New limits for a running container: what is not named stays, and a failure puts back what was
-there.
+"""`update`: new limits for a running container. Limits that are not named stay, and a failure
+restores the old ones.
 
-The saved configuration learns the new values, so that later readers (`state`, a restored container)
+The stored configuration gets the new values, so that later readers (`state`, a restored container)
 see them.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pyrunc import atomic_file, jsontext
 from pyrunc.container import state as states
-from pyrunc.container import status as facts
+from pyrunc.container import status
 from pyrunc.errors import InvalidArgument, Unsupported, WrongState
 
 TYPE_CHECKING = False
@@ -28,22 +28,23 @@ def update(
 
     Raises WrongState (not running), InvalidSpec, Unsupported, KernelError.
     """
-    facts.require(state, (facts.CREATED, facts.RUNNING, facts.PAUSED), "container not running")
+    status.require(state, (status.CREATED, status.RUNNING, status.PAUSED), "container not running")
     group = state.cgroup()
     if group is None:
         raise WrongState(f"container {state.id} has no cgroup")
-    wanted = {key: value for key, value in resources.items() if key != "devices"}
-    warnings = group.update(wanted, missing_controllers)
-    _remember(state, wanted)
+    limits = {key: value for key, value in resources.items() if key != "devices"}
+    warnings = group.update(limits, missing_controllers)
+    _store(state, limits)
     return warnings
 
 
-def _remember(state: State, resources: dict[str, Any]) -> None:
+def _store(state: State, resources: dict[str, Any]) -> None:
     config = state.config()
-    kept = config.setdefault("linux", {}).setdefault("resources", {})
+    stored = config.setdefault("linux", {}).setdefault("resources", {})
     for key, value in resources.items():
-        old = kept.get(key)
-        kept[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
+        old = stored.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        stored[key] = {**old, **value} if both else value
     text = jsontext.dumps(config)
     atomic_file.write_bytes(f"{state.folder}/{states.CONFIG}", text.encode("ascii"))
 
@@ -52,7 +53,7 @@ UNSIGNED = ("shares", "period", "burst", "realtimePeriod", "weight")
 
 
 def from_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The resources that the flags of `update` name. Raises InvalidArgument, Unsupported."""
+    """Return the resources that the flags of `update` name. Raises InvalidArgument, Unsupported."""
     numbers = {
         "cpu": {
             "shares": "cpu_share",
@@ -68,41 +69,46 @@ def from_options(options: dict[str, Any]) -> dict[str, Any]:
     }
     for option in ("l3_cache_schema", "mem_bw_schema"):
         if options[option]:
-            raise Unsupported(f"--{option.replace('_', '-')}: Intel RDT is not supported")
+            raise Unsupported(f"{_flag(option)}: Intel RDT is not supported")
     sizes = {"limit": "memory", "reservation": "memory_reservation", "swap": "memory_swap"}
-    found: dict[str, Any] = {}
+    resources: dict[str, Any] = {}
     for part, keys in numbers.items():
         for key, option in keys.items():
             if options[option]:
                 number = _number(options[option], option)
                 if number < 0 and key in UNSIGNED:
                     raise InvalidArgument(
-                        f"invalid value {number} for --{option.replace('_', '-')}: is below zero"
+                        f"invalid value {number} for {_flag(option)}: it must not be negative"
                     )
-                found.setdefault(part, {})[key] = number
+                resources.setdefault(part, {})[key] = number
     for key, option in (("cpus", "cpuset_cpus"), ("mems", "cpuset_mems")):
         if options[option]:
-            found.setdefault("cpu", {})[key] = options[option]
+            resources.setdefault("cpu", {})[key] = options[option]
     for key, option in sizes.items():
         if options[option]:
-            found.setdefault("memory", {})[key] = size_bytes(options[option], option)
-    return found
+            resources.setdefault("memory", {})[key] = size_bytes(options[option], option)
+    return resources
 
 
 def size_bytes(text: str, option: str) -> int:
-    """`512m` -> 536870912; `-1` stays. Raises InvalidArgument."""
+    """Convert `512m` to 536870912; `-1` stays. Raises InvalidArgument."""
     word = text.strip().lower().removesuffix("ib")
     if word.endswith("b") and word[-2:-1] in UNITS and word[-2:-1]:
         word = word[:-1]
     unit = word[-1:] if word[-1:].isalpha() else ""
     digits = word[: len(word) - len(unit)]
     if unit not in UNITS:
-        raise InvalidArgument(f"invalid size {text!r} for --{option.replace('_', '-')}")
+        raise InvalidArgument(f"invalid size {text!r} for {_flag(option)}")
     return _number(digits, option) * (UNITS[unit] if digits != "-1" else 1)
 
 
 def _number(text: str, option: str) -> int:
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()):
-        raise InvalidArgument(f"invalid value {text!r} for --{option.replace('_', '-')}")
+        raise InvalidArgument(f"invalid value {text!r} for {_flag(option)}")
     return int(text)
+
+
+def _flag(option: str) -> str:
+    """Return the option as on the command line."""
+    return f"--{option.replace('_', '-')}"

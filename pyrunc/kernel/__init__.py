@@ -1,1 +1,2 @@
-"""How Linux is told: one facility per file, the manual pages' names and argument order, no policy."""
+"""Calls to Linux: one facility per file, with the manual pages' names and argument order, and
+without policy."""

@@ -1,4 +1,4 @@
-"""How the C library's allocator gives memory back to the kernel: mallopt(3)."""
+"""Settings of the C library's allocator: mallopt(3)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""bpf(2) as far as a container needs it: load a device program and attach it to a cgroup.
+"""The calls of bpf(2) that a container needs: loads a device program and attaches it to a cgroup.
 
-Source: bpf(2), include/uapi/linux/bpf.h. A program lives as long as it is attached; its descriptor
-is closed here at once. Several programs on one group must all allow an access, so an earlier one
-has to be replaced, not joined.
+Source: bpf(2), include/uapi/linux/bpf.h. A program lives as long as it is attached, so its
+descriptor is closed here at once. All programs of a group must allow an access, so an earlier
+program has to be replaced, not joined.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ INSTRUCTION = struct.Struct("<BBhi")
 NAME = b"pyrunc_devices"
 
 
-_kept: dict[bytes, int] | None = None
-_KEPT_AT_MOST = 16
+_cached: dict[bytes, int] | None = None
+_CACHED_AT_MOST = 16
 
 
-def keep_programs() -> None:
-    """Keep what is loaded, verified, for the next group with the same rules: for a process that
-    makes many."""
-    global _kept
-    _kept = {}
+def cache_programs() -> None:
+    """Keep loaded, verified programs for the next groups with the same rules: for a process that
+    makes many groups."""
+    global _cached
+    _cached = {}
 
 
 def replace_device_program(group_fd: int, program: bytes) -> None:
-    """Make `program` (eBPF instructions) the one device filter of the group. Raises KernelError,
-    with the verifier's words."""
-    new = _open_kept(program) if _kept is not None else open_device_program(program)
+    """Make `program` (eBPF instructions) the only device filter of the group. Raises KernelError,
+    with the verifier's log."""
+    new = _open_cached(program) if _cached is not None else open_device_program(program)
     try:
         old = _attached(group_fd)
         if len(old) == 1 and _attach_instead(group_fd, new, old[0]):
@@ -45,22 +45,23 @@ def replace_device_program(group_fd: int, program: bytes) -> None:
         for number in old:
             _detach(group_fd, number)
     finally:
-        if _kept is None or _kept.get(program) != new:
+        if _cached is None or _cached.get(program) != new:
             os.close(new)
 
 
-def _open_kept(program: bytes) -> int:
-    assert _kept is not None
-    found = _kept.get(program)
-    if found is None:
-        found = open_device_program(program)
-        if len(_kept) < _KEPT_AT_MOST:
-            _kept[program] = found
-    return found
+def _open_cached(program: bytes) -> int:
+    assert _cached is not None
+    descriptor = _cached.get(program)
+    if descriptor is None:
+        descriptor = open_device_program(program)
+        if len(_cached) < _CACHED_AT_MOST:
+            _cached[program] = descriptor
+    return descriptor
 
 
 def open_device_program(program: bytes) -> int:
-    """A descriptor of the verified program. The caller closes it. Raises KernelError."""
+    """Load and verify the program; returns its descriptor, which the caller closes. Raises
+    KernelError."""
     code = call.buffer(program)
     count = len(program) // INSTRUCTION.size
     try:
@@ -105,7 +106,8 @@ def _attached(group_fd: int) -> list[int]:
 
 
 def _attach_instead(group_fd: int, new: int, old_id: int) -> bool:
-    """Swap atomically; False when the old program was attached in a way that cannot be replaced."""
+    """Replace the program atomically; False when the old one was attached in a way that cannot be
+    replaced."""
     try:
         old = _open_by_id(old_id)
     except KernelError:

@@ -1,9 +1,9 @@
-"""The one door to libc: raw system calls by name, with errno turned into `KernelError` that names
-call and object.
+"""Raw system calls by name, with errno turned into a `KernelError` that names call and object.
 
-`syscall` is enough for almost everything: it does not depend on what the C library happens to wrap.
-Pointers are passed as bytes (read by the kernel) or `buffer`s (written by the kernel). `pyrunc`'s
-own program (cli/front.c) brings the call itself; elsewhere it is ctypes', which takes 3 ms to load.
+`syscall` is enough for almost everything: it does not depend on which calls the C library wraps.
+Pointers are passed as bytes (read by the kernel) or `buffer`s (written by the kernel). The program
+`pyrunc` (cli/front.c) brings a function for the call; other interpreters use ctypes, which takes 3
+ms to load.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ _NUMBERS = arch().syscalls
 
 
 def raw(name: str, *args: Argument) -> int:
-    """The system call; on failure the negative errno. EINTR is returned like any other."""
+    """Make the system call; returns the negative errno on failure. EINTR is returned like any
+    other."""
     return call(_NUMBERS[name], *args)
 
 
 def syscall(name: str, subject: str, *args: Argument) -> int:
-    """The system call, repeated on EINTR; `KernelError(name, subject, errno)` on failure."""
+    """Make the system call, repeated on EINTR; `KernelError(name, subject, errno)` on failure."""
     while True:
         result = raw(name, *args)
         if result >= 0:
@@ -46,8 +47,8 @@ def syscall(name: str, subject: str, *args: Argument) -> int:
 
 
 def path_bytes(path: str | bytes | os.PathLike[str]) -> bytes:
-    """A path as the kernel takes it. KernelError EINVAL for a NUL inside, which would silently
-    shorten it."""
+    """Return a path as bytes for the kernel. KernelError EINVAL for a NUL inside, which would
+    silently shorten the path."""
     raw_path = os.fsencode(path)
     if b"\0" in raw_path:
         raise KernelError("path", repr(path), errno.EINVAL, "NUL character")
@@ -55,10 +56,11 @@ def path_bytes(path: str | bytes | os.PathLike[str]) -> bytes:
 
 
 def buffer(content: int | bytes) -> bytearray:
-    """Memory for a call to write into: so many zeros, or these bytes. `address` tells where it is."""
+    """Return memory for a call to write into: that many zeros, or these bytes. `address` returns
+    its address."""
     return bytearray(content)
 
 
 def quoted(path: str | bytes | os.PathLike[str]) -> str:
-    """A path in an error's words."""
+    """Return a path in quotes, for an error's text."""
     return f"'{os.fsdecode(path)}'"

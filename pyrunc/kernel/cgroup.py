@@ -1,11 +1,10 @@
-"""The cgroup v2 tree as files: where it is mounted, and one file of one group read or written
-whole.
+"""Access to the cgroup v2 tree as files: finds the mount point, reads and writes one file of one
+group.
 
-A group is named by its directory's absolute path. File names never hold a slash: they come from
-configurations (`unified` keys, huge page sizes), and a name that could climb out of the group is
-refused here, at the door. cgroupfs holds no symbolic links and nobody can make one, so a plain open
-is as good as a resolved one. Source: cgroups(7), and the kernel's
-Documentation/admin-guide/cgroup-v2.rst.
+A group is named by its directory's absolute path. File names come from configurations (`unified`
+keys, huge page sizes), so a name that could climb out of the group is refused here. cgroupfs holds
+no symbolic links and nothing can create one, so a plain open is as good as a resolved one. Source:
+cgroups(7), and the kernel's Documentation/admin-guide/cgroup-v2.rst.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ USUAL_ROOTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 DELEGATED = "/sys/kernel/cgroup/delegate"
 MARK = "trusted.pyrunc"
 GONE = (errno.ENOENT, errno.ENODEV)
-SHORT_READ_BYTES = 2048  # less than this is all there was
+SHORT_READ_BYTES = 2048  # cgroupfs returns about a page at a time; a shorter read was the last
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _root = ""
 
 
 def root() -> str:
-    """Where the v2 tree is mounted; on a hybrid host that is `/sys/fs/cgroup/unified`. Raises
-    Unsupported."""
+    """Return where the v2 tree is mounted; on a hybrid host that is `/sys/fs/cgroup/unified`.
+    Raises Unsupported."""
     global _root
     if not _root:
         _root = _find_root()
@@ -55,13 +54,14 @@ def _find_root() -> str:
 
 
 def controllers(directory: str) -> list[str]:
-    """The controllers that the group `directory` has (its cgroup.controllers)."""
+    """Return the controllers that are available in the group `directory` (its
+    cgroup.controllers)."""
     return (read(directory, "cgroup.controllers") or "").split()
 
 
 def own_path(pid: int | str = "self") -> str | None:
-    """The v2 path of a process (`/a/b`), as seen from our cgroup namespace; None if the process is
-    gone."""
+    """Return the v2 path of a process (`/a/b`), as seen from our cgroup namespace; None if the
+    process is gone."""
     try:
         with open(f"/proc/{pid}/cgroup", "rb", buffering=0) as file:
             lines = (file.readall() or b"").splitlines()
@@ -74,8 +74,8 @@ def own_path(pid: int | str = "self") -> str | None:
 
 
 def read(directory: str | int, file: str) -> str | None:
-    """What the group's file holds; None when there is no such file or group. The group is a path or
-    a descriptor.
+    """Return the content of the group's file; None when there is no such file or group. The group
+    is a path or a descriptor.
 
     Raises KernelError.
     """
@@ -85,8 +85,8 @@ def read(directory: str | int, file: str) -> str | None:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=opened)
         try:
             parts = [os.read(descriptor, 65536)]
-            # A read brings whole records, about a page of them: a list that a container makes long
-            # takes many.
+            # A read returns whole records, about a page of them. A container can make a list long
+            # (cgroup.procs), so it may take many reads.
             while len(parts[-1]) >= SHORT_READ_BYTES:
                 parts.append(os.read(descriptor, 65536))
         finally:
@@ -102,13 +102,13 @@ def write(directory: str, file: str, content: str) -> None:
     """Write `content` to the group's file with one write(2). Raises KernelError; ENOENT when there
     is no such file.
 
-    The kernel says ENODEV when the group goes between open and write, and in a controller's file
-    for a device that is not there. The former is ENOENT here; its folder may be seen a moment
-    longer than its files work.
+    The kernel answers ENODEV when the group is removed between open and write, and when a
+    controller's file names a device that does not exist. The former becomes ENOENT; a removed
+    group's folder may be visible a moment longer than its files work.
     """
     path = _file(directory, file)
     try:
-        # Not by kernel.fd: `state` would load that for this.
+        # Not by kernel.fd, which the command `state` would then have to load.
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(descriptor, content.encode("utf-8", "surrogateescape"))
@@ -124,8 +124,8 @@ def write(directory: str, file: str, content: str) -> None:
 
 
 def is_leaf(directory: str) -> bool:
-    """Whether there are no groups below: a folder has two links and one more for each folder in it.
-    True when it is gone."""
+    """Tell whether there are no groups below: a folder has two links and one more for each folder
+    in it. True when it is gone."""
     try:
         return os.stat(directory).st_nlink <= 2
     except FileNotFoundError:
@@ -133,24 +133,25 @@ def is_leaf(directory: str) -> bool:
 
 
 def keyed(content: str | None) -> dict[str, int]:
-    """A flat keyed file (`memory.events`, `cgroup.events`, `cpu.stat`) as numbers."""
-    found = {}
+    """Return a flat keyed file (`memory.events`, `cgroup.events`, `cpu.stat`) as numbers."""
+    numbers = {}
     for line in (content or "").splitlines():
         key, _, value = line.partition(" ")
         if value.isdigit():
-            found[key] = int(value)
-    return found
+            numbers[key] = int(value)
+    return numbers
 
 
 def may_move(source: str, target: str) -> bool:
-    """Whether we may take a process from one group to another, by their paths in the tree: we own
-    what is above both."""
+    """Tell whether we may move a process from one group to another, by their paths in the tree:
+    cgroups(7) asks for write access to cgroup.procs of their common ancestor."""
     above = os.path.commonpath([source, target])
     return os.access(f"{root()}{above.rstrip('/')}/cgroup.procs", os.W_OK)
 
 
 def delegated_files() -> list[str]:
-    """The files that change hands with a group; the kernel lists them since 4.15."""
+    """Return the files whose owner changes when a group is delegated; the kernel lists them since
+    4.15."""
     try:
         with open(DELEGATED, "rb", buffering=0) as file:
             return os.fsdecode(file.readall() or b"").split()
@@ -159,14 +160,14 @@ def delegated_files() -> list[str]:
 
 
 def open_group(directory: str) -> int:
-    """A descriptor of the group, good for CLONE_INTO_CGROUP and for bpf(2). The caller closes it."""
+    """Open the group, for CLONE_INTO_CGROUP and for bpf(2). The caller closes the descriptor."""
     with kernel_errors("open", repr(directory)):
         return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def make(directory: str) -> bool:
-    """mkdir; True if this call made the group, which then carries our mark. Raises KernelError,
-    ENOENT without a parent."""
+    """Create the group (mkdir); True if this call made it, which it then marks as ours. Raises
+    KernelError, ENOENT without a parent."""
     try:
         os.mkdir(directory, 0o755)
     except FileExistsError:
@@ -181,7 +182,8 @@ def make(directory: str) -> bool:
 
 
 def is_ours(directory: str) -> bool:
-    """Whether `make` made the group: only such parents may be removed with their last child."""
+    """Tell whether `make` made the group: only such parents may be removed with their last
+    child."""
     try:
         return os.getxattr(directory, MARK) == b"1"
     except OSError:
@@ -189,8 +191,8 @@ def is_ours(directory: str) -> bool:
 
 
 def remove(directory: str) -> bool:
-    """rmdir; False while something is inside (EBUSY), True when the group is gone. Raises
-    KernelError."""
+    """Remove the group (rmdir); False while something is inside (EBUSY), True when the group is
+    gone. Raises KernelError."""
     try:
         os.rmdir(directory)
     except FileNotFoundError:
@@ -203,7 +205,7 @@ def remove(directory: str) -> bool:
 
 
 def children(directory: str) -> list[str]:
-    """The directories of the groups right below; none when the group is gone."""
+    """Return the directories of the groups right below; none when the group is gone."""
     try:
         with os.scandir(directory) as entries:
             return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -214,12 +216,12 @@ def children(directory: str) -> list[str]:
 
 
 def walk(directory: str) -> Iterator[tuple[int, str]]:
-    """The group and all below it: (its descriptor, "") when it is entered, (its parent's
-    descriptor, its name) when all below it has been. Descriptors are good until the next step;
-    nothing comes when the group is gone. Raises KernelError.
+    """Walk the group and all below it: yields (its descriptor, "") when it is entered, and (its
+    parent's descriptor, its name) when all below it has been walked. A descriptor is valid until
+    the next step; nothing is yielded when the group is gone. Raises KernelError.
 
-    A container to which its tree was delegated makes groups as deep as it likes: longer than a
-    path, deeper than calls nest.
+    A container with a delegated tree can nest groups deeper than PATH_MAX and deeper than Python's
+    calls may nest, so neither paths nor recursion are used.
     """
     try:
         current = os.open(directory, _FOLDER)
@@ -228,25 +230,25 @@ def walk(directory: str) -> Iterator[tuple[int, str]]:
             return
         raise KernelError.of(error, "open", repr(directory)) from None
     try:
-        way = [("", _names(current))]
+        stack = [("", _names(current))]
         yield current, ""
         while True:
-            name, left = way[-1]
-            if left:
-                below = left.pop()
+            name, names = stack[-1]
+            if names:
+                below = names.pop()
                 try:
                     entered = os.open(below, _FOLDER, dir_fd=current)
                 except FileNotFoundError:
                     continue
                 os.close(current)
                 current = entered
-                way.append((below, _names(current)))
+                stack.append((below, _names(current)))
                 yield current, ""
-            elif len(way) > 1:
+            elif len(stack) > 1:
                 above = os.open("..", _FOLDER, dir_fd=current)
                 os.close(current)
                 current = above
-                way.pop()
+                stack.pop()
                 yield current, name
             else:
                 return
@@ -263,7 +265,7 @@ def _names(group: int) -> list[str]:
 
 
 def remove_below(directory: str) -> bool:
-    """rmdir of all groups below the group, from the leaves up; False while one is in use. Raises
+    """Remove all groups below the group, from the leaves up; False while one is in use. Raises
     KernelError."""
     all_gone = True
     for parent, name in walk(directory):
@@ -280,8 +282,8 @@ def remove_below(directory: str) -> bool:
 
 
 def wait_event(directory: str, key: str, value: int, timeout_s: float) -> bool:
-    """Wait until `key` of cgroup.events has `value` (or the group is gone); False when the time is
-    up first."""
+    """Wait until `key` of cgroup.events has `value` (or the group is gone); False after `timeout_s`
+    seconds."""
     deadline = time.monotonic() + timeout_s
     try:
         descriptor = os.open(f"{directory}/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)

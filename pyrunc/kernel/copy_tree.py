@@ -1,8 +1,8 @@
-"""A folder copied with all below it, as it is: owners, modes, times, hard links, attributes, holes,
-devices and pipes.
+"""Copies a folder with all below it: owners, modes, times, hard links, attributes, holes, devices
+and pipes.
 
 Both sides are walked by descriptors and no link is followed. The source may hold anything, but must
-not change meanwhile, and nobody else may have access to the target.
+not change meanwhile, and no other user may have access to the target.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     Copied = dict[tuple[int, int], str]
 
 _CHUNK_BYTES = 1 << 20
-_LOOK_BYTES = 16  # if they are zeros, the others are looked at
+_PROBE_BYTES = 16  # if these are zeros, the whole chunk is compared with zeros
 _ZEROS = bytes(_CHUNK_BYTES)
-_FILE_BYTES = 4096  # what a file takes besides its data, at least
+_FILE_BYTES = 4096  # the least that a file takes besides its data
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ATTRIBUTES = ("security.capability", "system.posix_acl_access", "system.posix_acl_default")
 
 
 class _Folder:
-    """A folder on the way down, its copy, where that is beneath the target, and the names that are
-    still to be copied."""
+    """A folder that is being copied: its descriptor, its copy's, its path beneath the target, and
+    the names that are still to be copied."""
 
     __slots__ = ("copy", "names", "path", "source")
 
@@ -54,37 +54,37 @@ def _ignore(_: int) -> None:
 
 
 def copy_tree(source: int, target: int, tick: Callable[[int], None] = _ignore) -> None:
-    """Give the empty folder `target` what the folder `source` is and holds; the descriptors stay
-    the caller's.
+    """Copy content and attributes of the folder `source` to the empty folder `target`; the caller
+    keeps both descriptors.
 
-    `tick` is called before every MiB at the latest, with as many bytes as the disk will need, and
-    with none while holes are passed over; it may raise. Raises OSError, KernelError.
+    `tick` is called before every MiB at the latest, with the number of bytes that the disk will
+    need, and with 0 while holes are passed over; it may raise. Raises OSError, KernelError.
     """
     copied: Copied = {}
-    way = [_Folder(source, target, ".", ".")]
+    stack = [_Folder(source, target, ".", ".")]
     try:
-        while way:
-            folder = way[-1]
+        while stack:
+            folder = stack[-1]
             name = next(folder.names, None)
             if name is None:
-                _take_over_by_fd(os.fstat(folder.source), folder.source, folder.copy)
-                way.pop().close()
+                _copy_attributes_by_fd(os.fstat(folder.source), folder.source, folder.copy)
+                stack.pop().close()
                 continue
             tick(_FILE_BYTES)
             if S_ISDIR(os.lstat(name, dir_fd=folder.source).st_mode):
                 os.mkdir(name, 0o700, dir_fd=folder.copy)
-                way.append(_Folder(folder.source, folder.copy, name, f"{folder.path}/{name}"))
+                stack.append(_Folder(folder.source, folder.copy, name, f"{folder.path}/{name}"))
             else:
                 _copy(folder, name, target, copied, tick)
     finally:
-        for folder in way:
+        for folder in stack:
             folder.close()
 
 
 def _copy(
     folder: _Folder, name: str, target: int, copied: Copied, tick: Callable[[int], None]
 ) -> None:
-    """What is no folder."""
+    """Copy an entry that is no folder."""
     status = os.lstat(name, dir_fd=folder.source)
     identity = (status.st_dev, status.st_ino)
     if identity in copied:
@@ -97,18 +97,18 @@ def _copy(
             os.symlink(os.readlink(name, dir_fd=folder.source), name, dir_fd=folder.copy)
         else:
             os.mknod(name, status.st_mode, status.st_rdev, dir_fd=folder.copy)
-        _take_over_by_name(status, folder.copy, name)
+        _copy_attributes_by_name(status, folder.copy, name)
     if status.st_nlink > 1:
         copied[identity] = f"{folder.path}/{name}"
 
 
 def _link(target: int, first: str, folder: int, name: str) -> None:
     place, _, first_name = first.rpartition("/")
-    holder = open_beneath(target, place)
+    parent = open_beneath(target, place)
     try:
-        os.link(first_name, name, src_dir_fd=holder, dst_dir_fd=folder, follow_symlinks=False)
+        os.link(first_name, name, src_dir_fd=parent, dst_dir_fd=folder, follow_symlinks=False)
     finally:
-        os.close(holder)
+        os.close(parent)
 
 
 def _copy_file(
@@ -119,7 +119,7 @@ def _copy_file(
         writing = os.open(name, _NEW, 0o600, dir_fd=folder.copy)
         try:
             copy_data(reading, writing, status.st_size, tick)
-            _take_over_by_fd(status, reading, writing)
+            _copy_attributes_by_fd(status, reading, writing)
         finally:
             os.close(writing)
     finally:
@@ -127,9 +127,9 @@ def _copy_file(
 
 
 def copy_data(reading: int, writing: int, size: int, tick: Callable[[int], None] = _ignore) -> None:
-    """The content of a file of `size` bytes into an empty one. Holes stay holes, and long runs of
-    zeros become some: a file of many gigabytes may have taken none, and not every file system tells
-    where they are. `tick` as for `copy_tree`. Raises OSError."""
+    """Copy a file's `size` bytes into an empty file. Holes stay holes, and long runs of zeros
+    become holes: a sparse file of many gigabytes may occupy no blocks, and not every file system
+    reports its holes. `tick` as for `copy_tree`. Raises OSError."""
     at = 0
     while at < size:
         try:
@@ -151,9 +151,9 @@ def copy_data(reading: int, writing: int, size: int, tick: Callable[[int], None]
 def _copy_part(
     reading: int, writing: int, at: int, length: int, tick: Callable[[int], None]
 ) -> int:
-    """At most `length` bytes from the writer's position `at` on; how many, 0 at the end of the
-    file."""
-    if not any(os.pread(reading, _LOOK_BYTES, at)):
+    """Copy at most `length` bytes to the writer's position `at`; returns how many, 0 at the end of
+    the file."""
+    if not any(os.pread(reading, _PROBE_BYTES, at)):
         content = os.pread(reading, length, at)
         if content == _ZEROS[: len(content)]:
             tick(0)
@@ -163,9 +163,10 @@ def _copy_part(
     return os.sendfile(writing, reading, at, length)
 
 
-def _take_over_by_fd(status: os.stat_result, source: int, copy: int) -> None:
-    """Owner first: a change of it takes set-user-ID and capabilities away. Attributes that the
-    copy's file system does not have are left out, and those that are the host's business."""
+def _copy_attributes_by_fd(status: os.stat_result, source: int, copy: int) -> None:
+    """Copy owner, mode, attributes and times. Attributes that the copy's file system does not have
+    are left out, and those that belong to the host (trusted.*, labels)."""
+    # The owner first: chown(2) clears set-user-ID bits and file capabilities.
     os.fchown(copy, status.st_uid, status.st_gid)
     os.fchmod(copy, status.st_mode & 0o7777)
     for name in os.listxattr(source):
@@ -178,7 +179,7 @@ def _take_over_by_fd(status: os.stat_result, source: int, copy: int) -> None:
     os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def _take_over_by_name(status: os.stat_result, folder: int, name: str) -> None:
+def _copy_attributes_by_name(status: os.stat_result, folder: int, name: str) -> None:
     os.chown(name, status.st_uid, status.st_gid, dir_fd=folder, follow_symlinks=False)
     if not S_ISLNK(status.st_mode):
         os.chmod(name, status.st_mode & 0o7777, dir_fd=folder)

@@ -1,11 +1,12 @@
-"""Detached mounts where the kernel cannot make them directly: from a mount namespace that is
-entered for a moment.
+"""Detached mounts where the kernel cannot make them directly: enters a mount namespace for a
+moment.
 
-Linux 6.15 clones mounts that are attached nowhere and takes them as an overlay's layers, 6.7 takes
-layers one by one. Before, a mount must be attached in the caller's mount namespace to be cloned or
-to be a layer: so the namespace that has it is entered, or a private one made, and left again. The
-first only a single-threaded process can do (setns(2)), as the runtime's are; the second any thread,
-which has its own root and working directory from then on (unshare(2)).
+Linux 6.15 clones mounts that are attached nowhere and takes them as an overlay's layers; 6.7 takes
+layers one by one. Older kernels want a mount to be attached in the caller's mount namespace before
+it is cloned or becomes a layer. So the namespace that has the mount is entered, or a private one
+made, and left again. Only a single-threaded process can enter another one (setns(2)), as the
+runtime's are; any thread can make a private one, and has its own root and working directory from
+then on (unshare(2)).
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def _elsewhere(path: str = "") -> Iterator[None]:
-    """In the mount namespace at `path`, without one in a private copy of ours. Our working
-    directory is restored."""
+def _in_mount_namespace(path: str = "") -> Iterator[None]:
+    """Run the block in the mount namespace at `path`, or without a path in a private copy of ours.
+    Restores our working directory."""
     own, folder = open_own("mnt"), os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if path:
@@ -51,19 +52,19 @@ def _elsewhere(path: str = "") -> Iterator[None]:
 
 
 def open_clone_of(mount_fd: int, namespace: str) -> int:
-    """A detached clone of a mount that is attached in the mount namespace at that path.
-    KernelError."""
-    with _elsewhere(namespace):
+    """Clone a mount that is attached in the mount namespace at `namespace`; returns the detached
+    clone. Raises KernelError."""
+    with _in_mount_namespace(namespace):
         return kernel_mount.open_tree(mount_fd, "", OPEN_TREE_CLONE | AT_RECURSIVE | AT_EMPTY_PATH)
 
 
 def open_folder(mount_fd: int, place: str, path: str) -> int:
-    """A detached clone of the directory `path` of a detached mount, which is put on the directory
-    `place` for the moment.
+    """Clone the directory `path` of a detached mount, which is attached at the directory `place`
+    meanwhile; returns the detached clone.
 
-    `path` leads over no link. Raises KernelError.
+    `path` must contain no symbolic link. Raises KernelError.
     """
-    with _elsewhere():
+    with _in_mount_namespace():
         kernel_mount.move_mount(mount_fd, place)
         return kernel_mount.open_tree(AT_FDCWD, os.path.join(place, path), OPEN_TREE_CLONE)
 
@@ -72,26 +73,26 @@ def open_overlay(
     lower: Sequence[str],
     upper: str,
     work: str,
-    given: kernel_mount.Options = (),
+    flags: kernel_mount.Options = (),
     mapped: Sequence[int] = (),
 ) -> int:
-    """A detached overlay by mount(2), whose options must fit a page: layers are named from the
-    folder they share.
+    """Make an overlay by mount(2) and return it detached. The options of mount(2) must fit a page,
+    so layers are named relative to their common folder.
 
-    `mapped` has a detached mount for each lower layer, which is put in its place for the moment: so
-    the overlay takes it with its id map, which no path of ours has. `given`: flags, and SELinux's
-    `context`.
+    `mapped` has a detached mount for each lower layer, which is attached in the layer's place
+    meanwhile: so the overlay takes the layer with its id map, which no path of ours has. `flags`:
+    flags without a value, and SELinux's `context`.
     """
     folder = os.path.commonpath([os.path.dirname(path) for path in lower])
     names = [_escaped(os.path.relpath(path, folder)) for path in lower]
     options = [f"lowerdir={':'.join(names)}"]
     if upper:
         options += [f"upperdir={_escaped(upper)}", f"workdir={_escaped(work)}"]
-    # A label has commas: SELinux takes it out of the options before they are split, with its quotes
+    # A label has commas: SELinux takes it with its quotes out of the options before they are split
     # (selinux_sb_eat_lsm_opts).
-    options += [key if value is None else f'{key}="{value}"' for key, value in given]
+    options += [key if value is None else f'{key}="{value}"' for key, value in flags]
     place = os.path.abspath(lower[0])
-    with _elsewhere():
+    with _in_mount_namespace():
         for layer, path in zip(mapped, lower, strict=False):
             kernel_mount.move_mount(layer, path)
         os.chdir(folder)
@@ -100,5 +101,6 @@ def open_overlay(
 
 
 def _escaped(path: str) -> str:
-    """Overlayfs splits at `:`, the option string at `,`; both take a backslash."""
+    """Escape a path for an overlay's option: overlayfs splits at `:`, the option string at `,`;
+    both take a backslash."""
     return path.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,")

@@ -1,5 +1,5 @@
-"""EROFS from files (Linux 6.12, CONFIG_EROFS_FS_BACKED_BY_FILE): no loop device, and nothing is
-mounted anywhere."""
+"""EROFS mounts of files (Linux 6.12, CONFIG_EROFS_FS_BACKED_BY_FILE), detached and without a loop
+device."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _COPIED_AT_ONCE = 1 << 20
 
 
 def open_erofs(source: int, devices: Sequence[int]) -> int:
-    """A detached, read-only mount of the image in the file behind `source`, with the data of its
-    device table in `devices`.
+    """Mount the image in the file behind `source` read-only, with the data of its device table in
+    `devices`; returns the detached mount.
 
-    A tmpfs has no read_folio, which EROFS wants of the file with its superblock
-    (erofs_fc_get_tree), though not of devices: from there it is copied to a ramfs, which has. The
-    descriptors may be closed then. Raises KernelError: ENODEV without EROFS, ENOTBLK where it wants
-    block devices.
+    EROFS wants `read_folio` of the file with its superblock (erofs_fc_get_tree), though not of its
+    devices. A tmpfs has none, so an image from there is first copied to a ramfs, which has one. The
+    caller may then close its descriptors. Raises KernelError: ENODEV without EROFS, ENOTBLK where
+    it wants block devices.
     """
     try:
         return _open_erofs(source, devices)
@@ -49,7 +49,8 @@ def _open_erofs(source: int, devices: Sequence[int]) -> int:
 
 
 def _open_copy(source: int) -> int:
-    """The file's content, with its holes, in a file on a ramfs that is gone with its last user."""
+    """Copy the file's content, with its holes, to a file on a ramfs that ends with the last
+    descriptor."""
     memory = kernel_mount.open_mount("ramfs")
     try:
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=memory)
@@ -81,14 +82,14 @@ def _open_copy(source: int) -> int:
 
 
 def _name(fd: int) -> str:
-    """By descriptor, for a string of fsconfig(2) has 255 bytes at most, and a path may lead
-    elsewhere meanwhile."""
+    """Return a path of the descriptor: a string of fsconfig(2) has 255 bytes at most, and the
+    file's own path may lead elsewhere meanwhile."""
     return f"/proc/self/fd/{fd}"
 
 
 def open_paths(source: str, devices: Sequence[str], digests: Sequence[str] = ()) -> int:
-    """`open_erofs` of files by their paths, which are no links; `digests`: as `check_digests` has
-    them. Raises KernelError, OSError, DamagedRecord."""
+    """Call `open_erofs` for files by their paths, which must be no links; `digests` as for
+    `check_digests`. Raises KernelError, OSError, DamagedRecord."""
     fds: list[int] = []
     try:
         for path in (source, *devices):
@@ -101,13 +102,13 @@ def open_paths(source: str, devices: Sequence[str], digests: Sequence[str] = ())
 
 
 def check_digests(fds: Sequence[int], digests: Sequence[str]) -> None:
-    """Whether files are sealed with these digests of fs-verity, in their order; no digests, or an
-    empty one: it is not asked. Blocks that differ from what was sealed fail when they are read.
-    Raises DamagedRecord, KernelError."""
+    """Check that files are sealed with these fs-verity digests, in their order; without digests, or
+    for an empty one, nothing is checked. The kernel itself fails reads of blocks that differ from
+    what was sealed. Raises DamagedRecord, KernelError."""
     for fd, digest in zip(fds, digests, strict=bool(digests)):
-        if digest and (found := verity.measure(fd)) != digest:
+        if digest and (measured := verity.measure(fd)) != digest:
             name = os.readlink(_name(fd))
-            has = f"has {found}" if found else "is not sealed any more"
+            state = f"has {measured}" if measured else "is not sealed any more"
             raise DamagedRecord(
-                f"{name} is not what was written: fs-verity had {digest}, and it {has}"
+                f"{name} is not the file that was written: fs-verity had {digest}, and it {state}"
             )

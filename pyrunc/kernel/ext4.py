@@ -1,14 +1,14 @@
-"""Folders whose subfolders ext4 spreads over the disk, so that making them stays cheap after many
-removals.
+"""Folders whose subfolders ext4 spreads over the disk, so that making files in them stays cheap
+after many removals.
 
-An ext4 without a journal does not give away an inode that was deleted in the last minute, or in the
-last six while that is not written to the disk (`recently_deleted`, fs/ext4/ialloc.c), and looks at
-all of those of a block group whenever a file is made there. A subfolder of a folder with the
-attribute `T` (EXT4_TOPDIR_FL: "top of directory hierarchies", chattr(1)) is made in a block group
-that its name selects, with all that is made in it, so that few of them are in its way: after 3,000
-pods were removed a pod's files take 0.2 to 0.5 of the time. With a journal the kernel does not look
-for them: the time is the same with and without the attribute, and 1.3 times as many bytes are
-written.
+An ext4 without a journal does not reuse an inode that was deleted in the last minute, or in the
+last six minutes while the deletion is not written to the disk (`recently_deleted`,
+fs/ext4/ialloc.c); whenever a file is made in a block group, all such inodes of the group are looked
+at. A subfolder of a folder with the attribute `T` (EXT4_TOPDIR_FL: "top of directory hierarchies",
+chattr(1)) is made in a block group that its name selects, with all that is made in it, so that few
+of them are in its way: after the removal of 3,000 pods, a pod's files take 0.2 to 0.5 of the time.
+With a journal the kernel does not look for them: the time is the same with and without the
+attribute, and 1.3 times as many bytes are written.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def spread_subfolders(folder: str | os.PathLike[str]) -> bool:
     """Set the attribute `T` of a folder on an ext4 without a journal, by FS_IOC_SETFLAGS. It stays
     until it is cleared, and hinders no removal.
 
-    False for a folder on another file system, and where the attribute is refused. Raises OSError
-    for one that cannot be opened.
+    Returns False for a folder on another file system, and where the attribute is refused. Raises
+    OSError for a folder that cannot be opened.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -45,8 +45,8 @@ def spread_subfolders(folder: str | os.PathLike[str]) -> bool:
 
 
 def _is_without_journal(device: int) -> bool:
-    """Whether the file system on the block device is an ext4 without a journal (sysfs,
-    `journal_task`). Raises OSError for another one."""
+    """Tell whether the file system on the block device is an ext4 without a journal (sysfs,
+    `journal_task`). Raises OSError for another file system."""
     block = os.path.basename(os.readlink(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"))
     with open(f"/sys/fs/ext4/{block}/journal_task", encoding="ascii") as file:
         return file.read().strip() == "<none>"

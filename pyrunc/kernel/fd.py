@@ -1,4 +1,5 @@
-"""File descriptors: memfds and their seals, high copies, closing many. Everything is close-on-exec."""
+"""File descriptors: memfds and their seals, high copies, closing many. Everything is
+close-on-exec."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ UNCHANGED = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
 
 
 def write_once(path: str, content: bytes) -> None:
-    """One write(2) to a file that the kernel made (/proc, resctrl), which takes a whole setting at
-    a time. Raises OSError."""
+    """Write a whole setting with one write(2) to a file of a pseudo file system (/proc, resctrl).
+    Raises OSError."""
     number = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(number, content)
@@ -40,14 +41,14 @@ def write_once(path: str, content: bytes) -> None:
 
 
 def start_writeback(number: int, offset: int, length: int) -> None:
-    """Have the kernel begin to write a part of a file to its disk, and do not wait for it
-    (sync_file_range(2)). It promises nothing, and fails in silence: fsync(2) does and says what is
-    left."""
+    """Have the kernel begin to write a part of a file to its disk, without waiting
+    (sync_file_range(2)). It promises nothing and reports no error; fsync(2) writes the rest and
+    reports."""
     raw("sync_file_range", number, offset, length, SYNC_FILE_RANGE_WRITE)
 
 
 def close_all(numbers: Iterable[int]) -> None:
-    """Closes each; those that are not open are passed over."""
+    """Close each of the descriptors; those that are not open are passed over."""
     for number in numbers:
         try:
             os.close(number)
@@ -56,10 +57,10 @@ def close_all(numbers: Iterable[int]) -> None:
 
 
 def open_memfd(name: str, content: bytes = b"", *, executable: bool = False) -> int:
-    """A memfd with this content, position 0, unsealed but sealable.
+    """Create a memfd with this content, position 0, unsealed but sealable.
 
-    MFD_EXEC and MFD_NOEXEC_SEAL came with Linux 6.3; before, EINVAL answers and every memfd can be
-    executed. KernelError EACCES when vm.memfd_noexec=2 refuses an executable one.
+    MFD_EXEC and MFD_NOEXEC_SEAL came with Linux 6.3; older kernels answer EINVAL, and all their
+    memfds can be executed. KernelError EACCES when vm.memfd_noexec=2 refuses an executable one.
     """
     flags = MFD_CLOEXEC | MFD_ALLOW_SEALING
     number = raw(
@@ -86,10 +87,12 @@ def add_seals(number: int, seals: int) -> None:
 
 
 def open_sealed_executable(name: str, content: bytes) -> int:
-    """A read-only descriptor of a memfd that can be executed and never be changed again, by nobody.
+    """Create a memfd that can be executed and never be changed again; returns a read-only
+    descriptor.
 
-    Write, grow, shrink and further sealing are sealed off, the x bits too where the kernel can
-    (6.3). KernelError EACCES as in `open_memfd`.
+    Sealed against write, grow, shrink and further seals, and against changes of its x bits where
+    the kernel can (6.3). So a container cannot overwrite the runtime through /proc/self/exe
+    (CVE-2019-5736). KernelError EACCES as in `open_memfd`.
     """
     number = open_memfd(name, content, executable=True)
     try:
@@ -98,7 +101,7 @@ def open_sealed_executable(name: str, content: bytes) -> int:
             fcntl.fcntl(number, F_ADD_SEALS, UNCHANGED | F_SEAL_EXEC)
         except OSError:
             add_seals(number, UNCHANGED)
-        # As long as a writable descriptor exists execve answers ETXTBSY, so the only one left is
+        # execve answers ETXTBSY as long as a writable descriptor exists, so the only one left is
         # read-only.
         return os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -108,6 +111,6 @@ def open_sealed_executable(name: str, content: bytes) -> int:
 
 
 def duplicate(number: int, lowest: int = 3) -> int:
-    """fcntl(F_DUPFD_CLOEXEC): a copy whose number is at least `lowest`."""
+    """Copy the descriptor to a number that is at least `lowest`: fcntl(F_DUPFD_CLOEXEC)."""
     with kernel_errors("fcntl", f"F_DUPFD_CLOEXEC of {number}"):
         return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, lowest)

@@ -1,5 +1,5 @@
-"""Errors of files on a disk, in words for the node's owner: bytes, inodes or a quota that ran out,
-and on which file system."""
+"""Errors of files on a disk, in words for the node's owner: names the exhausted resource (bytes,
+inodes or a quota) and the file system."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ FULL = (ENOSPC, EDQUOT)
 
 
 class disk_errors(kernel_errors):
-    """A block that works on files of ours at a path: its OSError becomes what `disk_error` makes of
-    it."""
+    """A block that works on files of ours at a path: converts its OSError by `disk_error`."""
 
     __slots__ = ()
 
@@ -23,7 +22,7 @@ class disk_errors(kernel_errors):
 
 
 def disk_error(error: OSError, call: str, path: str) -> ResourceExhausted | KernelError:
-    """An OSError about one of our files: the one that it names, else `path`."""
+    """Convert an OSError about one of our files. The error names the file, else it is `path`."""
     named = error.filename
     place = named if isinstance(named, str) and os.path.isabs(named) else path
     if error.errno in FULL:
@@ -32,8 +31,8 @@ def disk_error(error: OSError, call: str, path: str) -> ResourceExhausted | Kern
 
 
 def reason(number: int, path: str) -> str:
-    """Why writing at `path`, which need not exist, failed with one of FULL. A file system says
-    ENOSPC for both its limits."""
+    """Describe why writing at `path`, which need not exist, failed with one of FULL. ENOSPC stands
+    for exhausted space and exhausted inodes, so statfs(2) tells which."""
     if number == EDQUOT:
         return f"the disk quota on the file system of {path} is used up"
     return f"no {_what(path)} left on the file system of {path}"
@@ -42,10 +41,10 @@ def reason(number: int, path: str) -> str:
 def _what(path: str) -> str:
     while True:
         try:
-            found = os.statvfs(path)
+            status = os.statvfs(path)
         except (FileNotFoundError, NotADirectoryError):
             path = os.path.dirname(path) or "."
         except OSError:
             return "space"
         else:
-            return "inodes" if found.f_files and not found.f_favail else "space"
+            return "inodes" if status.f_files and not status.f_favail else "space"

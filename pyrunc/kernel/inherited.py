@@ -1,7 +1,7 @@
-"""What fork(2) and execve(2) hand down and nothing else sets: each function gives the calling
-process the kernel's own default.
+"""Resets what fork(2) and execve(2) inherit and no other setting changes: each function gives the
+calling process the kernel's default.
 
-All raise KernelError. EINVAL: this kernel does not have it, so there is nothing to hand down.
+All raise KernelError. EINVAL: this kernel does not have the setting, so nothing is inherited.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COREDUMP_FILTER = "/proc/{}/coredump_filter"
 
 
 def reset_scheduling() -> None:
-    """SCHED_OTHER with nice value 0, without SCHED_RESET_ON_FORK; no I/O priority of its own:
+    """Set SCHED_OTHER with nice value 0, without SCHED_RESET_ON_FORK, and no I/O priority:
     sched(7), ioprio_set(2)."""
     with kernel_errors("sched_setscheduler", "SCHED_OTHER, nice 0"):
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
@@ -38,49 +38,50 @@ def reset_scheduling() -> None:
 
 
 def reset_timer_slack() -> None:
-    """PR_SET_TIMERSLACK. Its argument 0 stands for what the process was born with, which is
-    inherited, too."""
+    """Reset PR_SET_TIMERSLACK. Its argument 0 would set the value that the process had at its
+    start, which is inherited, too."""
     syscall("prctl", "PR_SET_TIMERSLACK", PR_SET_TIMERSLACK, TIMER_SLACK_NS, 0, 0, 0)
 
 
 def reset_personality() -> None:
-    """personality(2): PER_LINUX, addresses randomised."""
+    """Reset personality(2): PER_LINUX, addresses randomised."""
     syscall("personality", "PER_LINUX", 0)
 
 
 def reset_huge_pages() -> None:
-    """PR_SET_THP_DISABLE."""
+    """Allow transparent huge pages again: PR_SET_THP_DISABLE."""
     syscall("prctl", "PR_SET_THP_DISABLE", PR_SET_THP_DISABLE, 0, 0, 0, 0)
 
 
 def reset_memory_merge() -> None:
-    """PR_SET_MEMORY_MERGE (Linux 6.4): same-page merging of all memory."""
+    """Reset PR_SET_MEMORY_MERGE (Linux 6.4): same-page merging of all memory."""
     syscall("prctl", "PR_SET_MEMORY_MERGE", PR_SET_MEMORY_MERGE, 0, 0, 0, 0)
 
 
 def reset_memory_errors() -> None:
-    """PR_MCE_KILL: when corrupted memory kills is the machine's setting."""
+    """Reset PR_MCE_KILL: the machine's setting decides when corrupted memory kills."""
     syscall("prctl", "PR_MCE_KILL", PR_MCE_KILL, PR_MCE_KILL_CLEAR, 0, 0, 0)
 
 
 def reset_io_flusher() -> None:
-    """PR_SET_IO_FLUSHER: of those who may set it (CAP_SYS_RESOURCE)."""
+    """Reset PR_SET_IO_FLUSHER, which only a process with CAP_SYS_RESOURCE may set."""
     syscall("prctl", "PR_SET_IO_FLUSHER", PR_SET_IO_FLUSHER, 0, 0, 0, 0)
 
 
 def reset_secure_bits() -> None:
-    """PR_SET_SECUREBITS: root has capabilities, and a change of user loses them (capabilities(7))."""
+    """Reset PR_SET_SECUREBITS: root has capabilities, and a change of user loses them
+    (capabilities(7))."""
     syscall("prctl", "PR_SET_SECUREBITS", PR_SET_SECUREBITS, 0, 0, 0, 0)
 
 
 def reset_memory_policy() -> None:
-    """set_mempolicy(2): MPOL_DEFAULT."""
+    """Reset set_mempolicy(2): MPOL_DEFAULT."""
     syscall("set_mempolicy", "MPOL_DEFAULT", MPOL_DEFAULT, 0, 0)
 
 
 def reset_core_dumps() -> None:
-    """What a core dump holds, /proc/PID/coredump_filter of core(5): as the machine's first process
-    has it."""
+    """Set the contents of core dumps (/proc/PID/coredump_filter, core(5)) as the machine's first
+    process has them."""
     try:
         with open(COREDUMP_FILTER.format(1), "rb", buffering=0) as file:
             machines = file.read(16) or b""
@@ -90,5 +91,5 @@ def reset_core_dumps() -> None:
 
 
 def leave_session_keyring() -> None:
-    """A session keyring of its own, nameless and empty: keyctl(2), KEYCTL_JOIN_SESSION_KEYRING."""
+    """Join a new session keyring, nameless and empty: keyctl(2), KEYCTL_JOIN_SESSION_KEYRING."""
     syscall("keyctl", "KEYCTL_JOIN_SESSION_KEYRING", KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)

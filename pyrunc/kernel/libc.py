@@ -1,5 +1,5 @@
-"""syscall(2) of the C library by ctypes, in the form of `_pyrunc` (cli/front.c): for every
-interpreter that is not `pyrunc`'s own."""
+"""syscall(2) of the C library by ctypes, with the interface of `_pyrunc` (cli/front.c): for
+interpreters other than the program `pyrunc`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _long, _pointer = ctypes.c_long, ctypes.c_void_p
 
 
 def call(number: int, *args: int | bytes | bytearray | None) -> int:
-    """The result, or the negative errno. None is a null pointer; of bytes and bytearrays the
-    address is passed."""
+    """Make the call; returns its result, or the negative errno. None is a null pointer; of bytes
+    and bytearrays the address is passed."""
     values: list[object] = [_long(number)]
     for arg in args:
         if arg is None:
@@ -33,7 +33,8 @@ def call(number: int, *args: int | bytes | bytearray | None) -> int:
 
 
 def address(buffer: bytearray) -> int:
-    """Where its first byte is; the caller keeps it alive and of its size."""
+    """Return the address of the first byte; the caller keeps the buffer alive and does not resize
+    it."""
     return ctypes.addressof(_in_place(buffer))
 
 

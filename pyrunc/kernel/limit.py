@@ -12,7 +12,7 @@ _RLIMIT = Struct("<2Q")
 
 
 def number(name: str) -> int:
-    """The number of `RLIMIT_…`; InvalidArgument when it is unknown."""
+    """Return the number of `RLIMIT_…`; InvalidArgument when it is unknown."""
     try:
         return RLIMITS[name]
     except KeyError:
@@ -22,8 +22,8 @@ def number(name: str) -> int:
 def prlimit(
     pid: int, name: str, soft: int | None = None, hard: int | None = None
 ) -> tuple[int, int]:
-    """prlimit(2): (soft, hard) as they were; sets both when both are given. -1 stands for no limit.
-    pid 0: ourselves."""
+    """Return the previous (soft, hard) limit of a process (0: ourselves) by prlimit(2), and set
+    both when both are passed. -1 stands for no limit."""
     new = (
         None
         if soft is None or hard is None

@@ -27,7 +27,7 @@ IFLA_IFNAME, IFLA_NET_NS_FD = 3, 28
 IFA_FLAGS = 8
 # Of an address: itself, local, broadcast, flags, metric, who set it. Not its label (the old name)
 # and its lifetime (endless).
-IFA_KEPT = (1, 2, 4, IFA_FLAGS, 9, 11)
+IFA_COPIED = (1, 2, 4, IFA_FLAGS, 9, 11)
 IFA_F_PERMANENT = 0x80
 RT_SCOPE_UNIVERSE = 0
 IFF_UP = 1
@@ -37,7 +37,7 @@ Attributes = list[tuple[int, bytes]]
 
 
 class Address:
-    """One address of a link, as the kernel says it and takes it again."""
+    """One address of a link, in the form in which the kernel reports and accepts it."""
 
     __slots__ = ("attributes", "family", "flags", "link", "prefix_bits", "scope")
 
@@ -63,15 +63,15 @@ class Routing:
         self._socket.close()
 
     def index(self, name: str) -> int:
-        """The number of the link with that name. KernelError ENODEV."""
-        found = self._ask(
+        """Return the number of the link with that name. KernelError ENODEV."""
+        answers = self._ask(
             RTM_GETLINK, NLM_F_ACK, _LINK.pack(0, 0, 0, 0, 0), [_name(name)], f"link '{name}'"
         )
-        index: int = _LINK.unpack_from(found[0])[2]
+        index: int = _LINK.unpack_from(answers[0])[2]
         return index
 
     def has(self, name: str) -> bool:
-        """Whether there is a link with that name."""
+        """Tell whether there is a link with that name."""
         try:
             self.index(name)
         except KernelError as error:
@@ -81,9 +81,9 @@ class Routing:
         return True
 
     def indices(self) -> set[int]:
-        """The numbers of all links."""
-        found = self._ask(RTM_GETLINK, NLM_F_DUMP, _LINK.pack(0, 0, 0, 0, 0), [], "links")
-        return {_LINK.unpack_from(link)[2] for link in found}
+        """Return the numbers of all links."""
+        answers = self._ask(RTM_GETLINK, NLM_F_DUMP, _LINK.pack(0, 0, 0, 0, 0), [], "links")
+        return {_LINK.unpack_from(link)[2] for link in answers}
 
     def change_link(
         self,
@@ -95,8 +95,8 @@ class Routing:
         namespace_fd: int = -1,
         what: str = "",
     ) -> None:
-        """One RTM_NEWLINK: flags within `mask`, a new name (`%d`: the first free number), another
-        namespace."""
+        """Send one RTM_NEWLINK: flags within `mask`, a new name (`%d`: the first free number),
+        another namespace."""
         attributes: Attributes = []
         if namespace_fd >= 0:
             attributes.append((IFLA_NET_NS_FD, namespace_fd.to_bytes(4, "little")))
@@ -105,22 +105,24 @@ class Routing:
         self._ask(RTM_NEWLINK, NLM_F_ACK, _LINK.pack(0, 0, index, flags, mask), attributes, what)
 
     def addresses(self, index: int) -> list[Address]:
-        """All addresses of the link."""
-        found = self._ask(RTM_GETADDR, NLM_F_DUMP, _ADDRESS.pack(0, 0, 0, 0, 0), [], "addresses")
-        return [a for a in map(Address, found) if a.link == index]
+        """Return all addresses of the link."""
+        answers = self._ask(RTM_GETADDR, NLM_F_DUMP, _ADDRESS.pack(0, 0, 0, 0, 0), [], "addresses")
+        return [a for a in map(Address, answers) if a.link == index]
 
     def add_address(self, index: int, address: Address, what: str) -> None:
-        """The same address on another link (or the same in another namespace)."""
+        """Add an address, of this or another namespace's link, to the link."""
         header = _ADDRESS.pack(
             address.family, address.prefix_bits, address.flags & 0xFF, address.scope, index
         )
-        kept = [(key, value) for key, value in address.attributes.items() if key in IFA_KEPT]
-        self._ask(RTM_NEWADDR, NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL, header, kept, what)
+        attributes = [
+            (key, value) for key, value in address.attributes.items() if key in IFA_COPIED
+        ]
+        self._ask(RTM_NEWADDR, NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL, header, attributes, what)
 
     def _ask(
         self, kind: int, flags: int, body: bytes, attributes: Attributes, what: str
     ) -> list[bytes]:
-        """Send one request; the bodies of the answers. Raises KernelError."""
+        """Send one request and return the bodies of its answers. Raises KernelError."""
         self._sequence += 1
         for key, value in attributes:
             body += (

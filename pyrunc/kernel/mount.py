@@ -1,8 +1,8 @@
-"""Mounts: the classic call, and the ones by descriptor (fsopen, fsconfig, fsmount, open_tree,
+"""Mount calls: mount(2), and those by descriptor (fsopen, fsconfig, fsmount, open_tree,
 mount_setattr).
 
-A mount that these make detached belongs to its descriptor: nothing appears on the host, and it is
-gone with the last one.
+A detached mount belongs to its descriptor: it appears nowhere on the host, and ends with the last
+copy of the descriptor.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ STRING_LIMIT_BYTES = 255  # of a value, fsconfig(2)
 def mount(
     source: Path | None, target: Path, fstype: str | None, flags: int = 0, data: str | None = None
 ) -> None:
-    """mount(2)."""
+    """Call mount(2)."""
     syscall(
         "mount",
         f"{quoted(source) if source is not None else fstype or ''} on {quoted(target)}",
@@ -57,36 +57,37 @@ def mount(
 
 
 def umount2(path: Path, flags: int = 0) -> None:
-    """umount2(2)."""
+    """Call umount2(2)."""
     syscall("umount2", quoted(path), path_bytes(path), flags)
 
 
 def open_fs(fstype: str) -> int:
-    """fsopen(2): the configuration of a file system that is to be made."""
+    """Open the configuration of a new file system: fsopen(2)."""
     return syscall("fsopen", f"'{fstype}'", fstype.encode(), FSOPEN_CLOEXEC)
 
 
 def fsconfig_flag(fs_fd: int, key: str) -> None:
-    """fsconfig(FSCONFIG_SET_FLAG)."""
+    """Set a flag: fsconfig(FSCONFIG_SET_FLAG)."""
     syscall("fsconfig", f"'{key}'", fs_fd, FSCONFIG_SET_FLAG, key.encode(), None, 0)
 
 
 def fsconfig_string(fs_fd: int, key: str, value: Path) -> None:
-    """fsconfig(FSCONFIG_SET_STRING); at most STRING_LIMIT_BYTES of value."""
+    """Set a string of at most STRING_LIMIT_BYTES: fsconfig(FSCONFIG_SET_STRING)."""
     subject = f"'{key}={os.fsdecode(value)}'"
     syscall("fsconfig", subject, fs_fd, FSCONFIG_SET_STRING, key.encode(), path_bytes(value), 0)
 
 
 def fsconfig_fd(fs_fd: int, key: str, value_fd: int) -> None:
-    """fsconfig(FSCONFIG_SET_FD): a layer of overlayfs as a descriptor (kernels since 6.13, else
-    EINVAL)."""
+    """Set a layer of overlayfs as a descriptor: fsconfig(FSCONFIG_SET_FD); EINVAL before Linux
+    6.13."""
     syscall(
         "fsconfig", f"'{key}' = fd {value_fd}", fs_fd, FSCONFIG_SET_FD, key.encode(), None, value_fd
     )
 
 
 def fsconfig_create(fs_fd: int) -> None:
-    """fsconfig(FSCONFIG_CMD_CREATE). The error's note is what the file system wrote to its log."""
+    """Create the file system: fsconfig(FSCONFIG_CMD_CREATE). An error's note is the file system's
+    own log."""
     try:
         syscall("fsconfig", "CMD_CREATE", fs_fd, FSCONFIG_CMD_CREATE, None, None, 0)
     except KernelError as error:
@@ -94,7 +95,7 @@ def fsconfig_create(fs_fd: int) -> None:
 
 
 def read_log(fs_fd: int) -> str:
-    """The messages that a file system configuration holds for us, joined by `; `."""
+    """Return the messages in the log of a file system's configuration, joined by `; `."""
     lines = []
     while True:
         try:
@@ -104,18 +105,19 @@ def read_log(fs_fd: int) -> str:
 
 
 def open_fsmount(fs_fd: int, attributes: int = 0) -> int:
-    """fsmount(2): a detached mount of the file system that was created."""
+    """Mount the created file system and return the detached mount: fsmount(2)."""
     return syscall("fsmount", f"fd {fs_fd}", fs_fd, FSMOUNT_CLOEXEC, attributes)
 
 
 def open_tree(dir_fd: int, path: Path, flags: int = OPEN_TREE_CLONE) -> int:
-    """open_tree(2), close-on-exec: with OPEN_TREE_CLONE a detached copy of a mount, AT_RECURSIVE
-    with those below it."""
+    """Call open_tree(2), close-on-exec: with OPEN_TREE_CLONE it copies a mount detached, with
+    AT_RECURSIVE also those below it."""
     return syscall("open_tree", quoted(path), dir_fd, path_bytes(path), flags | OPEN_TREE_CLOEXEC)
 
 
 def move_mount(mount_fd: int, path: Path) -> None:
-    """move_mount(2): attach the mount behind a descriptor at `path`; it stays the descriptor's too."""
+    """Attach the mount behind a descriptor at `path` (move_mount(2)); the descriptor stays
+    valid."""
     subject = f"fd {mount_fd} on {quoted(path)}"
     syscall(
         "move_mount", subject, mount_fd, b"", AT_FDCWD, path_bytes(path), MOVE_MOUNT_F_EMPTY_PATH
@@ -132,7 +134,7 @@ def mount_setattr(
     userns_fd: int = 0,
     recursive: bool = False,
 ) -> None:
-    """mount_setattr(2); an empty path is the descriptor itself."""
+    """Call mount_setattr(2); an empty path stands for the descriptor itself."""
     flags = (
         (AT_RECURSIVE if recursive else 0) | (0 if path else AT_EMPTY_PATH) | AT_SYMLINK_NOFOLLOW
     )
@@ -142,7 +144,7 @@ def mount_setattr(
 
 
 def idmap(mount_fd: int, userns_fd: int, *, recursive: bool = False) -> None:
-    """Gives a detached mount the id map of a user namespace."""
+    """Give a detached mount the id map of a user namespace."""
     mount_setattr(mount_fd, attr_set=MOUNT_ATTR_IDMAP, userns_fd=userns_fd, recursive=recursive)
 
 
@@ -153,7 +155,7 @@ def open_mount(
     attributes: int = 0,
     source: str = "",
 ) -> int:
-    """A detached mount of a new file system: `open_mount("tmpfs", [("mode", "755"), ("size",
+    """Mount a new file system detached: `open_mount("tmpfs", [("mode", "755"), ("size",
     "64k")])`."""
     fs_fd = open_fs(fstype)
     try:
@@ -175,11 +177,13 @@ def _open_with(fs_fd: int, options: Iterable[tuple[str, str | None]], attributes
 
 
 def open_proc() -> int:
-    """A procfs that nobody has mounted anything into, detached. Root of a user namespace only gets
-    a clone of /proc."""
+    """Mount a new procfs detached, so that no mounts below /proc come along. Root of a user
+    namespace only gets a clone of /proc, with them."""
     try:
         return open_mount("proc")
-    except KernelError as error:  # it belongs to the pid namespace, and that to the machine's root
+    except (
+        KernelError
+    ) as error:  # a procfs belongs to a pid namespace, and ours to the machine's root
         if error.errno != errno.EPERM:
             raise
         return open_tree(AT_FDCWD, "/proc", OPEN_TREE_CLONE | AT_RECURSIVE)
@@ -194,12 +198,13 @@ def open_overlay(
     attributes: int = 0,
     source: str = "overlay",
 ) -> int:
-    """A detached overlay mount; layers top first, each a path or a descriptor. Without `upper` it
+    """Mount an overlay detached; layers top first, each a path or a descriptor. Without `upper` it
     is read-only.
 
-    `lowerdir+` takes one layer at a time (Linux 6.7) and has no limit on the whole; where it is
-    missing, one `lowerdir` string joins the paths. A descriptor needs Linux 6.13, one of a detached
-    mount 6.15; a path of more than 255 bytes goes as a descriptor, or by its name in procfs.
+    `lowerdir+` (Linux 6.7) takes one layer at a time, without a limit on the whole; where it is
+    missing, one `lowerdir` string joins the paths. A layer's descriptor needs Linux 6.13, that of a
+    detached mount 6.15; a path of more than 255 bytes is passed as a descriptor, or by its name in
+    procfs.
     """
     fs_fd = open_fs("overlay")
     try:
@@ -231,8 +236,8 @@ def _set_lower(fs_fd: int, lower: Sequence[Path | int]) -> None:
 
 
 def _set_folder(fs_fd: int, key: str, place: Path | int) -> None:
-    """`upperdir` and `workdir` are read with the backslash as an escape (ovl_mount_dir),
-    `lowerdir+` is not."""
+    """Set a layer. `upperdir` and `workdir` are read with the backslash as an escape
+    (ovl_mount_dir), `lowerdir+` is not."""
     if isinstance(place, int):
         fsconfig_fd(fs_fd, key, place)
         return
@@ -254,8 +259,8 @@ def _set_folder(fs_fd: int, key: str, place: Path | int) -> None:
 
 
 def open_read_only_clone(path: Path, dir_fd: int = AT_FDCWD, *, propagation: int = 0) -> int:
-    """An O_PATH descriptor of a detached read-only mount of one file or directory; an empty path
-    below a descriptor is the descriptor itself. `propagation`: MS_PRIVATE, or 0 to leave it."""
+    """Clone one file or directory as a detached read-only mount; returns an O_PATH descriptor. An
+    empty path stands for the descriptor `dir_fd`. `propagation`: MS_PRIVATE, or 0 to leave it."""
     flags = OPEN_TREE_CLONE | (0 if dir_fd == AT_FDCWD else AT_EMPTY_PATH)
     tree = open_tree(dir_fd, path, flags)
     try:
@@ -267,7 +272,7 @@ def open_read_only_clone(path: Path, dir_fd: int = AT_FDCWD, *, propagation: int
 
 
 def fstatfs_type(fd: int) -> int:
-    """f_type of fstatfs(2)."""
+    """Return f_type of fstatfs(2)."""
     result = buffer(120)
     syscall("fstatfs", f"fd {fd}", fd, result)
     return _first_long(result)

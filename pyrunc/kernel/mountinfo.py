@@ -1,7 +1,7 @@
-"""The mounts of this process's mount namespace, as /proc/self/mountinfo lists them
+"""The mounts of this process's mount namespace, read from /proc/self/mountinfo
 (proc_pid_mountinfo(5)).
 
-A line is split at line feeds and blanks only: a mount point may hold any other byte, also a
+A line is split at line feeds and blanks only, because a mount point may hold any other byte: a
 carriage return, which `splitlines` would take for the end of a line, and bytes that are no UTF-8.
 """
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class MountPoint:
-    """One mount: the folder of the file system that it shows, where, its propagation (`shared`,
-    `master`, …), its type, the options of its superblock."""
+    """One mount: `root` is the folder of the file system that it shows, `path` where, `propagation`
+    its tags (`shared`, `master`, …), `kind` its type, `superblock` the superblock's options."""
 
     __slots__ = ("kind", "path", "propagation", "root", "superblock")
 
@@ -31,7 +31,7 @@ class MountPoint:
 
 
 def mount_points() -> Iterator[MountPoint]:
-    """Every mount, the last mounted last."""
+    """Yield every mount, the last mounted last."""
     with open("/proc/self/mountinfo", "rb", buffering=0) as file:
         content = file.readall() or b""
     for line in content.split(b"\n"):
@@ -40,8 +40,8 @@ def mount_points() -> Iterator[MountPoint]:
 
 
 def mount_of(path: str, table: Iterable[MountPoint]) -> MountPoint | None:
-    """The mount that an absolute path without links lies on, by its text: the last one mounted of
-    those with the longest path."""
+    """Return the mount that holds an absolute path without links, by comparing text: the longest
+    mount point, and of several the last mounted."""
     covering = None
     for point in table:
         beneath = point.path == "/" or f"{path}/".startswith(f"{point.path}/")
@@ -51,6 +51,7 @@ def mount_of(path: str, table: Iterable[MountPoint]) -> MountPoint | None:
 
 
 def _unescaped(place: bytes) -> str:
-    """The kernel writes blanks and backslashes as a backslash and three octal digits."""
+    """Decode octal escapes: the kernel writes blanks and backslashes as a backslash and three
+    digits."""
     first, *others = place.split(b"\\")
     return os.fsdecode(first + b"".join(bytes([int(part[:3], 8)]) + part[3:] for part in others))

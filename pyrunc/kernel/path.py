@@ -1,9 +1,9 @@
 """Paths beneath a root descriptor: resolved by the kernel (openat2), never joined as strings, used
 through descriptors.
 
-The content of the root is hostile and may change while we look. `open_in_root` treats the root as
-`/` of a chroot: symbolic links, also absolute ones and `..`, stay inside. `open_beneath` refuses
-what would leave. Both refuse magic links.
+The content of the root is hostile and may change meanwhile. `open_in_root` treats the root as `/`
+of a chroot: symbolic links, also absolute ones and `..`, stay inside. `open_beneath` refuses paths
+that lead out. Both refuse magic links, such as those of /proc/self/exe (CVE-2019-5736).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 O_DIRECTORY, O_NOFOLLOW = arch().o_directory, arch().o_nofollow
 RETRIES = 100
-"""RESOLVE_IN_ROOT with `..` answers EAGAIN when anything anywhere is renamed or mounted meanwhile
-(3 to 6 % under load)."""
-LINKS_AT_MOST = 40
+"""RESOLVE_IN_ROOT with `..` answers EAGAIN when anything on the machine is renamed or mounted
+meanwhile (3 to 6 % of calls under load)."""
+LINKS_AT_MOST = 40  # as the kernel's MAXSYMLINKS
 
 
 def openat2(dir_fd: int, path: Path, flags: int, mode: int = 0, resolve: int = 0) -> int:
-    """openat2(2), close-on-exec; EAGAIN and EINTR are retried, EAGAIN at most RETRIES times."""
+    """Call openat2(2), close-on-exec; EAGAIN and EINTR are retried, at most RETRIES times."""
     raw_path = path_bytes(path)
     how = pack("<3Q", flags | O_CLOEXEC, mode, resolve)
     for _ in range(RETRIES):
@@ -54,21 +54,21 @@ def openat2(dir_fd: int, path: Path, flags: int, mode: int = 0, resolve: int = 0
 
 
 def open_in_root(root_fd: int, path: Path, flags: int = O_PATH) -> int:
-    """Opens `path` as a process chrooted to `root_fd` would."""
+    """Open `path` as a process chrooted to `root_fd` would."""
     return openat2(root_fd, path, flags, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
 
 
 def open_beneath(
     root_fd: int, path: Path, flags: int = O_PATH, mode: int = 0, *, links: bool = False
 ) -> int:
-    """Opens `path`, which must not lead out of `root_fd` (EXDEV) nor, unless `links`, over a
+    """Open `path`, which must not lead out of `root_fd` (EXDEV) nor, unless `links`, over a
     symbolic link (ELOOP)."""
     resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | (0 if links else RESOLVE_NO_SYMLINKS)
     return openat2(root_fd, path, flags, mode, resolve)
 
 
 def open_folder_at(dir_fd: int, name: str) -> int:
-    """O_PATH of the folder `name` in a folder, made with mode 0755 when it is missing. Raises
+    """Open (O_PATH) the folder `name` in a folder, made with mode 0755 when it is missing. Raises
     OSError, for a link too."""
     flags = O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC
     try:
@@ -83,8 +83,8 @@ def open_folder_at(dir_fd: int, name: str) -> int:
 
 
 def clean(path: str) -> str:
-    """The path as absolute and lexically normal: `a/./b/../c//` is `/a/c`. `..` at the top stays at
-    the top."""
+    """Return the path as absolute and lexically normal: `a/./b/../c//` is `/a/c`. `..` at the top
+    stays at the top."""
     parts: list[str] = []
     for part in path.split("/"):
         if part == "..":
@@ -96,19 +96,19 @@ def clean(path: str) -> str:
 
 
 def components(path: str) -> list[str]:
-    """The names of a path, cleaned: `/a/../b/c` is `["b", "c"]`, the root `[]`."""
+    """Return the names of a path, cleaned: `/a/../b/c` is `["b", "c"]`, the root `[]`."""
     return [part for part in clean(path).split("/") if part]
 
 
 def resolve(root_fd: int, path: str) -> str:
-    """The path inside the root with every symbolic link followed, also where the end does not exist
-    yet.
+    """Resolve every symbolic link of a path inside the root; its end need not exist.
 
-    What comes back is absolute and contains no link that existed when we looked; ELOOP after 40
-    links. It is a string and thus only a plan: whoever opens it later must resolve beneath the root
-    again.
+    Returns an absolute path without links; ELOOP after 40 links. Links may change meanwhile, so a
+    later open of the path must resolve beneath the root again.
     """
-    pending, done, links = path.split("/")[::-1], list[str](), 0
+    pending = path.split("/")[::-1]
+    done: list[str] = []
+    links = 0
     while pending:
         name = pending.pop()
         if name in ("", "."):
@@ -131,7 +131,7 @@ def resolve(root_fd: int, path: str) -> str:
 
 
 def _link_target(root_fd: int, path: str) -> str | None:
-    """Where the symbolic link points; None for anything else, present or not."""
+    """Return the target of the symbolic link; None for anything else, present or not."""
     try:
         number = open_in_root(root_fd, path, O_PATH | O_NOFOLLOW)
     except KernelError as error:
@@ -147,11 +147,11 @@ def _link_target(root_fd: int, path: str) -> str | None:
 
 
 def open_regular_in_root(root_fd: int, path: str) -> int:
-    """A regular file inside the root, to be read; EINVAL for anything else, which is not opened to
-    find out.
+    """Open a regular file inside the root for reading; EINVAL for anything else, which is never
+    opened.
 
-    Opening is an act already: a device of an image's making may be the machine's watchdog, a pipe
-    may have a writer.
+    The kind is checked on an O_PATH descriptor, because opening has effects: a device in an image
+    may be the machine's watchdog, a pipe may block.
     """
     place = open_in_root(root_fd, path)
     try:
@@ -165,8 +165,8 @@ def open_regular_in_root(root_fd: int, path: str) -> int:
 
 
 def open_regular_at(dir_fd: int, name: str | bytes, flags: int = O_RDONLY) -> int:
-    """The regular file `name` of a folder that somebody else may change; ESTALE for a link and
-    anything else, which is not opened to find out (see `open_regular_in_root`). Raises OSError."""
+    """Open the regular file `name` of a folder that others may change; ESTALE for a link and
+    anything else, which is never opened (see `open_regular_in_root`). Raises OSError."""
     place = os.open(name, O_PATH | O_NOFOLLOW | O_CLOEXEC, dir_fd=dir_fd)
     try:
         if os.fstat(place).st_mode & S_IFMT != S_IFREG:
@@ -177,8 +177,8 @@ def open_regular_at(dir_fd: int, name: str | bytes, flags: int = O_RDONLY) -> in
 
 
 def read_in_root(root_fd: int, path: str, limit_bytes: int = 1 << 20) -> bytes:
-    """The content of a regular file inside the root; EFBIG beyond the limit, EINVAL when it is not
-    a regular file."""
+    """Return the content of a regular file inside the root; EFBIG beyond the limit, EINVAL when it
+    is not a regular file."""
     with open(open_regular_in_root(root_fd, path), "rb", buffering=0) as file:
         content = b""
         while part := file.read(limit_bytes + 1 - len(content)):
@@ -189,6 +189,6 @@ def read_in_root(root_fd: int, path: str, limit_bytes: int = 1 << 20) -> bytes:
 
 
 def readlinkat(dir_fd: int, name: Path) -> str:
-    """readlinkat(2); an empty name reads the O_PATH descriptor of a link itself."""
+    """Call readlinkat(2); an empty name reads the link behind the O_PATH descriptor itself."""
     with kernel_errors("readlinkat", quoted(name)):
         return os.fsdecode(os.readlink(path_bytes(name), dir_fd=dir_fd))

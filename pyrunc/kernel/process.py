@@ -1,7 +1,8 @@
-"""Processes: what /proc/PID/stat tells of them, descriptors of another one, who adopts orphans.
+"""Processes: the facts of /proc/PID/stat, signals and exits by pidfd, descriptors of another
+process.
 
-Importing this loads nothing that a bare interpreter has not: the fast verbs and the shim's forks
-only read facts.
+Importing this loads no module that a bare interpreter lacks, because the fast verbs and the shim's
+forks only read facts.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ from _signal import SIGKILL, pidfd_send_signal  # type: ignore[import-not-found]
 
 from pyrunc.errors import KernelError
 
-KILLED_S = 1.0
+KILLED_S = 1.0  # how long a killed process is waited for
 
-# linux/pidfd.h. struct pidfd_info has 64 bytes at least: u64 mask first, s32 exit_code last.
+# linux/pidfd.h. struct pidfd_info has at least 64 bytes: u64 mask first, s32 exit_code last.
 _PIDFD_GET_INFO, _PIDFD_INFO_BYTES, _PIDFD_INFO_EXIT = 0xC040FF0B, 64, 1 << 3
 
 
 class Stat:
-    """Of /proc/PID/stat (proc_pid_stat(5)): `start_time` in clock ticks since boot, memory in
-    pages; `wait_status` of a zombie, as of waitpid(2), 0 for who may not ptrace it."""
+    """The fields of /proc/PID/stat (proc_pid_stat(5)): `start_time` in clock ticks since boot,
+    memory in pages; `wait_status` of a zombie, as of waitpid(2), 0 for a caller that may not ptrace
+    it."""
 
     __slots__ = (
         "major_faults",
@@ -43,12 +45,12 @@ class Stat:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs: neither a zombie nor dead."""
+        """Tell whether the process still runs: it is neither a zombie nor dead."""
         return self.state not in "ZXx"
 
 
 def stat(pid: int) -> Stat | None:
-    """The facts of a process, also of a zombie; None when there is none of that number."""
+    """Return the facts of a process, also of a zombie; None when no process has the pid."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
             return Stat(file.read(4096) or b"")
@@ -57,19 +59,19 @@ def stat(pid: int) -> Stat | None:
 
 
 def alive_since(pid: int) -> int | None:
-    """The start time of a living process, which with the pid names it for ever; None for a zombie
-    and for none."""
-    found = stat(pid)
-    return found.start_time if found is not None and found.alive else None
+    """Return the start time of a living process, which together with the pid identifies it for
+    ever; None for a zombie, and when no process has the pid."""
+    process = stat(pid)
+    return process.start_time if process is not None and process.alive else None
 
 
 def wait_status(pid: int, start_time: int, pidfd: int) -> int | None:
-    """How a process that is no child of ours has ended, as of waitpid(2): from /proc while it is a
-    zombie, from its pidfd once its parent has reaped it (PIDFD_INFO_EXIT, Linux 6.15). None: it
-    runs, or it was reaped and the kernel does not tell."""
-    found = stat(pid)
-    if found is not None and found.start_time == start_time:
-        return None if found.alive else found.wait_status
+    """Return the wait status (waitpid(2)) of a process that is no child of ours: from /proc while
+    it is a zombie, from its pidfd once its parent has reaped it (PIDFD_INFO_EXIT, Linux 6.15).
+    None: it runs, or it was reaped and the kernel does not tell."""
+    process = stat(pid)
+    if process is not None and process.start_time == start_time:
+        return None if process.alive else process.wait_status
     from fcntl import ioctl
 
     info = bytearray(_PIDFD_INFO_EXIT.to_bytes(8, "little").ljust(_PIDFD_INFO_BYTES, b"\0"))
@@ -77,20 +79,20 @@ def wait_status(pid: int, start_time: int, pidfd: int) -> int | None:
         ioctl(pidfd, _PIDFD_GET_INFO, info)
     except OSError:
         return None
-    is_known = int.from_bytes(info[:8], "little") & _PIDFD_INFO_EXIT
-    return int.from_bytes(info[-4:], "little") if is_known else None
+    has_exit = int.from_bytes(info[:8], "little") & _PIDFD_INFO_EXIT
+    return int.from_bytes(info[-4:], "little") if has_exit else None
 
 
 def open_pidfd(pid: int, start_time: int) -> int | None:
-    """A pidfd of the process that started then, which the caller closes; None when it is dead.
-    Raises KernelError."""
+    """Open a pidfd of the process with that start time, which the caller closes; None when the
+    process is dead. Raises KernelError."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         return None
     except OSError as error:
         raise KernelError.of(error, "pidfd_open", str(pid)) from None
-    # looked at while the pidfd keeps the number from being another's
+    # Checked now, because the pidfd keeps the kernel from giving the number to another process.
     if alive_since(pid) == start_time:
         return pidfd
     os.close(pidfd)
@@ -98,7 +100,8 @@ def open_pidfd(pid: int, start_time: int) -> int | None:
 
 
 def send_signal(pidfd: int, number: int) -> bool:
-    """pidfd_send_signal(2); False when the process has ended. Raises KernelError."""
+    """Send a signal by pidfd_send_signal(2); False when the process has ended. Raises
+    KernelError."""
     try:
         pidfd_send_signal(pidfd, number)
     except ProcessLookupError:
@@ -109,9 +112,9 @@ def send_signal(pidfd: int, number: int) -> bool:
 
 
 def kill_and_reap(pidfd: int) -> None:
-    """End a child of ours and wait for it, at most `KILLED_S`: a process that waits for storage
-    which does not answer may not end before that does (uninterruptible sleep). Fine when it has
-    ended or was reaped."""
+    """Kill a child of ours and wait at most `KILLED_S` seconds for its end: a process that waits
+    for unresponsive storage may not end before that answers (uninterruptible sleep). Does nothing
+    when it has ended or was reaped."""
     from select import POLLIN, poll
 
     send_signal(pidfd, SIGKILL)
@@ -126,8 +129,8 @@ def kill_and_reap(pidfd: int) -> None:
 
 
 def open_from_process(pidfd: int, number: int) -> int:
-    """pidfd_getfd(2): a copy of another process's descriptor. Needs the right to ptrace it.
-    KernelError."""
+    """Copy another process's descriptor (pidfd_getfd(2)), which needs the right to ptrace it.
+    Raises KernelError."""
     from pyrunc.kernel.call import syscall
 
     return syscall("pidfd_getfd", f"fd {number}", pidfd, number, 0)

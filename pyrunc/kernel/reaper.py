@@ -1,4 +1,4 @@
-"""What a process is to its descendants and its parent: who inherits orphans, who dies with whom
+"""A process's settings towards its descendants and its parent: subreaper, parent death signal, name
 (prctl(2))."""
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from pyrunc.kernel.call import path_bytes, syscall
 
 
 def set_child_subreaper(on: bool = True) -> None:
-    """Orphaned descendants of the caller become its children (PR_SET_CHILD_SUBREAPER); not
-    inherited, kept by execve."""
+    """Make orphaned descendants of the caller its children (PR_SET_CHILD_SUBREAPER). Children do
+    not inherit this; execve keeps it."""
     syscall("prctl", "PR_SET_CHILD_SUBREAPER", PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
 
 
 def set_parent_death_signal(signal: int, parent: int) -> None:
-    """The caller gets `signal` when the *thread* that forked it ends (PR_SET_PDEATHSIG): only for
-    single-threaded parents.
+    """Have the kernel send `signal` to the caller when the *thread* that forked it ends
+    (PR_SET_PDEATHSIG): only for single-threaded parents.
 
-    `parent` is the pid that forked it: when that has ended already, the signal comes now (the
-    kernel would wait for the end of whoever adopted the caller).
+    `parent` is the pid that forked it. If that has ended already, the signal is sent now, because
+    the kernel would wait for the end of the caller's new parent.
     """
     syscall("prctl", "PR_SET_PDEATHSIG", PR_SET_PDEATHSIG, signal, 0, 0, 0)
     if os.getppid() != parent:
@@ -28,5 +28,6 @@ def set_parent_death_signal(signal: int, parent: int) -> None:
 
 
 def set_name(name: str) -> None:
-    """The caller's name in /proc/PID/comm; the kernel keeps the first 15 bytes (PR_SET_NAME)."""
+    """Set the caller's name in /proc/PID/comm; the kernel stores the first 15 bytes
+    (PR_SET_NAME)."""
     syscall("prctl", "PR_SET_NAME", PR_SET_NAME, path_bytes(name) + b"\0", 0, 0, 0)

@@ -1,9 +1,10 @@
-"""A process gives up what it can do, for good: capabilities, the file system (landlock), system
+"""Restrictions that a process puts on itself for good: capabilities, file system (landlock), system
 calls (a seccomp filter).
 
-For our own helpers that meet hostile bytes. A container's filter is compiled from its profile;
-these are a list of calls that are refused with EPERM, or of those that are not. Sources: capset(2),
-landlock(7), seccomp(2). One thread only: each call is about the caller.
+For our own helpers that read hostile bytes. A container's filter is compiled from its profile; the
+filters here are lists of calls that are refused with EPERM, or of the only calls that are allowed.
+Sources: capset(2), landlock(7), seccomp(2). For single-threaded processes: each call affects the
+caller's thread only.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 _CAPABILITY_VERSION_3 = 0x20080522
 _VERSION_QUERY, _RULE_PATH_BENEATH = 1, 1
-# All file system rights of each ABI version up to it: ABI 1 has 13, 2 REFER, 3 TRUNCATE, 5
-# IOCTL_DEV.
+# The file system rights that each ABI version of landlock knows: ABI 1 has 13, 2 adds REFER, 3
+# TRUNCATE, 5 IOCTL_DEV.
 _FILE_RIGHTS = {
     1: (1 << 13) - 1,
     2: (1 << 14) - 1,
@@ -35,43 +36,39 @@ _NEWEST_FILE_RIGHTS = 5
 _BIND_AND_CONNECT_TCP = 3  # since ABI 4
 _ABSTRACT_SOCKETS_AND_SIGNALS = 3  # since ABI 6
 _INSTRUCTION = Struct("=HBBI")
-_LOAD, _EQUALS, _AT_LEAST, _RETURN = (
-    0x20,
-    0x15,
-    0x35,
-    0x06,
-)  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JGE|K, BPF_RET|K
+# BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JGE|K, BPF_RET|K
+_LOAD, _EQUALS, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _X32 = 0x40000000  # x86-64's second numbering of the same calls
-# Of struct seccomp_data; of the second argument the half that an int is in, on the little-endian
-# machines that we know.
+# Offsets in struct seccomp_data. The third is the low half of the second argument, which holds an
+# int on a little-endian machine, as both supported ones are.
 _NUMBER_OFFSET, _ARCHITECTURE_OFFSET, _SECOND_OFFSET = 0, 4, 24
 _TO_END = -1
 _ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EPERM
 
 
 def no_new_privileges() -> None:
-    """prctl(PR_SET_NO_NEW_PRIVS): no execve gains anything any more; seccomp and landlock ask for
+    """Set PR_SET_NO_NEW_PRIVS: no later execve gains privileges; seccomp and landlock require
     it."""
     syscall("prctl", "PR_SET_NO_NEW_PRIVS", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def keep_capabilities(names: Iterable[str]) -> None:
-    """capset(2): permitted and effective become those of `names` that we have; the inheritable ones
-    go."""
+    """Reduce permitted and effective capabilities to those of `names` that we have, and clear the
+    inheritable ones (capset(2))."""
     header = pack("=Ii", _CAPABILITY_VERSION_3, 0)
     now = buffer(24)
     syscall("capget", "our capabilities", header, now)
-    wanted = sum(1 << CAPABILITIES[name] for name in names)
-    low, high = wanted & 0xFFFFFFFF, wanted >> 32
+    mask = sum(1 << CAPABILITIES[name] for name in names)
+    low, high = mask & 0xFFFFFFFF, mask >> 32
     permitted = [int.from_bytes(now[at : at + 4], "little") for at in (4, 16)]
     low, high = low & permitted[0], high & permitted[1]
     syscall("capset", "our capabilities", header, pack("=6I", low, low, 0, high, high, 0))
 
 
 def only_beneath(folder_fds: Iterable[int]) -> bool:
-    """landlock(7): from now on files are opened, made and removed beneath these directories only,
-    no TCP is bound or connected, and no signal or abstract socket reaches beyond this process's
-    descendants, as far as the kernel knows these.
+    """Restrict the process by landlock(7): it can open, make and remove files beneath these
+    directories only, it cannot bind or connect TCP, and its signals and abstract sockets reach its
+    descendants only, as far as the kernel supports these.
 
     Descriptors that are open already keep working. False if the kernel has no landlock.
     """
@@ -93,9 +90,9 @@ def only_beneath(folder_fds: Iterable[int]) -> bool:
 
 
 def refusing(names: Iterable[str], commands: Mapping[str, Sequence[int]]) -> bytes:
-    """A filter for `set_filter`: these system calls answer EPERM, and those of `commands` with one
-    of these numbers for their second argument; those of another architecture kill. Unknown names
-    are passed over."""
+    """Build a filter for `set_filter` that answers EPERM to these system calls, and to those of
+    `commands` with one of these numbers as their second argument; calls of another architecture
+    kill. Unknown names are passed over."""
     lines = [
         (_AT_LEAST, _TO_END, 0, _X32),
         *((_EQUALS, _TO_END, 0, number) for number in _numbers(names)),
@@ -111,26 +108,26 @@ def refusing(names: Iterable[str], commands: Mapping[str, Sequence[int]]) -> byt
 
 
 def allowing(names: Iterable[str]) -> bytes:
-    """A filter for `set_filter`: system calls but these answer EPERM; those of another architecture
-    kill. Unknown names are passed over."""
+    """Build a filter for `set_filter` that answers EPERM to all system calls but these; calls of
+    another architecture kill. Unknown names are passed over."""
     return _program([(_EQUALS, _TO_END, 0, number) for number in _numbers(names)], _REFUSE, _ALLOW)
 
 
 def set_filter(program: bytes) -> None:
-    """seccomp(2), from now on."""
+    """Load the filter for the calling thread (seccomp(2))."""
     code = buffer(program)
     filter_program = pack("=HxxxxxxQ", len(program) // _INSTRUCTION.size, address(code))
     syscall("seccomp", "our filter", SECCOMP_SET_MODE_FILTER, 0, filter_program)
 
 
 def _numbers(names: Iterable[str]) -> list[int]:
-    known = arch().syscalls
-    return sorted({known[name] for name in names if name in known})
+    numbers = arch().syscalls
+    return sorted({numbers[name] for name in names if name in numbers})
 
 
 def _program(lines: Sequence[tuple[int, int, int, int]], other: int, end: int) -> bytes:
-    """Of instructions about the call's number: `other` when they are passed, `end` where one of
-    them goes _TO_END."""
+    """Return a BPF program of instructions about the call's number: it answers `other` when they
+    are passed, `end` where one of them jumps _TO_END."""
     lines = [
         (_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
         (_EQUALS, 1, 0, arch().audit),

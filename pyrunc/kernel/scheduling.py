@@ -1,4 +1,4 @@
-"""How the scheduler treats a thread: sched(7)."""
+"""Scheduling policy of a thread: sched(7)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from contextlib import suppress
 
 
 def set_batch_policy() -> None:
-    """SCHED_BATCH for this thread and those that it starts, at the nice value that it has: when it
-    is woken it takes the processor from nobody, but waits for one that is idle. For work in bulk
-    that goes through several threads: otherwise each block that is handed on stops the thread that
-    everything waits for, on its processor, while another one is idle (Linux,
-    check_preempt_wakeup_fair()).
+    """Give this thread and those that it starts SCHED_BATCH, at its present nice value: when it is
+    woken it preempts no running thread, but waits for an idle processor. For bulk work that goes
+    through several threads: otherwise each block that is handed on preempts the thread that
+    everything waits for, while another processor is idle (Linux, check_preempt_wakeup_fair()).
 
     Does nothing where it is refused.
     """

@@ -1,9 +1,9 @@
-"""libseccomp by ctypes: syscall names to numbers, rules to a BPF program; and what this kernel's
-seccomp(2) knows.
+"""libseccomp by ctypes: turns names of system calls into numbers and rules into a BPF program, and
+asks the kernel which flags of seccomp(2) it has.
 
 The library is loaded on first use, in the process that builds programs, never in a container. It
-only compiles here: the launcher loads the bytes with seccomp(2). Sources: seccomp(2), the manual
-pages of libseccomp 2.5.
+only compiles: the launcher loads the bytes with seccomp(2). Sources: seccomp(2), the manual pages
+of libseccomp 2.5.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _lib() -> ctypes.CDLL:
 
 
 class Compiler:
-    """One program in the making; a context manager. Rules are added in order, architectures first."""
+    """Builds one program; a context manager. Architectures are added first, then rules in order."""
 
     def __init__(self, default_action: int) -> None:
         self._lib = _lib()
@@ -83,9 +83,9 @@ class Compiler:
             "seccomp_attr_set",
             "no NNP",
         )
-        self._lib.seccomp_attr_set(
-            self._context, ATTRIBUTE_OPTIMIZE, BINARY_TREE
-        )  # libseccomp before 2.5: a list
+        # Unchecked: libseccomp before 2.5 refuses it and builds a list, which is correct but
+        # slower.
+        self._lib.seccomp_attr_set(self._context, ATTRIBUTE_OPTIMIZE, BINARY_TREE)
 
     def __enter__(self) -> Compiler:
         return self
@@ -94,7 +94,8 @@ class Compiler:
         self._lib.seccomp_release(self._context)
 
     def add_architecture(self, audit: int) -> None:
-        """Also judge calls of this architecture (AUDIT_ARCH_* or libseccomp's own number for x32)."""
+        """Let the program judge calls of this architecture, too (AUDIT_ARCH_*, or libseccomp's own
+        number for x32)."""
         code = self._lib.seccomp_arch_add(self._context, audit)
         if code != ALREADY_KNOWN:
             self._check(code, "seccomp_arch_add", f"{audit:#x}")
@@ -109,8 +110,8 @@ class Compiler:
     def add_rule(
         self, action: int, number: int, conditions: Sequence[tuple[int, int, int, int]], name: str
     ) -> None:
-        """`conditions` (argument, comparison, a, b) must all hold. A rule that is there already is
-        fine."""
+        """Add a rule whose `conditions` (argument, comparison, a, b) must all hold. An existing
+        rule may be added again."""
         array = (Condition * len(conditions))(*(Condition(*condition) for condition in conditions))
         code = self._lib.seccomp_rule_add_array(
             self._context, action, number, len(conditions), array
@@ -119,7 +120,7 @@ class Compiler:
             self._check(code, "seccomp_rule_add", name)
 
     def program(self) -> bytes:
-        """The classic BPF instructions (struct sock_filter, 8 bytes each)."""
+        """Return the classic BPF instructions (struct sock_filter, 8 bytes each)."""
         file = os.memfd_create("seccomp", os.MFD_CLOEXEC)
         try:
             self._check(self._lib.seccomp_export_bpf(self._context, file), "seccomp_export_bpf", "")
@@ -134,35 +135,36 @@ class Compiler:
 
 
 def number(name: str) -> int:
-    """The native number (or libseccomp's pseudo number) of a syscall; UNKNOWN_SYSCALL when the
-    library has no such name."""
+    """Return the native number (or libseccomp's pseudo number) of a system call; UNKNOWN_SYSCALL
+    when the library has no such name."""
     return int(_lib().seccomp_syscall_resolve_name(os.fsencode(name)))
 
 
 def number_on(audit: int, name: str) -> int:
-    """The number on an architecture; negative when it does not have the call."""
+    """Return a system call's number on an architecture; negative when that does not have the
+    call."""
     return int(_lib().seccomp_syscall_resolve_name_arch(audit, os.fsencode(name)))
 
 
 def version() -> str:
-    """The library's version, such as 2.5.4."""
+    """Return the library's version, such as 2.5.4."""
 
     class Version(ctypes.Structure):
         _fields_ = (("major", ctypes.c_uint), ("minor", ctypes.c_uint), ("micro", ctypes.c_uint))
 
     library = _lib()
     library.seccomp_version.restype = ctypes.POINTER(Version)
-    found = library.seccomp_version().contents
-    return f"{found.major}.{found.minor}.{found.micro}"
+    numbers = library.seccomp_version().contents
+    return f"{numbers.major}.{numbers.minor}.{numbers.micro}"
 
 
 _known_flags: dict[int, bool] = {}
 
 
 def knows_flag(flag: int) -> bool:
-    """Whether this kernel's seccomp(2) takes the flag: with it and no program the call fails with
-    EFAULT, else EINVAL."""
+    """Tell whether this kernel's seccomp(2) takes the flag: with it and no program the call fails
+    with EFAULT, else with EINVAL."""
     if flag not in _known_flags:
-        wanted = flag | (FLAG_NEW_LISTENER if flag == FLAG_WAIT_KILLABLE_RECV else 0)
-        _known_flags[flag] = call.raw("seccomp", SET_MODE_FILTER, wanted, None) == -errno.EFAULT
+        flags = flag | (FLAG_NEW_LISTENER if flag == FLAG_WAIT_KILLABLE_RECV else 0)
+        _known_flags[flag] = call.raw("seccomp", SET_MODE_FILTER, flags, None) == -errno.EFAULT
     return _known_flags[flag]

@@ -1,9 +1,8 @@
-"""systemd over D-Bus, as far as a container's cgroup needs it: transient units, their properties,
-their end.
+"""The calls of systemd over D-Bus that a container's cgroup needs: transient units and their
+properties.
 
-A blocking connection is opened per piece of work: the calls are rare (never on the way of an exec)
-and a shim is forked, so it could not inherit one. Source: org.freedesktop.systemd1(5). jeepney is
-imported here only.
+Each use opens a blocking connection: the calls are rare (an exec makes none), and a shim is a fork
+that could not inherit one. Source: org.freedesktop.systemd1(5). jeepney is imported here only.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ CALL_TIMEOUT_S, JOB_TIMEOUT_S = 25.0, 30.0
 
 
 class Refused(PeerError):
-    """systemd answered with an error; `name` is its D-Bus name."""
+    """systemd answered a call with an error; `name` is its D-Bus name."""
 
     def __init__(self, call: str, name: str, text: str) -> None:
         super().__init__(f"systemd refused {call}: {text or name}")
@@ -38,8 +37,8 @@ class Refused(PeerError):
 
 
 class Systemd:
-    """A connection to the system's manager, or for other users than root to their own. A context
-    manager."""
+    """A connection to the system's manager, or for users other than root to their own manager. A
+    context manager."""
 
     def __init__(self) -> None:
         from jeepney import DBusAddress
@@ -64,8 +63,8 @@ class Systemd:
         self._connection.close()
 
     def start_transient(self, unit: str, properties: Sequence[Property]) -> None:
-        """Make and start a unit; returns when its job is done. A failed unit of that name is
-        forgotten first."""
+        """Make and start a unit; returns when its job is done. A failed unit of that name is reset
+        first."""
         body: tuple[Any, ...] = (unit, REPLACE, list(properties), [])
         try:
             self._job("StartTransientUnit", "ssa(sv)a(sa(sv))", body, unit)
@@ -76,7 +75,7 @@ class Systemd:
             self._job("StartTransientUnit", "ssa(sv)a(sa(sv))", body, unit)
 
     def stop(self, unit: str) -> None:
-        """Stop a unit; returns when its job is done. Fine when there is no such unit."""
+        """Stop a unit; returns when its job is done. Does nothing when there is no such unit."""
         try:
             self._job("StopUnit", "ss", (unit, REPLACE), unit)
         except Refused as error:
@@ -84,7 +83,7 @@ class Systemd:
                 raise
 
     def reset_failed(self, unit: str) -> None:
-        """Forget a unit that failed; fine when there is none."""
+        """Reset a failed unit, so that its name is free; does nothing when there is none."""
         try:
             self._call("ResetFailedUnit", "s", (unit,))
         except Refused as error:
@@ -96,19 +95,19 @@ class Systemd:
         self._call("SetUnitProperties", "sba(sv)", (unit, True, list(properties)))
 
     def control_group(self, unit: str) -> str:
-        """The unit's path in the cgroup tree, empty when it has none."""
+        """Return the unit's path in the cgroup tree, empty when it has none."""
         from jeepney import DBusAddress
 
         (path,) = self._call("GetUnit", "s", (unit,))
         interface = f"{NAME}.{unit.rpartition('.')[2].capitalize()}"
-        found = self._call(
+        reply = self._call(
             "Get", "ss", (interface, "ControlGroup"), DBusAddress(path, NAME, PROPERTIES)
         )
-        return str(found[0][1])
+        return str(reply[0][1])
 
     def _job(self, method: str, signature: str, body: tuple[Any, ...], unit: str) -> None:
-        """Call what makes a job, and wait for the job's end: the rule is in force before the call,
-        so no end is missed."""
+        """Call a method that queues a job, and wait for the job's end. The match rule is in force
+        before the call, so the end cannot be missed."""
         from jeepney import MatchRule, message_bus
 
         rule = MatchRule(type="signal", interface=MANAGER, member="JobRemoved", path=MANAGER_PATH)
@@ -159,8 +158,8 @@ class Systemd:
 
 
 def _open_bus(bus: str) -> Any:
-    """A connection as the user that the bus sees behind our socket: root of a user namespace is
-    somebody else there.
+    """Connect as the user that the bus sees behind our socket: root of a user namespace has another
+    id there.
 
     The handshake is that of the D-Bus specification, "Authentication protocol", with EXTERNAL.
     """

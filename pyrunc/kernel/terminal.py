@@ -1,4 +1,4 @@
-"""Pseudo terminals: make one, set and read its size (ioctl_tty(2))."""
+"""Settings of pseudo terminals (ioctl_tty(2))."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import termios
 
 from pyrunc.errors import KernelError, kernel_errors
 
-_WINSIZE = struct.Struct("HHHH")  # rows, columns, two pixel sizes that nobody uses
+_WINSIZE = struct.Struct("HHHH")  # rows, columns, and two sizes in pixels, which stay unused
 
 
 def set_size(fd: int, width: int, height: int) -> None:
-    """Tell the terminal, and by SIGWINCH its foreground process group, its size in characters
+    """Set the terminal's size in characters; its foreground process group gets SIGWINCH
     (TIOCSWINSZ)."""
     with kernel_errors("ioctl", "TIOCSWINSZ"):
         fcntl.ioctl(fd, termios.TIOCSWINSZ, _WINSIZE.pack(height & 0xFFFF, width & 0xFFFF, 0, 0))
 
 
 def clear_onlcr(fd: int) -> None:
-    """Let a newline that a program writes stay one (termios(3), ONLCR): whoever shows the output
-    translates it once more."""
+    """Stop the terminal from turning a newline into CR LF (termios(3), ONLCR), because the client's
+    own terminal does so once more."""
     try:
         attributes = termios.tcgetattr(fd)
         attributes[1] &= ~termios.ONLCR
@@ -30,7 +30,7 @@ def clear_onlcr(fd: int) -> None:
 
 
 def size(fd: int) -> tuple[int, int]:
-    """(width, height) in characters (TIOCGWINSZ)."""
+    """Return (width, height) in characters (TIOCGWINSZ)."""
     with kernel_errors("ioctl", "TIOCGWINSZ"):
         height, width, _, _ = _WINSIZE.unpack(
             fcntl.ioctl(fd, termios.TIOCGWINSZ, bytes(_WINSIZE.size))

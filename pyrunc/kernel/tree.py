@@ -1,9 +1,10 @@
-"""Removing what somebody else has put on disk: without recursion, with two descriptors however deep
-the folders are.
+"""Removes trees that untrusted processes have written: without recursion, with two descriptors
+however deep the folders are.
 
 Names are used one at a time, beneath the folder they were read from, so no symbolic link is
 followed and no path is too long; a folder is entered by openat2(2) with RESOLVE_NO_XDEV, so nothing
-behind a mount is touched. The way up is `..`, and it must lead to the folder that we came from.
+behind a mount is touched. The way up is `..`, which must lead to the folder that it was entered
+from.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class _Folder:
-    """A folder on the way down: its name in the one above, its identity, and its folders that are
+    """A folder on the way down: its name in its parent, its identity, and its subfolders that are
     still to be removed."""
 
     __slots__ = ("identity", "left", "name")
@@ -34,8 +35,8 @@ class _Folder:
 
 
 def remove_tree(parent_fd: int, name: bytes | str) -> None:
-    """Remove `name` in the directory and all beneath it. What is missing, or goes meanwhile, is
-    fine.
+    """Remove `name` in the directory and all beneath it. What is missing or is removed meanwhile is
+    no error.
 
     Raises OSError; EXDEV when something is mounted inside, ESTALE when folders are moved meanwhile.
     """
@@ -47,22 +48,22 @@ def remove_tree(parent_fd: int, name: bytes | str) -> None:
         current = open_folder(parent_fd, name)
     except FileNotFoundError:
         return
-    way: list[_Folder] = []
+    stack: list[_Folder] = []
     try:
-        way.append(_Folder(current, name))
-        while way:
-            if way[-1].left:
-                current = _enter(current, way)
+        stack.append(_Folder(current, name))
+        while stack:
+            if stack[-1].left:
+                current = _enter(current, stack)
             else:
-                done = way.pop().name
-                current = _leave(current, way, parent_fd)
+                done = stack.pop().name
+                current = _leave(current, stack, parent_fd)
                 _unless_gone(os.rmdir, done, current)
     finally:
         os.close(current)
 
 
 def remove_path(path: str | os.PathLike[str]) -> None:
-    """`remove_tree` for a path of our own."""
+    """Call `remove_tree` for a path; does nothing when its parent does not exist."""
     folder, name = os.path.split(os.path.abspath(path))
     try:
         parent = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -74,33 +75,34 @@ def remove_path(path: str | os.PathLike[str]) -> None:
         os.close(parent)
 
 
-def _enter(current: int, way: list[_Folder]) -> int:
-    """Down into one of the folders that are left; where we are now."""
-    name = way[-1].left.pop()
+def _enter(current: int, stack: list[_Folder]) -> int:
+    """Enter one of the remaining subfolders; returns the descriptor of the folder that is then
+    current."""
+    name = stack[-1].left.pop()
     try:
         below = open_folder(current, name)
     except FileNotFoundError:
         return current
     os.close(current)
-    way.append(_Folder(below, name))
+    stack.append(_Folder(below, name))
     return below
 
 
-def _leave(current: int, way: list[_Folder], parent_fd: int) -> int:
-    """Up; where we are now."""
-    if not way:
+def _leave(current: int, stack: list[_Folder], parent_fd: int) -> int:
+    """Move to the parent; returns its descriptor."""
+    if not stack:
         above = os.dup(parent_fd)
     else:
         above = os.open("..", FOLDER, dir_fd=current)
-        if identity(above) != way[-1].identity:
+        if identity(above) != stack[-1].identity:
             os.close(above)
-            raise OSError(errno.ESTALE, "moved while it is removed", way[-1].name)
+            raise OSError(errno.ESTALE, "moved during its removal", stack[-1].name)
     os.close(current)
     return above
 
 
 def _remove_files(folder: int) -> list[str]:
-    """Unlink all that is no folder; the names of the folders."""
+    """Unlink all entries that are no folder; returns the names of the folders."""
     folders = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -120,11 +122,13 @@ def _unless_gone(remove: Callable[..., None], name: str, folder: int) -> None:
 
 def open_folder(parent_fd: int, name: str) -> int:
     try:
+        """Open a subfolder, which must be no link and no mount point. Raises OSError."""
         return openat2(parent_fd, name, FOLDER, resolve=RESOLVE_NO_XDEV | RESOLVE_NO_SYMLINKS)
     except KernelError as error:
         raise OSError(error.errno, os.strerror(error.errno), name) from None
 
 
 def identity(fd: int) -> tuple[int, int]:
-    found = os.fstat(fd)
-    return found.st_dev, found.st_ino
+    """Return device and inode number of the descriptor's file."""
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino

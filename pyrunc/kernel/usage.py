@@ -1,8 +1,8 @@
-"""What a tree takes on disk while somebody hostile changes it: a container's writable layer.
+"""Disk usage of a tree that a hostile process may change meanwhile: a container's writable layer.
 
-Walked by descriptors, two at a time, as `tree` removes: no link is followed, whatever becomes one
-meanwhile, and what lies deeper than a path can say is counted too. Nothing is kept per file, for
-there may be millions.
+Walked by descriptors, two at a time, like `tree`'s removal: no link is followed, even if an entry
+becomes one meanwhile, and paths beyond PATH_MAX are counted too. Nothing is stored per file,
+because there may be millions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BLOCK_BYTES = 512  # of st_blocks, whatever the filesystem's is (stat(2))
 
 
 class _Level:
-    """A folder on the way down: what it is, and its folders that are still to be looked at."""
+    """A folder on the way down: its identity, and its subfolders that are still to be visited."""
 
     __slots__ = ("identity", "left")
 
@@ -30,9 +30,9 @@ class _Level:
 
 
 def usage(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """Bytes on disk and inodes of all beneath the folder; of several hard links each is a part.
-    What vanishes does not count, and when folders are moved meanwhile, what was counted until then.
-    """
+    """Return bytes on disk and inodes of all beneath the folder; each of several hard links counts
+    as its share. What vanishes does not count; when folders are moved meanwhile, the result is the
+    sum up to then."""
     used, inodes = 0.0, 0.0
     for status in _entries(path):
         links = 1 if S_ISDIR(status.st_mode) else max(1, status.st_nlink)
@@ -47,25 +47,25 @@ def _entries(path: str | os.PathLike[str]) -> Iterator[os.stat_result]:
     except OSError:
         return
     try:
-        way = [_Level(current)]
-        yield from _look(current, way[-1])
-        while way:
-            if way[-1].left:
+        stack = [_Level(current)]
+        yield from _scan(current, stack[-1])
+        while stack:
+            if stack[-1].left:
                 try:
-                    below = open_folder(current, way[-1].left.pop())
+                    below = open_folder(current, stack[-1].left.pop())
                 except OSError:  # gone, or no folder any more
                     continue
                 os.close(current)
                 current = below
-                way.append(_Level(current))
-                yield from _look(current, way[-1])
+                stack.append(_Level(current))
+                yield from _scan(current, stack[-1])
             else:
-                way.pop()
-                if way:
+                stack.pop()
+                if stack:
                     above = os.open("..", FOLDER, dir_fd=current)
                     os.close(current)
                     current = above
-                    if identity(current) != way[-1].identity:
+                    if identity(current) != stack[-1].identity:
                         return
     except OSError:
         return
@@ -73,7 +73,7 @@ def _entries(path: str | os.PathLike[str]) -> Iterator[os.stat_result]:
         os.close(current)
 
 
-def _look(folder: int, level: _Level) -> Iterator[os.stat_result]:
+def _scan(folder: int, level: _Level) -> Iterator[os.stat_result]:
     with os.scandir(folder) as entries:
         for entry in entries:
             try:

@@ -1,2 +1,2 @@
-"""One process of a container is started: the plan's program runs, its parent carries out the
-parent's steps."""
+"""Starts one process of a container: the process runs the plan's program, its parent carries out
+the parent's steps."""

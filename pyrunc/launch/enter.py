@@ -1,12 +1,12 @@
-"""A launch into a container that runs: its first process may end meanwhile, or may have moved to a
-group of its own."""
+"""Launches a process into a running container, whose first process may end meanwhile, or may have
+moved to another group."""
 
 from __future__ import annotations
 
 import os
 from errno import EBUSY, ENOENT
 
-from pyrunc.errors import KernelError, NotFound, WrongState
+from pyrunc.errors import KernelError, WrongState
 from pyrunc.launch.run import launch_steps
 from pyrunc.program.errors import OperationFailed
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 def entering(
     launch: Launch, undo: Undo, times: Times | None = None
 ) -> Generator[int, None, tuple[ChildProcess, bool]]:
-    """`launch_steps`, and whether the process was born in another group than the launch's own. The
-    descriptor `container` is the pidfd of the container's first process. Raises WrongState when
-    that has ended."""
+    """Run `launch_steps`; also returns whether the process was cloned into another group than the
+    launch's. The descriptor `container` is the pidfd of the container's first process. Raises
+    WrongState when that has ended."""
     try:
         try:
             return (yield from launch_steps(launch, undo, times=times)), False
         except OperationFailed as error:
-            # The container's init may have moved to a group below: then this one takes no processes
-            # (cgroup v2, no internal processes), or it is gone.
+            # The container's init may have moved to a group below: then this group takes no
+            # processes (cgroups(7), "no internal processes" rule), or it is gone.
             if launch.cgroup is None or error.errno not in (EBUSY, ENOENT) or error.call != "clone":
                 raise
         group = os.open(
@@ -56,15 +56,10 @@ def _alive(pidfd: int) -> bool:
 
 
 def _current_group(pid: int) -> str:
-    """The directory of the v2 group that the process is in now."""
-    from pyrunc.kernel import cgroup as tree
+    """Return the directory of the v2 group that the process is in now. Raises WrongState."""
+    from pyrunc.kernel import cgroup
 
-    try:
-        with open(f"/proc/{pid}/cgroup", "rb", buffering=0) as file:
-            lines = (file.readall() or b"").decode("utf-8", "surrogateescape").splitlines()
-    except OSError:
-        raise WrongState("the container is not running") from None
-    for line in lines:
-        if line.startswith("0::"):
-            return tree.root() + line[3:]
-    raise NotFound(f"process {pid} is in no cgroup of the v2 tree")
+    path = cgroup.own_path(pid)
+    if path is None:
+        raise WrongState("the container is not running")
+    return cgroup.root() + path

@@ -1,8 +1,7 @@
-"""Hooks of a container's creation, and the programs that run in its namespaces before it has
-pivoted.
+"""Starts createContainer hooks, which run in the namespaces of a container before it has pivoted.
 
-A createContainer hook sees the runtime's files (it is looked up there) and the container's mounts:
-it is a small program of its own, which joins the namespaces of the waiting process and becomes the
+Such a hook sees the runtime's files (its program is looked up there) and the container's mounts: it
+is started as a small program, which joins the namespaces of the waiting process and executes the
 hook.
 """
 
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
 def spawner(
     process: ChildProcess, namespaces: Sequence[str], folder: str
 ) -> Callable[[Hook, list[int]], int]:
-    """Starts hooks in the namespaces of the process that is being created, in `folder`; they are
-    our children."""
+    """Return a function that starts hooks in the namespaces of the process that is being created,
+    in `folder`; they are our children."""
     mask = 0
     for kind in namespaces:
         mask |= NAMESPACES[kind]
@@ -63,7 +62,7 @@ def spawner(
 
 
 def inner_pid(pid: int) -> int:
-    """The process's number in its own pid namespace (NSpid of /proc/PID/status)."""
+    """Return the process's pid in its own pid namespace (NSpid of /proc/PID/status)."""
     with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
         for line in (file.readall() or b"").splitlines():
             if line.startswith(b"NSpid:"):
@@ -71,6 +70,6 @@ def inner_pid(pid: int) -> int:
     return pid
 
 
-def write_state(descriptor: int, told: dict[str, Any]) -> None:
+def write_state(descriptor: int, state: dict[str, Any]) -> None:
     """Fill the memfd that startContainer hooks get as stdin."""
-    os.pwrite(descriptor, jsontext.dumps(told).encode("ascii"), 0)
+    os.pwrite(descriptor, jsontext.dumps(state).encode("ascii"), 0)

@@ -1,9 +1,9 @@
-"""Hooks that run in the runtime's namespaces: programs of the configuration's author, with the
-state on stdin.
+"""Runs hooks in the runtime's namespaces: programs that the configuration names, with the state on
+stdin.
 
-Their environment is exactly what the configuration says. Output goes to files in memory, so a hook
-that leaves a daemon behind cannot hold a pipe open; it is shown only when the hook fails. Source:
-runtime-spec config.md, POSIX-platform hooks.
+Their environment is exactly what the configuration says. Output goes to files in memory, so that a
+hook that leaves a daemon behind cannot keep a pipe open; it is reported only when the hook fails.
+Source: runtime-spec config.md, POSIX-platform hooks.
 """
 
 from __future__ import annotations
@@ -26,42 +26,42 @@ if TYPE_CHECKING:
     Spawn = Callable[[Hook, list[int]], int]
 
 SIGKILL = 9
-SHOWN_BYTES = 4096
+OUTPUT_LIMIT_BYTES = 4096
 LONGEST_WAIT_MS = (1 << 31) - 1  # poll(2) takes an int: 24 days
 
 
 def run(
     hooks: Sequence[Hook], kind: str, state: dict[str, Any], spawn: Spawn | None = None
 ) -> None:
-    """All hooks of one kind in order; `state` is the OCI state object. Raises PeerError at the
+    """Run all hooks of one kind in order; `state` is the OCI state object. Raises PeerError at the
     first failure.
 
-    `spawn` starts a hook (with these descriptors as stdio) where it belongs; without one it runs
-    beside us.
+    `spawn` starts a hook, with these descriptors as stdio, in other namespaces; the default is
+    ours.
     """
     for index, hook in enumerate(hooks):
         debug.say("%s hook #%d: %s", kind, index, hook.path)
         try:
             run_one(hook, state, spawn)
         except Error as error:
-            raise PeerError(f"error running {kind} hook #{index}: {_words(error)}") from None
+            raise PeerError(f"error running {kind} hook #{index}: {_describe(error)}") from None
 
 
 def run_all(hooks: Sequence[Hook], kind: str, state: dict[str, Any]) -> list[str]:
-    """All hooks of one kind, whatever they answer (poststop). Returns a line per failure."""
+    """Run all hooks of one kind, also after a failure (poststop). Returns a line per failure."""
     failed = []
     for index, hook in enumerate(hooks):
         debug.say("%s hook #%d: %s", kind, index, hook.path)
         try:
             run_one(hook, state)
         except Error as error:
-            failed.append(f"error running {kind} hook #{index}: {_words(error)}")
+            failed.append(f"error running {kind} hook #{index}: {_describe(error)}")
     return failed
 
 
 def run_one(hook: Hook, state: dict[str, Any], spawn: Spawn | None = None) -> None:
-    """One hook to its end. Raises PeerError (exit status), DeadlineExceeded (killed), KernelError
-    (not executable)."""
+    """Run one hook to its end. Raises PeerError (exit status), DeadlineExceeded (killed),
+    KernelError (not executable)."""
     files = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("stdin", "stdout", "stderr")]
     try:
         os.write(files[0], jsontext.dumps(state).encode("ascii"))
@@ -69,9 +69,9 @@ def run_one(hook: Hook, state: dict[str, Any], spawn: Spawn | None = None) -> No
         pid = (spawn or _spawn)(hook, files)
         code = _wait(pid, hook)
         if code:
-            words = "exit status" if code > 0 else "killed by signal"
+            how = "exit status" if code > 0 else "killed by signal"
             raise PeerError(
-                f"{words} {abs(code)}, stdout: {_shown(files[1])}, stderr: {_shown(files[2])}"
+                f"{how} {abs(code)}, stdout: {_output(files[1])}, stderr: {_output(files[2])}"
             )
     finally:
         for file in files:
@@ -112,9 +112,9 @@ def _wait(pid: int, hook: Hook) -> int:
     return os.waitstatus_to_exitcode(wait_status)
 
 
-def _words(error: Error) -> str:
+def _describe(error: Error) -> str:
     return error.text if isinstance(error, KernelError) else error.message
 
 
-def _shown(file: int) -> str:
-    return os.pread(file, SHOWN_BYTES, 0).decode("utf-8", "replace").strip()
+def _output(file: int) -> str:
+    return os.pread(file, OUTPUT_LIMIT_BYTES, 0).decode("utf-8", "replace").strip()

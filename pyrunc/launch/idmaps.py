@@ -1,5 +1,5 @@
-"""The id maps of a new user namespace are written by whoever has rights over the ids outside: the
-parent."""
+"""Writes the id maps of a new user namespace, which only a process with rights over the ids outside
+may do: the parent."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def write_maps(pid: int, uids: Sequence[IdMap], gids: Sequence[IdMap]) -> None:
-    """Give the process's new user namespace its maps, once and for all (user_namespaces(7)). Raises
-    KernelError."""
+    """Write the maps of the process's new user namespace; they cannot be changed later
+    (user_namespaces(7)). Raises KernelError."""
     for name, entries in (("gid_map", gids), ("uid_map", uids)):
         text = "".join(f"{e.container_id} {e.host_id} {e.size}\n" for e in entries)
         try:

@@ -1,8 +1,8 @@
-"""The seccomp listener of a process goes to whoever waits on `listenerPath`: one message, the
+"""Sends the seccomp listener of a process to the agent that serves `listenerPath`: one message, the
 container process state.
 
-Source: runtime-spec config-linux.md, "The Container Process State". A listener that does not answer
-the connect is an error: the process would hang in its first filtered call.
+Source: runtime-spec config-linux.md, "The Container Process State". A failing connect is an error,
+because the process would hang in its first filtered call.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A launch: all that one new process needs, as data. What compiles it and what starts it share this
-record and nothing else."""
+"""A launch: all that one new process needs, as data. Its compiler and its starter share this record
+and nothing else."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _NOTHING: Mapping[str, str] = {}
 class Launch(Value):
     """One process, ready to be started.
 
-    `lowered`: the plan's program. `descriptors`: by the names of the plan, the caller's to close
-    afterwards; `stdio` and `preserve_fds` (which become 3, 4, …) likewise. `pinned`: more
-    descriptors of the plan, each a clone of a mount, or the namespace, that whoever launches holds
-    by that name. `stdio_owner`: an id of the host that gets stdio; `own_nulls`: null devices among
-    stdio are replaced by one of the process's own. `args`: what an error of execve names. `id`,
+    `lowered`: the plan's program. `descriptors`: by the names of the plan, closed by the caller
+    afterwards, like `stdio` and `preserve_fds` (which become 3, 4, …). `pinned`: more descriptors
+    of the plan; each is a clone of a mount, or the namespace, that the launching process pins under
+    that name. `stdio_owner`: an id of the host that becomes the owner of stdio; `own_nulls`:
+    replace null devices among stdio by a private one. `args`: for the errors of execve. `id`,
     `bundle` (absolute), `oci_version` and `annotations` are the container's, for the state that
     hooks and agents read; `status` is its status meanwhile, `container_pid` its first process if
-    that is not the new one. `cgroup`: where the process will be; None = where we are.
+    that is not the new one. `cgroup`: the process's group; None = ours.
     """
 
     lowered: Lowered

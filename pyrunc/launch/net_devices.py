@@ -1,9 +1,9 @@
-"""`linux.netDevices`: links of the host move into the container's network namespace, with their
+"""`linux.netDevices`: moves links of the host into the container's network namespace, with their
 addresses.
 
-A move takes the addresses away, so those that are permanent and global are read before and given
-again after. The link is down while it moves and is renamed in the same step, so that no name can
-collide on the way. Nothing moves it back: with the namespace a physical link returns to the host, a
+A move removes a link's addresses, so the permanent global ones are read before and added again
+after. The link is down while it moves and is renamed in the same step, so that its name cannot
+collide meanwhile. Nothing moves it back: with the namespace a physical link returns to the host, a
 virtual one ends. Source: runtime-spec config-linux.md, "Network Devices".
 """
 
@@ -30,18 +30,18 @@ def move(devices: Mapping[str, str], pid: int) -> None:
     there = open_namespace(f"/proc/{pid}/ns/net", "net")
     try:
         with Routing() as outside, _open_routing_in(there) as inside:
-            for name, wanted in devices.items():
-                _move_one(outside, inside, there, name, wanted)
+            for name, new_name in devices.items():
+                _move_one(outside, inside, there, name, new_name)
     finally:
         os.close(there)
 
 
-def _move_one(outside: Routing, inside: Routing, there: int, name: str, wanted: str) -> None:
+def _move_one(outside: Routing, inside: Routing, there: int, name: str, new_name: str) -> None:
     what = f"link '{name}'"
     index = outside.index(name)
-    if "%" not in wanted and inside.has(wanted):
-        raise KernelError("netlink", f"link '{wanted}' of the container", EEXIST)
-    kept = [
+    if "%" not in new_name and inside.has(new_name):
+        raise KernelError("netlink", f"link '{new_name}' of the container", EEXIST)
+    addresses = [
         address
         for address in outside.addresses(index)
         if address.scope == RT_SCOPE_UNIVERSE and address.flags & IFA_F_PERMANENT
@@ -49,16 +49,17 @@ def _move_one(outside: Routing, inside: Routing, there: int, name: str, wanted: 
     before = inside.indices()
     outside.change_link(index, mask=IFF_UP, what=f"{what} down")
     outside.change_link(
-        index, name=wanted, namespace_fd=there, what=f"{what} to the container as '{wanted}'"
+        index, name=new_name, namespace_fd=there, what=f"{what} to the container as '{new_name}'"
     )
-    (index,) = inside.indices() - before  # another number when its own is taken there
-    for address in kept:
+    (index,) = inside.indices() - before  # a new number when its own is taken there
+    for address in addresses:
         inside.add_address(index, address, f"address of {what}")
     inside.change_link(index, flags=IFF_UP, mask=IFF_UP, what=f"{what} up")
 
 
 def _open_routing_in(namespace: int) -> Routing:
-    """A socket stays in the namespace in which it was made."""
+    """Open a netlink socket in the namespace: a socket stays in the namespace in which it was
+    made."""
     own = open_own("net")
     try:
         setns(namespace, NAMESPACES["net"])

@@ -1,11 +1,12 @@
-"""Null devices for processes in containers: an inode of their own, in a detached tmpfs of ours.
+"""Null devices for processes in containers: private inodes, in a detached tmpfs of ours.
 
-The host's /dev/null as stdin is an inode of the host inside the container: its root changes mode
-and owner of it through the descriptor (fchmod(2), fchown(2) ask for CAP_FOWNER and CAP_CHOWN, which
-containers have), for the whole machine.
+The host's /dev/null as stdin is an inode of the host inside the container: the container's root
+could change its mode and owner for the whole machine through the descriptor (fchmod(2), fchown(2)
+ask for CAP_FOWNER and CAP_CHOWN, which containers have).
 
-With SELinux it has the label of the host's: by that of a file of ours the kernel would refuse it to
-the container, log that, and put a null device of its own in its place, at each execve(2).
+With SELinux a private null device has the label of the host's: with a label of our files the kernel
+would refuse it to the container, log that, and replace it by a null device of its own, at each
+execve(2).
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ REFUSED = (EPERM, EACCES)
 SELINUX, LABEL = "/sys/fs/selinux/enforce", "security.selinux"
 
 _folder: tuple[int, int] | None = None  # number, device
-# what the host's device has; empty without SELinux, None before it was looked up
+# The label of the host's device; empty without SELinux, None before it was looked up.
 _label: bytes | None = None
 
 
 def is_null(number: int) -> bool:
-    """Whether an open file is a null device, whoever's."""
+    """Tell whether an open file is a null device, the host's or a private one."""
     status = os.fstat(number)
     return S_ISCHR(status.st_mode) and status.st_rdev == DEVICE
 
 
 def open_null() -> int:
-    """A null device that is linked nowhere: 15 us where `prepare` was called, 140 elsewhere.
+    """Open a null device that has no name: 15 us where `prepare` was called, 140 elsewhere.
 
     Where devices cannot be made (in a user namespace, without CAP_MKNOD) it is the host's
-    /dev/null, which is not ours to change there either. KernelError.
+    /dev/null, which the container cannot change there either. Raises KernelError.
     """
     prepared = _prepared()
     try:
@@ -56,20 +57,20 @@ def _make(folder: int) -> int:
     name = f"{os.getpid()}.{time.monotonic_ns()}"  # a fork has the same folder
     os.mknod(name, S_IFCHR | 0o666, DEVICE, dir_fd=folder)
     try:
-        os.chmod(name, 0o666, dir_fd=folder)  # whatever our umask is
+        os.chmod(name, 0o666, dir_fd=folder)  # mknod(2) applies our umask
         number = os.open(name, os.O_RDWR | os.O_CLOEXEC, dir_fd=folder)
     finally:
         os.unlink(name, dir_fd=folder)
     if label := _host_label():
         try:
             os.setxattr(number, LABEL, label)
-        except OSError:  # the policy does not let us: the kernel replaces it
+        except OSError:  # the policy refuses it: then the kernel replaces the device
             pass
     return number
 
 
 def _host_label() -> bytes:
-    """SELinux's of /dev/null, which every domain may use; empty without SELinux."""
+    """Return the SELinux label of /dev/null, which every domain may use; empty without SELinux."""
     global _label
     if _label is None:
         _label = b""
@@ -82,8 +83,8 @@ def _host_label() -> bytes:
 
 
 def prepare() -> None:
-    """Keep the tmpfs of null devices open: for a process that makes many, and its forks. Nothing
-    where there cannot be one."""
+    """Open the tmpfs of null devices in advance: for a process that makes many, and its forks. Does
+    nothing where there cannot be one."""
     global _folder
     _host_label()
     try:
@@ -96,7 +97,8 @@ def prepare() -> None:
 
 
 def _prepared() -> int | None:
-    """The kept one, unless a fork closed it with everything that it did not know."""
+    """Return the prepared tmpfs, unless a fork has closed it with all descriptors that it did not
+    know."""
     if _folder is None:
         return None
     number, device = _folder

@@ -1,4 +1,4 @@
-"""Clones of detached mounts that somebody pins for several containers, such as a pod's /dev/shm."""
+"""Clones pinned mounts: detached mounts that several containers share, such as a pod's /dev/shm."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pyrunc.kernel import mount as kernel_mount
 
 
 def clone(mount: int, namespace: str = "") -> int:
-    """A detached clone of a mount. `namespace`: path of the mount namespace in which it is
-    attached, for kernels before 6.15, which clone nothing that is attached nowhere. Raises
-    KernelError, Unsupported without one there."""
+    """Clone a mount detached. `namespace`: path of the mount namespace in which it is attached, for
+    kernels before 6.15, which clone only attached mounts. Raises KernelError, Unsupported without
+    `namespace` on such a kernel."""
     try:
         return kernel_mount.open_tree(mount, "", OPEN_TREE_CLONE | AT_RECURSIVE | AT_EMPTY_PATH)
     except KernelError as error:

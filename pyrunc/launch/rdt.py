@@ -1,11 +1,10 @@
-"""`linux.intelRdt`: a container's share of caches and of memory bandwidth, by the resctrl
-filesystem.
+"""`linux.intelRdt`: a container's share of caches and memory bandwidth, by the resctrl filesystem.
 
-A group (class of service) is a folder with `schemata` and `tasks`. One that the configuration names
-by closID belongs to the node's owner: it is used, made when it is missing and has schemata, and
-never removed. Without a closID the group is the container's, called like it, and goes with it. So
-does a monitoring group. Source: runtime-spec config-linux.md, "IntelRdt", and the kernel's
-Documentation/filesystems/resctrl.rst.
+A group (class of service) is a folder with `schemata` and `tasks`. A group that the configuration
+names by closID belongs to the node's owner: it is used, made when it is missing and the
+configuration has schemata, and never removed. Without a closID the group is the container's, has
+its id as name, and is removed with it, as its monitoring group is. Source: runtime-spec
+config-linux.md, "IntelRdt", and the kernel's Documentation/filesystems/resctrl.rst.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ WHERE = "linux.intelRdt"
 
 
 def mounted() -> str:
-    """Where the resctrl filesystem is. Raises Unsupported when it is not mounted."""
+    """Return the mount point of the resctrl filesystem. Raises Unsupported when it is not
+    mounted."""
     for mount in mount_points():
         if mount.kind == "resctrl":
             return mount.path
@@ -39,29 +39,30 @@ def mounted() -> str:
 
 
 def enter(rdt: Rdt, container_id: str, pid: int, undo: Undo, root: str) -> None:
-    """Put the container's first process into its group, which is made when it must be. What was
-    made is pushed on `undo`.
+    """Put the container's first process into its group, which is made when it is missing. Groups
+    that are made are pushed on `undo`.
 
-    Raises InvalidSpec when a group that is there is not as was asked for, KernelError.
+    Raises InvalidSpec when an existing group differs from the configuration, KernelError.
     """
     group = group_of(rdt, container_id, root)
-    wanted = schemata_of(rdt)
+    schemata = schemata_of(rdt)
     if not os.path.isdir(group):
-        if rdt.get("closID") and not wanted:
+        if rdt.get("closID") and not schemata:
             raise InvalidSpec(
-                f"{WHERE}.closID", f"there is no group {group}, and no schemata to make it of"
+                f"{WHERE}.closID",
+                f"group {group} does not exist, and there are no schemata to make it",
             )
         _make(group)
         undo.push(f"resctrl group {group}", _remove, group)
-        _write_schemata(group, wanted)
-    elif wanted:
-        _compare(group, wanted)
+        _write_schemata(group, schemata)
+    elif schemata:
+        _compare(group, schemata)
     _write(group, "tasks", str(pid))
     if rdt.get("enableMonitoring"):
-        watched = monitor_of(rdt, container_id, root)
-        _make(watched)
-        undo.push(f"resctrl group {watched}", _remove, watched)
-        _write(watched, "tasks", str(pid))
+        monitor = monitor_of(rdt, container_id, root)
+        _make(monitor)
+        undo.push(f"resctrl group {monitor}", _remove, monitor)
+        _write(monitor, "tasks", str(pid))
 
 
 def join(rdt: Rdt, container_id: str, pid: int, root: str) -> None:
@@ -72,12 +73,13 @@ def join(rdt: Rdt, container_id: str, pid: int, root: str) -> None:
 
 
 def outlives(rdt: Rdt) -> bool:
-    """Whether something of the container's own stays in resctrl when its processes are gone."""
+    """Tell whether resctrl has groups of the container's own, which stay when its processes are
+    gone."""
     return not rdt.get("closID") or bool(rdt.get("enableMonitoring"))
 
 
 def leave_mounted(rdt: Rdt, container_id: str) -> None:
-    """`leave`, where resctrl is mounted: with the filesystem all groups go. Raises KernelError."""
+    """Call `leave` if resctrl is mounted; otherwise there are no groups. Raises KernelError."""
     try:
         root = mounted()
     except Unsupported:
@@ -94,37 +96,36 @@ def leave(rdt: Rdt, container_id: str, root: str) -> None:
 
 
 def group_of(rdt: Rdt, container_id: str, root: str) -> str:
-    """The folder of the container's group; a closID `/` is the root's."""
+    """Return the folder of the container's group; a closID `/` is the root's."""
     name = rdt.get("closID") or container_id
     return root if name == "/" else f"{root}/{name}"
 
 
 def monitor_of(rdt: Rdt, container_id: str, root: str) -> str:
-    """The folder of its monitoring group."""
+    """Return the folder of the container's monitoring group."""
     return f"{group_of(rdt, container_id, root)}/mon_groups/{container_id}"
 
 
 def schemata_of(rdt: Rdt) -> list[str]:
-    """The lines to write, caches before bandwidth, the free ones last."""
+    """Return the lines to write, caches before bandwidth, then those of `schemata`."""
     lines = [rdt.get("l3CacheSchema"), rdt.get("memBwSchema"), *(rdt.get("schemata") or ())]
     return [line.strip() for line in lines if line and line.strip()]
 
 
-def _compare(group: str, wanted: list[str]) -> None:
-    """Somebody else may use the group: it stays as it is."""
+def _compare(group: str, schemata: list[str]) -> None:
+    """Refuse a group whose schemata differ: it is not changed, because others may use it."""
     with open(f"{group}/schemata", encoding="ascii") as file:
-        there = dict(map(_parsed, file.read().splitlines()))
-    for line in wanted:
+        present = dict(map(_parsed, file.read().splitlines()))
+    for line in schemata:
         resource, domains = _parsed(line)
-        found = there.get(resource, {})
-        if any(found.get(domain) != value for domain, value in domains.items()):
-            raise InvalidSpec(
-                f"{WHERE}.closID", f"{group} is there, and its schemata are not {line!r}"
-            )
+        actual = present.get(resource, {})
+        if any(actual.get(domain) != value for domain, value in domains.items()):
+            raise InvalidSpec(f"{WHERE}.closID", f"the schemata of {group} are not {line!r}")
 
 
 def _parsed(line: str) -> tuple[str, dict[str, int | str]]:
-    """`L3:0=0f;1=f` -> ("L3", {"0": 15, "1": 15}); bandwidth is decimal, masks are hexadecimal."""
+    """Parse `L3:0=0f;1=f` to ("L3", {"0": 15, "1": 15}); bandwidth is decimal, masks are
+    hexadecimal."""
     resource, _, rest = line.strip().partition(":")
     base = 10 if resource == "MB" else 16
     domains: dict[str, int | str] = {}
@@ -148,7 +149,7 @@ def _make(group: str) -> None:
     except FileExistsError:
         pass
     except OSError as error:
-        raise KernelError.of(error, "mkdir", f"'{group}'", _said(group)) from None
+        raise KernelError.of(error, "mkdir", f"'{group}'", _last_status(group)) from None
 
 
 def _remove(group: str) -> None:
@@ -165,17 +166,17 @@ def _write(group: str, name: str, text: str) -> None:
         write_once(f"{group}/{name}", text.encode())
     except OSError as error:
         raise KernelError.of(
-            error, "write", f"{text.strip()!r} to '{group}/{name}'", _said(group)
+            error, "write", f"{text.strip()!r} to '{group}/{name}'", _last_status(group)
         ) from None
 
 
-def _said(group: str) -> str:
-    """The kernel explains its last refusal at the root of the tree."""
+def _last_status(group: str) -> str:
+    """Return the kernel's explanation of its last refusal, which is at the root of the tree."""
     while group not in ("/", ""):
         try:
             with open(f"{group}/info/last_cmd_status", encoding="ascii") as file:
-                said = file.read().strip()
-            return "" if said == "ok" else said
+                status = file.read().strip()
+            return "" if status == "ok" else status
         except OSError:
             group = os.path.dirname(group)
     return ""

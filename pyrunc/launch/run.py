@@ -1,9 +1,9 @@
-"""A launch is carried out: the process runs its program, its parent the plan's steps, until the
-program has become the user's, or until it failed and nothing is left.
+"""Carries out a launch: the process runs its program, its parent the plan's steps, until the user's
+program is executed, or until the launch failed and nothing is left.
 
-What is the same for a container, an exec and a pod's pause process: the launcher is spawned, the
-process reports its pid, waits at the lines where its parent has steps, and ends its side of the
-socket by execve.
+The same for a container, an exec and a pod's pause process: the launcher is spawned, the process
+reports its pid, waits at the lines where its parent has steps, and closes its side of the socket by
+execve.
 """
 
 from __future__ import annotations
@@ -54,34 +54,34 @@ if TYPE_CHECKING:
     Recorder = Callable[["ChildProcess"], object]
     Times = list[tuple[str, int]]
 
-# What execve says about the program that the caller named, or about its arguments.
+# Errors of execve that are about the caller's program or its arguments.
 NOT_EXECUTABLE = (E2BIG, EINVAL, ELIBBAD, ELOOP, ENAMETOOLONG, ENOEXEC)
 PID_TIMEOUT_S = 1.0
-HOOK_WORDS_BYTES = 4096
+HOOK_OUTPUT_LIMIT_BYTES = 4096
 OOM_KILLED = "container init was OOM-killed (memory limit too low?)"
 
 
 class EndedEarly(Error):
-    """The process is gone, and nothing was said."""
+    """The process ended without a message."""
 
 
 class ChildProcess:
-    """A process of ours, from the moment it exists. The descriptors belong to whoever gets it."""
+    """A process of ours, from the moment it exists. Its owner closes the descriptors."""
 
     __slots__ = ("console_fd", "listener_fd", "pid", "pidfd", "start_time")
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        # our own unreaped child: the number cannot have been reused
+        # Our own unreaped child: the number cannot have been reused.
         self.pidfd = os.pidfd_open(pid)
-        facts = stat(pid)
-        assert facts is not None  # it is there, if only as a zombie, until we reap it
-        self.start_time = facts.start_time
+        process = stat(pid)
+        assert process is not None  # it exists, if only as a zombie, until we reap it
+        self.start_time = process.start_time
         self.console_fd: int | None = None
         self.listener_fd: int | None = None
 
     def kill(self) -> None:
-        """End it, wait for it, close what it gave us."""
+        """Kill the process, wait for its end, close its descriptors."""
         kill_and_reap(self.pidfd)
         for descriptor in (self.pidfd, self.console_fd, self.listener_fd):
             if descriptor is not None:
@@ -97,8 +97,8 @@ def launch(
 
 
 def drive(steps: Generator[int, None, Result]) -> Result:
-    """What a generator of steps returns, for callers that have nothing else to do while a step
-    waits."""
+    """Run a generator of steps to its end and return its result, for callers that have nothing else
+    to do while a step waits."""
     while True:
         try:
             next(steps)
@@ -110,14 +110,14 @@ def drive(steps: Generator[int, None, Result]) -> Result:
 def launch_steps(
     request: Launch, undo: Undo, *, record: Recorder | None = None, times: Times | None = None
 ) -> Generator[int, None, ChildProcess]:
-    """Start the process in steps: each yields a descriptor, and once that is readable the next step
-    does not wait.
+    """Start the process in steps: each yields a descriptor; once that is readable, the next step
+    does not block.
 
     `record(process)` puts the process into the state on disk, when the plan has that step. `times`
-    gets (number of the plan's line or step, nanoseconds) of a timed program, and the stages of
-    `pyrunc.parts` of every one. What is made, the process first of all, is pushed on `undo`. Raises
-    KernelError worded with the plan's line, NotFound and InvalidArgument in the words of execvp
-    when there is no such program, EndedEarly, and what a step of the parent raises.
+    gets (number of the plan's line or step, nanoseconds) of a timed program, and of every program
+    the stages of `pyrunc.parts`. What is made, the process first of all, is pushed on `undo`.
+    Raises KernelError with the plan's line, NotFound and InvalidArgument with the texts of Go's
+    LookPath when there is no such program, EndedEarly, and what a step of the parent raises.
     """
     running = _spawn(request)
     parent = Parent(request, running, undo, record, times)
@@ -129,18 +129,16 @@ def launch_steps(
             message = running.receive()
             if message is None:
                 break
-            parent.hear(message)
+            parent.on_message(message)
     except OperationFailed as error:
         raise describe_failure(error, request.args) from None
     except HookFailed as error:
-        from pyrunc.plan.parent import (
-            HOOK_STDERR,
-        )  # seldom needed: an exec that runs a kept program has no use for plans
+        # Imported late: an exec that runs a stored program has no use for plans.
+        from pyrunc.plan.parent import HOOK_STDERR
 
-        raise error.saying(
-            os.pread(request.descriptors[HOOK_STDERR], HOOK_WORDS_BYTES, 0)
-        ) from None
-    except GeneratorExit:  # the caller gives up: the process must be known, or nobody could end it
+        output = os.pread(request.descriptors[HOOK_STDERR], HOOK_OUTPUT_LIMIT_BYTES, 0)
+        raise error.with_output(output) from None
+    except GeneratorExit:  # the caller gives up: without the pid the process could not be killed
         parent.await_pid()
         raise
     finally:
@@ -155,8 +153,8 @@ def launch_steps(
 def first_process_steps(
     request: Launch, undo: Undo, *, record: Recorder | None = None, times: Times | None = None
 ) -> Generator[int, None, ChildProcess]:
-    """`launch_steps` for the first process of a cgroup, which says why that ended early:
-    ResourceExhausted when the OOM killer came. The cgroup is occupied afterwards."""
+    """Run `launch_steps` for the first process of a cgroup. Raises ResourceExhausted when it ended
+    early because the OOM killer came. The cgroup counts as occupied afterwards."""
     cgroup = request.cgroup
     try:
         process = yield from launch_steps(request, undo, record=record, times=times)
@@ -170,7 +168,7 @@ def first_process_steps(
 
 
 def _spawn(request: Launch) -> Running:
-    """The launcher with the program; it has copies of all descriptors."""
+    """Spawn the launcher with the program; it has copies of all descriptors."""
     fds = {number: request.descriptors[name] for name, number in request.lowered.numbers.items()}
     fds |= {3 + i: number for i, number in enumerate(request.preserve_fds)}
     if request.stdio_owner is not None:
@@ -184,8 +182,8 @@ def _spawn(request: Launch) -> Running:
 
 
 class Parent:
-    """The parent's side of one launch: what it has heard of the process, and the steps that it
-    carries out."""
+    """The parent's side of one launch: receives the process's messages and carries out the
+    steps."""
 
     def __init__(
         self,
@@ -199,14 +197,14 @@ class Parent:
         self.process: ChildProcess | None = None
         self.ready = False
         self._running, self._times = running, times
-        self._early: list[
-            Message
-        ] = []  # the launcher reports the pid, and the new process may be faster than it
+        # The launcher reports the pid, and the new process may send its own messages before that.
+        self._early: list[Message] = []
 
-    def hear(self, message: Message) -> None:
-        """One message of the launcher or the process. Raises Error for one that was not due."""
+    def on_message(self, message: Message) -> None:
+        """Handle one message of the launcher or the process. Raises Error for an unexpected
+        message."""
         if message.tag != DESCRIPTOR:
-            close_all(message.fds)  # nobody asked for them
+            close_all(message.fds)  # unexpected
         if message.tag == PID:
             self._take(message.value)
             while self._early:
@@ -223,7 +221,7 @@ class Parent:
             self._answer(message, self.process)
 
     def await_pid(self) -> None:
-        """The launcher has cloned the process, or is about to, and tells its pid."""
+        """Wait for the pid of the process that the launcher has cloned, or is about to clone."""
         try:
             while self.process is None:
                 message = self._running.receive(PID_TIMEOUT_S)
@@ -232,11 +230,11 @@ class Parent:
                 close_all(message.fds)
                 if message.tag == PID:
                     self._take(message.value)
-        except Error:  # it failed before, or never will
+        except Error:  # the launch failed before, or no pid comes
             pass
 
     def close(self) -> None:
-        """Close what came before its time."""
+        """Close the descriptors of messages that were not handled."""
         for message in self._early:
             close_all(message.fds)
 
@@ -247,19 +245,20 @@ class Parent:
     def _take(self, pid: int) -> None:
         if self.process is not None:
             raise Error("the launcher reported two processes")
-        _require_child(pid)  # whatever was said: nobody else is ever killed
+        _require_child(pid)  # checked, because this pid will be killed on failure
         self.process = ChildProcess(pid)
         self.note_time(CLONED)
         self.undo.push(f"process {pid}", self.process.kill)
         debug.say("process %d exists", pid)
 
     def _answer(self, message: Message, process: ChildProcess) -> None:
-        """What the process reports on its way, other than that it exists and is ready."""
+        """Handle a message of the process after it exists, except that it is ready."""
         if message.tag == DESCRIPTOR:
             if len(message.fds) != 1 or process.console_fd is not None:
                 close_all(message.fds)
+                count = len(message.fds)
                 raise Error(
-                    f"the container's process sent {len(message.fds)} descriptors where one terminal was due"
+                    f"the container's process sent {count} descriptors instead of one terminal"
                 )
             (process.console_fd,) = message.fds
             debug.say("received the terminal's master")
@@ -267,7 +266,7 @@ class Parent:
             raise HookFailed(message.value, message.extra)
         elif message.tag == PROGRESS:
             if message.value not in self.request.lowered.steps:
-                raise Error("the container's process is at a point that it was not asked to report")
+                raise Error("the container's process reported a line of the plan without a step")
             debug.say("process %d waits at plan line %d", process.pid, message.value)
             self._carry_out(message.value, process)
             self._running.release()
@@ -281,11 +280,11 @@ class Parent:
             self._running.release()
 
     def _carry_out(self, line: int, process: ChildProcess) -> None:
-        """The parent's steps at a line of the plan, in order."""
+        """Carry out the parent's steps at a line of the plan, in order."""
         steps = self.request.lowered.steps.get(line, ())
         if not steps:
             return
-        from pyrunc.launch.steps import perform  # an exec that runs a kept program has none
+        from pyrunc.launch.steps import perform  # an exec that runs a stored program needs none
 
         for k, step in enumerate(steps, 1):
             try:
@@ -296,13 +295,13 @@ class Parent:
             self.note_time(f"{line}.{k}")
 
     def note_time(self, label: str) -> None:
-        """It is now that this was done: a step, or a stage of `pyrunc.parts`."""
+        """Record the time of a step or of a stage of `pyrunc.parts`."""
         if self._times is not None:
             self._times.append((label, time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)))
 
 
 def _require_child(pid: int) -> None:
-    """Raises Error unless the process is an unreaped child of ours."""
+    """Raise Error unless the process is an unreaped child of ours."""
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except (ChildProcessError, OverflowError, OSError):
@@ -310,28 +309,30 @@ def _require_child(pid: int) -> None:
 
 
 class HookFailed(PeerError):
-    """What a startContainer hook's end means; -1 = it was killed because its time was up."""
+    """A startContainer hook failed; wait_status -1 = it was killed because it did not end in
+    time."""
 
-    def __init__(self, index: int, wait_status: int, words: bytes = b"") -> None:
+    def __init__(self, index: int, wait_status: int, output: bytes = b"") -> None:
         self.index, self.wait_status = index, wait_status
         if wait_status == -1:
             how = "it did not end in time and was killed"
         else:
             code = os.waitstatus_to_exitcode(wait_status)
             how = f"exit status {code}" if code >= 0 else f"killed by signal {-code}"
-        said = words.decode("utf-8", "replace").strip()
+        text = output.decode("utf-8", "replace").strip()
         super().__init__(
             f"error running startContainer hook #{index}: {how}"
-            + (f", stderr: {said}" if said else "")
+            + (f", stderr: {text}" if text else "")
         )
 
-    def saying(self, words: bytes) -> HookFailed:
-        """The same with what the hook wrote to its stderr."""
-        return HookFailed(self.index, self.wait_status, words)
+    def with_output(self, output: bytes) -> HookFailed:
+        """Return the same error with what the hook wrote to its stderr."""
+        return HookFailed(self.index, self.wait_status, output)
 
 
 def describe_failure(error: OperationFailed, args: Sequence[str]) -> Error:
-    """What callers of a runtime match: the texts of exec.LookPath and of execve(2)."""
+    """Convert the failure to an error with the texts that callers of a runtime match: those of
+    exec.LookPath and of execve(2)."""
     from pyrunc.plan.lower_process import NO_PROGRAM
 
     if error.mark != NO_PROGRAM:
@@ -343,7 +344,8 @@ def describe_failure(error: OperationFailed, args: Sequence[str]) -> Error:
         return NotFound(f'exec: "{name}": stat {name}: {os.strerror(error.errno).lower()}')
     if error.errno == ELIBACC:  # `program.macros.execute`
         return NotFound(
-            f"exec {name}: {os.strerror(ENOENT).lower()} (the file is there, its interpreter or loader is not)"
+            f"exec {name}: {os.strerror(ENOENT).lower()}"
+            " (the file is there, its interpreter or loader is not)"
         )
     if error.errno in (EACCES, EISDIR):
         return InvalidArgument(f'exec: "{name}": {os.strerror(error.errno).lower()}')

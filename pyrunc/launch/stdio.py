@@ -1,5 +1,5 @@
-"""Stdin, stdout and stderr of a process that is about to start: whose they are, and no null device
-of the host among them."""
+"""Prepares stdin, stdout and stderr of a process that is about to start: their owner, and private
+null devices instead of the host's."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def own_nulls(stdio: Sequence[int]) -> tuple[Sequence[int], int]:
-    """`stdio` with one null device that no other process has in place of each null device, and its
-    descriptor, which is the caller's to close; -1 when there was none."""
+    """Return `stdio` with one private null device in place of each null device, and its descriptor,
+    which the caller closes; -1 when there was none."""
     nulls = [is_null(number) for number in stdio]
     if not any(nulls):
         return stdio, -1
@@ -27,7 +27,7 @@ def own_nulls(stdio: Sequence[int]) -> tuple[Sequence[int], int]:
 
 def give_to(owner: int, stdio: Sequence[int]) -> None:
     """Make `owner`, an id of the host, the owner of descriptors that are not /dev/null, so that the
-    process can open /dev/stdout again. KernelError."""
+    process can open /dev/stdout again. Raises KernelError."""
     for number in stdio:
         status = os.fstat(number)
         if status.st_uid == owner or (S_ISCHR(status.st_mode) and status.st_rdev == DEVICE):
@@ -35,6 +35,6 @@ def give_to(owner: int, stdio: Sequence[int]) -> None:
         try:
             os.fchown(number, owner, -1)
         except OSError as error:
-            # EINVAL: an id that is not mapped, which setresuid will tell.
+            # EINVAL: the id is not mapped; setresuid will fail and report that.
             if error.errno not in (EINVAL, EPERM, EROFS):
                 raise KernelError.of(error, "fchown", f"stdio {number}") from None

@@ -1,8 +1,7 @@
-"""The parent's half of a plan: one function that carries out a step, whatever it is, while the new
-process waits.
+"""The parent's half of a plan: `perform` carries out one step while the new process waits.
 
-Which steps there are and in which order is the plan's (`plan.parent`). A step that fails fails the
-launch; its error names the plan's line.
+The plan defines the steps and their order (`plan.parent`). A failing step fails the launch; its
+error names the plan's line.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ else:
 
 
 def perform(step: Step, process: ChildProcess, parent: Parent) -> None:
-    """Carry out one step. Raises what it raises: KernelError, InvalidSpec, PeerError for a hook."""
+    """Carry out one step. Raises KernelError, InvalidSpec, PeerError for a hook."""
     launch = parent.request
     match step:
         case m.WriteIdMaps():
@@ -74,7 +73,7 @@ def perform(step: Step, process: ChildProcess, parent: Parent) -> None:
 
 
 def oci_state(launch: Launch, pid: int, status: str = "") -> dict[str, Any]:
-    """The state object of runtime-spec runtime.md; `pid` as its reader sees it."""
+    """Build the state object of runtime-spec runtime.md; `pid` as its reader sees it."""
     state: dict[str, Any] = {"ociVersion": launch.oci_version, "id": launch.id}
     state |= {"status": status or launch.status, "pid": pid, "bundle": launch.bundle}
     if launch.annotations:

@@ -58,7 +58,7 @@ def main(arguments: Message, fds: list[int]) -> None:
     _log_to(f"{parsed.folder}/{LOG}")
     reaper.set_child_subreaper()  # not inherited: PR_SET_CHILD_SUBREAPER(2const)
     null.prepare()  # forks inherit it
-    bpf.keep_programs()
+    bpf.cache_programs()
     starter: Starter = (
         _named(parsed.starter) if parsed.starter else LibraryStarter(parsed.oom_score_adj)
     )

@@ -218,7 +218,7 @@ async def test_files_that_are_sealed_are_measured_at_each_mount(
         path = next((tmp_path / "images" / folder).iterdir())
         answers = {path.stat().st_ino: "sha256:other"}
         service = await serve(opened, tmp_path / "images")
-        with pytest.raises(DamagedRecord, match=f"{path.name} is not what was written"):
+        with pytest.raises(DamagedRecord, match=f"{path.name} is not the file that was written"):
             await service.rootfs(built.id)
         await service.close()
     answers = {}

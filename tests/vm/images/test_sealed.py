@@ -113,6 +113,7 @@ def test_a_file_that_was_replaced_is_not_mounted(server: Server) -> None:
     os.replace(tar.with_name("copy"), tar)
     server.start()
     with pytest.raises(
-        grpc.RpcError, match=r"is not what was written: fs-verity had sha256:.* not sealed any more"
+        grpc.RpcError,
+        match=r"is not the file that was written: fs-verity had sha256:.* not sealed any more",
     ):
         server.create(server.run_pod(host_network=True), with_volume(server))

@@ -156,7 +156,7 @@ def sources_descriptors() -> Iterator[Any]:
 def test_the_overlay_by_mount_has_its_label_in_quotes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A label has commas, at which mount(2)'s options are split."""
     given: list[Any] = []
-    monkeypatch.setattr(detached, "_elsewhere", contextlib.nullcontext)
+    monkeypatch.setattr(detached, "_in_mount_namespace", contextlib.nullcontext)
     monkeypatch.setattr(detached.os, "chdir", lambda path: None)
     monkeypatch.setattr(kernel_mount, "mount", lambda *arguments: given.append(arguments))
     monkeypatch.setattr(kernel_mount, "open_tree", lambda *arguments: 7)
