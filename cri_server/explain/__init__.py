@@ -1,2 +1,5 @@
-"""What errors mean and what to do about them: each class of errors, each finding of `doctor`, and
-the kernel's commonest words have a stable name and a page. docs/errors.md is made from them."""
+"""Explanations of errors, exit reasons and findings of `doctor`, each with a remedy.
+
+Each class of errors, each finding and the common errors of the kernel have a stable name and a page
+in pages.toml, from which docs/errors.md is written.
+"""

@@ -1,62 +1,59 @@
-"""Pages, and how one is found."""
+"""A page of `explain`, and the search for the pages of a message."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """What is behind a name. `group` is its chapter; `who` must act; `code` is gRPC's, for errors
-    that travel; `classes` are the error classes that it is about, by qualified name; `also` other
-    words that people meet for it; `patterns` texts that it is about, as regular expressions.
-    """
+class Page(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An explanation; pages.toml describes the fields, and its tables have name and chapter."""
 
-    name: str
-    group: str
     title: str
     text: str
-    todo: str
-    who: str = ""
+    remedy: str
+    name: str = ""
+    chapter: str = ""
+    acts: str = ""
     code: str = ""
     classes: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
 
     @property
-    def words(self) -> set[str]:
-        """All that it can be asked for by, folded."""
-        return {_folded(word) for word in (self.name, *self.also)}
+    def search_names(self) -> set[str]:
+        """All names of the page, normalized."""
+        return {_normalize(name) for name in (self.name, *self.also)}
 
 
-def _folded(word: str) -> str:
-    """`WrongState`, `wrong_state` and `WRONG-STATE` are the same."""
-    return word.replace("-", "").replace("_", "").lower()
+def _normalize(name: str) -> str:
+    """Return the same text for `WrongState`, `wrong_state` and `WRONG-STATE`."""
+    return name.replace("-", "").replace("_", "").lower()
 
 
-def find(pages: tuple[Page, ...], asked: str) -> list[Page]:
-    """The pages of this name or code of gRPC; else those that are about this text, then those whose
-    names stand in it, in their order there.
+def find(pages: tuple[Page, ...], query: str) -> list[Page]:
+    """Return the pages for a name, a gRPC code or the text of a message, the best first.
 
-    In a sentence only what cannot be a plain word counts: ENOSPC, OOMKilled, root-space, not
-    `server`.
+    If `query` is no name or code, the pages whose patterns match it come first, then those whose
+    names occur in it, in the order of the text. A name of plain lower-case letters does not count
+    there: ENOSPC, OOMKilled and root-space do, `server` does not.
     """
-    named = _named(pages, asked.strip())
+    named = _named(pages, query.strip())
     if named:
         return named
-    words = [w for w in _WORD.findall(asked) if not w.islower() or "-" in w or "_" in w]
-    about = [page for page in pages if any(re.search(pattern, asked) for pattern in page.patterns)]
-    return list(
-        dict.fromkeys([*about, *(page for word in words for page in _named(pages, word)[:1])])
-    )
+    results = [page for page in pages if any(re.search(p, query) for p in page.patterns)]
+    for word in _WORD.findall(query):
+        if not word.islower() or "-" in word or "_" in word:
+            results += _named(pages, word)[:1]
+    return list(dict.fromkeys(results))
 
 
-def _named(pages: tuple[Page, ...], word: str) -> list[Page]:
-    """Those of a name; behind them the first, which is the most general one, of a code."""
-    folded = _folded(word)
-    found = [page for page in pages if folded in page.words]
-    coded = [page for page in pages if page.code and _folded(page.code) == folded]
-    return list(dict.fromkeys([*found, *coded[:1]]))
+def _named(pages: tuple[Page, ...], name: str) -> list[Page]:
+    """Return the pages of a name, and the first page, the most general one, of a gRPC code."""
+    normalized = _normalize(name)
+    by_name = [page for page in pages if normalized in page.search_names]
+    by_code = [page for page in pages if page.code and _normalize(page.code) == normalized]
+    return list(dict.fromkeys([*by_name, *by_code[:1]]))

@@ -1,56 +1,84 @@
-"""All pages, the name of an error's page, and the document that is made from them: `python -m
-cri_server.explain.pages`."""
+"""The pages of pages.toml, the name of an error's page, and the text of docs/errors.md, which
+`python -m cri_server.explain.pages` prints."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
-from cri_server.explain.errors import ERRNOS, ERRORS, REASONS
-from cri_server.explain.findings import FINDINGS
+import msgspec
+
 from cri_server.explain.model import Page
-from cri_server.explain.texts import TEXTS
 
-PAGES = TEXTS + ERRORS + REASONS + ERRNOS + FINDINGS
 CHAPTERS = {
-    "texts": ("Texts", "What kubelet, clients and the log say when something common is wrong."),
-    "errors": ("Errors", "An error's class says who must act. Its name is the field `explain` of the log, its code what kubelet shows."),
-    "reasons": ("How containers end", "The reason in `kubectl describe pod` and `pyrunc-cri inspect`."),
-    "errno": ("The kernel's words", "They stand behind the call and the object: `mount 'overlay' on '/': ENODEV`."),
-    "doctor": ("What doctor looks at", "The names of its findings."),
-}  # fmt: skip
-_BY_CLASS = {name: page.name for page in ERRORS for name in page.classes}
+    "texts": ("Messages", "Common messages of kubelet, of clients and of the log."),
+    "errors": (
+        "Errors",
+        "The classes of errors. The name of a class is in the log's field `explain`; kubelet shows "
+        "its gRPC code.",
+    ),
+    "reasons": (
+        "How containers end",
+        "The reasons that `kubectl describe pod` and `pyrunc-cri inspect` show.",
+    ),
+    "errno": (
+        "Errors of the kernel",
+        "They follow a system call and its object: `mount 'overlay' on '/': ENODEV`.",
+    ),
+    "doctor": ("Findings of doctor", "The names are those of `pyrunc-cri doctor`."),
+}
+
+
+def _load() -> tuple[Page, ...]:
+    """Read pages.toml in the order of CHAPTERS."""
+    content = Path(__file__).with_name("pages.toml").read_bytes()
+    chapters = msgspec.toml.decode(content, type=dict[str, dict[str, Page]])
+    return tuple(
+        msgspec.structs.replace(
+            page,
+            name=name,
+            chapter=chapter,
+            text=_join_lines(page.text),
+            remedy=_join_lines(page.remedy),
+        )
+        for chapter in CHAPTERS
+        for name, page in chapters[chapter].items()
+    )
+
+
+def _join_lines(text: str) -> str:
+    return " ".join(text.split())
+
+
+PAGES = _load()
+_NAME_BY_CLASS = {cls: page.name for page in PAGES for cls in page.classes}
 
 
 def name_of(error: BaseException) -> str:
-    """The page of an error: its own class's, or that of the nearest class above it."""
-    for kind in type(error).__mro__:
-        name = _BY_CLASS.get(f"{kind.__module__}.{kind.__qualname__}")
+    """Return the name of an error's page: that of its class, or of the nearest base class."""
+    for cls in type(error).__mro__:
+        name = _NAME_BY_CLASS.get(f"{cls.__module__}.{cls.__qualname__}")
         if name:
             return name
     return "internal"
 
 
 def markdown() -> Iterator[str]:
-    """The lines of docs/errors.md."""
+    """Yield the lines of docs/errors.md."""
     yield from ("# Errors and what to do about them", "")
-    yield from (
-        "`pyrunc-cri explain NAME` shows each of these, also for a whole line of an error.",
-        "",
-    )
-    yield from (
-        "<!-- Made from cri_server/explain by `python -m cri_server.explain.pages`. -->",
-        "",
-    )
-    for group, (title, text) in CHAPTERS.items():
+    yield "`pyrunc-cri explain NAME` shows one of these pages. It also takes the whole text of an error."
+    yield ""
+    yield from ("<!-- Written from cri_server/explain/pages.toml. -->", "")
+    for chapter, (title, text) in CHAPTERS.items():
         yield from (f"## {title}", "", text, "")
         for page in PAGES:
-            if page.group == group:
+            if page.chapter == chapter:
                 yield from _section(page)
 
 
 def _section(page: Page) -> Iterator[str]:
-    yield from (f"### {page.name}", "", f"**{page.title}.** {page.text}", "", page.todo, "")
-    facts = [f"Acts: {page.who}."] if page.who else []
+    yield from (f"### {page.name}", "", f"**{page.title}.** {page.text}", "", page.remedy, "")
+    facts = [f"Who must act: {page.acts}."] if page.acts else []
     facts += [f"gRPC: `{page.code}`."] if page.code else []
     facts += [f"Also: {', '.join(page.also)}."] if page.also else []
     if facts:

@@ -1,4 +1,4 @@
-"""`pyrunc-cri explain`: what an error, an exit reason or a finding of doctor means, and what to do."""
+"""`pyrunc-cri explain`: explains an error, an exit reason or a finding of doctor, with a remedy."""
 
 from __future__ import annotations
 
@@ -16,32 +16,31 @@ WIDTH = 100
 @click.command()
 @click.argument("words", nargs=-1, metavar="[NAME | ERROR...]")
 def explain(words: tuple[str, ...]) -> None:
-    """Explain an error by its name, or by its text; without arguments list all names.
+    """Explain an error by its name or by its text; without arguments list all names.
 
-    Names are those of the log's field `explain`, of doctor's findings, of the kernel (ENOSPC) and
-    of containers' ends (OOMKilled).
+    Names are those of the log's field `explain`, of doctor's findings, of the kernel's errors
+    (ENOSPC) and of the reasons for a container's exit (OOMKilled).
     """
     if not words:
-        for group, (title, _) in CHAPTERS.items():
-            names = [page.name for page in PAGES if page.group == group]
-            click.echo(f"{title}:\n{textwrap.fill(' '.join(names), WIDTH, initial_indent='  ', subsequent_indent='  ', break_on_hyphens=False)}")  # fmt: skip
+        for chapter, (title, _) in CHAPTERS.items():
+            names = [page.name for page in PAGES if page.chapter == chapter]
+            click.echo(f"{title}:\n{_indent(' '.join(names))}")
         return
-    found = find(PAGES, " ".join(words))
-    if not found:
-        raise NotFound(
-            f"nothing is known about {' '.join(words)!r}; `pyrunc-cri explain` lists what there is"
-        )
-    click.echo("\n\n".join(_told(page) for page in found))
+    query = " ".join(words)
+    pages = find(PAGES, query)
+    if not pages:
+        raise NotFound(f"no page explains {query!r}; `pyrunc-cri explain` lists all pages")
+    click.echo("\n\n".join(map(_describe, pages)))
 
 
-def _told(page: Page) -> str:
-    facts = [f"acts: {page.who}"] if page.who else []
+def _describe(page: Page) -> str:
+    facts = [f"acts: {page.acts}"] if page.acts else []
     facts += [f"gRPC: {page.code}"] if page.code else []
-    head = f"{page.name}: {page.title}" + (f" ({', '.join(facts)})" if facts else "")
-    return "\n".join([head, *(_filled(text) for text in (page.text, page.todo))])
+    title = f"{page.name}: {page.title}" + (f" ({', '.join(facts)})" if facts else "")
+    return "\n".join([title, _indent(page.text), _indent(page.remedy)])
 
 
-def _filled(text: str) -> str:
+def _indent(text: str) -> str:
     return textwrap.fill(
         text, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
     )

@@ -1,5 +1,5 @@
-"""Every error class and every finding has a page, the document is what the pages say, and pages are
-found."""
+"""Every error class and every finding has a page, docs/errors.md is up to date, and messages lead to
+their pages."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ def error_classes() -> set[str]:
                     if isinstance(node, ast.ClassDef):
                         names = [b.id for b in node.bases if isinstance(b, ast.Name)]
                         bases[f"{module}.{node.name}"] = node.name, names
-    found = {"pyrunc.errors.Error"}
+    classes = {"pyrunc.errors.Error"}
     while True:
-        known = {name.rpartition(".")[2] for name in found}
-        more = {q for q, (_, names) in bases.items() if set(names) & known} - found
+        parents = {name.rpartition(".")[2] for name in classes}
+        more = {q for q, (_, names) in bases.items() if set(names) & parents} - classes
         if not more:
-            return found
-        found |= more
+            return classes
+        classes |= more
 
 
 def test_every_error_class_has_one_page() -> None:
-    paged = [name for page in PAGES for name in page.classes]
-    assert sorted(paged) == sorted(error_classes())
+    classes = [name for page in PAGES for name in page.classes]
+    assert sorted(classes) == sorted(error_classes())
 
 
 def test_every_finding_has_a_page() -> None:
-    used = set()
+    codes_of_findings = set()
     for path in (ROOT / "cri_server/doctor").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if (
@@ -58,13 +58,13 @@ def test_every_finding_has_a_page() -> None:
                 and node.func.id in ("Finding", "fine")
             ):
                 code = node.args[0]
-                used |= {code.value} if isinstance(code, ast.Constant) else set()
-    assert {page.name for page in PAGES if page.group == "doctor"} == used
+                codes_of_findings |= {code.value} if isinstance(code, ast.Constant) else set()
+    assert {page.name for page in PAGES if page.chapter == "doctor"} == codes_of_findings
 
 
-def test_the_document_is_made_from_the_pages() -> None:
-    written = (ROOT / "docs/errors.md").read_text()
-    assert written == "\n".join(markdown()).rstrip() + "\n", (
+def test_the_document_is_up_to_date() -> None:
+    document = (ROOT / "docs/errors.md").read_text()
+    assert document == "\n".join(markdown()).rstrip() + "\n", (
         "python -m cri_server.explain.pages > docs/errors.md"
     )
 
@@ -80,14 +80,14 @@ def test_pages_agree_with_the_table_of_codes() -> None:
 
 
 def test_names_are_unambiguous_and_texts_complete() -> None:
-    names = [word for page in PAGES for word in page.words]
+    names = [word for page in PAGES for word in page.search_names]
     assert len(set(names)) == len(names)
     for page in PAGES:
-        assert page.title and page.text.endswith(".") and page.todo.endswith("."), page.name
+        assert page.title and page.text.endswith(".") and page.remedy.endswith("."), page.name
 
 
 @pytest.mark.parametrize(
-    ("asked", "names"),
+    ("query", "names"),
     [
         ("wrong-state", ["wrong-state"]), ("WrongState", ["wrong-state"]), ("wrong_state", ["wrong-state"]),
         ("FailedPrecondition", ["wrong-state"]), ("RESOURCE_EXHAUSTED", ["resource-exhausted"]),
@@ -99,8 +99,8 @@ def test_names_are_unambiguous_and_texts_complete() -> None:
         ("the server is in swap", []), ("", []),
     ],
 )  # fmt: skip
-def test_find(asked: str, names: list[str]) -> None:
-    assert [page.name for page in find(PAGES, asked)] == names
+def test_find(query: str, names: list[str]) -> None:
+    assert [page.name for page in find(PAGES, query)] == names
 
 
 @pytest.mark.parametrize(
@@ -132,12 +132,12 @@ def test_find(asked: str, names: list[str]) -> None:
         ("open /x: permission denied", "EACCES"),
     ],
 )  # fmt: skip
-def test_texts_that_users_meet_are_known(text: str, name: str) -> None:
+def test_common_messages_lead_to_their_page(text: str, name: str) -> None:
     assert [page.name for page in find(PAGES, text)][:1] == [name]
 
 
 def test_each_page_has_its_own_remedy() -> None:
-    remedies = [page.todo for page in PAGES]
+    remedies = [page.remedy for page in PAGES]
     assert len(set(remedies)) == len(remedies)
 
 
@@ -154,7 +154,7 @@ def test_the_name_of_an_error() -> None:
 def test_the_command() -> None:
     run = CliRunner().invoke
     assert "Resource" not in run(explain, []).output and "wrong-state" in run(explain, []).output
-    told = run(explain, ["mount", "'x'", "ENOSPC"])
-    assert told.output.startswith("ENOSPC: No space left\n") and "pyrunc-cri gc" in told.output
+    page = run(explain, ["mount", "'x'", "ENOSPC"])
+    assert page.output.startswith("ENOSPC: No space left\n") and "pyrunc-cri gc" in page.output
     unknown = run(explain, ["nonsense"])
     assert isinstance(unknown.exception, NotFound) and "'nonsense'" in str(unknown.exception)
