@@ -107,8 +107,8 @@ def test_purge_leaves_nothing(installed: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_the_readmes_commands_start_the_server_where_no_systemd_runs(installed: Path) -> None:
     """And the package is not removed under it."""
-    (block,) = documents.blocks("../README.md", "Install, run, look")
-    network, server = block.splitlines()[1:3]
+    (block,) = documents.blocks("../README.md", "Without systemd")
+    network, server = block.splitlines()[:2]
     assert "10-pyrunc.conflist" in network and "pyrunc-cri serve" in server
     with chroot.entered(installed, own_network=True) as machine:
         machine.run("apt-get install -y --no-install-recommends /root/pyrunc.deb")
