@@ -1,10 +1,12 @@
-"""Records that our own processes exchange and write: `Value`s that both ends read and write by the
-same class.
+"""Records: what our own processes send to each other and write to files, by one class at both ends.
 
-A record travels as a JSON object of its fields. The other end may be older or newer: what it does
-not know it ignores, and a field that it may lack has a default. A field's annotation says what it
-takes: `int`, `float`, `bool`, `str`, `Id` (a name without a slash), `AbsolutePath`, another record,
-`Sequence[…]`, `dict[str, …]`, `X | None`, `Message` (an object that somebody else reads).
+A record travels as a JSON object of its fields. The other end may be older or newer: unknown fields
+are ignored, and a field that an older version lacks has a default. A field's annotation is its
+type: `int`, `float`, `bool`, `str`, `Id` (a name without a slash), `AbsolutePath`, another record,
+`Sequence[…]`, `dict[str, …]`, `X | None`, `Message` (any JSON object), `Any`.
+
+Not msgspec's structs: these bring `re` and `typing` into every shim and every `pyrunc`
+(docs/tried.md has the figures).
 """
 
 from __future__ import annotations
@@ -28,50 +30,58 @@ if TYPE_CHECKING:
 
 
 class Record(Value):
-    """A record. Its class is its contract: both ends import it."""
+    """A value that can be written as a JSON object and read from one."""
 
     def to_fields(self) -> Message:
-        """The record as a JSON object, without what is None by default."""
-        found = {}
+        """Return the JSON object. Fields whose default is None are left out while they are None."""
+        fields = {}
         for name, default, holds_records in _shape_of(type(self)).written:
             value = getattr(self, name)
             if value is not None or default is not None:
-                found[name] = _plain(value) if holds_records else value
-        return found
+                fields[name] = _to_json(value) if holds_records else value
+        return fields
 
     @classmethod
-    def of(cls, found: Mapping[str, Any], error: type[Error] = InvalidArgument) -> Self:
-        """The record that `to_fields` made. Raises `error`, which names the field that is missing
-        or not what it must be."""
+    def of(cls, fields: Mapping[str, Any], error: type[Error] = InvalidArgument) -> Self:
+        """Return the record of a JSON object. Raises `error` with the path of the field that is
+        missing or of another type."""
+        try:
+            return cls._read(fields)
+        except _WrongField as wrong:
+            raise error(f"{cls.label()}: {wrong.path} {wrong.problem}") from None
+
+    @classmethod
+    def _read(cls, fields: Mapping[str, Any]) -> Self:
+        """As `of`. Raises _WrongField."""
         values = []
-        for name, read, what, default in _shape_of(cls).fields:
-            value = found.get(name, _MISSING)
+        for name, read, expected, default in _shape_of(cls).fields:
+            value = fields.get(name, _MISSING)
             if value is _MISSING:
                 if default is _MISSING:
-                    raise error(f"{cls.label()}: {name} is missing")
+                    raise _WrongField(name, "is missing")
                 values.append(default)
                 continue
             try:
                 values.append(read(value))
-            except InvalidArgument as inner:
-                raise error(inner.message) from None
+            except _WrongField as inner:
+                raise inner.below(name) from None
             except (TypeError, ValueError, AttributeError):
-                raise error(f"{cls.label()}: {name} is {value!r}, not {what}") from None
+                raise _WrongField(name, f"is {value!r}, not {expected}") from None
         return cls(*values)
 
     @classmethod
     def label(cls) -> str:
-        """What an error calls the record."""
+        """The name of the record in errors."""
         return cls.__name__
 
 
 class Request(Record):
-    """A record that is a question: `call` names it."""
+    """A record that asks for something. `call` is its name on the wire."""
 
     call = ""
 
     def to_message(self) -> Message:
-        """The question as it travels, but for its number."""
+        """Return the JSON object that is sent, without the request's number."""
         return {"call": self.call, **self.to_fields()}
 
     @classmethod
@@ -79,7 +89,21 @@ class Request(Record):
         return cls.call
 
 
+class _WrongField(Exception):
+    """A field that cannot be read. `path` leads to it from the record that is read."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        self.path, self.problem = path, problem
+
+    def below(self, name: str) -> _WrongField:
+        """The same field, seen from the record whose field `name` (or `name[index]`) holds it."""
+        dot = "" if self.path.startswith("[") else "."
+        return _WrongField(f"{name}{dot}{self.path}", self.problem)
+
+
 class _Shape:
+    """How the fields of a class of records are read and written."""
+
     __slots__ = ("fields", "written")
 
     def __init__(self, kind: type[Record]) -> None:
@@ -98,65 +122,88 @@ _MISSING = object()
 _shapes: dict[type[Record], _Shape] = {}
 
 
-def know(kind: type[Record] = Record) -> None:
-    """Look at all kinds of records that there are, of `kind`, which happens at the first use of
-    each otherwise."""
-    for each in kind.__subclasses__():
-        if each._fields:  # type: ignore[attr-defined]
-            _shape_of(each)
-        know(each)
-
-
 def _shape_of(kind: type[Record]) -> _Shape:
-    """Made at first use, for the records that a field names must exist."""
-    found = _shapes.get(kind)
-    if found is None:
-        found = _shapes[kind] = _Shape(kind)
-    return found
+    """Made at first use: the records that a field names must exist by then."""
+    shape = _shapes.get(kind)
+    if shape is None:
+        shape = _shapes[kind] = _Shape(kind)
+    return shape
 
 
 def _words(text: str) -> list[str]:
-    """The names in an annotation."""
+    """Return the names in an annotation."""
     for sign in "[],|":
         text = text.replace(sign, " ")
     return text.split()
 
 
-def _plain(value: Any) -> Any:
-    """Of a field in which there are records."""
+def _to_json(value: Any) -> Any:
+    """Return a field's value with its records as JSON objects."""
     if isinstance(value, Record):
         return value.to_fields()
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return value if value is None else [_plain(item) for item in value]
+        return {key: _to_json(item) for key, item in value.items()}
+    return value if value is None else [_to_json(item) for item in value]
 
 
 def _reader(text: str, kind: type[Record]) -> tuple[Read, str]:
-    """What reads a value of this annotation, and the words for it. Raises TypeError for an
-    annotation that is not one of a record."""
+    """Return the function that reads a value of this annotation, and a description of the type.
+    Raises TypeError for an annotation that a record cannot have."""
     if text.endswith(" | None"):
-        read, what = _reader(text.removesuffix(" | None"), kind)
-        return (lambda value: None if value is None else read(value)), what
-    if text in _PLAIN:
-        return _PLAIN[text]
+        read, expected = _reader(text.removesuffix(" | None"), kind)
+        return (lambda value: None if value is None else read(value)), expected
+    if text in _SCALARS:
+        return _SCALARS[text]
     head, _, inner = text.removesuffix("]").partition("[")
     if head == "Sequence":
-        item, what = _reader(inner, kind)
-        return (
-            lambda value: [item(one) for one in _a(list, value)]
-        ), f"a list of which each is {what}"
+        item, expected = _reader(inner, kind)
+        return _list_of(item, expected), f"a list of which each is {expected}"
     if head == "dict" and inner.startswith("str, "):
-        item, what = _reader(inner.removeprefix("str, "), kind)
-        return (
-            lambda value: {key: item(one) for key, one in _a(dict, value).items()}
-        ), f"an object of which each is {what}"
+        item, expected = _reader(inner.removeprefix("str, "), kind)
+        return _object_of(item, expected), f"an object of which each is {expected}"
     named = getattr(sys.modules[kind.__module__], text, None)
     if isinstance(named, type) and issubclass(named, Record):
-        return named.of, "an object of its fields"
+        return named._read, "an object of its fields"
     raise TypeError(f"{kind.__name__}: {text} is no type of a record's field")
 
 
-def _a(kind: type, value: Any) -> Any:
+def _list_of(read: Read, expected: str) -> Read:
+    def read_list(value: Any) -> list[Any]:
+        items = _checked(list, value)
+        try:
+            return [read(item) for item in items]
+        except (_WrongField, TypeError, ValueError, AttributeError):
+            for index, item in enumerate(items):
+                _read_item(read, expected, f"[{index}]", item)
+            raise
+
+    return read_list
+
+
+def _object_of(read: Read, expected: str) -> Read:
+    def read_object(value: Any) -> dict[str, Any]:
+        items = _checked(dict, value)
+        try:
+            return {key: read(item) for key, item in items.items()}
+        except (_WrongField, TypeError, ValueError, AttributeError):
+            for key, item in items.items():
+                _read_item(read, expected, f"[{key!r}]", item)
+            raise
+
+    return read_object
+
+
+def _read_item(read: Read, expected: str, place: str, item: Any) -> None:
+    """Read one item again, for the error that names its place. Raises _WrongField."""
+    try:
+        read(item)
+    except _WrongField as inner:
+        raise inner.below(place) from None
+    except (TypeError, ValueError, AttributeError):
+        raise _WrongField(place, f"is {item!r}, not {expected}") from None
+
+
+def _checked(kind: type, value: Any) -> Any:
     if type(value) is not kind:
         raise TypeError
     return value
@@ -169,25 +216,25 @@ def _number(value: Any) -> float:
 
 
 def _id(value: Any) -> str:
-    if not _a(str, value) or "/" in value:
+    if not _checked(str, value) or "/" in value:
         raise ValueError
     return value  # type: ignore[no-any-return]
 
 
 def _absolute_path(value: Any) -> str:
-    if not _a(str, value).startswith("/") or "\0" in value:
+    if not _checked(str, value).startswith("/") or "\0" in value:
         raise ValueError
     return value  # type: ignore[no-any-return]
 
 
-_PLAIN: dict[str, tuple[Read, str]] = {
-    "int": (lambda value: _a(int, value), "a whole number"),
+_SCALARS: dict[str, tuple[Read, str]] = {
+    "int": (lambda value: _checked(int, value), "a whole number"),
     "float": (_number, "a number"),
-    "bool": (lambda value: _a(bool, value), "true or false"),
-    "str": (lambda value: _a(str, value), "a text"),
+    "bool": (lambda value: _checked(bool, value), "true or false"),
+    "str": (lambda value: _checked(str, value), "a text"),
     "Id": (_id, "a name"),
     "AbsolutePath": (_absolute_path, "an absolute path"),
-    "Message": (lambda value: _a(dict, value), "an object"),
+    "Message": (lambda value: _checked(dict, value), "an object"),
     "Any": (lambda value: value, "a value"),
 }
-_FLAT = frozenset([*_PLAIN, "None", "Sequence", "dict"])
+_FLAT = frozenset([*_SCALARS, "None", "Sequence", "dict"])

@@ -68,16 +68,25 @@ def test_what_another_version_adds_is_ignored_and_what_it_lacks_has_its_default(
         ({"name": "a/b", "inner": None}, "Outer: name is 'a/b', not a name"),
         ({"name": "", "inner": None}, "Outer: name is '', not a name"),
         ({"name": "a", "inner": 1}, "Outer: inner is 1, not an object of its fields"),
-        ({"name": "a", "inner": {"number": True}}, "Inner: number is True, not a whole number"),
-        ({"name": "a", "inner": {"number": 1.0}}, "Inner: number is 1.0, not a whole number"),
+        (
+            {"name": "a", "inner": {"number": True}},
+            "Outer: inner.number is True, not a whole number",
+        ),
+        ({"name": "a", "inner": {"number": 1.0}}, "Outer: inner.number is 1.0, not a whole number"),
         (
             {"name": "a", "inner": None, "many": {}},
             "Outer: many is {}, not a list of which each is an object",
         ),
         (
             {"name": "a", "inner": None, "by_name": {"x": "y"}},
-            "Outer: by_name is {'x': 'y'}, not an object of",
+            r"Outer: by_name\['x'\] is 'y', not a whole number",
         ),
+        (
+            {"name": "a", "inner": None, "many": [{"number": 1}, {"number": "2"}]},
+            r"Outer: many\[1\].number is '2', not a whole number",
+        ),
+        ({"name": "a", "inner": None, "many": [{}, 1]}, r"Outer: many\[0\].number is missing"),
+        ({"name": "a", "inner": None, "many": [1]}, r"Outer: many\[0\] is 1, not an object of"),
         ({"name": "a", "inner": None, "ratio": "1"}, "Outer: ratio is '1', not a number"),
         ({"name": "a", "inner": None, "path": "p"}, "Outer: path is 'p', not an absolute path"),
         ({"name": "a", "inner": None, "free": []}, r"Outer: free is \[\], not an object"),

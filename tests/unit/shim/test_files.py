@@ -123,7 +123,7 @@ def test_a_pause_file_of_the_version_before_and_for_it(tmp_path: Path) -> None:
             {k: v for k, v in EARLIER.items() if k != "cgroup"},
             "launch.json: cgroup is missing",
         ),
-        (LaunchFile, {**EARLIER, "places": [{}]}, "Place: place is missing"),
+        (LaunchFile, {**EARLIER, "places": [{}]}, r"launch.json: places\[0\].place is missing"),
         (
             PauseFile,
             {k: v for k, v in PAUSE.items() if k != "namespaces"},
