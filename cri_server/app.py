@@ -1,9 +1,8 @@
-"""The server from start to end: what it opens, in which order, and that it answers only once it
-knows what is there.
+"""The server's start and end: opens its parts in order, and its socket once pods and images are
+known.
 
-The event loop never forks, blocks on foreign storage or enters a namespace: two zygotes fork
-(shims; errands), threads wait for disks. Ending the server, in whatever way, leaves pods as they
-are.
+The event loop never forks, blocks on foreign storage or enters a namespace: two zygotes fork (one
+shims, one jobs) and threads wait for disks. Pods run on when the server ends, also after SIGKILL.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from cri_server.observability import debug, events, meters
 from cri_server.observability.events import Events
 from cri_server.observability.logs import fields
 from cri_server.observability.timeline.export import Exporter
-from cri_server.operations.tasks import together
+from cri_server.operations.tasks import gather
 from cri_server.pod.keeper import KeeperWatch
 from cri_server.pod.processes import ShimProcesses
 from cri_server.pod.shims import Shims
@@ -60,7 +59,7 @@ log = logging.getLogger(__name__)
 RECONCILE_INTERVAL_S = 10.0
 THREADS = 32
 SHIM_MODULES = ["pyrunc.shim.main"]
-ERRAND_MODULES = [
+JOB_MODULES = [
     "cri_server.zygote.jobs",
     "cri_server.security.selinux.relabel",
     *layer_maker.ERRAND_MODULES,
@@ -69,8 +68,8 @@ ERRAND_MODULES = [
 
 
 def serve(config: Config, read: Read) -> None:
-    """Run the server until SIGTERM or SIGINT; `read` answers SIGHUP. Raises Error when it cannot
-    start."""
+    """Run the server until SIGTERM or SIGINT. `read` loads the configuration again on SIGHUP.
+    Raises Error when the server cannot start."""
     configure_log(config)
     stored = DescriptorStore(receive(os.environ))
     prepare_process()
@@ -79,10 +78,10 @@ def serve(config: Config, read: Read) -> None:
 
 
 def prepare_process() -> None:
-    """umask, no core dumps (they hold pull secrets), as many descriptors as permitted.
+    """Set the umask, forbid core dumps (they hold pull secrets) and raise RLIMIT_NOFILE.
 
-    Hard limits stay: a container may be given one of them, and raising one again may not be
-    permitted.
+    Only soft limits change: containers inherit hard limits, and raising one again needs
+    CAP_SYS_RESOURCE.
     """
     os.umask(0o022)
     for number, soft in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, None)):
@@ -106,8 +105,8 @@ async def _serve(config: Config, read: Read, stored: DescriptorStore) -> None:
 
 
 async def _unless(stopping: asyncio.Event, starting: Coroutine[Any, Any, None]) -> None:
-    """A start may take minutes, for imports or images; who ends the server meanwhile does not wait
-    for it. Raises what it raises."""
+    """Run `starting`, cancelled when `stopping` is set: a start may take minutes, for imports or
+    images. Raises what `starting` raises."""
     start, stop = asyncio.create_task(starting), asyncio.create_task(stopping.wait())
     await asyncio.wait([start, stop], return_when=asyncio.FIRST_COMPLETED)
     for task in (stop, start):
@@ -121,8 +120,8 @@ async def _start(
     services: Services, read: Read, changed: asyncio.Event, stack: contextlib.AsyncExitStack
 ) -> None:
     config = services.config
-    await together(services.images.start(), recover(services))  # both wait for the kernel
-    _begin(services)
+    await gather(services.images.start(), recover(services))  # both wait for the kernel
+    _begin_imports(services)
     await open_nri(services, stack)
     streaming = await open_streaming(config, services, stack)
     server = await open_grpc(config, services, streaming, stack)
@@ -135,13 +134,15 @@ async def _start(
     await stack.enter_async_context(reloading(services, read, changed))
     await stack.enter_async_context(notify.supervised())
     log.info("serving at %s", config.server.listen)
-    await stack.enter_async_context(_afterwards(config))
+    await stack.enter_async_context(_late_work(config))
 
 
-def _begin(services: Services) -> None:
-    """Have processes import that nobody has asked for yet: as late as this, since their imports
-    take the processor from those questions that a kubelet asks first, and as early as this, since
-    after those it asks for pods."""
+def _begin_imports(services: Services) -> None:
+    """Start zygotes, keeper and shims, which import for some 0.2 s of processor time.
+
+    Not earlier, because kubelet's first lists would wait for the processor; not later, because
+    kubelet asks for pods next.
+    """
     for zygote in services.zygotes.values():
         zygote.begin()
     if services.keeper is not None:
@@ -152,39 +153,20 @@ def _begin(services: Services) -> None:
 def open_services(
     config: Config, stack: contextlib.AsyncExitStack, stored: DescriptorStore
 ) -> Services:
-    """Everything the verbs need; closed by `stack` in reverse."""
+    """Open the parts that the verbs use; `stack` closes them in reverse order."""
     paths = stack.enter_context(claimed(config.root, config.state))
     file_system.check(paths)
-    facts = host.probe(config)
-    zygote, errands = _open_zygotes(paths, stack)
+    node = host.probe(config)
+    zygote, jobs = _open_zygotes(paths, stack)
     index = Index()
     shims = Shims(ShimProcesses(zygote, paths.shims, config.shims.count), paths, index)
     shims.time_operations(config.timeline.operations)
     stack.callback(shims.disconnect)
-    images = _open_images(config, paths, index, errands, stored, stack)
-    given, folder = config.network, paths.root / "network"
-    network = Network(
-        given.conf_dir,
-        given.bin_dir,
-        str(folder),
-        errands,
-        netns_dir=given.netns_dir,
-        default=default_network(config, paths.root),
-    )
-    stack.callback(network.close)
-    services = Services(
-        config,
-        facts,
-        paths,
-        index,
-        images,
-        network,
-        shims,
-        errands,
-        Events(),
-    )
-    services.zygotes = {"shims": zygote, "errands": errands}
-    services.keeper = KeeperWatch(paths.state, lambda: _renew(zygote, shims))
+    images = _open_images(config, paths, index, jobs, stored, stack)
+    network = _open_network(config, paths, jobs, stack)
+    services = Services(config, node, paths, index, images, network, shims, jobs, Events())
+    services.zygotes = {"shims": zygote, "errands": jobs}  # a label of pyrunc_zygote_up
+    services.keeper = KeeperWatch(paths.state, lambda: _renew_shims(zygote, shims))
     stack.push_async_callback(services.keeper.close)
     shims.on_moved = lambda sandbox: _moved(services, sandbox)
     shims.on_exit = lambda sandbox, container: _on_exit(services, sandbox, container)
@@ -194,23 +176,24 @@ def open_services(
         stack.push_async_callback(services.tracing.close)
     services.trash.empty_soon()
     stack.push_async_callback(services.trash.close)
-    stack.push_async_callback(_settle, services)
+    stack.push_async_callback(_finish_operations, services)
     return services
 
 
 def _open_zygotes(paths: Paths, stack: contextlib.AsyncExitStack) -> tuple[Zygote, Zygote]:
-    """For shims, which have the keeper above them, and for errands."""
-    zygote, errands = Zygote(SHIM_MODULES, keeper=str(paths.state)), Zygote(ERRAND_MODULES)
+    """The zygote of the shims, which is started below the keeper, and the zygote of jobs."""
+    zygote = Zygote(SHIM_MODULES, keeper=str(paths.state))
+    jobs = Zygote(JOB_MODULES)
     stack.push_async_callback(zygote.close)
-    stack.push_async_callback(errands.close)
-    return zygote, errands
+    stack.push_async_callback(jobs.close)
+    return zygote, jobs
 
 
 def _open_images(
     config: Config,
     paths: Paths,
     index: Index,
-    errands: Zygote,
+    jobs: Zygote,
     stored: DescriptorStore,
     stack: contextlib.AsyncExitStack,
 ) -> Images:
@@ -218,7 +201,7 @@ def _open_images(
         paths.images,
         certificate_folders(config),
         config.images.pinned,
-        errands,
+        jobs,
         no_progress_timeout_s=config.registry.no_progress_timeout_s,
         in_use=index.users_of,
         store=config.images.store,
@@ -230,14 +213,29 @@ def _open_images(
     return images
 
 
-async def _renew(zygote: Zygote, shims: Shims) -> None:
-    """The keeper was replaced: the next pods get shims below the new one."""
+def _open_network(
+    config: Config, paths: Paths, jobs: Zygote, stack: contextlib.AsyncExitStack
+) -> Network:
+    network = Network(
+        config.network.conf_dir,
+        config.network.bin_dir,
+        str(paths.root / "network"),
+        jobs,
+        netns_dir=config.network.netns_dir,
+        default=default_network(config, paths.root),
+    )
+    stack.callback(network.close)
+    return network
+
+
+async def _renew_shims(zygote: Zygote, shims: Shims) -> None:
+    """Start new shims below a keeper that was replaced; the next pods get these."""
     await zygote.renew()
     await shims.processes.renew()
 
 
 async def _moved(services: Services, sandbox: Sandbox) -> None:
-    """Another shim has the pod, under another process number: what names it is written anew."""
+    """Update what names the pod's shim by its pid, after another shim has taken the pod over."""
     await services.network.moved(sandbox.id, sandbox.netns_path)
     if services.paths.sandbox_record(sandbox.id).exists():
         await disk.save_sandbox(services.paths, sandbox)
@@ -257,36 +255,35 @@ def _on_exit(services: Services, sandbox: Sandbox, container: Container | None) 
         )
     if not container.starting:
         status.publish(services, sandbox, container.id, events.STOPPED)
-        if services.nri is not None and container.exit is not None:
-            services.nri.stopped(container)
+        if container.exit is not None:
+            services.observer.container_ended(container)
 
 
 async def open_nri(services: Services, stack: contextlib.AsyncExitStack) -> None:
-    """Start plugins and listen for others, where that is asked for."""
+    """Start NRI plugins and listen for others, with `[nri] enabled`."""
     if services.config.nri.enabled:
         from cri_server.nri.service import Nri
 
-        services.nri = Nri(services)
-        stack.push_async_callback(services.nri.close)
-        await services.nri.start()
+        nri = Nri(services)
+        services.observer = nri
+        stack.push_async_callback(nri.close)
+        await nri.start()
 
 
 async def open_streaming(
     config: Config, services: Services, stack: contextlib.AsyncExitStack
 ) -> StreamingServer:
-    """The HTTP server of exec, attach and port-forward."""
-    given = config.streaming
-    tls = (
-        Tls(given.tls_certificate, given.tls_key, given.tls_client_ca)
-        if given.tls_certificate
-        else None
-    )
-    server = StreamingServer(Sessions(services), given.host, given.port, tls=tls)
+    """Start the HTTP server of exec, attach and port-forward. Raises WrongState."""
+    settings = config.streaming
+    tls = None
+    if settings.tls_certificate:
+        tls = Tls(settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
+    server = StreamingServer(Sessions(services), settings.host, settings.port, tls=tls)
     try:
         await server.start()
     except OSError as error:
-        place = f"streaming.host {config.streaming.host}, streaming.port {config.streaming.port}"
-        raise WrongState(f"{place}: {error.strerror or error}") from None
+        address = f"streaming.host {settings.host}, streaming.port {settings.port}"
+        raise WrongState(f"{address}: {error.strerror or error}") from None
     stack.push_async_callback(server.close)
     return server
 
@@ -294,7 +291,7 @@ async def open_streaming(
 async def open_grpc(
     config: Config, services: Services, streaming: StreamingServer, stack: contextlib.AsyncExitStack
 ) -> Server:
-    """Listen on the unix socket."""
+    """Start the gRPC server on its unix socket."""
     calls = methods.table(
         RuntimeService=RuntimeService(services, streaming), ImageService=ImageService(services)
     )
@@ -319,7 +316,7 @@ async def open_metrics(
     streaming: StreamingServer,
     stack: contextlib.AsyncExitStack,
 ) -> None:
-    """Serve the server's own numbers where they are asked for."""
+    """Start the endpoint of Prometheus metrics, with `[metrics] address`."""
     if not config.metrics.address:
         return
     from cri_server.observability.telemetry import routes
@@ -331,26 +328,27 @@ async def open_metrics(
     log.info("metrics at %s", config.metrics.address)
 
 
-async def _settle(services: Services) -> None:
-    """Let running operations end, so that little is left to recovery."""
-    left = await services.running.settle(services.config.server.shutdown_timeout_s)
-    for name in left:
+async def _finish_operations(services: Services) -> None:
+    """Wait for running operations, at most `server.shutdown_timeout_s`: recovery at the next start
+    then has less to do."""
+    unfinished = await services.running.drain(services.config.server.shutdown_timeout_s)
+    for name in unfinished:
         log.warning("still running at the end: %s", name)
     await services.shims.drain()
 
 
 @contextlib.asynccontextmanager
-async def _afterwards(config: Config) -> AsyncIterator[None]:
-    """Beside the first calls, so that they do not wait for it: import what serves sessions, log
-    what is wrong with this machine."""
-    working = asyncio.create_task(asyncio.to_thread(_work_afterwards, config))
+async def _late_work(config: Config) -> AsyncIterator[None]:
+    """Import the code of sessions and run the doctor, in a thread beside the first calls, which
+    need neither."""
+    working = asyncio.create_task(asyncio.to_thread(_work_late, config))
     try:
         yield
     finally:
-        await asyncio.wait([working])
+        await asyncio.wait([working])  # a thread cannot be cancelled
 
 
-def _work_afterwards(config: Config) -> None:
+def _work_late(config: Config) -> None:
     from cri_server.doctor.examine import complain
     from cri_server.doctor.model import Host
     from cri_server.streaming import connection  # noqa: F401
@@ -360,8 +358,7 @@ def _work_afterwards(config: Config) -> None:
 
 @contextlib.asynccontextmanager
 async def _reconciling(services: Services) -> AsyncIterator[None]:
-    """While inside: every few seconds, networks without a pod are released and lost host rules put
-    back."""
+    """While inside: every 10 s release networks without a pod and restore lost host rules."""
     task = asyncio.create_task(_reconcile(services))
     try:
         yield
@@ -379,5 +376,5 @@ async def _reconcile(services: Services) -> None:
         except Error as error:
             log.warning("network: %s", error)
         except Exception:
-            log.exception("network: not expected")
+            log.exception("network: unexpected error in reconciliation")
         await asyncio.sleep(RECONCILE_INTERVAL_S)

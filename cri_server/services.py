@@ -4,7 +4,6 @@ parts that act."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from cri_server.config import Config
 from cri_server.images.service import ImageService
@@ -12,6 +11,7 @@ from cri_server.network.service import Network
 from cri_server.node.host import Node
 from cri_server.node.oci_features import OciFeatures
 from cri_server.observability.events import Events
+from cri_server.observability.lifecycle import LifecycleObserver
 from cri_server.observability.timeline.export import Exporter
 from cri_server.observability.timeline.ring import Ring
 from cri_server.operations.locks import SingleFlight
@@ -23,9 +23,6 @@ from cri_server.store.index import Index
 from cri_server.store.paths import Paths
 from cri_server.store.trash import Trash
 from cri_server.zygote.client import Zygote
-
-if TYPE_CHECKING:
-    from cri_server.nri.service import Nri
 
 
 @dataclass(slots=True)
@@ -39,7 +36,7 @@ class Services:
     images: ImageService
     network: Network
     shims: Shims
-    errands: Zygote
+    jobs: Zygote
     events: Events
     zygotes: dict[str, Zygote] = field(default_factory=dict)  # by what they fork
     keeper: KeeperWatch | None = None
@@ -50,11 +47,11 @@ class Services:
     running: SingleFlight = field(default_factory=SingleFlight)
     selinux_levels: Levels = field(init=False)
     trash: Trash = field(init=False)
-    nri: Nri | None = None  # None: no plugins, and nothing of them is imported
+    observer: LifecycleObserver = field(default_factory=LifecycleObserver)
     pending: set[str] = field(default_factory=set)  # ids of sandboxes that are being made
 
     def __post_init__(self) -> None:
         self.selinux_levels = Levels(self.config.selinux.category_range)
-        self.oci_features = OciFeatures(self.errands)
+        self.oci_features = OciFeatures(self.jobs)
         self.trash = Trash(self.paths.trash)
         self.timeline = Ring(self.paths.root / "timeline")

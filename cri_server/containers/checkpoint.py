@@ -24,7 +24,7 @@ from cri_server.checkpoints.names import UNFINISHED
 from cri_server.config import handlers
 from cri_server.containers import anonymous_volumes
 from cri_server.containers.pause import refuse_paused
-from cri_server.operations.tasks import to_the_end
+from cri_server.operations.tasks import shield_until_done
 from cri_server.services import Services
 from cri_server.spec import groups, namespaces
 from cri_server.store.model import Container, Sandbox
@@ -183,7 +183,7 @@ async def freeze(container: Container) -> None:
     Raises WrongState, DeadlineExceeded, KernelError.
     """
     try:
-        await to_the_end(
+        await shield_until_done(
             asyncio.to_thread(groups.place(container.cgroups_path, container.id).freeze)
         )
     except KernelError as error:
@@ -240,7 +240,7 @@ async def pack(job: Job, target: str) -> None:
 
 async def run(services: Services, errand: str, arguments: Record, fds: Sequence[int] = ()) -> None:
     """Raises what the errand raises, PeerError for one that fails without words."""
-    result = await services.errands.run(errand, arguments, fds, timeout_s=PATIENCE_S)
+    result = await services.jobs.run(errand, arguments, fds, timeout_s=PATIENCE_S)
     if result.exit_code:
         said = result.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
         raise PeerError(f"{errand} failed with exit code {result.exit_code}: {said[:300]}")

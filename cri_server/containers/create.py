@@ -155,8 +155,7 @@ async def _create(
             await _take_back(work)
             raise WrongState(f"sandbox {sandbox.id} was stopped meanwhile")
         services.index.containers.add(work.container)
-        if services.nri is not None:
-            await services.nri.created_container(sandbox, work.container)
+        await services.observer.created_container(sandbox, work.container)
     status.publish(services, sandbox, work.id, events.CREATED)
     return work.id
 
@@ -291,7 +290,7 @@ async def label_volumes(work: Work) -> None:
         relabel.check_path(path)
     if paths:
         asked = relabel.Relabel(paths, work.labels.mount)
-        done = await work.services.errands.run(relabel.ERRAND, asked, timeout_s=RELABEL_TIMEOUT_S)
+        done = await work.services.jobs.run(relabel.ERRAND, asked, timeout_s=RELABEL_TIMEOUT_S)
         if done.exit_code:  # 137 where the node has no memory for the names of a huge folder
             said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
             raise PeerError(
@@ -348,14 +347,12 @@ async def build_spec(work: Work) -> None:
 async def ask_plugins(work: Work) -> None:
     """They may change the spec."""
     assert work.built is not None and work.container is not None
-    if work.services.nri is not None:
-        await work.services.nri.create_container(work.sandbox, work.container, work.built.spec)
+    await work.services.observer.create_container(work.sandbox, work.container, work.built.spec)
 
 
 async def tell_plugins_of_end(work: Work) -> None:
     assert work.container is not None
-    if work.services.nri is not None:
-        await work.services.nri.remove_container(work.container)
+    await work.services.observer.remove_container(work.container)
 
 
 async def _default_apparmor(work: Work) -> str:
@@ -363,7 +360,7 @@ async def _default_apparmor(work: Work) -> str:
     asked = apparmor_profile(work.config.linux.security_context)
     services = work.services
     return (
-        await services.default_apparmor.name(services.node, services.errands)
+        await services.default_apparmor.name(services.node, services.jobs)
         if asked.kind == DEFAULT
         else ""
     )

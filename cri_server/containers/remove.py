@@ -46,8 +46,7 @@ async def kill(work: Work) -> None:
 
 
 async def tell_plugins(work: Work) -> None:
-    if work.services.nri is not None:
-        await work.services.nri.remove_container(work.container)
+    await work.services.observer.remove_container(work.container)
 
 
 async def leave_shim(work: Work) -> None:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 from cri_server.containers import log_rotation, reopen_log
 from cri_server.containers.log_rotation import Limits
-from cri_server.operations.tasks import to_the_end
+from cri_server.operations.tasks import shield_until_done
 from cri_server.services import Services
 from cri_server.store.model import Container
 from pyrunc.errors import Error, NotFound, WrongState
@@ -42,7 +42,7 @@ async def _rotate_for_ever(services: Services) -> None:
             if limits is None or not container.log_path or not container.running:
                 continue
             try:
-                await to_the_end(rotate(services, container, limits))
+                await shield_until_done(rotate(services, container, limits))
                 told.discard(container.id)
             except Exception as error:
                 if container.id not in told:

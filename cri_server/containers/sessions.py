@@ -21,7 +21,7 @@ from cri_server.streaming.backend import (
     PortForwardOptions,
     Session,
 )
-from cri_server.zygote.jobs import DIAL, Dial
+from cri_server.zygote.jobs import DIAL, DialRequest
 from pyrunc.errors import InvalidArgument, PeerError, WrongState
 
 DIAL_TIMEOUT_S = 10.0
@@ -155,10 +155,10 @@ class Sessions:
         sandbox = self._services.index.sandboxes.get(sandbox_id)
         _check_port(port)
         _check_ready(sandbox)
-        asked = Dial(port)
+        asked = DialRequest(port)
         if sandbox.pause and not sandbox.host_network:
-            asked = Dial(port, sandbox.pause.pid, sandbox.pause.start_time)
-        result = await self._services.errands.run_for_fd(DIAL, asked, timeout_s=DIAL_TIMEOUT_S)
+            asked = DialRequest(port, sandbox.pause.pid, sandbox.pause.start_time)
+        result = await self._services.jobs.run_for_fd(DIAL, asked, timeout_s=DIAL_TIMEOUT_S)
         if not result.fds:
             raise PeerError(f"dial port {port}: {result.stderr.decode('utf-8', 'replace')[-200:]}")
         return socket.socket(fileno=result.fds[0])

@@ -49,14 +49,12 @@ async def _start(services: Services, container: Container) -> None:
     try:
         await _start_once(services, sandbox, container)
         status.publish(services, sandbox, container.id, events.STARTED)
-        if services.nri is not None:
-            await services.nri.started_container(sandbox, container)
+        await services.observer.started_container(sandbox, container)
     finally:
         container.starting = False
         if container.exit is not None:
             status.publish(services, sandbox, container.id, events.STOPPED)
-            if services.nri is not None:
-                services.nri.stopped(container)
+            services.observer.container_ended(container)
 
 
 async def _start_once(services: Services, sandbox: Sandbox, container: Container) -> None:
@@ -80,8 +78,7 @@ async def check_target(work: Work) -> None:
 
 
 async def tell_plugins(work: Work) -> None:
-    if work.services.nri is not None:
-        await work.services.nri.start_container(work.sandbox, work.container)
+    await work.services.observer.start_container(work.sandbox, work.container)
 
 
 async def make_log_folder(work: Work) -> None:

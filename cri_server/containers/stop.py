@@ -32,8 +32,8 @@ async def stop(services: Services, reference: str, timeout_s: int) -> None:
     container = services.index.containers.find(reference)
     if container is not None:
         await end(services, container, signals.number(container.stop_signal), float(timeout_s))
-        if services.nri is not None and container.exit is not None:
-            await services.nri.stop_container(container)
+        if container.exit is not None:
+            await services.observer.stop_container(container)
 
 
 async def kill(services: Services, container: Container) -> None:

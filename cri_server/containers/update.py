@@ -10,7 +10,7 @@ from typing import Any
 from cri_server.api import api_pb2 as api
 from cri_server.containers import launch
 from cri_server.operations.steps import Step, Steps
-from cri_server.operations.tasks import to_the_end
+from cri_server.operations.tasks import shield_until_done
 from cri_server.services import Services
 from cri_server.spec import groups, resources
 from cri_server.store import disk
@@ -37,12 +37,9 @@ async def update(services: Services, reference: str, wanted: api.LinuxContainerR
     KernelError."""
     container = services.index.containers.get(reference)
     resources.check(wanted)
-    if services.nri is None:
-        await apply(services, container, wanted)
-        return
     _expect_alive(container)
-    await apply(services, container, await services.nri.update_container(container, wanted))
-    await services.nri.updated_container(container)
+    await apply(services, container, await services.observer.update_container(container, wanted))
+    await services.observer.updated_container(container)
 
 
 def _expect_alive(container: Container) -> None:
@@ -64,7 +61,7 @@ async def apply(
 async def write_cgroup(work: Work) -> None:
     if work.container.running:
         # its undo comes after it
-        await to_the_end(asyncio.to_thread(_write, work, work.merged, work.wanted))
+        await shield_until_done(asyncio.to_thread(_write, work, work.merged, work.wanted))
 
 
 async def restore_cgroup(work: Work) -> None:

@@ -33,7 +33,7 @@ from cri_server.images.store import Store
 from cri_server.images.streamed import OpenStream
 from cri_server.images.waiting import Watch, in_thread
 from cri_server.operations.locks import KeyedLock
-from cri_server.operations.tasks import together
+from cri_server.operations.tasks import gather
 from pyrunc.errors import Error, NotFound, ResourceExhausted, WrongState
 from pyrunc.kernel.scheduling import set_batch_policy
 
@@ -117,7 +117,7 @@ class Pull:
                 manifests.check_platform(config, platform)
             async with self._store.holding([*chain_ids(config.diff_ids), *config.diff_ids]):
                 # The manifests reach the disk while the layers arrive.
-                await together(self._layers(registry, manifest, config), self._keep(blobs))
+                await gather(self._layers(registry, manifest, config), self._keep(blobs))
                 with self._watch.paused():
                     await self._store.publish([self._name(target)], config.diff_ids)
         self._tell("done")

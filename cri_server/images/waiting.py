@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from cri_server.operations.tasks import outlast
+from cri_server.operations.tasks import wait_through_cancellation
 from pyrunc.errors import DeadlineExceeded
 
 Outcome = TypeVar("Outcome")
@@ -67,7 +67,7 @@ async def in_thread(
     except asyncio.CancelledError:
         abort()
         if abandon_s is None:
-            await outlast(future)
+            await wait_through_cancellation(future)
         else:
             await asyncio.wait([future], timeout=abandon_s)
         if future.done() and not future.cancelled():

@@ -35,7 +35,7 @@ from cri_server.network.names import NamespaceNames, is_name
 from cri_server.network.names import remove as remove_name
 from cri_server.network.pod_ranges import PodRanges
 from cri_server.operations.locks import KeyedLock
-from cri_server.operations.tasks import to_the_end, together
+from cri_server.operations.tasks import gather, shield_until_done
 from cri_server.zygote.client import Zygote
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound, PeerError, WrongState
@@ -170,7 +170,9 @@ class Network:
                 else:
                     self._writing[pod.sandbox_id] = writing
             except BaseException as error:
-                await to_the_end(self._roll_back(replace(attachment, begun=progress.begun), error))
+                await shield_until_done(
+                    self._roll_back(replace(attachment, begun=progress.begun), error)
+                )
                 raise
             return answer
 
@@ -347,7 +349,7 @@ class Network:
             return await self._plugins.add(attachment, progress)
         remembering = self._remember(attachment, durable=False)
         adding = self._plugins.add(attachment, progress)
-        _, result = await together(remembering, adding)
+        _, result = await gather(remembering, adding)
         return cast(Result, result)
 
     async def _remember(self, attachment: Attachment, *, durable: bool = True) -> None:
@@ -356,7 +358,7 @@ class Network:
         ResourceExhausted, KernelError.
         """
         with disk_errors("write", "the network's record"):
-            await to_the_end(
+            await shield_until_done(
                 asyncio.to_thread(self._attachments.write, attachment, durable=durable)
             )
 

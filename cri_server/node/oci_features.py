@@ -13,7 +13,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.config import handlers
 from cri_server.config.model import Config, Runtime
 from cri_server.zygote.client import Zygote
-from cri_server.zygote.jobs import FEATURES, Command
+from cri_server.zygote.jobs import FEATURES, FeaturesRequest
 from pyrunc.errors import Error
 
 log = logging.getLogger(__name__)
@@ -25,8 +25,8 @@ Identity = tuple[str, int, int]
 class OciFeatures:
     """Asks each program once, and again when its file has changed."""
 
-    def __init__(self, errands: Zygote) -> None:
-        self._errands = errands
+    def __init__(self, jobs: Zygote) -> None:
+        self._errands = jobs
         self._known: dict[str, tuple[Identity, dict[str, Any]]] = {}
 
     async def of_handlers(self, config: Config) -> dict[str, api.RuntimeHandlerFeatures]:
@@ -62,7 +62,7 @@ class OciFeatures:
 
     async def _run(self, binary: str, arguments: list[str]) -> dict[str, Any]:
         try:
-            command = Command([binary, *arguments, "features"])
+            command = FeaturesRequest([binary, *arguments, "features"])
             done = await self._errands.run(FEATURES, command, timeout_s=TIMEOUT_S)
             said = json.loads(done.stdout) if done.exit_code == 0 else {}
         except (Error, ValueError) as error:

@@ -24,6 +24,7 @@ from cri_server.containers import stop, update
 from cri_server.nri import adjust, convert, launch
 from cri_server.nri.merge import Merge
 from cri_server.nri.plugin import Plugin, Timeouts
+from cri_server.observability.lifecycle import LifecycleObserver
 from cri_server.rpc.server import unlink_stale
 from cri_server.services import Services
 from cri_server.spec import block_io, cdi, groups, rdt, resources, sources
@@ -38,7 +39,7 @@ SOCKET_MODE = 0o600
 STRANGERS_LIMIT = 32  # connections that have not registered yet
 
 
-class Nri:
+class Nri(LifecycleObserver):
     """The plugins of this server."""
 
     def __init__(self, services: Services) -> None:
@@ -208,13 +209,13 @@ class Nri:
         self,
         sandbox: Sandbox,
         overhead: cri.LinuxContainerResources,
-        wanted: cri.LinuxContainerResources,
+        limits: cri.LinuxContainerResources,
     ) -> None:
         """Before the figures are kept. Raises PeerError."""
         request = api.UpdatePodSandboxRequest(
             pod=convert.pod(sandbox),
             overhead_linux_resources=convert.from_cri(overhead),
-            linux_resources=convert.from_cri(wanted),
+            linux_resources=convert.from_cri(limits),
         )
         async with self._turn:
             await self._tell(api.UPDATE_POD_SANDBOX, request)
@@ -362,11 +363,11 @@ class Nri:
             await self._tell(api.POST_START_CONTAINER, request, must=False)
 
     async def update_container(
-        self, container: Container, wanted: cri.LinuxContainerResources
+        self, container: Container, limits: cri.LinuxContainerResources
     ) -> cri.LinuxContainerResources:
-        """What is to be set, in place of `wanted`. The container's lock must be free. Raises
+        """Returns the limits to set in place of `limits`. The container's lock must be free. Raises
         Conflict, PeerError."""
-        asked = convert.from_cri(wanted)
+        asked = convert.from_cri(limits)
         merge = Merge(updated=container.id, wanted=asked)
         async with self._turn:
             request = await self._about(
@@ -379,7 +380,7 @@ class Nri:
                     merge.add(plugin.name, response)
         await self._carry_out(merge)
         result = convert.to_cri(asked)
-        result.oom_score_adj = wanted.oom_score_adj
+        result.oom_score_adj = limits.oom_score_adj
         return result
 
     async def updated_container(self, container: Container) -> None:
@@ -412,7 +413,7 @@ class Nri:
                 )
                 await self._tell(api.REMOVE_CONTAINER, request, must=False)
 
-    def stopped(self, container: Container) -> None:
+    def container_ended(self, container: Container) -> None:
         """`stop_container`, in a task: nobody waits for it."""
         task = asyncio.get_running_loop().create_task(self._stopped(container))
         self._telling.add(task)

@@ -1,8 +1,7 @@
-"""Calls about the same thing meet here: a repeated call joins the running one, and work outlives a
-caller that hangs up.
+"""Locks of operations: calls that join one running operation, locks by key, a gate.
 
-A kubelet whose deadline passed repeats the call. The first one was not cancelled with its caller
-(it runs in a task of its own), and the repetition gets its outcome.
+kubelet repeats a call whose deadline has passed. The first call goes on in a task of its own, also
+when its caller hangs up, and the repeated call gets its result.
 """
 
 from __future__ import annotations
@@ -40,7 +39,8 @@ class SingleFlight:
         *,
         request: object = None,
     ) -> Outcome:
-        """The outcome of the operation `key`, started by `start` unless it runs already.
+        """Wait for the operation `key`, which `start` begins unless it runs already, and return
+        its result.
 
         Cancelling the caller does not cancel the operation. Raises AlreadyExists when it runs for
         another `request`.
@@ -48,7 +48,7 @@ class SingleFlight:
         task = self._running.get(key)
         if task is not None and self._requests.get(key) != request:
             raise AlreadyExists(
-                f"a request of the same name with another configuration is under way: {key}"
+                f"a request with the same name and another configuration is running: {key}"
             )
         if task is None:
             self._requests[key] = request
@@ -64,14 +64,14 @@ class SingleFlight:
                 self._left_at[key] = time.monotonic()
 
     def seconds_without_caller(self, key: Hashable) -> float:
-        """How long nothing has waited for the running operation `key`; 0 while a caller does.
+        """Seconds since the last caller of the running operation `key` hung up; 0 while one waits.
         Thread-safe."""
         if self._callers.get(key, 0) or key not in self._left_at:
             return 0.0
         return time.monotonic() - self._left_at[key]
 
-    async def settle(self, timeout_s: float) -> list[str]:
-        """Wait until nothing runs, at most `timeout_s`; the names of what is still running."""
+    async def drain(self, timeout_s: float) -> list[str]:
+        """Wait until no operation runs, at most `timeout_s`; return the names of those that do."""
         if self._running:
             await asyncio.wait(set(self._running.values()), timeout=timeout_s)
         return [str(key) for key in self._running]
@@ -82,11 +82,13 @@ class SingleFlight:
         self._callers.pop(key, None)
         self._left_at.pop(key, None)
         if not task.cancelled():
-            task.exception()  # somebody has seen it: the caller that waited, or the log of the edge
+            # Marks the exception as retrieved: the caller or the RPC layer has logged it, and
+            # asyncio would log it a second time.
+            task.exception()
 
 
 class KeyedLock:
-    """A lock per key, which is forgotten when nothing holds or awaits it."""
+    """A lock per key; a lock that no task holds or awaits is dropped."""
 
     def __init__(self) -> None:
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
@@ -98,7 +100,7 @@ class KeyedLock:
     async def hold(
         self, key: str, waiting: AbstractContextManager[None] = nullcontext()
     ) -> AsyncIterator[None]:
-        """Hold the key's lock; `waiting` is entered for as long as another holds it."""
+        """Hold the lock of `key`; the context `waiting` is entered while another task holds it."""
         lock, users = self._locks.get(key, (asyncio.Lock(), 0))
         self._locks[key] = (lock, users + 1)
         try:
@@ -115,7 +117,7 @@ class KeyedLock:
 
 
 class Gate:
-    """Work that may go on in parallel until somebody closes the gate and waits for what is inside."""
+    """Counts the tasks inside, so that another task can wait until all have left."""
 
     def __init__(self) -> None:
         self._inside = 0
@@ -133,5 +135,5 @@ class Gate:
             self._empty.set()
 
     async def empty(self) -> None:
-        """Returns when nobody is inside."""
+        """Wait until no task is inside."""
         await self._empty.wait()

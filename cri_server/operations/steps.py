@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from cri_server.observability.meters import STEPS
 from cri_server.observability.timeline.trace import span
-from cri_server.operations.tasks import together
+from cri_server.operations.tasks import gather
 from pyrunc.errors import Error
 
 log = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ class Steps(Generic[Work]):
         if len(group) == 1:
             await self._do_one(group[0], work, times)
             return
-        await together(*(self._do_one(step, work, times) for step in group))
+        await gather(*(self._do_one(step, work, times) for step in group))
 
     async def _do_one(self, step: Step[Work], work: Work, times: list[tuple[str, float]]) -> None:
         began = time.perf_counter()

@@ -1,5 +1,4 @@
-"""Several pieces of work at the same time, of which all succeed or one failure is told; and work
-that is not left half done."""
+"""asyncio tasks that end together, and tasks that a cancelled caller still waits for."""
 
 from __future__ import annotations
 
@@ -11,11 +10,11 @@ from typing import Any, TypeVar
 Outcome = TypeVar("Outcome")
 
 
-async def together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
-    """The results, in the order of `work`.
+async def gather(*work: Coroutine[Any, Any, Any]) -> list[Any]:
+    """Run the coroutines at the same time and return their results in the order of `work`.
 
-    When one fails, or the caller is cancelled, the others are cancelled; when all have ended the
-    first failure is raised, with a note for each other one.
+    When one fails, or the caller is cancelled, the others are cancelled. After all have ended, the
+    first failure is raised, with a note for each further one (asyncio.gather leaves them running).
     """
     try:
         async with asyncio.TaskGroup() as group:
@@ -28,20 +27,20 @@ async def together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
     return [task.result() for task in tasks]
 
 
-async def to_the_end(work: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """Waits for work that cannot be stopped, a thread or a fork, even when cancelled: later steps,
-    or a roll-back, must not run before its end."""
+async def shield_until_done(work: Coroutine[Any, Any, Outcome]) -> Outcome:
+    """Wait for `work` even when cancelled, so that later steps or an undo cannot run before its
+    end. For threads and forks, which cannot be stopped."""
     running = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
-        await outlast(running)
+        await wait_through_cancellation(running)
         raise
 
 
-async def outlast(future: asyncio.Future[Any]) -> None:
-    """Wait for the future through every cancellation, which the caller raises afterwards. What it
-    ended with is passed over."""
+async def wait_through_cancellation(future: asyncio.Future[Any]) -> None:
+    """Wait until the future is done, whatever cancels the caller meanwhile. The future's result
+    and exception are ignored; the caller raises its CancelledError afterwards."""
     while not future.done():
         with suppress(asyncio.CancelledError):
             await asyncio.wait([future])

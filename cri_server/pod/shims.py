@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from cri_server.network.names import after_take_over
-from cri_server.operations.tasks import to_the_end
+from cri_server.operations.tasks import shield_until_done
 from cri_server.pod import orphans
 from cri_server.pod.client import ExecSession, ShimClient, ShimState
 from cri_server.pod.keeper import StoredPods
@@ -231,7 +231,7 @@ class Shims:
         for container in living:
             if container.id not in stored and (container.running or orphans.was_started(container)):
                 await self._end_orphan(sandbox, container)
-        await to_the_end(self.start(sandbox))  # a shim that is being forked is nobody's yet
+        await shield_until_done(self.start(sandbox))  # a shim that is being forked is nobody's yet
         client = self._still_connected(sandbox)
         if sandbox.id in stored:
             await self._take_over_pause(sandbox, client)

@@ -25,7 +25,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.checkpoints import pods
 from cri_server.checkpoints.dump import WRITE_TREE, WriteTree
 from cri_server.containers import checkpoint as containers
-from cri_server.operations.tasks import together
+from cri_server.operations.tasks import gather
 from cri_server.sandboxes import shm
 from cri_server.services import Services
 from cri_server.store.model import Container, Sandbox
@@ -144,7 +144,7 @@ async def _capture(job: Job) -> None:
             await locks.enter_async_context(part.container.lock)
             containers.require_running(part.container)
         try:
-            await together(*(containers.freeze(part.container) for part in job.parts))
+            await gather(*(containers.freeze(part.container) for part in job.parts))
             for part in job.parts:
                 job.go_on()
                 await containers.capture(part)

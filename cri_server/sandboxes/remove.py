@@ -45,8 +45,7 @@ async def remove_containers(work: Work) -> None:
 
 
 async def tell_plugins(work: Work) -> None:
-    if work.services.nri is not None:
-        await work.services.nri.remove_pod(work.sandbox)
+    await work.services.observer.remove_pod(work.sandbox)
 
 
 async def forget_network(work: Work) -> None:

@@ -19,7 +19,7 @@ from cri_server.network.model import Dns, PodNetwork, PortMapping
 from cri_server.observability import events
 from cri_server.observability.timeline.trace import graft
 from cri_server.operations.steps import Beside, Step, Steps
-from cri_server.operations.tasks import to_the_end, together
+from cri_server.operations.tasks import gather, shield_until_done
 from cri_server.pod import orphans
 from cri_server.sandboxes import sysctls
 from cri_server.security.selinux import labels
@@ -258,7 +258,7 @@ async def start_shim(work: Work) -> None:
     """Have a shim serve the pod; it makes the pod's network namespace."""
     sandbox = work.sandbox
     network = has_pinned_network(sandbox.options)
-    path = await to_the_end(work.services.shims.start(sandbox, network=network))
+    path = await shield_until_done(work.services.shims.start(sandbox, network=network))
     work.namespace = path or ""
 
 
@@ -376,21 +376,19 @@ async def detach_network(work: Work) -> None:
 
 
 async def tell_plugins(work: Work) -> None:
-    if work.services.nri is not None:
-        await work.services.nri.run_pod(work.sandbox)
+    await work.services.observer.run_pod(work.sandbox)
 
 
 async def tell_plugins_of_end(work: Work) -> None:
-    if work.services.nri is not None:
-        await work.services.nri.stop_pod(work.sandbox)
-        await work.services.nri.remove_pod(work.sandbox)
+    await work.services.observer.stop_pod(work.sandbox)
+    await work.services.observer.remove_pod(work.sandbox)
 
 
 async def save(work: Work) -> None:
     """The sandbox's record and the network's: two writers that wait for the disk at the same time
     wait once."""
     sandbox, services = work.sandbox, work.services
-    await together(disk.save_sandbox(services.paths, sandbox), services.network.settle(sandbox.id))
+    await gather(disk.save_sandbox(services.paths, sandbox), services.network.settle(sandbox.id))
 
 
 async def unsave(work: Work) -> None:

@@ -114,15 +114,13 @@ async def end_containers(work: Work) -> None:
     living = [c for c in work.services.index.containers_of(work.sandbox) if c.exit is None]
     await asyncio.gather(*(container_stop.kill(work.services, c) for c in living))
     await asyncio.gather(*(launch.drop(work.services, c) for c in living))
-    if work.services.nri is not None:
-        for container in living:
-            await work.services.nri.stop_container(container)
+    for container in living:
+        await work.services.observer.stop_container(container)
 
 
 async def tell_plugins(work: Work) -> None:
     """While the network is still there."""
-    if work.services.nri is not None:
-        await work.services.nri.stop_pod(work.sandbox)
+    await work.services.observer.stop_pod(work.sandbox)
 
 
 async def end_pause(work: Work) -> None:

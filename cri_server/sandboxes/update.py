@@ -24,13 +24,11 @@ async def update(
     changed.CopyFrom(sandbox.config)
     changed.linux.overhead.CopyFrom(overhead)
     changed.linux.resources.CopyFrom(wanted)
-    if services.nri is not None:
-        await services.nri.update_pod(sandbox, overhead, wanted)
+    await services.observer.update_pod(sandbox, overhead, wanted)
     before, sandbox.config = sandbox.config, changed
     try:
         await disk.save_sandbox(services.paths, sandbox)
     except BaseException:
         sandbox.config = before
         raise
-    if services.nri is not None:
-        await services.nri.updated_pod(sandbox)
+    await services.observer.updated_pod(sandbox)

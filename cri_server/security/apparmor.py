@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from cri_server.node.host import Node, loaded_apparmor_profiles
 from cri_server.zygote.client import Zygote
-from cri_server.zygote.jobs import COMPILE_APPARMOR, Parse
+from cri_server.zygote.jobs import COMPILE_APPARMOR, CompileAppArmorRequest
 from pyrunc.errors import PeerError
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class DefaultProfile:
     _loaded: bool = False
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def name(self, node: Node, errands: Zygote) -> str:
+    async def name(self, node: Node, jobs: Zygote) -> str:
         """The profile's name, loaded; empty on a host without AppArmor or without its compiler.
 
         Raises PeerError with the compiler's words.
@@ -87,14 +87,17 @@ class DefaultProfile:
                     "AppArmor is on, but there is no apparmor_parser: containers run without a default profile"
                 )
                 return ""
-            await _load(parser, errands)
+            await _load(parser, jobs)
             self._loaded = True
             return NAME
 
 
-async def _load(parser: str, errands: Zygote) -> None:
-    done = await errands.run(
-        COMPILE_APPARMOR, Parse(parser), timeout_s=PARSER_TIMEOUT_S, stdin=POLICY.encode()
+async def _load(parser: str, jobs: Zygote) -> None:
+    done = await jobs.run(
+        COMPILE_APPARMOR,
+        CompileAppArmorRequest(parser),
+        timeout_s=PARSER_TIMEOUT_S,
+        stdin=POLICY.encode(),
     )
     if done.exit_code:
         words = done.stderr.decode(errors="replace").strip()

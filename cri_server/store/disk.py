@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from cri_server.operations.tasks import to_the_end
+from cri_server.operations.tasks import shield_until_done
 from cri_server.store.facts import entries
 from cri_server.store.model import Container, Sandbox
 from cri_server.store.paths import Paths
@@ -116,7 +116,7 @@ async def _remove(path: Path, thing: Sandbox | Container) -> None:
 async def write_in_thread(work: Callable[[], object], path: Path) -> None:
     """Run `work` in a thread, to its end. Raises ResourceExhausted, KernelError for an OSError."""
     with disk_errors("write", str(path)):
-        await to_the_end(asyncio.to_thread(work))
+        await shield_until_done(asyncio.to_thread(work))
 
 
 async def forget(path: Path) -> None:

@@ -28,7 +28,7 @@ FEATURES = "cri_server.zygote.jobs:features"
 LOOPBACK = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
-class Dial(Record):
+class DialRequest(Record):
     """Of `dial`. `pid`: a process that began at `start_time`; 0: the host's network is meant."""
 
     port: int
@@ -36,13 +36,13 @@ class Dial(Record):
     start_time: int = 0
 
 
-class Parse(Record):
+class CompileAppArmorRequest(Record):
     """Of `compile_apparmor`. `parser`: the program's path."""
 
     parser: AbsolutePath
 
 
-class Command(Record):
+class FeaturesRequest(Record):
     """Of `features`: a path and arguments."""
 
     command: Sequence[str]
@@ -51,7 +51,7 @@ class Command(Record):
 def dial(arguments: Message, fds: list[int]) -> list[int]:
     """A TCP socket to the port of a `Dial` on the loopback of the process's network namespace.
     Raises PeerError."""
-    asked = Dial.of(arguments)
+    asked = DialRequest.of(arguments)
     pid, port = asked.pid, asked.port
     if pid:
         namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
@@ -77,11 +77,11 @@ def dial(arguments: Message, fds: list[int]) -> list[int]:
 def compile_apparmor(arguments: Message, fds: list[int]) -> None:
     """Become the parser of a `Parse`, which compiles the policy on stdin and replaces it in the
     kernel, past its cache."""
-    parser = Parse.of(arguments).parser
+    parser = CompileAppArmorRequest.of(arguments).parser
     os.execv(parser, [parser, "--replace", "--skip-cache"])
 
 
 def features(arguments: Message, fds: list[int]) -> None:
     """Become the command of a `Command`, an OCI runtime that tells what it can do."""
-    command = list(Command.of(arguments).command)
+    command = list(FeaturesRequest.of(arguments).command)
     os.execv(command[0], command)

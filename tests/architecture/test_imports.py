@@ -75,6 +75,7 @@ CRI_SERVER_ROOMS = (
     (
         "explain",
         "observability.debug",
+        "observability.lifecycle",
         "observability.logs",
         "observability.meters",
         "observability.timeline",

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 
 from cri_server.operations.locks import KeyedLock
-from cri_server.operations.tasks import to_the_end
+from cri_server.operations.tasks import shield_until_done
 
 
 def test_a_caller_that_is_cancelled_twice_still_waits() -> None:
@@ -17,7 +17,7 @@ def test_a_caller_that_is_cancelled_twice_still_waits() -> None:
             await gate.wait()
             ended.append("work")
 
-        caller = asyncio.create_task(to_the_end(work()))
+        caller = asyncio.create_task(shield_until_done(work()))
         for _ in range(2):
             await asyncio.sleep(0)
             caller.cancel()

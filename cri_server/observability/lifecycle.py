@@ -1,0 +1,74 @@
+"""The interface through which verbs announce what happens to pods and containers.
+
+Verbs call every method without asking who listens. With `[nri] enabled` the observer is
+`cri_server.nri.service.Nri`; otherwise it is `LifecycleObserver` itself, whose methods do nothing,
+and nothing of NRI is imported.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cri_server.api import api_pb2 as api
+    from cri_server.store.model import Container, Sandbox
+
+
+class LifecycleObserver:
+    """Does nothing. A subclass may refuse an operation by raising PeerError, where it says so."""
+
+    async def run_pod(self, sandbox: Sandbox) -> None:
+        """Called before the pod is listed. May raise PeerError: the pod is refused."""
+
+    async def update_pod(
+        self,
+        sandbox: Sandbox,
+        overhead: api.LinuxContainerResources,
+        limits: api.LinuxContainerResources,
+    ) -> None:
+        """Called before the new figures are stored. May raise PeerError."""
+
+    async def updated_pod(self, sandbox: Sandbox) -> None:
+        """Called after the new figures are stored."""
+
+    async def stop_pod(self, sandbox: Sandbox) -> None:
+        """Called when the pod's containers have ended and its network is still there."""
+
+    async def remove_pod(self, sandbox: Sandbox) -> None:
+        """Called when the pod is removed, or was rolled back."""
+
+    async def create_container(
+        self, sandbox: Sandbox, container: Container, spec: dict[str, Any]
+    ) -> None:
+        """Called before the record is written; may change `spec` and the container's limits.
+
+        May raise Conflict, PeerError (the container is refused), Unavailable, InvalidArgument.
+        """
+
+    async def created_container(self, sandbox: Sandbox, container: Container) -> None:
+        """Called when the container is listed."""
+
+    async def start_container(self, sandbox: Sandbox, container: Container) -> None:
+        """Called before the container's process runs. May raise PeerError."""
+
+    async def started_container(self, sandbox: Sandbox, container: Container) -> None:
+        """Called when the container's process runs."""
+
+    async def update_container(
+        self, container: Container, limits: api.LinuxContainerResources
+    ) -> api.LinuxContainerResources:
+        """Returns the limits to set in place of `limits`. The container's lock must be free. May
+        raise Conflict, PeerError."""
+        return limits
+
+    async def updated_container(self, container: Container) -> None:
+        """Called when the new limits are set."""
+
+    async def stop_container(self, container: Container) -> None:
+        """Called when the container has ended, by itself or not, or will never run."""
+
+    async def remove_container(self, container: Container) -> None:
+        """Called when the container is removed, or was rolled back."""
+
+    def container_ended(self, container: Container) -> None:
+        """As `stop_container`, for a caller that does not wait."""
