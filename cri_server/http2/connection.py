@@ -44,7 +44,7 @@ class Connection:
         self.failed = self.leaving = False
         # Streams that are closed while the owner's work for them goes on: one for each `Reset`,
         # until it says otherwise.
-        self.held = 0
+        self.held_streams = 0
         self._streams: dict[int, Stream] = {}
         self._reset: OrderedDict[int, None] = OrderedDict()
         self._last_id = 0
@@ -224,7 +224,7 @@ class Connection:
             return
         self._last_id = stream_id
         self._controls.refund(REFUND)
-        if len(self._streams) + self.held >= self.limits.streams:
+        if len(self._streams) + self.held_streams >= self.limits.streams:
             self._refuse(stream_id, ErrorCode.REFUSED_STREAM)
             return
         try:
@@ -264,7 +264,7 @@ class Connection:
         self._refuse(stream_id, code)
         self._close(stream_id)
         self._events.append(Reset(stream_id, code))
-        self.held += 1
+        self.held_streams += 1
 
     # -- control
 
@@ -335,7 +335,7 @@ class Connection:
         if stream_id in self._streams:
             self._close(stream_id)
             self._events.append(Reset(stream_id, WORD.unpack(body)[0]))
-            self.held += 1
+            self.held_streams += 1
             self._charge_reset()
         else:
             self._check_was_open(stream_id, "RST_STREAM")

@@ -32,7 +32,7 @@ class Reset:
     protocol on it.
 
     It counts as open until the owner has ended its work for it, and takes one from
-    `Connection.held`.
+    `Connection.held_streams`.
     """
 
     stream_id: int

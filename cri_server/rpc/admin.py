@@ -1,4 +1,5 @@
-"""A service of our own beside CRI, for our own command line: what CRI has no call for."""
+"""The handlers of `pyrunc.v1.Admin` about containers, pods and the server itself: what the command
+line needs and CRI lacks."""
 
 from __future__ import annotations
 
@@ -24,102 +25,104 @@ from pyrunc.records import Request
 
 
 class Admin:
-    """The calls."""
+    """The handlers."""
 
     def __init__(self, services: Services, streaming: StreamingServer) -> None:
         self._services, self._streaming = services, streaming
         self._profiling = False
 
-    async def load_image(self, asked: private.LoadImage) -> private.Images:
-        images = await self._services.images.load(Path(asked.path), asked.name)
-        return private.Images([private.LoadedImage(i.id, list(i.repo_tags)) for i in images])
+    async def load_image(self, request: private.LoadImage) -> private.LoadedImages:
+        images = await self._services.images.load(Path(request.path), request.name)
+        return private.LoadedImages([private.LoadedImage(i.id, list(i.repo_tags)) for i in images])
 
-    def container_config(self, asked: private.ContainerConfig) -> private.Configs:
-        container = self._services.index.containers.get(asked.id)
+    def container_config(self, request: private.ContainerConfig) -> private.ContainerConfigs:
+        container = self._services.index.containers.get(request.id)
         sandbox = self._services.index.sandboxes.get(container.sandbox_id)
         texts = [
             base64.b64encode(c.SerializeToString()).decode()
             for c in (container.config, sandbox.config)
         ]
-        return private.Configs(*texts)
+        return private.ContainerConfigs(*texts)
 
-    def pod_config(self, asked: private.PodConfig) -> private.SandboxConfig:
-        sandbox = self._services.index.sandboxes.get(asked.id)
+    def pod_config(self, request: private.PodConfig) -> private.SandboxConfig:
+        sandbox = self._services.index.sandboxes.get(request.id)
         return private.SandboxConfig(base64.b64encode(sandbox.config.SerializeToString()).decode())
 
-    def exec_as(self, asked: private.ExecAs) -> private.Session:
+    def exec_as(self, request: private.ExecAs) -> private.Session:
         """Raises InvalidArgument, NotFound, WrongState."""
-        request = api.ExecRequest(
-            container_id=asked.id,
-            cmd=asked.command,
-            stdin=asked.stdin,
+        exec_request = api.ExecRequest(
+            container_id=request.id,
+            cmd=request.command,
+            stdin=request.stdin,
             stdout=True,
-            stderr=not asked.tty,
-            tty=asked.tty,
+            stderr=not request.tty,
+            tty=request.tty,
         )
-        changes = {"user": asked.user, "cwd": asked.cwd, "env": list(asked.env)}
+        changes = {"user": request.user, "cwd": request.cwd, "env": list(request.env)}
         changes = {name: value for name, value in changes.items() if value}
-        options = sessions.check_exec(self._services, request, changes)
+        options = sessions.check_exec(self._services, exec_request, changes)
         return private.Session(self._streaming.url_for_exec(options))
 
-    async def pause_container(self, asked: private.PauseContainer) -> private.Done:
+    async def pause_container(self, request: private.PauseContainer) -> private.Empty:
         """Raises NotFound, WrongState, DeadlineExceeded, KernelError."""
-        await pause.pause(self._services, asked.id)
-        return private.Done()
+        await pause.pause(self._services, request.id)
+        return private.Empty()
 
-    async def unpause_container(self, asked: private.UnpauseContainer) -> private.Done:
+    async def unpause_container(self, request: private.UnpauseContainer) -> private.Empty:
         """Raises NotFound, WrongState, KernelError."""
-        await pause.unpause(self._services, asked.id)
-        return private.Done()
+        await pause.unpause(self._services, request.id)
+        return private.Empty()
 
-    def paused_containers(self, asked: private.PausedContainers) -> private.Ids:
-        return private.Ids([c.id for c in self._services.index.select_containers() if is_paused(c)])
+    def paused_containers(self, request: private.PausedContainers) -> private.ContainerIds:
+        return private.ContainerIds(
+            [c.id for c in self._services.index.select_containers() if is_paused(c)]
+        )
 
-    async def timeline(self, asked: private.Timeline) -> private.Calls:
-        if asked.last < 0 or asked.slowest < 0:
-            raise InvalidArgument("last and slowest must be numbers from 0 on")
+    async def timeline(self, request: private.Timeline) -> private.Calls:
+        if request.last < 0 or request.slowest < 0:
+            raise InvalidArgument("last and slowest must not be negative")
         entries = await asyncio.to_thread(self._services.timeline.read)
-        return private.Calls(choose(entries, asked.pod, asked.last, asked.slowest))
+        return private.Calls(choose(entries, request.pod, request.last, request.slowest))
 
-    async def follow_timeline(self, asked: private.FollowTimeline) -> AsyncGenerator[Entry, None]:
-        async for entry in self._services.timeline.follow(asked.after_ns):
-            if choose([entry], asked.pod):
+    async def follow_timeline(self, request: private.FollowTimeline) -> AsyncGenerator[Entry, None]:
+        async for entry in self._services.timeline.follow(request.after_ns):
+            if choose([entry], request.pod):
                 yield entry
 
-    async def release_network(self, asked: private.ReleaseNetwork) -> private.Refusals:
+    async def release_network(self, request: private.ReleaseNetwork) -> private.Refusals:
         """Raises NotFound, WrongState."""
-        return private.Refusals(await stop.release_network(self._services, asked.id))
+        return private.Refusals(await stop.release_network(self._services, request.id))
 
-    async def collect_garbage(self, asked: private.CollectGarbage) -> private.Items:
-        from cri_server.store import garbage  # which is seldom asked for
+    async def collect_garbage(self, request: private.CollectGarbage) -> private.GarbageItems:
+        from cri_server.store import garbage  # imported late: it is used seldom
 
         work = garbage.collect(
-            self._services, dry_run=asked.dry_run, images=asked.images, force=asked.force
+            self._services, dry_run=request.dry_run, images=request.images, force=request.force
         )
-        return private.Items(
+        return private.GarbageItems(
             [
-                private.Item(item.kind, item.name, item.action, item.why, item.size_bytes)
+                private.GarbageItem(item.kind, item.name, item.action, item.why, item.size_bytes)
                 for item in await work
             ]
         )
 
-    async def debug_stacks(self, asked: private.DebugStacks) -> private.Text:
+    async def debug_stacks(self, request: private.DebugStacks) -> private.Text:
         return private.Text(debug.stacks())
 
-    async def debug_profile(self, asked: private.DebugProfile) -> private.Stacks:
-        """Raises InvalidArgument, WrongState (one at a time)."""
-        if not 0 < asked.seconds <= debug.PROFILE_LIMIT_S:
+    async def debug_profile(self, request: private.DebugProfile) -> private.Stacks:
+        """Raises InvalidArgument, WrongState when a profile is running."""
+        if not 0 < request.seconds <= debug.PROFILE_LIMIT_S:
             raise InvalidArgument(f"seconds must be a number up to {debug.PROFILE_LIMIT_S:g}")
         if self._profiling:
-            raise WrongState("the server is being profiled already")
+            raise WrongState("a profile is already running")
         self._profiling = True
         try:
-            return private.Stacks(await asyncio.to_thread(debug.profile, asked.seconds))
+            return private.Stacks(await asyncio.to_thread(debug.profile, request.seconds))
         finally:
             self._profiling = False
 
     def table(self) -> Table:
-        """What the gRPC server takes."""
+        """The methods for the gRPC server."""
         calls: list[tuple[type[Request], Callable[[Any], Any], Callable[[Any], bytes]]] = [
             (private.LoadImage, self.load_image, private.encode_record),
             (private.ContainerConfig, self.container_config, private.encode_record),

@@ -1,6 +1,6 @@
-"""Which gRPC code an error becomes: the one table, and what is logged about it.
+"""The gRPC codes of errors, and how failed calls are logged.
 
-Errors of ours are answers; any other exception is a bug: INTERNAL, with its traceback in the log.
+An exception that is not an `Error` is a bug: the client gets INTERNAL, the log a traceback.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ BY_KIND = {
     "deadline": Code.DEADLINE_EXCEEDED,
     "internal": Code.INTERNAL,
 }
-NODE_IS_TO_BLAME = {
+NODE_FAULTS = {
     Code.INTERNAL,
     Code.UNKNOWN,
     Code.UNAVAILABLE,
@@ -57,13 +57,13 @@ NODE_IS_TO_BLAME = {
     Code.DEADLINE_EXCEEDED,
     Code.UNIMPLEMENTED,
 }
-"""What its owner, or a peer's, must hear of: the request may be right. UNIMPLEMENTED is said of
-what this node or kernel lacks."""
+"""Codes of failures of the node or of a peer, which are logged as warnings: the request may be
+right. UNIMPLEMENTED is among them because it reports a feature that the node or kernel lacks."""
 EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
 class CallFailed(Exception):
-    """A call that the transport itself refuses: the code and the message that the client reads."""
+    """A call that the transport refuses, with the code and message for the client."""
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(code, message)
@@ -71,14 +71,15 @@ class CallFailed(Exception):
 
 
 class UnknownCall(CallFailed):
-    """A call of CRI that this server has not. Clients try such calls to find out, again and again."""
+    """A call of CRI that this server lacks. Clients probe for such calls repeatedly, so it is
+    logged at debug level."""
 
     def __init__(self, name: str) -> None:
         super().__init__(Code.UNIMPLEMENTED, f"{name} is not supported")
 
 
 def code_of(error: BaseException) -> Code:
-    """The code for `error`, by its kind and, for failed system calls, by what ran out."""
+    """The gRPC code of `error`: by its kind, and RESOURCE_EXHAUSTED by errno."""
     if isinstance(error, CallFailed):
         return error.code
     number = getattr(error, "errno", None)
@@ -90,7 +91,7 @@ def code_of(error: BaseException) -> Code:
 
 
 def message_of(error: BaseException) -> str:
-    """What the caller reads: the error and the notes about what could not be undone."""
+    """The message for the client: the error, and notes about undos that failed."""
     if isinstance(error, CallFailed):
         return error.message
     text = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
@@ -98,10 +99,11 @@ def message_of(error: BaseException) -> str:
 
 
 def report(call: str, error: BaseException) -> None:
-    """Log that `call` failed, unless it has a line already (`has_line`). What the caller did wrong
-    in a call that only reads goes to debug, for kubelet asks for things that are gone all the time.
+    """Log that `call` failed, at debug level if `verbs` has logged it already (`has_line`).
+
+    The caller's errors are debug, too: kubelet often asks for things that are gone.
     """
-    import logging  # not for our own client, which takes the codes from here
+    import logging  # the command line imports this module for the codes alone
 
     log = logging.getLogger(__name__)
     if isinstance(error, UnknownCall):
@@ -109,10 +111,9 @@ def report(call: str, error: BaseException) -> None:
     elif isinstance(error, CallFailed):
         log.info("%s: %s: %s", call, error.code.name, error.message)
     elif isinstance(error, Error):
-        told = getattr(error, "has_line", False)
-        level = (
-            logging.WARNING if code_of(error) in NODE_IS_TO_BLAME and not told else logging.DEBUG
-        )
+        has_line = getattr(error, "has_line", False)
+        warns = code_of(error) in NODE_FAULTS and not has_line
+        level = logging.WARNING if warns else logging.DEBUG
         log.log(level, "%s: %s: %s", call, error.kind, message_of(error))
     else:
-        log.exception("%s: not expected", call, exc_info=error)
+        log.exception("%s: unexpected error", call, exc_info=error)

@@ -1,4 +1,4 @@
-"""gRPC as it looks inside of HTTP/2 (grpc/doc/PROTOCOL-HTTP2.md): heads, messages with a prefix,
+"""The framing of gRPC over HTTP/2 (grpc/doc/PROTOCOL-HTTP2.md): headers, length-prefixed messages,
 statuses. No I/O."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cri_server.rpc.codes import CallFailed, Code
 
 PREFIX_BYTES = 5  # compressed flag, length
 MESSAGE_LIMIT_BYTES = 32 << 20
-# What a status may take of the client's limit for headers, which is 8 KiB in gRPC's C core.
+# Of grpc-message; clients of gRPC's C core limit all headers to 8 KiB.
 STATUS_MESSAGE_LIMIT_BYTES = 6 << 10
 UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 ENCODINGS = (b"identity", b"gzip")
@@ -27,7 +27,7 @@ OK_BLOCK = hpack.literal(b"grpc-status", b"0")
 
 
 class NotGrpc(Exception):
-    """A request of another protocol: what HTTP answers."""
+    """A request that is not gRPC, with the HTTP status to answer."""
 
     def __init__(self, http_status: int) -> None:
         super().__init__(http_status)
@@ -36,8 +36,7 @@ class NotGrpc(Exception):
 
 @dataclass(slots=True)
 class Head:
-    """What a request's fields say. `timeout_s` is None when the client waits for as long as it
-    takes. `origin`: W3C `traceparent`."""
+    """The headers of a request. `timeout_s`: None without a deadline; `origin`: W3C traceparent."""
 
     path: bytes
     timeout_s: float | None
@@ -46,7 +45,7 @@ class Head:
 
 
 def parse_head(fields: list[Field]) -> Head:
-    """Raises NotGrpc, and CallFailed for a timeout that cannot be read."""
+    """Parse a request's headers. Raises NotGrpc, CallFailed for a malformed timeout."""
     path = method = content_type = b""
     encoding, timeout_s, origin = b"identity", None, ""
     for name, value in fields:
@@ -70,15 +69,15 @@ def parse_head(fields: list[Field]) -> Head:
 
 
 def parse_timeout_s(text: bytes) -> float:
-    """`100m` and so on, in seconds. Raises CallFailed."""
+    """Parse a grpc-timeout such as `100m` to seconds. Raises CallFailed."""
     match = _TIMEOUT.fullmatch(text)
     if match is None:
         raise CallFailed(Code.INTERNAL, f"grpc-timeout {text[:20]!r} is malformed")
     return int(match[1]) * UNIT_S[match[2]]
 
 
-def not_grpc_answer(http_status: int) -> tuple[bytes, bytes]:
-    """The header block and the body that answer what is not gRPC."""
+def not_grpc_reply(http_status: int) -> tuple[bytes, bytes]:
+    """The header block and body of the reply to a request that is not gRPC."""
     body = b"this is a gRPC server: POST with content-type application/grpc\n"
     block = hpack.literal(b":status", b"%d" % http_status) + hpack.literal(
         b"content-type", b"text/plain"
@@ -87,7 +86,7 @@ def not_grpc_answer(http_status: int) -> tuple[bytes, bytes]:
 
 
 def status_block(code: Code, message: str) -> bytes:
-    """The fields that end a call. A long message is cut."""
+    """The header block of a call's status. A long message is truncated."""
     if code == Code.OK:
         return OK_BLOCK
     block = hpack.literal(b"grpc-status", b"%d" % code)
@@ -97,16 +96,15 @@ def status_block(code: Code, message: str) -> bytes:
 
 
 def escape(message: str) -> bytes:
-    """UTF-8, percent-encoded but for the printable part of ASCII, at most
-    `STATUS_MESSAGE_LIMIT_BYTES` long."""
+    """Percent-encode all but printable ASCII, truncated to `STATUS_MESSAGE_LIMIT_BYTES`."""
     raw = message.encode("utf-8", "replace")
-    whole = _ESCAPED.sub(lambda found: b"%%%02X" % found[0][0], raw)
+    whole = _ESCAPED.sub(lambda match: b"%%%02X" % match[0][0], raw)
     if len(whole) <= STATUS_MESSAGE_LIMIT_BYTES:
         return whole
     cut = whole[: STATUS_MESSAGE_LIMIT_BYTES - 3]
     broken = cut.rfind(b"%", -2)
     cut = cut[:broken] if broken >= 0 else cut
-    # an UTF-8 sequence that may be cut
+    # Remove the last character's bytes, which the cut may have left incomplete.
     while (last := cut[-3:])[:1] == b"%" and int(last[1:], 16) >= 0x80:
         cut = cut[:-3]
         if int(last[1:], 16) >= 0xC0:
@@ -115,7 +113,7 @@ def escape(message: str) -> bytes:
 
 
 def prefix(size: int) -> bytes:
-    """What an uncompressed message of `size` bytes begins with."""
+    """The prefix of an uncompressed message of `size` bytes."""
     return b"\0" + size.to_bytes(4, "big")
 
 
@@ -125,8 +123,8 @@ def message(payload: bytes) -> bytes:
 
 
 def whole_message(body: bytes) -> bytes | None:
-    """The payload when `body` is one uncompressed message and nothing else: nearly every request
-    comes so."""
+    """The payload if `body` is exactly one uncompressed message, as of nearly every request; else
+    None."""
     if (
         len(body) >= PREFIX_BYTES
         and not body[0]
@@ -137,7 +135,7 @@ def whole_message(body: bytes) -> bytes | None:
 
 
 class Incoming:
-    """The one message of a request, as it comes in parts."""
+    """Collects the message of a request that arrives in parts."""
 
     __slots__ = ("_body", "_compressed", "_encoding", "_limit_bytes", "length")
 
@@ -148,14 +146,14 @@ class Incoming:
 
     @property
     def received(self) -> int:
-        """How many bytes have come."""
+        """The number of bytes received."""
         return len(self._body)
 
     def add(self, data: bytes) -> int:
-        """Take a part. Returns, once, by how much the message is longer than the window that each
-        stream begins with.
+        """Append a part. Returns, once, the bytes by which the message exceeds a stream's initial
+        window: the credit that the client needs to send it.
 
-        Raises CallFailed: too long, a second message, an encoding that is not known.
+        Raises CallFailed for a message that is too long, a second one, or an unknown encoding.
         """
         self._body += data
         credit = 0
@@ -169,7 +167,7 @@ class Incoming:
 
     def _check_prefix(self, flag: int, length: int) -> None:
         if flag > 1:
-            raise CallFailed(Code.INTERNAL, f"compressed flag {flag}")
+            raise CallFailed(Code.INTERNAL, f"the compressed flag is {flag}, not 0 or 1")
         self._compressed = bool(flag)
         if self._compressed and self._encoding not in ENCODINGS:
             raise CallFailed(
@@ -183,11 +181,11 @@ class Incoming:
     def _too_long(self, length: int) -> CallFailed:
         return CallFailed(
             Code.RESOURCE_EXHAUSTED,
-            f"a message of {length} bytes is longer than {self._limit_bytes}",
+            f"the message of {length} bytes exceeds {self._limit_bytes} bytes",
         )
 
     def finish(self) -> bytes:
-        """The message, when the client has ended its side. Raises CallFailed."""
+        """The whole message, after the client has ended its side. Raises CallFailed."""
         if not self._body:
             raise CallFailed(Code.UNIMPLEMENTED, "no message in the request")
         if self.length is None or len(self._body) < self.length + PREFIX_BYTES:
@@ -196,14 +194,14 @@ class Incoming:
         return self._inflate(payload) if self._compressed else payload
 
     def _inflate(self, payload: bytes) -> bytes:
-        """One gzip member, at most as long as a message may be."""
+        """Decompress one gzip member of at most `limit_bytes`."""
         unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
         try:
-            found = unpacker.decompress(payload, self._limit_bytes + 1)
+            payload_ = unpacker.decompress(payload, self._limit_bytes + 1)
         except zlib.error as error:
             raise CallFailed(Code.INTERNAL, f"gzip: {error}") from None
-        if len(found) > self._limit_bytes:
-            raise self._too_long(len(found))
+        if len(payload_) > self._limit_bytes:
+            raise self._too_long(len(payload_))
         if not unpacker.eof or unpacker.unused_data:
-            raise CallFailed(Code.INTERNAL, "gzip: not one whole member")
-        return found
+            raise CallFailed(Code.INTERNAL, "gzip: expected exactly one complete member")
+        return payload_

@@ -1,7 +1,7 @@
-"""ImageService: each call in a line or two over the image service.
+"""The handlers of CRI's ImageService.
 
-An image is the same for all runtime handlers, and no annotation of an ImageSpec changes what is
-pulled. So `spec.runtime_handler` is empty in lists, as in those of containers: a kubelet with
+All runtime handlers share one image, and annotations of an ImageSpec do not change the pull. So
+`spec.runtime_handler` is empty in lists of images and containers; a kubelet with
 RuntimeClassInImageCriApi compares the two before it removes an image.
 """
 
@@ -21,7 +21,7 @@ from pyrunc.errors import InvalidArgument
 
 
 def message(image: Image) -> api.Image:
-    """The CRI message: a uid or a user name, never both."""
+    """The CRI message of an image, with a uid or a user name, never both."""
     result = api.Image(
         id=image.id,
         repo_tags=image.repo_tags,
@@ -37,20 +37,20 @@ def message(image: Image) -> api.Image:
 
 
 class ImageService:
-    """The calls."""
+    """The handlers."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
 
     async def ListImages(self, request: api.ListImagesRequest) -> api.ListImagesResponse:
-        found = await self._services.images.list(request.filter.image.image or None)
-        return api.ListImagesResponse(images=[message(i) for i in found])
+        images = await self._services.images.list(request.filter.image.image or None)
+        return api.ListImagesResponse(images=[message(i) for i in images])
 
     async def StreamImages(
         self, request: api.StreamImagesRequest
     ) -> AsyncIterator[api.StreamImagesResponse]:
-        found = await self._services.images.list(request.filter.image.image or None)
-        for batch in batches(found):
+        images = await self._services.images.list(request.filter.image.image or None)
+        for batch in batches(images):
             yield api.StreamImagesResponse(images=[message(i) for i in batch])
 
     async def ImageStatus(self, request: api.ImageStatusRequest) -> api.ImageStatusResponse:
@@ -64,14 +64,14 @@ class ImageService:
         return response
 
     async def PullImage(self, request: api.PullImageRequest) -> api.PullImageResponse:
-        asked = request.auth
+        credentials = request.auth
         auth = Auth(
-            username=asked.username,
-            password=asked.password,
-            auth=asked.auth,
-            server_address=asked.server_address,
-            identity_token=asked.identity_token,
-            registry_token=asked.registry_token,
+            username=credentials.username,
+            password=credentials.password,
+            auth=credentials.auth,
+            server_address=credentials.server_address,
+            identity_token=credentials.identity_token,
+            registry_token=credentials.registry_token,
         )
         reference = _reference(request.image)
         handlers.require(self._services.config, request.image.runtime_handler)
@@ -84,17 +84,19 @@ class ImageService:
 
     async def ImageFsInfo(self, request: api.ImageFsInfoRequest) -> api.ImageFsInfoResponse:
         usage = await self._services.images.fs_info()
-        found = api.FilesystemUsage(timestamp=usage.timestamp_ns)
-        found.fs_id.mountpoint = os.fspath(usage.mountpoint)
-        found.used_bytes.value = usage.used_bytes
-        found.inodes_used.value = usage.inodes_used
-        layers = api.FilesystemUsage(timestamp=usage.timestamp_ns, fs_id=found.fs_id)
+        filesystem = api.FilesystemUsage(timestamp=usage.timestamp_ns)
+        filesystem.fs_id.mountpoint = os.fspath(usage.mountpoint)
+        filesystem.used_bytes.value = usage.used_bytes
+        filesystem.inodes_used.value = usage.inodes_used
+        layers = api.FilesystemUsage(timestamp=usage.timestamp_ns, fs_id=filesystem.fs_id)
         containers = self._services.index.containers
         used, inodes = stats.layers.measured(
             {c.id: self._services.paths.container_root(c.id) for c in containers}
         )
         layers.used_bytes.value, layers.inodes_used.value = used, inodes
-        return api.ImageFsInfoResponse(image_filesystems=[found], container_filesystems=[layers])
+        return api.ImageFsInfoResponse(
+            image_filesystems=[filesystem], container_filesystems=[layers]
+        )
 
 
 def _reference(image: api.ImageSpec) -> str:

@@ -1,5 +1,5 @@
-"""The private calls about images, for which CRI has none: pulls that tell how far they are, tags,
-archives, logins."""
+"""The handlers of `pyrunc.v1.Admin` about images: pulls with progress, pushes, tags, archives,
+logins."""
 
 from __future__ import annotations
 
@@ -18,53 +18,61 @@ from pyrunc.records import Request
 if TYPE_CHECKING:
     from pyrunc.ipc import Message
 
-TELL_S = 0.1
+REPORT_INTERVAL_S = 0.1
 AUTH_FIELDS = ("username", "password", "auth", "server_address", "identity_token", "registry_token")
 
 
 class ImageAdmin:
-    """The calls."""
+    """The handlers."""
 
     def __init__(self, services: Services) -> None:
         self._images = services.images
 
-    async def pull(self, asked: private.PullImage) -> AsyncGenerator[private.Told, None]:
-        name, auth = _text(asked.image, "image"), _auth(asked.auth)
-        async for message in _telling(lambda note: self._images.pull(name, auth, note)):
+    async def pull(
+        self, request: private.PullImage
+    ) -> AsyncGenerator[private.TransferUpdate, None]:
+        name, auth = _text(request.image, "image"), _auth(request.auth)
+        async for message in _stream_progress(lambda note: self._images.pull(name, auth, note)):
             yield message
 
     async def pull_platform(
         self, request: private.PullPlatform
-    ) -> AsyncGenerator[private.Told, None]:
+    ) -> AsyncGenerator[private.TransferUpdate, None]:
         name, auth = _text(request.image, "image"), _auth(request.auth)
         platform = platforms.parse(request.platform)
-        async for message in _telling(lambda note: self._images.pull(name, auth, note, platform)):
+        async for message in _stream_progress(
+            lambda note: self._images.pull(name, auth, note, platform)
+        ):
             yield message
 
-    async def push(self, asked: private.PushImage) -> AsyncGenerator[private.Told, None]:
-        name, target = _text(asked.image, "image"), _text(asked.target, "target")
-        auth = _auth(asked.auth)
-        async for message in _telling(lambda note: self._images.push(name, target, auth, note)):
+    async def push(
+        self, request: private.PushImage
+    ) -> AsyncGenerator[private.TransferUpdate, None]:
+        name, target = _text(request.image, "image"), _text(request.target, "target")
+        auth = _auth(request.auth)
+        async for message in _stream_progress(
+            lambda note: self._images.push(name, target, auth, note)
+        ):
             yield message
 
-    async def tag(self, asked: private.TagImage) -> private.Done:
-        await self._images.tag(_text(asked.source, "source"), _text(asked.target, "target"))
-        return private.Done()
+    async def tag(self, request: private.TagImage) -> private.Empty:
+        await self._images.tag(_text(request.source, "source"), _text(request.target, "target"))
+        return private.Empty()
 
-    async def save(self, asked: private.SaveImages) -> AsyncGenerator[bytes, None]:
-        if not asked.images:
+    async def save(self, request: private.SaveImages) -> AsyncGenerator[bytes, None]:
+        if not request.images:
             raise InvalidArgument("images must be a list of names")
-        async for part in self._images.save(asked.images):
+        async for part in self._images.save(request.images):
             yield part
 
-    async def check_login(self, asked: private.CheckLogin) -> private.Done:
+    async def check_login(self, request: private.CheckLogin) -> private.Empty:
         await self._images.check_login(
-            _text(asked.registry, "registry"), _auth(asked.auth) or Auth()
+            _text(request.registry, "registry"), _auth(request.auth) or Auth()
         )
-        return private.Done()
+        return private.Empty()
 
     def table(self) -> Table:
-        """What the gRPC server takes."""
+        """The methods for the gRPC server."""
         calls: list[tuple[type[Request], Callable[[Any], Any], Callable[[Any], bytes]]] = [
             (private.PullImage, self.pull, private.encode_record),
             (private.PullPlatform, self.pull_platform, private.encode_record),
@@ -81,23 +89,23 @@ class ImageAdmin:
         }
 
 
-async def _telling(
+async def _stream_progress(
     begin: Callable[[Callable[[Progress], None]], Coroutine[Any, Any, str]],
-) -> AsyncGenerator[private.Told, None]:
-    """The progress of long work, at most every `TELL_S`, then its result. It is cancelled when
-    nobody listens any more."""
+) -> AsyncGenerator[private.TransferUpdate, None]:
+    """Run a transfer and yield its progress, at most every `REPORT_INTERVAL_S`, then its result.
+    Closing the generator cancels the transfer."""
     latest: list[Progress] = []
     task = asyncio.create_task(begin(lambda progress: latest.__setitem__(slice(None), [progress])))
-    told: Progress | None = None
+    reported: Progress | None = None
     try:
         while not task.done():
-            await asyncio.wait([task], timeout=TELL_S)
-            if latest and latest[0] != told:
-                told = latest[0]
-                yield private.Told(
-                    private.Progress(told.stage, told.fetched_bytes, told.total_bytes)
+            await asyncio.wait([task], timeout=REPORT_INTERVAL_S)
+            if latest and latest[0] != reported:
+                reported = latest[0]
+                yield private.TransferUpdate(
+                    private.Progress(reported.stage, reported.fetched_bytes, reported.total_bytes)
                 )
-        yield private.Told(id=await task)
+        yield private.TransferUpdate(id=await task)
     finally:
         if not task.done():
             task.cancel()
@@ -110,10 +118,11 @@ def _text(value: str, key: str) -> str:
     return value
 
 
-def _auth(given: Message | None) -> Auth | None:
-    """No record reads it: its errors would show what is secret."""
-    found = given or {}
-    if not all(isinstance(found.get(f, ""), str) for f in AUTH_FIELDS):
+def _auth(fields: Message | None) -> Auth | None:
+    """Check and convert the fields of AuthConfig; not a record, because errors of records quote the
+    value, which is secret."""
+    values = fields or {}
+    if not all(isinstance(values.get(f, ""), str) for f in AUTH_FIELDS):
         raise InvalidArgument("auth must be an object of strings")
-    auth = Auth(**{name: found.get(name, "") for name in AUTH_FIELDS})
+    auth = Auth(**{name: values.get(name, "") for name in AUTH_FIELDS})
     return None if auth.empty else auth

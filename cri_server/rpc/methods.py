@@ -1,9 +1,9 @@
-"""The table of calls: gRPC's path -> what decodes the request and answers it.
+"""The table of gRPC methods: path -> decoder, handler and encoder.
 
 A handler is a method of the service's object with the call's name. It takes the request and returns
-the reply (a message, or its wire form as bytes), a coroutine of it, or, for a call that streams, an
-async generator of replies. What can be answered at once should be: a coroutine costs a task. A
-coroutine may also return `Parts`, for a reply that is too large to hold.
+the reply (a message, or its wire form as bytes), a coroutine of it, or an async generator of
+replies for a call that streams. A handler that need not wait returns the reply itself, because a
+coroutine costs a task. A coroutine may return `StreamedReply` for a reply too large for memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cri_server.rpc.codes import UnknownCall
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A call. `decode` raises for bytes that are not a request."""
+    """A gRPC method. `decode` raises for bytes that are not a request."""
 
     name: str
     decode: Callable[[bytes], Any]
@@ -28,11 +28,10 @@ class Method:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """A reply in its wire form, `size` bytes in all, that is read part by part as the client takes
-    it.
+class StreamedReply:
+    """A reply of `size` bytes in wire form, produced part by part as the client reads.
 
-    `close` is called once, also when no part was asked for.
+    `close` is called once, also when no part was read.
     """
 
     size: int
@@ -46,24 +45,24 @@ _encode: Callable[[Any], bytes] = methodcaller("SerializeToString")
 
 
 def table(**services: object) -> Table:
-    """The calls of CRI's services by name: `RuntimeService=…`. What an object lacks answers
-    UNIMPLEMENTED.
+    """Return the methods of CRI's services, given as `RuntimeService=…`; a call without a handler
+    answers UNIMPLEMENTED.
 
-    Raises ValueError for a public method that is no call of the service.
+    Raises ValueError for a public method of an object that is not a call of its service.
     """
-    found: Table = {}
+    calls_by_path: Table = {}
     for name, service in services.items():
         description = api.DESCRIPTOR.services_by_name[name]
         calls = {method.name for method in description.methods}
         wrong = {n for n in dir(type(service)) if not n.startswith("_")} - calls
         if wrong:
-            raise ValueError(f"not calls of {name}: {', '.join(sorted(wrong))}")
+            raise ValueError(f"methods that are not calls of {name}: {', '.join(sorted(wrong))}")
         for method in description.methods:
             request = getattr(api, method.input_type.name)
             answer = getattr(service, method.name, None) or _refusal(method.name)
             path = f"/{description.full_name}/{method.name}".encode()
-            found[path] = Method(method.name, request.FromString, answer, _encode)
-    return found
+            calls_by_path[path] = Method(method.name, request.FromString, answer, _encode)
+    return calls_by_path
 
 
 def _refusal(name: str) -> Callable[[Any], Any]:

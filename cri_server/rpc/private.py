@@ -1,7 +1,7 @@
-"""Our private calls beside CRI, shared by server and command line: what they ask and answer, JSON
-objects over gRPC.
+"""Requests and replies of the gRPC service `pyrunc.v1.Admin`, which server and command line share.
 
-Either end may be older or newer: unknown fields are ignored, and an unknown call is UNIMPLEMENTED.
+They are JSON objects. Either end may be older or newer: unknown fields are ignored, and an unknown
+call is UNIMPLEMENTED.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from pyrunc.records import AbsolutePath
 
 SERVICE = "pyrunc.v1.Admin"
-Asked = TypeVar("Asked", bound=Record)
+RecordType = TypeVar("RecordType", bound=Record)
 
 
 def path(call: str) -> str:
-    """What gRPC calls it."""
+    """The gRPC path of a call."""
     return f"/{SERVICE}/{call}"
 
 
 def encode(value: dict[str, Any]) -> bytes:
-    """A message."""
+    """Encode an object as a message."""
     return json.dumps(value).encode()
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """A message's object. Raises ValueError."""
+    """Decode a message. Raises ValueError."""
     value = json.loads(data)
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
@@ -39,25 +39,25 @@ def decode(data: bytes) -> dict[str, Any]:
 
 
 def encode_record(record: Record) -> bytes:
-    """A record as a message."""
+    """Encode a record as a message."""
     return encode(record.to_fields())
 
 
-def decoder(kind: type[Asked]) -> Callable[[bytes], Asked]:
-    """What makes such a record of a message. It raises ValueError, InvalidArgument."""
+def decoder(kind: type[RecordType]) -> Callable[[bytes], RecordType]:
+    """Return a decoder of messages to `kind`, which raises ValueError, InvalidArgument."""
     return lambda data: kind.of(decode(data))
 
 
-class Done(Record):
-    """The answer of a call that has none but that it was done."""
+class Empty(Record):
+    """An empty reply."""
 
 
 # ---- images
 
 
 class LoadImage(Request):
-    """Load an archive that the server reads; `name` for an image without one. Answered with
-    `Images`."""
+    """Load an archive at a path on the server; `name`: of an image that has none in the archive.
+    Reply: `LoadedImages`."""
 
     call = "LoadImage"
     path: AbsolutePath
@@ -65,20 +65,21 @@ class LoadImage(Request):
 
 
 class LoadedImage(Record):
-    """An image of the archive."""
+    """An image of a loaded archive."""
 
     id: str
     repo_tags: Sequence[str]
 
 
-class Images(Record):
-    """Those of the archive."""
+class LoadedImages(Record):
+    """The images of a loaded archive."""
 
     images: Sequence[LoadedImage]
 
 
 class PullImage(Request):
-    """Answered with `Told` again and again. `auth`, here and below: the fields of CRI's AuthConfig."""
+    """Pull an image. Reply: a stream of `TransferUpdate`. `auth`, here and below: the fields of CRI's
+    AuthConfig."""
 
     call = "PullImage"
     image: str
@@ -86,8 +87,10 @@ class PullImage(Request):
 
 
 class PullPlatform(Request):
-    """As `PullImage`, of the image for `platform`, OS/ARCH or OS/ARCH/VARIANT. A call of its own:
-    an older server ignores a field and would pull for its own processor."""
+    """Pull the image of `platform`: OS/ARCH or OS/ARCH/VARIANT.
+
+    Not a field of `PullImage`: an older server would ignore it and pull for its own processor.
+    """
 
     call = "PullPlatform"
     image: str
@@ -96,7 +99,7 @@ class PullPlatform(Request):
 
 
 class PushImage(Request):
-    """Send an image to the registry of `target`. Answered with `Told` again and again."""
+    """Push an image to the registry of `target`. Reply: a stream of `TransferUpdate`."""
 
     call = "PushImage"
     image: str
@@ -105,22 +108,22 @@ class PushImage(Request):
 
 
 class Progress(Record):
-    """See `images.model.Progress`."""
+    """The progress of a transfer, as `images.model.Progress`."""
 
     stage: str
     fetched_bytes: int
     total_bytes: int
 
 
-class Told(Record):
-    """How far a pull or a push is, or, at its end, the image's id, or the manifest's digest."""
+class TransferUpdate(Record):
+    """The progress of a pull or push; at its end the image's id or the manifest's digest."""
 
     progress: Progress | None = None
     id: str | None = None
 
 
 class TagImage(Request):
-    """Another name for an image. Answered with `Done`."""
+    """Add a name to an image. Reply: `Empty`."""
 
     call = "TagImage"
     source: str
@@ -128,14 +131,14 @@ class TagImage(Request):
 
 
 class SaveImages(Request):
-    """Answered with an archive, part by part."""
+    """Save images to an archive. Reply: a stream of its bytes."""
 
     call = "SaveImages"
     images: Sequence[str]
 
 
 class CheckLogin(Request):
-    """Answered with `Done` when the registry takes this login."""
+    """Try a login at a registry. Reply: `Empty` when it is accepted."""
 
     call = "CheckLogin"
     registry: str
@@ -146,35 +149,38 @@ class CheckLogin(Request):
 
 
 class ContainerConfig(Request):
-    """Answered with a `Configs`."""
+    """Get a container's configuration. Reply: `ContainerConfigs`."""
 
     call = "ContainerConfig"
     id: str
 
 
-class Configs(Record):
-    """What CreateContainer was given, with its environment: the messages in base64."""
+class ContainerConfigs(Record):
+    """The configurations of a CreateContainerRequest, with the environment: messages in base64."""
 
     container: str
     sandbox: str
 
 
 class PodConfig(Request):
-    """Answered with a `SandboxConfig`."""
+    """Get a pod's configuration. Reply: `SandboxConfig`."""
 
     call = "PodConfig"
     id: str
 
 
 class SandboxConfig(Record):
-    """The message of RunPodSandbox, in base64."""
+    """The PodSandboxConfig of a RunPodSandboxRequest, in base64."""
 
     sandbox: str
 
 
 class ExecAs(Request):
-    """Exec with what CRI's ExecRequest has no fields for: `user` as in an OCI process, `env` as
-    NAME=VALUE over the container's own, `cwd` unless empty. Answered with a `Session`."""
+    """Exec with settings that CRI's ExecRequest lacks. Reply: `Session`.
+
+    `user`: as in an OCI process; `env`: NAME=VALUE, added to the container's; `cwd`: empty for the
+    container's.
+    """
 
     call = "ExecAs"
     id: str
@@ -187,33 +193,33 @@ class ExecAs(Request):
 
 
 class Session(Record):
-    """Where the streaming server has it."""
+    """The URL of a session at the streaming server."""
 
     url: str
 
 
 class PauseContainer(Request):
-    """Answered with `Done`."""
+    """Freeze a container's processes. Reply: `Empty`."""
 
     call = "PauseContainer"
     id: str
 
 
 class UnpauseContainer(Request):
-    """Answered with `Done`."""
+    """Thaw a container's processes. Reply: `Empty`."""
 
     call = "UnpauseContainer"
     id: str
 
 
 class PausedContainers(Request):
-    """Answered with an `Ids`."""
+    """List paused containers. Reply: `ContainerIds`."""
 
     call = "PausedContainers"
 
 
-class Ids(Record):
-    """Of containers."""
+class ContainerIds(Record):
+    """Ids of containers."""
 
     ids: Sequence[str]
 
@@ -222,8 +228,10 @@ class Ids(Record):
 
 
 class Timeline(Request):
-    """`pod`: a reference, empty for all; `last` and `slowest`: so many, 0 for all. Answered with a
-    `Calls`."""
+    """List past calls. Reply: `Calls`.
+
+    `pod`: a reference, empty for all pods; `last`, `slowest`: how many calls, 0 for all.
+    """
 
     call = "Timeline"
     pod: str = ""
@@ -232,14 +240,14 @@ class Timeline(Request):
 
 
 class Calls(Record):
-    """Entries as the timeline has them on disk (`timeline.ring`)."""
+    """Entries of the timeline, as on disk (`timeline.ring`)."""
 
     calls: Sequence[Message]
 
 
 class FollowTimeline(Request):
-    """Answered with an entry for each call that has ended since `after_ns`, and that ends from now
-    on."""
+    """Follow the timeline. Reply: a stream of entries, from the first call that ended after
+    `after_ns`."""
 
     call = "FollowTimeline"
     pod: str = ""
@@ -247,7 +255,7 @@ class FollowTimeline(Request):
 
 
 class ReleaseNetwork(Request):
-    """Give up the network of a stopped pod whose plugins refuse to detach it. Answered with
+    """Give up the network of a stopped pod although its CNI plugins fail in DEL. Reply:
     `Refusals`."""
 
     call = "ReleaseNetwork"
@@ -255,14 +263,17 @@ class ReleaseNetwork(Request):
 
 
 class Refusals(Record):
-    """What plugins refused with, a line each."""
+    """The errors of CNI plugins, one a line."""
 
     lines: Sequence[str]
 
 
 class CollectGarbage(Request):
-    """`dry_run`: only tell; `images`: also those that nobody uses; `force`: also addresses whose
-    plugins refuse to take them back. Answered with an `Items`."""
+    """Collect garbage. Reply: `GarbageItems`.
+
+    `dry_run`: only report; `images`: also unused images; `force`: also addresses whose CNI plugins
+    fail in DEL.
+    """
 
     call = "CollectGarbage"
     dry_run: bool
@@ -270,8 +281,8 @@ class CollectGarbage(Request):
     force: bool = False
 
 
-class Item(Record):
-    """See `garbage.Item`."""
+class GarbageItem(Record):
+    """A thing on disk, as `store.garbage.Item`."""
 
     kind: str
     name: str
@@ -280,32 +291,32 @@ class Item(Record):
     size_bytes: int = 0
 
 
-class Items(Record):
-    """What there is on disk, and what was done with it."""
+class GarbageItems(Record):
+    """All things on disk, and what was done with each."""
 
-    items: Sequence[Item]
+    items: Sequence[GarbageItem]
 
 
 class DebugStacks(Request):
-    """Answered with a `Text`."""
+    """Get the stacks of all threads and tasks. Reply: `Text`."""
 
     call = "DebugStacks"
 
 
 class Text(Record):
-    """What all threads and tasks are at."""
+    """The stacks of all threads and tasks."""
 
     text: str
 
 
 class DebugProfile(Request):
-    """Look for so long. Answered with a `Stacks`."""
+    """Profile the server for `seconds`. Reply: `Stacks`."""
 
     call = "DebugProfile"
     seconds: float
 
 
 class Stacks(Record):
-    """Lines for a flame graph."""
+    """Folded stacks with counts, for a flame graph."""
 
     stacks: Sequence[str]

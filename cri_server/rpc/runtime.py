@@ -1,4 +1,4 @@
-"""RuntimeService: each call in a line or two. What is not built answers UNIMPLEMENTED
+"""The handlers of CRI's RuntimeService. A call without a handler answers UNIMPLEMENTED
 (`methods.table`)."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cri_server.containers import (
 )
 from cri_server.containers import exec as execution
 from cri_server.observability import metrics, stats
-from cri_server.rpc.methods import Parts
+from cri_server.rpc.methods import StreamedReply
 from cri_server.sandboxes import checkpoint as sandbox_checkpoint
 from cri_server.sandboxes import remove as sandbox_remove
 from cri_server.sandboxes import restore as sandbox_restore
@@ -38,14 +38,14 @@ from pyrunc.varint import varint
 
 KUBELET_VERSION, API_VERSION = "0.1.0", "v1"
 NAME = "pyrunc"
-BATCH = 500
+BATCH = 500  # items of a message of a Stream… call
 LENGTH_DELIMITED = 2  # protobuf's wire type of bytes
 
 Item = TypeVar("Item")
 
 
 class RuntimeService:
-    """The calls; `streaming` makes the URLs of exec, attach and port-forward."""
+    """The handlers; `streaming` hands out the URLs of exec, attach and port-forward."""
 
     def __init__(self, services: Services, streaming: StreamingServer) -> None:
         self._services, self._streaming = services, streaming
@@ -101,8 +101,8 @@ class RuntimeService:
     async def UpdateRuntimeConfig(
         self, request: api.UpdateRuntimeConfigRequest
     ) -> api.UpdateRuntimeConfigResponse:
-        """The CNI configuration is the administrator's; plugins in it that take ranges are given
-        the node's pod CIDRs."""
+        """Pass the node's pod CIDRs to the CNI plugins that take ranges; the configuration itself is
+        the administrator's."""
         await self._services.network.use_pod_ranges(
             request.runtime_config.network_config.pod_cidr.split(",")
         )
@@ -217,7 +217,7 @@ class RuntimeService:
 
     # -- commands and streams
 
-    async def ExecSync(self, request: api.ExecSyncRequest) -> api.ExecSyncResponse | Parts:
+    async def ExecSync(self, request: api.ExecSyncRequest) -> api.ExecSyncResponse | StreamedReply:
         if request.timeout < 0:
             raise InvalidArgument(f"timeout {request.timeout} is negative")
         outcome = await execution.sync(
@@ -254,16 +254,16 @@ class RuntimeService:
     async def ListContainerStats(
         self, request: api.ListContainerStatsRequest
     ) -> api.ListContainerStatsResponse:
-        found = await stats.of_containers(self._services, self._measured(request.filter))
-        return api.ListContainerStatsResponse(stats=found)
+        measured = await stats.of_containers(self._services, self._measured(request.filter))
+        return api.ListContainerStatsResponse(stats=measured)
 
     async def StreamContainerStats(
         self, request: api.StreamContainerStatsRequest
     ) -> AsyncIterator[api.StreamContainerStatsResponse]:
         for batch in batches(self._measured(request.filter)):
-            found = await stats.of_containers(self._services, batch)
-            if found:
-                yield api.StreamContainerStatsResponse(container_stats=found)
+            measured = await stats.of_containers(self._services, batch)
+            if measured:
+                yield api.StreamContainerStatsResponse(container_stats=measured)
 
     async def PodSandboxStats(
         self, request: api.PodSandboxStatsRequest
@@ -274,17 +274,17 @@ class RuntimeService:
     async def ListPodSandboxStats(
         self, request: api.ListPodSandboxStatsRequest
     ) -> api.ListPodSandboxStatsResponse:
-        found = self._measured_sandboxes(request.filter)
+        sandboxes = self._measured_sandboxes(request.filter)
         return api.ListPodSandboxStatsResponse(
-            stats=await stats.of_sandboxes(self._services, found)
+            stats=await stats.of_sandboxes(self._services, sandboxes)
         )
 
     async def StreamPodSandboxStats(
         self, request: api.StreamPodSandboxStatsRequest
     ) -> AsyncIterator[api.StreamPodSandboxStatsResponse]:
         for batch in batches(self._measured_sandboxes(request.filter)):
-            found = await stats.of_sandboxes(self._services, batch)
-            yield api.StreamPodSandboxStatsResponse(pod_sandbox_stats=found)
+            measured = await stats.of_sandboxes(self._services, batch)
+            yield api.StreamPodSandboxStatsResponse(pod_sandbox_stats=measured)
 
     def ListMetricDescriptors(
         self, request: api.ListMetricDescriptorsRequest
@@ -294,17 +294,17 @@ class RuntimeService:
     async def ListPodSandboxMetrics(
         self, request: api.ListPodSandboxMetricsRequest
     ) -> api.ListPodSandboxMetricsResponse:
-        found = self._services.index.select_sandboxes(state=api.SANDBOX_READY)
+        sandboxes = self._services.index.select_sandboxes(state=api.SANDBOX_READY)
         return api.ListPodSandboxMetricsResponse(
-            pod_metrics=[await metrics.of_sandbox(self._services, s) for s in found]
+            pod_metrics=[await metrics.of_sandbox(self._services, s) for s in sandboxes]
         )
 
     async def StreamPodSandboxMetrics(
         self, request: api.StreamPodSandboxMetricsRequest
     ) -> AsyncIterator[api.StreamPodSandboxMetricsResponse]:
         for sandbox in self._services.index.select_sandboxes(state=api.SANDBOX_READY):
-            found = await metrics.of_sandbox(self._services, sandbox)
-            yield api.StreamPodSandboxMetricsResponse(pod_sandbox_metrics=[found])
+            pod_metrics = await metrics.of_sandbox(self._services, sandbox)
+            yield api.StreamPodSandboxMetricsResponse(pod_sandbox_metrics=[pod_metrics])
 
     async def GetContainerEvents(
         self, request: api.GetEventsRequest
@@ -314,36 +314,36 @@ class RuntimeService:
 
     # -- filters
 
-    def _sandboxes(self, wanted: api.PodSandboxFilter) -> list[Sandbox]:
-        state = wanted.state.state if wanted.HasField("state") else None
+    def _sandboxes(self, filter_: api.PodSandboxFilter) -> list[Sandbox]:
+        state = filter_.state.state if filter_.HasField("state") else None
         return self._services.index.select_sandboxes(
-            reference=wanted.id, state=state, labels=wanted.label_selector
+            reference=filter_.id, state=state, labels=filter_.label_selector
         )
 
-    def _containers(self, wanted: api.ContainerFilter) -> list[Container]:
-        state = wanted.state.state if wanted.HasField("state") else None
+    def _containers(self, filter_: api.ContainerFilter) -> list[Container]:
+        state = filter_.state.state if filter_.HasField("state") else None
         return self._services.index.select_containers(
-            reference=wanted.id,
+            reference=filter_.id,
             state=state,
-            sandbox=wanted.pod_sandbox_id,
-            labels=wanted.label_selector,
+            sandbox=filter_.pod_sandbox_id,
+            labels=filter_.label_selector,
         )
 
-    def _measured(self, wanted: api.ContainerStatsFilter) -> list[Container]:
-        found = self._services.index.select_containers(
-            reference=wanted.id, sandbox=wanted.pod_sandbox_id, labels=wanted.label_selector
+    def _measured(self, filter_: api.ContainerStatsFilter) -> list[Container]:
+        containers = self._services.index.select_containers(
+            reference=filter_.id, sandbox=filter_.pod_sandbox_id, labels=filter_.label_selector
         )
-        return [c for c in found if c.running]
+        return [c for c in containers if c.running]
 
-    def _measured_sandboxes(self, wanted: api.PodSandboxStatsFilter) -> list[Sandbox]:
+    def _measured_sandboxes(self, filter_: api.PodSandboxStatsFilter) -> list[Sandbox]:
         return self._services.index.select_sandboxes(
-            reference=wanted.id, state=api.SANDBOX_READY, labels=wanted.label_selector
+            reference=filter_.id, state=api.SANDBOX_READY, labels=filter_.label_selector
         )
 
 
-def exec_response(outcome: execution.Outcome) -> Parts:
-    """An ExecSyncResponse as it looks on the wire: two fields of bytes, which are read while they
-    are sent, and the rest."""
+def exec_response(outcome: execution.Outcome) -> StreamedReply:
+    """An ExecSyncResponse in wire form whose stdout and stderr are read from their files while they
+    are sent."""
     fields = api.ExecSyncResponse.DESCRIPTOR.fields_by_name
     outputs = [(fields["stdout"].number, outcome.stdout), (fields["stderr"].number, outcome.stderr)]
     heads = [
@@ -359,11 +359,11 @@ def exec_response(outcome: execution.Outcome) -> Parts:
         yield rest
 
     size = sum(map(len, heads)) + outcome.stdout.size + outcome.stderr.size + len(rest)
-    return Parts(size, content(), outcome.discard)
+    return StreamedReply(size, content(), outcome.discard)
 
 
 def batches(items: Iterable[Item]) -> Iterator[list[Item]]:
-    """Lists of at most BATCH items, which stay well below a message's limit."""
+    """Split into lists of at most `BATCH` items, whose messages stay far below the size limit."""
     listed = list(items)
     for begin in range(0, len(listed), BATCH):
         yield listed[begin : begin + BATCH]

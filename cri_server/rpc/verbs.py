@@ -1,13 +1,13 @@
-"""Every call leaves a measurement, and one that changes something a line in the log.
+"""Measures every call, and logs each call that changes something (a verb).
 
-The line has the verb, the pod as NAMESPACE/NAME, the container's name, ids, the duration and the
-outcome as gRPC's code; a failure also its error and the step that failed. It goes to `info`; to
-`warning` when the node or a peer is to blame; to `debug` when there was nothing to do, as for a
-kubelet that stops a pod again, and for ExecSync, which probes call all the time, unless the node
-failed it. Calls that only read log nothing, unless the node failed them (`codes.report`).
+A log line has the verb, the pod as NAMESPACE/NAME, the container's name, ids, the duration and the
+gRPC code; after a failure also the error and the failed step. Its level is `info`; `warning` for
+failures of the node or a peer; `debug` when there was nothing to do (kubelet stops pods
+repeatedly) and for ExecSync, which probes call all the time, unless the node failed it. Calls that
+only read are logged when the node failed them (`codes.report`).
 
-Nothing secret is written: no environment, no annotations, no credentials of registries, and of a
-command that is executed neither its name nor its arguments, which hold passwords often enough.
+No secret is logged: no environment, annotations or registry credentials, and no command line of an
+exec, because it may hold a password.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from cri_server.store.model import Container, Sandbox, sandbox_name
 log = logging.getLogger(__name__)
 
 Fields = dict[str, object]
-Described = tuple[Fields, bool]
-"""What the line says, and whether the verb finds something to do."""
-Describe = Callable[[Services, Any], Described]
+Description = tuple[Fields, bool]
+"""The fields of the log line, and whether the verb has something to do."""
+Describe = Callable[[Services, Any], Description]
 
 STOPPABLE = (api.CONTAINER_RUNNING, api.CONTAINER_UNKNOWN)
 
 
 def observed(services: Services, table: Table) -> Table:
-    """The same calls, each measured and, if it is a verb, logged. Calls that stream go on for hours
-    and are not measured."""
+    """Wrap each method so that it is measured and, if a verb, logged. Streaming calls, which last
+    for hours, are not measured."""
     return {
         path: replace(method, answer=_observed(services, method)) for path, method in table.items()
     }
@@ -59,19 +59,19 @@ def _observed(services: Services, method: Method) -> Callable[[Any], Any]:
 
 def _verb(services: Services, method: Method, describe: Describe) -> Callable[[Any], Any]:
     async def answer(request: Any) -> Any:
-        described, trace = describe(services, request), Trace(origin=ORIGIN.get())
-        CURRENT.set(trace)  # of this call's task, and of those that it starts
+        description, trace = describe(services, request), Trace(origin=ORIGIN.get())
+        CURRENT.set(trace)  # for this task and the tasks that it starts
         try:
             reply = await method.answer(request)
         except BaseException as error:
-            said = _failed(method.name, described, error, time.perf_counter() - trace.begin_s)
-            _remember(services, method.name, trace, said)
+            record = _failed(method.name, description, error, time.perf_counter() - trace.begin_s)
+            _record(services, method.name, trace, record)
             raise
-        said = _succeeded(
-            services, method.name, described, reply, time.perf_counter() - trace.begin_s
+        record = _succeeded(
+            services, method.name, description, reply, time.perf_counter() - trace.begin_s
         )
-        if described[1]:
-            _remember(services, method.name, trace, said)
+        if description[1]:
+            _record(services, method.name, trace, record)
         return reply
 
     return answer
@@ -94,8 +94,8 @@ def _query(method: Method) -> Callable[[Any], Any]:
 def _immediate(
     services: Services, method: Method, describe: Describe | None
 ) -> Callable[[Any], Any]:
-    """Of a handler that answers at once, or hands out a coroutine for the rare case (a verbose
-    status), which is not measured."""
+    """Wrap a handler that returns its reply at once. A coroutine that it returns in a rare case (a
+    verbose status) is not measured."""
 
     def answer(request: Any) -> Any:
         began_s = time.perf_counter()
@@ -114,66 +114,65 @@ def _immediate(
         if describe is None:
             VERBS.add(method.name, "OK", time.perf_counter() - began_s)
         else:
-            described = describe(services, request)
-            _succeeded(services, method.name, described, reply, time.perf_counter() - began_s)
+            description = describe(services, request)
+            _succeeded(services, method.name, description, reply, time.perf_counter() - began_s)
         return reply
 
     return answer
 
 
-def _remember(services: Services, call: str, trace: Trace, said: Fields) -> None:
-    entry = {"call": call, "started_at_ns": trace.started_at_ns, **said}
+def _record(services: Services, call: str, trace: Trace, record: Fields) -> None:
+    entry = {"call": call, "started_at_ns": trace.started_at_ns, **record}
     if trace.origin:
         entry["traceparent"] = trace.origin
     services.timeline.add(entry, trace)
     if services.tracing is not None:
-        services.tracing.add(call, said, trace)
+        services.tracing.add(call, record, trace)
 
 
 def _code(error: BaseException) -> Code:
-    """Of a call that raised; one whose client hung up or whose deadline passed was cancelled."""
+    """The code of a failed call; CANCELLED when the client hung up or the deadline passed."""
     return codes.code_of(error) if isinstance(error, Exception) else Code.CANCELLED
 
 
 def _succeeded(
-    services: Services, verb: str, described: Described, reply: Any, seconds: float
+    services: Services, verb: str, description: Description, reply: Any, seconds: float
 ) -> Fields:
     VERBS.add(verb, "OK", seconds)
-    found, changes = described
+    details, changes = description
     level = logging.INFO if changes and verb not in QUIET else logging.DEBUG
-    said = {**found, **_made(services, reply), **_took(seconds, Code.OK)}
+    record = {**details, **_result_ids(services, reply), **_outcome(seconds, Code.OK)}
     if log.isEnabledFor(level):
-        log.log(level, verb, extra=fields.of(**said))
-    return said
+        log.log(level, verb, extra=fields.of(**record))
+    return record
 
 
-def _failed(verb: str, described: Described, error: BaseException, seconds: float) -> Fields:
+def _failed(verb: str, description: Description, error: BaseException, seconds: float) -> Fields:
     code = _code(error)
     VERBS.add(verb, code.name, seconds)
-    level = logging.WARNING if code in codes.NODE_IS_TO_BLAME else logging.INFO
+    level = logging.WARNING if code in codes.NODE_FAULTS else logging.INFO
     if verb in QUIET and code in QUIET_FAILURES:
         level = logging.DEBUG
     error.has_line = True  # type: ignore[attr-defined]
-    from cri_server.explain.pages import (
-        name_of,
-    )  # texts for people, which a server without failures can do without
+    # Imported late: a server without failures does not need these texts.
+    from cri_server.explain.pages import name_of
 
-    said: Fields = {"step": getattr(error, "failed_step", None)}
+    record: Fields = {"step": getattr(error, "failed_step", None)}
     if code == Code.CANCELLED:
-        said["error"] = "the caller did not wait; what was begun goes on"
+        record["error"] = "the caller hung up or its deadline passed; the operation continues"
     else:
-        said |= {"explain": name_of(error), "error": codes.message_of(error)}
-    said = {**described[0], **said, **_took(seconds, code)}
+        record |= {"explain": name_of(error), "error": codes.message_of(error)}
+    record = {**description[0], **record, **_outcome(seconds, code)}
     if log.isEnabledFor(level):
-        log.log(level, "%s failed", verb, extra=fields.of(**said))
-    return said
+        log.log(level, "%s failed", verb, extra=fields.of(**record))
+    return record
 
 
-def _took(seconds: float, code: Code) -> Fields:
+def _outcome(seconds: float, code: Code) -> Fields:
     return {"duration_ms": round(seconds * 1e3, 1), "outcome": code.name}
 
 
-# -- what is said about each verb
+# -- the log fields of each verb
 
 
 def of_sandbox(sandbox: Sandbox) -> Fields:
@@ -189,35 +188,35 @@ def of_container(services: Services, container: Container) -> Fields:
     return {**pod, "container": container.config.metadata.name, "container_id": container.id}
 
 
-def _run_pod(services: Services, request: Any) -> Described:
+def _run_pod(services: Services, request: Any) -> Description:
     metadata = request.config.metadata
-    known = services.index.sandboxes.named(sandbox_name(metadata))
+    sandbox = services.index.sandboxes.named(sandbox_name(metadata))
     return {
         "pod": f"{metadata.namespace}/{metadata.name}",
         "attempt": metadata.attempt or None,
-    }, known is None
+    }, sandbox is None
 
 
-def _pod(services: Services, request: Any) -> Described:
+def _pod(services: Services, request: Any) -> Description:
     sandbox = services.index.sandboxes.find(request.pod_sandbox_id)
     if sandbox is None:
         return {"pod_id": request.pod_sandbox_id[:64]}, False
     return of_sandbox(sandbox), True
 
 
-def _released(services: Services, request: Any) -> Described:
-    """Of the private call that gives up a pod's network."""
+def _pod_by_id(services: Services, request: Any) -> Description:
+    """The fields of a request of `pyrunc.v1.Admin` about a pod."""
     sandbox = services.index.sandboxes.find(request.id)
     return ({"pod_id": request.id[:64]}, False) if sandbox is None else (of_sandbox(sandbox), True)
 
 
-def _stop_pod(services: Services, request: Any) -> Described:
+def _stop_pod(services: Services, request: Any) -> Description:
     sandbox = services.index.sandboxes.find(request.pod_sandbox_id)
     idle = sandbox is None or (sandbox.phase == "stopped" and sandbox.network != "attached")
     return _pod(services, request)[0], not idle
 
 
-def _create(services: Services, request: Any) -> Described:
+def _create(services: Services, request: Any) -> Description:
     config = request.config
     more = {
         "container": config.metadata.name,
@@ -227,21 +226,21 @@ def _create(services: Services, request: Any) -> Described:
     return {**_pod(services, request)[0], **more}, True
 
 
-def _container(services: Services, request: Any) -> Described:
+def _container(services: Services, request: Any) -> Description:
     container = services.index.containers.find(request.container_id)
     if container is None:
         return {"container_id": request.container_id[:64]}, False
     return of_container(services, container), True
 
 
-def _stop(services: Services, request: Any) -> Described:
+def _stop(services: Services, request: Any) -> Description:
     container = services.index.containers.find(request.container_id)
     runs = container is not None and (container.state in STOPPABLE or container.starting)
     return {**_container(services, request)[0], "timeout_s": request.timeout}, runs
 
 
-def _named(services: Services, request: Any) -> Described:
-    """Of a private call."""
+def _by_id(services: Services, request: Any) -> Description:
+    """The fields of a request of `pyrunc.v1.Admin` about a container."""
     identifier = request.id
     container = services.index.containers.find(identifier)
     return (
@@ -251,19 +250,19 @@ def _named(services: Services, request: Any) -> Described:
     )
 
 
-def _image(services: Services, request: Any) -> Described:
+def _image(services: Services, request: Any) -> Description:
     return {"image": request.image.image}, True
 
 
-def _archive(services: Services, request: Any) -> Described:
+def _archive(services: Services, request: Any) -> Description:
     return {"path": request.path}, True
 
 
-def _garbage(services: Services, request: Any) -> Described:
+def _garbage(services: Services, request: Any) -> Description:
     return {"images": request.images}, not request.dry_run
 
 
-def _ranges(services: Services, request: Any) -> Described:
+def _ranges(services: Services, request: Any) -> Description:
     return {"pod_cidr": request.runtime_config.network_config.pod_cidr}, True
 
 
@@ -288,29 +287,29 @@ DESCRIBE: dict[str, Describe] = {
     "PullImage": _image,
     "RemoveImage": _image,
     "UpdateRuntimeConfig": _ranges,
-    private.ExecAs.call: _named,
-    private.PauseContainer.call: _named,
-    private.UnpauseContainer.call: _named,
-    private.ReleaseNetwork.call: _released,
+    private.ExecAs.call: _by_id,
+    private.PauseContainer.call: _by_id,
+    private.UnpauseContainer.call: _by_id,
+    private.ReleaseNetwork.call: _pod_by_id,
     private.LoadImage.call: _archive,
     private.CollectGarbage.call: _garbage,
 }
 QUIET = {"ExecSync"}
-QUIET_FAILURES = set(Code) - codes.NODE_IS_TO_BLAME | {Code.DEADLINE_EXCEEDED}
-"""Of such a verb: a probe's program that is not there, or that takes too long, is the pod's own
-affair."""
+QUIET_FAILURES = set(Code) - codes.NODE_FAULTS | {Code.DEADLINE_EXCEEDED}
+"""Failures of a quiet verb that are debug: a probe whose program is missing or too slow is the
+pod's problem, not the node's."""
 
 
-def _made(services: Services, reply: Any) -> Fields:
-    """The ids that a verb hands out."""
+def _result_ids(services: Services, reply: Any) -> Fields:
+    """The ids in the reply of a verb that makes something."""
     if isinstance(reply, api.RunPodSandboxResponse):
         return {"pod_id": reply.pod_sandbox_id}
     if isinstance(reply, api.CreateContainerResponse):
         return {"container_id": reply.container_id}
     if isinstance(reply, api.PullImageResponse):
         return {"image_id": reply.image_ref}
-    if isinstance(reply, private.Images):
+    if isinstance(reply, private.LoadedImages):
         return {"image_id": ",".join(image.id for image in reply.images)}
-    if isinstance(reply, private.Items):
+    if isinstance(reply, private.GarbageItems):
         return {"removed": sum(item.action == "removed" for item in reply.items)}
     return {}

@@ -90,7 +90,7 @@ class Client:
 
     def load_image(self, path: str, name: str | None) -> Sequence[private.LoadedImage]:
         """The images of an archive that the server reads."""
-        return self.admin(private.LoadImage(path, name), private.Images, None).images
+        return self.admin(private.LoadImage(path, name), private.LoadedImages, None).images
 
     def admin(
         self, asked: Request, answer: type[Answer], timeout_s: float | None = TIMEOUT_S
@@ -107,7 +107,7 @@ class Client:
         """What a container was made from, secrets included."""
         import base64
 
-        found = self.admin(private.ContainerConfig(container), private.Configs)
+        found = self.admin(private.ContainerConfig(container), private.ContainerConfigs)
         return (
             api.ContainerConfig.FromString(base64.b64decode(found.container)),
             api.PodSandboxConfig.FromString(base64.b64decode(found.sandbox)),
@@ -123,7 +123,7 @@ class Client:
     def paused(self) -> frozenset[str]:
         """The ids of paused containers; none of a server that has no such state."""
         try:
-            return frozenset(self.admin(private.PausedContainers(), private.Ids).ids)
+            return frozenset(self.admin(private.PausedContainers(), private.ContainerIds).ids)
         except Unsupported:
             return frozenset()
 

@@ -49,5 +49,5 @@ def _call(
     paused = client.paused() if target.is_pod else frozenset()
     for container in target.running:
         if not target.is_pod or (container.id in paused) == (kind is private.UnpauseContainer):
-            client.admin(kind(container.id), private.Done)
+            client.admin(kind(container.id), private.Empty)
     click.echo(name)

@@ -115,7 +115,7 @@ def _told(
     quiet: bool = False,
 ) -> str:
     with Progress(label, quiet=quiet) as progress:
-        for told in client.admin_stream(asked, private.decoder(private.Told)):
+        for told in client.admin_stream(asked, private.decoder(private.TransferUpdate)):
             if told.id is not None:
                 return told.id
             if told.progress is not None:
@@ -156,7 +156,7 @@ def tag(address: str, source: str, targets: tuple[str, ...]) -> None:
     with Client(address) as client:
 
         def act(name: str) -> None:
-            client.admin(private.TagImage(source, name), private.Done)
+            client.admin(private.TagImage(source, name), private.Empty)
 
         each(targets, act)
 
@@ -332,7 +332,7 @@ def login(
     with Client(address) as client:
         auth = {"username": username, "password": password, "server_address": registry}
         try:
-            client.admin(private.CheckLogin(registry, auth), private.Done)
+            client.admin(private.CheckLogin(registry, auth), private.Empty)
         except Unsupported:
             click.echo("pyrunc-cri: the server cannot try the login; it is kept as it is", err=True)
     path = credentials.save(registry, username, password or "", authfile)

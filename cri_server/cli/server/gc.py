@@ -37,7 +37,7 @@ def gc(context: click.Context, dry_run: bool, images: bool, force: bool, as_json
     """
     with Client(context.obj) as client:
         items = client.admin(
-            private.CollectGarbage(dry_run, images, force), private.Items, None
+            private.CollectGarbage(dry_run, images, force), private.GarbageItems, None
         ).items
     found = sorted(items, key=lambda item: ORDER.index(item.action))
     if as_json:

@@ -608,9 +608,9 @@ def test_streams_beyond_the_limit_are_refused() -> None:
     sent = connection.data_to_send()
     assert all(frames.rst_stream(n, ErrorCode.REFUSED_STREAM) in sent for n in (7, 9))
     connection.receive(frames.rst_stream(1, 8))
-    connection.held = 1  # the owner's work for it goes on
+    connection.held_streams = 1  # the owner's work for it goes on
     assert connection.receive(request(11)) == []
-    connection.held = 0
+    connection.held_streams = 0
     assert len(connection.receive(request(13))) == 1
 
 

@@ -23,7 +23,7 @@ FIELDS = [
 ]
 
 
-def test_a_head() -> None:
+def test_headers() -> None:
     head = grpc_framing.parse_head(
         [*FIELDS, (b"grpc-timeout", b"250m"), (b"grpc-encoding", b"gzip")]
     )
@@ -35,7 +35,7 @@ def test_a_head() -> None:
     ("name", "value", "status"),
     [(b":method", b"GET", 405), (b"content-type", b"text/html", 415), (b"content-type", b"", 415)],
 )
-def test_what_is_not_grpc(name: bytes, value: bytes, status: int) -> None:
+def test_requests_that_are_not_grpc(name: bytes, value: bytes, status: int) -> None:
     with pytest.raises(NotGrpc) as refused:
         grpc_framing.parse_head([(n, value if n == name else v) for n, v in FIELDS])
     assert refused.value.http_status == status
@@ -100,7 +100,7 @@ def test_messages_in_parts(payload: bytes, parts: int, compressed: bool) -> None
         (b"\0\xff\xff\xff\xff", b"identity", Code.RESOURCE_EXHAUSTED),
     ],
 )
-def test_what_is_no_request(body: bytes, encoding: bytes, code: Code) -> None:
+def test_malformed_messages(body: bytes, encoding: bytes, code: Code) -> None:
     for parts in (1, 7, 1000):
         with pytest.raises(CallFailed) as failed:
             collect(body, parts, encoding)
@@ -117,7 +117,7 @@ def test_a_gzip_bomb_stops_at_the_limit() -> None:
         collect(b"\1" + len(two).to_bytes(4, "big") + two, 16384, b"gzip")
 
 
-def test_the_window_of_a_long_message_is_asked_for_once() -> None:
+def test_the_credit_for_a_long_message_is_returned_once() -> None:
     incoming = Incoming(b"identity")
     assert incoming.add(b"\0\0\x10\0\0") == (1 << 20) + 5 - 65535
     assert incoming.add(b"x" * 1000) == 0

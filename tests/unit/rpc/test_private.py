@@ -11,26 +11,26 @@ from pyrunc.errors import InvalidArgument
 
 
 def test_a_request_is_read_as_it_was_sent() -> None:
-    for asked in (
+    for request in (
         private.LoadImage("/a/b.tar"),
         private.PullImage("busybox", {"username": "me"}),
         private.Timeline("pod", 3),
         private.CollectGarbage(True, False),
     ):
-        kind = type(asked)
-        assert private.decoder(kind)(private.encode_record(asked)) == asked
+        kind = type(request)
+        assert private.decoder(kind)(private.encode_record(request)) == request
 
 
-def test_answers_have_the_form_that_older_clients_read() -> None:
-    assert json.loads(private.encode_record(private.Told(private.Progress("fetching", 1, 2)))) == {
+def test_replies_have_the_form_that_older_clients_read() -> None:
+    assert json.loads(private.encode_record(private.TransferUpdate(private.Progress("fetching", 1, 2)))) == {
         "progress": {"stage": "fetching", "fetched_bytes": 1, "total_bytes": 2}
     }
-    assert json.loads(private.encode_record(private.Told(id="sha256:x"))) == {"id": "sha256:x"}
-    images = private.Images([private.LoadedImage("sha256:x", ["a:b"])])
+    assert json.loads(private.encode_record(private.TransferUpdate(id="sha256:x"))) == {"id": "sha256:x"}
+    images = private.LoadedImages([private.LoadedImage("sha256:x", ["a:b"])])
     assert json.loads(private.encode_record(images)) == {
         "images": [{"id": "sha256:x", "repo_tags": ["a:b"]}]
     }
-    assert json.loads(private.encode_record(private.Done())) == {}
+    assert json.loads(private.encode_record(private.Empty())) == {}
 
 
 def test_an_older_client_names_no_image_with_null() -> None:
@@ -48,7 +48,7 @@ def test_an_older_client_names_no_image_with_null() -> None:
         (private.PauseContainer, {}, "PauseContainer: id is missing"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_refused_with_the_call_and_the_field(
+def test_a_wrong_field_is_refused_with_its_call_and_name(
     kind: type[private.Request], message: dict[str, object], problem: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=problem):

@@ -31,8 +31,8 @@ from cri_server.http2.limits import Limits
 from cri_server.rpc import codes, grpc_framing
 from cri_server.rpc import server as server_module
 from cri_server.rpc.codes import UnknownCall
-from cri_server.rpc.link import BACKLOG_BYTES
-from cri_server.rpc.methods import Method, Parts
+from cri_server.rpc.connection import BACKLOG_BYTES
+from cri_server.rpc.methods import Method, StreamedReply
 from cri_server.rpc.server import Server
 from pyrunc.errors import Error, KernelError, NotFound, PeerError, Unsupported, WrongState
 
@@ -44,22 +44,22 @@ FIELDS = [
 ]  # fmt: skip
 
 
-class Made:
+class CountedReply:
     """A reply that is counted when it is encoded."""
 
     def __init__(self, request: bytes, calls: Calls) -> None:
         self._size, self._calls = int(request), calls
 
     def __bytes__(self) -> bytes:
-        self._calls.made += 1
+        self._calls.encoded += 1
         return b"x" * self._size
 
 
 class Calls:
-    """What is served. `ended` lists the calls whose work was cancelled or done."""
+    """The handlers; `ended` counts the calls whose work was done or cancelled."""
 
     def __init__(self) -> None:
-        self.started, self.ended, self.made = 0, 0, 0
+        self.started, self.ended, self.encoded = 0, 0, 0
         self.gate = asyncio.Event()
 
     def echo(self, request: bytes) -> bytes:
@@ -105,25 +105,25 @@ class Calls:
         raise NotFound("gone")
 
     def large(self, request: bytes) -> bytes:
-        self.made += 1
+        self.encoded += 1
         return b"x" * int(request)
 
     async def large_later(self, request: bytes) -> bytes:
         await asyncio.sleep(0.01)
-        return Made(request, self)  # type: ignore[return-value]
+        return CountedReply(request, self)  # type: ignore[return-value]
 
-    async def large_parts(self, request: bytes) -> Parts:
+    async def large_parts(self, request: bytes) -> StreamedReply:
         self.started += 1
 
         async def content() -> AsyncGenerator[bytes, None]:
             for _ in range(0, int(request), 1 << 16):
                 yield b"x" * (1 << 16)
-            self.made += 1
+            self.encoded += 1
 
         def close() -> None:
             self.ended += 1
 
-        return Parts((int(request) + 0xFFFF) >> 16 << 16, content(), close)
+        return StreamedReply((int(request) + 0xFFFF) >> 16 << 16, content(), close)
 
     def table(self) -> dict[bytes, Method]:
         names = [n for n in vars(Calls) if not n.startswith("_") and n != "table"]
@@ -161,7 +161,7 @@ class World:
 
 @pytest.fixture
 def open_world(tmp_path: Path) -> Any:
-    """A World by its limits."""
+    """Makes a World with limits of its own."""
 
     def make(*, greeting_s: float = 10.0, **limits: Any) -> World:
         return World(tmp_path, replace(Limits(), **limits), greeting_s)
@@ -246,7 +246,7 @@ async def test_errors(world: World, caplog: pytest.LogCaptureFixture) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_the_node_failed_is_in_the_log_once(
+def test_a_failure_of_the_node_is_logged_once(
     caplog: pytest.LogCaptureFixture, error: Error, logged: bool
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -324,7 +324,7 @@ async def test_stopping_lets_calls_end_and_ends_streams(open_world: Any) -> None
         await asyncio.wait_for(stopping, 60)
 
 
-async def test_stopping_does_not_wait_for_ever(open_world: Any) -> None:
+async def test_stopping_has_a_time_limit(open_world: Any) -> None:
     async with open_world() as world:
         waiting = asyncio.ensure_future(world.call("wait"))
         await until(lambda: world.calls.started == 1)
@@ -334,7 +334,7 @@ async def test_stopping_does_not_wait_for_ever(open_world: Any) -> None:
 
 
 @pytest.mark.requirement("1.4", "14.6")
-async def test_a_living_server_keeps_its_socket(world: World, tmp_path: Path) -> None:
+async def test_the_socket_of_a_running_server_is_kept(world: World, tmp_path: Path) -> None:
     with pytest.raises(WrongState):
         await Server(world.path, {}).start()
     assert world.path.stat().st_mode & 0o777 == 0o660
@@ -437,13 +437,13 @@ async def raw(world: World) -> AsyncIterator[Raw]:
         yield raw
 
 
-async def test_a_client_that_goes_takes_its_calls_with_it(world: World) -> None:
+async def test_a_client_that_disconnects_ends_its_calls(world: World) -> None:
     async with Raw(world) as raw:
         await raw.send(
             HELLO + raw.call(1, "wait") + raw.call(3, "wait") + raw.call(5, "flood", b"1000")
         )
         await until(lambda: world.calls.started == 3)
-    await until(lambda: world.calls.ended == 3 and not world.server._links)
+    await until(lambda: world.calls.ended == 3 and not world.server._connections)
 
 
 async def test_a_byte_at_a_time(world: World, raw: Raw) -> None:
@@ -455,7 +455,7 @@ async def test_a_byte_at_a_time(world: World, raw: Raw) -> None:
     assert kinds[-3:] == [(frames.HEADERS, 1), (frames.DATA, 1), (frames.HEADERS, 1)]
 
 
-async def test_other_protocols_than_grpc(world: World, raw: Raw) -> None:
+async def test_requests_of_other_protocols(world: World, raw: Raw) -> None:
     get = raw.encoder.encode([(":method", "GET"), (":scheme", "http"), (":path", "/")])
     form = raw.encoder.encode([*FIELDS[:3], (":path", "/t.T/echo"), ("content-type", "text/plain")])
     await raw.send(HELLO)
@@ -477,8 +477,8 @@ async def test_other_protocols_are_answered_at_the_end_of_the_request_or_when_it
     await raw.send(head(100, frames.DATA, 0, 1) + bytes(100) + last(1, b""))
     await raw.send(2 * (head(16384, frames.DATA, 0, 3) + bytes(16384)))
     await until(lambda: raw.heard.count(b"this is a gRPC server") == 2)
-    (link,) = world.server._links
-    assert list(link._others) == [5]
+    (connection,) = world.server._connections
+    assert list(connection._non_grpc) == [5]
     await raw.send(frames.rst_stream(5, ErrorCode.CANCEL))
     assert await raw.statuses(":status") == {1: "415", 3: "415"}
 
@@ -501,12 +501,12 @@ async def test_deadlines_that_are_malformed_or_have_passed(world: World, raw: Ra
     await raw.send(HELLO + raw.call(1, "wait", b"", ("grpc-timeout", "soon")))
     await raw.send(raw.call(3, "wait", b"", ("grpc-timeout", "0n")))
     await raw.send(raw.head(5, "echo", ("grpc-timeout", "50m")))  # the request never ends
-    await until(lambda: not world.server._links or raw.heard.count(b"grpc-status") == 3)
+    await until(lambda: not world.server._connections or raw.heard.count(b"grpc-status") == 3)
     assert await raw.statuses() == {1: "13", 3: "4", 5: "4"}
     await until(lambda: world.calls.ended == world.calls.started)
 
 
-async def test_streams_reset_in_the_same_breath_are_not_worked_for(world: World, raw: Raw) -> None:
+async def test_streams_reset_in_the_same_pass_are_not_worked_for(world: World, raw: Raw) -> None:
     await raw.send(HELLO)
     for number in range(1, 200, 2):
         await raw.send(raw.call(number, "wait") + frames.rst_stream(number, ErrorCode.CANCEL))
@@ -553,7 +553,7 @@ async def test_work_that_ignores_its_reset_counts_as_an_open_stream(open_world: 
 
 
 @pytest.mark.parametrize("name", LARGE)
-async def test_answers_that_nobody_makes_room_for_stand_in_line(
+async def test_replies_wait_while_the_client_does_not_read(
     world: World, raw: Raw, name: str
 ) -> None:
     """A window of 0: one answer waits for it, the others are not made before the client has taken
@@ -563,18 +563,18 @@ async def test_answers_that_nobody_makes_room_for_stand_in_line(
     for number in range(1, 2 * count, 2):
         await raw.send(raw.call(number, name, b"%d" % size))
     assert await world.call("echo", b"others") == b"others"
-    (link,) = (link for link in world.server._links if link._calls)
-    await until(lambda: link._connection.queued_bytes > 0)
-    assert link._connection.queued_bytes < size + BACKLOG_BYTES and world.calls.made <= 2
+    (connection,) = (connection for connection in world.server._connections if connection._calls)
+    await until(lambda: connection._http.queued_bytes > 0)
+    assert connection._http.queued_bytes < size + BACKLOG_BYTES and world.calls.encoded <= 2
     await raw.send(raw.call(99, "echo", b"x") + raw.call(101, "wait"))
     raw.transport.write(frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 1 << 30}))
     raw.transport.write(frames.window_update(0, 1 << 30))
     await until(lambda: raw.heard.count(grpc_framing.OK_BLOCK) == count + 1)
-    assert world.calls.made == count and len(raw.heard) > count * size
-    assert not link._line and list(link._calls) == [101]
+    assert world.calls.encoded == count and len(raw.heard) > count * size
+    assert not connection._waiting and list(connection._calls) == [101]
 
 
-async def test_calls_that_end_while_they_stand_in_line(world: World, raw: Raw) -> None:
+async def test_calls_that_end_while_their_reply_waits(world: World, raw: Raw) -> None:
     """By a reset, by a deadline and with their connection; who stands behind them has his turn."""
     await raw.send(frames.PREFACE + frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0}))
     size = b"%d" % (8 << 20)
@@ -582,25 +582,25 @@ async def test_calls_that_end_while_they_stand_in_line(world: World, raw: Raw) -
     for number, name in enumerate(LARGE):
         await raw.send(raw.call(3 + 4 * number, name, size))
         await raw.send(raw.call(5 + 4 * number, name, size, ("grpc-timeout", "300m")))
-    (link,) = world.server._links
+    (connection,) = world.server._connections
     await until(lambda: raw.heard.count(b"grpc-status") == 3)
     await raw.send(b"".join(frames.rst_stream(n, ErrorCode.CANCEL) for n in (3, 7, 11)))
     await raw.send(raw.call(99, "large_later", b"7"))
-    await until(lambda: list(link._calls) == [99])
+    await until(lambda: list(connection._calls) == [99])
     raw.transport.write(frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 1 << 30}))
     raw.transport.write(frames.window_update(0, 1 << 30))
     await until(lambda: raw.heard.count(grpc_framing.OK_BLOCK) == 2)
-    await until(lambda: not link._calls and not world.server._calls)
+    await until(lambda: not connection._calls and not world.server._calls)
     assert (
         b"x" * 7 + head(len(grpc_framing.OK_BLOCK), frames.HEADERS, END_HEADERS | END_STREAM, 99)
         in raw.heard
     )
-    assert world.calls.made == 2 and world.calls.started == world.calls.ended
+    assert world.calls.encoded == 2 and world.calls.started == world.calls.ended
 
 
 @pytest.mark.parametrize("end", ["abort", "break", "stop"])
 async def test_a_connection_that_has_ended_is_freed_at_once(world: World, end: str) -> None:
-    """With what it kept, not when the collector of cycles comes by."""
+    """With what it references, not when the collector of cycles comes by."""
     greeting = frames.PREFACE + frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0})
     gc.collect()
     gc.disable()
@@ -612,17 +612,17 @@ async def test_a_connection_that_has_ended_is_freed_at_once(world: World, end: s
                 await raw.send(
                     raw.call(2 * number + 1, name, b"10" if name == "flood" else b"9000000")
                 )
-            links = world.server._links
-            await until(lambda: world.calls.started == 3 and any(link._line for link in links))
-            kept = [weakref.ref(thing) for link in links for thing in (link, link._connection)]
+            connections = world.server._connections
+            await until(lambda: world.calls.started == 3 and any(connection._waiting for connection in connections))
+            references = [weakref.ref(thing) for connection in connections for thing in (connection, connection._http)]
             if end == "break":
                 await raw.send(head(3, frames.PING, 0, 0) + b"bad")
                 await until(lambda: raw.lost.is_set())
             elif end == "stop":
-                next(iter(world.server._links)).stop()
-        await until(lambda: not world.server._links and not world.server._calls)
+                next(iter(world.server._connections)).stop()
+        await until(lambda: not world.server._connections and not world.server._calls)
         await asyncio.sleep(0)
-        assert [ref() for ref in kept] == [None, None]
+        assert [ref() for ref in references] == [None, None]
     finally:
         gc.enable()
 
@@ -642,7 +642,7 @@ async def test_a_client_that_does_not_read_is_not_read(world: World, raw: Raw) -
     await until(lambda: len(raw.heard) > 1000)
 
 
-async def test_who_does_not_greet_is_sent_away(open_world: Any) -> None:
+async def test_a_client_without_a_preface_is_closed(open_world: Any) -> None:
     async with open_world(greeting_s=1.0) as world, Raw(world) as silent, Raw(world) as half:
         await half.send(HELLO[:-1])
         await silent.frames(), await half.frames()
@@ -651,13 +651,13 @@ async def test_who_does_not_greet_is_sent_away(open_world: Any) -> None:
         assert await world.call("echo", b"still") == b"still"
 
 
-async def test_calls_of_a_connection_that_breaks_in_the_same_breath(world: World) -> None:
+async def test_calls_of_a_connection_that_breaks_in_the_same_pass(world: World) -> None:
     for _ in range(3):
         async with Raw(world) as raw:
             calls = raw.call(1, "wait") + raw.call(3, "flood", b"10") + raw.call(5, "later")
             await raw.send(HELLO + calls + head(3, frames.PING, 0, 0) + b"bad")
             assert await raw.parting() == ErrorCode.FRAME_SIZE_ERROR
-    await until(lambda: not world.server._links)
+    await until(lambda: not world.server._connections)
     assert world.calls.started == 0 == world.server._calls
 
 
@@ -667,8 +667,8 @@ async def test_calls_that_end_before_their_task_has_begun(world: World, raw: Raw
     counted all the same."""
 
     def stop(request: bytes) -> bytes:
-        for link in list(world.server._links):
-            link.stop()
+        for connection in list(world.server._connections):
+            connection.stop()
         return b""
 
     world.server.methods[b"/t.T/stop"] = Method("stop", bytes, stop, bytes)
@@ -678,7 +678,7 @@ async def test_calls_that_end_before_their_task_has_begun(world: World, raw: Raw
     assert world.calls.started == 0 == world.server._calls
 
 
-async def test_work_that_is_cancelled_by_itself(world: World) -> None:
+async def test_a_handler_that_cancels_itself(world: World) -> None:
     async def cancelled(request: bytes) -> bytes:
         raise asyncio.CancelledError
 
@@ -735,7 +735,7 @@ async def test_connections_whose_requests_never_end_make_room(
             raw = await stack.enter_async_context(Raw(world))
             await raw.send(HELLO + raw.head(1, "echo") + head(5, frames.DATA, 0, 1) + b"\0\0\0\0\7")
             stuck.append(raw)
-        await until(lambda: sum(len(link._calls) for link in world.server._links) == 10)
+        await until(lambda: sum(len(connection._calls) for connection in world.server._connections) == 10)
         assert await world.call("echo", b"served", timeout=30) == b"served"
         await until(lambda: sum(raw.lost.is_set() for raw in stuck) == 1)
         assert stuck[0].lost.is_set()

@@ -1,10 +1,11 @@
-"""One client's connection: bytes from the socket to calls, answers of calls to bytes.
+"""One gRPC connection: turns bytes of the socket into calls, and replies into bytes.
 
-What can be answered at once is, in the same pass that read the request; everything else is a task
-of its own, which a reset, a deadline, the end of the connection or of the server cancels. A client
-that does not read is not read either. While more than `BACKLOG_BYTES` wait for it, no further
-answer is made: what it asks stands in line, in order, until it has taken some of what waits, is
-reset or reaches its deadline.
+A handler that needs no wait is answered in the same pass that read its request. Any other call runs
+as a task, which a reset, a deadline, the end of the connection or of the server cancels.
+
+A client that does not read is not read from either. While more than `BACKLOG_BYTES` wait for it, no
+further reply is computed: its calls wait in order until the client has read, they are reset or
+their deadline passes.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from cri_server.observability.timeline.trace import ORIGIN
 from cri_server.rpc import codes, grpc_framing
 from cri_server.rpc.codes import CallFailed, Code
 from cri_server.rpc.grpc_framing import Incoming, NotGrpc
-from cri_server.rpc.methods import Method, Parts
+from cri_server.rpc.methods import Method, StreamedReply
 from pyrunc.errors import Error
 
 if TYPE_CHECKING:
     from cri_server.rpc.server import Server
 
 BACKLOG_BYTES = 4 << 20
-FLUSH_S = 5.0  # how long a connection that is being closed may take to read what was written
-SKIPPED_BYTES = 16 << 10  # of a request that is not gRPC, before it is answered
+FLUSH_S = 5.0  # for a client to read the last replies of a connection that is being closed
+SKIPPED_BYTES = 16 << 10  # of a request that is not gRPC; a longer one is answered unread
 
 
 class Call:
-    """A call that is not answered yet."""
+    """The state of one call until it is answered."""
 
     __slots__ = (
-        "admitted", "deadline_s", "held", "incoming", "method", "origin", "queued", "reserved_bytes", "started", "stream_id", "streaming",
+        "admitted", "deadline_s", "holds_stream", "incoming", "method", "origin", "queued", "reserved_bytes", "started", "stream_id", "streaming",
         "task", "timer", "waiter",
     )  # fmt: skip
 
@@ -58,73 +59,71 @@ class Call:
         self.timer: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[None] | None = None
         self.streaming = False
-        self.started = False  # whether the head of the answer was sent
-        self.held = False  # whether it counts as open though its stream is closed
+        self.started = False  # whether the reply's headers were sent
+        self.holds_stream = False  # whether its task counts as an open stream after a reset
         self.queued = False  # whether a message waits for the client's window
         self.waiter: asyncio.Future[None] | None = None
-        self.admitted: asyncio.Future[None] | None = None  # set while its answer stands in line
+        self.admitted: asyncio.Future[None] | None = None  # set while its reply waits for room
         self.reserved_bytes = 0
 
 
-class Link(asyncio.BufferedProtocol):
+class GrpcConnection(asyncio.BufferedProtocol):
     """The protocol of one connection of `server`."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._loop = asyncio.get_running_loop()
-        self._connection = Connection(server.limits)
+        self._http = Connection(server.limits)
         self._calls: dict[int, Call] = {}
-        self._others: dict[
-            int, list[int]
-        ] = {}  # requests that are not gRPC: what HTTP answers, bytes skipped
-        self._opened: list[Call] = []  # in this pass
-        # Calls that stand in line, with the request of those that were not begun.
-        self._line: deque[tuple[Call, bytes | None]] = deque()
-        self._answered_bytes = 0  # in this pass, so not yet with the transport
+        # Requests that are not gRPC, by stream: the HTTP status to answer, the bytes skipped.
+        self._non_grpc: dict[int, list[int]] = {}
+        self._new_calls: list[Call] = []  # of this pass
+        # Calls that wait until the client reads, with the request of those that have not begun.
+        self._waiting: deque[tuple[Call, bytes | None]] = deque()
+        self._unsent_bytes = 0  # of replies of this pass, which the transport does not have yet
         self._transport: asyncio.Transport | None = None
         self._paused = False
-        # Ends the connection when the client does not greet, and later when it does not take the
-        # last answers.
-        self._patience: asyncio.TimerHandle | None = None
-        self.active_s, self._served = self._loop.time(), False
+        # Aborts a connection whose client sends no preface, or later does not read the last
+        # replies.
+        self._close_timer: asyncio.TimerHandle | None = None
+        self.active_s, self._called = self._loop.time(), False
 
     @property
     def idle(self) -> bool:
-        """Whether nobody would miss it."""
-        return not self._calls and not self._connection.held
+        """Whether no call is open."""
+        return not self._calls and not self._http.held_streams
 
     @property
-    def answering(self) -> bool:
-        """Whether it has asked for something that is not done; a request that is not complete is
-        nothing yet."""
+    def busy(self) -> bool:
+        """Whether a call is running or waiting; a request that is not complete does not count."""
         begun = any(call.task is not None for call in self._calls.values())
-        return begun or bool(self._line) or self._connection.held > 0
+        return begun or bool(self._waiting) or self._http.held_streams > 0
 
     # -- the transport's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._patience = self._loop.call_later(self._server.greeting_s, self._transport.abort)
+        self._close_timer = self._loop.call_later(self._server.greeting_s, self._transport.abort)
         self._flush()
-        self._server.joined(self)
+        self._server.on_connect(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         self._cancel_timeout()
-        self._connection.lose()
-        self._drop_calls()
-        self._line.clear()
-        self._server.left(self)
+        self._http.lose()
+        self._discard_calls()
+        self._waiting.clear()
+        self._server.on_close(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._server.buffer
 
     def buffer_updated(self, size: int) -> None:
         self.active_s = self._loop.time()
-        for event in self._connection.receive(bytes(self._server.buffer[:size])):
-            self._take(event)
-        if self._opened:
-            self._watch_opened()
+        for event in self._http.receive(bytes(self._server.buffer[:size])):
+            self._handle_event(event)
+        if self._new_calls:
+            self._start_deadlines()
         self._flush()
 
     def pause_writing(self) -> None:
@@ -138,68 +137,67 @@ class Link(asyncio.BufferedProtocol):
             self._transport.resume_reading()
         for call in list(self._calls.values()):
             self._wake(call)
-        if self._line:
+        if self._waiting:
             self._flush()
 
     def _flush(self) -> None:
-        """Send what the connection has to say, and answer those who stand in line for which that
-        made room."""
+        """Write pending frames, then dispatch waiting calls as long as there is room."""
         self._write()
-        while self._line and not self._is_backlogged():
-            call, payload = self._line.popleft()
+        while self._waiting and not self._is_backlogged():
+            call, payload = self._waiting.popleft()
             if payload is None:
                 if call.admitted is not None and not call.admitted.done():
                     call.admitted.set_result(None)
-                    break  # it comes back here when it has been sent, or has ended
+                    break  # its task flushes again once the reply is sent
             elif self._calls.get(call.stream_id) is call:
-                self._start(call, payload)
+                self._dispatch(call, payload)
                 self._write()
-        if self._connection.leaving and self.idle and not self._connection.queued_bytes:
-            self._leave()
+        if self._http.leaving and self.idle and not self._http.queued_bytes:
+            self._close_when_flushed()
 
     def _write(self) -> None:
-        data, transport = self._connection.data_to_send(), self._transport
-        self._answered_bytes = 0
+        data, transport = self._http.data_to_send(), self._transport
+        self._unsent_bytes = 0
         if data and transport is not None and not transport.is_closing():
             transport.write(data)
 
     def _is_backlogged(self) -> bool:
-        """Whether the client has to read before it is answered again."""
-        return self._paused or self._connection.queued_bytes + self._answered_bytes > BACKLOG_BYTES
+        """Whether the client has to read before it gets another reply."""
+        return self._paused or self._http.queued_bytes + self._unsent_bytes > BACKLOG_BYTES
 
-    async def _room(self, call: Call) -> None:
-        """Return when the client has taken enough of what waits for it."""
+    async def _wait_for_room(self, call: Call) -> None:
+        """Wait until the client has read enough of what waits for it."""
         while self._is_backlogged():
             call.admitted = self._loop.create_future()
-            self._line.append((call, None))
+            self._waiting.append((call, None))
             try:
                 await call.admitted
             finally:
                 call.admitted = None
 
-    def _leave(self) -> None:
-        """Close when what was written has been read, or cannot be."""
+    def _close_when_flushed(self) -> None:
+        """Close once the client has read what was written, at the latest after `FLUSH_S`."""
         transport = self._transport
         if transport is not None and not transport.is_closing():
             self._cancel_timeout()
-            self._patience = self._loop.call_later(FLUSH_S, transport.abort)
+            self._close_timer = self._loop.call_later(FLUSH_S, transport.abort)
             transport.close()
 
     # -- the connection's events
 
-    def _take(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         if type(event) is Data:
             call = self._calls.get(event.stream_id)
             if call is not None:
-                self._data(call, event.data, event.ended)
-            elif event.stream_id in self._others:
-                self._other_data(event.stream_id, len(event.data), event.ended)
+                self._on_data(call, event.data, event.ended)
+            elif event.stream_id in self._non_grpc:
+                self._on_non_grpc_data(event.stream_id, len(event.data), event.ended)
         elif type(event) is Opened:
-            self._request(event)
+            self._on_request(event)
         elif type(event) is Reset:
-            self._connection.held -= 1
-            self._others.pop(event.stream_id, None)
-            self._drop(event.stream_id)
+            self._http.held_streams -= 1
+            self._non_grpc.pop(event.stream_id, None)
+            self._discard(event.stream_id)
         elif type(event) is Drained:
             call = self._calls.get(event.stream_id)
             if call is not None:
@@ -209,28 +207,28 @@ class Link(asyncio.BufferedProtocol):
             self._cancel_timeout()
         elif type(event) is Failed:
             code = ErrorCode(event.code).name
-            self._server.complain(code, f"a client is cut off: {code}: {event.reason}")
+            self._server.warn(code, f"closing a client's connection: {code}: {event.reason}")
             self._flush()
-            self._drop_calls()
-            self._leave()
+            self._discard_calls()
+            self._close_when_flushed()
 
     def _cancel_timeout(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+            self._close_timer = None
 
     # -- requests
 
-    def _request(self, event: Opened) -> None:
-        if not self._connection.is_open(event.stream_id):
-            return  # reset in the same breath
+    def _on_request(self, event: Opened) -> None:
+        if not self._http.is_open(event.stream_id):
+            return  # reset in the same pass
         if event.fields is None:
             limit = self._server.limits.header_list_bytes
-            self._end(
+            self._send_status(
                 event.stream_id,
                 False,
                 Code.RESOURCE_EXHAUSTED,
-                f"headers of more than {limit} bytes",
+                f"the headers exceed {limit} bytes",
             )
             return
         try:
@@ -238,61 +236,60 @@ class Link(asyncio.BufferedProtocol):
             method = self._server.methods.get(head.path)
             if method is None:
                 path = head.path[:200].decode("utf-8", "replace")
-                raise CallFailed(Code.UNIMPLEMENTED, f"there is no call {path}")
+                raise CallFailed(Code.UNIMPLEMENTED, f"unknown method {path}")
         except NotGrpc as other:
-            self._others[event.stream_id] = [other.http_status, 0]
-            self._other_data(event.stream_id, 0, event.ended)
+            self._non_grpc[event.stream_id] = [other.http_status, 0]
+            self._on_non_grpc_data(event.stream_id, 0, event.ended)
             return
         except CallFailed as failed:
-            self._end(event.stream_id, False, failed.code, failed.message)
+            self._send_status(event.stream_id, False, failed.code, failed.message)
             return
         deadline_s = None if head.timeout_s is None else self._loop.time() + head.timeout_s
         call = Call(event.stream_id, method, Incoming(head.encoding), deadline_s, head.origin)
         self._calls[event.stream_id] = call
-        if not self._served:
-            self._served = True
-            self._server.spoke(self)
-        self._opened.append(call)
+        if not self._called:
+            self._called = True
+            self._server.on_first_call(self)
+        self._new_calls.append(call)
         if event.ended:
-            self._data(call, b"", True)
+            self._on_data(call, b"", True)
 
-    def _other_data(self, stream_id: int, size: int, ended: bool) -> None:
-        """A part of a request that is not gRPC: answered at its end, or without it when it is long
-        (RFC 9113, 8.1)."""
-        state = self._others[stream_id]
+    def _on_non_grpc_data(self, stream_id: int, size: int, ended: bool) -> None:
+        """Count a part of a request that is not gRPC, and answer at its end, or earlier when it is
+        long (RFC 9113, section 8.1)."""
+        state = self._non_grpc[stream_id]
         state[1] += size
         if not ended and state[1] <= SKIPPED_BYTES:
             return
-        del self._others[stream_id]
-        if self._connection.is_open(stream_id):
-            block, body = grpc_framing.not_grpc_answer(state[0])
-            self._connection.send_headers(stream_id, block)
-            self._connection.send_data(stream_id, body)
-            self._connection.send_headers(stream_id, b"", end=True)
+        del self._non_grpc[stream_id]
+        if self._http.is_open(stream_id):
+            block, body = grpc_framing.not_grpc_reply(state[0])
+            self._http.send_headers(stream_id, block)
+            self._http.send_data(stream_id, body)
+            self._http.send_headers(stream_id, b"", end=True)
 
-    def _data(self, call: Call, data: bytes, ended: bool) -> None:
-        if call.task is not None or not self._connection.is_open(call.stream_id):
+    def _on_data(self, call: Call, data: bytes, ended: bool) -> None:
+        if call.task is not None or not self._http.is_open(call.stream_id):
             return
         if ended and call.incoming.length is None:
             payload = grpc_framing.whole_message(data)
             if payload is not None:
-                self._start(call, payload)
+                self._dispatch(call, payload)
                 return
         try:
             credit = call.incoming.add(data)
             if credit:
                 self._reserve(call, call.incoming.length or 0)
-                self._connection.credit(call.stream_id, credit)
+                self._http.credit(call.stream_id, credit)
             if not ended:
                 self._reserve(call, call.incoming.received)
             if ended:
-                self._start(call, call.incoming.finish())
+                self._dispatch(call, call.incoming.finish())
         except CallFailed as failed:
             self._fail(call, failed)
 
     def _reserve(self, call: Call, size: int) -> None:
-        """Count a request that comes in parts, and is or will be so long, against what all clients
-        may have under way.
+        """Count `size` bytes of a request that arrives in parts against the limit of all clients.
 
         Raises CallFailed.
         """
@@ -301,19 +298,19 @@ class Link(asyncio.BufferedProtocol):
             raise CallFailed(Code.RESOURCE_EXHAUSTED, "too many large requests at once")
         call.reserved_bytes += more
 
-    def _watch_opened(self) -> None:
-        """Deadlines of what this pass has not answered."""
-        for call in self._opened:
+    def _start_deadlines(self) -> None:
+        """Start the deadline timers of new calls that this pass has not answered."""
+        for call in self._new_calls:
             if call.deadline_s is not None and self._calls.get(call.stream_id) is call:
-                call.timer = self._loop.call_at(call.deadline_s, self._expire, call)
-        self._opened.clear()
+                call.timer = self._loop.call_at(call.deadline_s, self._on_deadline, call)
+        self._new_calls.clear()
 
     # -- answers
 
-    def _start(self, call: Call, payload: bytes) -> None:
-        """Decode the request and answer it, or start the task that will."""
+    def _dispatch(self, call: Call, payload: bytes) -> None:
+        """Decode the request, and answer it or start the task that does."""
         if self._is_backlogged():
-            self._line.append((call, payload))
+            self._waiting.append((call, payload))
             return
         method = call.method
         try:
@@ -325,43 +322,43 @@ class Link(asyncio.BufferedProtocol):
             self._fail(call, CallFailed(Code.INTERNAL, f"the request cannot be decoded: {error}"))
             return
         try:
-            found = method.answer(request)
-            if type(found) in (CoroutineType, AsyncGeneratorType):
-                self._begin(call, found)
+            reply = method.answer(request)
+            if type(reply) in (CoroutineType, AsyncGeneratorType):
+                self._start_task(call, reply)
             else:
-                self._answer(call, found)
+                self._answer(call, reply)
         except Exception as error:
             self._fail(call, error)
 
-    def _begin(self, call: Call, work: Any) -> None:
-        """Start the task of a coroutine or a stream. Raises CallFailed when there are too many."""
+    def _start_task(self, call: Call, work: Any) -> None:
+        """Start the task of a coroutine or an async generator. Raises CallFailed for too many."""
         call.streaming = type(work) is AsyncGeneratorType
-        if not self._server.started():
+        if not self._server.admit_task():
             if not call.streaming:
                 work.close()
             raise CallFailed(Code.RESOURCE_EXHAUSTED, "too many calls at once")
-        answering = self._stream(call, work) if call.streaming else self._unary(call, work)
+        reply = self._stream(call, work) if call.streaming else self._unary(call, work)
         context = None
         if call.origin:
             context = contextvars.copy_context()
             context.run(ORIGIN.set, call.origin)
-        call.task = self._loop.create_task(answering, context=context)
-        call.task.add_done_callback(lambda task: self._ended(call, work, task))
+        call.task = self._loop.create_task(reply, context=context)
+        call.task.add_done_callback(lambda task: self._on_task_done(call, work, task))
 
     async def _unary(self, call: Call, work: Awaitable[Any]) -> None:
         try:
             reply = await work
-            if type(reply) is Parts:
-                await self._send_parts(call, reply)
+            if type(reply) is StreamedReply:
+                await self._send_streamed(call, reply)
             else:
-                await self._room(call)
+                await self._wait_for_room(call)
                 self._answer(call, reply)
         except Exception as error:
             self._fail(call, error)
         self._flush()
 
-    async def _send_parts(self, call: Call, reply: Parts) -> None:
-        """An answer that is read as the client takes it."""
+    async def _send_streamed(self, call: Call, reply: StreamedReply) -> None:
+        """Send a reply part by part, as fast as the client reads."""
         try:
             self._check_size(reply.size)
             await self._send_part(call, grpc_framing.prefix(reply.size))
@@ -383,14 +380,14 @@ class Link(asyncio.BufferedProtocol):
             await replies.aclose()
         self._flush()
 
-    def _ended(self, call: Call, work: Any, task: asyncio.Task[None]) -> None:
-        """The call's task is done. It may not even have begun, when its connection broke in the
-        same breath."""
-        # a cancelled task keeps its frames, which know the call and this connection
+    def _on_task_done(self, call: Call, work: Any, task: asyncio.Task[None]) -> None:
+        """Clean up after the call's task. The task may not have begun, when its connection broke
+        in the same pass."""
+        # A cancelled task keeps its frames, which refer to the call and this connection.
         call.task = None
-        self._server.ended()
-        if call.held:
-            self._connection.held -= 1
+        self._server.on_task_done()
+        if call.holds_stream:
+            self._http.held_streams -= 1
         if not call.streaming:
             work.close()
         error = None if task.cancelled() else task.exception()
@@ -401,14 +398,14 @@ class Link(asyncio.BufferedProtocol):
         self._flush()
 
     def _answer(self, call: Call, reply: Any) -> None:
-        stream_id, connection = call.stream_id, self._connection
+        stream_id, connection = call.stream_id, self._http
         if not connection.is_open(stream_id):
             return
         payload = self._encoded(call, reply)
         connection.send_headers(stream_id, grpc_framing.HEAD_BLOCK)
         connection.send_data(stream_id, grpc_framing.message(payload))
         connection.send_headers(stream_id, grpc_framing.OK_BLOCK, end=True)
-        self._answered_bytes += len(payload)
+        self._unsent_bytes += len(payload)
         self._remove(call)
 
     def _encoded(self, call: Call, reply: Any) -> bytes:
@@ -419,22 +416,22 @@ class Link(asyncio.BufferedProtocol):
     @staticmethod
     def _check_size(size: int) -> None:
         if size > grpc_framing.MESSAGE_LIMIT_BYTES:
-            text = f"the answer of {size} bytes is longer than {grpc_framing.MESSAGE_LIMIT_BYTES}"
+            text = f"the reply of {size} bytes exceeds {grpc_framing.MESSAGE_LIMIT_BYTES} bytes"
             raise CallFailed(Code.RESOURCE_EXHAUSTED, text)
 
     async def _send(self, call: Call, reply: Any) -> None:
-        """A message of a stream; returns when the client has taken it."""
+        """Send one message of a stream; return when it fits the client's window."""
         await self._send_part(call, grpc_framing.message(self._encoded(call, reply)))
 
     async def _send_part(self, call: Call, data: bytes) -> None:
-        """A part of the body; returns when the client has taken it."""
-        await self._room(call)
-        if not self._connection.is_open(call.stream_id):
+        """Send a part of the body; return when it fits the client's window."""
+        await self._wait_for_room(call)
+        if not self._http.is_open(call.stream_id):
             raise asyncio.CancelledError
         if not call.started:
             call.started = True
-            self._connection.send_headers(call.stream_id, grpc_framing.HEAD_BLOCK)
-        call.queued = not self._connection.send_data(call.stream_id, data)
+            self._http.send_headers(call.stream_id, grpc_framing.HEAD_BLOCK)
+        call.queued = not self._http.send_data(call.stream_id, data)
         self._flush()
         if call.queued or self._paused:
             call.waiter = self._loop.create_future()
@@ -452,45 +449,45 @@ class Link(asyncio.BufferedProtocol):
         self._finish(call, codes.code_of(error), codes.message_of(error))
 
     def _finish(self, call: Call, code: Code, message: str) -> None:
-        self._end(call.stream_id, call.started, code, message)
+        self._send_status(call.stream_id, call.started, code, message)
         self._remove(call)
 
-    def _end(self, stream_id: int, started: bool, code: Code, message: str) -> None:
-        """Send the status, behind the head of an answer or, if there is none, in it."""
-        if self._connection.is_open(stream_id):
+    def _send_status(self, stream_id: int, started: bool, code: Code, message: str) -> None:
+        """Send the status: as trailers after the headers, or in them when none were sent."""
+        if self._http.is_open(stream_id):
             block = grpc_framing.status_block(code, message)
-            self._connection.send_headers(
+            self._http.send_headers(
                 stream_id, block if started else grpc_framing.HEAD_BLOCK + block, end=True
             )
 
-    # -- calls that end before they are answered
+    # -- calls that end without a reply
 
-    def _expire(self, call: Call) -> None:
+    def _on_deadline(self, call: Call) -> None:
         self._cancel(call, Code.DEADLINE_EXCEEDED, "the deadline has passed")
         self._flush()
 
     def _cancel(self, call: Call, code: Code, message: str) -> None:
-        """Tell the client, then end the task."""
+        """Send the status, then cancel the task."""
         self._finish(call, code, message)
-        self._stop(call)
+        self._cancel_task(call)
 
-    def _drop(self, stream_id: int) -> None:
-        """The stream is no more."""
+    def _discard(self, stream_id: int) -> None:
+        """Forget the call of a stream that was reset, and cancel its task."""
         call = self._calls.get(stream_id)
         if call is not None:
             self._remove(call)
-            self._stop(call)
+            self._cancel_task(call)
 
-    def _drop_calls(self) -> None:
-        self._others.clear()
+    def _discard_calls(self) -> None:
+        self._non_grpc.clear()
         for stream_id in list(self._calls):
-            self._drop(stream_id)
+            self._discard(stream_id)
 
-    def _stop(self, call: Call) -> None:
-        """What is left of the call counts as an open stream until it has ended."""
+    def _cancel_task(self, call: Call) -> None:
+        """Cancel the task, which counts as an open stream until it has ended."""
         if call.task is not None:
-            call.held = True
-            self._connection.held += 1
+            call.holds_stream = True
+            self._http.held_streams += 1
             call.task.cancel()
 
     def _remove(self, call: Call) -> None:
@@ -504,28 +501,27 @@ class Link(asyncio.BufferedProtocol):
     # -- the server's side
 
     def drain(self) -> None:
-        """Take no more calls; streams that would go on for ever end now, other calls may end by
-        themselves."""
-        self._connection.go_away()
+        """Refuse new calls and cancel streams, which may be endless; other calls may finish."""
+        self._http.go_away()
         for call in list(self._calls.values()):
             if call.streaming or call.task is None:
                 self._cancel(call, Code.UNAVAILABLE, "the server is stopping")
         self._flush()
 
     def stop(self) -> None:
-        """End what is left."""
+        """Cancel all calls and close."""
         for call in list(self._calls.values()):
             self._cancel(call, Code.UNAVAILABLE, "the server is stopping")
         self._flush()
-        self._leave()
+        self._close_when_flushed()
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close without flushing."""
         if self._transport is not None:
             self._transport.abort()
 
     def evict(self) -> None:
-        """Make room for a new connection; a gRPC client connects again when it needs to."""
-        self._connection.go_away()
+        """Close in favour of a new connection; a gRPC client reconnects when it needs to."""
+        self._http.go_away()
         self._write()
-        self._leave()
+        self._close_when_flushed()
