@@ -1,2 +1,2 @@
-"""HTTP/2 as a server on a local socket needs it (RFC 9113, RFC 7541): a state machine without I/O,
-made for small calls."""
+"""An HTTP/2 server core for a local socket (RFC 9113, RFC 7541): a state machine without I/O, fast
+for small calls."""

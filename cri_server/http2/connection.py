@@ -1,10 +1,10 @@
-"""One HTTP/2 connection, the server's side (RFC 9113), as a state machine: bytes in, events out,
-bytes out; no I/O.
+"""The server's side of an HTTP/2 connection (RFC 9113) as a state machine without I/O: bytes in,
+events and bytes out.
 
-`receive` never raises for what a peer sends. An error of one stream resets that stream; after an
-error of the connection comes `Failed`, and nothing that follows is looked at. What a peer can make
-this side hold or do is bounded by `Limits`: its header blocks, its open streams, and an allowance
-for each kind of frame that costs us more than the peer.
+`receive` does not raise for any input of a peer. A stream error resets the stream; a connection
+error is reported as `Failed`, and all later input is ignored. `Limits` bounds the memory and work
+that a peer can cause: header blocks, open streams, and an allowance for each kind of frame that
+costs this side more than the peer.
 """
 
 from __future__ import annotations
@@ -23,33 +23,32 @@ from cri_server.http2.reading import Broken, Reader, check_size, unpadded
 from cri_server.http2.sending import Overflow, Sender
 from cri_server.http2.streams import Block, Stream
 
-REMEMBERED = 1024  # streams that this side reset, on which the peer may not know it yet
+RESET_IDS_LIMIT = 1024  # streams that this side has reset, on which the peer may still send
 
-
-# Frames that ask for nothing, for each request and for each message: a client measures its
-# bandwidth with PINGs.
+# Tokens of control frames that a client earns with each request and each sent message: clients
+# measure their bandwidth with PINGs.
 REFUND, REFUND_SENT = 10, 3
-SETTINGS_COST = 20  # they touch every open stream
-SMALL_UPDATE_BYTES = 1024  # a window's update below this is one of those frames, too
+SETTINGS_COST = 20  # tokens: SETTINGS may change every open stream
+SMALL_UPDATE_BYTES = 1024  # a smaller WINDOW_UPDATE costs a token, too
 
 
 class Connection:
-    """The state. Call `receive` with what came and send what `data_to_send` returns, after that and
-    after any other call."""
+    """The state machine. Pass received bytes to `receive`, and send what `data_to_send` returns
+    after each call of any method."""
 
     def __init__(
         self, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.limits = limits or Limits()
         self.failed = self.leaving = False
-        # Streams that are closed while the owner's work for them goes on: one for each `Reset`,
-        # until it says otherwise.
+        # Streams that the peer has closed while the owner still works for them: each `Reset` adds
+        # one, the owner subtracts it.
         self.held_streams = 0
         self._streams: dict[int, Stream] = {}
         self._reset: OrderedDict[int, None] = OrderedDict()
         self._last_id = 0
         self._reader = Reader()
-        self._settled = False
+        self._settings_received = False
         self._block: Block | None = None
         self._decoder = Decoder()
         self._window_bytes, self._consumed_bytes = self.limits.window_bytes, 0
@@ -75,18 +74,18 @@ class Connection:
 
     @property
     def streams(self) -> int:
-        """How many are open."""
+        """The number of open streams."""
         return len(self._streams)
 
     @property
     def queued_bytes(self) -> int:
-        """What waits for the peer's windows."""
+        """The bytes that wait for the peer's flow-control windows."""
         return self._sender.queued_bytes
 
-    # -- what is received
+    # -- receiving
 
     def receive(self, data: bytes) -> list[Event]:
-        """Take bytes of any length, in any cut; return what they mean, in order."""
+        """Process received bytes, cut anywhere; return their events in order."""
         if self.failed:
             return []
         try:
@@ -95,7 +94,7 @@ class Connection:
         except Broken as broken:
             self._fail(broken.code, broken.reason)
         except Overflow:
-            self._fail(ErrorCode.FLOW_CONTROL_ERROR, "a window beyond 2^31-1")
+            self._fail(ErrorCode.FLOW_CONTROL_ERROR, "a window exceeds 2^31-1")
         if self._sender.drained:
             self._note_drained()
         events, self._events = self._events, []
@@ -104,13 +103,13 @@ class Connection:
     def _frame(self, kind: int, flags: int, stream_id: int, body: bytes) -> None:
         if self._block is not None:
             self._continuation(kind, flags, stream_id, body)
-        elif kind == frames.DATA and self._settled:
+        elif kind == frames.DATA and self._settings_received:
             self._data(flags, stream_id, body)
-        elif kind == frames.HEADERS and self._settled:
+        elif kind == frames.HEADERS and self._settings_received:
             self._headers(flags, stream_id, body)
         elif kind == frames.SETTINGS:
             self._settings(flags, stream_id, body)
-        elif not self._settled:
+        elif not self._settings_received:
             raise Broken(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         elif kind == frames.WINDOW_UPDATE:
             self._window_update(stream_id, body)
@@ -125,9 +124,9 @@ class Connection:
             check_size(stream_id != 0 and len(body) == 5, "PRIORITY")
             self._charge()
         elif kind in (frames.PUSH_PROMISE, frames.CONTINUATION):
-            raise Broken(ErrorCode.PROTOCOL_ERROR, f"a frame of kind {kind} out of place")
+            raise Broken(ErrorCode.PROTOCOL_ERROR, f"an unexpected frame of type {kind}")
         else:
-            self._charge()  # kinds that this side does not know are ignored (section 4.1)
+            self._charge()  # unknown types are ignored (section 4.1)
 
     # -- requests
 
@@ -159,11 +158,11 @@ class Connection:
             self._ended_receiving(stream_id, stream)
 
     def _consume(self, size: int) -> None:
-        """What comes is taken off the socket at once: the connection's window is there to be opened
-        again."""
+        """Count received bytes against the connection's window, and reopen it at once: all input is
+        read, and streams have windows of their own."""
         self._window_bytes -= size
         if self._window_bytes < 0:
-            raise Broken(ErrorCode.FLOW_CONTROL_ERROR, "more data than the connection's window")
+            raise Broken(ErrorCode.FLOW_CONTROL_ERROR, "data beyond the connection's window")
         self._consumed_bytes += size
         if self._consumed_bytes > self.limits.window_bytes // 2:
             self._sender.control(frames.window_update(0, self._consumed_bytes))
@@ -197,7 +196,7 @@ class Connection:
         block = self._block
         assert block is not None
         if kind != frames.CONTINUATION or stream_id != block.stream_id:
-            raise Broken(ErrorCode.PROTOCOL_ERROR, "a header block is cut by another frame")
+            raise Broken(ErrorCode.PROTOCOL_ERROR, "a header block is interrupted by another frame")
         block.data += body
         block.count += 1
         limits = self.limits
@@ -211,8 +210,8 @@ class Connection:
             self._request(stream_id, block.ended, bytes(block.data))
 
     def _request(self, stream_id: int, ended: bool, block: bytes) -> None:
-        """A whole header block: it is decoded in any case, for the tables must stay the same on
-        both sides."""
+        """Process a whole header block. A refused one is decoded, too: both sides must keep the same
+        dynamic table."""
         try:
             fields = self._decoder.decode(block, self.limits.header_list_bytes)
         except BadBlock as error:
@@ -238,7 +237,7 @@ class Connection:
         self._events.append(Opened(stream_id, fields, ended))
 
     def _trailers(self, stream_id: int, ended: bool) -> None:
-        """Headers behind a body mean nothing to us but its end."""
+        """Process trailers, of which only the end of the body matters."""
         stream = self._streams.get(stream_id)
         if stream is None:
             if stream_id not in self._reset:
@@ -254,13 +253,13 @@ class Connection:
             self._ended_receiving(stream_id, stream)
 
     def _refuse(self, stream_id: int, code: ErrorCode) -> None:
-        """Reset a stream that is not opened."""
+        """Reset a stream before it is opened."""
         self._remember(stream_id)
         self._sender.control(frames.rst_stream(stream_id, code))
         self._charge_reset()
 
     def _stream_error(self, stream_id: int, code: ErrorCode) -> None:
-        """The peer is wrong on an open stream."""
+        """Reset an open stream after a protocol error on it."""
         self._refuse(stream_id, code)
         self._close(stream_id)
         self._events.append(Reset(stream_id, code))
@@ -272,19 +271,18 @@ class Connection:
         if stream_id:
             raise Broken(ErrorCode.PROTOCOL_ERROR, "SETTINGS of a stream")
         if flags & frames.ACK:
-            check_size(not body and self._settled, "SETTINGS")
+            check_size(not body and self._settings_received, "SETTINGS")
             self._charge()
             return
         check_size(len(body) % frames.SETTING.size == 0, "SETTINGS")
         self._charge(SETTINGS_COST)
-        values = dict(
-            frames.SETTING.iter_unpack(body)
-        )  # of a setting that is named twice the last value counts
-        # First: what a wider window lets out may not come before the word that it is known.
+        # Of repeated settings the last value counts (section 6.5.3).
+        values = dict(frames.SETTING.iter_unpack(body))
+        # The acknowledgement comes first: data that a wider window lets out must not precede it.
         self._sender.control(frames.SETTINGS_ACK)
         self._apply(values)
-        if not self._settled:
-            self._settled = True
+        if not self._settings_received:
+            self._settings_received = True
             self._events.append(Ready())
 
     def _apply(self, values: dict[int, int]) -> None:
@@ -342,7 +340,7 @@ class Connection:
             self._charge()
 
     def _is_ignored(self, stream_id: int) -> bool:
-        """Whether the stream came after the GOAWAY that tells of the last one."""
+        """Whether the peer opened the stream after this side's GOAWAY."""
         return self.leaving and stream_id > self._last_id
 
     def _check_was_open(self, stream_id: int, what: str) -> None:
@@ -355,11 +353,11 @@ class Connection:
 
     def _charge(self, tokens: int = 1) -> None:
         if not self._controls.spend(tokens):
-            raise Broken(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that ask for nothing")
+            raise Broken(ErrorCode.ENHANCE_YOUR_CALM, "too many control frames without requests")
 
     def _charge_reset(self) -> None:
         if not self._resets.spend():
-            raise Broken(ErrorCode.ENHANCE_YOUR_CALM, "too many streams that were opened and reset")
+            raise Broken(ErrorCode.ENHANCE_YOUR_CALM, "too many streams opened and reset")
 
     # -- the ends of streams and of the connection
 
@@ -375,7 +373,7 @@ class Connection:
 
     def _remember(self, stream_id: int) -> None:
         self._reset[stream_id] = None
-        if len(self._reset) > REMEMBERED:
+        if len(self._reset) > RESET_IDS_LIMIT:
             self._reset.popitem(last=False)
 
     def _note_drained(self) -> None:
@@ -390,7 +388,8 @@ class Connection:
         self._sender.drained.clear()
 
     def _sent_all(self, stream_id: int, stream: Stream) -> None:
-        """The answer is complete. A request that is not has become of no use (section 8.1)."""
+        """Close the stream after its reply; a request that is not complete is reset (section
+        8.1)."""
         del self._streams[stream_id]
         if stream.receiving:
             self._remember(stream_id)
@@ -401,19 +400,19 @@ class Connection:
         self._sender.control(frames.goaway(self._last_id, code, reason.encode()))
         self._events.append(Failed(code, reason))
 
-    # -- what is sent
+    # -- sending
 
     def data_to_send(self) -> bytes:
-        """The frames that may go out now."""
+        """Return and remove the frames that may be sent now."""
         return self._sender.take()
 
     def is_open(self, stream_id: int) -> bool:
-        """Whether something can still be sent on the stream."""
+        """Whether the stream still accepts headers and data to send."""
         stream = self._streams.get(stream_id)
         return stream is not None and stream.sending
 
     def send_headers(self, stream_id: int, block: bytes, *, end: bool = False) -> None:
-        """A block of literals, which fits into a frame; with `end` it is the last of the stream.
+        """Send a header block of literals, which must fit into one frame; `end` closes the stream.
         Only while `is_open`."""
         stream = self._streams[stream_id]
         if self._prefix:
@@ -425,8 +424,8 @@ class Connection:
                 self._sent_all(stream_id, stream)
 
     def send_data(self, stream_id: int, payload: bytes) -> bool:
-        """A part of the body; whether it has left: else `Drained` comes when it has. Only while
-        `is_open`."""
+        """Send a part of the body. Returns whether the peer's windows allowed it; if not, `Drained`
+        follows when they do. Only while `is_open`."""
         out = self._streams[stream_id].out
         self._controls.refund(REFUND_SENT)
         self._sender.data(out, payload)
@@ -434,28 +433,28 @@ class Connection:
         return not out.queued
 
     def credit(self, stream_id: int, increment: int) -> None:
-        """Let the peer send so many more bytes on the stream than the 65535 that it begins with."""
+        """Widen the stream's receive window, initially 65535 bytes, by `increment`."""
         stream = self._streams.get(stream_id)
         if stream is not None and stream.receiving:
             stream.window_bytes += increment
             self._sender.control(frames.window_update(stream_id, increment))
 
     def reset(self, stream_id: int, code: ErrorCode) -> None:
-        """End a stream in both directions; nothing happens if it has ended."""
+        """Reset a stream; no effect if it has ended."""
         if stream_id in self._streams:
             self._close(stream_id)
             self._remember(stream_id)
             self._sender.control(frames.rst_stream(stream_id, code))
 
     def lose(self) -> None:
-        """Forget all streams and what waits to be sent on them: the connection is over."""
+        """Drop all streams and their queued data after the connection has ended."""
         self.failed = True
         for stream_id in list(self._streams):
             self._close(stream_id)
         self._block = None
 
     def go_away(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> None:
-        """Take no more streams; those that are open go on. The peer may try later ones elsewhere."""
+        """Refuse new streams with GOAWAY; open ones continue."""
         if not self.leaving:
             self.leaving = True
             self._sender.control(frames.goaway(self._last_id, code, reason.encode()))

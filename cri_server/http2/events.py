@@ -1,4 +1,4 @@
-"""What a connection tells its owner."""
+"""The events that a connection reports to its owner."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from cri_server.http2.hpack import Field
 
 @dataclass(slots=True)
 class Opened:
-    """A request begins. `fields` is None when they were longer than the limit; with `ended` there
-    is no body."""
+    """A request begins. `fields`: None when they exceed the limit; `ended`: no body follows."""
 
     stream_id: int
     fields: list[Field] | None
@@ -19,7 +18,7 @@ class Opened:
 
 @dataclass(slots=True)
 class Data:
-    """A part of a request's body; with `ended` it is the last, and may be empty."""
+    """A part of a request's body. `ended`: the last part, which may be empty."""
 
     stream_id: int
     data: bytes
@@ -28,10 +27,9 @@ class Data:
 
 @dataclass(slots=True)
 class Reset:
-    """The stream has ended in both directions because of the peer: it said so, or broke the
-    protocol on it.
+    """The stream was reset, by the peer or because the peer broke the protocol on it.
 
-    It counts as open until the owner has ended its work for it, and takes one from
+    It counts as open until the owner has ended its work and has subtracted one from
     `Connection.held_streams`.
     """
 
@@ -41,20 +39,19 @@ class Reset:
 
 @dataclass(slots=True)
 class Drained:
-    """All that was given to be sent on the stream has left."""
+    """All queued data of the stream has been sent."""
 
     stream_id: int
 
 
 @dataclass(slots=True)
 class Ready:
-    """The peer's settings have come: it speaks HTTP/2."""
+    """The peer's preface and SETTINGS have arrived."""
 
 
 @dataclass(slots=True)
 class Failed:
-    """The connection is over because of what the peer sent; the GOAWAY that says so is the last
-    thing to send."""
+    """A connection error; the GOAWAY that is ready to send is the last frame."""
 
     code: int
     reason: str

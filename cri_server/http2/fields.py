@@ -1,5 +1,4 @@
-"""Whether a request's header fields are such as HTTP/2 permits (RFC 9113, sections 8.1.1, 8.2 and
-8.3)."""
+"""Validation of a request's header fields (RFC 9113, sections 8.1.1, 8.2 and 8.3)."""
 
 from __future__ import annotations
 
@@ -11,14 +10,14 @@ _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _BAD_VALUE = re.compile(rb"[\0\r\n]")
 _PSEUDO = {b":method", b":scheme", b":path", b":authority"}
 _REQUIRED = {b":method", b":scheme", b":path"}
-_OF_A_CONNECTION = {
+_CONNECTION_SPECIFIC = {
     b"connection",
     b"proxy-connection",
     b"keep-alive",
     b"transfer-encoding",
     b"upgrade",
 }
-# Fields of each gRPC request, which need no looking at.
+# Fields of each gRPC request, which need no check of their own.
 _USUAL = {
     b"content-type",
     b"user-agent",
@@ -34,7 +33,7 @@ class Malformed(Exception):
 
 
 def check(fields: list[Field]) -> int | None:
-    """The length of the body, if the fields tell it. Raises Malformed."""
+    """Check the fields; return content-length, if given. Raises Malformed."""
     pseudo: set[bytes] = set()
     regular, length = False, None
     for name, value in fields:
@@ -60,7 +59,7 @@ def check(fields: list[Field]) -> int | None:
 def _check_unusual(name: bytes, value: bytes) -> None:
     if (
         not _NAME.fullmatch(name)
-        or name in _OF_A_CONNECTION
+        or name in _CONNECTION_SPECIFIC
         or (name == b"te" and value != b"trailers")
     ):
         raise Malformed

@@ -1,4 +1,4 @@
-"""Frames as RFC 9113 draws them: the numbers, and how those that we send are built."""
+"""HTTP/2 frames (RFC 9113): their numbers, and the encoding of those that a server sends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ END_HEADERS, PADDED, WITH_PRIORITY = 0x4, 0x8, 0x20
 
 
 class Setting(IntEnum):
-    """Section 6.5.2."""
+    """Settings (RFC 9113, section 6.5.2)."""
 
     HEADER_TABLE_SIZE = 1
     ENABLE_PUSH = 2
@@ -44,7 +44,7 @@ class Setting(IntEnum):
 
 
 class ErrorCode(IntEnum):
-    """Section 7."""
+    """Error codes (RFC 9113, section 7)."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -63,7 +63,7 @@ class ErrorCode(IntEnum):
 
 
 def head(length: int, kind: int, flags: int, stream_id: int) -> bytes:
-    """What every frame begins with."""
+    """The header of a frame."""
     return HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream_id)
 
 

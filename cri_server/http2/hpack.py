@@ -1,10 +1,8 @@
-"""Header compression (RFC 7541): a decoder that is quick for the blocks of gRPC clients, and
-literals to answer with.
+"""Header compression (RFC 7541): a decoder that is fast for gRPC clients, and literals for replies.
 
-A gRPC client repeats its headers as references to the dynamic table, so that decoding is one list
-access per header; the Go client adds an entry with each call (its deadline), for which reason whole
-blocks cannot be remembered. What we send uses no table at all: `EMPTY_TABLE`, sent once, settles
-that for good.
+A gRPC client repeats its headers as references to the dynamic table, so decoding costs one list
+access a header. Whole blocks cannot be cached, because the Go client adds an entry with each call
+(its deadline). Replies use no dynamic table: `EMPTY_TABLE`, sent once, sets its size to 0.
 """
 
 from __future__ import annotations
@@ -43,12 +41,12 @@ _FIRST_DYNAMIC = len(_STATIC)
 
 
 class BadBlock(Exception):
-    """Not a header block; the tables of both sides differ from here on."""
+    """An invalid header block; afterwards the tables of both sides differ."""
 
 
 class Decoder:
-    """One connection's decoding side. The table is one list: the static entries, then the dynamic
-    ones, newest first."""
+    """Decodes the blocks of one connection. The table is one list: the static entries, then the
+    dynamic ones, newest first."""
 
     __slots__ = ("_limit_bytes", "_size_bytes", "_table")
 
@@ -57,8 +55,8 @@ class Decoder:
         self._size_bytes, self._limit_bytes = 0, TABLE_LIMIT_BYTES
 
     def decode(self, block: bytes, list_limit_bytes: int) -> list[Field] | None:
-        """The fields of `block`; None when they are longer than `list_limit_bytes` (counted as the
-        table does).
+        """Decode the fields of `block`; None when they exceed `list_limit_bytes`, counted as table
+        entries.
 
         Raises BadBlock. Memory is bounded by the block: a reference to an entry costs a pointer.
         """
@@ -87,23 +85,21 @@ class Decoder:
                 if size_bytes <= list_limit_bytes:
                     fields.append(field)
         except IndexError:
-            raise BadBlock(
-                "an index that is not in the table, or a block that ends early"
-            ) from None
+            raise BadBlock("an index beyond the table, or a truncated block") from None
         except BadHuffman as error:
             raise BadBlock(str(error)) from None
         return fields if size_bytes <= list_limit_bytes else None
 
     def _literal(self, block: bytes, at: int, octet: int) -> tuple[Field, int]:
-        """A literal field; with the second bit set it becomes the table's newest entry."""
+        """Decode a literal field, which the second bit adds to the table."""
         mask = 0x3F if octet & 0x40 else 0x0F
         index = octet & mask
         if index == mask:
             index, at = _integer(block, at, mask)
         if index:
-            known = self._table[index]
-            assert known is not None
-            name = known[0]
+            entry = self._table[index]
+            assert entry is not None
+            name = entry[0]
         else:
             name, at = _string(block, at)
         value, at = _string(block, at)
@@ -139,8 +135,8 @@ def _size(field: Field) -> int:
 
 
 def _integer(block: bytes, at: int, value: int) -> tuple[int, int]:
-    """The rest of an integer whose prefix was all ones (section 5.1). Raises IndexError at the
-    block's end."""
+    """Decode the rest of an integer whose prefix was all ones (section 5.1). Raises IndexError at
+    the block's end."""
     shift = 0
     while True:
         octet = block[at]
@@ -148,7 +144,7 @@ def _integer(block: bytes, at: int, value: int) -> tuple[int, int]:
         value += (octet & 0x7F) << shift
         shift += 7
         if value > INTEGER_LIMIT or shift > 35:
-            raise BadBlock("an integer that is too large")
+            raise BadBlock("an integer is too large")
         if octet < 0x80:
             return value, at
 
@@ -161,13 +157,13 @@ def _string(block: bytes, at: int) -> tuple[bytes, int]:
         length, at = _integer(block, at, 0x7F)
     end = at + length
     if end > len(block):
-        raise BadBlock("a string that goes beyond its block")
+        raise BadBlock("a string exceeds its block")
     text = block[at:end]
     return (decode_huffman(text) if octet & 0x80 else text), end
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """A field that touches no table: literal without indexing, new name (section 6.2.2)."""
+    """Encode a field as a literal without indexing, with a new name (section 6.2.2)."""
     return b"\x00" + _prefixed(name) + _prefixed(value)
 
 

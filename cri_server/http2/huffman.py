@@ -1,8 +1,7 @@
-"""Huffman decoding of header strings (RFC 7541, appendix B), four bits at a step.
+"""Huffman decoding of header strings (RFC 7541, appendix B), four bits a step.
 
-The code is canonical: codes of one length are consecutive in the order of their symbols, so that
-the table of lengths says all. Steps are worked out when they are first taken; there are at most 256
-nodes times 16 of them.
+The code is canonical: codes of one length are consecutive in the order of their symbols, so the
+table of lengths defines them. Steps are computed when first taken; at most 256 nodes times 16.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Step = tuple[int, bytes]  # the node after four bits, and the octets that ended 
 
 
 class BadHuffman(Exception):
-    """Not the code of any text."""
+    """An invalid Huffman code."""
 
 
 class _Tree:
@@ -62,7 +61,7 @@ class _Tree:
         self.children[node][code & 1] = ~symbol
 
     def step(self, node: int, nibble: int) -> Step:
-        """Four bits from `node` on."""
+        """Compute the step of four bits from `node`."""
         out = bytearray()
         at = node
         for shift in (3, 2, 1, 0):
@@ -72,15 +71,15 @@ class _Tree:
                     raise BadHuffman("the end of string symbol")
                 out.append(~at)
                 at = 0
-        found = self.steps[node << 4 | nibble] = at, bytes(out)
-        return found
+        step = self.steps[node << 4 | nibble] = at, bytes(out)
+        return step
 
 
 _tree = functools.cache(_Tree)
 
 
 def decode(data: bytes) -> bytes:
-    """The text that `data` codes. Raises BadHuffman."""
+    """Decode `data`. Raises BadHuffman."""
     tree = _tree()
     steps = tree.steps
     node, out = 0, []
@@ -90,5 +89,5 @@ def decode(data: bytes) -> bytes:
             if text:
                 out.append(text)
     if node not in tree.ends:
-        raise BadHuffman("padding that is not a prefix of ones")
+        raise BadHuffman("the padding is not at most seven ones")
     return b"".join(out)

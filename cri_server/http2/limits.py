@@ -1,4 +1,4 @@
-"""What one connection may make this side hold or do."""
+"""Limits of the memory and work that one connection may cause."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one connection may ask for.
+    """Limits of one connection.
 
-    `streams`: open at once, those whose work still goes on after a reset included.
-    `header_list_bytes`: of one request, as SETTINGS_MAX_HEADER_LIST_SIZE counts; beyond it the
-    request is refused. `header_block_bytes` and `header_frames`: of one block on the wire; beyond
-    them the connection is. `window_bytes`: what may be on its way to us in all. `resets`,
-    `controls`: allowances (burst, per second) for streams that end by a reset of the peer
-    (CVE-2023-44487) or by an error of it (CVE-2025-8671), and for frames that ask for nothing
-    (PING, SETTINGS, empty DATA and the like).
+    `streams`: open at once, including reset ones whose work has not ended. `header_list_bytes`: of
+    one request, as SETTINGS_MAX_HEADER_LIST_SIZE counts; beyond it the request is refused.
+    `header_block_bytes`, `header_frames`: of one block on the wire; beyond them the connection is
+    closed. `window_bytes`: the connection's receive window. `resets`: allowance (burst, per second)
+    of streams that the peer resets (CVE-2023-44487) or makes this side reset (CVE-2025-8671).
+    `controls`: allowance of frames without a request: PING, SETTINGS, empty DATA and the like.
     """
 
     streams: int = 1000
@@ -29,10 +28,10 @@ class Limits:
 
 
 class Allowance:
-    """How much is put up with of what costs us work, and a peer next to nothing: a bucket of tokens
-    that fills again.
+    """A token bucket that bounds frames which cost this side work and the peer next to nothing.
 
-    `capacity` tokens at first and at most; `per_s` come back each second of `clock`."""
+    It starts with `capacity` tokens, its maximum, and regains `per_s` a second of `clock`.
+    """
 
     __slots__ = ("_clock", "_left", "_per_s", "_seen_s", "capacity")
 
@@ -41,7 +40,7 @@ class Allowance:
         self._left, self._seen_s = capacity, clock()
 
     def spend(self, tokens: float = 1) -> bool:
-        """Take tokens; False when there are not enough left."""
+        """Take tokens; return False when too few are left."""
         if self._left < tokens:
             now_s = self._clock()
             self._left = min(self.capacity, self._left + (now_s - self._seen_s) * self._per_s)
@@ -52,5 +51,5 @@ class Allowance:
         return True
 
     def refund(self, tokens: float) -> None:
-        """Give tokens back, for work that was asked for properly."""
+        """Give tokens back, for a proper request."""
         self._left = min(self.capacity, self._left + tokens)

@@ -1,4 +1,5 @@
-"""Bytes in any cut to frames: the preface, then heads and bodies; at most one frame is kept."""
+"""Splits received bytes into frames: the preface, then headers and bodies; buffers one frame at
+most."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ Frame = tuple[int, int, int, bytes]  # kind, flags, stream, body
 
 
 class Broken(Exception):
-    """The connection cannot go on."""
+    """A connection error."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(code, reason)
@@ -19,20 +20,20 @@ class Broken(Exception):
 
 
 class Reader:
-    """What a client sends, in order."""
+    """Parses what a client sends."""
 
-    __slots__ = ("_greeted", "_partial", "_wanted")
+    __slots__ = ("_greeted", "_needed", "_partial")
 
     def __init__(self) -> None:
         self._partial = bytearray()
-        self._wanted = len(frames.PREFACE)  # bytes that the next step needs
+        self._needed = len(frames.PREFACE)  # bytes that the next step needs
         self._greeted = False
 
     def read(self, data: bytes) -> Iterator[Frame]:
-        """The frames that `data` completes, each when it is asked for. Raises Broken."""
+        """Yield the frames that `data` completes, parsed one by one. Raises Broken."""
         if self._partial:
             self._partial += data
-            if len(self._partial) < self._wanted:
+            if len(self._partial) < self._needed:
                 return
             data = bytes(self._partial)
             self._partial.clear()
@@ -40,7 +41,7 @@ class Reader:
         if not self._greeted:
             preface = frames.PREFACE
             if data[: len(preface)] != preface[:end]:
-                raise Broken(ErrorCode.PROTOCOL_ERROR, "it does not begin as HTTP/2 does")
+                raise Broken(ErrorCode.PROTOCOL_ERROR, "no HTTP/2 preface")
             self._greeted = end >= len(preface)
             at = len(preface) if self._greeted else end
             if not self._greeted:
@@ -52,25 +53,25 @@ class Reader:
                 raise Broken(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
             begin = at + HEAD_BYTES
             if end - begin < length:
-                self._wanted = HEAD_BYTES + length
+                self._needed = HEAD_BYTES + length
                 self._partial += data[at:]
                 return
             at = begin + length
             yield kind, flags, stream_id & frames.STREAM_MAX, data[begin:at]
         if self._greeted:
-            self._wanted = HEAD_BYTES
+            self._needed = HEAD_BYTES
         if at < end:
             self._partial += data[at:]
 
 
 def unpadded(body: bytes) -> bytes:
-    """Without the length of the padding and the padding. Raises Broken."""
+    """Strip the padding and its length. Raises Broken."""
     if not body or body[0] >= len(body):
-        raise Broken(ErrorCode.PROTOCOL_ERROR, "padding that is longer than its frame")
+        raise Broken(ErrorCode.PROTOCOL_ERROR, "padding exceeds its frame")
     return body[1 : len(body) - body[0]]
 
 
-def check_size(right: bool, name: str) -> None:
-    """Raises Broken for a frame whose size or place is not `right`."""
-    if not right:
-        raise Broken(ErrorCode.FRAME_SIZE_ERROR, f"{name} of a wrong size or place")
+def check_size(valid: bool, name: str) -> None:
+    """Raise Broken unless the size and stream of the frame `name` are valid."""
+    if not valid:
+        raise Broken(ErrorCode.FRAME_SIZE_ERROR, f"{name} with a wrong size or stream")

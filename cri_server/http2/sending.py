@@ -1,9 +1,8 @@
-"""What goes out: frames in order, data only as far as the peer's windows reach (RFC 9113, section
-5.2).
+"""Sends frames in order, and data within the peer's flow-control windows (RFC 9113, section 5.2).
 
-Control frames go out at once. Data that does not fit waits with its stream, and its trailers behind
-it; a stream whose own window is open, but not the connection's, waits in a queue, so that each
-update of a window is work for those streams only that can then send.
+Control frames are sent at once. Data beyond the windows is queued on its stream, followed by its
+trailers. A stream blocked only by the connection's window stands in a ready queue, so that an
+update of that window costs work for ready streams alone.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Chunk = bytes | memoryview
 
 
 class Overflow(Exception):
-    """A window beyond 2^31-1."""
+    """A window exceeds 2^31-1."""
 
 
 class Outgoing:
@@ -28,12 +27,12 @@ class Outgoing:
     def __init__(self, stream_id: int, window_bytes: int) -> None:
         self.stream_id, self.window_bytes = stream_id, window_bytes
         self.queued: deque[memoryview] | None = None
-        self.trailers: bytes | None = None  # behind what is queued; with them the half ends
-        self.ready = False  # whether it stands in the sender's queue
+        self.trailers: bytes | None = None  # sent after the queued data; they end the stream
+        self.ready = False  # whether it is in the ready queue
 
 
 class Sender:
-    """Collects frames; `take` hands them out. `queued_bytes` is the data that waits for windows."""
+    """Collects frames for `take`. `queued_bytes`: data that waits for windows."""
 
     __slots__ = (
         "_initial_bytes",
@@ -51,12 +50,11 @@ class Sender:
         self._window_bytes = self._initial_bytes = frames.WINDOW_BYTES
         self.frame_bytes = frames.FRAME_LIMIT_BYTES
         self.queued_bytes = 0
-        self.drained: list[
-            int
-        ] = []  # streams whose waiting data has all been handed out since this was last read
+        # Streams whose queued data has all been sent since the owner last cleared this list.
+        self.drained: list[int] = []
 
     def take(self) -> bytes:
-        """All that may be sent now."""
+        """Return and remove all frames that may be sent now."""
         out = b"".join(self._out)
         self._out.clear()
         return out
@@ -68,7 +66,7 @@ class Sender:
         return Outgoing(stream_id, self._initial_bytes)
 
     def headers(self, stream: Outgoing, block: bytes, *, end: bool) -> None:
-        """A header block, which must fit into one frame; with `end` nothing follows it."""
+        """Send a header block, which must fit into one frame; `end` closes the stream."""
         if stream.queued:
             assert end and stream.trailers is None
             stream.trailers = block
@@ -80,7 +78,7 @@ class Sender:
         )
 
     def data(self, stream: Outgoing, payload: bytes) -> None:
-        """A part of the body; what the windows do not allow yet waits."""
+        """Send a part of the body, and queue what exceeds the windows."""
         length = len(payload)
         if (
             not stream.queued
@@ -101,7 +99,7 @@ class Sender:
         self._pump()
 
     def forget(self, stream: Outgoing) -> None:
-        """Drop what waits: the stream was reset."""
+        """Drop the queue of a stream that was reset."""
         if stream.queued:
             self.queued_bytes -= sum(map(len, stream.queued))
             stream.queued.clear()
@@ -110,14 +108,14 @@ class Sender:
     # -- the peer's windows
 
     def widen(self, increment: int) -> None:
-        """The connection's window. Raises Overflow."""
+        """Widen the connection's window. Raises Overflow."""
         self._window_bytes += increment
         if self._window_bytes > frames.WINDOW_MAX_BYTES:
             raise Overflow
         self._pump()
 
     def widen_stream(self, stream: Outgoing, increment: int) -> None:
-        """A stream's window. Raises Overflow."""
+        """Widen a stream's window. Raises Overflow."""
         stream.window_bytes += increment
         if stream.window_bytes > frames.WINDOW_MAX_BYTES:
             raise Overflow
@@ -126,8 +124,8 @@ class Sender:
             self._pump()
 
     def change_initial(self, window_bytes: int, streams: list[Outgoing]) -> None:
-        """SETTINGS_INITIAL_WINDOW_SIZE, which moves the windows of all open streams, even below 0.
-        Raises Overflow."""
+        """Apply SETTINGS_INITIAL_WINDOW_SIZE, which shifts the windows of all open streams, even
+        below 0. Raises Overflow."""
         difference = window_bytes - self._initial_bytes
         self._initial_bytes = window_bytes
         for stream in streams:
@@ -138,7 +136,7 @@ class Sender:
                 self._enqueue(stream)
         self._pump()
 
-    # -- what waits
+    # -- the queues
 
     def _enqueue(self, stream: Outgoing) -> None:
         if not stream.ready and stream.window_bytes > 0:
@@ -146,7 +144,7 @@ class Sender:
             self._ready.append(stream)
 
     def _pump(self) -> None:
-        """A frame of each ready stream in turn, until the connection's window is used up."""
+        """Send one frame of each ready stream in turn, until the connection's window is used up."""
         while self._ready and self._window_bytes > 0:
             stream = self._ready.popleft()
             stream.ready = False

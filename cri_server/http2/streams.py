@@ -1,4 +1,4 @@
-"""What a connection keeps of each request that is under way."""
+"""The state of open streams and of incomplete header blocks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Stream:
 
     def __init__(self, out: Outgoing, receiving: bool, left_bytes: int | None) -> None:
         self.out, self.receiving, self.sending = out, receiving, True
-        self.left_bytes = left_bytes  # of the body, when the request tells its length
+        self.left_bytes = left_bytes  # of the body; None without content-length
         self.window_bytes = frames.WINDOW_BYTES
 
     def fits(self, size: int, ended: bool) -> bool:
-        """Count a part of the body against the length that was told: whether that is still right."""
+        """Count a part of the body; return whether content-length still holds."""
         assert self.left_bytes is not None
         self.left_bytes -= size
         return self.left_bytes == 0 if ended else self.left_bytes >= 0

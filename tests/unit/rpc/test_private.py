@@ -22,10 +22,12 @@ def test_a_request_is_read_as_it_was_sent() -> None:
 
 
 def test_replies_have_the_form_that_older_clients_read() -> None:
-    assert json.loads(private.encode_record(private.TransferUpdate(private.Progress("fetching", 1, 2)))) == {
-        "progress": {"stage": "fetching", "fetched_bytes": 1, "total_bytes": 2}
+    assert json.loads(
+        private.encode_record(private.TransferUpdate(private.Progress("fetching", 1, 2)))
+    ) == {"progress": {"stage": "fetching", "fetched_bytes": 1, "total_bytes": 2}}
+    assert json.loads(private.encode_record(private.TransferUpdate(id="sha256:x"))) == {
+        "id": "sha256:x"
     }
-    assert json.loads(private.encode_record(private.TransferUpdate(id="sha256:x"))) == {"id": "sha256:x"}
     images = private.LoadedImages([private.LoadedImage("sha256:x", ["a:b"])])
     assert json.loads(private.encode_record(images)) == {
         "images": [{"id": "sha256:x", "repo_tags": ["a:b"]}]

@@ -613,8 +613,17 @@ async def test_a_connection_that_has_ended_is_freed_at_once(world: World, end: s
                     raw.call(2 * number + 1, name, b"10" if name == "flood" else b"9000000")
                 )
             connections = world.server._connections
-            await until(lambda: world.calls.started == 3 and any(connection._waiting for connection in connections))
-            references = [weakref.ref(thing) for connection in connections for thing in (connection, connection._http)]
+            await until(
+                lambda: (
+                    world.calls.started == 3
+                    and any(connection._waiting for connection in connections)
+                )
+            )
+            references = [
+                weakref.ref(thing)
+                for connection in connections
+                for thing in (connection, connection._http)
+            ]
             if end == "break":
                 await raw.send(head(3, frames.PING, 0, 0) + b"bad")
                 await until(lambda: raw.lost.is_set())
@@ -735,7 +744,9 @@ async def test_connections_whose_requests_never_end_make_room(
             raw = await stack.enter_async_context(Raw(world))
             await raw.send(HELLO + raw.head(1, "echo") + head(5, frames.DATA, 0, 1) + b"\0\0\0\0\7")
             stuck.append(raw)
-        await until(lambda: sum(len(connection._calls) for connection in world.server._connections) == 10)
+        await until(
+            lambda: sum(len(connection._calls) for connection in world.server._connections) == 10
+        )
         assert await world.call("echo", b"served", timeout=30) == b"served"
         await until(lambda: sum(raw.lost.is_set() for raw in stuck) == 1)
         assert stuck[0].lost.is_set()
