@@ -1,14 +1,18 @@
 #!/usr/bin/env bash
-# Turns a Debian 12 or 13 machine into a one-node Kubernetes on our CRI server: packages, the project, a control plane, kubelet.
-# With API_SERVER it becomes another node of the cluster whose control plane has that address.
+# Turns a Debian 12 or 13 machine into a one-node Kubernetes on our CRI server: packages, the
+# project, a control plane, kubelet. With API_SERVER it becomes another node of the cluster whose
+# control plane has that address.
 #
-# usage: provision.sh [FOLDER]      as root; again is harmless
+# usage: provision.sh [FOLDER]      as root; may be repeated
 #
-# FOLDER holds what was made elsewhere, each part of it optional: packages/*.deb, wheels/*.whl, bin/ (etcd, kubectl, kubelet,
-# kube-apiserver, kube-controller-manager, kube-scheduler; or a disk labelled `kubernetes` with these), images/*.tar,
-# pki/ca.crt and pki/ca.key (one authority for several nodes). Only what is missing is fetched or built.
-# NODE is the node's name (node1), NODE_ADDRESS its address where the machine has several. CGROUP_DRIVER is systemd (default)
-# or cgroupfs. POD_NETWORK is bridge (default) or none: then somebody else, such as flannel, writes the CNI configuration.
+# FOLDER holds parts that were built elsewhere, each of them optional: packages/*.deb, wheels/*.whl,
+# bin/ (etcd, kubectl, kubelet, kube-apiserver, kube-controller-manager, kube-scheduler; or a disk
+# labelled `kubernetes` with these), images/*.tar, pki/ca.crt and pki/ca.key (one authority for
+# several nodes). The script fetches or builds the rest.
+#
+# NODE is the node's name (node1), NODE_ADDRESS its address where the machine has several.
+# CGROUP_DRIVER is systemd (default) or cgroupfs. POD_NETWORK is bridge (default) or none: then an
+# add-on such as flannel writes the CNI configuration.
 set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -21,7 +25,10 @@ NODE=${NODE:-node1}
 API_SERVER=${API_SERVER:-}
 CGROUP_DRIVER=${CGROUP_DRIVER:-systemd}
 POD_NETWORK=${POD_NETWORK:-bridge}
-PACKAGES=(python3 python3-venv libseccomp2 nftables iptables conntrack iproute2 procps openssl ca-certificates apparmor busybox-static)
+PACKAGES=(
+  python3 python3-venv libseccomp2 nftables iptables conntrack iproute2 procps openssl
+  ca-certificates apparmor busybox-static
+)
 BUILD_PACKAGES=(gcc make git libc6-dev python3-dev)
 CONTROL_PLANE=(etcd kube-apiserver kube-controller-manager kube-scheduler)
 PROGRAMS=("${CONTROL_PLANE[@]}" kubelet kubectl)
@@ -38,12 +45,12 @@ main() {
   step images load_images
   [ -n "$API_SERVER" ] || step "control plane" start_control_plane
   step kubelet start_kubelet
-  echo "provision: $NODE is there; try: $BIN/kubectl --kubeconfig $ETC/admin.conf get nodes -o wide"
+  echo "provision: $NODE is ready; try: $BIN/kubectl --kubeconfig $ETC/admin.conf get nodes -o wide"
 }
 
-step() { # NAME COMMAND...: says how long it took; `set -e` ends the script where it fails
+step() { # NAME COMMAND...: prints COMMAND's duration; `set -e` ends the script when it fails
   local from=$SECONDS
-  # shellcheck disable=SC2064 # the name of now
+  # shellcheck disable=SC2064 # the present name is meant
   trap "echo 'provision: $1 failed' >&2" EXIT
   "${@:2}"
   trap - EXIT
@@ -72,7 +79,8 @@ missing_packages() {
 
 configure_kernel() {
   printf '%s\n' overlay br_netfilter nf_conntrack veth bridge >/etc/modules-load.d/pyrunc.conf
-  printf '%s\n' net.ipv4.ip_forward=1 net.bridge.bridge-nf-call-iptables=1 vm.nr_hugepages=16 >/etc/sysctl.d/90-pyrunc.conf
+  printf '%s\n' net.ipv4.ip_forward=1 net.bridge.bridge-nf-call-iptables=1 vm.nr_hugepages=16 \
+    >/etc/sysctl.d/90-pyrunc.conf
   systemctl restart systemd-modules-load
   sysctl -q -p /etc/sysctl.d/90-pyrunc.conf
 }
@@ -85,7 +93,9 @@ install_project() {
     wheels=/opt/build/wheels
   }
   wheel=$(ls -t "$wheels"/pyrunc-*.whl | head -n 1)
-  compgen -G "$VENV/lib/python3*/site-packages/pyrunc-*.dist-info" >/dev/null && options=(--force-reinstall --no-deps)
+  if compgen -G "$VENV/lib/python3*/site-packages/pyrunc-*.dist-info" >/dev/null; then
+    options=(--force-reinstall --no-deps)
+  fi
   if ! pip_install --no-index "${options[@]}" "$wheel" 2>/dev/null; then
     install_packages "${BUILD_PACKAGES[@]}"
     pip_install "${options[@]}" "$wheel"
@@ -94,7 +104,10 @@ install_project() {
   ln -sf $VENV/bin/pyrunc-cri $VENV/bin/pyrunc /usr/local/bin/
 }
 
-pip_install() { $VENV/bin/python -m pip install -q --disable-pip-version-check --no-compile --find-links "$GIVEN/wheels" "$@"; }
+pip_install() {
+  $VENV/bin/python -m pip install -q --disable-pip-version-check --no-compile \
+    --find-links "$GIVEN/wheels" "$@"
+}
 
 build_wheel() { # in a copy: the checkout may be a read-only share
   install_packages "${BUILD_PACKAGES[@]}"
@@ -132,7 +145,8 @@ make_certificates() {
   if [ -f "$GIVEN/pki/ca.key" ]; then
     cp "$GIVEN/pki/ca.crt" "$GIVEN/pki/ca.key" $pki
   else
-    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout $pki/ca.key -out $pki/ca.crt -days 3650 -subj /CN=ca -addext keyUsage=critical,keyCertSign,cRLSign 2>/dev/null
+    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout $pki/ca.key \
+      -out $pki/ca.crt -days 3650 -subj /CN=ca -addext keyUsage=critical,keyCertSign,cRLSign 2>/dev/null
   fi
   certificate apiserver /CN=kube-apiserver
   certificate admin /O=system:masters/CN=admin
@@ -160,7 +174,7 @@ node_address() {
   echo "${NODE_ADDRESS:-${found:?the machine has no address}}"
 }
 
-# GOMAXPROCS and GOGC: Go's idle threads and collector are a third of what a control plane for one node costs.
+# GOMAXPROCS and GOGC: Go's idle threads and collector take a third of a one-node control plane's CPU.
 write_configuration() {
   mkdir -p /etc/pyrunc /etc/cni/net.d $ETC/kubelet.conf.d
   printf '[cgroup]\ndriver = "%s"\nmissing_controllers = "error"\n' "$CGROUP_DRIVER" >/etc/pyrunc/config.toml
@@ -187,7 +201,7 @@ K
   printf '%s\n' "NODE_ADDRESS=$(node_address)" NODE=$NODE GOMAXPROCS=1 GOGC=400 >$ETC/node.env
 }
 
-write_bridge_network() { # one node's own; the controllers give node1 the same range
+write_bridge_network() { # for one node; the controllers give node1 the same range
   cat >/etc/cni/net.d/10-pyrunc.conflist <<J
 {"cniVersion": "1.0.0", "name": "pods", "plugins": [
   {"type": "bridge", "bridge": "pods0", "isDefaultGateway": true, "ipMasq": true, "hairpinMode": true,
@@ -205,12 +219,13 @@ write_units() {
   systemctl enable -q "${control_plane[@]}" pyrunc-cri kubelet # reloads, too
 }
 
-start_control_plane() { # each says READY; what talks to the API server waits for it
+start_control_plane() { # each is Type=notify; the clients of the API server start after it
   systemctl restart etcd kube-apiserver
   systemctl restart kube-controller-manager kube-scheduler
 }
 
-start_server() { # returns when it has said READY; compiled first, for its helpers have half a minute to import what they need
+# Returns when the server is READY. Compiles first, so that the server's helpers import faster.
+start_server() {
   $VENV/bin/python -m compileall -q $VENV/lib/python3*/site-packages/{pyrunc,cri_server,cni_plugins}
   systemctl restart pyrunc-cri
 }
@@ -225,7 +240,7 @@ load_images() {
 start_kubelet() {
   local until=$((SECONDS + 300))
   systemctl restart kubelet
-  until node_is_ready 2>/dev/null; do # a slow machine's API server may start twice
+  until node_is_ready 2>/dev/null; do # on a slow machine the API server may start twice
     if [ $SECONDS -gt $until ]; then
       node_is_ready || journalctl --no-pager -n 40 -o cat -p warning -u etcd -u 'kube*' -u pyrunc-cri | cut -c 1-300 >&2
       return 1

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Runs the tests that need a whole machine in the Vagrant machine: limits on pure cgroup v2, kubelet under systemd.
+# Runs the tests that need a machine of their own in the Vagrant machine: limits on pure cgroup v2,
+# kubelet under systemd.
 #
-# usage: run_tests.sh [PYTEST ARGUMENTS]     on the host, in any folder, after `vagrant up`; default: what CI runs
+# usage: run_tests.sh [PYTEST ARGUMENTS]     on the host, in any folder, after `vagrant up`
+# By default it runs what CI runs.
 set -euo pipefail
 
 PYTHON=/opt/venv/bin/python
@@ -17,7 +19,8 @@ inside() { # PYTEST ARGUMENTS: in the machine, as root
   local installed folder
   cd /opt/project
   installed=$($PYTHON -Ic 'import os, pyrunc; print(os.path.dirname(pyrunc.__path__[0]))')
-  for folder in cri_server/api pyrunc/native; do # what `make build` makes, where the host's checkout has not been built
+  # results of `make build`, for a host's checkout that has not been built
+  for folder in cri_server/api pyrunc/native; do
     rsync -a --ignore-existing "$installed/$folder/" $folder
   done
   $PYTHON -c "import pytest, pytest_timeout, pytest_asyncio" 2>/dev/null \
