@@ -34,6 +34,17 @@ def test_limits(guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.timeout(1800)
+def test_what_is_killed(guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
+    """This kernel does not tell how a process ended that has been reaped (PIDFD_INFO_EXIT)."""
+    remote.run(
+        guest,
+        "tests/cri/test_keeper.py -k 'exit_code or all_killed or sessions'",
+        capsys,
+        timeout_s=1500,
+    )
+
+
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("what", ["-m 'not slow' tests/vm/kubelet/test_placement.py", "tests/vm/linux_6_1/test_pods.py"], ids=["placement", "pods"])  # fmt: skip
 def test_kubelet(node: Guest, what: str, capsys: pytest.CaptureFixture[str]) -> None:
     remote.run(node, what, capsys, timeout_s=900)
