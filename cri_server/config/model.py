@@ -35,86 +35,97 @@ class Table(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Server(Table):
-    """Where the server listens and keeps things."""
+    """Where the server listens and stores its files."""
 
     listen: Annotated[
         str,
-        explained("The socket that kubelet and clients connect to: unix:///PATH.", reloads=False),
+        explained("The socket for kubelet and clients: unix:///PATH.", reloads=False),
     ] = "unix:///run/pyrunc/cri.sock"
-    socket_uid: Annotated[Id, explained("The user who owns that socket.", reloads=False)] = 0
+    socket_uid: Annotated[Id, explained("The user who owns the socket.", reloads=False)] = 0
     socket_gid: Annotated[
         Id,
-        explained("The group that owns it: who can connect can become root.", reloads=False),
+        explained(
+            "The group that owns the socket. A user who can connect can become root.", reloads=False
+        ),
     ] = 0
     socket_mode: Annotated[
-        Mode, explained("Its permission bits, in octal digits.", reloads=False)
+        Mode, explained("The permission bits of the socket, in octal digits.", reloads=False)
     ] = "0660"
     root: Annotated[
         str,
         explained(
-            "Images, writable layers and records: a folder on a disk. Records are synced before a call is answered.",
+            "A folder on a disk for images, writable layers and records. Records "
+            "are synced before a call is answered.",
             reloads=False,
         ),
     ] = "/var/lib/pyrunc"
     state: Annotated[
         str,
         explained(
-            "Sockets and facts of this boot: a folder on a tmpfs. It belongs to `root`: while pods of this boot live, another "
-            "pair is refused.",
+            "A folder on a tmpfs for sockets and facts of this boot. It belongs to "
+            "`root`: while pods of this boot exist, the server refuses another "
+            "pair.",
             reloads=False,
         ),
     ] = DEFAULT_STATE
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        explained("What is less important is not logged."),
+        explained("The lowest level that is logged."),
     ] = "info"
     log_format: Annotated[
         Literal["text", "json", "journald"],
-        explained("Lines of text or JSON objects on stderr, or fields of the journal."),
+        explained("text and json write lines to stderr, journald writes fields to the journal."),
     ] = "text"
     log_limit_per_s: Annotated[
         NonNegative,
         explained(
-            "So many log records of one kind per second, four times as many at once; 0: no limit."
+            "At most this many log records of one kind per second are written, and "
+            "four times as many at once. 0: no limit."
         ),
     ] = 50.0
     shutdown_timeout_s: Annotated[
         PositiveSeconds,
-        explained("How long a server that is stopped waits for calls that it is answering."),
+        explained("How long a stopping server waits for calls in progress."),
     ] = 5.0
 
 
 class Network(Table):
-    """Where CNI finds its configuration and plugins."""
+    """Where CNI configuration and plugins are."""
 
     conf_dir: Annotated[
         str,
         explained(
-            "The first .conflist, .conf or .json file of it, by name, is the network of pods, or the reason why there is none."
+            "The first .conflist, .conf or .json file in this folder, by name, is "
+            "the network of pods. If it has errors, there is no network."
         ),
     ] = "/etc/cni/net.d"
     bin_dir: Annotated[
         str,
         explained(
-            "Folders of CNI plugins' executables, separated by `:`. bridge, host-local, loopback and portmap are built in where none is there."
+            "Folders with executables of CNI plugins, separated by `:`. bridge, "
+            "host-local, loopback and portmap are also built in; an executable of "
+            "the same name is used instead."
         ),
     ] = "/opt/cni/bin"
     netns_dir: Annotated[
         str,
         explained(
-            "Where a pod's network namespace has the name that plugins get as CNI_NETNS, a bind mount. Add-ons that mount the folder "
-            "(Cilium, Istio, multus, Antrea) expect this one, in this spelling.",
+            "The folder for the names of pods' network namespaces, which plugins "
+            "get as CNI_NETNS. Each name is a bind mount. Add-ons that mount the "
+            "folder (Cilium, Istio, multus, Antrea) expect the default, in this "
+            "spelling.",
             reloads=False,
         ),
     ] = "/var/run/netns"
     builtin: Annotated[
         list[str],
         explained(
-            'Subnets of the network that pods get while `conf_dir` holds no configuration, such as ["10.85.0.0/16", '
-            '"fd85::/64"]. Empty: none, and the node is not ready until there is a configuration.'
+            "Subnets of the network that pods get while `conf_dir` has no "
+            'configuration, such as ["10.85.0.0/16", "fd85::/64"]. Empty: the node '
+            "is not ready until there is a configuration."
         ),
     ] = msgspec.field(default_factory=list)
-    builtin_bridge: Annotated[str, explained("The bridge of that network.")] = "pyrunc0"
+    builtin_bridge: Annotated[str, explained("The bridge of the built-in network.")] = "pyrunc0"
 
 
 class Cgroup(Table):
@@ -123,20 +134,23 @@ class Cgroup(Table):
     driver: Annotated[
         Literal["auto", "systemd", "cgroupfs"],
         explained(
-            "Who makes cgroups; kubelet's `cgroupDriver` must agree. auto: systemd where it runs.",
+            "How cgroups are created. kubelet's `cgroupDriver` must be the same. "
+            "auto: systemd where it runs.",
             reloads=False,
         ),
     ] = "auto"
     missing_controllers: Annotated[
         Literal["error", "warn"],
         explained(
-            "What a limit leads to whose controller is not in the cgroup v2 tree (hybrid hosts)."
+            "What happens to a limit whose controller is not in the cgroup v2 tree "
+            "(hybrid hosts): an error, or a warning and no limit."
         ),
     ] = "error"
     default_parent: Annotated[
         str,
         explained(
-            "The cgroup of pods whose caller names none. Empty: /pyrunc or system.slice, by driver."
+            "The parent cgroup of pods whose request names none. Empty: /pyrunc "
+            "with cgroupfs, system.slice with systemd."
         ),
     ] = ""
 
@@ -147,58 +161,67 @@ class Registry(Table):
     config_path: Annotated[
         str,
         explained(
-            "Folders of HOST/hosts.toml files, as containerd's certs.d, separated by `:`; of two that have a host the first counts. Empty: none."
+            "Folders with HOST/hosts.toml files in the form of containerd's "
+            "certs.d, separated by `:`. The first folder that has a host counts. "
+            "Empty: none."
         ),
     ] = ""
     signature_policy: Annotated[
         str,
         explained(
-            "Which images may be pulled: a file of containers-policy.json(5) with the requirements insecureAcceptAnything, reject "
-            "and sigstoreSigned. Empty: all."
+            "A file in the form of containers-policy.json(5) that decides which "
+            "images may be pulled, with the requirements insecureAcceptAnything, "
+            "reject and sigstoreSigned. Empty: all images."
         ),
     ] = ""
     no_progress_timeout_s: Annotated[
         PositiveSeconds,
         explained(
-            "A pull or a push that makes no progress for so long fails. Of a pull less than 1 KiB/s on average is no progress."
+            "A pull or push without progress for this time fails. For a pull, less "
+            "than 1 KiB/s on average is no progress."
         ),
     ] = 300.0
 
 
 class Images(Table):
-    """What is kept of images."""
+    """How images are stored."""
 
     store: Annotated[
         Literal["auto", "unpacked", "erofs"],
         explained(
-            "erofs: layers are kept as tars and mounted (Linux 6.12, CONFIG_EROFS_FS_BACKED_BY_FILE). unpacked: every file is written. "
-            "auto: erofs where it works and an image's containers share its page cache (Linux 6.15). Images that are here stay as they are until `pyrunc-cri gc` converts those that are not used.",
+            "erofs: layers are stored as tars and mounted (Linux 6.12, "
+            "CONFIG_EROFS_FS_BACKED_BY_FILE). unpacked: every file is written. "
+            "auto: erofs where containers of an image can share its page cache "
+            "(Linux 6.15), else unpacked. Existing images keep their form until "
+            "`pyrunc-cri gc` converts the unused ones.",
             reloads=False,
         ),
     ] = "auto"
     keep_blobs: Annotated[
         bool,
         explained(
-            "Compressed layers are kept beside their tars: for skopeo, which reads them, and to push the same bytes again.",
+            "Also store compressed layers beside their tars, for skopeo, which "
+            "reads them, and to push the same bytes again.",
             reloads=False,
         ),
     ] = False
     pinned: Annotated[
         list[str],
-        explained("References of images that kubelet's garbage collection must leave alone."),
+        explained("References of images that kubelet's garbage collection must not remove."),
     ] = []
 
 
 class Streaming(Table):
     """Where exec, attach and port-forward sessions connect. Only kubelet needs to reach it."""
 
-    host: Annotated[str, explained("The address to listen at.", reloads=False)] = "127.0.0.1"
-    port: Annotated[Port, explained("Its port; 0 takes a free one.", reloads=False)] = 0
+    host: Annotated[str, explained("The address to listen on.", reloads=False)] = "127.0.0.1"
+    port: Annotated[Port, explained("The port. 0 selects a free one.", reloads=False)] = 0
     tls_certificate: Annotated[
         str,
         explained(
-            "A PEM file with the server's certificate and its chain; sessions use TLS then. It must name `host` and be one that "
-            "kubelet's machine trusts. Files that change are read again.",
+            "A PEM file with the server's certificate and its chain. If it is set, "
+            "sessions use TLS. The certificate must name `host`, and kubelet's "
+            "machine must trust it. Changed files are read again.",
             reloads=False,
         ),
     ] = ""
@@ -208,27 +231,28 @@ class Streaming(Table):
     tls_client_ca: Annotated[
         str,
         explained(
-            "A PEM file with authorities: clients must show a certificate of one of them. Empty: they need none.",
+            "A PEM file with authorities. Clients must present a certificate of one "
+            "of them. Empty: clients need no certificate.",
             reloads=False,
         ),
     ] = ""
 
 
 class Pods(Table):
-    """What holds for each pod."""
+    """Settings of every pod."""
 
     unprivileged_ports: Annotated[
         bool,
         explained(
-            "Programs without CAP_NET_BIND_SERVICE may listen at ports below 1024 of their pod's network "
-            "(net.ipv4.ip_unprivileged_port_start=0)."
+            "Programs without CAP_NET_BIND_SERVICE may listen on ports below 1024 "
+            "of their pod's network (net.ipv4.ip_unprivileged_port_start=0)."
         ),
     ] = False
     unprivileged_ping: Annotated[
         bool,
         explained(
-            "Programs without CAP_NET_RAW may ping from their pod's network (net.ipv4.ping_group_range); not in pods with a "
-            "user namespace."
+            "Programs without CAP_NET_RAW may ping from their pod's network "
+            "(net.ipv4.ping_group_range), except in pods with a user namespace."
         ),
     ] = False
 
@@ -239,159 +263,177 @@ class Shims(Table):
     count: Annotated[
         int,
         msgspec.Meta(ge=0, le=8),
-        explained("How many such processes serve all pods. 0: as many as processors, at most 8."),
+        explained(
+            "The number of shims, which share all pods. 0: one for each processor, at most 8."
+        ),
     ] = 0
 
 
 class Shim(Table):
-    """Kept for configurations of earlier versions."""
+    """For configurations of earlier versions."""
 
     pods_per_shim: Annotated[
         int,
         msgspec.Meta(ge=1, le=100),
-        explained("Has no effect any more: see `[shims] count`."),
+        explained("No effect any more: see `[shims] count`."),
     ] = 1
 
 
 class Containers(Table):
-    """What holds for each container."""
+    """Settings of every container."""
 
     restrict_oom_score_adj: Annotated[
         Literal["auto", "always", "never"],
         explained(
-            "Raise an OOM score below the server's own instead of failing, for servers that may not lower scores. auto finds out."
+            "Raise an OOM score that is below the server's own instead of failing, "
+            "for servers that may not lower scores. auto tests whether the server "
+            "may."
         ),
     ] = "auto"
     volatile: Annotated[
         bool,
         explained(
-            "Writable layers are not synced: faster, and a container does not outlive a power cut anyway."
+            "Writable layers are not synced. This is faster, and a container does "
+            "not outlive a power cut anyway."
         ),
     ] = True
     rlimits: Annotated[
         list[str],
         explained(
-            'Resource limits of processes, each NAME=SOFT[:HARD] with a number or `unlimited`, such as ["nofile=65536:524288"]. '
-            "Those not named have the server's defaults."
+            "Resource limits of processes, each NAME=SOFT[:HARD] with a number or "
+            '`unlimited`, such as ["nofile=65536:524288"]. Other limits have the '
+            "server's defaults."
         ),
     ] = []
     default_capabilities: Annotated[
         list[str],
         explained(
-            "What a container may do that is not privileged and asks for nothing else; pods add to it and drop from it. Names "
-            "as in capabilities(7)."
+            "Capabilities of a container that is not privileged; pods add to them "
+            "and drop from them. Names are those of capabilities(7)."
         ),
     ] = msgspec.field(default_factory=lambda: sorted(DEFAULT_CAPABILITIES))
     seccomp_profile: Annotated[
         str,
         explained(
-            "A file with the OCI seccomp object that RuntimeDefault means. Empty: the profile that is built in."
+            "A file with the OCI seccomp object of the profile RuntimeDefault. "
+            "Empty: the built-in profile."
         ),
     ] = ""
     hooks_dirs: Annotated[
         list[str],
         explained(
-            "Folders of hooks for containers, JSON files as in oci-hooks(5), such as /usr/share/containers/oci/hooks.d. The "
-            "last folder wins."
+            "Folders with hooks for containers, JSON files as in oci-hooks(5), such as "
+            "/usr/share/containers/oci/hooks.d. A file in a later folder replaces one of "
+            "the same name in an earlier one."
         ),
     ] = []
     device_ownership: Annotated[
         bool,
         explained(
-            "Devices of a container belong to its `runAsUser` and `runAsGroup`, where those are not 0, instead of the owner of "
-            "the host's device."
+            "A container's devices belong to its `runAsUser` and `runAsGroup`, "
+            "where those are not 0, instead of the owner of the host's device."
         ),
     ] = False
     pod_annotations: Annotated[
         list[str],
         explained(
-            'Annotations of pods that go to the OCI spec of their containers, `*` for any characters, such as ["io.example/*"].'
+            "Annotations of pods that are copied to the OCI spec of their "
+            'containers, such as ["io.example/*"]. `*` stands for any characters.'
         ),
     ] = []
     container_annotations: Annotated[
         list[str],
-        explained(
-            "The same for annotations of containers, as kubelet and device plugins set them."
-        ),
+        explained("The same for annotations of containers, which kubelet and device plugins set."),
     ] = []
     cgroup_writable: Annotated[
         bool,
         explained(
-            "Containers that are not privileged may write to their cgroup, too: systemd in a container makes groups below it. Its "
-            "own limits stay out of reach."
+            "Containers that are not privileged may write to their cgroup too, so "
+            "that systemd in a container can create cgroups below it. They cannot "
+            "change their own limits."
         ),
     ] = False
     privileged_without_host_devices: Annotated[
         bool,
-        explained("Privileged containers get the host's devices only where they ask for them."),
+        explained("Privileged containers get only the host's devices that they ask for."),
     ] = False
     restore_images: Annotated[
         bool,
         explained(
-            "Images that hold a checkpoint are restored. What CRIU reads decides what processes may do and what is mounted for them, "
-            "so a user who may name an image in a pod can then be root of the node. Archives on the node, named by their path, are restored "
-            "in any case."
+            "Restore images that hold a checkpoint. A checkpoint decides what its "
+            "processes may do and what is mounted for them, so every user who may "
+            "name an image in a pod can then become root of the node. Archives that "
+            "are named by a path of the node are restored in any case."
         ),
     ] = False
     block_io_classes: Annotated[
         str,
         explained(
-            "A YAML file of classes of block I/O (goresctrl's), which pods name in the annotation "
-            "blockio.resources.beta.kubernetes.io/pod. Empty: there are none."
+            "A YAML file with classes of block I/O in goresctrl's form, which pods "
+            "name in the annotation blockio.resources.beta.kubernetes.io/pod. "
+            "Empty: no classes."
         ),
     ] = ""
     rdt_classes: Annotated[
         str,
         explained(
-            "A YAML file of classes of caches and memory bandwidth (Intel RDT and its like), which pods name in the annotation "
-            "rdt.resources.beta.kubernetes.io/pod. Empty: classes are the groups that resctrl has."
+            "A YAML file with classes of caches and memory bandwidth (Intel RDT and "
+            "similar), which pods name in the annotation "
+            "rdt.resources.beta.kubernetes.io/pod. Empty: the classes are the "
+            "existing groups of resctrl."
         ),
     ] = ""
     cdi_dirs: Annotated[
         list[str],
-        explained("Where device drivers describe their devices (CDI). The last folder wins."),
+        explained(
+            "Folders in which device drivers describe their devices (CDI). Of two "
+            "descriptions of one device that in the later folder counts."
+        ),
     ] = msgspec.field(default_factory=lambda: ["/etc/cdi", "/run/cdi"])
     foreign_path_timeout_s: Annotated[
         PositiveSeconds,
         explained(
-            "How long a path of the host may take to answer, such as a volume on a network file system."
+            "How long a path of the host may take to answer, such as a volume on a "
+            "network file system."
         ),
     ] = 30.0
 
 
 class Metrics(Table):
-    """Metrics for Prometheus, the server's and the pods', and the server's health (`/healthz`)."""
+    """Metrics of the server and of pods for Prometheus, and the server's health (`/healthz`)."""
 
     address: Annotated[
         str,
         explained(
-            "Where they are served: unix:///PATH, or HOST:PORT such as 127.0.0.1:9477, without a password for clients that can "
-            "connect. Empty: not at all.",
+            "The address that serves them: unix:///PATH, or HOST:PORT such as "
+            "127.0.0.1:9477. There is no password. Empty: none.",
             reloads=False,
         ),
     ] = ""
 
 
 class Timeline(Table):
-    """What is remembered of each call (`pyrunc-cri timeline`)."""
+    """What is recorded of each call (`pyrunc-cri timeline`)."""
 
     operations: Annotated[
         bool,
         explained(
-            "Also each operation of the launcher that sets up a process, as `pyrunc plan` numbers them. Creates and starts take up to "
-            "twice as long."
+            "Also record each operation of the launcher, as `pyrunc plan` numbers "
+            "them. Creates and starts take up to twice as long."
         ),
     ] = False
 
 
 class Tracing(Table):
-    """The calls and their parts as OpenTelemetry's spans."""
+    """Calls and their parts as OpenTelemetry spans."""
 
     endpoint: Annotated[
         str,
         explained(
-            "The collector, by OTLP over HTTP: http://HOST:4318 or a whole URL; more by OpenTelemetry's own variables, such as "
-            "OTEL_EXPORTER_OTLP_HEADERS. Empty: none. Without the Debian package: pip install 'pyrunc[tracing]'.",
+            "The collector, by OTLP over HTTP: http://HOST:4318 or a whole URL. "
+            "OpenTelemetry's own variables, such as OTEL_EXPORTER_OTLP_HEADERS, "
+            "apply too. Empty: none. Without the Debian package: pip install "
+            "'pyrunc[tracing]'.",
             reloads=False,
         ),
     ] = ""
@@ -399,7 +441,8 @@ class Tracing(Table):
         float,
         msgspec.Meta(ge=0, le=1),
         explained(
-            "The share of calls that are sent. A client that sends a `traceparent`, as kubelet can, decides that for its own calls.",
+            "The share of calls that are sent. A client that sends a `traceparent`, "
+            "as kubelet can, decides for its own calls.",
             reloads=False,
         ),
     ] = 1.0
@@ -409,46 +452,49 @@ class Nri(Table):
     """Plugins of the Node Resource Interface, which adjust containers before they run."""
 
     enabled: Annotated[
-        bool, explained("Whether plugins are started and may connect.", reloads=False)
+        bool, explained("Start plugins, and let plugins connect.", reloads=False)
     ] = False
     socket: Annotated[
-        str, explained("Where plugins connect that the server has not started.", reloads=False)
+        str, explained("The socket for plugins that the server has not started.", reloads=False)
     ] = "/var/run/nri/nri.sock"
     plugin_dir: Annotated[
         str,
         explained(
-            "Plugins to start with the server: programs called INDEX-NAME, such as 10-devices.",
+            "Plugins that start with the server: programs named INDEX-NAME, such as 10-devices.",
             reloads=False,
         ),
     ] = "/opt/nri/plugins"
     plugin_config_dir: Annotated[
         str,
         explained(
-            "What those plugins are configured with: the text of INDEX-NAME.conf, else of NAME.conf.",
+            "The configuration of these plugins: the text of INDEX-NAME.conf, else of NAME.conf.",
             reloads=False,
         ),
     ] = "/etc/nri/conf.d"
     registration_timeout_s: Annotated[
         PositiveSeconds,
         explained(
-            "How long registration, configuration and synchronization of a plugin may take, each.",
+            "How long each of registration, configuration and synchronization of a "
+            "plugin may take.",
             reloads=False,
         ),
     ] = 5.0
     request_timeout_s: Annotated[
         PositiveSeconds,
         explained(
-            "A plugin that has not answered a request by then is dropped, and the request goes on without it.",
+            "A plugin that has not answered a request by then is dropped, and the "
+            "request continues without it.",
             reloads=False,
         ),
     ] = 2.0
     disable_external: Annotated[
-        bool, explained("Only plugins of `plugin_dir`: no socket.", reloads=False)
+        bool, explained("Use only plugins of `plugin_dir`, and open no socket.", reloads=False)
     ] = False
     required_plugins: Annotated[
         list[str],
         explained(
-            "Names of plugins, with or without their index, without which no container is created."
+            "Names of plugins, with or without their index. While one of them is "
+            "missing, no container is created."
         ),
     ] = []
 
@@ -459,8 +505,8 @@ class Selinux(Table):
     enabled: Annotated[
         bool,
         explained(
-            "Label processes, mounts and volumes as pods ask, and keep pods apart by categories. Without SELinux in the kernel nothing "
-            "is labelled either way.",
+            "Label processes, mounts and volumes as pods ask, and separate pods by "
+            "categories. Without SELinux in the kernel nothing is labelled.",
             reloads=False,
         ),
     ] = True
@@ -468,7 +514,7 @@ class Selinux(Table):
         int,
         msgspec.Meta(ge=2, le=1024),
         explained(
-            "How many categories (c0, c1 and so on) a pod's two are chosen from; a policy has 1024.",
+            "A pod gets two categories of this many (c0, c1 and so on). A policy has 1024.",
             reloads=False,
         ),
     ] = 1024
@@ -480,11 +526,12 @@ class Runtime(Table):
     binary: Annotated[
         str,
         explained(
-            "An OCI runtime that runs the containers, such as /usr/sbin/runc: create, start, exec, kill, delete as of runc's command "
-            "line. Empty: our own, without a command line."
+            "An OCI runtime that runs the containers, such as /usr/sbin/runc. It "
+            "must have the commands create, start, exec, kill and delete of runc's "
+            "command line. Empty: our own runtime."
         ),
     ] = ""
-    arguments: Annotated[list[str], explained("What it is given before the command.")] = []
+    arguments: Annotated[list[str], explained("Arguments of the program before the command.")] = []
     cgroup_writable: Annotated[bool | None, explained("As in [containers].")] = None
     privileged_without_host_devices: Annotated[bool | None, explained("As in [containers].")] = None
     default_capabilities: Annotated[list[str] | None, explained("As in [containers].")] = None

@@ -18,10 +18,11 @@ from cri_server.config import Config
 
 WIDTH = 100
 HEAD = """\
-# Configuration of pyrunc-cri. A key that is a comment shows its default; `pyrunc-cri serve --config FILE` reads
-# another file, and flags win over keys. Files in config.toml.d/ win over this one, key by key, by their names.
-# `systemctl reload pyrunc-cri` takes what has changed; keys marked with "Needs a restart." wait for one (pods run on).
-# `pyrunc-cri config check` reads these files, `pyrunc-cri config dump --origin` shows what counts and where it is.
+# Configuration of pyrunc-cri. Each key is a comment with its default. Files in config.toml.d/
+# override this one key by key, in the order of their names; flags of `serve` override both.
+# `systemctl reload pyrunc-cri` applies changes. Keys with "Needs a restart." change at a restart,
+# while pods run on. `pyrunc-cri config check` finds errors; `pyrunc-cri config dump --origin`
+# prints each value with its file and line. `pyrunc-cri serve --config FILE` reads another file.
 """
 
 

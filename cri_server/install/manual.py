@@ -12,21 +12,23 @@ from cri_server.install.config_file import sections
 
 FILES = {
     "/etc/pyrunc/config.toml": "The server's configuration: pyrunc-config(5).",
-    "/etc/pyrunc/config.toml.d/*.toml": "Files that win over it, key by key.",
-    "/run/pyrunc/cri.sock": "Where the server listens.",
-    "/run/pyrunc-cri": "Sockets and facts of this boot.",
-    "/var/lib/pyrunc": "Images, writable layers and records.",
+    "/etc/pyrunc/config.toml.d/*.toml": "Files that override it key by key.",
+    "/run/pyrunc/cri.sock": "The server's socket.",
+    "/run/pyrunc-cri": "The state directory: sockets and facts of this boot.",
+    "/var/lib/pyrunc": "The root directory: images, writable layers and records.",
     "/var/lib/pyrunc-pods": "Logs and volumes of the pods of `run`.",
-    "/etc/cni/net.d": "The network of pods.",
+    "/etc/cni/net.d": "CNI configuration: the network of pods.",
     "/opt/cni/bin": "CNI plugins.",
 }
 EXIT_STATUS = """\
-0 on success, 1 after an error, 2 after a wrong command line. What runs a program in a container ends with its exit status.
+0 on success, 1 after an error, 2 after a wrong command line. Commands that run a program in a
+container end with the exit status of that program.
 """
 CONFIG_RULES = """\
-/etc/pyrunc/config.toml is TOML, and so are the files /etc/pyrunc/config.toml.d/*.toml, which win over it key by key, in the
-order of their names. Every key has a default. A key that does not exist, a wrong type or a value out of range is refused when
-the server starts, and by pyrunc-cri config check. SIGHUP (systemctl reload pyrunc-cri) makes a server read them again.
+/etc/pyrunc/config.toml is TOML. The files /etc/pyrunc/config.toml.d/*.toml override it key by key,
+in the order of their names. Every key has a default. An unknown key, a wrong type or a value out of
+range is an error: the server does not start, and pyrunc-cri config check names file, line and key.
+SIGHUP (systemctl reload pyrunc-cri) makes a server read the files again.
 """
 SEE_ALSO = ("pyrunc(8)", "pyrunc-cri(8)", "pyrunc-config(5)")
 
@@ -102,7 +104,7 @@ def _items(entries: Mapping[str, str]) -> Iterator[str]:
 
 
 def _paragraphs(text: str | None) -> Iterator[str]:
-    """click's help: paragraphs with empty lines between; one that begins with \\b keeps its lines."""
+    """Yield the paragraphs of click's help; one that begins with \\b keeps its lines."""
     for index, block in enumerate(filter(None, (text or "").split("\n\n"))):
         yield ".PP\n" if index else ""
         lines = [line.strip() for line in block.strip().split("\n")]
