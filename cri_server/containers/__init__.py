@@ -1,1 +1,2 @@
-"""Containers: one verb a file, and how a CRI configuration becomes an OCI spec (`spec/`)."""
+"""The CRI verbs of containers, one per file; `cri_server/spec` builds the OCI spec of a CRI
+configuration."""

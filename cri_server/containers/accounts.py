@@ -1,8 +1,8 @@
-"""An image's /etc/passwd and /etc/group, read once per image through a detached read-only overlay
+"""Reads an image's /etc/passwd and /etc/group, once per image, through a detached read-only overlay
 of its layers.
 
-Paths are resolved inside it (RESOLVE_IN_ROOT), so that a symlink in the image leads nowhere else;
-sizes are bounded, for the content is hostile.
+Paths are resolved inside the overlay (RESOLVE_IN_ROOT): a symlink of the image cannot lead to a
+file of the host. Sizes are bounded, because the content is hostile.
 """
 
 from __future__ import annotations
@@ -17,33 +17,34 @@ from pyrunc.errors import KernelError
 from pyrunc.kernel import path as paths
 
 SIZE_LIMIT_BYTES = 1 << 20
-# a file of short lines takes ten times its size when it is parsed
+# parsed, a file of short lines takes ten times its size: larger ones are not cached
 CACHED_IMAGES, CACHED_BYTES = 256, 1 << 16
 
 _cache: dict[str, Accounts] = {}
 
 
 async def read_accounts(image_id: str, layers: Sequence[str | os.PathLike[str]]) -> Accounts:
-    """The accounts of an image whose unpacked layers are `layers`, top first; missing files mean
+    """The accounts of an image whose unpacked layers are `layers`, top first; a missing file has
     none."""
     if image_id in _cache:
         return _cache[image_id]
-    found, size = await asyncio.to_thread(_read, [os.fspath(layer) for layer in layers])
+    accounts, size = await asyncio.to_thread(_read, [os.fspath(layer) for layer in layers])
     if size <= CACHED_BYTES:
         if len(_cache) >= CACHED_IMAGES:
             _cache.clear()
-        _cache[image_id] = found
-    return found
+        _cache[image_id] = accounts
+    return accounts
 
 
 def _read(layers: list[str]) -> tuple[Accounts, int]:
     with merged(layers) as root:
-        passwd, group = _content(root, "etc/passwd"), _content(root, "etc/group")
+        passwd, group = _read_limited(root, "etc/passwd"), _read_limited(root, "etc/group")
     return Accounts.parse(passwd, group), len(passwd) + len(group)
 
 
-def _content(root: int, name: str) -> bytes:
-    """What fits into the limit, up to the last whole line."""
+def _read_limited(root: int, name: str) -> bytes:
+    """Read a file up to the limit, cut after its last whole line; empty if there is no regular
+    file."""
     try:
         descriptor = paths.open_regular_in_root(root, name)
     except KernelError:

@@ -1,9 +1,9 @@
-"""What an image declares as VOLUME: a folder of the container's own, with what the image has there,
-bound at that place.
+"""The VOLUMEs of an image: each is a folder of the container's, with a copy of the image's content,
+bound at the declared path.
 
-They lie beside the writable layer and go with it; they are writable in a container whose root is
-not, as under containerd. A mount of the caller at the very place takes the volume's, and so does
-one of every container, such as /sys/fs/cgroup.
+The folders lie beside the writable layer and are removed with it; they are writable also in a
+container with a read-only root, as under containerd. A mount of the request at the same path
+replaces the volume, and so does a mount of every container, such as /sys/fs/cgroup.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cri_server.images.merged import merged
 from cri_server.images.reserve import Reserve
 from cri_server.images.waiting import Abandoned
 from cri_server.spec import path_length
-from cri_server.spec.mounts import OWN_PLACES, Asked
+from cri_server.spec.mounts import OWN_PLACES, MountRequest
 from pyrunc.errors import InvalidArgument, KernelError
 from pyrunc.kernel import path as paths
 from pyrunc.kernel.copy_tree import copy_tree
@@ -33,50 +33,52 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def declared(
-    places: Sequence[str], wanted: Sequence[Asked], root: Path, users: api.UserNamespace
-) -> list[Asked]:
-    """A bind mount for each declared volume that nothing else takes the place of; `root` is the
+    places: Sequence[str], requested: Sequence[MountRequest], root: Path, users: api.UserNamespace
+) -> list[MountRequest]:
+    """A bind mount for each declared volume whose path no other mount has; `root` is the
     container's folder.
 
-    The files have the image's owners on the disk; the mount maps them for a pod with `users` of its
-    own. Raises InvalidArgument for a volume at the container's root.
-    """
-    taken = OWN_PLACES | {mount.destination for mount in wanted}
-    found: dict[str, Asked] = {}
+    The files have the image's owners on the disk; the mount maps their ids if the pod has a user
+    namespace (`users`). Raises InvalidArgument for a volume at the container's root."""
+    occupied = OWN_PLACES | {mount.destination for mount in requested}
+    volumes: dict[str, MountRequest] = {}
     for place in places:
         path_length.check(place, "a volume that the image declares")
         destination = paths.clean(place)
         if destination == "/":
             raise InvalidArgument(f"the image declares the volume {place!r}, which is the root")
-        if destination not in taken and destination not in found:
+        if destination not in occupied and destination not in volumes:
             request = api.Mount(
                 container_path=destination, uidMappings=users.uids, gidMappings=users.gids
             )
-            found[destination] = Asked(request, destination, str(root / FOLDER / str(len(found))))
-    if len(found) > VOLUMES_LIMIT:
+            volumes[destination] = MountRequest(
+                request, destination, str(root / FOLDER / str(len(volumes)))
+            )
+    if len(volumes) > VOLUMES_LIMIT:
         raise InvalidArgument(
-            f"the image declares {len(found)} volumes; at most {VOLUMES_LIMIT} are made"
+            f"the image declares {len(volumes)} volumes; the limit is {VOLUMES_LIMIT}"
         )
-    return list(found.values())
+    return list(volumes.values())
 
 
-def fill(volumes: Sequence[Asked], layers: Sequence[Path], given_up: Callable[[], bool]) -> None:
-    """Make the folders, with what the image of these layers has. Blocking, until `given_up` says
-    so.
+def fill(
+    volumes: Sequence[MountRequest], layers: Sequence[Path], is_abandoned: Callable[[], bool]
+) -> None:
+    """Make the volumes' folders and copy the image's content into them. Blocks; ends early with
+    Abandoned once `is_abandoned` returns true.
 
-    The image decides how much is copied: holes are not, and the disk's reserve for the node stays.
-    Raises InvalidArgument for what is no folder in the image, ResourceExhausted, Abandoned,
-    OSError, KernelError.
-    """
+    The image decides how much is copied, so holes are skipped and the node's reserve of disk space
+    stays free. Raises InvalidArgument for a volume that is not a folder in the image,
+    ResourceExhausted, Abandoned, OSError, KernelError."""
     if not volumes:
         return
     folder = posixpath.dirname(volumes[0].source)
     os.mkdir(folder, 0o700)
-    with merged(layers) as image, _opened(folder) as fd:
+    with merged(layers) as image, _open_folder(folder) as fd:
         reserve = Reserve(fd, folder)
 
         def tick(size: int) -> None:
-            if given_up():
+            if is_abandoned():
                 raise Abandoned
             reserve.charge(size)
 
@@ -86,7 +88,7 @@ def fill(volumes: Sequence[Asked], layers: Sequence[Path], given_up: Callable[[]
 
 
 @contextmanager
-def _opened(folder: str) -> Iterator[int]:
+def _open_folder(folder: str) -> Iterator[int]:
     fd = os.open(folder, _DIRECTORY)
     try:
         yield fd
@@ -94,9 +96,9 @@ def _opened(folder: str) -> Iterator[int]:
         os.close(fd)
 
 
-def _fill(volume: Asked, image: int, tick: Callable[[int], None]) -> None:
-    """The name is the image's, and so are the links in it: resolved inside the image
-    (CVE-2022-23648)."""
+def _fill(volume: MountRequest, image: int, tick: Callable[[int], None]) -> None:
+    """Copy one volume. Its name and the links in it are the image's: they are resolved inside the
+    image (CVE-2022-23648)."""
     try:
         source = paths.open_in_root(image, volume.destination, _DIRECTORY)
     except KernelError as error:
@@ -116,9 +118,9 @@ def _fill(volume: Asked, image: int, tick: Callable[[int], None]) -> None:
         os.close(source)
 
 
-def take_from(volumes: Sequence[Asked], layer: Path) -> None:
-    """Volumes of a container that is restored: what its layer has at their places moves there, in
-    place of what the image has. Blocking. Raises OSError, KernelError."""
+def move_from_layer(volumes: Sequence[MountRequest], layer: Path) -> None:
+    """Move the restored layer's content at the volumes' paths into the volumes, replacing the
+    image's. Blocks. Raises OSError, KernelError."""
     with merged([layer]) as root:
         for volume in volumes:
             folder, _, name = volume.destination.lstrip("/").rpartition("/")
@@ -129,12 +131,12 @@ def take_from(volumes: Sequence[Asked], layer: Path) -> None:
                     continue
                 raise
             try:
-                _take(volume, parent, name)
+                _move_into(volume, parent, name)
             finally:
                 os.close(parent)
 
 
-def _take(volume: Asked, parent: int, name: str) -> None:
+def _move_into(volume: MountRequest, parent: int, name: str) -> None:
     try:
         source = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,10 +1,10 @@
-"""CheckpointContainer: CRIU writes what the container's processes are, and they go on; the archive
-is at `location` whole or not at all.
+"""CheckpointContainer: CRIU dumps a running container, which then runs on; the archive appears at
+`location` whole or not at all.
 
-The container stands still, by its freezer, while its processes and its writable layer are captured,
-so that they fit together, and runs again while the archive is written. CRIU, once begun, is never
-killed: it works inside of the container's processes. When the time is up the caller hears so, and
-what is made all the same is removed when it is done.
+The container is frozen while its processes and its writable layer are captured, so that they fit
+together, and runs while the archive is packed. CRIU is never killed once it has begun: it executes
+code inside the container's processes. A timeout is reported to the caller at once; the archive is
+removed when CRIU is done.
 """
 
 from __future__ import annotations
@@ -38,72 +38,71 @@ from pyrunc.errors import (
     PeerError,
     WrongState,
 )
-from pyrunc.kernel import cgroup as tree
+from pyrunc.kernel import cgroup
 from pyrunc.kernel.full import disk_error, disk_errors
 from pyrunc.kernel.tree import remove_path
 from pyrunc.records import Record
 
-PATIENCE_S = 1800.0  # with CRIU, or a disk: meanwhile the container cannot be stopped
+CRIU_TIMEOUT_S = 1800.0  # for CRIU and the disk; the container cannot be stopped meanwhile
 
 
 @dataclass(slots=True)
-class Job:
-    """A checkpoint that is being made. `given_up`: nobody waits for it any more."""
+class CheckpointContext:
+    """A checkpoint in progress. `abandoned`: its caller no longer waits."""
 
     services: Services
     sandbox: Sandbox
     container: Container
-    given_up: bool = False
+    abandoned: bool = False
 
     @property
     def work(self) -> Path:
-        """Where its parts are: on the disk of the writable layer."""
+        """The folder of the checkpoint's parts, on the disk of the writable layer."""
         return self.services.paths.checkpoint_work(self.container.id)
 
 
 async def checkpoint(services: Services, reference: str, location: str, timeout_s: int) -> None:
-    """Write the archive of a running container, for root only, in place of what is there.
-    `timeout_s` 0: as long as it takes.
+    """Write the archive of a running container, readable by root only, replacing the file at
+    `location`. `timeout_s` 0: no limit.
 
     Raises NotFound, InvalidArgument, WrongState (not running, no CRIU, a checkpoint is under way),
-    Unsupported, DeadlineExceeded, PeerError with what CRIU logged, ResourceExhausted, KernelError.
-    """
+    Unsupported, DeadlineExceeded, PeerError with CRIU's log, ResourceExhausted, KernelError."""
     container = services.index.containers.get(reference)
     if timeout_s < 0:
         raise InvalidArgument(f"timeout {timeout_s} is negative")
     await asyncio.to_thread(_check_location, location)
     sandbox = services.index.sandboxes.get(container.sandbox_id)
     require(services, sandbox, container)
-    job = Job(services, sandbox, container)
+    context = CheckpointContext(services, sandbox, container)
     try:
         async with asyncio.timeout(timeout_s or None):
-            await services.running.join(key(container), lambda: _checkpoint(job, location))
+            await services.running.join(key(container), lambda: _checkpoint(context, location))
     except TimeoutError:
-        job.given_up = True
+        context.abandoned = True
         raise DeadlineExceeded(
             f"the checkpoint of container {container.id} takes longer than {timeout_s} s"
         ) from None
     except asyncio.CancelledError:
-        job.given_up = True
+        context.abandoned = True
         raise
 
 
-def key(of: Container | Sandbox) -> tuple[str, str]:
-    """By which `services.running` knows a checkpoint."""
-    return ("checkpoint", of.id)
+def key(subject: Container | Sandbox) -> tuple[str, str]:
+    """The key of a checkpoint in `services.running`."""
+    return ("checkpoint", subject.id)
 
 
 def _check_location(location: str) -> None:
     if not location.startswith("/") or "\0" in location or location.endswith("/"):
-        raise InvalidArgument(f"location {location!r} is not an absolute path of a file")
+        raise InvalidArgument(f"location {location!r} is not the absolute path of a file")
     if os.path.isdir(location):
         raise InvalidArgument(f"location {location!r} is a directory")
     if not os.path.isdir(os.path.dirname(location)):
-        raise InvalidArgument(f"location {location!r}: there is no such directory")
+        raise InvalidArgument(f"location {location!r}: its directory does not exist")
 
 
 def require(services: Services, sandbox: Sandbox, container: Container) -> None:
-    """Whether a checkpoint of the container can begin. Raises WrongState."""
+    """Raise WrongState unless a checkpoint of the container can begin."""
     if not container.running:
         raise WrongState(f"container {container.id} is not running")
     refuse_paused(container)
@@ -112,12 +111,13 @@ def require(services: Services, sandbox: Sandbox, container: Container) -> None:
     handler = handlers.find(services.config, sandbox.runtime_handler)
     if handler is None or handler.binary:
         raise WrongState(
-            f"container {container.id} is run by another runtime, handler {sandbox.runtime_handler!r}: only our own makes checkpoints"
+            f"container {container.id} belongs to the external runtime of handler"
+            f" {sandbox.runtime_handler!r}: only pyrunc makes checkpoints"
         )
     if namespaces.has_user_namespace(sandbox.options):
         raise WrongState(
-            f"container {container.id} has a user namespace: CRIU could not restore it, for it would make one of its own, to which the "
-            "network of another pod does not belong"
+            f"container {container.id} has a user namespace: CRIU could not restore it, because it"
+            " would make a new user namespace, which does not own another pod's network namespace"
         )
     require_criu()
 
@@ -130,27 +130,27 @@ def require_criu() -> None:
         raise WrongState(error.message) from None
 
 
-async def _checkpoint(job: Job, location: str) -> None:
+async def _checkpoint(context: CheckpointContext, location: str) -> None:
     folder, name = os.path.split(location)
     target = f"{folder}/.{name[:200]}.{secrets.token_hex(6)}"
-    with job.sandbox.gate:
-        await asyncio.to_thread(make_work, job.work, target)
+    with context.sandbox.gate:
+        await asyncio.to_thread(make_work, context.work, target)
         try:
-            async with job.container.lock:
-                require_running(job.container)
+            async with context.container.lock:
+                require_running(context.container)
                 try:
-                    await freeze(job.container)
-                    await capture(job)
+                    await freeze(context.container)
+                    await capture(context)
                 finally:
-                    thaw(job.container)
-            await pack(job, target)
-            await asyncio.to_thread(_publish, job, target, location)
+                    thaw(context.container)
+            await pack(context, target)
+            await asyncio.to_thread(_publish, context, target, location)
         finally:
-            await asyncio.to_thread(remove_path, job.work)
+            await asyncio.to_thread(remove_path, context.work)
 
 
-def _publish(job: Job, target: str, location: str) -> None:
-    if job.given_up:
+def _publish(context: CheckpointContext, target: str, location: str) -> None:
+    if context.abandoned:
         os.unlink(target)
         return
     try:
@@ -161,7 +161,7 @@ def _publish(job: Job, target: str, location: str) -> None:
 
 
 def make_work(work: Path, target: str) -> None:
-    """The folder of a checkpoint's parts. What a server that was killed has left goes first. Raises
+    """Make the folder of a checkpoint's parts; first remove the one of a killed server. Raises
     ResourceExhausted, KernelError."""
     with disk_errors("mkdir", str(work)):
         remove_path(work)
@@ -170,43 +170,44 @@ def make_work(work: Path, target: str) -> None:
 
 
 def require_running(container: Container) -> None:
-    """As it is when its turn has come. Raises WrongState."""
+    """Raise WrongState unless the container runs, unpaused; called with its lock held."""
     if not container.running:
         raise WrongState(f"container {container.id} has exited")
     refuse_paused(container)
 
 
 async def freeze(container: Container) -> None:
-    """Returns when every process stands still, and not before that is decided: whoever is cancelled
-    thaws it afterwards.
+    """Freeze the container; returns when every process is frozen. Waits for the result even when
+    cancelled: a caller must then thaw it.
 
-    Raises WrongState, DeadlineExceeded, KernelError.
-    """
+    Raises WrongState, DeadlineExceeded, KernelError."""
     try:
         await shield_until_done(
             asyncio.to_thread(groups.place(container.cgroups_path, container.id).freeze)
         )
     except KernelError as error:
-        if error.errno in tree.GONE:
+        if error.errno in cgroup.GONE:
             raise WrongState(f"container {container.id} has exited") from None
         raise
 
 
 def thaw(container: Container) -> None:
-    """Let it run on; fine when it has exited. Raises KernelError."""
+    """Thaw the container; does nothing if it has exited. Raises KernelError."""
     try:
         groups.place(container.cgroups_path, container.id).thaw()
     except KernelError as error:
-        if error.errno not in tree.GONE:
+        if error.errno not in cgroup.GONE:
             raise
 
 
-async def capture(job: Job) -> None:
-    """CRIU's images, the writable layer and what the container is, into the job's folder; it stands
-    still. Raises Error."""
-    services, container, work = job.services, job.container, job.work
+async def capture(context: CheckpointContext) -> None:
+    """Write CRIU's images, the writable layer and the container's description into the work folder;
+    the container is frozen. Raises Error."""
+    services = context.services
+    container = context.container
+    work = context.work
     mounts = await services.images.mounts([container.image_id])
-    wanted = TakeDump(
+    arguments = TakeDump(
         directory=str(services.paths.container_state(container.id)),
         upper=str(services.paths.container_root(container.id) / "upper"),
         work=str(work),
@@ -214,13 +215,13 @@ async def capture(job: Job) -> None:
         images=[mount.index for mount in mounts],
     )
     captured_at_ns = time.time_ns()
-    await run(services, DUMP, wanted, [mount.fd for mount in mounts])
-    documents = describe.files(container, captured_at_ns, job.sandbox.runtime_handler)
+    await run(services, DUMP, arguments, [mount.fd for mount in mounts])
+    documents = describe.files(container, captured_at_ns, context.sandbox.runtime_handler)
     await asyncio.to_thread(_write, work, {name: json.dumps(d) for name, d in documents.items()})
 
 
 def _volumes(services: Services, container: Container) -> dict[str, str]:
-    """The folders that the image declares as volumes, by their places."""
+    """The folders of the image's volumes on the host, by their paths in the container."""
     own = str(services.paths.container_root(container.id) / anonymous_volumes.FOLDER)
     spec = atomic_file.read_json(str(services.paths.container_state(container.id) / "config.json"))
     sources = ((mount["destination"], mount.get("source", "")) for mount in spec["mounts"])
@@ -233,14 +234,15 @@ def _write(folder: Path, documents: dict[str, str]) -> None:
             (folder / name).write_text(content, encoding="utf-8")
 
 
-async def pack(job: Job, target: str) -> None:
-    """The archive at `target`, a new file. Raises Error."""
-    await run(job.services, PACK, Pack(str(job.work), target))
+async def pack(context: CheckpointContext, target: str) -> None:
+    """Write the archive to `target`, a new file. Raises Error."""
+    await run(context.services, PACK, Pack(str(context.work), target))
 
 
 async def run(services: Services, errand: str, arguments: Record, fds: Sequence[int] = ()) -> None:
-    """Raises what the errand raises, PeerError for one that fails without words."""
-    result = await services.jobs.run(errand, arguments, fds, timeout_s=PATIENCE_S)
+    """Run a checkpoint job to its end. Raises the job's error, or PeerError for one that exits with
+    a code."""
+    result = await services.jobs.run(errand, arguments, fds, timeout_s=CRIU_TIMEOUT_S)
     if result.exit_code:
-        said = result.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise PeerError(f"{errand} failed with exit code {result.exit_code}: {said[:300]}")
+        last_line = result.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise PeerError(f"{errand} failed with exit code {result.exit_code}: {last_line[:300]}")

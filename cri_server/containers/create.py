@@ -1,5 +1,5 @@
-"""CreateContainer: everything is checked, the writable layer, the spec and the launch are made;
-nothing of the user's runs yet."""
+"""CreateContainer: checks the request, makes the writable layer and the spec, and has the shim
+compile the launch; no process of the user's runs yet."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from cri_server.containers import (
     host_paths,
     image_volumes,
     launch,
+    placeholder_mounts,
     restore,
-    stand_ins,
 )
 from cri_server.containers.accounts import read_accounts
 from cri_server.images.service import Image, Rootfs
@@ -70,13 +70,12 @@ from pyrunc.kernel.tree import remove_path
 from pyrunc.shim.files import LaunchFile, OtherRuntime, Place
 
 RELABEL_TIMEOUT_S = 100.0  # kubelet gives a call two minutes
-CALLER_GRACE_S = 45.0  # kubelet repeats a call that took too long within half a minute
+CALLER_GRACE_S = 45.0  # kubelet repeats a call that timed out within 30 s
 
 
 @dataclass(slots=True)
-class Work:
-    """A container that is being made. `settings`: what holds for containers of the sandbox's
-    runtime handler."""
+class CreateContext:
+    """A container that is being created. `settings`: those of the sandbox's runtime handler."""
 
     services: Services
     sandbox: Sandbox
@@ -89,15 +88,15 @@ class Work:
     image: Image | None = None
     rootfs: Rootfs | None = None
     accounts: Accounts = field(default_factory=Accounts)
-    wanted: list[mounts.Asked] = field(default_factory=list)
-    opened: OpenSources = field(default_factory=OpenSources)
+    requested_mounts: list[mounts.MountRequest] = field(default_factory=list)
+    open_sources: OpenSources = field(default_factory=OpenSources)
     binds: list[HostBind] = field(default_factory=list)
     mounted_images: dict[str, Rootfs] = field(default_factory=dict)
     devices: list[Device] = field(default_factory=list)
     edits: list[cdi.Edits] = field(default_factory=list)
     hooks: list[hooks.Hook] = field(default_factory=list)
-    volumes: list[mounts.Asked] = field(default_factory=list)
-    stand_ins: list[mounts.Asked] = field(default_factory=list)
+    volumes: list[mounts.MountRequest] = field(default_factory=list)
+    placeholders: list[mounts.MountRequest] = field(default_factory=list)
     labels: labels.Labels = labels.NONE
     built: build.Built | None = None
     container: Container | None = None
@@ -111,19 +110,17 @@ async def create(
     *,
     archive: str = "",
 ) -> str:
-    """The id of a container in state CREATED. The same request again joins the running one or
-    returns what it made. `archive`: of a checkpoint that it is restored from, whatever image the
-    configuration names.
+    """Create a container and return its id. A repeated request joins the running one or returns its
+    container. `archive`: a checkpoint to restore, whichever image the configuration names.
 
     Raises NotFound (sandbox, image), WrongState (sandbox not ready), InvalidArgument,
-    AlreadyExists, Unsupported.
-    """
+    AlreadyExists, Unsupported."""
     sandbox = services.index.sandboxes.get(reference)
     build.check(config, sandbox.config)
     key = _key(sandbox, config)
-    found = services.index.containers.named(key[1])
-    if found is not None:
-        return _again(found, config)
+    existing = services.index.containers.named(key[1])
+    if existing is not None:
+        return _existing_id(existing, config)
     if sandbox.state != api.SANDBOX_READY:
         raise WrongState(f"sandbox {sandbox.id} is not ready")
     return await services.running.join(
@@ -135,178 +132,196 @@ def _key(sandbox: Sandbox, config: api.ContainerConfig) -> tuple[str, tuple[str,
     return "create", (sandbox.id, config.metadata.name, config.metadata.attempt)
 
 
-def _again(found: Container, config: api.ContainerConfig) -> str:
-    if found.config == config and found.state == api.CONTAINER_CREATED:
-        return found.id
-    why = "was started already" if found.config == config else "has another configuration"
-    raise AlreadyExists(f"container {found.id} of the same name and attempt {why}")
+def _existing_id(existing: Container, config: api.ContainerConfig) -> str:
+    if existing.config == config and existing.state == api.CONTAINER_CREATED:
+        return existing.id
+    why = "was started already" if existing.config == config else "has another configuration"
+    raise AlreadyExists(f"container {existing.id} of the same name and attempt {why}")
 
 
 async def _create(
     services: Services, sandbox: Sandbox, config: api.ContainerConfig, archive: str
 ) -> str:
     with sandbox.gate:
-        work = _work(services, sandbox, config)
-        work.archive = archive
-        with work.opened:
-            await STEPS.run(work)
-        assert work.container is not None
+        context = _context(services, sandbox, config)
+        context.archive = archive
+        with context.open_sources:
+            await STEPS.run(context)
+        assert context.container is not None
         if sandbox.state != api.SANDBOX_READY:
-            await _take_back(work)
+            await _undo(context)
             raise WrongState(f"sandbox {sandbox.id} was stopped meanwhile")
-        services.index.containers.add(work.container)
-        await services.observer.created_container(sandbox, work.container)
-    status.publish(services, sandbox, work.id, events.CREATED)
-    return work.id
+        services.index.containers.add(context.container)
+        await services.observer.created_container(sandbox, context.container)
+    status.publish(services, sandbox, context.id, events.CREATED)
+    return context.id
 
 
-def _work(services: Services, sandbox: Sandbox, config: api.ContainerConfig) -> Work:
-    """Raises WrongState when the configuration has the sandbox's handler no more."""
+def _context(services: Services, sandbox: Sandbox, config: api.ContainerConfig) -> CreateContext:
+    """Raises WrongState when the sandbox's handler is no longer configured."""
     runtime = handlers.find(services.config, sandbox.runtime_handler)
     if runtime is None:
-        raise WrongState(
-            f"the configuration has no runtime handler {sandbox.runtime_handler!r} any more"
-        )
+        raise WrongState(f"runtime handler {sandbox.runtime_handler!r} is no longer configured")
     settings = handlers.settings(services.config, sandbox.runtime_handler)
-    return Work(services, sandbox, config, os.urandom(32).hex(), runtime, settings)
+    return CreateContext(services, sandbox, config, os.urandom(32).hex(), runtime, settings)
 
 
-async def _take_back(work: Work) -> None:
-    await drop_launch(work)
-    await unsave(work)
-    await remove_folders(work)
-    await tell_plugins_of_end(work)
+async def _undo(context: CreateContext) -> None:
+    await drop_launch(context)
+    await remove_record(context)
+    await remove_folders(context)
+    await notify_plugins_of_removal(context)
 
 
-async def find_checkpoint(work: Work) -> None:
-    """An image may be one, or be in an archive."""
-    reference = work.archive or work.config.image.image
+async def find_checkpoint(context: CreateContext) -> None:
+    """Load the checkpoint if the image is one, or an archive is to be restored."""
+    reference = context.archive or context.config.image.image
     if not reference:
         raise InvalidArgument("config.image.image is empty")
-    work.checkpoint = await restore.take(
-        work.services, work.id, reference, work.config.image.user_specified_image
+    context.checkpoint = await restore.take(
+        context.services, context.id, reference, context.config.image.user_specified_image
     )
-    if work.checkpoint is not None and work.runtime.binary:
+    if context.checkpoint is not None and context.runtime.binary:
         raise InvalidArgument(
-            f"runtime handler {work.sandbox.runtime_handler!r} is another runtime: only our own restores a checkpoint"
+            f"runtime handler {context.sandbox.runtime_handler!r} is an external runtime:"
+            " only pyrunc restores checkpoints"
         )
-    if work.checkpoint is not None and namespaces.has_user_namespace(work.sandbox.options):
+    if context.checkpoint is not None and namespaces.has_user_namespace(context.sandbox.options):
         raise InvalidArgument(
-            "a checkpoint cannot be restored into a pod with a user namespace: CRIU would make one of its own, to which the pod's "
-            "network does not belong"
+            "a checkpoint cannot be restored into a pod with a user namespace: CRIU would make"
+            " a new one, which does not own the pod's network namespace"
         )
 
 
-async def drop_checkpoint(work: Work) -> None:
-    await asyncio.to_thread(remove_path, work.services.paths.container_root(work.id))
+async def drop_checkpoint(context: CreateContext) -> None:
+    await asyncio.to_thread(remove_path, context.services.paths.container_root(context.id))
 
 
-async def find_image(work: Work) -> None:
-    """Images are never pulled here, but for that of a checkpoint, which nobody else knows."""
-    reference = work.config.image.image
-    if work.checkpoint is not None:
-        work.image = await restore.find_image(work.services, work.checkpoint)
+async def find_image(context: CreateContext) -> None:
+    """Find the image. It is not pulled here, except for a checkpoint's, which kubelet cannot pull:
+    no pod names it."""
+    reference = context.config.image.image
+    if context.checkpoint is not None:
+        context.image = await restore.find_image(context.services, context.checkpoint)
     else:
-        work.image = await work.services.images.status(reference)
-    if work.image is None:
+        context.image = await context.services.images.status(reference)
+    if context.image is None:
         raise NotFound(f"image {reference[:200]!r} is not on this node")
-    work.rootfs = await work.services.images.rootfs(work.image.id)
-    work.accounts = await read_accounts(work.image.id, work.rootfs.lower_dirs)
+    context.rootfs = await context.services.images.rootfs(context.image.id)
+    context.accounts = await read_accounts(context.image.id, context.rootfs.lower_dirs)
 
 
-async def _check_recursive_read_only(work: Work) -> None:
-    """Another runtime may not know the option, and would leave what is mounted below writable.
-    Raises Unsupported, beginning with the word that kubelet looks for."""
-    for index, each in enumerate(work.wanted):
-        if each.request.recursive_read_only and not await work.services.oci_features.mounts_rro(
-            work.runtime
+async def _check_recursive_read_only(context: CreateContext) -> None:
+    """Raise Unsupported if an external runtime may not know the option: it would leave the mounts
+    below writable. kubelet matches the first word of the message."""
+    for index, mount in enumerate(context.requested_mounts):
+        if mount.request.recursive_read_only and not await context.services.oci_features.mounts_rro(
+            context.runtime
         ):
             raise Unsupported(
-                f"RROUnsupported: mounts[{index}]: the runtime of handler {work.sandbox.runtime_handler!r} does not tell of"
-                " recursively read-only mounts in its features"
+                f"RROUnsupported: mounts[{index}]: the runtime of handler"
+                f" {context.sandbox.runtime_handler!r} does not list recursively read-only mounts"
+                " among its features"
             )
 
 
-async def find_sources(work: Work) -> None:
-    """Host paths may lie on storage that does not answer: looked up in a thread that can be given
-    up."""
-    config, services = work.config, work.services
-    work.wanted = mounts.asked(config.mounts)
-    await _check_recursive_read_only(work)
-    work.mounted_images = await image_volumes.resolve(services, work.wanted)
+async def find_sources(context: CreateContext) -> None:
+    """Look up host paths, CDI devices and hooks. Host paths may lie on storage that does not
+    answer: each is looked up in a thread with a deadline."""
+    config, services = context.config, context.services
+    context.requested_mounts = mounts.check_requests(config.mounts)
+    await _check_recursive_read_only(context)
+    context.mounted_images = await image_volumes.resolve(services, context.requested_mounts)
     timeout_s = services.config.containers.foreign_path_timeout_s
-    work.volumes = _volumes(work)
-    if work.checkpoint is not None:
-        root = services.paths.container_root(work.id)
-        work.stand_ins = stand_ins.declared(
-            work.checkpoint.binds, [*work.wanted, *work.volumes], root
+    context.volumes = _volumes(context)
+    if context.checkpoint is not None:
+        root = services.paths.container_root(context.id)
+        context.placeholders = placeholder_mounts.declared(
+            context.checkpoint.binds, [*context.requested_mounts, *context.volumes], root
         )
-    if any(not m.source for m in work.wanted):
-        opened = work.opened
-        await sources.in_time(timeout_s, opened.subject, sources.find, work.wanted, opened)
-    named = cdi.names([device.name for device in config.CDI_devices], config.annotations)
-    if named:
+    if any(not m.source for m in context.requested_mounts):
+        await sources.run_with_deadline(
+            timeout_s,
+            context.open_sources.subject,
+            sources.resolve,
+            context.requested_mounts,
+            context.open_sources,
+        )
+    cdi_names = cdi.names([device.name for device in config.CDI_devices], config.annotations)
+    if cdi_names:
         folders = services.config.containers.cdi_dirs
-        work.edits = await sources.in_time(timeout_s, "CDI files", cdi.resolve, named, folders)
-    if work.settings.hooks_dirs:
-        folders = work.settings.hooks_dirs
-        work.hooks = await sources.in_time(timeout_s, "hooks", hooks.read, folders)
+        context.edits = await sources.run_with_deadline(
+            timeout_s, "CDI files", cdi.resolve, cdi_names, folders
+        )
+    if context.settings.hooks_dirs:
+        folders = context.settings.hooks_dirs
+        context.hooks = await sources.run_with_deadline(timeout_s, "hooks", hooks.read, folders)
     if (
         config.linux.security_context.privileged
-        and not work.settings.privileged_without_host_devices
+        and not context.settings.privileged_without_host_devices
     ):
-        work.devices = await sources.in_time(timeout_s, "/dev", sources.all_devices)
+        context.devices = await sources.run_with_deadline(timeout_s, "/dev", sources.all_devices)
     if config.devices:
-        found = await sources.in_time(timeout_s, "devices", sources.devices, list(config.devices))
-        taken = {d.path for d in found}
-        work.devices = [d for d in work.devices if d.path not in taken] + found
+        devices = await sources.run_with_deadline(
+            timeout_s, "devices", sources.devices, list(config.devices)
+        )
+        requested_paths = {d.path for d in devices}
+        context.devices = [d for d in context.devices if d.path not in requested_paths] + devices
 
 
-def _volumes(work: Work) -> list[mounts.Asked]:
-    assert work.rootfs is not None
-    options = work.config.linux.security_context.namespace_options
+def _volumes(context: CreateContext) -> list[mounts.MountRequest]:
+    assert context.rootfs is not None
+    options = context.config.linux.security_context.namespace_options
     users = (
         options.userns_options if namespaces.has_user_namespace(options) else api.UserNamespace()
     )
-    root = work.services.paths.container_root(work.id)
-    return anonymous_volumes.declared(work.rootfs.config.volumes, work.wanted, root, users)
+    root = context.services.paths.container_root(context.id)
+    return anonymous_volumes.declared(
+        context.rootfs.config.volumes, context.requested_mounts, root, users
+    )
 
 
-async def label_volumes(work: Work) -> None:
-    """SELinux: the container's labels, and its files' on volumes that ask for it. They stay there,
-    as under other runtimes.
+async def label_volumes(context: CreateContext) -> None:
+    """SELinux: set the container's labels, and relabel the volumes that ask for it. The labels of
+    the files stay after the container, as with other runtimes.
 
-    Raises InvalidArgument, KernelError, DeadlineExceeded, PeerError (the process that labels was
-    killed).
-    """
-    policy = work.services.node.selinux
+    Raises InvalidArgument, KernelError, DeadlineExceeded, PeerError (the relabelling process was
+    killed)."""
+    policy = context.services.node.selinux
     if policy is None:
         return
-    work.labels = labels.of_container(
-        policy, work.config.linux.security_context, work.sandbox.selinux
+    context.labels = labels.of_container(
+        policy, context.config.linux.security_context, context.sandbox.selinux
     )
-    paths = [m.source for m in work.wanted if m.request.selinux_relabel and m.request.host_path]
+    paths = [
+        m.source
+        for m in context.requested_mounts
+        if m.request.selinux_relabel and m.request.host_path
+    ]
     for path in paths:
         relabel.check_path(path)
     if paths:
-        asked = relabel.Relabel(paths, work.labels.mount)
-        done = await work.services.jobs.run(relabel.ERRAND, asked, timeout_s=RELABEL_TIMEOUT_S)
-        if done.exit_code:  # 137 where the node has no memory for the names of a huge folder
-            said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        arguments = relabel.Relabel(paths, context.labels.mount)
+        result = await context.services.jobs.run(
+            relabel.ERRAND, arguments, timeout_s=RELABEL_TIMEOUT_S
+        )
+        if result.exit_code:  # 137 where the node has no memory for the names of a huge folder
+            last_line = result.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
             raise PeerError(
-                f"relabelling {', '.join(paths)} ended with exit code {done.exit_code}: {said[:300]}"
+                f"relabelling {', '.join(paths)} ended with exit code {result.exit_code}:"
+                f" {last_line[:300]}"
             )
 
 
-async def build_spec(work: Work) -> None:
-    sandbox, services = work.sandbox, work.services
+async def build_spec(context: CreateContext) -> None:
+    sandbox, services = context.sandbox, context.services
     folder = services.paths.sandbox_root(sandbox.id)
-    assert work.rootfs is not None and sandbox.pause is not None
-    image = work.rootfs.config
-    work.built = build.build(
+    assert context.rootfs is not None and sandbox.pause is not None
+    image = context.rootfs.config
+    context.built = build.build(
         build.Inputs(
-            container_id=work.id,
-            config=work.config,
+            container_id=context.id,
+            config=context.config,
             sandbox=sandbox.config,
             image=build.ImageFacts(
                 user=image.user,
@@ -316,13 +331,13 @@ async def build_spec(work: Work) -> None:
                 working_dir=image.working_dir,
                 stop_signal=image.stop_signal,
             ),
-            accounts=work.accounts,
-            wanted=[*work.wanted, *work.volumes, *work.stand_ins],
-            devices=work.devices,
+            accounts=context.accounts,
+            requested_mounts=[*context.requested_mounts, *context.volumes, *context.placeholders],
+            devices=context.devices,
             files=pod_files.paths(folder),
             hostname=pod_files.hostname(sandbox.config, sandbox.id, services.node.hostname),
             pause_pid=sandbox.pause.pid,
-            target_pid=_target(work),
+            target_pid=_target(context),
             cgroup_parent=sandbox.cgroup_parent,
             node=services.node,
             available_capabilities=effective_capabilities(),
@@ -332,49 +347,56 @@ async def build_spec(work: Work) -> None:
                 "io.kubernetes.cri.sandbox-namespace": sandbox.config.metadata.namespace,
                 "io.kubernetes.cri.sandbox-uid": sandbox.config.metadata.uid,
             },
-            default_apparmor=await _default_apparmor(work),
-            edits=work.edits,
-            settings=work.settings,
-            hooks=work.hooks,
-            labels=work.labels,
+            default_apparmor=await _default_apparmor(context),
+            edits=context.edits,
+            settings=context.settings,
+            hooks=context.hooks,
+            labels=context.labels,
         )
     )
-    if work.checkpoint is not None:
-        restore.check(work.checkpoint, work.built.spec, [*work.wanted, *work.volumes])
-    work.container = _container(work, image.stop_signal)
+    if context.checkpoint is not None:
+        restore.check(
+            context.checkpoint, context.built.spec, [*context.requested_mounts, *context.volumes]
+        )
+    context.container = _container(context, image.stop_signal)
 
 
-async def ask_plugins(work: Work) -> None:
-    """They may change the spec."""
-    assert work.built is not None and work.container is not None
-    await work.services.observer.create_container(work.sandbox, work.container, work.built.spec)
+async def ask_plugins(context: CreateContext) -> None:
+    """Let NRI plugins change the spec."""
+    assert context.built is not None and context.container is not None
+    await context.services.observer.create_container(
+        context.sandbox, context.container, context.built.spec
+    )
 
 
-async def tell_plugins_of_end(work: Work) -> None:
-    assert work.container is not None
-    await work.services.observer.remove_container(work.container)
+async def notify_plugins_of_removal(context: CreateContext) -> None:
+    assert context.container is not None
+    await context.services.observer.remove_container(context.container)
 
 
-async def _default_apparmor(work: Work) -> str:
-    """The runtime's own profile, loaded, when this container is to enter it."""
-    asked = apparmor_profile(work.config.linux.security_context)
-    services = work.services
+async def _default_apparmor(context: CreateContext) -> str:
+    """Load pyrunc's own profile if this container uses it, and return its name; else an empty
+    string."""
+    profile = apparmor_profile(context.config.linux.security_context)
+    services = context.services
     return (
         await services.default_apparmor.name(services.node, services.jobs)
-        if asked.kind == DEFAULT
+        if profile.kind == DEFAULT
         else ""
     )
 
 
-def _target(work: Work) -> int:
-    """The process whose pid namespace mode TARGET joins: a running container of the same
-    sandbox."""
-    options = work.config.linux.security_context.namespace_options
-    return target_pid(work.services, work.sandbox, options) if options.pid == api.TARGET else 0
+def _target(context: CreateContext) -> int:
+    """The process whose pid namespace mode TARGET joins; 0 for other modes."""
+    options = context.config.linux.security_context.namespace_options
+    return (
+        target_pid(context.services, context.sandbox, options) if options.pid == api.TARGET else 0
+    )
 
 
 def target_pid(services: Services, sandbox: Sandbox, options: api.NamespaceOption) -> int:
-    """Raises NotFound, InvalidArgument (another sandbox's), WrongState (not running)."""
+    """The pid of the target container's process. Raises NotFound, InvalidArgument (another
+    sandbox's), WrongState (not running)."""
     target = services.index.containers.get(options.target_id)
     if target.sandbox_id != sandbox.id:
         raise InvalidArgument(f"target container {target.id} belongs to another sandbox")
@@ -383,35 +405,35 @@ def target_pid(services: Services, sandbox: Sandbox, options: api.NamespaceOptio
     return target.process.pid
 
 
-def _container(work: Work, image_signal: str) -> Container:
-    assert work.image is not None and work.built is not None
+def _container(context: CreateContext, image_signal: str) -> Container:
+    assert context.image is not None and context.built is not None
     resources = api.LinuxContainerResources()
-    resources.CopyFrom(work.config.linux.resources)
-    image, asked = work.image, work.config.image
-    name, name_by_digest = work.services.images.names(
-        image, [asked.user_specified_image, asked.image]
+    resources.CopyFrom(context.config.linux.resources)
+    image, image_spec = context.image, context.config.image
+    name, name_by_digest = context.services.images.names(
+        image, [image_spec.user_specified_image, image_spec.image]
     )
     return Container(
-        id=work.id,
-        sandbox_id=work.sandbox.id,
-        config=work.config,
+        id=context.id,
+        sandbox_id=context.sandbox.id,
+        config=context.config,
         created_at_ns=time.time_ns(),
-        boot_id=work.services.node.boot_id,
+        boot_id=context.services.node.boot_id,
         image_id=image.id,
         image_ref=name_by_digest,
         image_name=name,
-        user=work.built.user,
-        stop_signal=signals.chosen(work.config.stop_signal, image_signal),
-        log_path=log_path(work.sandbox.config, work.config),
-        cgroups_path=work.built.spec["linux"]["cgroupsPath"],
+        user=context.built.user,
+        stop_signal=signals.stop_signal(context.config.stop_signal, image_signal),
+        log_path=log_path(context.sandbox.config, context.config),
+        cgroups_path=context.built.spec["linux"]["cgroupsPath"],
         resources=resources,
-        mounted_images={path: root.image_id for path, root in work.mounted_images.items()},
+        mounted_images={path: root.image_id for path, root in context.mounted_images.items()},
     )
 
 
 def log_path(sandbox: api.PodSandboxConfig, config: api.ContainerConfig) -> str:
-    """The log's absolute path, empty when output is to be discarded. Raises InvalidArgument for one
-    outside the pod's."""
+    """The log's absolute path; empty to discard output. Raises InvalidArgument for a path outside
+    the pod's log directory."""
     if not sandbox.log_directory or not config.log_path:
         return ""
     if (
@@ -426,111 +448,119 @@ def log_path(sandbox: api.PodSandboxConfig, config: api.ContainerConfig) -> str:
     return path
 
 
-async def make_folders(work: Work) -> None:
-    assert work.rootfs is not None
-    paths = work.services.paths
+async def make_folders(context: CreateContext) -> None:
+    assert context.rootfs is not None
+    paths = context.services.paths
     try:
-        paths.container_state(work.id).mkdir(mode=0o700)
-        await _make_on_disk(work, str(paths.container_root(work.id)), work.rootfs.lower_dirs)
-        if work.checkpoint is not None:
-            await restore.fill_layer(work.services, work.id, work.volumes)
-            await asyncio.to_thread(stand_ins.make, work.stand_ins)
-        if work.labels.mount:
-            await asyncio.to_thread(_label, [*work.volumes, *work.stand_ins], work.labels.mount)
+        paths.container_state(context.id).mkdir(mode=0o700)
+        await _make_on_disk(
+            context, str(paths.container_root(context.id)), context.rootfs.lower_dirs
+        )
+        if context.checkpoint is not None:
+            await restore.fill_layer(context.services, context.id, context.volumes)
+            await asyncio.to_thread(placeholder_mounts.make, context.placeholders)
+        if context.labels.mount:
+            await asyncio.to_thread(
+                _label, [*context.volumes, *context.placeholders], context.labels.mount
+            )
     except OSError as error:
-        raise disk_error(error, "mkdir", str(paths.container_root(work.id))) from None
+        raise disk_error(error, "mkdir", str(paths.container_root(context.id))) from None
 
 
-def _label(volumes: list[mounts.Asked], label: str) -> None:
+def _label(volumes: list[mounts.MountRequest], label: str) -> None:
     for volume in volumes:
         relabel.relabel_tree(volume.source, label.encode())
 
 
-async def _make_on_disk(work: Work, root: str, lower_dirs: Sequence[Path]) -> None:
-    """Raises WrongState when the copying of volumes was ended because nothing needs it any more."""
+async def _make_on_disk(context: CreateContext, root: str, lower_dirs: Sequence[Path]) -> None:
+    """Make the writable layer and the volumes. Raises WrongState when copying was stopped because
+    its result is no longer needed."""
     await asyncio.to_thread(make_layer, root, lower_dirs[0])
-    if not work.volumes:
+    if not context.volumes:
         return
-    ended = threading.Event()
+    cancelled = threading.Event()
 
-    def is_given_up() -> bool:
-        return ended.is_set() or _is_given_up(work)
+    def is_abandoned() -> bool:
+        return cancelled.is_set() or _is_abandoned(context)
 
     try:
         await in_thread(
-            lambda: anonymous_volumes.fill(work.volumes, lower_dirs, is_given_up), ended.set
+            lambda: anonymous_volumes.fill(context.volumes, lower_dirs, is_abandoned), cancelled.set
         )
     except Abandoned:
         raise WrongState(
-            f"copying the volumes of the image was ended: sandbox {work.sandbox.id} is being stopped, or the caller is gone"
+            f"copying the image's volumes was stopped: sandbox {context.sandbox.id} is being"
+            " stopped, or the caller no longer waits"
         ) from None
 
 
-def _is_given_up(work: Work) -> bool:
-    """From any thread."""
-    key = _key(work.sandbox, work.config)
+def _is_abandoned(context: CreateContext) -> bool:
+    """Whether the container is no longer needed; called from any thread."""
+    key = _key(context.sandbox, context.config)
     return (
-        work.sandbox.phase != "ready"
-        or work.services.running.seconds_without_caller(key) > CALLER_GRACE_S
+        context.sandbox.phase != "ready"
+        or context.services.running.seconds_without_caller(key) > CALLER_GRACE_S
     )
 
 
 def make_layer(root: str, top_layer: str | os.PathLike[str]) -> None:
-    """The writable layer. The root of the merged tree takes owner and mode from `upper`, so that
-    has the image's."""
-    os.makedirs(root, 0o700, exist_ok=True)  # a checkpoint may be there
+    """Make the writable layer. The root of the merged tree takes owner and mode from `upper`, so
+    `upper` gets those of the image's top layer."""
+    os.makedirs(root, 0o700, exist_ok=True)  # it exists if it holds a checkpoint
     os.mkdir(f"{root}/work", 0o700)
     os.mkdir(f"{root}/upper", 0o755)
-    facts = os.stat(top_layer)
-    os.chown(f"{root}/upper", facts.st_uid, facts.st_gid)
-    os.chmod(f"{root}/upper", facts.st_mode & 0o7777)
+    layer_stat = os.stat(top_layer)
+    os.chown(f"{root}/upper", layer_stat.st_uid, layer_stat.st_gid)
+    os.chmod(f"{root}/upper", layer_stat.st_mode & 0o7777)
 
 
-async def remove_folders(work: Work) -> None:
-    await disk.delete_container_folders(work.services.paths, work.services.trash, work.id)
+async def remove_folders(context: CreateContext) -> None:
+    await disk.delete_container_folders(context.services.paths, context.services.trash, context.id)
 
 
-async def write_bundle(work: Work) -> None:
-    assert work.built is not None and work.rootfs is not None and work.container is not None
-    folder = work.services.paths.container_state(work.id)
-    root = work.services.paths.container_root(work.id)
-    settings = work.services.config
-    spec = work.built.spec
+async def write_bundle(context: CreateContext) -> None:
+    assert (
+        context.built is not None and context.rootfs is not None and context.container is not None
+    )
+    folder = context.services.paths.container_state(context.id)
+    root = context.services.paths.container_root(context.id)
+    settings = context.services.config
+    spec = context.built.spec
     places: Sequence[Place] = ()
-    runtime = restored = None
-    if work.runtime.binary:
-        spec, places = external_runtime.bundle(spec, work.wanted, str(folder))
-        runtime = OtherRuntime(work.runtime.binary, list(work.runtime.arguments))
-    elif work.checkpoint is not None:
-        spec, places = external_runtime.with_paths(spec, work.wanted, str(folder))
-        restored = restore.bundle(work.services, work.id)
+    runtime = restore_folders = None
+    if context.runtime.binary:
+        spec, places = external_runtime.bundle(spec, context.requested_mounts, str(folder))
+        runtime = OtherRuntime(context.runtime.binary, list(context.runtime.arguments))
+    elif context.checkpoint is not None:
+        spec, places = external_runtime.with_paths(spec, context.requested_mounts, str(folder))
+        restore_folders = restore.bundle(context.services, context.id)
     launch_file = LaunchFile(
-        rootfs=_overlay(work.rootfs, root, volatile=work.settings.volatile),
+        rootfs=_overlay(context.rootfs, root, volatile=context.settings.volatile),
         cgroup=CgroupChoice(
-            groups.driver_of(work.container.cgroups_path), settings.cgroup.missing_controllers
+            groups.driver_of(context.container.cgroups_path), settings.cgroup.missing_controllers
         ),
-        sandbox=work.sandbox.id,
-        tty=bool(work.config.tty),
-        stdin=bool(work.config.stdin),
-        stdin_once=bool(work.config.stdin_once),
-        log_path=work.container.log_path or None,
-        log_directory=work.sandbox.config.log_directory,
+        sandbox=context.sandbox.id,
+        tty=bool(context.config.tty),
+        stdin=bool(context.config.stdin),
+        stdin_once=bool(context.config.stdin_once),
+        log_path=context.container.log_path or None,
+        log_directory=context.sandbox.config.log_directory,
         image_volumes={
             mount.source.removeprefix(mounts.OUR_MOUNTS): mount.image
-            for mount in work.wanted
+            for mount in context.requested_mounts
             if mount.image is not None
         },
         layer_volumes={
             mount.source.removeprefix(mounts.OUR_MOUNTS): Overlay(mount.layers)
-            for mount in work.wanted
+            for mount in context.requested_mounts
             if mount.layers
         },
-        settled=[mount.source for mount in work.wanted if mount.request.host_path],
+        settled=[mount.source for mount in context.requested_mounts if mount.request.host_path],
         runtime=runtime,
-        restore=restored,
+        restore=restore_folders,
         places=places,
     )
-    work.binds = host_binds.of(spec, launch_file, host_paths.own_folders(work.services))
+    context.binds = host_binds.of(spec, launch_file, host_paths.own_folders(context.services))
     try:
         atomic_file.write_json(str(folder / host_binds.CONFIG), spec)
         launch_file.write(folder)
@@ -544,27 +574,29 @@ def _overlay(rootfs: Rootfs, root: Path, *, volatile: bool) -> Overlay:
     return Overlay(lower, str(root / "upper"), str(root / "work"), volatile, image)
 
 
-async def save(work: Work) -> None:
-    assert work.container is not None
-    await disk.save_container(work.services.paths, work.container)
+async def save(context: CreateContext) -> None:
+    assert context.container is not None
+    await disk.save_container(context.services.paths, context.container)
 
 
-async def unsave(work: Work) -> None:
-    await disk.forget(work.services.paths.container_record(work.id))
+async def remove_record(context: CreateContext) -> None:
+    await disk.forget(context.services.paths.container_record(context.id))
 
 
-async def prepare_launch(work: Work) -> None:
-    assert work.container is not None
-    await launch.prepare(work.services, work.sandbox, work.container, work.opened, work.binds)
+async def prepare_launch(context: CreateContext) -> None:
+    assert context.container is not None
+    await launch.prepare(
+        context.services, context.sandbox, context.container, context.open_sources, context.binds
+    )
 
 
-async def drop_launch(work: Work) -> None:
-    assert work.container is not None
-    await launch.drop(work.services, work.container)
-    await orphans.kill_group(work.container.cgroups_path, work.container.id)
+async def drop_launch(context: CreateContext) -> None:
+    assert context.container is not None
+    await launch.drop(context.services, context.container)
+    await orphans.kill_group(context.container.cgroups_path, context.container.id)
 
 
-STEPS: Steps[Work] = Steps(
+STEPS: Steps[CreateContext] = Steps(
     "create_container",
     [
         Step("checkpoint", find_checkpoint, drop_checkpoint),
@@ -572,11 +604,10 @@ STEPS: Steps[Work] = Steps(
         Step("sources", find_sources),
         Step("labels", label_volumes),
         Step("spec", build_spec),
-        Step("nri", ask_plugins, tell_plugins_of_end),
+        Step("nri", ask_plugins, notify_plugins_of_removal),
         Step("folders", make_folders, remove_folders),
         Step("bundle", write_bundle),
-        # Neither needs the other. A cgroup without a record is found by the bundle that it was made
-        # from.
-        Beside((Step("record", save, unsave), Step("launch", prepare_launch, drop_launch))),
+        # Independent of each other. A cgroup without a record is removed by way of its bundle.
+        Beside((Step("record", save, remove_record), Step("launch", prepare_launch, drop_launch))),
     ],
 )

@@ -1,4 +1,4 @@
-"""ExecSync: a command in a running container, its output, its exit code; and what Exec shares with
+"""ExecSync: runs a command in a running container to its end; and the parts that Exec shares with
 it."""
 
 from __future__ import annotations
@@ -32,22 +32,21 @@ from pyrunc.errors import (
 
 log = logging.getLogger(__name__)
 
-# Both streams together; the client takes 16 MiB per message and the rest of the message needs room.
+# Of both streams together: a gRPC client accepts 16 MiB per message, and the rest of it needs room.
 OUTPUT_LIMIT_BYTES = (16 << 20) - (64 << 10)
 READ_BYTES = 1 << 16
-# of each stream; what is beyond goes to a file, so that many large outputs fit
+# of each stream; more goes to a file, so that many large outputs fit into memory
 MEMORY_BYTES = 1 << 15
 
 
 class Output:
-    """Reads a pipe as data comes, keeps what `budget` allows and drops the rest, so that the writer
-    never waits.
+    """Reads a pipe as data arrives, stores as much as `budget` allows and drops the rest, so that
+    the writer never blocks.
 
-    What is beyond `MEMORY_BYTES` is kept in a file without a name in `folder`.
-    """
+    Output beyond `MEMORY_BYTES` goes to an unnamed file in `folder`."""
 
     def __init__(self, descriptor: int, budget: Budget, folder: Path) -> None:
-        self.size = 0  # of what is kept
+        self.size = 0  # bytes stored
         self.ended = asyncio.Event()
         self._content = bytearray()
         self._descriptor, self._budget, self._folder = descriptor, budget, folder
@@ -61,17 +60,17 @@ class Output:
 
     @property
     def in_memory(self) -> bool:
-        """Whether `content` is all of it."""
+        """Whether `content` is the whole output."""
         return self._file is None
 
     @property
     def content(self) -> bytes:
-        """What is kept in memory: the beginning."""
+        """The part of the output that is in memory: its beginning."""
         return bytes(self._content)
 
     async def drain(self) -> None:
-        """Take what is in the pipe now: a background child may hold its other end for ever. Raises
-        KernelError."""
+        """Read what the pipe holds now. Does not wait for its end: a background child may hold the
+        other end forever. Raises KernelError."""
         for _ in range(64):
             if self._writing is not None:
                 await asyncio.wait((self._writing,))
@@ -85,7 +84,7 @@ class Output:
             ) from self._error
 
     async def parts(self) -> AsyncGenerator[bytes, None]:
-        """What was kept, after `close`, piece by piece."""
+        """Yield the stored output in pieces; called after `close`."""
         if self._content:
             yield bytes(self._content)
         at = len(self._content)
@@ -100,14 +99,14 @@ class Output:
             at += len(data)
 
     def close(self) -> None:
-        """Close the descriptor; fine when it is closed."""
+        """Close the descriptor; does nothing if it is closed."""
         if not self.ended.is_set():
             self._loop.remove_reader(self._descriptor)
             os.close(self._descriptor)
             self.ended.set()
 
     def discard(self) -> None:
-        """Close, and give back what is kept. A thread that writes just now does it when it has."""
+        """Close, and free the stored output; a write in progress frees it when it ends."""
         self.close()
         self._discarded = True
         if self._writing is None and self._file is not None:
@@ -125,22 +124,22 @@ class Output:
         if not data:
             self.close()
             return False
-        if kept := data[: self._budget.take(len(data))]:
-            self._keep(kept)
+        if accepted := data[: self._budget.take(len(data))]:
+            self._store(accepted)
         return True
 
-    def _keep(self, data: bytes) -> None:
+    def _store(self, data: bytes) -> None:
         if self._file is None and self.size + len(data) <= MEMORY_BYTES:
             self._content += data
             self.size += len(data)
         elif self._error is None:
-            # The pipe waits: a disk may be slow.
+            # Reading pauses until the thread has written: the disk may be slow.
             self._loop.remove_reader(self._descriptor)
             self._writing = self._loop.run_in_executor(None, self._write, data)
             self._writing.add_done_callback(self._written)
 
     def _write(self, data: bytes) -> None:
-        """In a thread: append to the file."""
+        """Append to the file; runs in a thread."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)
         rest = memoryview(data)
@@ -161,28 +160,28 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a command ended: its exit code, 128 + n after signal n, and its output, to be discarded
-    by who has this."""
+    """The end of a command: its exit code, 128 + n after signal n, and its output, which the caller
+    discards."""
 
     stdout: Output
     stderr: Output
     exit_code: int
 
     def discard(self) -> None:
-        """Give back what the output takes."""
+        """Free the output of both streams."""
         self.stdout.discard()
         self.stderr.discard()
 
 
 class Budget:
-    """Bytes that several outputs share."""
+    """A number of bytes that several outputs share."""
 
     def __init__(self, left: int) -> None:
         self._left = left
 
-    def take(self, wanted: int) -> int:
-        """How many of `wanted` there is room for."""
-        granted = min(wanted, self._left)
+    def take(self, size: int) -> int:
+        """Take up to `size` bytes from the budget; returns how many were granted."""
+        granted = min(size, self._left)
         self._left -= granted
         return granted
 
@@ -199,7 +198,7 @@ def running(services: Services, reference: str) -> tuple[Sandbox, Container, Shi
 def oci_process(
     services: Services, container: Container, command: Sequence[str], *, tty: bool
 ) -> dict[str, Any]:
-    """The container's own process with another argv. Raises InvalidArgument."""
+    """The container's OCI process with another argv. Raises InvalidArgument."""
     spec = atomic_file.read_json(str(services.paths.container_state(container.id) / "config.json"))
     return process.with_arguments(spec["process"], command, tty=tty)
 
@@ -207,11 +206,10 @@ def oci_process(
 async def sync(
     services: Services, reference: str, command: Sequence[str], timeout_s: int
 ) -> Outcome:
-    """Run a command to its end. `timeout_s` 0: none.
+    """Run a command to its end. `timeout_s` 0: no limit.
 
-    Raises NotFound, WrongState, DeadlineExceeded (the process and its descendants are dead then),
-    KernelError.
-    """
+    Raises NotFound, WrongState, DeadlineExceeded (the process and its descendants have been
+    killed), KernelError."""
     _, container, client = running(services, reference)
     session = await begin(services, container, command, stdout=True, stderr=True)
     assert session.stdout_fd is not None and session.stderr_fd is not None
@@ -241,22 +239,21 @@ async def begin(
     changes: Mapping[str, Any] | None = None,
     **streams: bool,
 ) -> ExecSession:
-    """Start the command; `changes`: see `ExecOptions`. A program that is not there is the caller's
-    mistake, not a container that is not there.
+    """Start a command; `changes`: see `ExecOptions`. A missing program is InvalidArgument, because
+    NotFound means a missing container to kubelet.
 
-    Raises InvalidArgument, WrongState, KernelError, PeerError.
-    """
+    Raises InvalidArgument, WrongState, KernelError, PeerError."""
     pause.refuse_paused(container)
     try:
-        described = oci_process(services, container, command, tty=tty)
+        oci = oci_process(services, container, command, tty=tty)
         if changes is not None:
-            described = process.changed(described, changes)
+            oci = process.changed(oci, changes)
         with span("execute"):
             _, _, client = running(services, container.id)
             session = await client.exec(
                 container.id,
                 new_exec_id(),
-                described,
+                oci,
                 tty=tty,
                 **streams,
             )
@@ -290,7 +287,7 @@ _ending: set[asyncio.Task[None]] = set()
 
 
 async def end(client: ShimClient, exec_id: str) -> None:
-    """Kill a session; fine when it or its shim is gone."""
+    """Kill a session; does nothing if it or its shim is gone."""
     try:
         await client.kill_exec(exec_id)
     except PeerError:
@@ -300,5 +297,5 @@ async def end(client: ShimClient, exec_id: str) -> None:
 
 
 def new_exec_id() -> str:
-    """An id that no other session has."""
+    """Return a random id for a session."""
     return os.urandom(16).hex()

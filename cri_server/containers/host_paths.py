@@ -1,8 +1,8 @@
-"""The host paths of a container's binds are open before its launch is compiled.
+"""Opens the host paths of a container's binds before its launch is compiled.
 
-Those that the caller asks for are opened when CreateContainer looks them up. What CDI and plugins
-add comes later; after a restart of the server, or when a launch was lost, all are opened again, by
-the container's files.
+CreateContainer opens those of the request when it looks them up. Those of CDI and NRI plugins are
+added later. After a restart of the server, or when a launch was lost, all are opened again, as
+listed in the container's files.
 """
 
 from __future__ import annotations
@@ -14,44 +14,50 @@ from cri_server.services import Services
 from cri_server.spec import host_binds
 from cri_server.spec.host_binds import HostBind
 from cri_server.spec.open_sources import OpenSources
-from cri_server.spec.sources import in_time
+from cri_server.spec.sources import run_with_deadline
 
 
 async def open_all(
-    services: Services, folder: Path, opened: OpenSources, binds: Sequence[HostBind] | None
+    services: Services, folder: Path, open_sources: OpenSources, binds: Sequence[HostBind] | None
 ) -> Sequence[HostBind]:
-    """Open what is not open, in a thread with a deadline. `binds`: None, where only the files in
-    the container's folder know them. Raises DeadlineExceeded naming the path, KernelError,
+    """Open the sources that are not open yet, in a thread with a deadline. `binds` None: read them
+    from the files in the container's folder. Raises DeadlineExceeded naming the path, KernelError,
     DamagedRecord, InvalidSpec."""
     timeout_s = services.config.containers.foreign_path_timeout_s
     if binds is None:
-        own = own_folders(services)
-        return await in_time(timeout_s, opened.subject, _read_and_open, folder, own, opened)
-    missing = [bind for bind in binds if bind.source not in opened.fds]
+        own_prefixes = own_folders(services)
+        return await run_with_deadline(
+            timeout_s, open_sources.subject, _read_and_open, folder, own_prefixes, open_sources
+        )
+    missing = [bind for bind in binds if bind.source not in open_sources.fds]
     if missing:
-        await in_time(timeout_s, opened.subject, _open, missing, opened)
+        await run_with_deadline(timeout_s, open_sources.subject, _open, missing, open_sources)
     return binds
 
 
-def descriptors(binds: Sequence[HostBind], opened: OpenSources) -> dict[str, int]:
-    """Those that the shim needs: what the container's process opens itself needs none."""
+def descriptors(binds: Sequence[HostBind], open_sources: OpenSources) -> dict[str, int]:
+    """The descriptors that the shim needs: none for a path that the container's process can open
+    itself."""
     return {
-        bind.source: opened.fds[bind.source]
+        bind.source: open_sources.fds[bind.source]
         for bind in binds
-        if not (bind.made_inside and opened.known[bind.source].is_in_every_namespace)
+        if not (bind.made_inside and open_sources.facts[bind.source].is_in_every_namespace)
     }
 
 
 def own_folders(services: Services) -> tuple[str, str]:
+    """The server's own folders, whose files are not foreign host paths."""
     return str(services.paths.root), str(services.paths.state)
 
 
-def _read_and_open(folder: Path, own: tuple[str, str], opened: OpenSources) -> list[HostBind]:
-    binds = host_binds.read(folder, own)
-    _open(binds, opened)
+def _read_and_open(
+    folder: Path, own_prefixes: tuple[str, str], open_sources: OpenSources
+) -> list[HostBind]:
+    binds = host_binds.read(folder, own_prefixes)
+    _open(binds, open_sources)
     return binds
 
 
-def _open(binds: Sequence[HostBind], opened: OpenSources) -> None:
+def _open(binds: Sequence[HostBind], open_sources: OpenSources) -> None:
     for bind in binds:
-        opened.open(bind.source, bind.destination, links=bind.links)
+        open_sources.open(bind.source, bind.destination, links=bind.links)

@@ -1,5 +1,5 @@
-"""Image volumes: a mount whose source is a local image's files, or a folder of them. Nothing is
-pulled here."""
+"""Image volumes: mounts whose source is a local image, or a folder in it. Images are not pulled
+here."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import stat
 from cri_server.images.merged import merged
 from cri_server.images.service import Rootfs
 from cri_server.services import Services
-from cri_server.spec.mounts import OUR_MOUNTS, Asked
+from cri_server.spec.mounts import OUR_MOUNTS, MountRequest
 from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound
 from pyrunc.kernel import path as paths
 
 OPAQUE = "trusted.overlay.opaque"
-PREFIX = "ImageVolumeMountFailed"  # kubelet looks for this word
+PREFIX = "ImageVolumeMountFailed"  # kubelet matches this word
 
 
-async def resolve(services: Services, wanted: list[Asked]) -> dict[str, Rootfs]:
-    """Fill in the source of each image volume; container path -> image, which is the caller's to
-    hold until a container is known to use it. Raises InvalidArgument, NotFound, all beginning with
-    ImageVolumeMountFailed."""
-    found = {}
-    for mount in wanted:
+async def resolve(services: Services, mounts: list[MountRequest]) -> dict[str, Rootfs]:
+    """Fill in the source of each image volume. Returns the images by container path; the caller
+    holds them until a container is recorded to use them. Raises InvalidArgument, NotFound, with
+    messages that begin with ImageVolumeMountFailed."""
+    images = {}
+    for mount in mounts:
         if mount.request.HasField("image") and mount.request.image.image:
             try:
-                found[mount.request.container_path] = await _resolve(services, mount)
+                images[mount.request.container_path] = await _resolve(services, mount)
             except Error as error:
                 raise type(error)(f"{PREFIX}: {error.message}") from None
-    return found
+    return images
 
 
-async def _resolve(services: Services, mount: Asked) -> Rootfs:
+async def _resolve(services: Services, mount: MountRequest) -> Rootfs:
     reference = mount.request.image.image
     image = await services.images.status(reference)
     if image is None:
@@ -47,7 +47,7 @@ async def _resolve(services: Services, mount: Asked) -> Rootfs:
         return rootfs
     if sub_path:
         layers = await asyncio.to_thread(_folders, layers, sub_path)
-    # a bind of it could be remounted writable: an overlay without `upperdir` cannot
+    # A bind of the layer could be remounted writable; an overlay without `upperdir` cannot.
     if len(layers) == 1:
         layers.append(services.images.lowest_layer)
     mount.layers = layers
@@ -55,70 +55,68 @@ async def _resolve(services: Services, mount: Asked) -> Rootfs:
 
 
 def _folder(root: int, sub_path: str) -> str:
-    """The folder's path in the image without links; empty for the image itself. Raises
+    """Resolve links in `sub_path` inside the image; empty for the image's root. Raises
     InvalidArgument."""
     try:
         parts = paths.components(paths.resolve(root, sub_path)) if sub_path else []
-        found = "/".join(parts)
-        is_folder = stat.S_ISDIR(os.stat(found or ".", dir_fd=root, follow_symlinks=False).st_mode)
+        folder = "/".join(parts)
+        is_folder = stat.S_ISDIR(os.stat(folder or ".", dir_fd=root, follow_symlinks=False).st_mode)
     except KernelError as error:
         raise InvalidArgument(f"image_sub_path {sub_path!r}: {os.strerror(error.errno)}") from None
     except OSError as error:
         raise InvalidArgument(f"image_sub_path {sub_path!r}: {error.strerror}") from None
     if not is_folder:
         raise InvalidArgument(f"image_sub_path {sub_path!r} is not a folder of the image")
-    return found
+    return folder
 
 
 def _folders(layers: list[str], sub_path: str) -> list[str]:
-    """The folders, top first, whose overlay is what the image's overlay shows at `sub_path`. Links
-    in the path are followed inside the image, from one layer into another where they lead there.
-    Raises InvalidArgument.
+    """The folders, top first, whose overlay equals the image's overlay at `sub_path`. Links in the
+    path are followed inside the image, also across layers. Raises InvalidArgument.
 
-    A layer adds its folder until one above hides what lies below: by an opaque folder, a whiteout
-    or a file.
-    """
-    found = []
+    The search ends at the layer that hides those below it: by an opaque folder, a whiteout or a
+    file."""
+    folders = []
     try:
         with merged(layers) as root:
             parts = paths.components(paths.resolve(root, sub_path))
     except KernelError as error:
         raise InvalidArgument(f"image_sub_path {sub_path!r}: {os.strerror(error.errno)}") from None
     for layer in layers:
-        folder, hides = _look(layer, parts)
+        folder, hides = _folder_in_layer(layer, parts)
         if folder:
-            found.append(folder)
+            folders.append(folder)
         if hides:
             break
-    if not found:
+    if not folders:
         raise InvalidArgument(f"image_sub_path {sub_path!r} is not a folder of the image")
-    return found
+    return folders
 
 
-def _look(layer: str, parts: list[str]) -> tuple[str, bool]:
-    """The real path of the folder in one layer (empty: not there), and whether the layer hides
+def _folder_in_layer(layer: str, parts: list[str]) -> tuple[str, bool]:
+    """The real path of the folder in one layer (empty if it has none), and whether the layer hides
     those below it."""
-    here = os.open(layer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    folder = os.open(layer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     hides = False
     try:
         for part in parts:
             try:
-                mode = os.stat(part, dir_fd=here, follow_symlinks=False).st_mode
+                mode = os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode
             except FileNotFoundError:
                 return "", hides
             if not stat.S_ISDIR(mode):
                 return "", True
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            below = os.open(part, flags, dir_fd=here)
-            os.close(here)
-            here = below
-            hides = hides or _opaque(here)
-        return os.readlink(f"/proc/self/fd/{here}"), hides
+            below = os.open(part, flags, dir_fd=folder)
+            os.close(folder)
+            folder = below
+            hides = hides or _is_opaque(folder)
+        return os.readlink(f"/proc/self/fd/{folder}"), hides
     finally:
-        os.close(here)
+        os.close(folder)
 
 
-def _opaque(folder: int) -> bool:
+def _is_opaque(folder: int) -> bool:
     try:
         return os.getxattr(folder, OPAQUE) == b"y"
     except OSError:

@@ -1,9 +1,8 @@
-"""A container's launch: the pod's shim compiles it when the container is created, and carries it
-out when it is started.
+"""A container's launch: its shim compiles it at CreateContainer, and executes it at StartContainer.
 
-What is wrong with the container is reported at its creation, and little is left to do at the start.
-A launch is derived from what is on disk: one that was lost with its shim, or whose cgroup is gone
-since, is made again by the start.
+Errors of the configuration are thus reported by CreateContainer, and little work is left for the
+start. A launch is derived from files on disk: the start compiles it again if its shim or its cgroup
+is gone.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ TIMEOUT_S = 60.0
 
 
 @contextlib.contextmanager
-def limits_named(container: Container) -> Iterator[None]:
-    """While inside, a limit that cannot be set is an error that names the container, and the
-    setting that lets it go on without."""
+def limit_errors(container: Container) -> Iterator[None]:
+    """Within the block, the error of a limit that cannot be set names the container and the setting
+    that permits to run without it."""
     try:
         yield
     except Unsupported as error:
@@ -47,26 +46,26 @@ async def prepare(
     services: Services,
     sandbox: Sandbox,
     container: Container,
-    opened: OpenSources,
+    open_sources: OpenSources,
     binds: Sequence[HostBind] | None = None,
 ) -> None:
-    """Have the shim make the launch, and with it the container's cgroup. `opened`: the host paths
-    that are open; those of `binds` that are not are opened, and belong to it. A shim that does not
-    answer in time is killed, and its pods go on in another one. Raises Error."""
+    """Have the shim compile the launch and make the container's cgroup. `open_sources`: the host
+    paths that are open; missing ones of `binds` are opened and added to it. A shim that does not
+    answer in time is killed; another one takes over its pods. Raises Error."""
     folder = services.paths.container_state(container.id)
     mounts = await services.images.mounts([container.image_id, *container.mounted_images.values()])
-    binds = await host_paths.open_all(services, folder, opened, binds)
-    outside = Outside(
+    binds = await host_paths.open_all(services, folder, open_sources, binds)
+    host_resources = Outside(
         {mount.index: mount.fd for mount in mounts},
-        opened.known,
-        host_paths.descriptors(binds, opened),
+        open_sources.facts,
+        host_paths.descriptors(binds, open_sources),
     )
     client = services.shims.get(sandbox)
     created_in = sandbox.shim
-    with span("compile"), limits_named(container):
+    with span("compile"), limit_errors(container):
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                graft(await client.create_container(container.id, outside))
+                graft(await client.create_container(container.id, host_resources))
         except TimeoutError:
             if created_in is not None:
                 orphans.kill_process(created_in)
@@ -78,26 +77,26 @@ async def prepare(
 
 
 async def ensure(services: Services, sandbox: Sandbox, container: Container) -> None:
-    """Make the launch again where the shim that had it, or its cgroup, is gone. Raises Error."""
-    is_there = container.created_in is not None and container.created_in == sandbox.shim
-    # Another runtime makes the cgroup at the start, and so does CRIU.
-    if is_there and container.has_cgroup:
-        is_there = groups.place(container.cgroups_path, container.id).exists()
-    if not is_there:
-        with OpenSources() as opened:
-            await prepare(services, sandbox, container, opened)
+    """Compile the launch again if the shim that had it, or its cgroup, is gone. Raises Error."""
+    exists = container.created_in is not None and container.created_in == sandbox.shim
+    # An external runtime makes the cgroup at the start, and so does CRIU.
+    if exists and container.has_cgroup:
+        exists = groups.place(container.cgroups_path, container.id).exists()
+    if not exists:
+        with OpenSources() as open_sources:
+            await prepare(services, sandbox, container, open_sources)
 
 
 async def drop(services: Services, container: Container) -> None:
-    """Drop the launch of a container that is not going to be started as it is: its mounts go, and
-    its cgroup. Does nothing to one that was started."""
+    """Drop the launch of a container that will not be started with it, and its cgroup. Does nothing
+    after the start."""
     if container.process is not None:
         return
     container.created_in = None
     sandbox = services.index.sandboxes.find(container.sandbox_id)
     client = services.shims.find(sandbox) if sandbox is not None else None
     if client is not None:
-        # its shim was killed meanwhile, or is silent
+        # The shim was killed meanwhile, or does not answer.
         with contextlib.suppress(Error, TimeoutError):
             async with asyncio.timeout(ANSWER_S):
                 await client.drop_container(container.id)

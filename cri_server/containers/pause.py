@@ -1,7 +1,8 @@
-"""Pause and unpause a container by its cgroup's freezer: calls of our own, for CRI has none.
+"""Pauses and resumes a container by its cgroup's freezer. CRI has no such call: these are calls of
+our own.
 
-To CRI a paused container is RUNNING. Nothing is recorded: the freezer itself says who is paused, to
-a restarted server as well.
+CRI shows a paused container as RUNNING. Nothing is recorded: the state is read from the freezer,
+also after a restart of the server.
 """
 
 from __future__ import annotations
@@ -13,46 +14,46 @@ from cri_server.spec import groups
 from cri_server.status.paused import is_paused
 from cri_server.store.model import Container
 from pyrunc.errors import KernelError, WrongState
-from pyrunc.kernel import cgroup as tree
+from pyrunc.kernel import cgroup
 
 
 def refuse_paused(container: Container) -> None:
-    """Raises WrongState: a process that is put into a frozen group would hang as well."""
+    """Raise WrongState for a paused container: a process that joins a frozen cgroup would hang."""
     if is_paused(container):
         raise WrongState(f"container {container.id} is paused")
 
 
 async def pause(services: Services, reference: str) -> None:
-    """Returns when every process stands still. Raises NotFound, WrongState, DeadlineExceeded (they
-    run on then), KernelError."""
+    """Freeze a container; returns when every process is frozen. Raises NotFound, WrongState,
+    DeadlineExceeded (its processes run on), KernelError."""
     container = services.index.containers.get(reference)
     async with container.lock:
-        _expect_running(container)
+        _require_running(container)
         refuse_paused(container)
         try:
             await asyncio.to_thread(groups.place(container.cgroups_path, container.id).freeze)
         except KernelError as error:
-            if error.errno in tree.GONE:
+            if error.errno in cgroup.GONE:
                 raise WrongState(f"container {container.id} has exited") from None
             raise
 
 
 async def unpause(services: Services, reference: str) -> None:
-    """Raises NotFound, WrongState (it is not paused), KernelError."""
+    """Thaw a paused container. Raises NotFound, WrongState (not paused), KernelError."""
     container = services.index.containers.get(reference)
     async with container.lock:
-        _expect_running(container)
+        _require_running(container)
         if not is_paused(container):
             raise WrongState(f"container {container.id} is not paused")
         thaw(container)
 
 
 def thaw(container: Container) -> None:
-    """Let it run on if it is paused. Raises KernelError."""
+    """Thaw the container if it is paused. Raises KernelError."""
     if is_paused(container):
         groups.place(container.cgroups_path, container.id).thaw()
 
 
-def _expect_running(container: Container) -> None:
+def _require_running(container: Container) -> None:
     if not container.running:
         raise WrongState(f"container {container.id} is not running")

@@ -1,4 +1,5 @@
-"""RemoveContainer: what runs is killed, then everything of the container goes, but never its log."""
+"""RemoveContainer: kills the container's processes, then removes its record, folders and cgroup,
+but never its log."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Work:
+class RemoveContainerContext:
     """A container that is being removed."""
 
     services: Services
@@ -28,72 +29,74 @@ class Work:
 
 
 async def remove(services: Services, reference: str) -> None:
-    """Returns when neither lists nor status show the container. Unknown ids are fine."""
+    """Remove a container; returns when neither lists nor status show it. Unknown ids succeed."""
     container = services.index.containers.find(reference)
     if container is not None:
         await remove_container(services, container)
 
 
 async def remove_container(services: Services, container: Container) -> None:
-    """As `remove`, for a container at hand; repeated calls join."""
+    """Remove `container` like `remove`; concurrent calls join."""
     await services.running.join(
-        ("remove", container.id), lambda: STEPS.run(Work(services, container))
+        ("remove", container.id), lambda: STEPS.run(RemoveContainerContext(services, container))
     )
 
 
-async def kill(work: Work) -> None:
-    await stop.kill(work.services, work.container)
+async def kill(context: RemoveContainerContext) -> None:
+    await stop.kill(context.services, context.container)
 
 
-async def tell_plugins(work: Work) -> None:
-    await work.services.observer.remove_container(work.container)
+async def notify_plugins(context: RemoveContainerContext) -> None:
+    await context.services.observer.remove_container(context.container)
 
 
-async def leave_shim(work: Work) -> None:
-    await launch.drop(work.services, work.container)
-    sandbox = work.services.index.sandboxes.find(work.container.sandbox_id)
-    client = work.services.shims.find(sandbox) if sandbox is not None else None
+async def drop_from_shim(context: RemoveContainerContext) -> None:
+    await launch.drop(context.services, context.container)
+    sandbox = context.services.index.sandboxes.find(context.container.sandbox_id)
+    client = context.services.shims.find(sandbox) if sandbox is not None else None
     try:
         if client is not None:
-            async with asyncio.timeout(stop.SHIM_PATIENCE_S):
-                await client.forget(work.container.id)
+            async with asyncio.timeout(stop.SHIM_TIMEOUT_S):
+                await client.forget(context.container.id)
     except (PeerError, TimeoutError) as error:
         log.warning(
-            "container %s: its shim was not told of the removal: %r", work.container.id, error
+            "container %s: its shim did not confirm the removal: %r", context.container.id, error
         )
 
 
-async def remove_cgroup(work: Work) -> None:
-    container = work.container
-    if container.boot_id == work.services.node.boot_id:
+async def remove_cgroup(context: RemoveContainerContext) -> None:
+    container = context.container
+    if container.boot_id == context.services.node.boot_id:
         await orphans.kill_group(container.cgroups_path, container.id)
 
 
-async def remove_record(work: Work) -> None:
-    """From here on a restarted server finishes the removal by itself."""
-    await disk.remove_container_record(work.services.paths, work.container)
+async def remove_record(context: RemoveContainerContext) -> None:
+    """Remove the record; a restarted server completes the removal from here on."""
+    await disk.remove_container_record(context.services.paths, context.container)
 
 
-async def remove_folders(work: Work) -> None:
-    await disk.delete_container_folders(work.services.paths, work.services.trash, work.container.id)
+async def remove_folders(context: RemoveContainerContext) -> None:
+    await disk.delete_container_folders(
+        context.services.paths, context.services.trash, context.container.id
+    )
 
 
-async def forget(work: Work) -> None:
-    services, container = work.services, work.container
+async def remove_from_index(context: RemoveContainerContext) -> None:
+    services, container = context.services, context.container
     services.index.containers.remove(container)
     sandbox = services.index.sandboxes.find(container.sandbox_id)
     if sandbox is not None:
         status.publish(services, sandbox, container.id, events.DELETED)
 
 
-STEPS: Steps[Work] = Steps(
+STEPS: Steps[RemoveContainerContext] = Steps(
     "remove_container",
     [
         Step("kill", kill),
-        Step("nri", tell_plugins),
-        Beside((Step("shim", leave_shim), Step("cgroup", remove_cgroup))),
+        Step("nri", notify_plugins),
+        Beside((Step("shim", drop_from_shim), Step("cgroup", remove_cgroup))),
         Step("record", remove_record),
         Step("folders", remove_folders),
-        Step("forget", forget),
+        Step("forget", remove_from_index),
     ],
 )

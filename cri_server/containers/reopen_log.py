@@ -1,4 +1,4 @@
-"""ReopenContainerLog: kubelet renamed the file; from here on lines go to a new one."""
+"""ReopenContainerLog: kubelet has renamed the log file; the shim continues in a new one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from cri_server.services import Services
 
 
 async def reopen(services: Services, reference: str) -> None:
-    """Returns when the new file exists. Raises NotFound, WrongState (not running: no file is made)."""
+    """Open the new file; returns when it exists. Raises NotFound, WrongState (not running: no file
+    is made)."""
     _, container, client = running(services, reference)
     await client.reopen_log(container.id)

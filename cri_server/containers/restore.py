@@ -1,9 +1,9 @@
-"""CreateContainer from a checkpoint: of an archive, or of an image that holds one, as kubelet and
-the peers' tools make them.
+"""CreateContainer from a checkpoint: from an archive, or from an image that holds one, as kubelet
+and the tools of other runtimes make them.
 
-What the archive says decides little: which image the container had, and what CRIU needs to know.
-Everything else, user, mounts, limits, namespaces, is the request's, and what the two cannot agree
-on is refused: CRIU would find a place empty, or leave a volume out without a word.
+The archive decides only which image the container had, and what CRIU needs. User, mounts, limits
+and namespaces are the request's. Contradictions between the two are refused, because CRIU would
+bind nothing at a path, or leave out a volume silently.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cri_server.images.service import Image
 from cri_server.images.unpack import TREE
 from cri_server.services import Services
 from cri_server.spec import sources
-from cri_server.spec.mounts import Asked
+from cri_server.spec.mounts import MountRequest
 from pyrunc.checkpoint import file_images
 from pyrunc.errors import InvalidArgument, NotFound, WrongState, kernel_errors
 from pyrunc.kernel.full import disk_errors
@@ -37,26 +37,25 @@ from pyrunc.shim.files import RestoreFolders
 
 ARCHIVE, LAYER = "archive", "layer"
 SEPARATE = ("network", "pid", "ipc")
-"""CRIU restores processes of the host's namespaces in the host's, whatever pod they are to be in,
-and finds no place there for those of a pod's."""
+"""The namespaces that must be alike: CRIU restores a process that was in the host's namespace into
+the host's, even for a pod, and cannot move one of a pod's into the host's."""
 
 
 async def take(
     services: Services, identifier: str, reference: str, user_specified_image: str = ""
 ) -> Checkpoint | None:
-    """The checkpoint that an image reference means, its files in the container's folder; None for
-    an ordinary image.
+    """Load the checkpoint that an image reference names into the container's folder; None for an
+    ordinary image.
 
-    kubelet's reference is an id, and `user_specified_image` what the pod has: its manifest says
-    whether the image is a checkpoint.
+    kubelet's reference is an image id and `user_specified_image` the reference in the pod: the
+    manifest of either says whether the image is a checkpoint.
 
-    Raises NotFound, InvalidArgument, WrongState (no CRIU, images are not to be restored),
-    ResourceExhausted, KernelError; the folder is the caller's to remove.
-    """
+    Raises NotFound, InvalidArgument, WrongState (no CRIU, restoring images is disabled),
+    ResourceExhausted, KernelError; the caller removes the folder."""
     root = services.paths.container_root(identifier)
     if reference.startswith("/"):
         timeout_s = services.config.containers.foreign_path_timeout_s
-        archive = await sources.in_time(
+        archive = await sources.run_with_deadline(
             timeout_s, reference, _open_archive, reference, discard=os.close
         )
         try:
@@ -65,7 +64,7 @@ async def take(
             await _unpack(services, root / ARCHIVE, archive)
         finally:
             os.close(archive)
-        await _take(services, root, [root / ARCHIVE / TREE])
+        await _load(services, root, [root / ARCHIVE / TREE])
         await asyncio.to_thread(remove_path, root / ARCHIVE)
     else:
         image = await services.images.status(reference)
@@ -76,17 +75,18 @@ async def take(
             return None
         if not services.config.containers.restore_images:
             raise WrongState(
-                f"image {reference[:200]!r} holds a checkpoint: images are restored where containers.restore_images is true"
+                f"image {reference[:200]!r} holds a checkpoint: restoring images is disabled"
+                " (containers.restore_images = false)"
             )
         require_criu()
         await asyncio.to_thread(_make_folders, root)
         files = await services.images.rootfs(image.id)
-        await _take(services, root, files.lower_dirs)
+        await _load(services, root, files.lower_dirs)
     return await asyncio.to_thread(read.read, str(services.paths.restore_folder(identifier)))
 
 
 def holds_checkpoint(annotations: Mapping[str, object]) -> bool:
-    """Whether a manifest with these annotations is of one."""
+    """Whether a manifest with these annotations describes a checkpoint."""
     return any(name in annotations for name in names.ANNOTATIONS)
 
 
@@ -94,12 +94,12 @@ def _open_archive(path: str) -> int:
     try:
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
-        raise NotFound(f"there is no archive {path[:200]!r} on this node") from None
+        raise NotFound(f"archive {path[:200]!r} does not exist on this node") from None
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"archive {path[:200]!r}: {error}") from None
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
-        raise InvalidArgument(f"{path[:200]!r} is no regular file: it is not {read.NAMES}")
+        raise InvalidArgument(f"{path[:200]!r} is not a regular file: it is not {read.NAMES}")
     return number
 
 
@@ -113,22 +113,22 @@ async def _unpack(services: Services, folder: Path, archive: int) -> None:
     await run(services, UNPACK, Unpack(str(folder), services.images.room()), [archive])
 
 
-async def _take(services: Services, root: Path, layers: Sequence[Path]) -> None:
+async def _load(services: Services, root: Path, layers: Sequence[Path]) -> None:
     target = root / "restore"
     await asyncio.to_thread(_make_folders, target)
-    with _opened(layers) as tree:
+    with _open_tree(layers) as tree:
         await run(services, TAKE, Take(str(target)), [tree])
 
 
 @contextlib.contextmanager
-def _opened(layers: Sequence[Path]) -> Iterator[int]:
+def _open_tree(layers: Sequence[Path]) -> Iterator[int]:
     with kernel_errors("open", repr(str(layers[0]))), merged(layers) as root:
         yield root
 
 
 async def find_image(services: Services, checkpoint: Checkpoint) -> Image:
-    """The image of which the container was made; pulled where it is not here. Raises NotFound, and
-    what a pull raises."""
+    """The image that the container was created from; pulled if it is not on this node. Raises
+    NotFound and a pull's errors."""
     for reference in checkpoint.images:
         if (image := await services.images.status(reference)) is not None:
             return image
@@ -138,30 +138,34 @@ async def find_image(services: Services, checkpoint: Checkpoint) -> Image:
             if image is not None:
                 return image
     raise NotFound(
-        f"the image of the checkpoint is not on this node: {', '.join(checkpoint.images)[:300] or 'it has no name'}"
+        "the image of the checkpoint is not on this node:"
+        f" {', '.join(checkpoint.images)[:300] or 'the checkpoint does not name it'}"
     )
 
 
 def _is_whole_id(reference: str) -> bool:
-    """Of an image, which no registry knows by it: CRI-O's are without `sha256:`."""
+    """Whether the reference is a complete image id, which no registry knows. CRI-O omits `sha256:`."""
     return is_id(reference) and len(hex_of(reference)) in HEX_LENGTHS
 
 
-def check(checkpoint: Checkpoint, spec: Mapping[str, Any], wanted: Sequence[Asked]) -> None:
-    """Whether the container that is asked for can be the one of the checkpoint. Raises
-    InvalidArgument."""
+def check(
+    checkpoint: Checkpoint, spec: Mapping[str, Any], requested: Sequence[MountRequest]
+) -> None:
+    """Check that the requested container matches that of the checkpoint. Raises InvalidArgument."""
     if checkpoint.terminal != bool(spec["process"].get("terminal")):
         had = "had a terminal" if checkpoint.terminal else "had no terminal"
-        raise InvalidArgument(f"the container of the checkpoint {had}: config.tty must say so, too")
-    has = {namespace["type"] for namespace in spec["linux"]["namespaces"]}
+        raise InvalidArgument(f"the container of the checkpoint {had}: config.tty must match")
+    kinds = {namespace["type"] for namespace in spec["linux"]["namespaces"]}
     for kind in SEPARATE:
-        if kind in checkpoint.namespaces - has:
+        if kind in checkpoint.namespaces - kinds:
             raise InvalidArgument(
-                f"the container of the checkpoint had its pod's {kind} namespace: it cannot go on in the host's"
+                f"the container of the checkpoint used its pod's {kind} namespace:"
+                " it cannot be restored into the host's"
             )
-        if kind in has - checkpoint.namespaces:
+        if kind in kinds - checkpoint.namespaces:
             raise InvalidArgument(
-                f"the container of the checkpoint had the host's {kind} namespace: it cannot go on in the pod's"
+                f"the container of the checkpoint used the host's {kind} namespace:"
+                " it cannot be restored into the pod's"
             )
     places = {
         mount["destination"] for mount in spec["mounts"] if mount.get("type") in ("bind", "overlay")
@@ -169,18 +173,19 @@ def check(checkpoint: Checkpoint, spec: Mapping[str, Any], wanted: Sequence[Aske
     missing = [place for place in checkpoint.binds if place not in places]
     if missing:
         raise InvalidArgument(
-            f"the container of the checkpoint had mounts of the host at {', '.join(missing)[:300]}: the configuration must have them, too"
+            f"the container of the checkpoint had host mounts at {', '.join(missing)[:300]}:"
+            " the configuration must request them"
         )
-    more = [mount.destination for mount in wanted if mount.destination not in checkpoint.binds]
-    if more:
+    extra = [mount.destination for mount in requested if mount.destination not in checkpoint.binds]
+    if extra:
         raise InvalidArgument(
-            f"the container of the checkpoint had nothing mounted at {', '.join(more)[:300]}: nothing can be mounted there now"
+            f"the container of the checkpoint had no mount at {', '.join(extra)[:300]}:"
+            " the configuration must not request one"
         )
 
 
-async def fill_layer(services: Services, identifier: str, volumes: Sequence[Asked]) -> None:
-    """Put what the container had written into its new writable layer and its own volumes. Raises
-    Error."""
+async def fill_layer(services: Services, identifier: str, volumes: Sequence[MountRequest]) -> None:
+    """Write the checkpoint's files into the new writable layer and volumes. Raises Error."""
     root = services.paths.container_root(identifier)
     folder = services.paths.restore_folder(identifier)
     deleted = await asyncio.to_thread(read.deleted, str(folder))
@@ -197,23 +202,23 @@ async def fill_layer(services: Services, identifier: str, volumes: Sequence[Aske
     await asyncio.to_thread(remove_path, root / LAYER)
 
 
-def _install(root: Path, deleted: Sequence[str], volumes: Sequence[Asked]) -> None:
-    """The unpacked layer takes the place of the empty one. Blocking."""
+def _install(root: Path, deleted: Sequence[str], volumes: Sequence[MountRequest]) -> None:
+    """Replace the empty writable layer with the unpacked one. Blocks."""
     layer = read.finish_layer(str(root / LAYER), deleted)
     tree, upper = root / LAYER / TREE, root / "upper"
     with disk_errors("rename", str(upper)):
         if "" in layer.implicit:  # the root is the image's, as `upper` has it
-            found = os.stat(upper)
-            os.chown(tree, found.st_uid, found.st_gid)
-            os.chmod(tree, stat.S_IMODE(found.st_mode))
+            root_stat = os.stat(upper)
+            os.chown(tree, root_stat.st_uid, root_stat.st_gid)
+            os.chmod(tree, stat.S_IMODE(root_stat.st_mode))
         upper.rmdir()
         tree.rename(upper)
-    anonymous_volumes.take_from(volumes, upper)
+    anonymous_volumes.move_from_layer(volumes, upper)
 
 
 def _set_root_mode(upper: Path, images: Path) -> None:
-    """As the container had it: CRIU takes no other, and an image that does not say it has another
-    one under each engine. Blocking."""
+    """Give the root its mode at the checkpoint. CRIU refuses another, and engines differ in the
+    mode of a root that the image does not contain. Blocks."""
     with disk_errors("chmod", str(upper)):
         mode = file_images.root_mode(str(images))
         if mode is not None:
@@ -221,11 +226,11 @@ def _set_root_mode(upper: Path, images: Path) -> None:
 
 
 def bundle(services: Services, identifier: str) -> RestoreFolders:
-    """What launch.json says of it."""
+    """Describe the restore for launch.json."""
     folder = services.paths.restore_folder(identifier)
     return RestoreFolders(str(folder / names.IMAGES), str(folder), OPTIONS)
 
 
-async def forget(services: Services, identifier: str) -> None:
-    """The container runs: what it was made from goes. Fine when there is nothing."""
+async def remove_files(services: Services, identifier: str) -> None:
+    """Remove the checkpoint's files once the container runs; does nothing if there are none."""
     await asyncio.to_thread(remove_path, services.paths.restore_folder(identifier))

@@ -1,6 +1,6 @@
-"""Rotates the logs of containers that have limits in an annotation: those of `pyrunc-cri run`.
+"""Rotates the logs of containers whose annotations limit them: those of `pyrunc-cri run`.
 
-The file is renamed and the shim opens a new one, as kubelet does it with ReopenContainerLog.
+The file is renamed and the shim opens a new one, as kubelet does with ReopenContainerLog.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pyrunc.errors import Error, NotFound, WrongState
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 2.0
-"""A log exceeds its limit by what its container writes meanwhile. kubelet's interval is 10 s."""
+"""A log exceeds its limit by what is written during one interval. kubelet's interval is 10 s."""
 
 
 @contextlib.asynccontextmanager
 async def rotating(services: Services) -> AsyncIterator[None]:
-    """While inside, logs are rotated."""
+    """Rotate logs in the background during the block."""
     task = asyncio.create_task(_rotate_for_ever(services), name="rotate logs")
     try:
         yield
@@ -35,7 +35,7 @@ async def rotating(services: Services) -> AsyncIterator[None]:
 
 
 async def _rotate_for_ever(services: Services) -> None:
-    told: set[str] = set()  # ids of containers whose log could not be rotated
+    reported: set[str] = set()  # containers with a warning in the log already
     while True:
         for container in list(services.index.containers):
             limits = log_rotation.limits(container.config.annotations)
@@ -43,20 +43,20 @@ async def _rotate_for_ever(services: Services) -> None:
                 continue
             try:
                 await shield_until_done(rotate(services, container, limits))
-                told.discard(container.id)
+                reported.discard(container.id)
             except Exception as error:
-                if container.id not in told:
-                    known = isinstance(error, Error | OSError)
+                if container.id not in reported:
+                    expected = isinstance(error, Error | OSError)
                     text = "container %s: its log is not rotated: %s"
-                    log.warning(text, container.id, error, exc_info=not known)
-                told.add(container.id)
-        told.intersection_update(container.id for container in services.index.containers)
+                    log.warning(text, container.id, error, exc_info=not expected)
+                reported.add(container.id)
+        reported.intersection_update(container.id for container in services.index.containers)
         await asyncio.sleep(INTERVAL_S)
 
 
 async def rotate(services: Services, container: Container, limits: Limits) -> None:
-    """Rotate the container's log if it is longer than its limit. Raises OSError, Error: the log has
-    its name again then."""
+    """Rotate the container's log if it exceeds its limit. Raises OSError, Error; the log then has
+    its old name again."""
     path = container.log_path
     target = await asyncio.to_thread(log_rotation.move, path, limits.max_bytes)
     if target is None:
@@ -65,7 +65,7 @@ async def rotate(services: Services, container: Container, limits: Limits) -> No
         await reopen_log.reopen(services, container.id)
     except Error as error:
         await asyncio.to_thread(log_rotation.move_back, path, target)
-        if isinstance(error, NotFound | WrongState):  # it has ended meanwhile
+        if isinstance(error, NotFound | WrongState):  # the container has exited meanwhile
             return
         raise
     await asyncio.to_thread(log_rotation.remove_oldest, path, limits.max_files)

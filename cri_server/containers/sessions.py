@@ -1,5 +1,5 @@
-"""Exec, Attach and PortForward: the requests are checked when they come, the session begins when
-its client connects."""
+"""Exec, Attach and PortForward: the requests are checked at once, the session begins when its
+client connects."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ DIAL_TIMEOUT_S = 10.0
 def check_exec(
     services: Services, request: api.ExecRequest, changes: Mapping[str, Any] | None = None
 ) -> ExecOptions:
-    """`changes`: see `ExecOptions`. Raises InvalidArgument, NotFound, WrongState."""
+    """Check a request; `changes`: see `ExecOptions`.
+
+    Raises InvalidArgument, NotFound, WrongState."""
     _check_streams(request)
     _, container, _ = execution.running(services, request.container_id)
     if not request.cmd:
-        raise InvalidArgument("no command to execute")
+        raise InvalidArgument("the command is empty")
     pause.refuse_paused(container)
     return ExecOptions(
         container.id,
@@ -48,7 +50,7 @@ def check_exec(
 
 
 def check_attach(services: Services, request: api.AttachRequest) -> AttachOptions:
-    """Raises InvalidArgument, NotFound, WrongState."""
+    """Check a request. Raises InvalidArgument, NotFound, WrongState."""
     _check_streams(request)
     _, container, _ = execution.running(services, request.container_id)
     tty = bool(container.config.tty)
@@ -58,7 +60,7 @@ def check_attach(services: Services, request: api.AttachRequest) -> AttachOption
 
 
 def check_port_forward(services: Services, request: api.PortForwardRequest) -> PortForwardOptions:
-    """Raises InvalidArgument, NotFound, WrongState."""
+    """Check a request. Raises InvalidArgument, NotFound, WrongState."""
     sandbox = services.index.sandboxes.get(request.pod_sandbox_id)
     for port in request.port:
         _check_port(port)
@@ -70,7 +72,7 @@ def _check_streams(request: api.ExecRequest | api.AttachRequest) -> None:
     if not (request.stdin or request.stdout or request.stderr):
         raise InvalidArgument("at least one of stdin, stdout and stderr is required")
     if request.tty and request.stderr:
-        raise InvalidArgument("a terminal has no stderr: tty and stderr exclude each other")
+        raise InvalidArgument("tty and stderr exclude each other: a terminal has no stderr")
 
 
 def _check_port(port: int) -> None:
@@ -83,8 +85,8 @@ def _check_ready(sandbox: Sandbox) -> None:
         raise WrongState(f"sandbox {sandbox.id} is not ready")
 
 
-class ExecSeat(Descriptors):
-    """A command that runs for a client; it is killed when the client leaves."""
+class ExecStreamSession(Descriptors):
+    """A client's command; it is killed when the client disconnects."""
 
     def __init__(self, client: ShimClient, session: ExecSession) -> None:
         super().__init__(session.stdin_fd, session.stdout_fd, session.stderr_fd)
@@ -103,8 +105,8 @@ class ExecSeat(Descriptors):
             await execution.end(self._client, self._id)
 
 
-class AttachSeat(Descriptors):
-    """A seat at a container's stdio; leaving it changes nothing for the container."""
+class AttachStreamSession(Descriptors):
+    """A client attached to a container's stdio; disconnecting does not affect the container."""
 
     def __init__(self, client: ShimClient, container: Container, streams: Streams) -> None:
         super().__init__(streams.stdin_fd, streams.stdout_fd, streams.stderr_fd)
@@ -123,7 +125,7 @@ class AttachSeat(Descriptors):
 
 
 class Sessions:
-    """What the streaming server needs from us."""
+    """The streaming server's access to containers and pods."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -140,25 +142,25 @@ class Sessions:
             tty=options.tty,
             changes=options.changes,
         )
-        return ExecSeat(client, session)
+        return ExecStreamSession(client, session)
 
     async def attach(self, options: AttachOptions) -> Session:
         _, container, client = execution.running(self._services, options.container_id)
         streams = await client.attach(
             container.id, stdin=options.stdin, stdout=options.stdout, stderr=options.stderr
         )
-        return AttachSeat(client, container, streams)
+        return AttachStreamSession(client, container, streams)
 
     async def dial(self, sandbox_id: str, port: int) -> socket.socket:
-        """An errand enters the pod's network and hands the connected socket back; we never enter a
-        namespace."""
+        """Connect to a port of the pod: a job enters its network namespace and returns the
+        connected socket, so that the server never enters a namespace."""
         sandbox = self._services.index.sandboxes.get(sandbox_id)
         _check_port(port)
         _check_ready(sandbox)
-        asked = DialRequest(port)
+        arguments = DialRequest(port)
         if sandbox.pause and not sandbox.host_network:
-            asked = DialRequest(port, sandbox.pause.pid, sandbox.pause.start_time)
-        result = await self._services.jobs.run_for_fd(DIAL, asked, timeout_s=DIAL_TIMEOUT_S)
+            arguments = DialRequest(port, sandbox.pause.pid, sandbox.pause.start_time)
+        result = await self._services.jobs.run_for_fd(DIAL, arguments, timeout_s=DIAL_TIMEOUT_S)
         if not result.fds:
             raise PeerError(f"dial port {port}: {result.stderr.decode('utf-8', 'replace')[-200:]}")
         return socket.socket(fileno=result.fds[0])

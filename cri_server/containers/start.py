@@ -1,5 +1,5 @@
-"""StartContainer: the shim carries the launch out; the call returns when the process has been
-executed, or says why it was not."""
+"""StartContainer: the shim executes the launch; returns when the process has been executed, or
+raises the reason why it was not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ START_ERROR, START_ERROR_CODE = "StartError", 128
 
 
 @dataclass(slots=True)
-class Work:
+class StartContext:
     """A container that is being started."""
 
     services: Services
@@ -34,11 +34,11 @@ class Work:
 
 
 async def start(services: Services, reference: str) -> None:
-    """CREATED -> RUNNING, or EXITED with code 128 and reason StartError, and the error.
+    """Start a container: CREATED -> RUNNING, or EXITED with code 128 and reason StartError, and an
+    error.
 
-    A repetition of a start that succeeded while its caller had hung up is an error like any other
-    (kubelet recreates). Raises NotFound, WrongState.
-    """
+    A repeated call fails even if the caller missed the answer of the first, which succeeded;
+    kubelet then creates a new container. Raises NotFound, WrongState."""
     container = services.index.containers.get(reference)
     await services.running.join(("start", container.id), lambda: _start(services, container))
 
@@ -68,54 +68,54 @@ async def _start_once(services: Services, sandbox: Sandbox, container: Container
                 raise WrongState(f"container {container.id} is {state}, not CONTAINER_CREATED")
             if sandbox.state != api.SANDBOX_READY:
                 raise WrongState(f"sandbox {sandbox.id} is not ready")
-            await STEPS.run(Work(services, sandbox, container))
+            await STEPS.run(StartContext(services, sandbox, container))
 
 
-async def check_target(work: Work) -> None:
-    options = work.container.config.linux.security_context.namespace_options
+async def check_target(context: StartContext) -> None:
+    options = context.container.config.linux.security_context.namespace_options
     if options.pid == api.TARGET:
-        target_pid(work.services, work.sandbox, options)
+        target_pid(context.services, context.sandbox, options)
 
 
-async def tell_plugins(work: Work) -> None:
-    await work.services.observer.start_container(work.sandbox, work.container)
+async def notify_plugins(context: StartContext) -> None:
+    await context.services.observer.start_container(context.sandbox, context.container)
 
 
-async def make_log_folder(work: Work) -> None:
-    """The pod's; what is below it is made by the shim, which follows no link there."""
-    if work.container.log_path:
-        timeout_s = work.services.config.containers.foreign_path_timeout_s
-        folder = work.sandbox.config.log_directory
-        await sources.in_time(timeout_s, folder, pod_files.make_log_directory, folder)
+async def make_log_folder(context: StartContext) -> None:
+    """Make the pod's log folder. The shim makes folders below it, where it follows no link."""
+    if context.container.log_path:
+        timeout_s = context.services.config.containers.foreign_path_timeout_s
+        folder = context.sandbox.config.log_directory
+        await sources.run_with_deadline(timeout_s, folder, pod_files.make_log_directory, folder)
 
 
-async def execute(work: Work) -> None:
-    container = work.container
+async def execute(context: StartContext) -> None:
+    container = context.container
     try:
-        await launch.ensure(work.services, work.sandbox, container)
+        await launch.ensure(context.services, context.sandbox, container)
         container.created_in = None
-        started = await work.services.shims.get(work.sandbox).start_container(container.id)
+        started = await context.services.shims.get(context.sandbox).start_container(container.id)
         graft(started.parts)
     except Error as error:
-        await work.services.shims.drain(work.sandbox)
+        await context.services.shims.drain(context.sandbox)
         if container.exit is None:
             message = error.message
             container.ended(
                 Exit(START_ERROR_CODE, time.time_ns(), reason=START_ERROR, message=message)
             )
-        # NotFound is about the program, not about the container.
-        if isinstance(error, NotFound) or pod_files.is_bad_log_path(error) or is_bad_place(error):
+        # NotFound means a missing program here; to kubelet it would mean a missing container.
+        if isinstance(error, NotFound) or pod_files.is_bad_log_path(error) or is_bad_path(error):
             raise InvalidArgument(error.message) from None
         raise
     container.process = Process(started.pid, started.start_time)
     container.started_at_ns = started.started_at_ns
-    if work.services.paths.restore_folder(container.id).exists():
-        await restore.forget(work.services, container.id)
+    if context.services.paths.restore_folder(container.id).exists():
+        await restore.remove_files(context.services, container.id)
 
 
-def is_bad_place(error: Error) -> bool:
-    """Whether a start failed because the image has a file, or a loop of links, on the way to the
-    working directory, a mount's place or a device: what is asked for cannot be there."""
+def is_bad_path(error: Error) -> bool:
+    """Whether a start failed because the image has a file, or a loop of links, at a folder of the
+    working directory's, a mount's or a device's path: the caller's request cannot be fulfilled."""
     if not isinstance(error, KernelError) or error.call not in (
         "mkdir",
         "chdir",
@@ -132,18 +132,20 @@ def is_bad_place(error: Error) -> bool:
     )
 
 
-async def end(work: Work) -> None:
-    """It runs, but the start failed afterwards."""
-    if work.container.running:
-        await work.services.shims.get(work.sandbox).stop(work.container.id, signal.SIGKILL, 0.0)
+async def end(context: StartContext) -> None:
+    """Kill the container after a failure later in the start."""
+    if context.container.running:
+        await context.services.shims.get(context.sandbox).stop(
+            context.container.id, signal.SIGKILL, 0.0
+        )
 
 
-STEPS: Steps[Work] = Steps(
+STEPS: Steps[StartContext] = Steps(
     "start_container",
     [
         Step("target", check_target),
         Step("log", make_log_folder),
-        Step("nri", tell_plugins),
+        Step("nri", notify_plugins),
         Step("execute", execute, end),
     ],
 )

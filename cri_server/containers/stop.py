@@ -1,7 +1,7 @@
-"""StopContainer: the stop signal, and SIGKILL when the time is up.
+"""StopContainer: sends the stop signal, and SIGKILL after the timeout.
 
-The shim decides about concurrent stops (one signal, the earliest deadline wins) and goes on when we
-are gone.
+The shim combines concurrent stops (one signal, the earliest deadline wins) and completes a stop
+even if the server ends.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from pyrunc.errors import NotFound, PeerError, Unavailable
 
 log = logging.getLogger(__name__)
 
-MOST_SHIMS = 5  # that are killed while one container is stopped
-# beyond the grace period; the shim itself says after 10 s that SIGKILL did not help
-SHIM_PATIENCE_S = 20.0
+SHIMS_LIMIT = 5  # that are lost while one container is stopped
+# Beyond the grace period. The shim itself reports after 10 s that SIGKILL had no effect.
+SHIM_TIMEOUT_S = 20.0
 
 
 async def stop(services: Services, reference: str, timeout_s: int) -> None:
-    """Returns when the container has exited. Unknown, created and exited ones are fine.
+    """Stop a container; returns when it has exited. Unknown, created and exited ones succeed.
 
-    Raises DeadlineExceeded when not even SIGKILL ends it.
-    """
+    Raises DeadlineExceeded when not even SIGKILL ends it."""
     container = services.index.containers.find(reference)
     if container is not None:
         await end(services, container, signals.number(container.stop_signal), float(timeout_s))
@@ -37,25 +36,25 @@ async def stop(services: Services, reference: str, timeout_s: int) -> None:
 
 
 async def kill(services: Services, container: Container) -> None:
-    """SIGKILL now, whatever state the container is in."""
+    """Kill the container with SIGKILL, in any of its states."""
     await end(services, container, signals.number("SIGKILL"), 0.0)
 
 
 async def end(services: Services, container: Container, signal: int, timeout_s: float) -> None:
-    """As `stop`, for a container at hand."""
+    """Stop `container` like `stop`, with signal and timeout."""
     async with container.lock:
-        pass  # a start that is under way decides first whether there is anything to stop
+        pass  # a start in progress decides first whether there is a process to stop
     if container.state not in (api.CONTAINER_RUNNING, api.CONTAINER_UNKNOWN):
         return
     sandbox = services.index.sandboxes.find(container.sandbox_id)
     if sandbox is None:
         return
-    pause.thaw(container)  # it could not hear the signal
-    for _ in range(MOST_SHIMS):
+    pause.thaw(container)  # a frozen process does not act on signals
+    for _ in range(SHIMS_LIMIT):
         if not await services.shims.reach(sandbox):
             await services.shims.give_up(sandbox)
             return
-        if container.exit is not None:  # as we have just heard
+        if container.exit is not None:  # the shim has just reported it
             return
         with contextlib.suppress(
             PeerError
@@ -63,22 +62,22 @@ async def end(services: Services, container: Container, signal: int, timeout_s: 
             await _end(services, sandbox, container, signal, timeout_s)
             return
     raise Unavailable(
-        f"container {container.id}: {MOST_SHIMS} shims were lost while it was being stopped"
+        f"container {container.id}: {SHIMS_LIMIT} shims were lost while it was being stopped"
     )
 
 
 async def _end(
     services: Services, sandbox: Sandbox, container: Container, signal: int, timeout_s: float
 ) -> None:
-    """By the shim that answers. Raises PeerError when it does not any more."""
+    """Stop the container through its shim. Raises PeerError when the shim is lost."""
     client = services.shims.get(sandbox)
-    patience_s = max(timeout_s, 0.0) + SHIM_PATIENCE_S
+    patience_s = max(timeout_s, 0.0) + SHIM_TIMEOUT_S
     try:
         async with asyncio.timeout(patience_s):
-            ended = await client.stop(container.id, signal, max(timeout_s, 0.0))
+            exit_message = await client.stop(container.id, signal, max(timeout_s, 0.0))
     except TimeoutError:
         log.error(
-            "container %s: its shim did not answer for %g s and is given up",
+            "container %s: its shim did not answer for %g s and is abandoned",
             container.id,
             patience_s,
         )
@@ -87,4 +86,4 @@ async def _end(
         if container.exit is None:
             raise
     else:
-        container.ended(Exit.of_shim(ended))
+        container.ended(Exit.of_shim(exit_message))

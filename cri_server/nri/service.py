@@ -317,7 +317,7 @@ class Nri(LifecycleObserver):
         )
         names = cdi.names([device.name for device in adjustment.CDI_devices], {})
         if names:
-            edits = await sources.in_time(
+            edits = await sources.run_with_deadline(
                 settings.foreign_path_timeout_s, "CDI files", cdi.resolve, names, settings.cdi_dirs
             )
             cdi.apply(spec, edits)

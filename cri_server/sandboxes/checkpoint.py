@@ -1,14 +1,14 @@
-"""CheckpointPod: containers of a pod stand still together, are captured one by one, and go on; each
-becomes an archive in a folder.
+"""CheckpointPod: freezes a pod's containers together, captures them one by one and lets them run
+on; each becomes an archive in a folder.
 
-| file | what |
+| file | content |
 |---|---|
 | ID.tar | a container, as CheckpointContainer writes it |
-| pod.options | which archive is which container's (checkpointctl's CheckpointedPodOptions) |
+| pod.options | the archive of each container (checkpointctl's CheckpointedPodOptions) |
 | pod.dump | the pod's configuration, CRI's message as JSON |
-| devshm-checkpoint.tar | what is in the /dev/shm that the containers share |
+| devshm-checkpoint.tar | the content of the /dev/shm that the containers share |
 
-pod.options is written last: a folder without it is no checkpoint.
+pod.options is written last: a folder without it is not a checkpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from cri_server.api import api_pb2 as api
 from cri_server.checkpoints import pods
 from cri_server.checkpoints.dump import WRITE_TREE, WriteTree
-from cri_server.containers import checkpoint as containers
+from cri_server.containers import checkpoint as container_checkpoint
 from cri_server.operations.tasks import gather
 from cri_server.sandboxes import shm
 from cri_server.services import Services
@@ -36,75 +36,79 @@ from pyrunc.kernel.tree import remove_path
 
 
 @dataclass(slots=True)
-class Job:
-    """A pod's checkpoint that is being made. `given_up`: nobody waits for it any more."""
+class PodCheckpointContext:
+    """A pod's checkpoint in progress. `abandoned`: its caller no longer waits. `files`: what is
+    removed on failure."""
 
     services: Services
     sandbox: Sandbox
-    parts: list[containers.Job]
+    containers: list[container_checkpoint.CheckpointContext]
     folder: str
-    given_up: bool = False
-    made: list[str] = field(default_factory=list)
+    abandoned: bool = False
+    files: list[str] = field(default_factory=list)
 
-    def place(self, name: str) -> str:
-        """The path of a file that is going to be in the folder."""
+    def new_path(self, name: str) -> str:
+        """Return the path of a new file in the folder, and note it for the removal on failure."""
         path = f"{self.folder}/{name}"
-        self.made.append(path)
+        self.files.append(path)
         return path
 
-    def go_on(self) -> None:
-        """Raises DeadlineExceeded where it need not."""
-        if self.given_up:
+    def raise_if_abandoned(self) -> None:
+        """Raise DeadlineExceeded when the caller no longer waits."""
+        if self.abandoned:
             raise DeadlineExceeded(
-                f"the caller of the checkpoint of pod {self.sandbox.id} does not wait"
+                f"checkpoint of pod {self.sandbox.id}: the caller no longer waits for it"
             )
 
 
 async def checkpoint(services: Services, request: api.CheckpointPodRequest) -> None:
-    """Fill the caller's empty folder, or leave it empty. The containers run when this returns.
+    """Fill the caller's empty folder with a checkpoint, or leave it empty. The containers run when
+    this returns.
 
     Raises NotFound, InvalidArgument, WrongState (not running, no CRIU, a checkpoint is under way),
-    Unsupported, PeerError with what CRIU logged, ResourceExhausted, KernelError.
-    """
+    Unsupported, PeerError with CRIU's log, ResourceExhausted, KernelError."""
     if request.options:
-        raise InvalidArgument(f"options: there is none called {sorted(request.options)[0][:80]!r}")
+        raise InvalidArgument(f"options: unknown option {sorted(request.options)[0][:80]!r}")
     sandbox = services.index.sandboxes.get(request.pod_sandbox_id)
-    chosen = _choose(services, sandbox, request.container_ids)
+    selected = _select_containers(services, sandbox, request.container_ids)
     await asyncio.to_thread(_check_folder, request.output_path)
     if sandbox.state != api.SANDBOX_READY:
         raise WrongState(f"sandbox {sandbox.id} is not ready")
-    for container in chosen:
-        containers.require(services, sandbox, container)
-    job = Job(
+    for container in selected:
+        container_checkpoint.require(services, sandbox, container)
+    context = PodCheckpointContext(
         services,
         sandbox,
-        [containers.Job(services, sandbox, c) for c in chosen],
+        [container_checkpoint.CheckpointContext(services, sandbox, c) for c in selected],
         request.output_path,
     )
     try:
-        await services.running.join(containers.key(sandbox), lambda: _checkpoint(job))
+        await services.running.join(container_checkpoint.key(sandbox), lambda: _checkpoint(context))
     except asyncio.CancelledError:
-        job.given_up = True
+        context.abandoned = True
         raise
 
 
-def _choose(services: Services, sandbox: Sandbox, references: Sequence[str]) -> list[Container]:
+def _select_containers(
+    services: Services, sandbox: Sandbox, references: Sequence[str]
+) -> list[Container]:
     if not references:
         raise InvalidArgument("container_ids is empty")
-    found = [services.index.containers.get(reference) for reference in references]
-    names = [container.config.metadata.name for container in found]
-    for container in found:
+    containers = [services.index.containers.get(reference) for reference in references]
+    names = [container.config.metadata.name for container in containers]
+    for container in containers:
         if container.sandbox_id != sandbox.id:
             raise InvalidArgument(f"container {container.id} belongs to another sandbox")
         if names.count(container.config.metadata.name) > 1:
             raise InvalidArgument(
-                f"container_ids: {container.config.metadata.name!r} is there twice"
+                f"container_ids: two containers are named {container.config.metadata.name!r}"
             )
-    return found
+
+    return containers
 
 
 def _check_folder(path: str) -> None:
-    """The caller has made it, and nobody else has put anything into it."""
+    """Raise InvalidArgument unless `path` is an empty directory, which the caller has made."""
     if not path.startswith("/") or "\0" in path:
         raise InvalidArgument(f"output_path {path!r} is not an absolute path")
     try:
@@ -116,71 +120,79 @@ def _check_folder(path: str) -> None:
         raise InvalidArgument(f"output_path {path!r}: {error.strerror}") from None
 
 
-async def _checkpoint(job: Job) -> None:
+async def _checkpoint(context: PodCheckpointContext) -> None:
     try:
-        with job.sandbox.gate:
-            await _capture(job)
-            for part in job.parts:
-                job.go_on()
-                await containers.pack(part, job.place(pods.archive(part.container.id)))
-            job.go_on()
-            await asyncio.to_thread(_describe, job)
-            job.go_on()
+        with context.sandbox.gate:
+            await _capture(context)
+            for each in context.containers:
+                context.raise_if_abandoned()
+                await container_checkpoint.pack(
+                    each, context.new_path(pods.archive(each.container.id))
+                )
+            context.raise_if_abandoned()
+            await asyncio.to_thread(_describe, context)
+            context.raise_if_abandoned()
     except BaseException:
-        await asyncio.to_thread(_remove, job.made)
+        await asyncio.to_thread(_remove, context.files)
         raise
     finally:
-        for part in job.parts:
-            await asyncio.to_thread(remove_path, part.work)
+        for each in context.containers:
+            await asyncio.to_thread(remove_path, each.work)
 
 
-async def _capture(job: Job) -> None:
-    """All stand still before the first is looked at, and go on whatever happens."""
-    for part in job.parts:
-        target = f"{job.folder}/{pods.archive(part.container.id)}"
-        await asyncio.to_thread(containers.make_work, part.work, target)
+async def _capture(context: PodCheckpointContext) -> None:
+    """Freeze all containers before the first is captured; let them run on in any case."""
+    for each in context.containers:
+        target = f"{context.folder}/{pods.archive(each.container.id)}"
+        await asyncio.to_thread(container_checkpoint.make_work, each.work, target)
     async with contextlib.AsyncExitStack() as locks:
-        for part in sorted(job.parts, key=lambda part: part.container.id):
-            await locks.enter_async_context(part.container.lock)
-            containers.require_running(part.container)
+        for each in sorted(context.containers, key=lambda each: each.container.id):
+            await locks.enter_async_context(each.container.lock)
+            container_checkpoint.require_running(each.container)
         try:
-            await gather(*(containers.freeze(part.container) for part in job.parts))
-            for part in job.parts:
-                job.go_on()
-                await containers.capture(part)
-            await _capture_shm(job)
+            await gather(
+                *(container_checkpoint.freeze(each.container) for each in context.containers)
+            )
+            for each in context.containers:
+                context.raise_if_abandoned()
+                await container_checkpoint.capture(each)
+            await _capture_shm(context)
         finally:
-            for part in job.parts:
-                containers.thaw(part.container)
+            for each in context.containers:
+                container_checkpoint.thaw(each.container)
 
 
-async def _capture_shm(job: Job) -> None:
-    async with shm.opened(job.services, job.sandbox) as mounts:
+async def _capture_shm(context: PodCheckpointContext) -> None:
+    async with shm.open_mounts(context.services, context.sandbox) as mounts:
         if mounts:
-            await containers.run(job.services, WRITE_TREE, WriteTree(job.place(pods.SHM)), mounts)
+            await container_checkpoint.run(
+                context.services, WRITE_TREE, WriteTree(context.new_path(pods.SHM)), mounts
+            )
 
 
-def _describe(job: Job) -> None:
-    from google.protobuf import json_format  # which nothing else needs
+def _describe(context: PodCheckpointContext) -> None:
+    from google.protobuf import json_format  # used by this function only
 
-    config = json_format.MessageToDict(job.sandbox.config, preserving_proto_field_name=True)
-    metadata = job.sandbox.config.metadata
+    config = json_format.MessageToDict(context.sandbox.config, preserving_proto_field_name=True)
+    metadata = context.sandbox.config.metadata
     options = pods.Options(
-        containers={part.container.config.metadata.name: part.container.id for part in job.parts},
+        containers={
+            each.container.config.metadata.name: each.container.id for each in context.containers
+        },
         annotations={
             "org.criu.checkpoint.engine.name": "pyrunc",
             "org.criu.checkpoint.pod.name": metadata.name,
             "org.criu.checkpoint.pod.namespace": metadata.namespace,
             "org.criu.checkpoint.pod.uid": metadata.uid,
-            "org.criu.checkpoint.pod.id": job.sandbox.id,
+            "org.criu.checkpoint.pod.id": context.sandbox.id,
         },
     )
-    with disk_errors("write", job.folder):
+    with disk_errors("write", context.folder):
         for name, content in (
             (pods.DUMP, json.dumps(config).encode()),
             (pods.OPTIONS, options.encode()),
         ):
-            atomic_file.write_bytes(job.place(name), content, durable=True)
+            atomic_file.write_bytes(context.new_path(name), content, durable=True)
 
 
 def _remove(paths: Sequence[str]) -> None:

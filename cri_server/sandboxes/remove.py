@@ -1,5 +1,5 @@
-"""RemovePodSandbox: stop, remove the containers, then forget the sandbox. Logs and the host's files
-stay."""
+"""RemovePodSandbox: stops the pod, removes its containers, then the sandbox and its state. Keeps
+its logs and the host's files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cri_server.store.model import Sandbox
 
 
 @dataclass(slots=True)
-class Work:
+class RemoveSandboxContext:
     """A sandbox that is being removed."""
 
     services: Services
@@ -26,64 +26,66 @@ class Work:
 
 
 async def remove(services: Services, reference: str) -> None:
-    """Returns when neither lists nor status show the sandbox. Unknown ids are fine; call again
-    after an error."""
+    """Remove a sandbox; returns when neither lists nor status show it. Unknown ids succeed; callers
+    repeat the call after an error."""
     sandbox = services.index.sandboxes.find(reference)
     if sandbox is not None:
         await services.running.join(
-            ("remove", sandbox.id), lambda: STEPS.run(Work(services, sandbox))
+            ("remove", sandbox.id), lambda: STEPS.run(RemoveSandboxContext(services, sandbox))
         )
 
 
-async def stop(work: Work) -> None:
-    await stop_sandbox(work.services, work.sandbox)
+async def stop(context: RemoveSandboxContext) -> None:
+    await stop_sandbox(context.services, context.sandbox)
 
 
-async def remove_containers(work: Work) -> None:
-    containers = work.services.index.containers_of(work.sandbox)
-    await asyncio.gather(*(container_remove.remove_container(work.services, c) for c in containers))
+async def remove_containers(context: RemoveSandboxContext) -> None:
+    containers = context.services.index.containers_of(context.sandbox)
+    await asyncio.gather(
+        *(container_remove.remove_container(context.services, c) for c in containers)
+    )
 
 
-async def tell_plugins(work: Work) -> None:
-    await work.services.observer.remove_pod(work.sandbox)
+async def notify_plugins(context: RemoveSandboxContext) -> None:
+    await context.services.observer.remove_pod(context.sandbox)
 
 
-async def forget_network(work: Work) -> None:
-    """After a stop that could not reach the network, or a record that was never written."""
-    if not work.sandbox.host_network:
-        await work.services.network.detach(work.sandbox.id, None)
+async def release_network(context: RemoveSandboxContext) -> None:
+    """Detach the network if a stop could not reach it, or if its record was never written."""
+    if not context.sandbox.host_network:
+        await context.services.network.detach(context.sandbox.id, None)
 
 
-async def remove_cgroup(work: Work) -> None:
-    if work.sandbox.boot_id == work.services.node.boot_id:
-        await orphans.kill_group(work.sandbox.cgroups_path, work.sandbox.id)
+async def remove_cgroup(context: RemoveSandboxContext) -> None:
+    if context.sandbox.boot_id == context.services.node.boot_id:
+        await orphans.kill_group(context.sandbox.cgroups_path, context.sandbox.id)
 
 
-async def remove_record(work: Work) -> None:
-    await disk.remove_sandbox_record(work.services.paths, work.sandbox)
+async def remove_record(context: RemoveSandboxContext) -> None:
+    await disk.remove_sandbox_record(context.services.paths, context.sandbox)
 
 
-async def remove_state(work: Work) -> None:
-    await disk.delete_sandbox_folders(work.services.paths, work.sandbox.id)
+async def remove_state(context: RemoveSandboxContext) -> None:
+    await disk.delete_sandbox_folders(context.services.paths, context.sandbox.id)
 
 
-async def forget(work: Work) -> None:
-    event = status.event(work.services, work.sandbox, work.sandbox.id, events.DELETED)
-    work.services.index.sandboxes.remove(work.sandbox)
+async def remove_from_index(context: RemoveSandboxContext) -> None:
+    event = status.event(context.services, context.sandbox, context.sandbox.id, events.DELETED)
+    context.services.index.sandboxes.remove(context.sandbox)
     if event is not None:
-        work.services.events.publish(event)
+        context.services.events.publish(event)
 
 
-STEPS: Steps[Work] = Steps(
+STEPS: Steps[RemoveSandboxContext] = Steps(
     "remove_sandbox",
     [
         Step("stop", stop),
         Step("containers", remove_containers),
-        Step("nri", tell_plugins),
-        Step("network", forget_network),
+        Step("nri", notify_plugins),
+        Step("network", release_network),
         Step("cgroup", remove_cgroup),
         Step("record", remove_record),
         Step("state", remove_state),
-        Step("forget", forget),
+        Step("forget", remove_from_index),
     ],
 )

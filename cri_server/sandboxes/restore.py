@@ -1,8 +1,8 @@
-"""RestorePod: a new sandbox, and in it a container for each archive of a pod's checkpoint, all of
-them created and none started.
+"""RestorePod: creates a sandbox, and in it a container from each archive of a pod's checkpoint;
+starts none.
 
-The pod has an address of its own, and the mounts of its containers are the request's. The
-checkpoint is only read.
+The pod gets its own address; its containers get the mounts of the request. The checkpoint is only
+read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from cri_server.api import api_pb2 as api
 from cri_server.checkpoints import pods
 from cri_server.checkpoints.read import FILL, UNPACK, Fill, Unpack
-from cri_server.containers import checkpoint as checkpoints
+from cri_server.containers import checkpoint as container_checkpoint
 from cri_server.containers import create
 from cri_server.images.unpack import TREE
 from cri_server.sandboxes import remove, run, shm
@@ -31,22 +31,22 @@ log = logging.getLogger(__name__)
 
 
 async def restore(services: Services, request: api.RestorePodRequest) -> api.RestorePodResponse:
-    """The sandbox's id, and its containers'. On failure nothing of them is left.
+    """Restore a pod; returns the ids of the sandbox and its containers. A failure removes all of
+    them.
 
-    Raises InvalidArgument, NotFound, AlreadyExists, WrongState (no CRIU), and what RunPodSandbox
-    and CreateContainer raise.
-    """
+    Raises InvalidArgument, NotFound, AlreadyExists, WrongState (no CRIU), and the errors of
+    RunPodSandbox and CreateContainer."""
     if request.options:
-        raise InvalidArgument(f"options: there is none called {sorted(request.options)[0][:80]!r}")
+        raise InvalidArgument(f"options: unknown option {sorted(request.options)[0][:80]!r}")
     run.check(request.config)
-    found = await asyncio.to_thread(_read, request.checkpoint_path)
-    _compare(found, request.container_configs)
-    checkpoints.require_criu()
+    options = await asyncio.to_thread(_read, request.checkpoint_path)
+    _compare(options, request.container_configs)
+    container_checkpoint.require_criu()
     name = sandbox_name(request.config.metadata)
     if services.index.sandboxes.named(name) is not None or ("run", name) in services.running:
-        raise AlreadyExists(f"there is a sandbox {'_'.join(map(str, name))} already")
+        raise AlreadyExists(f"sandbox {'_'.join(map(str, name))} exists already")
     return await services.running.join(
-        ("restore", name), lambda: _restore(services, request, found), request=request
+        ("restore", name), lambda: _restore(services, request, options), request=request
     )
 
 
@@ -56,15 +56,15 @@ def _read(folder: str) -> pods.Options:
     number = _open_regular(f"{folder}/{pods.OPTIONS}")
     if number is None:
         raise NotFound(
-            f"checkpoint_path {folder!r} holds no pod's checkpoint: there is no {pods.OPTIONS}"
+            f"checkpoint_path {folder!r} is not a pod's checkpoint: it has no {pods.OPTIONS}"
         )
     with open(number, "rb") as file:
         return pods.decode(file.read(pods.LIMIT_BYTES))
 
 
 def _open_regular(path: str) -> int | None:
-    """A file of the checkpoint; None when it is not there. Raises InvalidArgument for a link, a
-    pipe, a device, a folder: reading those may not end."""
+    """Open a file of the checkpoint; None when it does not exist. Raises InvalidArgument for a
+    link, pipe, device or folder: reading one of those may never end."""
     try:
         number = os.open(
             path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -75,41 +75,44 @@ def _open_regular(path: str) -> int | None:
         raise InvalidArgument(f"{path}: {error.strerror}") from None
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
-        raise InvalidArgument(f"{path} is no regular file")
+        raise InvalidArgument(f"{path} is not a regular file")
     return number
 
 
-def _compare(found: pods.Options, configs: Sequence[api.ContainerConfig]) -> None:
-    wanted = [config.metadata.name for config in configs]
-    twice = [name for name in wanted if wanted.count(name) > 1]
-    if twice:
-        raise InvalidArgument(f"container_configs: {twice[0]!r} is there twice")
-    if set(wanted) != set(found.containers):
+def _compare(options: pods.Options, configs: Sequence[api.ContainerConfig]) -> None:
+    names = [config.metadata.name for config in configs]
+    duplicates = [name for name in names if names.count(name) > 1]
+    if duplicates:
+        raise InvalidArgument(f"container_configs: two containers are named {duplicates[0]!r}")
+    if set(names) != set(options.containers):
         raise InvalidArgument(
-            f"container_configs are {', '.join(sorted(wanted)) or 'none'}; the checkpoint has {', '.join(sorted(found.containers))}"
+            f"container_configs names {', '.join(sorted(names)) or 'no container'};"
+            f" the checkpoint has {', '.join(sorted(options.containers))}"
         )
 
 
 async def _restore(
-    services: Services, request: api.RestorePodRequest, found: pods.Options
+    services: Services, request: api.RestorePodRequest, options: pods.Options
 ) -> api.RestorePodResponse:
     sandbox = await run.run(services, request.config, request.runtime_handler)
     response = api.RestorePodResponse(pod_sandbox_id=sandbox)
     try:
         await _fill_shm(services, sandbox, f"{request.checkpoint_path}/{pods.SHM}")
         for config in request.container_configs:
-            archive = (
-                f"{request.checkpoint_path}/{pods.archive(found.containers[config.metadata.name])}"
-            )
+            archive = pods.archive(options.containers[config.metadata.name])
             identifier = await create.create(
-                services, sandbox, config, request.config, archive=archive
+                services,
+                sandbox,
+                config,
+                request.config,
+                archive=f"{request.checkpoint_path}/{archive}",
             )
             response.restored_containers.add(name=config.metadata.name, container_id=identifier)
     except BaseException:
         try:
             await remove.remove(services, sandbox)
         except Error as error:
-            log.warning("sandbox %s, which was not restored, is left: %s", sandbox, error)
+            log.warning("sandbox %s was not restored and cannot be removed: %s", sandbox, error)
         raise
     return response
 
@@ -120,18 +123,18 @@ async def _fill_shm(services: Services, sandbox_id: str, archive: str) -> None:
         return
     folder = Path(services.paths.sandbox_root(sandbox_id), "shm")
     try:
-        await asyncio.to_thread(_make, folder)
-        await checkpoints.run(
+        await asyncio.to_thread(_make_folder, folder)
+        await container_checkpoint.run(
             services, UNPACK, Unpack(str(folder), services.images.room()), [content]
         )
-        async with shm.opened(services, services.index.sandboxes.get(sandbox_id)) as mounts:
+        async with shm.open_mounts(services, services.index.sandboxes.get(sandbox_id)) as mounts:
             if mounts:
-                await checkpoints.run(services, FILL, Fill(str(folder / TREE)), mounts)
+                await container_checkpoint.run(services, FILL, Fill(str(folder / TREE)), mounts)
         await asyncio.to_thread(remove_path, folder)
     finally:
         os.close(content)
 
 
-def _make(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     with disk_errors("mkdir", str(folder)):
         folder.mkdir(mode=0o700)

@@ -1,5 +1,5 @@
-"""RunPodSandbox: a shim, a pause process of the pod's namespaces and, beside it, the pod's network,
-or nothing at all."""
+"""RunPodSandbox: starts a pod's shim, its pause process and, at the same time, its network; a
+failure undoes all of it."""
 
 from __future__ import annotations
 
@@ -43,68 +43,67 @@ MODES = {api.POD: "new", api.CONTAINER: "new", api.NODE: "host"}
 
 
 @dataclass(slots=True)
-class Work:
-    """A sandbox that is being made."""
+class RunContext:
+    """A sandbox that is being created."""
 
     services: Services
     config: api.PodSandboxConfig
     sandbox: Sandbox
     hostname: str
-    namespace: str = ""  # where the shim has the pod's network namespace
+    namespace: str = ""  # path of the pod's network namespace, which the shim holds
 
 
 async def run(services: Services, config: api.PodSandboxConfig, handler: str) -> str:
-    """The id of a READY sandbox. The same request again joins the running one or returns what it
-    made.
+    """Run a sandbox and return its id when it is READY. A repeated request joins the running one or
+    returns its sandbox.
 
-    Raises InvalidArgument, AlreadyExists (the name is taken by another configuration), and what its
-    steps raise.
-    """
+    Raises InvalidArgument, AlreadyExists (another configuration has the name), and the errors of
+    its steps."""
     check(config)
     check_hostname(config, services.node.hostname)
     check_handler(services, config, handler)
     name = sandbox_name(config.metadata)
-    found = services.index.sandboxes.named(name)
-    if found is not None:
-        return _again(found, config)
+    existing = services.index.sandboxes.named(name)
+    if existing is not None:
+        return _existing_id(existing, config)
     return await services.running.join(
         ("run", name), lambda: _run(services, config, handler), request=config
     )
 
 
-def _again(found: Sandbox, config: api.PodSandboxConfig) -> str:
-    if found.config == config and found.state == api.SANDBOX_READY:
-        return found.id
-    why = "is not ready" if found.config == config else "has another configuration"
-    age_s = (time.time_ns() - found.created_at_ns) / 1e9
+def _existing_id(existing: Sandbox, config: api.PodSandboxConfig) -> str:
+    if existing.config == config and existing.state == api.SANDBOX_READY:
+        return existing.id
+    why = "is not ready" if existing.config == config else "has another configuration"
+    age_s = (time.time_ns() - existing.created_at_ns) / 1e9
     raise AlreadyExists(
-        f"sandbox {found.id} of the same name, namespace, uid and attempt {why} ({age_s:.0f} s old)"
+        f"sandbox {existing.id} of the same name, namespace, uid and attempt {why}"
+        f" ({age_s:.0f} s old)"
     )
 
 
 def check_hostname(config: api.PodSandboxConfig, host: str) -> None:
-    """Raises InvalidArgument for a name that a pod with the node's network, and so its UTS
-    namespace, cannot have."""
+    """Raise InvalidArgument for a hostname that a pod with host networking cannot have: it is in
+    the host's UTS namespace."""
     on_host = config.linux.security_context.namespace_options.network == api.NODE
     if on_host and config.hostname not in ("", host):
         raise InvalidArgument(
-            f"hostname {config.hostname[:80]!r}: a pod on the node's network has the node's name, {host!r}"
+            f"hostname {config.hostname[:80]!r}: a pod with host networking has the host's name,"
+            f" {host!r}"
         )
 
 
 def check_handler(services: Services, config: api.PodSandboxConfig, handler: str) -> None:
-    """Raises InvalidArgument for a handler that there is not, Unsupported for what it cannot do."""
-    found = handlers.require(services.config, handler)
-    if found.binary and namespaces.has_user_namespace(
+    """Raise InvalidArgument for an unknown handler, Unsupported for one that cannot run the pod."""
+    runtime = handlers.require(services.config, handler)
+    if runtime.binary and namespaces.has_user_namespace(
         config.linux.security_context.namespace_options
     ):
-        raise Unsupported(
-            f"pods with users of their own cannot have the runtime handler {handler!r}"
-        )
+        raise Unsupported(f"runtime handler {handler!r} cannot run pods with a user namespace")
 
 
 def check(config: api.PodSandboxConfig) -> None:
-    """What is wrong whatever the host is. Raises InvalidArgument."""
+    """Check all that depends on neither node nor handler. Raises InvalidArgument."""
     metadata = config.metadata
     if not config.HasField("metadata") or not (
         metadata.name and metadata.namespace and metadata.uid
@@ -138,7 +137,7 @@ async def _run(services: Services, config: api.PodSandboxConfig, handler: str) -
     services.pending.add(identifier)
     try:
         with labelled(services, sandbox):
-            await STEPS.run(Work(services, config, sandbox, name))
+            await STEPS.run(RunContext(services, config, sandbox, name))
             services.index.sandboxes.add(sandbox)
     finally:
         services.pending.discard(identifier)
@@ -149,125 +148,128 @@ async def _run(services: Services, config: api.PodSandboxConfig, handler: str) -
 
 @contextlib.contextmanager
 def labelled(services: Services, sandbox: Sandbox) -> Iterator[None]:
-    """Give the sandbox its SELinux labels; its level is nobody else's, also while it is in no list
-    yet. Raises InvalidArgument."""
+    """Give the sandbox its SELinux labels for the block, with a level that no other sandbox has,
+    including those that are not listed yet. Raises InvalidArgument."""
     policy = services.node.selinux
     if policy is None:
         yield
         return
     taken = {other.selinux.level for other in services.index.sandboxes}
     with services.selinux_levels.reserved(taken) as level:
-        asked = sandbox.config.linux.security_context.selinux_options
-        sandbox.selinux = labels.of_sandbox(policy, asked, level)
+        options = sandbox.config.linux.security_context.selinux_options
+        sandbox.selinux = labels.of_sandbox(policy, options, level)
         yield
 
 
-async def make_state(work: Work) -> None:
-    """The state folder is the intent: without a record beside it the sandbox was never finished."""
-    folder = work.services.paths.sandbox_state(work.sandbox.id)
+async def make_state(context: RunContext) -> None:
+    """Make the state folder. It is the intent: one without a record beside it belongs to a sandbox
+    that was never finished."""
+    folder = context.services.paths.sandbox_state(context.sandbox.id)
     with disk_errors("mkdir", str(folder)):
-        # on a tmpfs, as the socket that is bound there next: no thread has to wait
+        # On a tmpfs, like the socket that is bound in it next: mkdir cannot block the loop.
         folder.mkdir(mode=0o700)
 
 
-async def write_files(work: Work) -> None:
-    """Write what the pod's containers mount, and what the shim compiles the pause process from."""
-    record, folder = pause(work), work.services.paths.sandbox_state(work.sandbox.id)
-    await disk.write_in_thread(lambda: _write_files(work, record), folder)
+async def write_files(context: RunContext) -> None:
+    """Write the files that the pod's containers mount, and the one that the pause process is
+    compiled from."""
+    record = pause_file(context)
+    folder = context.services.paths.sandbox_state(context.sandbox.id)
+    await disk.write_in_thread(lambda: _write_files(context, record), folder)
 
 
-def _write_files(work: Work, pause_file: PauseFile) -> None:
-    paths = work.services.paths
-    folder, root = paths.sandbox_state(work.sandbox.id), paths.sandbox_root(work.sandbox.id)
+def _write_files(context: RunContext, pause_file: PauseFile) -> None:
+    paths = context.services.paths
+    folder, root = paths.sandbox_state(context.sandbox.id), paths.sandbox_root(context.sandbox.id)
     with disk_errors("write", str(folder)):
         root.mkdir(mode=0o700)
         pod_files.write(
             root,
-            work.config,
-            work.hostname,
-            namespaces.root_of(work.sandbox.options),
-            work.sandbox.selinux.mount,
+            context.config,
+            context.hostname,
+            namespaces.root_of(context.sandbox.options),
+            context.sandbox.selinux.mount,
         )
         pause_file.write(folder)
-    if work.config.log_directory:
-        pod_files.make_log_directory(work.config.log_directory)
+    if context.config.log_directory:
+        pod_files.make_log_directory(context.config.log_directory)
 
 
-async def remove_state(work: Work) -> None:
-    await disk.delete_sandbox_folders(work.services.paths, work.sandbox.id)
+async def remove_state(context: RunContext) -> None:
+    await disk.delete_sandbox_folders(context.services.paths, context.sandbox.id)
 
 
-def pause(work: Work) -> PauseFile:
-    """What the shim reads to compile the pause process."""
-    security_context = work.config.linux.security_context
+def pause_file(context: RunContext) -> PauseFile:
+    """Describe the pause process for the shim, which compiles it."""
+    security_context = context.config.linux.security_context
     options = security_context.namespace_options
-    settings = work.services.config.cgroup
+    settings = context.services.config.cgroup
     profile = security.seccomp_profile(_sandbox_seccomp(security_context))
     users = namespaces.id_maps(options)
-    # Every pod's process may enter through a file without categories.
-    policy, made = work.services.node.selinux, work.sandbox.selinux
+    # The label of the program has no categories: every pod's pause process may execute it.
+    policy = context.services.node.selinux
+    labels = context.sandbox.selinux
     return PauseFile(
-        hostname="" if options.network == api.NODE else work.hostname,
+        hostname="" if options.network == api.NODE else context.hostname,
         namespaces={
             "network": messages.PINNED if has_pinned_network(options) else MODES[options.network],
             "ipc": MODES[options.ipc],
             "uts": MODES[options.network],
-            # Also for CONTAINER: a container that says nothing means POD, and joins it.
+            # Also for CONTAINER: a container without a mode means POD, and joins it.
             "pid": "none" if options.pid == api.NODE else "new",
             **({"user": "new"} if users else {}),
         },
         uid_mappings=users.get("uidMappings", []),
         gid_mappings=users.get("gidMappings", []),
         sysctls=sysctls.with_defaults(
-            work.config.linux.sysctls, options, work.services.config.pods
+            context.config.linux.sysctls, options, context.services.config.pods
         ),
-        cgroups_path=work.sandbox.cgroups_path,
-        cgroup=CgroupChoice(work.services.node.cgroup_driver, settings.missing_controllers),
+        cgroups_path=context.sandbox.cgroups_path,
+        cgroup=CgroupChoice(context.services.node.cgroup_driver, settings.missing_controllers),
         oom_score_adj=resources.clamp_oom_score_adj(
-            PAUSE_OOM_SCORE_ADJ, work.services.node.oom_score_adj_floor
+            PAUSE_OOM_SCORE_ADJ, context.services.node.oom_score_adj_floor
         ),
-        seccomp=security.seccomp_object(profile, [], _settings(work).seccomp_profile),
+        seccomp=security.seccomp_object(profile, [], _settings(context).seccomp_profile),
         shm_size_bytes=mounts.SHM_SIZE_BYTES,
         shm_owner=namespaces.root_of(options),
-        selinux_label=made.process if policy else "",
-        mount_label=made.mount if policy else "",
+        selinux_label=labels.process if policy else "",
+        mount_label=labels.mount if policy else "",
         program_label=str(policy.file) if policy else "",
     )
 
 
-def _settings(work: Work) -> Containers:
-    return handlers.settings(work.services.config, work.sandbox.runtime_handler)
+def _settings(context: RunContext) -> Containers:
+    return handlers.settings(context.services.config, context.sandbox.runtime_handler)
 
 
 def has_pinned_network(options: api.NamespaceOption) -> bool:
-    """Whether the shim makes the pod's network namespace, which is known before the pause process
-    then. With a user namespace the pause process's clone makes it: only so the pod's root owns it.
-    """
+    """Whether the shim makes the pod's network namespace, before the pause process starts. With a
+    user namespace the clone of the pause process makes it: only then does the pod's root own it."""
     return options.network != api.NODE and not namespaces.id_maps(options)
 
 
 def _sandbox_seccomp(context: api.LinuxSandboxSecurityContext) -> api.LinuxSandboxSecurityContext:
-    """The pause process is ours and needs no privilege, whatever the pod's containers may do."""
+    """Clear `privileged`: the pause process needs no privilege, even if the pod's containers do."""
     plain = api.LinuxSandboxSecurityContext()
     plain.CopyFrom(context)
     plain.privileged = False
     return plain
 
 
-async def start_shim(work: Work) -> None:
-    """Have a shim serve the pod; it makes the pod's network namespace."""
-    sandbox = work.sandbox
+async def start_shim(context: RunContext) -> None:
+    """Assign the pod to a shim, which makes the pod's network namespace."""
+    sandbox = context.sandbox
     network = has_pinned_network(sandbox.options)
-    path = await shield_until_done(work.services.shims.start(sandbox, network=network))
-    work.namespace = path or ""
+    path = await shield_until_done(context.services.shims.start(sandbox, network=network))
+    context.namespace = path or ""
 
 
-async def end_shim(work: Work) -> None:
-    await work.services.shims.shutdown(work.sandbox)
+async def end_shim(context: RunContext) -> None:
+    await context.services.shims.shutdown(context.sandbox)
 
 
-async def start_pause(work: Work) -> None:
-    client = work.services.shims.get(work.sandbox)
+async def start_pause(context: RunContext) -> None:
+    client = context.services.shims.get(context.sandbox)
     try:
         started = await client.start_pause()
         graft(started.parts)
@@ -275,30 +277,30 @@ async def start_pause(work: Work) -> None:
         if sysctls.is_refused(error):
             raise InvalidArgument(error.message) from None
         raise
-    work.sandbox.pause = Process(started.pid, started.start_time)
-    work.namespace = started.netns_path or ""
-    work.sandbox.pause_alive = True
+    context.sandbox.pause = Process(started.pid, started.start_time)
+    context.namespace = started.netns_path or ""
+    context.sandbox.pause_alive = True
 
 
-async def end_pause(work: Work) -> None:
-    client = work.services.shims.find(work.sandbox)
+async def stop_pause(context: RunContext) -> None:
+    client = context.services.shims.find(context.sandbox)
     if client is not None:
         await client.stop_pause()
-    await orphans.kill_group(work.sandbox.cgroups_path, work.sandbox.id)
-    work.sandbox.pause_alive = False
+    await orphans.kill_group(context.sandbox.cgroups_path, context.sandbox.id)
+    context.sandbox.pause_alive = False
 
 
-async def attach_network(work: Work) -> None:
-    sandbox = work.sandbox
+async def attach_network(context: RunContext) -> None:
+    sandbox = context.sandbox
     if sandbox.host_network:
         sandbox.network = "host"
         return
     try:
-        result = await work.services.network.attach(
-            pod_network(sandbox, work.namespace), settled=False
+        result = await context.services.network.attach(
+            pod_network(sandbox, context.namespace), settled=False
         )
     except Error as error:
-        add_pod_names(work.services, error)
+        add_pod_names(context.services, error)
         raise
     sandbox.network = "attached"
     sandbox.ips = list(result.ips)
@@ -306,8 +308,8 @@ async def attach_network(work: Work) -> None:
 
 
 def add_pod_names(services: Services, error: Error) -> None:
-    """Say which pods an error of the network means by their ids: the owner of a host port that is
-    taken."""
+    """Add the names of the pods whose ids a network error mentions, such as the owner of a host
+    port."""
     ids = dict.fromkeys(SANDBOX_ID.findall(error.message))
     pods = [
         pod for identifier in ids if (pod := services.index.sandboxes.find(identifier)) is not None
@@ -318,8 +320,8 @@ def add_pod_names(services: Services, error: Error) -> None:
 
 
 def pod_network(sandbox: Sandbox, namespace: str) -> PodNetwork:
-    """What the network is told about a pod whose network namespace is at the path `namespace`. Its
-    cgroup is the one that kubelet made for it, not the pause process's below that."""
+    """Describe the pod for the network; its network namespace is at the path `namespace`. The
+    cgroup is the pod's, which kubelet made, not that of the pause process below it."""
     config = sandbox.config
     dns = config.dns_config
     return PodNetwork(
@@ -338,11 +340,13 @@ def pod_network(sandbox: Sandbox, namespace: str) -> PodNetwork:
 
 
 def _port_mappings(config: api.PodSandboxConfig) -> tuple[PortMapping, ...]:
-    """Those with a host port. Raises InvalidArgument."""
-    found = []
+    """The mappings that have a host port. Raises InvalidArgument."""
+    mappings = []
     for i, mapping in enumerate(config.port_mappings):
         if not (0 <= mapping.host_port <= 65535 and 0 <= mapping.container_port <= 65535):
-            raise InvalidArgument(f"port_mappings[{i}]: a port is not in 0..65535")
+            raise InvalidArgument(
+                f"port_mappings[{i}]: host_port and container_port must be in 0..65535"
+            )
         try:
             protocol = api.Protocol.Name(mapping.protocol).lower()
         except ValueError:
@@ -351,87 +355,87 @@ def _port_mappings(config: api.PodSandboxConfig) -> tuple[PortMapping, ...]:
             ) from None
         if mapping.host_port:
             _check_host_port(mapping, f"port_mappings[{i}]")
-            found.append(
+            mappings.append(
                 PortMapping(mapping.host_port, mapping.container_port, protocol, mapping.host_ip)
             )
-    return tuple(found)
+    return tuple(mappings)
 
 
 def _check_host_port(mapping: api.PortMapping, where: str) -> None:
     if not mapping.container_port:
-        raise InvalidArgument(f"{where}: a host port without a container port")
+        raise InvalidArgument(f"{where}: host_port without container_port")
     try:
         if mapping.host_ip and getattr(parse_address(mapping.host_ip), "scope_id", None):
             raise ValueError
     except ValueError:
         raise InvalidArgument(
-            f"{where}: host_ip {mapping.host_ip[:80]!r} is not an address"
+            f"{where}: host_ip {mapping.host_ip[:80]!r} is not an IP address"
         ) from None
 
 
-async def detach_network(work: Work) -> None:
-    if not work.sandbox.host_network:
-        await work.services.network.detach(work.sandbox.id, work.namespace or None)
-        work.sandbox.network = "released"
+async def detach_network(context: RunContext) -> None:
+    if not context.sandbox.host_network:
+        await context.services.network.detach(context.sandbox.id, context.namespace or None)
+        context.sandbox.network = "released"
 
 
-async def tell_plugins(work: Work) -> None:
-    await work.services.observer.run_pod(work.sandbox)
+async def notify_plugins(context: RunContext) -> None:
+    await context.services.observer.run_pod(context.sandbox)
 
 
-async def tell_plugins_of_end(work: Work) -> None:
-    await work.services.observer.stop_pod(work.sandbox)
-    await work.services.observer.remove_pod(work.sandbox)
+async def notify_plugins_of_removal(context: RunContext) -> None:
+    await context.services.observer.stop_pod(context.sandbox)
+    await context.services.observer.remove_pod(context.sandbox)
 
 
-async def save(work: Work) -> None:
-    """The sandbox's record and the network's: two writers that wait for the disk at the same time
-    wait once."""
-    sandbox, services = work.sandbox, work.services
+async def save(context: RunContext) -> None:
+    """Save the sandbox's record and the network's. In parallel: two concurrent fsyncs share one
+    wait for the disk."""
+    sandbox, services = context.sandbox, context.services
     await gather(disk.save_sandbox(services.paths, sandbox), services.network.settle(sandbox.id))
 
 
-async def unsave(work: Work) -> None:
-    await disk.forget(work.services.paths.sandbox_record(work.sandbox.id))
+async def remove_record(context: RunContext) -> None:
+    await disk.forget(context.services.paths.sandbox_record(context.sandbox.id))
 
 
-async def leave_for_removal(work: Work) -> None:
-    """The roll-back did not succeed: show the sandbox as not ready, so that the caller can stop and
-    remove it."""
-    sandbox = work.sandbox
+async def leave_for_removal(context: RunContext) -> None:
+    """After a failed undo: list the sandbox as not ready, so that the caller can stop and remove
+    it."""
+    sandbox = context.sandbox
     sandbox.phase = "stopped"
-    if work.services.network.remembers(sandbox.id):
-        sandbox.network = "attached"  # DEL is still to be done
-    work.services.index.sandboxes.add(sandbox)
+    if context.services.network.remembers(sandbox.id):
+        sandbox.network = "attached"  # its plugins still need a DEL
+    context.services.index.sandboxes.add(sandbox)
     try:
-        await disk.save_sandbox(work.services.paths, sandbox)
+        await disk.save_sandbox(context.services.paths, sandbox)
     except Error as error:
-        log.error("sandbox %s stays in memory only: %s", sandbox.id, error)
+        log.error("sandbox %s is listed but its record cannot be saved: %s", sandbox.id, error)
 
 
-def in_turn(work: Work) -> tuple[str, ...]:
-    """Where one of pause process and network needs the other: a namespace that the pause process's
-    clone makes; and settings of the network, which are written by the pause process's start, may
-    name eth0 (containerd and CRI-O attach the network before they are set)."""
-    if not has_pinned_network(work.sandbox.options):
-        return ("pause", "network")
-    return ("network", "pause") if sysctls.concern_network(work.config.linux.sysctls) else ()
+def step_order(context: RunContext) -> tuple[str, ...]:
+    """The order of `holder` and `network` where one needs the other, else nothing. A namespace that
+    the clone of the pause process makes comes first. Network sysctls are set when the pause process
+    starts and may name eth0, so the network comes first then (as in containerd and CRI-O)."""
+    if not has_pinned_network(context.sandbox.options):
+        return ("holder", "network")
+    return ("network", "holder") if sysctls.concern_network(context.config.linux.sysctls) else ()
 
 
-STEPS: Steps[Work] = Steps(
+STEPS: Steps[RunContext] = Steps(
     "run_sandbox",
     [
         Step("state", make_state, remove_state),
         Beside((Step("files", write_files), Step("shim", start_shim, end_shim))),
         Beside(
             (
-                Step("pause", start_pause, end_pause),
+                Step("holder", start_pause, stop_pause),
                 Step("network", attach_network, detach_network),
             ),
-            in_turn,
+            step_order,
         ),
-        Step("nri", tell_plugins, tell_plugins_of_end),
-        Step("record", save, unsave),
+        Step("nri", notify_plugins, notify_plugins_of_removal),
+        Step("record", save, remove_record),
     ],
     stuck=leave_for_removal,
 )

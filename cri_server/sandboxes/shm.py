@@ -1,5 +1,5 @@
-"""The /dev/shm that a pod's containers share: a mount that the pod's shim and the keeper hold, and
-that is attached nowhere on the host."""
+"""The /dev/shm that a pod's containers share: a detached mount, held by the pod's shim and the
+keeper and attached nowhere on the host."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pyrunc import ipc
 
 
 @contextlib.asynccontextmanager
-async def opened(services: Services, sandbox: Sandbox) -> AsyncIterator[list[int]]:
-    """A descriptor of the mount, for a block; none for a pod that has the host's. Raises
+async def open_mounts(services: Services, sandbox: Sandbox) -> AsyncIterator[list[int]]:
+    """Yield a descriptor of the mount for the block; none if the pod uses the host's. Raises
     Unavailable."""
     if sandbox.options.ipc == api.NODE:
         yield []

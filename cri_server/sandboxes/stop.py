@@ -1,7 +1,8 @@
-"""StopPodSandbox: the containers end, then the pause process, then the network; the sandbox stays
-visible as not ready.
+"""StopPodSandbox: ends the containers, then the pause process, then the network; the sandbox stays
+listed as not ready.
 
-Every step may find its work done already: kubelet calls this many times, after reboots too.
+Every step accepts that its work is done already: kubelet calls this many times, also after a
+reboot.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 from cri_server.containers import launch
 from cri_server.containers import stop as container_stop
-from cri_server.containers.stop import SHIM_PATIENCE_S
+from cri_server.containers.stop import SHIM_TIMEOUT_S
 from cri_server.operations.steps import Step, Steps
 from cri_server.pod.orphans import kill_process
 from cri_server.services import Services
@@ -25,28 +26,27 @@ from pyrunc.errors import Error, PeerError, WrongState
 
 log = logging.getLogger(__name__)
 
-START_PATIENCE_S = 5.0
+START_TIMEOUT_S = 5.0
 
 
 async def release_network(services: Services, reference: str) -> list[str]:
-    """Give up the network of a pod that StopPodSandbox could not detach; what its plugins refused,
-    a line each.
+    """Release the network of a pod that StopPodSandbox could not detach; returns a line for each
+    plugin that refused.
 
-    Raises NotFound, WrongState while the pod runs.
-    """
+    Raises NotFound, WrongState while the pod runs."""
     sandbox = services.index.sandboxes.get(reference)
     if sandbox.pause_alive:
         raise WrongState(f"sandbox {sandbox.id} runs: stop it first")
     if sandbox.host_network:
         return []
-    refused = await services.network.release(sandbox.id, sandbox.netns_path or None)
+    refusals = await services.network.release(sandbox.id, sandbox.netns_path or None)
     if sandbox.network == "attached":
         sandbox.network = "released"
-    return refused
+    return refusals
 
 
 @dataclass(slots=True)
-class Work:
+class StopContext:
     """A sandbox that is being stopped."""
 
     services: Services
@@ -55,24 +55,24 @@ class Work:
 
 
 async def stop(services: Services, reference: str) -> None:
-    """Returns when nothing of the pod runs and its address is free. Unknown ids are fine.
+    """Stop a sandbox; returns when none of its processes run and its address is free. Unknown ids
+    succeed.
 
-    Raises what the network's teardown raises; call again then.
-    """
+    Raises the errors of the network's teardown; callers repeat the call then."""
     sandbox = services.index.sandboxes.find(reference)
     if sandbox is not None:
         await stop_sandbox(services, sandbox)
 
 
 async def stop_sandbox(services: Services, sandbox: Sandbox) -> None:
-    """As `stop`, for a sandbox at hand; repeated calls join."""
-    if _stopped(services, sandbox):
+    """Stop `sandbox` like `stop`; concurrent calls join."""
+    if _is_stopped(services, sandbox):
         return
-    work = Work(services, sandbox, sandbox.phase == "ready" and sandbox.pause_alive)
-    await services.running.join(("stop", sandbox.id), lambda: STEPS.run(work))
+    context = StopContext(services, sandbox, sandbox.phase == "ready" and sandbox.pause_alive)
+    await services.running.join(("stop", sandbox.id), lambda: STEPS.run(context))
 
 
-def _stopped(services: Services, sandbox: Sandbox) -> bool:
+def _is_stopped(services: Services, sandbox: Sandbox) -> bool:
     return (
         sandbox.phase == "stopped"
         and sandbox.network != "attached"
@@ -82,105 +82,113 @@ def _stopped(services: Services, sandbox: Sandbox) -> bool:
     )
 
 
-async def refuse_more(work: Work) -> None:
-    """No container is created or started from here on; those that are being are waited for, and
-    starts that take long are ended: a volume may not answer."""
-    work.sandbox.phase = "stopping"
+async def close_gate(context: StopContext) -> None:
+    """Refuse to create or start further containers; wait for those in progress, and end starts that
+    take long, because a volume may never answer."""
+    context.sandbox.phase = "stopping"
     try:
-        async with asyncio.timeout(START_PATIENCE_S):
-            await work.sandbox.gate.empty()
+        async with asyncio.timeout(START_TIMEOUT_S):
+            await context.sandbox.gate.empty()
     except TimeoutError:
-        await _end_starts(work)
-        await work.sandbox.gate.empty()
-    if work.services.shims.is_silent(work.sandbox):
-        await work.services.shims.reach(work.sandbox)
+        await _end_starts(context)
+        await context.sandbox.gate.empty()
+    if context.services.shims.is_silent(context.sandbox):
+        await context.services.shims.reach(context.sandbox)
 
 
-async def _end_starts(work: Work) -> None:
-    client = work.services.shims.find(work.sandbox)
-    starting = [c for c in work.services.index.containers_of(work.sandbox) if c.starting]
+async def _end_starts(context: StopContext) -> None:
+    client = context.services.shims.find(context.sandbox)
+    starting = [c for c in context.services.index.containers_of(context.sandbox) if c.starting]
     if client is None:
         return
     for container in starting:
         log.warning(
-            "container %s: its start, which takes long, is ended: its pod is being stopped",
+            "container %s: its start was killed after %g s, because its pod is being stopped",
             container.id,
+            START_TIMEOUT_S,
         )
-        with contextlib.suppress(Error):  # it has ended meanwhile, or its shim
+        with contextlib.suppress(Error):  # the container or its shim has ended meanwhile
             await client.stop(container.id, signal.SIGKILL, 0.0)
 
 
-async def end_containers(work: Work) -> None:
-    living = [c for c in work.services.index.containers_of(work.sandbox) if c.exit is None]
-    await asyncio.gather(*(container_stop.kill(work.services, c) for c in living))
-    await asyncio.gather(*(launch.drop(work.services, c) for c in living))
+async def end_containers(context: StopContext) -> None:
+    living = [c for c in context.services.index.containers_of(context.sandbox) if c.exit is None]
+    await asyncio.gather(*(container_stop.kill(context.services, c) for c in living))
+    await asyncio.gather(*(launch.drop(context.services, c) for c in living))
     for container in living:
-        await work.services.observer.stop_container(container)
+        await context.services.observer.stop_container(container)
 
 
-async def tell_plugins(work: Work) -> None:
-    """While the network is still there."""
-    await work.services.observer.stop_pod(work.sandbox)
+async def notify_plugins(context: StopContext) -> None:
+    """Tell NRI plugins of the stop while the network still exists."""
+    await context.services.observer.stop_pod(context.sandbox)
 
 
-async def end_pause(work: Work) -> None:
-    client = work.services.shims.find(work.sandbox)
+async def end_pause(context: StopContext) -> None:
+    client = context.services.shims.find(context.sandbox)
     try:
         if client is not None:
-            async with asyncio.timeout(SHIM_PATIENCE_S):
+            async with asyncio.timeout(SHIM_TIMEOUT_S):
                 await client.stop_pause()
     except PeerError as error:
-        log.warning("sandbox %s: %s", work.sandbox.id, error)
+        log.warning("sandbox %s: %s", context.sandbox.id, error)
     except TimeoutError:
-        log.error("sandbox %s: its shim does not answer and is given up", work.sandbox.id)
-        await work.services.shims.give_up(work.sandbox)
-    if work.sandbox.pause is not None and work.sandbox.boot_id == work.services.node.boot_id:
-        kill_process(work.sandbox.pause)
-    work.sandbox.pause_alive = False
+        log.error(
+            "sandbox %s: its shim did not answer for %g s and is abandoned",
+            context.sandbox.id,
+            SHIM_TIMEOUT_S,
+        )
+        await context.services.shims.give_up(context.sandbox)
+    if (
+        context.sandbox.pause is not None
+        and context.sandbox.boot_id == context.services.node.boot_id
+    ):
+        kill_process(context.sandbox.pause)
+    context.sandbox.pause_alive = False
 
 
-async def detach_network(work: Work) -> None:
-    sandbox = work.sandbox
+async def detach_network(context: StopContext) -> None:
+    sandbox = context.sandbox
     if sandbox.network == "attached":
-        alive = work.services.shims.find(sandbox) is not None
-        await work.services.network.detach(sandbox.id, sandbox.netns_path if alive else None)
+        alive = context.services.shims.find(sandbox) is not None
+        await context.services.network.detach(sandbox.id, sandbox.netns_path if alive else None)
         sandbox.network = "released"
 
 
-async def end_shim(work: Work) -> None:
-    shims = work.services.shims
+async def end_shim(context: StopContext) -> None:
+    shims = context.services.shims
     try:
-        async with asyncio.timeout(SHIM_PATIENCE_S):
-            await shims.shutdown(work.sandbox)
+        async with asyncio.timeout(SHIM_TIMEOUT_S):
+            await shims.shutdown(context.sandbox)
     except PeerError as error:
-        log.warning("sandbox %s: %s", work.sandbox.id, error)
+        log.warning("sandbox %s: %s", context.sandbox.id, error)
     except TimeoutError:
-        await shims.give_up(work.sandbox)
-    if shims.is_silent(work.sandbox):
-        await shims.give_up(work.sandbox)
+        await shims.give_up(context.sandbox)
+    if shims.is_silent(context.sandbox):
+        await shims.give_up(context.sandbox)
 
 
-async def save(work: Work) -> None:
-    """A full disk does not keep a pod from being stopped: what the record lacks is found out again
-    from the facts."""
-    was_stopped = work.sandbox.phase == "stopped"
-    work.sandbox.phase = "stopped"
-    if not was_stopped and work.services.paths.sandbox_record(work.sandbox.id).exists():
+async def save(context: StopContext) -> None:
+    """Save the record as stopped. A full disk does not fail the stop: a restarted server derives
+    the state from the kernel."""
+    was_stopped = context.sandbox.phase == "stopped"
+    context.sandbox.phase = "stopped"
+    if not was_stopped and context.services.paths.sandbox_record(context.sandbox.id).exists():
         try:
-            await disk.save_stopped(work.services.paths, work.sandbox)
+            await disk.save_stopped(context.services.paths, context.sandbox)
         except Error as error:
-            log.warning("sandbox %s: %s", work.sandbox.id, error)
-    if work.was_ready:
-        status.publish_stopped(work.services, work.sandbox)
+            log.warning("sandbox %s: %s", context.sandbox.id, error)
+    if context.was_ready:
+        status.publish_stopped(context.services, context.sandbox)
 
 
-STEPS: Steps[Work] = Steps(
+STEPS: Steps[StopContext] = Steps(
     "stop_sandbox",
     [
-        Step("refuse", refuse_more),
+        Step("refuse", close_gate),
         Step("containers", end_containers),
-        Step("nri", tell_plugins),
-        Step("pause", end_pause),
+        Step("nri", notify_plugins),
+        Step("holder", end_pause),
         Step("network", detach_network),
         Step("shim", end_shim),
         Step("record", save),

@@ -1,5 +1,4 @@
-"""UpdatePodSandboxResources: kubelet writes the pod's cgroup itself; we remember the figures it
-tells us."""
+"""UpdatePodSandboxResources: records the pod's limits; kubelet writes the pod's cgroup itself."""
 
 from __future__ import annotations
 
@@ -13,18 +12,18 @@ async def update(
     services: Services,
     reference: str,
     overhead: api.LinuxContainerResources,
-    wanted: api.LinuxContainerResources,
+    requested: api.LinuxContainerResources,
 ) -> None:
-    """Keep both in the sandbox's configuration. Raises NotFound, InvalidArgument,
+    """Save both in the sandbox's configuration. Raises NotFound, InvalidArgument,
     ResourceExhausted."""
     sandbox = services.index.sandboxes.get(reference)
     resources.check(overhead)
-    resources.check(wanted)
+    resources.check(requested)
     changed = api.PodSandboxConfig()
     changed.CopyFrom(sandbox.config)
     changed.linux.overhead.CopyFrom(overhead)
-    changed.linux.resources.CopyFrom(wanted)
-    await services.observer.update_pod(sandbox, overhead, wanted)
+    changed.linux.resources.CopyFrom(requested)
+    await services.observer.update_pod(sandbox, overhead, requested)
     before, sandbox.config = sandbox.config, changed
     try:
         await disk.save_sandbox(services.paths, sandbox)

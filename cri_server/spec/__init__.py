@@ -1,2 +1,2 @@
-"""CRI container configuration + image configuration + facts of the node -> OCI spec. Pure but for
-what `Inputs` names."""
+"""Builds the OCI spec of a container from its CRI configuration, its image's configuration and
+facts of the node; a pure function of `Inputs`."""

@@ -1,9 +1,8 @@
-"""Classes of block I/O: a file says what a class is, an annotation of the pod which class a
-container has.
+"""Classes of block I/O: a file defines the classes, an annotation of the pod selects a container's.
 
-File and annotations are those that containerd and CRI-O take (goresctrl's doc/blockio.md): a class
-is a list of entries; one without `Devices` has the weight of all devices, of two that name a device
-the later counts.
+File and annotations are those of containerd and CRI-O (goresctrl's doc/blockio.md): a class is a
+list of entries. An entry without `Devices` sets the weight of all devices; of two entries for one
+device the later applies.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 import msgspec
 
 from cri_server import typed
-from cri_server.spec import classes as names
+from cri_server.spec import resource_classes
 from pyrunc.errors import InvalidArgument, WrongState
 
 KIND = "blockio"
@@ -45,7 +44,7 @@ _RATES = {
 
 
 class Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """What holds for some devices; patterns as of glob(7)."""
+    """The limits of some devices; `devices` are patterns as of glob(7)."""
 
     devices: list[str] = msgspec.field(default_factory=list, name="Devices")
     weight: str | int = msgspec.field(default="", name="Weight")
@@ -60,13 +59,13 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def class_of(name: str, pod: Mapping[str, str], container: Mapping[str, str]) -> str:
-    """The class of the container `name` by the annotations of its pod and its own; empty for none."""
-    return names.of(KIND, name, pod, container)
+    """The class of the container `name` by its pod's annotations and its own; empty for none."""
+    return resource_classes.find(KIND, name, pod, container)
 
 
 def read(path: str) -> dict[str, list[Entry]]:
     """The classes of a file. Raises WrongState."""
-    import yaml  # 20 ms that most servers never need
+    import yaml  # takes 20 ms to import, and few servers need it
 
     try:
         with open(path, "rb") as file:
@@ -81,26 +80,25 @@ def read(path: str) -> dict[str, list[Entry]]:
 def to_oci(path: str, name: str) -> dict[str, Any]:
     """The OCI object `linux.resources.blockIO` of the class `name`.
 
-    Raises InvalidArgument for a class that the file has not, WrongState for a file or a class that
-    is wrong.
-    """
+    Raises InvalidArgument for a class that the file does not have, WrongState for an invalid file
+    or class."""
     if not path:
         raise InvalidArgument(
             f"block I/O class {name[:80]!r}: no classes are configured on this node"
         )
     classes = read(path)
     if name not in classes:
-        raise InvalidArgument(f"there is no block I/O class {name[:80]!r} in {path}")
-    return _class(path, name, classes[name])
+        raise InvalidArgument(f"block I/O class {name[:80]!r} is not in {path}")
+    return _class_to_oci(path, name, classes[name])
 
 
 def check(path: str) -> None:
-    """Raises WrongState for a file with a class that is wrong."""
+    """Check all classes of a file. Raises WrongState."""
     for name, entries in read(path).items():
-        _class(path, name, entries)
+        _class_to_oci(path, name, entries)
 
 
-def _class(path: str, name: str, entries: list[Entry]) -> dict[str, Any]:
+def _class_to_oci(path: str, name: str, entries: list[Entry]) -> dict[str, Any]:
     try:
         return _limits(entries)
     except ValueError as error:
@@ -108,7 +106,7 @@ def _class(path: str, name: str, entries: list[Entry]) -> dict[str, Any]:
 
 
 def _limits(entries: list[Entry]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
     devices: dict[tuple[int, int], Entry] = {}
     for entry in entries:
         if entry.devices:
@@ -117,28 +115,28 @@ def _limits(entries: list[Entry]) -> dict[str, Any]:
         elif any((entry.read_bps, entry.write_bps, entry.read_iops, entry.write_iops)):
             raise ValueError("a limit without Devices")
         elif entry.weight != "":
-            found["weight"] = _weight(entry.weight)
+            limits["weight"] = _weight(entry.weight)
     for (major, minor), entry in devices.items():
         place = {"major": major, "minor": minor}
         if entry.weight != "":
-            found.setdefault("weightDevice", []).append({**place, "weight": _weight(entry.weight)})
+            limits.setdefault("weightDevice", []).append({**place, "weight": _weight(entry.weight)})
         for field, key in _RATES.items():
             if (value := getattr(entry, field)) != "":
-                found.setdefault(key, []).append({**place, "rate": _quantity(value)})
-    return found
+                limits.setdefault(key, []).append({**place, "rate": _quantity(value)})
+    return limits
 
 
 def _devices(patterns: list[str]) -> list[tuple[int, int]]:
     """The block devices that the patterns name, links followed; a pattern may match none."""
-    found = []
+    devices = []
     for pattern in patterns:
         if not pattern.startswith("/dev/"):
             raise ValueError(f"{pattern!r} is not in /dev")
         for path in sorted(glob.glob(pattern)):
-            facts = os.stat(path)
-            if stat.S_ISBLK(facts.st_mode):
-                found.append((os.major(facts.st_rdev), os.minor(facts.st_rdev)))
-    return found
+            device_stat = os.stat(path)
+            if stat.S_ISBLK(device_stat.st_mode):
+                devices.append((os.major(device_stat.st_rdev), os.minor(device_stat.st_rdev)))
+    return devices
 
 
 def _weight(value: str | int) -> int:

@@ -1,6 +1,5 @@
-"""The order in which a container's OCI spec comes about. Everything that can be wrong for the
-caller's reasons fails here, at CreateContainer; what is built here is what StartContainer runs.
-"""
+"""Builds a container's OCI spec. Errors of the request or the image are raised here, at
+CreateContainer; StartContainer runs this spec unchanged."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ ALLOW_ALL = {"allow": True, "access": "rwm"}
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """What an image says about its containers."""
+    """The parts of an image's configuration that apply to its containers."""
 
     user: str = ""
     env: Sequence[str] = ()
@@ -52,15 +51,14 @@ class ImageFacts:
 
 @dataclass(slots=True)
 class Inputs:
-    """All that a spec depends on. Host paths of `wanted` mounts and `devices` were looked up
-    before."""
+    """All that a spec depends on. The host paths of mounts and devices have been looked up."""
 
     container_id: str
     config: api.ContainerConfig
     sandbox: api.PodSandboxConfig
     image: ImageFacts
     accounts: user.Accounts
-    wanted: list[mounts.Asked]
+    requested_mounts: list[mounts.MountRequest]
     devices: list[Device]
     files: mounts.PodFiles
     hostname: str
@@ -79,14 +77,14 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """The spec, and what CRI wants to know of it."""
+    """A spec, and the user that CRI reports."""
 
     spec: dict[str, Any]
     user: User
 
 
 def check(config: api.ContainerConfig, sandbox: api.PodSandboxConfig) -> None:
-    """What is wrong whatever the image and the host are. Raises InvalidArgument."""
+    """Check all that depends on neither image nor host. Raises InvalidArgument."""
     if not config.metadata.name:
         raise InvalidArgument("config.metadata.name is empty")
     security_context = config.linux.security_context
@@ -105,15 +103,15 @@ def check(config: api.ContainerConfig, sandbox: api.PodSandboxConfig) -> None:
 
 
 def build(inputs: Inputs) -> Built:
-    """The spec as a JSON object. Raises InvalidArgument, Unsupported."""
+    """Build the spec, a JSON object. Raises InvalidArgument, Unsupported."""
     context = inputs.config.linux.security_context
-    who = user.resolve(context, inputs.image.user, inputs.accounts)
-    granted = capabilities.of(
+    user_ids = user.resolve(context, inputs.image.user, inputs.accounts)
+    granted = capabilities.to_oci(
         context, inputs.available_capabilities, inputs.settings.default_capabilities
     )
     spec: dict[str, Any] = {
         "ociVersion": OCI_VERSION,
-        "process": _process(inputs, who, granted),
+        "process": _process(inputs, user_ids, granted),
         "root": {"path": "rootfs", "readonly": bool(context.readonly_rootfs)},
         "mounts": _mounts(inputs),
         "linux": _linux(inputs, granted["bounding"]),
@@ -126,25 +124,24 @@ def build(inputs: Inputs) -> Built:
             **inputs.config.annotations,
             **spec["annotations"],
         }
-        hooks.apply(
-            spec, inputs.hooks, annotations, any(m.request.host_path for m in inputs.wanted)
-        )
-    return Built(spec, who)
+        has_binds = any(mount.request.host_path for mount in inputs.requested_mounts)
+        hooks.apply(spec, inputs.hooks, annotations, has_binds)
+    return Built(spec, user_ids)
 
 
-def _process(inputs: Inputs, who: User, granted: dict[str, list[str]]) -> dict[str, Any]:
+def _process(inputs: Inputs, user_ids: User, granted: dict[str, list[str]]) -> dict[str, Any]:
     config, image = inputs.config, inputs.image
     context = config.linux.security_context
     result: dict[str, Any] = {
         "terminal": bool(config.tty),
-        "user": {"uid": who.uid, "gid": who.gid, "additionalGids": list(who.groups)},
+        "user": {"uid": user_ids.uid, "gid": user_ids.gid, "additionalGids": list(user_ids.groups)},
         "args": process.argv(config.command, config.args, image.entrypoint, image.cmd),
         "env": process.environment(
             image.env,
             process.cri_envs(config),
             hostname=inputs.hostname,
             tty=bool(config.tty),
-            home=who.home,
+            home=user_ids.home,
         ),
         "cwd": process.working_dir(config.working_dir, image.working_dir),
         "capabilities": granted,
@@ -189,7 +186,7 @@ def _mounts(inputs: Inputs) -> list[dict[str, Any]]:
         sysfs_bind=namespaces.has_user_namespace(sandbox_options)
         and sandbox_options.network == api.NODE,
     )
-    return mounts.merged(default, inputs.wanted)
+    return mounts.merge(default, inputs.requested_mounts)
 
 
 def _linux(inputs: Inputs, granted: list[str]) -> dict[str, Any]:
@@ -198,8 +195,8 @@ def _linux(inputs: Inputs, granted: list[str]) -> dict[str, Any]:
     limits = resources.without_hugepages(
         resources.to_oci(inputs.config.linux.resources), inputs.node.cgroup_controllers
     )
-    given = inputs.config.metadata.name, inputs.sandbox.annotations, inputs.config.annotations
-    if io_class := block_io.class_of(*given):
+    annotations = inputs.config.metadata.name, inputs.sandbox.annotations, inputs.config.annotations
+    if io_class := block_io.class_of(*annotations):
         limits["blockIO"] = block_io.to_oci(inputs.settings.block_io_classes, io_class)
     limits["devices"] = _device_rules(inputs.devices, privileged)
     result: dict[str, Any] = {
@@ -213,7 +210,7 @@ def _linux(inputs: Inputs, granted: list[str]) -> dict[str, Any]:
         "maskedPaths": [] if privileged else list(context.masked_paths),
         "readonlyPaths": [] if privileged else list(context.readonly_paths),
     }
-    if rdt_class := rdt.class_of(*given):
+    if rdt_class := rdt.class_of(*annotations):
         result["intelRdt"] = rdt.to_oci(inputs.settings.rdt_classes, rdt_class)
     if inputs.devices:
         result["devices"] = _devices(inputs)
@@ -225,15 +222,15 @@ def _linux(inputs: Inputs, granted: list[str]) -> dict[str, Any]:
     result.update(namespaces.id_maps(context.namespace_options))
     if inputs.labels.mount:
         result["mountLabel"] = inputs.labels.mount
-    propagation = mounts.root_propagation(inputs.wanted)
+    propagation = mounts.root_propagation(inputs.requested_mounts)
     if propagation:
         result["rootfsPropagation"] = propagation
     return result
 
 
 def _devices(inputs: Inputs) -> list[dict[str, Any]]:
-    """The nodes to make: with the host's owner, or with the container's where that is configured
-    and not root."""
+    """The device nodes to make: with the host's owner, or the container's if so configured and not
+    root."""
     uid = gid = 0
     context = inputs.config.linux.security_context
     if inputs.settings.device_ownership and not context.privileged:
@@ -262,11 +259,11 @@ def _device_rules(devices: list[Device], privileged: bool) -> list[dict[str, Any
 
 
 def _annotations(inputs: Inputs) -> dict[str, str]:
-    """Those that the configuration passes on, and ours for people who look at a bundle, in the
-    words that other runtimes use."""
+    """The annotations that the configuration passes on, and the keys that tools for people read in
+    a bundle, named as by containerd."""
     return {
-        **_passed(inputs.sandbox.annotations, inputs.settings.pod_annotations),
-        **_passed(inputs.config.annotations, inputs.settings.container_annotations),
+        **_select(inputs.sandbox.annotations, inputs.settings.pod_annotations),
+        **_select(inputs.config.annotations, inputs.settings.container_annotations),
         "io.kubernetes.cri.container-type": "container",
         "io.kubernetes.cri.container-name": inputs.config.metadata.name,
         "io.kubernetes.cri.image-name": inputs.config.image.image,
@@ -274,7 +271,7 @@ def _annotations(inputs: Inputs) -> dict[str, str]:
     }
 
 
-def _passed(annotations: Mapping[str, str], patterns: Sequence[str]) -> dict[str, str]:
+def _select(annotations: Mapping[str, str], patterns: Sequence[str]) -> dict[str, str]:
     return {
         key: value
         for key, value in annotations.items()

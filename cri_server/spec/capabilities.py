@@ -1,5 +1,4 @@
-"""Which capabilities a container's process has: the default set, then what the caller drops and
-adds."""
+"""A container's capabilities: the default set, minus those to drop, plus those to add."""
 
 from __future__ import annotations
 
@@ -12,29 +11,29 @@ from pyrunc.errors import InvalidArgument
 ALL = "ALL"
 
 
-def of(
+def to_oci(
     context: api.LinuxContainerSecurityContext,
     available: int,
     default: Iterable[str] = DEFAULT_CAPABILITIES,
 ) -> dict[str, list[str]]:
-    """The OCI object `process.capabilities`. `default`: what a container has that asks for nothing.
-    `available` is the server's own effective set as a mask: nothing beyond it can be granted to a
-    privileged container. Raises InvalidArgument for unknown names."""
+    """The OCI object `process.capabilities`. `default`: the capabilities of a container that
+    requests none. `available`: the server's effective set as a mask, which limits privileged
+    containers. Raises InvalidArgument for unknown names."""
     if context.privileged:
         granted = {name for name, number in CAPABILITIES.items() if available >> number & 1}
         return _sets(granted, set())
-    asked = context.capabilities
+    request = context.capabilities
     granted = _apply(
-        _names(default), _names(asked.drop_capabilities), _names(asked.add_capabilities)
+        _names(default), _names(request.drop_capabilities), _names(request.add_capabilities)
     )
-    ambient = _names(asked.add_ambient_capabilities)
+    ambient = _names(request.add_ambient_capabilities)
     ambient = set(CAPABILITIES) if ALL in ambient else ambient
     granted |= ambient
     return _sets(granted, ambient)
 
 
 def _apply(start: set[str], drop: set[str], add: set[str]) -> set[str]:
-    """`ALL` first, single names after it, so that drop ALL + add X leaves X alone."""
+    """Apply `ALL` first, then single names, so that drop ALL + add X leaves only X."""
     granted = set(start)
     if ALL in add:
         granted = set(CAPABILITIES)
@@ -43,9 +42,9 @@ def _apply(start: set[str], drop: set[str], add: set[str]) -> set[str]:
     return (granted | add - {ALL}) - (drop - {ALL})
 
 
-def _names(asked: Iterable[str]) -> set[str]:
-    """Full names; `ALL` stays a word of its own."""
-    words = {name.upper().removeprefix("CAP_") for name in asked}
+def _names(requested: Iterable[str]) -> set[str]:
+    """Full names; `ALL` is returned as it is."""
+    words = {name.upper().removeprefix("CAP_") for name in requested}
     names = {word if word == ALL else f"CAP_{word}" for word in words}
     unknown = names - set(CAPABILITIES) - {ALL}
     if unknown:
@@ -54,12 +53,12 @@ def _names(asked: Iterable[str]) -> set[str]:
 
 
 def _sets(granted: set[str], ambient: set[str]) -> dict[str, list[str]]:
-    listed = [name for name in CAPABILITIES if name in granted]
-    raised = [name for name in CAPABILITIES if name in ambient]
+    bounding = [name for name in CAPABILITIES if name in granted]
+    ambient_list = [name for name in CAPABILITIES if name in ambient]
     return {
-        "bounding": listed,
-        "effective": listed,
-        "permitted": listed,
-        "inheritable": raised,
-        "ambient": raised,
+        "bounding": bounding,
+        "effective": bounding,
+        "permitted": bounding,
+        "inheritable": ambient_list,
+        "ambient": ambient_list,
     }

@@ -1,8 +1,8 @@
-"""Container Device Interface: names such as `vendor.com/gpu=0` -> what their specification files
-add to a container.
+"""Container Device Interface: resolves names such as `vendor.com/gpu=0` to the edits that CDI files
+define for a container.
 
-The files are the administrator's (/etc/cdi, /run/cdi; a later folder wins), read anew for every
-container that names a device: drivers write them at any time. Only regular files of root's, of a
+The administrator's files (/etc/cdi, /run/cdi; a later folder wins) are read for every container
+that names a device, because drivers write them at any time. Only regular files of root's, of a
 bounded size, are read (CVE-2026-53492).
 https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
 """
@@ -27,13 +27,13 @@ log = logging.getLogger(__name__)
 
 ANNOTATIONS = "cdi.k8s.io/"
 SIZE_LIMIT_BYTES = 4 << 20
-YAML_LIMIT_BYTES, ALIASES_LIMIT, DEPTH_LIMIT = 256 << 10, 100, 32  # read by a parser in Python
+YAML_LIMIT_BYTES, ALIASES_LIMIT, DEPTH_LIMIT = 256 << 10, 100, 32  # PyYAML's parser is slow
 NAME = re.compile(r"([A-Za-z][\w.-]*/[A-Za-z][\w-]*)=([A-Za-z0-9][\w.:-]*)")
 HOOKS = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 
 
 class Object(msgspec.Struct, rename="camel", kw_only=True):
-    """A JSON object of a CDI file; keys that we do not know are ignored, as the specification asks."""
+    """A JSON object of a CDI file; unknown keys are ignored, as the specification requires."""
 
 
 class DeviceNode(Object):
@@ -84,45 +84,45 @@ class Specification(Object):
 
 
 def names(devices: Iterable[str], annotations: Mapping[str, str]) -> list[str]:
-    """The devices that a container asks for, each once. Raises InvalidArgument for a malformed
+    """The devices that a container requests, each once. Raises InvalidArgument for a malformed
     name."""
-    wanted = list(devices)
+    requested = list(devices)
     for key, value in annotations.items():
         if key.startswith(ANNOTATIONS):
-            wanted += [name.strip() for name in value.split(",")]
-    for name in wanted:
+            requested += [name.strip() for name in value.split(",")]
+    for name in requested:
         if not NAME.fullmatch(name):
             raise InvalidArgument(f"CDI device {name[:80]!r} is not VENDOR/CLASS=NAME")
-    return list(dict.fromkeys(wanted))
+    return list(dict.fromkeys(requested))
 
 
-def resolve(wanted: Sequence[str], folders: Sequence[str]) -> list[Edits]:
-    """The edits for the devices, each specification's own before its devices'. Raises
-    InvalidArgument for an unknown one."""
-    found: dict[str, tuple[Specification, Device]] = {}
+def resolve(requested: Sequence[str], folders: Sequence[str]) -> list[Edits]:
+    """The edits of the devices, preceded by those of their specifications. Raises InvalidArgument
+    for an unknown device."""
+    devices: dict[str, tuple[Specification, Device]] = {}
     for folder in folders:
-        found.update(_devices(folder))
+        devices.update(_devices(folder))
     edits: list[Edits] = []
-    seen: set[int] = set()
-    for name in wanted:
-        if name not in found:
+    applied: set[int] = set()
+    for name in requested:
+        if name not in devices:
             raise InvalidArgument(f"unresolvable CDI device {name!r}")
-        specification, device = found[name]
-        if id(specification) not in seen:
-            seen.add(id(specification))
+        specification, device = devices[name]
+        if id(specification) not in applied:
+            applied.add(id(specification))
             edits.append(specification.container_edits)
         edits.append(device.container_edits)
     return edits
 
 
 def _devices(folder: str) -> dict[str, tuple[Specification, Device]]:
-    """What the files of one folder define; a name that two of them define is nobody's."""
-    found: dict[str, tuple[Specification, Device]] = {}
-    doubled: set[str] = set()
+    """The devices that the files of one folder define; a name that two files define is left out."""
+    devices: dict[str, tuple[Specification, Device]] = {}
+    duplicates: set[str] = set()
     try:
         files = sorted(name for name in os.listdir(folder) if name.endswith((".json", ".yaml")))
     except OSError:
-        return found
+        return devices
     for file in files:
         try:
             specification = _read(Path(folder, file))
@@ -131,20 +131,24 @@ def _devices(folder: str) -> dict[str, tuple[Specification, Device]]:
             continue
         for device in specification.devices:
             name = f"{specification.kind}={device.name}"
-            if name in found:
-                doubled.add(name)
-            found[name] = (specification, device)
-    return {name: value for name, value in found.items() if name not in doubled}
+            if name in devices:
+                duplicates.add(name)
+            devices[name] = (specification, device)
+    return {name: value for name, value in devices.items() if name not in duplicates}
 
 
 def _read(path: Path) -> Specification:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != 0 or facts.st_mode & 0o022:
-            raise ValueError("not a file that only root can write")
+        file_stat = os.fstat(descriptor)
+        if (
+            not stat.S_ISREG(file_stat.st_mode)
+            or file_stat.st_uid != 0
+            or file_stat.st_mode & 0o022
+        ):
+            raise ValueError("not a regular file that only root can write")
         limit = SIZE_LIMIT_BYTES if path.suffix == ".json" else YAML_LIMIT_BYTES
-        if facts.st_size > limit:
+        if file_stat.st_size > limit:
             raise ValueError(f"larger than {limit} bytes")
         content = os.read(descriptor, SIZE_LIMIT_BYTES)
     finally:
@@ -155,12 +159,12 @@ def _read(path: Path) -> Specification:
 
 
 def _yaml(content: bytes) -> Any:
-    """What the text says. Raises ValueError, RecursionError."""
-    import yaml  # 20 ms that most servers never need
+    """Parse YAML with limits. Raises ValueError, RecursionError."""
+    import yaml  # takes 20 ms to import, and few servers need it
 
     class Loader(yaml.SafeLoader):
-        """Refuses more aliases than anybody writes (what one stands for is read again for each, and
-        aliases of aliases multiply) and more depth: the scanner's work on a token grows with it."""
+        """Limits aliases, because the target of each is read again and nested aliases multiply, and
+        depth, because the scanner's work per token grows with it."""
 
         aliases = depth = 0
 
@@ -183,8 +187,7 @@ def _yaml(content: bytes) -> Any:
 
 
 def apply(spec: dict[str, Any], edits: Sequence[Edits]) -> None:
-    """Add the edits to an OCI spec. Raises InvalidArgument for a device node or hook that cannot
-    be."""
+    """Apply the edits to an OCI spec. Raises InvalidArgument for an invalid device node or hook."""
     process, linux = spec["process"], spec["linux"]
     variables = {line.partition("=")[0]: line for line in process["env"]}
     gids = dict.fromkeys(process["user"]["additionalGids"])
@@ -192,7 +195,7 @@ def apply(spec: dict[str, Any], edits: Sequence[Edits]) -> None:
     for edit in edits:
         for line in edit.env:
             name = line.partition("=")[0]
-            variables.pop(name, None)  # so that it moves to the end
+            variables.pop(name, None)  # the variable moves to the end
             variables[name] = line
         gids.update(dict.fromkeys(edit.additional_gids))
         for node in edit.device_nodes:
@@ -223,9 +226,9 @@ def _device(node: DeviceNode) -> dict[str, Any]:
         "minor": node.minor,
     }
     if not node.type or node.major is None or node.minor is None:
-        found = device_facts(node.host_path or node.path)
-        device |= {"type": found.type, "major": found.major, "minor": found.minor}
-        device |= {"fileMode": found.file_mode, "uid": found.uid, "gid": found.gid}
+        facts = device_facts(node.host_path or node.path)
+        device |= {"type": facts.type, "major": facts.major, "minor": facts.minor}
+        device |= {"fileMode": facts.file_mode, "uid": facts.uid, "gid": facts.gid}
     for key, value in (("fileMode", node.file_mode), ("uid", node.uid), ("gid", node.gid)):
         if value is not None:
             device[key] = value
@@ -233,13 +236,13 @@ def _device(node: DeviceNode) -> dict[str, Any]:
 
 
 def _rule(node: DeviceNode, device: dict[str, Any]) -> dict[str, Any]:
-    facts = {key: device[key] for key in ("type", "major", "minor")}
-    return {"allow": True, **facts, "access": node.permissions or "rwm"}
+    device_key = {key: device[key] for key in ("type", "major", "minor")}
+    return {"allow": True, **device_key, "access": node.permissions or "rwm"}
 
 
 def _add_hook(spec: dict[str, Any], hook: Hook) -> None:
     if hook.hook_name not in HOOKS or not hook.path.startswith("/"):
-        raise InvalidArgument(f"CDI hook {hook.hook_name!r} of {hook.path!r}")
+        raise InvalidArgument(f"CDI hook {hook.hook_name!r} with path {hook.path!r} is not valid")
     entry: dict[str, Any] = {"path": hook.path, "args": hook.args, "env": hook.env}
     if hook.timeout is not None:
         entry["timeout"] = hook.timeout

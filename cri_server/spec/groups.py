@@ -1,8 +1,8 @@
-"""The name of a cgroup: from the pod's parent and our id to `cgroupsPath`, by driver.
+"""Names cgroups: `cgroupsPath` from the pod's parent and an id, by driver.
 
 cgroupfs: `<parent>/<id>`; systemd: `<slice>:cri-pyrunc:<id>`, the scope `cri-pyrunc-<id>.scope`.
-kubelet and cAdvisor find the group by the id in its last part. A parent in the other driver's form
-is an error: two tools would fight over the tree.
+kubelet and cAdvisor recognise the cgroup by the id in its last part. A parent in the other driver's
+form is an error: systemd and the server would both write to the tree.
 """
 
 from __future__ import annotations
@@ -17,51 +17,51 @@ SCOPE_PREFIX = "cri-pyrunc"
 DEFAULT_PARENT = {"cgroupfs": "/pyrunc", "systemd": "system.slice"}
 
 
-def parent(asked: str, driver: str, default: str) -> str:
-    """The parent to use for `cgroup_parent` as asked. Raises InvalidArgument."""
+def parent(requested: str, driver: str, default: str) -> str:
+    """The parent cgroup for the request's `cgroup_parent`. Raises InvalidArgument."""
     if driver == "systemd":
-        return _slice(asked, default or DEFAULT_PARENT[driver])
-    return _path(asked or default or DEFAULT_PARENT[driver])
+        return _slice(requested, default or DEFAULT_PARENT[driver])
+    return _path(requested or default or DEFAULT_PARENT[driver])
 
 
 def path(parent_group: str, identifier: str, driver: str) -> str:
-    """The OCI `cgroupsPath` of the thing with this id."""
+    """The OCI `cgroupsPath` of the sandbox or container with this id."""
     if driver == "systemd":
         return f"{parent_group}:{SCOPE_PREFIX}:{identifier}"
     return posixpath.join(parent_group, identifier)
 
 
 def driver_of(name: str) -> str:
-    """The driver that a parent or a `cgroupsPath` of ours was made for; after a change of the
-    configuration not the server's."""
+    """The driver of a parent or `cgroupsPath`; after a change of the configuration it differs from
+    the server's."""
     return "cgroupfs" if name.startswith("/") else "systemd"
 
 
 def place(cgroups_path: str, identifier: str) -> Cgroup:
-    """The group of a sandbox's pause process or a container."""
+    """The cgroup of a sandbox's pause process or of a container."""
     return naming.place(cgroups_path, identifier, driver_of(cgroups_path))
 
 
-def _slice(asked: str, default: str) -> str:
-    if asked in ("", "/"):
+def _slice(requested: str, default: str) -> str:
+    if requested in ("", "/"):
         return default
-    name = asked.rstrip("/").rpartition("/")[2]
+    name = requested.rstrip("/").rpartition("/")[2]
     if not name.endswith(".slice"):
         raise InvalidArgument(
-            f"cgroup_parent {asked!r} is not a slice, but the cgroup driver is systemd"
+            f"cgroup_parent {requested!r} is not a slice, but the cgroup driver is systemd"
         )
-    if "\0" in asked or ":" in asked:
-        raise InvalidArgument(f"cgroup_parent {asked!r} is not a slice's name")
+    if "\0" in requested or ":" in requested:
+        raise InvalidArgument(f"cgroup_parent {requested!r} is not a slice's name")
     return name
 
 
-def _path(asked: str) -> str:
-    if not asked.startswith("/"):
-        raise InvalidArgument(f"cgroup_parent {asked!r} is not an absolute path")
-    if ".." in asked.split("/") or "\0" in asked:
-        raise InvalidArgument(f"cgroup_parent {asked!r} is not a plain path")
-    if asked.rstrip("/").endswith(".slice"):
+def _path(requested: str) -> str:
+    if not requested.startswith("/"):
+        raise InvalidArgument(f"cgroup_parent {requested!r} is not an absolute path")
+    if ".." in requested.split("/") or "\0" in requested:
+        raise InvalidArgument(f"cgroup_parent {requested!r} is not a plain path")
+    if requested.rstrip("/").endswith(".slice"):
         raise InvalidArgument(
-            f"cgroup_parent {asked!r} is a slice, but the cgroup driver is cgroupfs"
+            f"cgroup_parent {requested!r} is a slice, but the cgroup driver is cgroupfs"
         )
-    return posixpath.normpath("/" + asked.lstrip("/"))
+    return posixpath.normpath("/" + requested.lstrip("/"))

@@ -1,8 +1,8 @@
-"""OCI hooks that the administrator configures in folders of JSON files, each for the containers
-that it is for.
+"""Reads the OCI hooks that the administrator configures in folders of JSON files, and selects those
+of a container.
 
-The format is oci-hooks(5) of podman and CRI-O, schema 1.0.0. A file of a later folder masks one of
-the same name before it.
+The format is oci-hooks(5) of podman and CRI-O, schema 1.0.0. A file masks one of the same name in
+an earlier folder.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _File(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """One file: `entry` is the OCI hook; what is None in the rest is no condition."""
+    """One file: `entry` is the OCI hook; the other fields are conditions, None for no condition."""
 
     entry: dict[str, Any]
     stages: tuple[str, ...]
@@ -59,28 +59,27 @@ class Hook:
     has_bind_mounts: bool | None = None
 
     def is_for(self, annotations: Mapping[str, str], command: str, bind_mounts: bool) -> bool:
-        """Whether all conditions hold; a hook without one is for no container."""
-        found: list[bool] = []
+        """Whether all conditions hold; a hook without conditions applies to no container."""
+        results: list[bool] = []
         if self.always is not None:
-            found.append(self.always)
+            results.append(self.always)
         if self.annotations is not None:
             pairs = annotations.items()
-            found += [
+            results += [
                 any(k.search(n) and v.search(t) for n, t in pairs) for k, v in self.annotations
             ]
         if self.commands is not None:
-            found.append(any(pattern.search(command) for pattern in self.commands))
+            results.append(any(pattern.search(command) for pattern in self.commands))
         if self.has_bind_mounts is not None:
-            found.append(not self.has_bind_mounts or bind_mounts)
-        return bool(found) and all(found)
+            results.append(not self.has_bind_mounts or bind_mounts)
+        return bool(results) and all(results)
 
 
 def read(folders: Sequence[str]) -> list[Hook]:
-    """The hooks of all files in the order of their names in lower case.
+    """The hooks of all files, ordered by lower-case name.
 
-    Raises WrongState for a file that is wrong: a container without a hook that was meant for it
-    must not start.
-    """
+    Raises WrongState for an invalid file: a container must not start without a hook that was meant
+    for it."""
     files: dict[str, Path] = {}
     for folder in folders:
         try:
@@ -99,10 +98,10 @@ def _read(path: Path) -> Hook:
             content = file.read(SIZE_LIMIT_BYTES + 1)
         if len(content) > SIZE_LIMIT_BYTES:
             raise ValueError(f"larger than {SIZE_LIMIT_BYTES} bytes")
-        found = typed.decode(content, _File)
-        if not found.hook.path.startswith("/"):
-            raise ValueError(f"hook.path {found.hook.path!r} is not absolute")
-        return _hook(found)
+        hook_file = typed.decode(content, _File)
+        if not hook_file.hook.path.startswith("/"):
+            raise ValueError(f"hook.path {hook_file.hook.path!r} is not absolute")
+        return _hook(hook_file)
     except (OSError, ValueError, RecursionError, re.error) as error:
         raise WrongState(f"hook {path}: {error}") from None
 
@@ -125,7 +124,7 @@ def _hook(file: _File) -> Hook:
 def apply(
     spec: dict[str, Any], hooks: Sequence[Hook], annotations: Mapping[str, str], bind_mounts: bool
 ) -> None:
-    """Add to an OCI spec the hooks that are for its container, behind those that it has."""
+    """Append the hooks that apply to the container to those of its OCI spec."""
     command = next(iter(spec["process"]["args"]), "")
     for hook in hooks:
         if hook.is_for(annotations, command, bind_mounts):

@@ -1,5 +1,5 @@
-"""Which binds of a container's specification have paths of the host as sources that are not the
-server's own."""
+"""Selects the binds of a container's spec whose sources are foreign host paths, not files of the
+server."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from pyrunc.spec.model import Spec
 from pyrunc.spec.parse import parse
 
 CONFIG = "config.json"
-LOCAL = ("/sys", "/dev/shm")  # the kernel's own, among the mounts that the server makes up
+LOCAL = ("/sys", "/dev/shm")  # sources of default mounts, which cannot hang
 
 
 @dataclass(frozen=True, slots=True)
 class HostBind:
-    """A bind of a host path. `links`: its path may have some, for the server has not looked it up;
-    `made_inside`: the container's process makes it, if its source is in every mount namespace."""
+    """A bind of a host path. `links`: the path may contain symlinks, because the server has not
+    resolved it; `made_inside`: the container's process makes the bind itself if its source is in
+    every mount namespace."""
 
     source: str
     destination: str
@@ -30,31 +31,33 @@ class HostBind:
     made_inside: bool
 
 
-def read(folder: Path, own: tuple[str, ...]) -> list[HostBind]:
-    """As `of`, by the files in the container's folder. Raises NotFound, DamagedRecord, InvalidSpec."""
-    return of(atomic_file.read_json(f"{folder}/{CONFIG}"), LaunchFile.read(folder), own)
+def read(folder: Path, own_folders: tuple[str, ...]) -> list[HostBind]:
+    """Like `of`, from the files in the container's folder. Raises NotFound, DamagedRecord,
+    InvalidSpec."""
+    return of(atomic_file.read_json(f"{folder}/{CONFIG}"), LaunchFile.read(folder), own_folders)
 
 
-def of(spec: dict[str, Any], launch_file: LaunchFile, own: tuple[str, ...]) -> list[HostBind]:
-    """The binds of an OCI configuration whose sources are paths of others. Not the server's own
-    files, which are in the folders `own`. Raises InvalidSpec."""
+def of(
+    spec: dict[str, Any], launch_file: LaunchFile, own_folders: tuple[str, ...]
+) -> list[HostBind]:
+    """The binds of an OCI spec whose sources are foreign host paths: not files in `own_folders`.
+    Raises InvalidSpec."""
     if launch_file.runtime or launch_file.restore:
-        # The shim attaches clones; what else is in the configuration, the other runtime or CRIU
-        # opens.
+        # The shim attaches clones of these; the external runtime or CRIU opens all other sources.
         return [
             HostBind(place.source, _destination(spec, place), links=False, made_inside=False)
             for place in launch_file.places
             if place.source
         ]
-    settled = set(launch_file.settled)
+    resolved = set(launch_file.settled)
     model = _binds_only(
-        spec, [m for m in spec["mounts"] if _is_of_others(m.get("source", ""), settled, own)]
+        spec, [m for m in spec["mounts"] if _is_foreign(m.get("source", ""), resolved, own_folders)]
     )
     return [
         HostBind(
             mount.source,
             mount.destination,
-            mount.source not in settled,
+            mount.source not in resolved,
             may_be_made_inside(mount, model),
         )
         for mount in model.mounts
@@ -68,24 +71,24 @@ def _destination(spec: dict[str, Any], place: Place) -> str:
 
 
 def _binds_only(spec: dict[str, Any], mounts: list[dict[str, Any]]) -> Spec:
-    """As much of the specification as says who makes these mounts: all of it takes ten times as
-    long."""
+    """Parse only the parts of the spec that say who makes these mounts: parsing all takes ten times
+    as long."""
     linux = {
         key: spec["linux"][key]
         for key in ("namespaces", "rootfsPropagation")
         if key in spec["linux"]
     }
-    hooks = {key: found for key, found in spec.get("hooks", {}).items() if key == "createContainer"}
+    hooks = {key: value for key, value in spec.get("hooks", {}).items() if key == "createContainer"}
     return parse(
         {"ociVersion": spec["ociVersion"], "mounts": mounts, "linux": linux, "hooks": hooks}
     )
 
 
-def _is_of_others(source: str, settled: Collection[str], own: tuple[str, ...]) -> bool:
-    if source in settled:
+def _is_foreign(source: str, resolved: Collection[str], own_folders: tuple[str, ...]) -> bool:
+    if source in resolved:
         return True
     return (
         source.startswith("/")
         and source not in LOCAL
-        and not any(source.startswith(f"{folder}/") for folder in own)
+        and not any(source.startswith(f"{folder}/") for folder in own_folders)
     )

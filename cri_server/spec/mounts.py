@@ -1,8 +1,8 @@
-"""What a container sees mounted: the usual filesystems, the pod's files, and the caller's mounts
+"""Decides a container's mounts: the default filesystems, the pod's files, and the request's mounts
 over both.
 
-This file only decides; that sources exist and may propagate is looked up by `sources`, in a thread
-with a deadline, for a host path may lie on storage that does not answer.
+This file looks nothing up. `sources` opens host paths and checks their propagation, in a thread
+with a deadline: a host path may lie on storage that does not answer.
 """
 
 from __future__ import annotations
@@ -20,15 +20,12 @@ from pyrunc.errors import InvalidArgument
 Mount = dict[str, Any]
 
 SHM_SIZE_BYTES = 64 << 20
-OUR_MOUNTS = "pyrunc:"  # sources that the compiler and the shim know by name
-POD_SHM = f"{OUR_MOUNTS}shm"  # the shim holds the pod's detached tmpfs under this name
+OUR_MOUNTS = "pyrunc:"  # prefix of sources that the shim resolves by name
+POD_SHM = f"{OUR_MOUNTS}shm"  # the pod's detached tmpfs, which the shim holds
 POD_FILES = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
 MOUNT_OPTIONS = ("noexec", "nodev", "nosuid")
-QUIET = (
-    "nosuid",
-    "nodev",
-    "noexec",
-)  # files of the node's disk that containers write to are data (as CRI-O has them)
+# The pod's files are writable data on the node's disk: nothing may be executed (as in CRI-O).
+DATA_OPTIONS = ("nosuid", "nodev", "noexec")
 
 PROPAGATION = {
     api.PROPAGATION_PRIVATE: "rprivate",
@@ -39,7 +36,7 @@ PROPAGATION = {
 
 @dataclass(frozen=True, slots=True)
 class PodFiles:
-    """Host paths of the files made for a pod."""
+    """Host paths of the files that a pod's containers mount."""
 
     resolv_conf: str
     hostname: str
@@ -47,24 +44,24 @@ class PodFiles:
 
 
 @dataclass(slots=True)
-class Asked:
-    """A mount of the caller, checked: where it goes and, once looked up, its real source on the
+class MountRequest:
+    """A checked mount of the request: its destination and, once looked up, its real source on the
     host."""
 
     request: api.Mount
     destination: str
     source: str = ""
-    # of an unpacked image, top first; `source` is its name
+    # Layers of an unpacked image, top first, or a mounted image; `source` is a name then.
     layers: list[str] = field(default_factory=list)
-    image: Image | None = None  # one that is mounted; `source` is its name
+    image: Image | None = None
 
 
-def asked(requests: Iterable[api.Mount], *, where: str = "mounts") -> list[Asked]:
+def check_requests(requests: Iterable[api.Mount], *, where: str = "mounts") -> list[MountRequest]:
     """Check each request by itself. Raises InvalidArgument naming the entry."""
-    return [_checked(request, f"{where}[{i}]") for i, request in enumerate(requests)]
+    return [_check_request(request, f"{where}[{i}]") for i, request in enumerate(requests)]
 
 
-def _checked(request: api.Mount, where: str) -> Asked:
+def _check_request(request: api.Mount, where: str) -> MountRequest:
     if "\0" in request.container_path + request.host_path + request.image_sub_path:
         raise InvalidArgument(f"{where}: a path holds a NUL byte")
     for name in ("container_path", "host_path", "image_sub_path"):
@@ -89,7 +86,7 @@ def _checked(request: api.Mount, where: str) -> Asked:
         _check_image(request, where)
     elif not request.host_path.startswith("/"):
         raise InvalidArgument(f"{where}: host_path {request.host_path!r} is not absolute")
-    return Asked(request, destination)
+    return MountRequest(request, destination)
 
 
 def _check_image(request: api.Mount, where: str) -> None:
@@ -113,8 +110,8 @@ def defaults(
     writable_cgroup: bool = False,
     sysfs_bind: bool = False,
 ) -> list[Mount]:
-    """The mounts of every container. `shared_shm`: the pod has a /dev/shm of its own that the shim
-    holds. `writable_cgroup`: also without privilege."""
+    """The mounts of every container. `shared_shm`: the pod has its own /dev/shm, which the shim
+    holds. `writable_cgroup`: /sys/fs/cgroup is writable also without privilege."""
     access = "rw" if privileged else "ro"
     cgroup_access = "rw" if writable_cgroup else access
     result = [
@@ -133,13 +130,13 @@ def defaults(
     file_access = "ro" if readonly_root else "rw"
     sources = (files.hosts, files.hostname, files.resolv_conf)
     for destination, source in zip(POD_FILES, sources, strict=True):
-        result.append(bind(source, destination, ["rbind", "rprivate", *QUIET, file_access]))
+        result.append(bind(source, destination, ["rbind", "rprivate", *DATA_OPTIONS, file_access]))
     return result
 
 
 def _sysfs(access: str, bound: bool) -> Mount:
-    """sysfs cannot be mounted in a user namespace that does not own the network namespace: bind the
-    host's then."""
+    """A sysfs mount; a bind of the host's where a user namespace does not own the network
+    namespace, because the kernel refuses to mount sysfs then."""
     if bound:
         return bind("/sys", "/sys", ["rbind", "rprivate", "nosuid", "noexec", "nodev", "ro"])
     return _fs("/sys", "sysfs", ["nosuid", "noexec", "nodev", access])
@@ -155,32 +152,34 @@ def _shm(ipc: int, shared: bool) -> Mount:
     )
 
 
-def merged(default: Sequence[Mount], wanted: Sequence[Asked]) -> list[Mount]:
-    """Defaults and the caller's, ordered by the depth of their destination. A default at the place
-    of a mount is left out, and below a mount that the pod requests, which it would cover: with the
+def merge(default: Sequence[Mount], requested: Sequence[MountRequest]) -> list[Mount]:
+    """Combine defaults and requested mounts, ordered by the depth of their destination. A default
+    is left out at the place of a requested mount, and below one that would cover it: with the
     host's /sys a container reads the host's cgroups, as under containerd. The pod's own files stay,
-    also over the host's /etc."""
-    taken = {a.destination for a in wanted}
-    requested = tuple(
-        f"{a.destination}/" for a in wanted if a.request.host_path or a.image or a.layers
+    even over the host's /etc."""
+    occupied = {a.destination for a in requested}
+    covered = tuple(
+        f"{a.destination}/" for a in requested if a.request.host_path or a.image or a.layers
     )
-    kept = [
+    remaining = [
         mount
         for mount in default
-        if mount["destination"] not in taken
-        and (mount["destination"] in POD_FILES or not mount["destination"].startswith(requested))
+        if mount["destination"] not in occupied
+        and (mount["destination"] in POD_FILES or not mount["destination"].startswith(covered))
     ]
-    listed = kept + [to_oci(a) for a in wanted]
+    listed = remaining + [to_oci(a) for a in requested]
     return sorted(listed, key=lambda m: len([p for p in m["destination"].split("/") if p]))
 
 
-def to_oci(wanted: Asked) -> Mount:
-    """The OCI mount for a checked and looked-up request."""
-    request = wanted.request
+def to_oci(mount_request: MountRequest) -> Mount:
+    """The OCI mount of a request whose source is known."""
+    request = mount_request.request
     extra = sorted(set(request.mount_options))
-    if wanted.image is not None or wanted.layers:
+    if mount_request.image is not None or mount_request.layers:
         return bind(
-            wanted.source, wanted.destination, ["bind", "rprivate", "ro", "nosuid", "nodev", *extra]
+            mount_request.source,
+            mount_request.destination,
+            ["bind", "rprivate", "ro", "nosuid", "nodev", *extra],
         )
     access = "ro" if request.readonly else "rw"
     options = [
@@ -189,7 +188,7 @@ def to_oci(wanted: Asked) -> Mount:
         "rro" if request.recursive_read_only else access,
         *extra,
     ]
-    mount = bind(wanted.source, wanted.destination, options)
+    mount = bind(mount_request.source, mount_request.destination, options)
     for key, maps in (("uidMappings", request.uidMappings), ("gidMappings", request.gidMappings)):
         if maps:
             mount[key] = [
@@ -198,9 +197,10 @@ def to_oci(wanted: Asked) -> Mount:
     return mount
 
 
-def root_propagation(wanted: Iterable[Asked]) -> str:
-    """The strongest propagation that a mount needs from the container's root; empty: the default."""
-    kinds = {a.request.propagation for a in wanted}
+def root_propagation(requested: Iterable[MountRequest]) -> str:
+    """The strongest propagation that a mount needs from the container's root; empty for the
+    default."""
+    kinds = {a.request.propagation for a in requested}
     if api.PROPAGATION_BIDIRECTIONAL in kinds:
         return "rshared"
     return "rslave" if api.PROPAGATION_HOST_TO_CONTAINER in kinds else ""
@@ -220,4 +220,4 @@ OWN_PLACES = frozenset(
         PodFiles("", "", ""), ipc=api.POD, shared_shm=False, privileged=False, readonly_root=False
     )
 )
-"""Where every container has something mounted."""
+"""The destinations of the default mounts."""

@@ -1,4 +1,4 @@
-"""Which namespaces a container joins, makes or leaves to the host, by CRI's four modes."""
+"""Decides which namespaces a container joins, makes or shares with the host, by CRI's modes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ def entries(
 ) -> Entries:
     """The OCI list `linux.namespaces`. The pod's namespaces are those of its pause process.
 
-    `target_pid` is the process whose pid namespace mode TARGET joins, 0 otherwise.
-    """
+    `target_pid`: the process whose pid namespace mode TARGET joins, else 0."""
     result: Entries = [{"type": "mount"}]
     if not privileged:
         result.append({"type": "cgroup"})
@@ -45,7 +44,7 @@ def _pid(mode: int, pause_pid: int, target_pid: int) -> Entries:
 
 
 def check_sandbox(options: api.NamespaceOption) -> None:
-    """Refuse modes that a sandbox cannot have. Raises InvalidArgument."""
+    """Check a sandbox's modes. Raises InvalidArgument."""
     if options.network not in (api.POD, api.NODE):
         raise InvalidArgument("namespace_options.network must be POD or NODE")
     if options.ipc not in (api.POD, api.NODE, api.CONTAINER):
@@ -57,7 +56,7 @@ def check_sandbox(options: api.NamespaceOption) -> None:
 
 
 def check_container(options: api.NamespaceOption, sandbox: api.NamespaceOption) -> None:
-    """A container shares the users of its sandbox. Raises InvalidArgument."""
+    """Check a container's modes; its user namespace is the sandbox's. Raises InvalidArgument."""
     if options.network not in (api.POD, api.NODE):
         raise InvalidArgument("namespace_options.network must be POD or NODE")
     if options.ipc not in (api.POD, api.NODE, api.CONTAINER):
@@ -68,17 +67,15 @@ def check_container(options: api.NamespaceOption, sandbox: api.NamespaceOption) 
         raise InvalidArgument("namespace_options.pid is TARGET without target_id")
     if options.HasField("userns_options"):
         check_user_namespace(options.userns_options)
-    if _mapped(options) != _mapped(sandbox):
+    if _id_ranges(options) != _id_ranges(sandbox):
         raise InvalidArgument("namespace_options.userns_options must be the sandbox's")
 
 
 def effective(options: api.NamespaceOption, sandbox: api.NamespaceOption) -> api.NamespaceOption:
-    """What a container's modes come to: POD in a pod that lives in the host's namespace means the
-    host's.
+    """A container's effective modes: POD in a pod that uses the host's namespace means the host's.
 
-    POD is also what a caller gets who says nothing, so it is no contradiction. The network is
-    always the sandbox's.
-    """
+    POD is also protobuf's default, so it does not contradict the sandbox. The network is always the
+    sandbox's."""
     result = api.NamespaceOption()
     result.CopyFrom(options)
     result.network = sandbox.network
@@ -89,17 +86,17 @@ def effective(options: api.NamespaceOption, sandbox: api.NamespaceOption) -> api
     return result
 
 
-def check_user_namespace(asked: api.UserNamespace) -> None:
-    """CRI allows NODE without mappings, or POD with exactly one range for users and one for groups,
-    from id 0."""
+def check_user_namespace(options: api.UserNamespace) -> None:
+    """Check a user namespace: NODE without mappings, or POD with one range for users and one for
+    groups, each from id 0. Raises InvalidArgument."""
     where = "namespace_options.userns_options"
-    if asked.mode == api.NODE:
-        if asked.uids or asked.gids:
+    if options.mode == api.NODE:
+        if options.uids or options.gids:
             raise InvalidArgument(f"{where}: mode NODE takes no mappings")
         return
-    if asked.mode != api.POD:
+    if options.mode != api.POD:
         raise InvalidArgument(f"{where}: mode must be POD or NODE")
-    for name, mappings in (("uids", asked.uids), ("gids", asked.gids)):
+    for name, mappings in (("uids", options.uids), ("gids", options.gids)):
         if len(mappings) != 1:
             raise InvalidArgument(
                 f"{where}.{name}: exactly one mapping is supported, not {len(mappings)}"
@@ -107,19 +104,20 @@ def check_user_namespace(asked: api.UserNamespace) -> None:
         mapping = mappings[0]
         if mapping.length < 1 or mapping.container_id != 0:
             raise InvalidArgument(
-                f"{where}.{name}: the mapping must begin at container id 0 and hold an id"
+                f"{where}.{name}: the mapping must begin at container id 0 and have a length of"
+                " at least 1"
             )
         if mapping.host_id + mapping.length > 2**32 - 1:
             raise InvalidArgument(f"{where}.{name}: the mapping ends above the highest id")
 
 
 def has_user_namespace(options: api.NamespaceOption) -> bool:
-    """Whether the pod asked for users of its own."""
+    """Whether the pod has a user namespace."""
     return options.HasField("userns_options") and options.userns_options.mode == api.POD
 
 
 def id_maps(options: api.NamespaceOption) -> dict[str, list[dict[str, int]]]:
-    """OCI's `uidMappings` and `gidMappings` of a pod with users of its own; empty without."""
+    """OCI's `uidMappings` and `gidMappings` of a pod with a user namespace; empty without one."""
     if not has_user_namespace(options):
         return {}
     users = options.userns_options
@@ -130,12 +128,12 @@ def id_maps(options: api.NamespaceOption) -> dict[str, list[dict[str, int]]]:
 
 
 def root_of(options: api.NamespaceOption) -> tuple[int, int]:
-    """What the pod's root is on the host: uid and gid."""
+    """The host uid and gid of the pod's root."""
     maps = id_maps(options)
     return (maps["uidMappings"][0]["hostID"], maps["gidMappings"][0]["hostID"]) if maps else (0, 0)
 
 
-def _mapped(options: api.NamespaceOption) -> tuple[tuple[int, int, int], ...]:
+def _id_ranges(options: api.NamespaceOption) -> tuple[tuple[int, int, int], ...]:
     if not has_user_namespace(options):
         return ()
     users = options.userns_options

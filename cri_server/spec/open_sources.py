@@ -1,9 +1,8 @@
-"""Host paths that a container's mounts have as sources: opened once, and handed on as O_PATH
-descriptors.
+"""Opens the host paths that a container's mounts have as sources, once, as O_PATH descriptors.
 
-A path may lie on storage that never answers, and may change between two looks. So a thread that can
-be given up (`spec.sources.in_time`) opens it; what compiles the container gets the descriptor and
-what is known of it.
+A path may lie on storage that never answers, and may change between two look-ups. A thread with a
+deadline (`spec.sources.run_with_deadline`) opens it; the container's compiler gets the descriptor
+and the facts about it.
 """
 
 from __future__ import annotations
@@ -19,15 +18,14 @@ from pyrunc.plan.bind_source import BindSource
 
 
 class OpenSources:
-    """The sources of one container's mounts by their paths in its specification. Owns the
-    descriptors until `close`.
+    """The sources of one container's mounts by their paths in its spec. Owns the descriptors until
+    `close`.
 
-    A thread adds to it. One that was given up may come back after `close`: then what it has opened
-    is closed, and it ends.
-    """
+    A thread adds to it. If that thread was abandoned and returns after `close`, it closes the
+    descriptor that it has opened, and ends."""
 
     def __init__(self) -> None:
-        self.known: dict[str, BindSource] = {}
+        self.facts: dict[str, BindSource] = {}
         self.fds: dict[str, int] = {}
         self.current = ""
         self._closed = False
@@ -46,13 +44,13 @@ class OpenSources:
         close_all(fds)
 
     def subject(self) -> str:
-        """The path that is being looked at, for an error."""
+        """The path that is being looked up, for an error."""
         return f"path {self.current!r}"
 
     def begin(self, path: str) -> None:
-        """From here on the error of a deadline names this path. Raises WrongState after `close`."""
+        """Note `path` for the error of a deadline. Raises WrongState after `close`."""
         if self._closed:
-            raise WrongState(f"{path} is not needed any more")
+            raise WrongState(f"{path} is no longer needed")
         self.current = path
 
     def open(self, source: str, destination: str, *, links: bool) -> None:
@@ -62,7 +60,7 @@ class OpenSources:
         self.add(source, destination, number, "" if links else source)
 
     def add(self, source: str, destination: str, number: int, path: str) -> None:
-        """Take the descriptor of a source, and look at what it is. `path`: see `look_at`. Raises
+        """Take over the descriptor of a source, and probe the source. `path`: see `look_at`. Raises
         KernelError, WrongState."""
         try:
             source_facts = look_at(number, path)
@@ -71,8 +69,8 @@ class OpenSources:
             raise bind_failed(source, destination, error.errno or 0) from None
         with self._lock:
             if not self._closed and source not in self.fds:
-                self.known[source], self.fds[source] = source_facts, number
+                self.facts[source], self.fds[source] = source_facts, number
                 return
         os.close(number)
         if self._closed:
-            raise WrongState(f"{source} is not needed any more")
+            raise WrongState(f"{source} is no longer needed")

@@ -1,4 +1,4 @@
-"""Limits of a path in a request or an image: what is longer, no system call takes.
+"""Limits the length of paths in requests and images: system calls refuse longer ones.
 
 Source: path_resolution(7), ENAMETOOLONG; PATH_MAX and NAME_MAX of linux/limits.h.
 """
@@ -12,7 +12,7 @@ NAME_MAX = 255  # bytes of one component
 
 
 def check(path: str, field: str) -> None:
-    """Raises InvalidArgument that names the field for a path that is too long. The error does not
+    """Raise InvalidArgument for a path that is too long. The error names the field and does not
     repeat the path."""
     size = _size(path)
     if size >= PATH_MAX:
@@ -24,5 +24,5 @@ def check(path: str, field: str) -> None:
 
 
 def _size(text: str) -> int:
-    """In bytes; a byte that is not UTF-8 is one surrogate here."""
+    """Length in bytes; a byte that is not UTF-8 is one surrogate here, and counts as one."""
     return len(text.encode("utf-8", "replace"))

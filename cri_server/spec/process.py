@@ -1,4 +1,5 @@
-"""What runs: argv, environment and working directory, from the CRI configuration over the image's."""
+"""A container's argv, environment and working directory: those of the CRI configuration, else the
+image's."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 def argv(
     command: Sequence[str], args: Sequence[str], entrypoint: Sequence[str], cmd: Sequence[str]
 ) -> list[str]:
-    """Kubernetes' matrix: a command replaces entrypoint and cmd, args alone replace cmd.
+    """Combine command and arguments by Kubernetes' rules: a command replaces entrypoint and cmd,
+    args alone replace cmd.
 
-    Raises InvalidArgument when nothing is left to run, or its first word is too long for a path.
-    """
+    Raises InvalidArgument when the result is empty, or its first word is too long for a path."""
     if command:
         result = [*command, *args]
     elif args:
@@ -41,8 +42,8 @@ def environment(
     tty: bool,
     home: str,
 ) -> list[str]:
-    """`KEY=VALUE` lines: the image's, overridden by the caller's, with what a process may expect in
-    any container."""
+    """`KEY=VALUE` lines: the image's, overridden by the request's, with PATH, HOSTNAME, TERM and
+    HOME as defaults."""
     result: dict[str, str] = {}
     for line in image:
         key, equals, value = line.partition("=")
@@ -54,7 +55,7 @@ def environment(
         result.setdefault("TERM", "xterm")
     for key, value in envs:
         if not key or "=" in key:
-            raise InvalidArgument(f"environment variable name {key!r}")
+            raise InvalidArgument(f"{key!r} is not the name of an environment variable")
         result[key] = value
     if home:
         result.setdefault("HOME", home)
@@ -64,23 +65,23 @@ def environment(
 
 
 def cri_envs(config: api.ContainerConfig) -> list[tuple[str, str]]:
-    """The caller's variables; bytes that are not UTF-8 travel as surrogates."""
+    """The request's variables; bytes that are not UTF-8 become surrogates."""
     return [(e.key, _text(e.value)) for e in config.envs]
 
 
 def working_dir(cri: str, image: str) -> str:
-    """The caller's, else the image's, else `/`. Raises InvalidArgument unless absolute, and for a
+    """The request's, else the image's, else `/`. Raises InvalidArgument unless absolute, and for a
     path that is too long."""
-    chosen = cri or image or "/"
-    path_length.check(chosen, "config.working_dir" if cri else "the image's WorkingDir")
-    if not chosen.startswith("/"):
-        raise InvalidArgument(f"working directory {chosen!r} is not absolute")
-    _no_nul([chosen], "working directory")
-    return chosen
+    path = cri or image or "/"
+    path_length.check(path, "config.working_dir" if cri else "the image's WorkingDir")
+    if not path.startswith("/"):
+        raise InvalidArgument(f"working directory {path!r} is not absolute")
+    _no_nul([path], "working directory")
+    return path
 
 
 def rlimits(limits: Mapping[str, tuple[int, int]]) -> list[dict[str, object]]:
-    """OCI's objects; Python's -1 is the kernel's highest number."""
+    """OCI's objects; Python's -1 becomes the kernel's highest number."""
     return [
         {"type": name, "soft": soft & UNLIMITED, "hard": hard & UNLIMITED}
         for name, (soft, hard) in limits.items()
@@ -90,9 +91,9 @@ def rlimits(limits: Mapping[str, tuple[int, int]]) -> list[dict[str, object]]:
 def with_arguments(
     process: Mapping[str, object], command: Sequence[str], *, tty: bool
 ) -> dict[str, object]:
-    """The OCI process of an exec: as the container's, with another argv and terminal."""
+    """The OCI process of an exec: the container's, with another argv and terminal."""
     if not command or not command[0]:
-        raise InvalidArgument("no command to execute")
+        raise InvalidArgument("the command is empty")
     _no_nul(command, "command")
     result = {**process, "args": list(command), "terminal": tty}
     env = result.get("env")
@@ -102,8 +103,8 @@ def with_arguments(
 
 
 def changed(process: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The OCI process with another `user` or `cwd`, and with `env` over its own. Raises
-    InvalidArgument."""
+    """Return the OCI process with another `user` or `cwd`, and with `env` overriding its own.
+    Raises InvalidArgument."""
     env = list(changes.get("env", ()))
     for entry in env:
         if not entry.partition("=")[0] or "=" not in entry:
@@ -111,10 +112,12 @@ def changed(process: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     _no_nul(env, "the environment")
     path_length.check(changes.get("cwd", ""), "the working directory")
     names = {entry.partition("=")[0] for entry in env}
-    kept = [entry for entry in process.get("env") or () if entry.partition("=")[0] not in names]
-    if "user" in changes:  # another user has another home, which the container's passwd file knows
-        kept = [entry for entry in kept if not entry.startswith("HOME=")]
-    return {**process, **changes, "env": [*kept, *env]}
+    inherited = [
+        entry for entry in process.get("env") or () if entry.partition("=")[0] not in names
+    ]
+    if "user" in changes:  # the shim looks up the new user's home in the container's passwd file
+        inherited = [entry for entry in inherited if not entry.startswith("HOME=")]
+    return {**process, **changes, "env": [*inherited, *env]}
 
 
 def _text(value: bytes | str) -> str:

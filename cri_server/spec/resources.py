@@ -1,5 +1,5 @@
-"""CRI resources -> OCI resources. Zero means "not set" throughout; the runtime translates to cgroup
-v2 files."""
+"""Converts CRI resources to OCI resources. Zero means "not set" throughout; pyrunc writes the
+cgroup v2 files."""
 
 from __future__ import annotations
 
@@ -15,86 +15,86 @@ PAGE_SIZE = re.compile(r"[0-9]{1,9}[KMGT]B")  # as the kernel calls the files: h
 CGROUP_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
 
 
-def to_oci(asked: api.LinuxContainerResources) -> dict[str, Any]:
+def to_oci(request: api.LinuxContainerResources) -> dict[str, Any]:
     """The OCI object `linux.resources` without devices. Raises InvalidArgument for values that no
-    kernel takes.
+    kernel accepts.
 
-    A memory limit without a swap limit means no swap: memory and swap together get the memory
-    limit.
-    """
-    check(asked)
+    Without a swap limit a memory limit also limits memory and swap together: the container gets no
+    swap."""
+    check(request)
     cpu: dict[str, Any] = {}
     for key, value in (
-        ("shares", asked.cpu_shares),
-        ("quota", asked.cpu_quota),
-        ("period", asked.cpu_period),
+        ("shares", request.cpu_shares),
+        ("quota", request.cpu_quota),
+        ("period", request.cpu_period),
     ):
         if value:
             cpu[key] = value
-    for key, text in (("cpus", asked.cpuset_cpus), ("mems", asked.cpuset_mems)):
+    for key, text in (("cpus", request.cpuset_cpus), ("mems", request.cpuset_mems)):
         if text:
             cpu[key] = text
     result: dict[str, Any] = {}
     if cpu:
         result["cpu"] = cpu
-    memory = _memory(asked)
+    memory = _memory(request)
     if memory:
         result["memory"] = memory
-    if asked.hugepage_limits:
+    if request.hugepage_limits:
         result["hugepageLimits"] = [
-            {"pageSize": h.page_size, "limit": h.limit} for h in asked.hugepage_limits
+            {"pageSize": h.page_size, "limit": h.limit} for h in request.hugepage_limits
         ]
-    if asked.unified:
-        result["unified"] = dict(asked.unified)
+    if request.unified:
+        result["unified"] = dict(request.unified)
     return result
 
 
-def check(asked: api.LinuxContainerResources) -> None:
-    """Refuse what cannot be meant."""
+def check(request: api.LinuxContainerResources) -> None:
+    """Raise InvalidArgument for a value outside its range or format."""
     for name, value, lowest in (
-        ("cpu_period", asked.cpu_period, 0),
-        ("cpu_quota", asked.cpu_quota, -1),
-        ("cpu_shares", asked.cpu_shares, 0),
-        ("memory_limit_in_bytes", asked.memory_limit_in_bytes, -1),
-        ("memory_swap_limit_in_bytes", asked.memory_swap_limit_in_bytes, -1),
+        ("cpu_period", request.cpu_period, 0),
+        ("cpu_quota", request.cpu_quota, -1),
+        ("cpu_shares", request.cpu_shares, 0),
+        ("memory_limit_in_bytes", request.memory_limit_in_bytes, -1),
+        ("memory_swap_limit_in_bytes", request.memory_swap_limit_in_bytes, -1),
     ):
         if value < lowest:
             raise InvalidArgument(f"linux.resources.{name}: {value} is less than {lowest}")
-    if asked.oom_score_adj not in OOM_SCORE_RANGE:
+    if request.oom_score_adj not in OOM_SCORE_RANGE:
         raise InvalidArgument(
-            f"linux.resources.oom_score_adj: {asked.oom_score_adj} is not in -1000..1000"
+            f"linux.resources.oom_score_adj: {request.oom_score_adj} is not in -1000..1000"
         )
-    limit, total = asked.memory_limit_in_bytes, asked.memory_swap_limit_in_bytes
+    limit, total = request.memory_limit_in_bytes, request.memory_swap_limit_in_bytes
     if 0 < total < limit:
         raise InvalidArgument(
             f"linux.resources: memory and swap together ({total}) are less than memory ({limit})"
         )
-    for huge in asked.hugepage_limits:
+    for huge in request.hugepage_limits:
         if not PAGE_SIZE.fullmatch(huge.page_size):
             raise InvalidArgument(
-                f"linux.resources.hugepage_limits: page size {huge.page_size[:40]!r} is not of the form 2MB"
+                f"linux.resources.hugepage_limits: page size {huge.page_size[:40]!r} is not of"
+                " the form 2MB"
             )
-    for key, text in asked.unified.items():
+    for key, text in request.unified.items():
         if not CGROUP_FILE.fullmatch(key):
             raise InvalidArgument(
                 f"linux.resources.unified: {key[:80]!r} is not a cgroup file name"
             )
         if key.startswith("cgroup.") and key not in CORE_LIMITS:
             raise InvalidArgument(
-                f"linux.resources.unified: {key} is no limit: the runtime alone writes it"
+                f"linux.resources.unified: {key} is not a limit; only the runtime writes it"
             )
         if "\0" in text:
             raise InvalidArgument(f"linux.resources.unified: the value of {key} holds a NUL byte")
 
 
 def clamp_oom_score_adj(value: int, floor: int | None) -> int:
-    """`value`, raised to what we may set (`floor`, None: anything)."""
+    """Raise `value` to `floor`, the lowest that the server may set; None: no floor."""
     return value if floor is None else max(value, floor)
 
 
 def without_hugepages(resources: dict[str, Any], controllers: frozenset[str]) -> dict[str, Any]:
-    """Drop zero limits of huge pages on a host without their controller: kubelet lists every size
-    it knows."""
+    """Drop zero huge page limits on a host without the hugetlb controller: kubelet sends one for
+    every page size."""
     limits = resources.get("hugepageLimits")
     if not limits or "hugetlb" in controllers or any(item["limit"] for item in limits):
         return resources
@@ -104,7 +104,7 @@ def without_hugepages(resources: dict[str, Any], controllers: frozenset[str]) ->
 def merge(
     current: api.LinuxContainerResources, update: api.LinuxContainerResources
 ) -> api.LinuxContainerResources:
-    """`current` with the fields of `update` that are set: what is in force after
+    """Return `current` overridden by the fields of `update` that are set: the limits after
     UpdateContainerResources."""
     result = api.LinuxContainerResources()
     result.CopyFrom(current)
@@ -139,12 +139,12 @@ def _merge_hugepages(
         result.hugepage_limits.add(page_size=size, limit=limit)
 
 
-def _memory(asked: api.LinuxContainerResources) -> dict[str, int]:
+def _memory(request: api.LinuxContainerResources) -> dict[str, int]:
     memory: dict[str, int] = {}
-    if asked.memory_limit_in_bytes:
-        memory["limit"] = asked.memory_limit_in_bytes
-    if asked.memory_swap_limit_in_bytes:
-        memory["swap"] = asked.memory_swap_limit_in_bytes
-    elif asked.memory_limit_in_bytes > 0:
-        memory["swap"] = asked.memory_limit_in_bytes
+    if request.memory_limit_in_bytes:
+        memory["limit"] = request.memory_limit_in_bytes
+    if request.memory_swap_limit_in_bytes:
+        memory["swap"] = request.memory_swap_limit_in_bytes
+    elif request.memory_limit_in_bytes > 0:
+        memory["swap"] = request.memory_limit_in_bytes
     return memory

@@ -1,8 +1,8 @@
-"""Seccomp and AppArmor: which profile a container gets, from the new fields, the deprecated
-strings, or neither.
+"""Selects a container's seccomp and AppArmor profiles from CRI's current fields, its deprecated
+strings, or the defaults.
 
-A missing message means "nothing asked", a present one with zero values means RuntimeDefault:
-protobuf presence decides.
+A missing message means "not requested", a present one with zero values RuntimeDefault: protobuf
+presence decides.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """`kind` is default, unconfined or localhost; `reference` a path (seccomp) or a name (AppArmor)
-    for the last."""
+    """A profile: `kind` is default, unconfined or localhost; `reference` is a path (seccomp) or a
+    name (AppArmor) for localhost."""
 
     kind: str
     reference: str = ""
@@ -39,7 +39,7 @@ class Profile:
 def seccomp_profile(
     context: api.LinuxContainerSecurityContext | api.LinuxSandboxSecurityContext,
 ) -> Profile:
-    """What is asked for; privileged containers and those that ask for nothing are unconfined."""
+    """The requested profile; privileged containers and those without a request are unconfined."""
     if context.privileged:
         return Profile(UNCONFINED)
     if context.HasField("seccomp"):
@@ -51,11 +51,11 @@ def seccomp_profile(
         return Profile(DEFAULT)
     if text.startswith("localhost/"):
         return Profile(LOCALHOST, text.removeprefix("localhost/"))
-    raise InvalidArgument(f"seccomp_profile_path {text!r}")
+    raise InvalidArgument(f"seccomp_profile_path {text!r} is not a known form")
 
 
 def apparmor_profile(context: api.LinuxContainerSecurityContext) -> Profile:
-    """What is asked for; nothing asked means the runtime's default."""
+    """The requested profile; without a request the runtime's default."""
     if context.privileged:
         return Profile(UNCONFINED)
     if context.HasField("apparmor"):
@@ -68,26 +68,26 @@ def apparmor_profile(context: api.LinuxContainerSecurityContext) -> Profile:
         return Profile(UNCONFINED)
     if text.startswith("localhost/"):
         return Profile(LOCALHOST, text.removeprefix("localhost/"))
-    raise InvalidArgument(f"apparmor_profile {text!r}")
+    raise InvalidArgument(f"apparmor_profile {text!r} is not a known form")
 
 
-def _profile(asked: api.SecurityProfile, what: str) -> Profile:
-    kind = _TYPES.get(asked.profile_type)
+def _profile(requested: api.SecurityProfile, what: str) -> Profile:
+    kind = _TYPES.get(requested.profile_type)
     if kind is None:
-        raise InvalidArgument(f"{what}: unknown profile type {asked.profile_type}")
-    if kind == LOCALHOST and not asked.localhost_ref:
+        raise InvalidArgument(f"{what}: unknown profile type {requested.profile_type}")
+    if kind == LOCALHOST and not requested.localhost_ref:
         raise InvalidArgument(f"{what}: profile type Localhost without localhost_ref")
-    if kind != LOCALHOST and asked.localhost_ref:
+    if kind != LOCALHOST and requested.localhost_ref:
         raise InvalidArgument(f"{what}: localhost_ref is only for profile type Localhost")
-    return Profile(kind, asked.localhost_ref)
+    return Profile(kind, requested.localhost_ref)
 
 
 def seccomp_object(
     profile: Profile, capabilities: list[str], default_path: str = ""
 ) -> dict[str, Any] | None:
-    """The OCI object `linux.seccomp`; None when unconfined. `capabilities` are the granted `CAP_…`
-    names, which open some calls of the default profile; `default_path`: a file to take in its
-    place. Reads the profile's file for `localhost`: raises InvalidArgument."""
+    """The OCI object `linux.seccomp`; None when unconfined. `capabilities`: the granted `CAP_…`
+    names, which permit further calls in the default profile; `default_path`: a file to use instead
+    of that profile. Reads the file of a localhost profile. Raises InvalidArgument."""
     if profile.kind == UNCONFINED:
         return None
     if profile.kind == DEFAULT and default_path:
@@ -105,27 +105,29 @@ def _read_profile(path: str) -> dict[str, Any]:
     except OSError as error:
         raise InvalidArgument(f"seccomp profile {path!r}: {error.strerror}") from None
     try:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size > PROFILE_SIZE_LIMIT_BYTES:
-            raise InvalidArgument(f"seccomp profile {path!r} is not a file of at most 4 MiB")
+        file_stat = os.fstat(descriptor)
+        if not stat.S_ISREG(file_stat.st_mode) or file_stat.st_size > PROFILE_SIZE_LIMIT_BYTES:
+            raise InvalidArgument(
+                f"seccomp profile {path!r} is not a regular file of at most 4 MiB"
+            )
         content = os.read(descriptor, PROFILE_SIZE_LIMIT_BYTES)
     finally:
         os.close(descriptor)
     try:
-        found = json.loads(content)
+        profile = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"seccomp profile {path!r} is not JSON: {error}") from None
-    if not isinstance(found, dict) or not isinstance(found.get("defaultAction"), str):
+    if not isinstance(profile, dict) or not isinstance(profile.get("defaultAction"), str):
         raise InvalidArgument(f"seccomp profile {path!r} is not an OCI seccomp object")
-    return found
+    return profile
 
 
 def apparmor_name(profile: Profile, *, enabled: bool, default: str, loaded: set[str]) -> str:
-    """The profile to enter, empty for none. `default` is the runtime's own, empty where it could
-    not be loaded.
+    """The name of the profile to use, empty for none. `default` is the runtime's own, empty where
+    it could not be loaded.
 
-    Raises Unsupported on a host without AppArmor, InvalidArgument for a profile that is not loaded.
-    """
+    Raises Unsupported on a host without AppArmor, InvalidArgument for a profile that is not
+    loaded."""
     if profile.kind == DEFAULT:
         return default
     if profile.kind == UNCONFINED:

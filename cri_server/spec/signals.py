@@ -1,5 +1,5 @@
-"""Stop signals: CRI's enum (numbers of its own), the image's text and the kernel's number, mapped
-by name."""
+"""Converts stop signals between CRI's enum (which has its own numbers), an image's text and the
+kernel's numbers, by name."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _PREFIX = "SIGNAL_"
 _ALIASES = {"SIGCLD": "SIGCHLD", "SIGIOT": "SIGABRT"}
 
 
-def chosen(asked: int, image: str) -> str:
-    """The name of the signal that stops: the caller's, else the image's, else SIGTERM. Raises
+def stop_signal(requested: int, image: str) -> str:
+    """The name of the stop signal: the request's, else the image's, else SIGTERM. Raises
     InvalidArgument."""
-    if asked:
-        return from_cri(asked)
+    if requested:
+        return from_cri(requested)
     return from_text(image) if image else DEFAULT
 
 
 def from_cri(value: int) -> str:
-    """`SIGNAL_SIGRTMINPLUS1` -> `SIGRTMIN+1`. Raises InvalidArgument for a number that the enum
-    does not have."""
+    """Convert an enum value: `SIGNAL_SIGRTMINPLUS1` -> `SIGRTMIN+1`. Raises InvalidArgument for a
+    number that the enum does not have."""
     try:
         name = api.Signal.Name(value).removeprefix(_PREFIX)  # type: ignore[arg-type]
     except ValueError:
@@ -32,13 +32,13 @@ def from_cri(value: int) -> str:
 
 
 def to_cri(name: str) -> int:
-    """The enum value for a name; SIGNAL_RUNTIME_DEFAULT when CRI has no word for it."""
+    """The enum value of a name; SIGNAL_RUNTIME_DEFAULT for one that the enum does not have."""
     word = _ALIASES.get(name, name).replace("+", "PLUS").replace("-", "MINUS")
     return dict(api.Signal.items()).get(_PREFIX + word, 0)
 
 
 def from_text(text: str) -> str:
-    """`15`, `TERM`, `SIGTERM`, `SIGRTMIN+3` -> the full name. Raises InvalidArgument."""
+    """The full name for `15`, `TERM`, `SIGTERM` or `SIGRTMIN+3`. Raises InvalidArgument."""
     word = text.strip().upper()
     if word.isascii() and word.isdigit():
         return _named(int(word[:4]))
@@ -48,11 +48,11 @@ def from_text(text: str) -> str:
 
 
 def number(name: str) -> int:
-    """The kernel's number on this architecture. Raises InvalidArgument."""
+    """The kernel's number of a signal on this architecture. Raises InvalidArgument."""
     base, offset = _ALIASES.get(name, name), 0
     for sign in ("+", "-"):
-        head, found, tail = base.partition(sign)
-        if found:
+        head, has_sign, tail = base.partition(sign)
+        if has_sign:
             if head not in ("SIGRTMIN", "SIGRTMAX") or not (tail.isascii() and tail.isdigit()):
                 raise InvalidArgument(f"unknown signal {name[:40]!r}")
             base, offset = head, int(sign + tail[:3])

@@ -1,6 +1,5 @@
-"""Looks up what mounts and devices need from the host. Every function here may hang on foreign
-storage: `in_time` runs it in a thread that is given up when its deadline passes.
-"""
+"""Looks up the host paths of mounts and devices. Every function here may hang on a filesystem that
+does not answer: `run_with_deadline` runs it in a thread, which it abandons after the deadline."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from typing import Any, TypeVar
 
 from cri_server.api import api_pb2 as api
 from cri_server.spec import path_length
-from cri_server.spec.mounts import Asked
+from cri_server.spec.mounts import MountRequest
 from cri_server.spec.open_sources import OpenSources
 from pyrunc.compile.bind_source import open_source
 from pyrunc.errors import DeadlineExceeded, InvalidArgument, KernelError
@@ -32,8 +31,8 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device node of the host and where a container has it. `type` is `c` or `b`; `access`, of
-    `rwm`: what its cgroup permits."""
+    """A device node of the host and its path in the container. `type` is `c` or `b`; `access`: the
+    letters of `rwm` that its cgroup permits."""
 
     path: str
     type: str
@@ -45,18 +44,18 @@ class Device:
     access: str = "rwm"
 
 
-async def in_time(
+async def run_with_deadline(
     timeout_s: float,
     what: str | Callable[[], str],
     function: Callable[..., Result],
     *arguments: Any,
     discard: Callable[[Result], object] | None = None,
 ) -> Result:
-    """`function(*arguments)` in a daemon thread of its own. Raises DeadlineExceeded naming `what`;
-    the thread is then left to the kernel, which cannot interrupt it either. `discard` gets a result
-    that comes too late, in that thread."""
+    """Run `function(*arguments)` in a daemon thread of its own. Raises DeadlineExceeded naming
+    `what`. The thread is abandoned then, because nothing can interrupt it in the kernel; it passes
+    a late result to `discard`."""
     future: Future[Result] = Future()
-    future.set_running_or_notify_cancel()  # from here on a cancelled waiter cannot cancel it
+    future.set_running_or_notify_cancel()  # a cancelled waiter cannot cancel a running future
 
     def run() -> None:
         try:
@@ -75,60 +74,59 @@ async def in_time(
         if not isinstance(error, TimeoutError):
             raise
         subject = what if isinstance(what, str) else what()
-        log.warning("%s does not answer after %g s; its thread is abandoned", subject, timeout_s)
-        raise DeadlineExceeded(f"{subject} does not answer after {timeout_s:g} s") from None
+        log.warning("%s did not answer within %g s; its thread is abandoned", subject, timeout_s)
+        raise DeadlineExceeded(f"{subject} did not answer within {timeout_s:g} s") from None
 
 
-def find(wanted: list[Asked], opened: OpenSources) -> None:
-    """Open the source of each bind mount and fill in its real path; a missing one becomes a
-    directory, as everywhere.
+def resolve(requested: list[MountRequest], open_sources: OpenSources) -> None:
+    """Open the source of each bind mount and fill in its real path; a missing one is created as a
+    directory, as in other runtimes.
 
-    Raises InvalidArgument for a propagation that the source's mount does not offer, KernelError.
-    """
+    Raises InvalidArgument for a propagation that the source's mount does not offer, KernelError."""
     table: list[MountPoint] | None = None
-    for mount in wanted:
+    for mount in requested:
         if mount.source:
             continue
-        mount.source = open_real(mount.request.host_path, mount.destination, opened)
+        mount.source = open_real(mount.request.host_path, mount.destination, open_sources)
         if mount.request.propagation != api.PROPAGATION_PRIVATE:
             table = table if table is not None else list(mount_points())
             _check_propagation(mount, table)
 
 
-def open_real(path: str, destination: str, opened: OpenSources) -> str:
-    """The path without symlinks, as `real_path` has it; what is there is in `opened`. Raises
-    KernelError."""
-    opened.begin(path)
+def open_real(path: str, destination: str, open_sources: OpenSources) -> str:
+    """Open a path and add it to `open_sources`; returns the path without symlinks, see `real_path`.
+    Raises KernelError."""
+    open_sources.begin(path)
     try:
         number, real = open_source(path, destination, links=False), clean(path)
-    except KernelError:  # there are links, or it is missing
+    except KernelError:  # it has links, or does not exist
         real = real_path(path)
         number = open_source(real, destination, links=False)
-    opened.add(real, destination, number, real)
+    open_sources.add(real, destination, number, real)
     return real
 
 
 def real_path(path: str) -> str:
-    """`path` without symlinks; what is missing at its end is made, as directories. A link to
-    nothing is an error: its maker would choose what is made on the host. Raises KernelError."""
-    there, missing = path, list[str]()
+    """`path` without symlinks; missing directories at its end are created. A dangling link is an
+    error: its owner would choose what is created on the host. Raises KernelError."""
+    existing, missing = path, list[str]()
     try:
-        while not os.path.lexists(there):
-            there, name = posixpath.split(there.rstrip("/"))
+        while not os.path.lexists(existing):
+            existing, name = posixpath.split(existing.rstrip("/"))
             missing.insert(0, name)
-        resolved = os.path.realpath(there, strict=True)
+        resolved = os.path.realpath(existing, strict=True)
         if missing:
             resolved = posixpath.normpath(posixpath.join(resolved, *missing))
             make_folders(resolved)
         return resolved
     except OSError as error:
-        note = f"{there!r} is a link that leads nowhere" if os.path.islink(there) else ""
+        note = f"{existing!r} is a link that leads nowhere" if os.path.islink(existing) else ""
         raise KernelError.of(error, "mkdir", repr(path), note) from None
 
 
 def make_folders(resolved: str) -> None:
-    """The folder and those above it, one in the other: no link that somebody puts in place of one
-    leads elsewhere."""
+    """Make the folder and its parents, each relative to its parent's descriptor: a link that
+    replaces one meanwhile is not followed."""
     folder = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in resolved.strip("/").split("/"):
@@ -139,7 +137,7 @@ def make_folders(resolved: str) -> None:
         os.close(folder)
 
 
-def _check_propagation(mount: Asked, table: list[MountPoint]) -> None:
+def _check_propagation(mount: MountRequest, table: list[MountPoint]) -> None:
     covering = mount_of(mount.source, table)
     tags = covering.propagation if covering is not None else set()
     needed = (
@@ -149,15 +147,14 @@ def _check_propagation(mount: Asked, table: list[MountPoint]) -> None:
     )
     if not tags & needed:
         word = " or ".join("slave" if n == "master" else n for n in sorted(needed, reverse=True))
-        raise InvalidArgument(f"path {mount.request.host_path!r} is mounted on no {word} mount")
+        raise InvalidArgument(f"path {mount.request.host_path!r} is not on a {word} mount")
 
 
 def devices(requests: list[api.Device]) -> list[Device]:
-    """The devices of the caller's requests. A directory means every node beneath it.
+    """The devices of the request. A directory stands for every node beneath it.
 
-    Raises InvalidArgument for wrong permissions, paths that are no devices.
-    """
-    found = []
+    Raises InvalidArgument for invalid permissions, and for paths that are not devices."""
+    devices = []
     for i, request in enumerate(requests):
         access = request.permissions or "rwm"
         if set(access) - set("rwm"):
@@ -174,18 +171,18 @@ def devices(requests: list[api.Device]) -> list[Device]:
         nodes = _nodes(os.path.realpath(request.host_path), target)
         if not nodes:
             raise InvalidArgument(f"devices[{i}]: {request.host_path!r} is not a device")
-        found += [replace(node, access=access) for node in nodes]
-    return found
+        devices += [replace(node, access=access) for node in nodes]
+    return devices
 
 
 def all_devices() -> list[Device]:
-    """Every node of the host's /dev but terminals and what containers have of their own."""
+    """All nodes in the host's /dev, except terminals and those that every container has itself."""
     own = {"/dev/console", "/dev/pts", "/dev/shm", "/dev/mqueue", "/dev/fd", "/dev/lxc"}
     return [node for node in _nodes("/dev", "/dev", own) if not node.path.startswith("/dev/pts/")]
 
 
 def device_facts(path: str) -> Device:
-    """The device of one node, symlinks followed. Raises InvalidArgument when it is none."""
+    """The device at a path, symlinks followed. Raises InvalidArgument if it is not one."""
     nodes = _nodes(os.path.realpath(path), path)
     if len(nodes) != 1:
         raise InvalidArgument(f"{path!r} is not a device")
@@ -200,25 +197,25 @@ def _nodes(source: str, target: str, skip: set[str] | frozenset[str] = frozenset
 
 
 def _nodes_at(source: str, target: str, skip: set[str] | frozenset[str]) -> list[Device]:
-    facts = os.lstat(source)
-    if stat.S_ISDIR(facts.st_mode):
+    node_stat = os.lstat(source)
+    if stat.S_ISDIR(node_stat.st_mode):
         nodes = []
         for name in sorted(os.listdir(source)):
             path = f"{source}/{name}"
             if path not in skip and not os.path.islink(path):
-                with contextlib.suppress(FileNotFoundError):  # unplugged since it was listed
+                with contextlib.suppress(FileNotFoundError):  # unplugged since listdir
                     nodes += _nodes_at(path, f"{target}/{name}", skip)
         return nodes
-    if not stat.S_ISCHR(facts.st_mode) and not stat.S_ISBLK(facts.st_mode):
+    if not stat.S_ISCHR(node_stat.st_mode) and not stat.S_ISBLK(node_stat.st_mode):
         return []
     return [
         Device(
             path=target,
-            type="c" if stat.S_ISCHR(facts.st_mode) else "b",
-            major=os.major(facts.st_rdev),
-            minor=os.minor(facts.st_rdev),
-            file_mode=stat.S_IMODE(facts.st_mode),
-            uid=facts.st_uid,
-            gid=facts.st_gid,
+            type="c" if stat.S_ISCHR(node_stat.st_mode) else "b",
+            major=os.major(node_stat.st_rdev),
+            minor=os.minor(node_stat.st_rdev),
+            file_mode=stat.S_IMODE(node_stat.st_mode),
+            uid=node_stat.st_uid,
+            gid=node_stat.st_gid,
         )
     ]

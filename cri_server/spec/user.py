@@ -1,11 +1,12 @@
-"""Who the process is: names and groups resolved in the image's own /etc/passwd and /etc/group.
+"""Resolves the user and groups of a container's process in the image's own /etc/passwd and
+/etc/group.
 
-Both files are hostile input and are read as runc reads them (moby/sys/user): blanks around a line
-and comments do not count, a gid that is missing is 0. Other lines that do not parse are skipped,
-where runc takes any wrong number for 0, root's; ids out of range are refused (CVE-2024-40635), and
-the host's name service is never asked. A number is an id and never a name: an account called `1000`
-with uid 0 would make root of what the caller, and kubelet's runAsNonRoot, take for an ordinary user
-(CVE-2026-46680).
+Both files are hostile input and are parsed like runc does (moby/sys/user): blanks around a line and
+comments are ignored, a missing gid is 0. Other invalid lines are skipped, where runc reads any
+invalid number as 0, which is root; ids out of range are refused (CVE-2024-40635), and the host's
+name service is never queried. A number is always an id, never a name: an account called `1000` with
+uid 0 would give root to a container that the pod, and kubelet's runAsNonRoot, expect to be an
+ordinary user (CVE-2026-46680).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """What an image says about users and groups."""
+    """The users and groups of an image."""
 
     users: tuple[Account, ...] = ()
     groups: tuple[Group, ...] = ()
@@ -57,10 +58,10 @@ class Accounts:
 def resolve(
     context: api.LinuxContainerSecurityContext, image_user: str, accounts: Accounts
 ) -> User:
-    """The caller's name, else the caller's number, else the image's USER, else root.
+    """The user of the process: the request's name, else its number, else the image's USER, else
+    root.
 
-    Raises InvalidArgument for unknown names, ids out of range, and a group without a user.
-    """
+    Raises InvalidArgument for unknown names, ids out of range, and a group without a user."""
     named = bool(context.run_as_username) or context.HasField("run_as_user")
     if context.HasField("run_as_group") and not named:
         raise InvalidArgument(
@@ -69,7 +70,7 @@ def resolve(
     if context.run_as_username:
         text, image_group = context.run_as_username, ""
     elif context.HasField("run_as_user"):
-        text, image_group = str(_checked(context.run_as_user.value, "run_as_user")), ""
+        text, image_group = str(_require_id(context.run_as_user.value, "run_as_user")), ""
     else:
         text, _, image_group = image_user.partition(":")
     account = _account(text or "0", accounts)
@@ -97,7 +98,7 @@ def _primary(
     accounts: Accounts,
 ) -> int:
     if context.HasField("run_as_group"):
-        return _checked(context.run_as_group.value, "run_as_group")
+        return _require_id(context.run_as_group.value, "run_as_group")
     if not image_group:
         return account.gid
     if _is_number(image_group):
@@ -111,36 +112,39 @@ def _primary(
 def _supplemental(
     context: api.LinuxContainerSecurityContext, account: Account, gid: int, accounts: Accounts
 ) -> tuple[int, ...]:
-    """The primary group is always a member; Merge adds those that the image gives the user, before
-    the request's, as containerd, CRI-O and Kubernetes' tests have them (test/e2e_node,
-    "SupplementalGroupsPolicy")."""
-    requested = [_checked(g, "supplemental_groups") for g in context.supplemental_groups]
-    of_image = []
+    """The supplementary groups: the primary one, those of the image's /etc/group if the policy is
+    Merge, then the request's. containerd, CRI-O and Kubernetes' tests have this order
+    (test/e2e_node, "SupplementalGroupsPolicy")."""
+    requested = [_require_id(g, "supplemental_groups") for g in context.supplemental_groups]
+    image_groups = []
     if context.supplemental_groups_policy == api.Merge and account.name:
-        of_image = [group.gid for group in accounts.groups if account.name in group.members]
+        image_groups = [group.gid for group in accounts.groups if account.name in group.members]
     elif context.supplemental_groups_policy not in (api.Merge, api.Strict):
-        raise InvalidArgument(f"supplemental_groups_policy {context.supplemental_groups_policy}")
-    return tuple(dict.fromkeys([gid, *of_image, *requested]))
+        raise InvalidArgument(
+            f"supplemental_groups_policy: unknown value {context.supplemental_groups_policy}"
+        )
+    return tuple(dict.fromkeys([gid, *image_groups, *requested]))
 
 
-def _checked(value: int, what: str) -> int:
+def _require_id(value: int, what: str) -> int:
     if not 0 <= value <= HIGHEST_ID:
         raise InvalidArgument(f"{what}: {value} is not in 0..{HIGHEST_ID}")
     return value
 
 
 def _is_number(text: str) -> bool:
-    """Digits, however many: what is too large for an id is no name either."""
+    """Whether the text consists of digits, however many: an id that is too large is still not a
+    name."""
     return text.isascii() and text.isdigit()
 
 
 def _number(text: str, what: str) -> int:
-    """The id; a long text is not converted, for that takes long and stops at
+    """Parse an id. A long text is refused before its conversion, which is slow and limited by
     sys.int_info.default_max_str_digits."""
     digits = text.lstrip("0") or "0"
     if len(digits) > len(str(HIGHEST_ID)):
         raise InvalidArgument(f"{what}: {text[:80]} is not in 0..{HIGHEST_ID}")
-    return _checked(int(digits), what)
+    return _require_id(int(digits), what)
 
 
 def _id(text: str) -> int | None:
@@ -148,8 +152,7 @@ def _id(text: str) -> int | None:
 
 
 def _gid(fields: list[str], position: int) -> int | None:
-    """The group at that position, 0 where it is empty or the line ends before it; None if it is no
-    id."""
+    """The group id at a position, 0 where it is empty or missing; None if it is not a valid id."""
     return _id((fields[position] if len(fields) > position else "") or "0")
 
 

@@ -98,7 +98,7 @@ def test_one_that_never_answers_is_named_in_time(
     assert TIMEOUT_S <= time.monotonic() - began < TIMEOUT_S + SOON_S
     assert code == grpc.StatusCode.DEADLINE_EXCEEDED
     assert (
-        f"path '{volume.path}' does not answer after 3 s" in message
+        f"path '{volume.path}' did not answer within 3 s" in message
         and f"'{tmp_path}'" not in message
     )
     assert [c.metadata.name for c in server.containers()] == ["second"]
@@ -198,7 +198,7 @@ def test_what_a_device_brings_along(
     pod = server.run_pod()
     volume.hang(after_looks=1 if answers else 0)
     if not answers:
-        assert f"path '{link}' does not answer after 3 s" in message_of(
+        assert f"path '{link}' did not answer within 3 s" in message_of(
             lambda: server.create(pod, config)
         )
         return
@@ -240,7 +240,7 @@ def starts_again(server: Server, volume: fuse.Volume) -> None:
     assert volume.requests == [fuse.GETATTR] and not is_open(server, volume)
     volume.hang()
     message = message_of(lambda: server.start_container(second))
-    assert f"path '{volume.path}' does not answer after 3 s" in message
+    assert f"path '{volume.path}' did not answer within 3 s" in message
     volume.answer()
     assert server.output(first, "cat", "/v/file") == "mine\n"
     assert wait_until(lambda: not is_open(server, volume), 30)

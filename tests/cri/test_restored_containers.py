@@ -96,14 +96,14 @@ def test_what_other_engines_take_for_granted(server: Server, criu: Path, tmp_pat
     config = server.container_config(image=api.ImageSpec(image=path))
     made = server.root / "containers" / server.create(server.run_pod(), config)
     assert stat.S_IMODE((made / "upper").stat().st_mode) == 0o555
-    assert (made / "stand-ins/0").read_bytes() == b"" and list(
-        (made / "stand-ins/1").iterdir()
+    assert (made / "placeholders/0").read_bytes() == b"" and list(
+        (made / "placeholders/1").iterdir()
     ) == []
     (tmp_path / "own").touch()
     config.mounts.add(container_path=places[0], host_path=str(tmp_path / "own"))
     made = server.root / "containers" / server.create(server.run_pod(), config)
     # the caller's mount is taken
-    assert [p.is_dir() for p in (made / "stand-ins").iterdir()] == [True]
+    assert [p.is_dir() for p in (made / "placeholders").iterdir()] == [True]
 
 
 def test_an_image_id_is_not_pulled(server: Server, criu: Path, tmp_path: Path) -> None:
@@ -116,9 +116,9 @@ def test_an_image_id_is_not_pulled(server: Server, criu: Path, tmp_path: Path) -
 def test_what_is_no_archive(server: Server, criu: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no tar")
     for reference, code, why in (
-        (str(tmp_path / "missing"), Code.NOT_FOUND, "there is no archive"),
-        (str(tmp_path), Code.INVALID_ARGUMENT, "is no regular file"),
-        ("/dev/null", Code.INVALID_ARGUMENT, "is no regular file"),
+        (str(tmp_path / "missing"), Code.NOT_FOUND, "does not exist on this node"),
+        (str(tmp_path), Code.INVALID_ARGUMENT, "is not a regular file"),
+        ("/dev/null", Code.INVALID_ARGUMENT, "is not a regular file"),
         (str(tmp_path / "text"), Code.INVALID_ARGUMENT, "the checkpoint's archive"),
         (archive(tmp_path / "empty.tar"), Code.INVALID_ARGUMENT, "has no folder checkpoint"),
         (
@@ -166,7 +166,7 @@ def test_the_request_must_fit(server: Server, criu: Path, tmp_path: Path) -> Non
             ("spec.dump", json.dumps({**spec, "linux": SEPARATE}).encode()),
         ),
     )
-    assert code == Code.INVALID_ARGUMENT and "had mounts of the host at /data" in said
+    assert code == Code.INVALID_ARGUMENT and "had host mounts at /data" in said
 
 
 def test_without_criu_nothing_is_created(server: Server, tmp_path: Path) -> None:

@@ -281,7 +281,7 @@ def test_checkpoints_are_for_our_runtime(server: Server, tmp_path: Path) -> None
         container_id=container, location=str(tmp_path / "a.tar")
     )
     said = message_of(lambda: server.runtime.CheckpointContainer(request, timeout=RPC_TIMEOUT_S))
-    assert "is run by another runtime, handler 'runc'" in said
+    assert "belongs to the external runtime of handler 'runc'" in said
     assert not list(tmp_path.iterdir())
     assert server.status(container).state == api.CONTAINER_RUNNING
 

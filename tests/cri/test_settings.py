@@ -111,7 +111,7 @@ def test_a_class_of_caches_needs_resctrl(server: Server) -> None:
     pod = server.run_pod(pod_config)
     try:
         with pytest.raises(
-            grpc.RpcError, match="RDT class 'gold': this node has no resctrl"
+            grpc.RpcError, match="RDT class 'gold': the resctrl filesystem is not mounted"
         ) as refused:
             server.create(pod)
         assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION

@@ -58,7 +58,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
                                               "test_command_line.py::test_a_restart_follows_no_link_of_the_container"),
     "a container's file is opened unseen": ([("pyrunc/kernel/path.py", 'raise OSError(errno.ESTALE, "not a regular file any more", name)', "pass")],
                                             "test_command_line.py::test_what_became_something_else_is_not_opened"),
-    "a host path is looked up twice": ([("cri_server/containers/create.py", "[mount.source for mount in work.wanted if mount.request.host_path]", "[]")],
+    "a host path is looked up twice": ([("cri_server/containers/create.py", "[mount.source for mount in context.requested_mounts if mount.request.host_path]", "[]")],
                                        "test_server.py::test_a_source_that_is_swapped_before_it_is_opened"),
     "any null is good": ([(MOUNTS, NULL_CHECK, ""), (MOUNTS, 'macros.require_device(low.a, opened, 1, 3, "/dev/null")', "")],
                          "test_dev.py::test_null_is_something_else"),

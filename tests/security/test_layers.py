@@ -28,7 +28,7 @@ from cri_server.images.layers import Layers
 from cri_server.images.room import Room
 from cri_server.images.service import ImageService
 from cri_server.images.waiting import Abandoned, Watch
-from cri_server.spec.mounts import Asked
+from cri_server.spec.mounts import MountRequest
 from pyrunc.errors import ResourceExhausted
 from pyrunc.kernel.mount import open_mount
 from pyrunc.kernel.reaper import set_child_subreaper
@@ -341,7 +341,7 @@ def test_a_sparse_file_under_a_volume(tmp_path: Path, store: str) -> None:
     CreateContainer write all of it. Proof: the copy has its size and its data, and takes less than
     a MiB.
     """
-    volume = Asked(api.Mount(container_path="/data"), "/data", str(tmp_path / "volumes/0"))
+    volume = MountRequest(api.Mount(container_path="/data"), "/data", str(tmp_path / "volumes/0"))
     with image_with_a_sparse_file(tmp_path / "image", store) as root:
         anonymous_volumes.fill([volume], [root], lambda: False)
     copy = tmp_path / "volumes/0/sparse"
@@ -359,7 +359,7 @@ def test_a_volume_that_is_copied_for_a_caller_that_gave_up(tmp_path: Path) -> No
     """
     (tmp_path / "image/data").mkdir(parents=True)
     (tmp_path / "image/data/large").write_bytes(b"x" * (8 << 20))
-    volume = Asked(api.Mount(container_path="/data"), "/data", str(tmp_path / "volumes/0"))
+    volume = MountRequest(api.Mount(container_path="/data"), "/data", str(tmp_path / "volumes/0"))
     asked = itertools.count()
     with pytest.raises(Abandoned):
         anonymous_volumes.fill([volume], [tmp_path / "image"], lambda: next(asked) >= 4)
@@ -372,7 +372,7 @@ def test_a_volume_larger_than_the_disk(tmp_path: Path) -> None:
     (tmp_path / "image/data").mkdir(parents=True)
     (tmp_path / "image/data/large").write_bytes(b"x" * (80 << 20))
     with small_disk(64 << 20) as disk:
-        volume = Asked(api.Mount(container_path="/data"), "/data", str(disk / "volumes/0"))
+        volume = MountRequest(api.Mount(container_path="/data"), "/data", str(disk / "volumes/0"))
         with pytest.raises(ResourceExhausted, match="bytes are kept for the node"):
             anonymous_volumes.fill([volume], [tmp_path / "image"], lambda: False)
         assert kept(disk)

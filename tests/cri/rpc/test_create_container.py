@@ -93,7 +93,7 @@ def test_propagation_needs_a_shared_source(server: Server) -> None:
         )
         pod = server.run_pod()
         text = message_of(lambda: server.create(pod, server.container_config(mounts=[mount])))
-        assert "is mounted on no shared or slave mount" in text
+        assert "is not on a shared or slave mount" in text
         subprocess.run(["mount", "--make-shared", folder], check=True)
         container = server.launch(pod, server.container_config(mounts=[mount]))
         (folder / "later").mkdir()

@@ -98,17 +98,17 @@ def test_what_does_not_fit(server: Server, criu: Path, tmp_path: Path) -> None:
         (
             request(server, folder, "one", "three"),
             Code.INVALID_ARGUMENT,
-            "container_configs are one, three",
+            "container_configs names one, three",
         ),
-        (request(server, folder, "one", "one"), Code.INVALID_ARGUMENT, "is there twice"),
+        (request(server, folder, "one", "one"), Code.INVALID_ARGUMENT, "two containers are named"),
         (
             request(server, folder, "one", "two", options={"x": "y"}),
             Code.INVALID_ARGUMENT,
             "options",
         ),
         (request(server, "relative", "one"), Code.INVALID_ARGUMENT, "is not an absolute path"),
-        (request(server, tmp_path, "one"), Code.NOT_FOUND, "holds no pod's checkpoint"),
-        (request(server, tmp_path / "none", "one"), Code.NOT_FOUND, "holds no pod's checkpoint"),
+        (request(server, tmp_path, "one"), Code.NOT_FOUND, "is not a pod's checkpoint"),
+        (request(server, tmp_path / "none", "one"), Code.NOT_FOUND, "is not a pod's checkpoint"),
         (
             request(server, folder, "one", "two", runtime_handler="none"),
             Code.INVALID_ARGUMENT,

@@ -12,7 +12,7 @@ import pytest
 from cri_server.api import api_pb2 as api
 from cri_server.checkpoints import describe, read
 from cri_server.containers import restore
-from cri_server.spec.mounts import Asked
+from cri_server.spec.mounts import MountRequest
 from cri_server.store.model import Container, User
 from pyrunc.errors import InvalidArgument
 
@@ -107,12 +107,12 @@ def test_what_the_request_and_the_checkpoint_must_agree_on() -> None:
     found = read.Checkpoint("c", ["a"], ["/etc/hosts", "/data"], False, frozenset(kinds))
     binds = [{"destination": place, "type": "bind"} for place in ("/etc/hosts", "/data")]
     spec = {"process": {}, "mounts": binds, "linux": namespaces(*kinds)}
-    data = Asked(api.Mount(container_path="/data"), "/data")
+    data = MountRequest(api.Mount(container_path="/data"), "/data")
     restore.check(found, spec, [data])
-    with pytest.raises(InvalidArgument, match="had mounts of the host at /data"):
+    with pytest.raises(InvalidArgument, match="had host mounts at /data"):
         restore.check(found, {**spec, "mounts": binds[:1]}, [])
-    with pytest.raises(InvalidArgument, match="had nothing mounted at /more"):
-        restore.check(found, spec, [data, Asked(api.Mount(container_path="/more"), "/more")])
+    with pytest.raises(InvalidArgument, match="had no mount at /more"):
+        restore.check(found, spec, [data, MountRequest(api.Mount(container_path="/more"), "/more")])
     with pytest.raises(InvalidArgument, match="had no terminal"):
         restore.check(found, {**spec, "process": {"terminal": True}}, [data])
 
@@ -123,8 +123,8 @@ def test_a_namespace_of_the_host_stays_the_hosts(tmp_path: Path, kind: str) -> N
     kinds = {"network", "pid", "ipc", "mount", "uts"}
     all_own, one_less = namespaces(*kinds), namespaces(*kinds - {kind})
     for before, now, words in (
-        (one_less, all_own, f"had the host's {kind} namespace"),
-        (all_own, one_less, f"had its pod's {kind} namespace"),
+        (one_less, all_own, f"used the host's {kind} namespace"),
+        (all_own, one_less, f"used its pod's {kind} namespace"),
     ):
         found = read.read(folder(tmp_path, {}, {"linux": before}))
         restore.check(found, {"process": {}, "mounts": [], "linux": before}, [])

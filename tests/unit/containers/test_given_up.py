@@ -65,14 +65,16 @@ async def test_a_limit_that_nobody_waits_for_is_set_back(monkeypatch: pytest.Mon
     slow, written = Slow(), []
     before, wanted = api.LinuxContainerResources(), api.LinuxContainerResources(cpu_shares=7)
 
-    def write(work: update.Work, whole: object, changed: api.LinuxContainerResources) -> None:
+    def write(
+        work: update.UpdateContext, whole: object, changed: api.LinuxContainerResources
+    ) -> None:
         if changed is wanted:
             slow()
         written.append(changed.cpu_shares)
 
     monkeypatch.setattr(update, "_write", write)
     services: Any = None
-    work = update.Work(services, container("c"), wanted, wanted, before)
+    work = update.UpdateContext(services, container("c"), wanted, wanted, before)
     task = asyncio.create_task(update.STEPS.run(work))
     await slow.end_after(task, task.cancel)
     with pytest.raises(asyncio.CancelledError):
@@ -104,8 +106,10 @@ async def test_no_container_of_a_pod_stays_frozen(
     monkeypatch.setattr(checkpoint, "require_running", lambda container: None)
     services: Any = SimpleNamespace(paths=SimpleNamespace(checkpoint_work=tmp_path.joinpath))
     sandbox: Any = None
-    parts = [checkpoint.Job(services, sandbox, container(name)) for name in ("bad", "good")]
-    job = pod_checkpoint.Job(services, sandbox, parts, str(tmp_path))
+    parts = [
+        checkpoint.CheckpointContext(services, sandbox, container(name)) for name in ("bad", "good")
+    ]
+    job = pod_checkpoint.PodCheckpointContext(services, sandbox, parts, str(tmp_path))
     task = asyncio.create_task(pod_checkpoint._capture(job))
     await slow.end_after(task, lambda: None)
     with pytest.raises(DeadlineExceeded):

@@ -67,7 +67,7 @@ def test_the_nearest_annotation_counts() -> None:
 def test_a_class_that_is_not_there(tmp_path: Path) -> None:
     path = tmp_path / "classes.yaml"
     path.write_text(FILE)
-    with pytest.raises(InvalidArgument, match="there is no block I/O class 'medium' in"):
+    with pytest.raises(InvalidArgument, match="block I/O class 'medium' is not in"):
         block_io.to_oci(str(path), "medium")
     with pytest.raises(InvalidArgument, match="no classes are configured"):
         block_io.to_oci("", "slow")

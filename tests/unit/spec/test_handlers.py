@@ -12,7 +12,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.config import handlers
 from cri_server.config.changes import changes, taken
 from cri_server.spec import external_runtime
-from cri_server.spec.mounts import Asked
+from cri_server.spec.mounts import MountRequest
 from pyrunc.compile.image_mount import Image
 from pyrunc.errors import InvalidSpec
 from pyrunc.shim.files import Place
@@ -104,9 +104,9 @@ def test_what_ours_gets_as_descriptors_has_a_path(tmp_path: Path) -> None:
     path = {"destination": "/k", "type": "bind", "source": "/s", "options": ["rbind", "ro"], **maps}
     spec: dict[str, Any] = {"ociVersion": "1.2.0", "mounts": [proc, shm, layers, image, path]}
     index = Image("/x", ["/y"], "/z")
-    unpacked = Asked(api.Mount(), "/i", source="pyrunc:image:/i", layers=["/a:b", "/c"])
-    asked = Asked(api.Mount(), "/j", source="pyrunc:image:/j", image=index)
-    of_host = Asked(api.Mount(host_path="/link"), "/k", source="/s")
+    unpacked = MountRequest(api.Mount(), "/i", source="pyrunc:image:/i", layers=["/a:b", "/c"])
+    asked = MountRequest(api.Mount(), "/j", source="pyrunc:image:/j", image=index)
+    of_host = MountRequest(api.Mount(host_path="/link"), "/k", source="/s")
     changed, places = external_runtime.bundle(spec, [unpacked, asked, of_host], str(tmp_path))
     assert changed["ociVersion"] == external_runtime.OCI_VERSION
     assert changed["mounts"] == [

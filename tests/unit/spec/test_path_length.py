@@ -54,11 +54,13 @@ FIELDS: dict[str, Callable[[], object]] = {
     "the working directory": lambda: process.changed({}, {"cwd": LONG}),
     "config.command[0]": lambda: process.argv([LONG], [], [], []),
     "the image's entrypoint": lambda: process.argv([], [], [LONG], []),
-    "mounts[0]: container_path": lambda: mounts.asked(
+    "mounts[0]: container_path": lambda: mounts.check_requests(
         [api.Mount(container_path=LONG, host_path="/x")]
     ),
-    "mounts[0]: host_path": lambda: mounts.asked([api.Mount(container_path="/x", host_path=LONG)]),
-    "mounts[0]: image_sub_path": lambda: mounts.asked(
+    "mounts[0]: host_path": lambda: mounts.check_requests(
+        [api.Mount(container_path="/x", host_path=LONG)]
+    ),
+    "mounts[0]: image_sub_path": lambda: mounts.check_requests(
         [api.Mount(container_path="/x", image_sub_path=LONG)]
     ),
     "devices[0]: host_path": lambda: sources.devices([api.Device(host_path=LONG)]),

@@ -80,7 +80,7 @@ def test_a_class_that_is_not_there(tree: Path, file: str, name: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         classes.to_oci(file, name)
     assert str(caught.value).startswith(
-        f"there is no RDT class {name!r}: neither a group in {tree} nor one"
+        f"RDT class {name!r} does not exist: it is neither a group in {tree} nor a class"
     )
 
 
@@ -90,7 +90,7 @@ def _unmounted() -> str:
 
 def test_without_resctrl(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rdt, "mounted", _unmounted)
-    with pytest.raises(WrongState, match="RDT class 'gold': this node has no resctrl filesystem"):
+    with pytest.raises(WrongState, match="RDT class 'gold': the resctrl filesystem is not mounted"):
         classes.to_oci(file, "gold")
 
 
@@ -108,10 +108,10 @@ def test_the_nearest_annotation_counts() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("Classes: {a: {Schemata: [L3]}}", "class 'a': 'L3' is no line of schemata"),
-        ("Classes: {a: {Schemata: ['L3:0=f\\nMB:0=1']}}", "is no line of schemata"),
+        ("Classes: {a: {Schemata: [L3]}}", "class 'a': 'L3' is not a schemata line"),
+        ("Classes: {a: {Schemata: ['L3:0=f\\nMB:0=1']}}", "is not a schemata line"),
         ("Classes: {a: {Shemata: []}}", "unknown field `Shemata`"),
-        ("Classes: {a/b: {}}", "class 'a/b': a group of resctrl cannot be called so"),
+        ("Classes: {a/b: {}}", "class 'a/b': resctrl groups cannot have this name"),
         ("Classes: {info: {}}", "class 'info'"),
         ("Classes: [", "while parsing"),
     ],

@@ -33,7 +33,7 @@ EVERYTHING = 2**41 - 1
 
 def caps(**fields: list[str]) -> dict[str, list[str]]:
     asked = api.LinuxContainerSecurityContext(capabilities=api.Capability(**fields))  # type: ignore[arg-type]
-    return capabilities.of(asked, EVERYTHING)
+    return capabilities.to_oci(asked, EVERYTHING)
 
 
 @pytest.mark.requirement("8.2")
@@ -64,7 +64,7 @@ def test_configured_capabilities() -> None:
     asked = api.LinuxContainerSecurityContext(
         capabilities=api.Capability(drop_capabilities=["KILL"], add_capabilities=["SYS_TIME"])
     )
-    found = capabilities.of(asked, EVERYTHING, ["CAP_KILL", "CAP_CHOWN"])
+    found = capabilities.to_oci(asked, EVERYTHING, ["CAP_KILL", "CAP_CHOWN"])
     assert found["bounding"] == ["CAP_CHOWN", "CAP_SYS_TIME"]
 
 
@@ -119,8 +119,11 @@ def test_a_configured_profile_is_the_runtimes_default(tmp_path: Path) -> None:
 
 def test_privileged_has_what_the_server_has() -> None:
     privileged = api.LinuxContainerSecurityContext(privileged=True)
-    assert len(capabilities.of(privileged, EVERYTHING)["bounding"]) == 41
-    assert capabilities.of(privileged, 0b101)["bounding"] == ["CAP_CHOWN", "CAP_DAC_READ_SEARCH"]
+    assert len(capabilities.to_oci(privileged, EVERYTHING)["bounding"]) == 41
+    assert capabilities.to_oci(privileged, 0b101)["bounding"] == [
+        "CAP_CHOWN",
+        "CAP_DAC_READ_SEARCH",
+    ]
 
 
 def test_resources() -> None:
@@ -297,10 +300,10 @@ def default(**changes: object) -> list[mounts.Mount]:
 
 
 def merged(*requests: api.Mount) -> list[mounts.Mount]:
-    wanted = mounts.asked(requests)
+    wanted = mounts.check_requests(requests)
     for mount in wanted:
         mount.source = mount.request.host_path
-    return mounts.merged(default(), wanted)
+    return mounts.merge(default(), wanted)
 
 
 def test_default_mounts() -> None:
@@ -364,8 +367,10 @@ def test_what_a_request_covers_is_left_out(place: str, hidden: set[str], kept: s
 
 def test_a_volume_of_an_image_covers_no_default() -> None:
     """The pod asks for none of its images' volumes."""
-    volume = mounts.Asked(api.Mount(container_path="/sys/fs"), "/sys/fs", source="/c/volumes/0")
-    assert "/sys/fs/cgroup" in [m["destination"] for m in mounts.merged(default(), [volume])]
+    volume = mounts.MountRequest(
+        api.Mount(container_path="/sys/fs"), "/sys/fs", source="/c/volumes/0"
+    )
+    assert "/sys/fs/cgroup" in [m["destination"] for m in mounts.merge(default(), [volume])]
 
 
 @pytest.mark.requirement("6.10", "6.14")
@@ -407,21 +412,21 @@ def test_options_of_a_mount() -> None:
 )  # fmt: skip
 def test_mounts_that_are_refused(request_: api.Mount) -> None:
     with pytest.raises(InvalidArgument, match=r"mounts\[0\]"):
-        mounts.asked([request_])
+        mounts.check_requests([request_])
 
 
 def test_missing_sources_become_directories(tmp_path: Path) -> None:
     target = tmp_path / "real"
     target.mkdir()
     (tmp_path / "link").symlink_to(target)
-    wanted = mounts.asked(
+    wanted = mounts.check_requests(
         [
             api.Mount(container_path="/a", host_path=str(tmp_path / "made" / "deep")),
             api.Mount(container_path="/b", host_path=str(tmp_path / "link")),
         ]
     )
     with OpenSources() as opened:
-        sources.find(wanted, opened)
+        sources.resolve(wanted, opened)
         assert {
             path: os.readlink(f"/proc/self/fd/{number}") for path, number in opened.fds.items()
         } == {path: path for path in (str(tmp_path / "made/deep"), str(target))}
@@ -434,7 +439,7 @@ async def test_a_path_that_does_not_answer_is_given_up() -> None:
 
     never = threading.Event()
     with pytest.raises(DeadlineExceeded, match="/nfs"):
-        await sources.in_time(0.05, "/nfs", never.wait)
+        await sources.run_with_deadline(0.05, "/nfs", never.wait)
     never.set()
 
 
@@ -443,7 +448,7 @@ async def test_what_a_path_gives_too_late_is_discarded() -> None:
 
     late, discarded = threading.Event(), threading.Event()
     with pytest.raises(DeadlineExceeded, match="/nfs"):
-        await sources.in_time(
+        await sources.run_with_deadline(
             0.05, lambda: "/nfs", late.wait, discard=lambda result: discarded.set()
         )
     assert not discarded.is_set()
@@ -514,13 +519,13 @@ def test_signals_of_images(text: str, name: str) -> None:
 
 @pytest.mark.requirement("4.3.1", "12.3")
 def test_the_stop_signal_is_the_callers_then_the_images() -> None:
-    assert signals.chosen(api.SIGNAL_SIGHUP, "SIGINT") == "SIGHUP"
-    assert signals.chosen(0, "INT") == "SIGINT" and signals.chosen(0, "") == "SIGTERM"
+    assert signals.stop_signal(api.SIGNAL_SIGHUP, "SIGINT") == "SIGHUP"
+    assert signals.stop_signal(0, "INT") == "SIGINT" and signals.stop_signal(0, "") == "SIGTERM"
     for wrong in ("SIGNOPE", "0", "65", "SIGTERM+1", "SIGRTMIN+\u00b2", "9" * 5000):
         with pytest.raises(InvalidArgument):
-            signals.chosen(0, wrong)
+            signals.stop_signal(0, wrong)
     with pytest.raises(InvalidArgument):
-        signals.chosen(999, "")
+        signals.stop_signal(999, "")
 
 
 def security_context(**fields: object) -> api.LinuxContainerSecurityContext:

@@ -104,7 +104,7 @@ def test_mounts_are_those_of_the_new_request(server: Server, tmp_path: Path) -> 
     wait_beyond(server, first, 1)
     archive = checkpoint(server, first, tmp_path / "a.tar")
     assert server.output(restore(server, archive, new), "cat", "/volume/name") == "new"
-    with pytest.raises(grpc.RpcError, match="had mounts of the host at /volume"):
+    with pytest.raises(grpc.RpcError, match="had host mounts at /volume"):
         restore(server, archive, config(server))
 
 
@@ -357,8 +357,8 @@ def test_a_pod_on_the_nodes_network_only(server: Server, tmp_path: Path) -> None
         wait_beyond(server, container, 5)
         archives[host] = checkpoint(server, container, tmp_path / f"{host}.tar")
     for host, words in (
-        (True, "had the host's network namespace"),
-        (False, "had its pod's network namespace"),
+        (True, "used the host's network namespace"),
+        (False, "used its pod's network namespace"),
     ):
         wanted = config(server, log_path=f"{host}.log")
         wanted.metadata.name, wanted.image.image = f"again-{host}".lower(), str(archives[host])

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from cri_server.api import api_pb2 as api
-from cri_server.containers.create import Work, label_volumes
+from cri_server.containers.create import CreateContext, label_volumes
 from cri_server.security.selinux import relabel
 from cri_server.security.selinux.labels import Labels
 from cri_server.zygote.client import Zygote
@@ -27,13 +27,13 @@ async def label(volume: Path) -> None:
     zygote = Zygote([])
     mount = api.Mount(host_path=str(volume), selinux_relabel=True)
     work: Any = SimpleNamespace(
-        services=SimpleNamespace(node=SimpleNamespace(selinux=POLICY), errands=zygote),
+        services=SimpleNamespace(node=SimpleNamespace(selinux=POLICY), jobs=zygote),
         config=api.ContainerConfig(),
         sandbox=SimpleNamespace(selinux=LABELS),
-        wanted=[SimpleNamespace(source=str(volume), request=mount)],
+        requested_mounts=[SimpleNamespace(source=str(volume), request=mount)],
     )
     try:
-        await label_volumes(cast(Work, work))
+        await label_volumes(cast(CreateContext, work))
     finally:
         await zygote.close()
 
