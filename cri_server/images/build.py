@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cri_server.images import manifest as manifests
+from cri_server.images.formats import manifest as manifests
 from pyrunc.errors import Error, NotFound
 
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cri_server.images.digests import (
+from cri_server.images.formats.digests import (
     ALGORITHMS,
     SHA256,
     algorithm_of,

@@ -21,8 +21,8 @@ from urllib.parse import SplitResult, urlsplit
 import msgspec
 
 from cri_server import typed
+from cri_server.images.formats.reference import DOCKER, is_loopback, normal_registry, split_port
 from cri_server.images.model import Auth
-from cri_server.images.reference import DOCKER, is_loopback, normal_registry, split_port
 from cri_server.images.rewrite import Rewrite
 from pyrunc.errors import InvalidSpec
 

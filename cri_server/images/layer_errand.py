@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from cri_server.images.digests import algorithm_of
+from cri_server.images.formats.digests import algorithm_of
 from cri_server.images.inflate import LayerWork, Stream
 from cri_server.images.ring import Receiver
 from pyrunc.errors import KernelError, ResourceExhausted

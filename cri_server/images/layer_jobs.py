@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from cri_server.images import ring, turns
-from cri_server.images.digests import algorithm_of
+from cri_server.images.formats.digests import algorithm_of
 from cri_server.images.inflate import LayerWork, Limits, Stream
 from cri_server.images.layers import Layers
 from cri_server.images.ring import Receiver

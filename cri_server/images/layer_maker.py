@@ -16,17 +16,17 @@ from dataclasses import dataclass, field
 from cri_server.images import unpack
 from cri_server.images.catalog import Catalog, Content, Policy
 from cri_server.images.content import Blobs
-from cri_server.images.digests import algorithm_of
 from cri_server.images.erofs import build as index_builder
 from cri_server.images.erofs import layer_tar
 from cri_server.images.erofs.early import GrowingTars
 from cri_server.images.erofs.files import LayerFiles
 from cri_server.images.erofs.format import uuid_of
+from cri_server.images.formats.digests import algorithm_of
+from cri_server.images.formats.manifest import Descriptor, Manifest
 from cri_server.images.holds import Holds
 from cri_server.images.inflate import LayerWork
 from cri_server.images.layer_jobs import LayerJobs
 from cri_server.images.layers import Layers, chain_ids
-from cri_server.images.manifest import Descriptor, Manifest
 from cri_server.images.ring import Interrupted, Receiver
 from cri_server.images.room import Room
 from cri_server.images.sharing import Rate, SharedWork, StreamTurn

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from cri_server import typed
-from cri_server.images.reference import Reference, normal_registry
+from cri_server.images.formats.reference import Reference, normal_registry
 from pyrunc.errors import Error, WrongState
 
 TRANSPORT = "docker"

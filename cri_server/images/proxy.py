@@ -17,7 +17,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from urllib3.util import make_headers
 
-from cri_server.images.reference import is_loopback
+from cri_server.images.formats.reference import is_loopback
 from pyrunc.errors import InvalidSpec
 
 PORTS = {"http": 80, "https": 443}

@@ -16,9 +16,9 @@ import msgspec
 
 from cri_server import typed
 from cri_server.images import policy
-from cri_server.images.digests import is_digest
+from cri_server.images.formats.digests import is_digest
+from cri_server.images.formats.reference import Reference
 from cri_server.images.policy import Policy, Requirement
-from cri_server.images.reference import Reference
 from cri_server.images.registry import Registry
 from pyrunc.errors import NotFound, PeerError, WrongState
 

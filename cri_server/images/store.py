@@ -13,10 +13,10 @@ from pathlib import Path
 
 from cri_server.images.catalog import Catalog, Content, Name, Policy
 from cri_server.images.content import Blobs
-from cri_server.images.digests import digest_from_hex
 from cri_server.images.erofs.files import LayerFiles
 from cri_server.images.erofs.mounts import ImageMount, Mounts
 from cri_server.images.erofs.probe import why_not, why_not_shared
+from cri_server.images.formats.digests import digest_from_hex
 from cri_server.images.holds import EVERYTHING, Holds
 from cri_server.images.layer_jobs import LayerJobs
 from cri_server.images.layer_maker import BlobSource, Folders, LayerMaker

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cri_server.images.digests import hex_of
+from cri_server.images.formats.digests import hex_of
 from pyrunc.kernel.usage import usage
 
 KNOWN = {

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from cri_server.images import platforms
+from cri_server.images.formats import platforms
 from cri_server.images.model import Auth, Progress
 from cri_server.rpc import private
 from cri_server.rpc.methods import Method, Table

@@ -34,7 +34,7 @@ MAY_HOLD_OBJECTS = {
     "OCI and Docker: manifests, indexes and configurations of images": """
         cri_server/cli/images/clean.py
         cri_server/images/build.py cri_server/images/catalog.py cri_server/images/export.py cri_server/images/load.py
-        cri_server/images/manifest.py cri_server/images/service.py""",
+        cri_server/images/formats/manifest.py cri_server/images/service.py""",
     "containers-policy.json": "cri_server/images/policy.py",
     "Docker: config.json with logins": "cri_server/cli/images/credentials.py",
     "CNI: configurations, arguments of plugins, results": """

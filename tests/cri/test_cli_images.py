@@ -18,7 +18,7 @@ import pytest
 from cri_server.cli.connection.client import Client, ServerError
 from cri_server.cli.images import credentials
 from cri_server.images import build
-from cri_server.images.platforms import host_platform
+from cri_server.images.formats.platforms import host_platform
 from cri_server.rpc import private
 from pyrunc.abi.clone import CLONE_NEWNET
 from pyrunc.kernel.namespace import setns

@@ -12,8 +12,8 @@ import pytest
 
 from cri_server.checkpoints.names import ANNOTATIONS
 from cri_server.containers.restore import holds_checkpoint
-from cri_server.images import manifest as types
 from cri_server.images.build import BuiltImage, Node, image, layer
+from cri_server.images.formats import manifest as types
 from cri_server.images.service import Auth, ImageService
 from pyrunc.errors import Error, NotFound, PeerError
 from tests.cri.images.conftest import each_store, impatient, service, texts

@@ -14,8 +14,8 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-from cri_server.images import manifest as manifests
 from cri_server.images.build import BuiltImage, Node, _digest, layer
+from cri_server.images.formats import manifest as manifests
 
 
 def oci_archive(

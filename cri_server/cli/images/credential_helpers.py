@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from cri_server.api import api_pb2 as api
-from cri_server.images.reference import Reference, normal_registry, split_port
+from cri_server.images.formats.reference import Reference, normal_registry, split_port
 from pyrunc.errors import PeerError, WrongState
 
 FOLDER = Path("/etc/pyrunc/credential-providers.d")

@@ -18,7 +18,7 @@ from typing import Any
 
 from cri_server.api import api_pb2 as api
 from cri_server.cli.images import credential_helpers
-from cri_server.images.reference import DOCKER, Reference, normal_registry
+from cri_server.images.formats.reference import DOCKER, Reference, normal_registry
 from pyrunc.errors import InvalidSpec, NotFound
 
 DOCKERS_NAME = "https://index.docker.io/v1/"

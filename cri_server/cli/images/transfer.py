@@ -24,7 +24,7 @@ from cri_server.cli.connection.client import Client, Unsupported
 from cri_server.cli.images import credentials
 from cri_server.cli.output.complaint import each
 from cri_server.cli.output.progress import Progress
-from cri_server.images.reference import Reference
+from cri_server.images.formats.reference import Reference
 from cri_server.rpc import private
 from pyrunc.errors import Error, InvalidArgument, NotFound
 
@@ -78,7 +78,7 @@ def _parse_platform(text: str | None) -> str | None:
     """Also warns of a platform that this machine does not run. Raises click.BadParameter."""
     if text is None:
         return None
-    from cri_server.images import platforms
+    from cri_server.images.formats import platforms
 
     try:
         platform = platforms.parse(text)

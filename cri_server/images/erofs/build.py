@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from cri_server.images import jail, layer_errand
-from cri_server.images.digests import hex_of
 from cri_server.images.erofs.format import TAG_BYTES
 from cri_server.images.erofs.layer_tree import read_layer
 from cri_server.images.erofs.merge import merged, without_repetitions
 from cri_server.images.erofs.tar_file import Growth, TarFile
 from cri_server.images.erofs.write import Device, iterate_pieces
 from cri_server.images.erofs.write import index as make_index
+from cri_server.images.formats.digests import hex_of
 from cri_server.images.inflate import Limits
 from cri_server.images.reserve import Reserve
 from pyrunc.errors import ResourceExhausted

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cri_server.images.content import FOLDER_MODE, DigestMismatch
-from cri_server.images.digests import HEX_LENGTHS, hex_of
 from cri_server.images.erofs import build, layer_tar
+from cri_server.images.formats.digests import HEX_LENGTHS, hex_of
 from pyrunc import atomic_file
 from pyrunc.compile.image_mount import Image
 from pyrunc.errors import NotFound

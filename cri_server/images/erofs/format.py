@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from struct import Struct
 
-from cri_server.images.digests import hex_of
+from cri_server.images.formats.digests import hex_of
 
 BLOCK_BITS = 9
 BLOCK = 1 << BLOCK_BITS

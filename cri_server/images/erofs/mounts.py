@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from cri_server.images.digests import hex_of
 from cri_server.images.erofs import format as erofs
 from cri_server.images.erofs.files import LayerFiles
+from cri_server.images.formats.digests import hex_of
 from cri_server.systemd.descriptor_store import DescriptorStore
 from pyrunc.abi.mount import EROFS_SUPER_MAGIC_V1
 from pyrunc.atomic_file import DamagedRecord

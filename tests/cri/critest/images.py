@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cri_server.images import build
 from cri_server.images.build import BuiltImage, Node, symlink
-from cri_server.images.manifest import host_platform
+from cri_server.images.formats.manifest import host_platform
 from tests.support import nginx
 from tests.support.registry import archive_images
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from cri_server.images import manifest as types
 from cri_server.images.build import Node, image, layer
+from cri_server.images.formats import manifest as types
 from cri_server.images.service import ImageService
 from pyrunc.errors import PeerError, Unsupported
 from tests.cri.images.conftest import texts

@@ -21,8 +21,8 @@ import pytest
 
 from cni_plugins.net import netns
 from cri_server.images import build
-from cri_server.images import manifest as types
 from cri_server.images.build import image, layer
+from cri_server.images.formats import manifest as types
 from cri_server.images.model import Auth
 from cri_server.images.service import ImageService
 from pyrunc.errors import DeadlineExceeded, Error, NotFound, PeerError, Unsupported

@@ -15,8 +15,8 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 
-from cri_server.images import manifest as types
 from cri_server.images.build import BuiltImage, Node, _digest, image, layer
+from cri_server.images.formats import manifest as types
 from cri_server.images.model import Auth, Progress
 from cri_server.images.service import ImageService
 from pyrunc.errors import Error, NotFound, PeerError
@@ -243,7 +243,9 @@ async def test_the_best_variant_is_pulled_and_found_again(
     name = f"{registry.host}/app:v1"
     for processor, expected in ((("v3", "v2", ""), 2), (("",), 1), (("v4", "v3", "v2", ""), 4)):
         host = tuple(("amd64", variant) for variant in processor)
-        monkeypatch.setattr("cri_server.images.manifest.host_processors", lambda host=host: host)
+        monkeypatch.setattr(
+            "cri_server.images.formats.manifest.host_processors", lambda host=host: host
+        )
         [before] = [i.id for i in await service.list()] or [""]
         again = await reopened(service, tmp_path)
         assert [i.id for i in await again.list()] == ([before] if before else [])

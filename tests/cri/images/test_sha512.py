@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from cri_server.images import manifest as types
 from cri_server.images.build import layer
+from cri_server.images.formats import manifest as types
 from cri_server.images.service import ImageService
 from pyrunc.errors import PeerError
 from tests.cri.images.conftest import texts, with_errands

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from cri_server.images import manifest as types
+from cri_server.images.formats import manifest as types
 from cri_server.images.model import Auth
 from cri_server.images.service import ImageService
 from cri_server.images.signatures import PAYLOAD, SIGNATURE

@@ -11,7 +11,7 @@ import pytest
 
 from cri_server.api import api_pb2 as api
 from cri_server.checkpoints.names import ANNOTATIONS
-from cri_server.images import manifest as types
+from cri_server.images.formats import manifest as types
 from tests.cri.rpc.images import an_image, pull, remove
 from tests.cri.server_harness import IMAGE, Server, code_of, message_of
 from tests.support.oci_archives import manifest_of

@@ -18,9 +18,9 @@ from cri_server.images.auth import (
     read_token,
     token_request,
 )
+from cri_server.images.formats.reference import Reference
 from cri_server.images.hosts import Host
 from cri_server.images.model import Auth
-from cri_server.images.reference import Reference
 from pyrunc.errors import Error, InvalidArgument, PeerError
 
 UPSTREAM = Host("https://r.example", upstream=True)

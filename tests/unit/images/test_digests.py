@@ -6,8 +6,8 @@ import hashlib
 
 import pytest
 
-from cri_server.images import digests
 from cri_server.images.catalog import begins
+from cri_server.images.formats import digests
 
 
 @pytest.mark.parametrize("algorithm", digests.ALGORITHMS)

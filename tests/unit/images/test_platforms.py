@@ -7,10 +7,16 @@ import json
 
 import pytest
 
-from cri_server.images import manifest as manifests
-from cri_server.images import platforms
-from cri_server.images.manifest import Index
-from cri_server.images.platforms import Platform, Processor, host_processors, processors, rank
+from cri_server.images.formats import manifest as manifests
+from cri_server.images.formats import platforms
+from cri_server.images.formats.manifest import Index
+from cri_server.images.formats.platforms import (
+    Platform,
+    Processor,
+    host_processors,
+    processors,
+    rank,
+)
 from pyrunc.errors import InvalidArgument, NotFound
 
 V2 = {"cx16", "lahf_lm", "popcnt", "pni", "ssse3", "sse4_1", "sse4_2"}

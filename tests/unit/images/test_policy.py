@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from cri_server.images.formats.reference import Reference
 from cri_server.images.policy import Identity, Requirement, is_meant, read, scopes_of
-from cri_server.images.reference import Reference
 from pyrunc.errors import WrongState
 
 ACCEPT, REJECT = [{"type": "insecureAcceptAnything"}], [{"type": "reject"}]

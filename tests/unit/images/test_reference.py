@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from cri_server.images.reference import Reference, is_digest, is_id, normal_registry
+from cri_server.images.formats.reference import Reference, is_digest, is_id, normal_registry
 from pyrunc.errors import Error, InvalidArgument, Unsupported
 
 D = "sha256:" + "a1" * 32

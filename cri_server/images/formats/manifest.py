@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 
 from cri_server import typed
-from cri_server.images.digests import is_digest
+from cri_server.images.formats.digests import is_digest
+from cri_server.images.formats.platforms import Platform as Platform
+from cri_server.images.formats.platforms import host_platform as host_platform
+from cri_server.images.formats.platforms import host_processors, processor, rank
 from cri_server.images.model import ImageConfig
-from cri_server.images.platforms import Platform as Platform
-from cri_server.images.platforms import host_platform as host_platform
-from cri_server.images.platforms import host_processors, processor, rank
 from pyrunc.errors import NotFound, PeerError, Unsupported
 
 LIMIT_BYTES = 4 << 20

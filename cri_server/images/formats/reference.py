@@ -17,7 +17,7 @@ import re
 import socket
 from dataclasses import dataclass
 
-from cri_server.images.digests import is_digest
+from cri_server.images.formats.digests import is_digest
 from pyrunc.errors import InvalidArgument, Unsupported
 
 DOCKER = "docker.io"

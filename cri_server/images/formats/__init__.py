@@ -1,0 +1,1 @@
+"""What image content looks like: digests, references, platforms, manifests."""
