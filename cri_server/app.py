@@ -20,8 +20,8 @@ from typing import Any
 from cri_server.config import Config
 from cri_server.containers.rotate_logs import rotating
 from cri_server.containers.sessions import Sessions
-from cri_server.images import layer_maker
 from cri_server.images.service import ImageService as Images
+from cri_server.images.store import layer_maker
 from cri_server.network.service import Network
 from cri_server.node import host
 from cri_server.observability import debug, events, meters

@@ -85,7 +85,7 @@ def _check_capabilities(table: str, names: list[str]) -> Iterator[InvalidSpec]:
 def _check_pinned(config: Config) -> Iterator[InvalidSpec]:
     if not config.images.pinned:
         return
-    from cri_server.images.catalog import pin
+    from cri_server.images.store.catalog import pin
 
     for place, reference in enumerate(config.images.pinned):
         try:

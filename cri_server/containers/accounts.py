@@ -11,7 +11,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 
-from cri_server.images.merged import merged
+from cri_server.images.store.merged import merged
 from cri_server.spec.user import Accounts
 from pyrunc.errors import KernelError
 from pyrunc.kernel import path as paths

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cri_server.api import api_pb2 as api
-from cri_server.images.merged import merged
 from cri_server.images.reserve import Reserve
+from cri_server.images.store.merged import merged
 from cri_server.images.waiting import Abandoned
 from cri_server.spec import path_length
 from cri_server.spec.mounts import OWN_PLACES, MountRequest

@@ -7,8 +7,8 @@ import asyncio
 import os
 import stat
 
-from cri_server.images.merged import merged
 from cri_server.images.service import Rootfs
+from cri_server.images.store.merged import merged
 from cri_server.services import Services
 from cri_server.spec.mounts import OUR_MOUNTS, MountRequest
 from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound

@@ -13,10 +13,10 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cri_server.images.content import LAYOUT
 from cri_server.images.formats import manifest as manifests
 from cri_server.images.formats.manifest import Descriptor, Index, Manifest
-from cri_server.images.layer_blobs import BlobSource
+from cri_server.images.store.blobs import LAYOUT
+from cri_server.images.store.layer_blobs import BlobSource
 
 CHUNK_BYTES = 1 << 20
 _NAME = "org.opencontainers.image.ref.name"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cri_server.images.erofs.mounts import ImageMount
+from cri_server.images.store.mounts import ImageMount
 
 HIGHEST_ID = 2**31 - 1
 

@@ -14,22 +14,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from cri_server.images.catalog import Name
 from cri_server.images.client import Session
-from cri_server.images.content import DigestMismatch, Incoming, Ingest, InMemory, store_errors
 from cri_server.images.formats import manifest as manifests
 from cri_server.images.formats.digests import algorithm_of
 from cri_server.images.formats.manifest import Config, Descriptor, Index, Manifest
 from cri_server.images.formats.platforms import Platform
 from cri_server.images.formats.reference import Reference
 from cri_server.images.hosts import hosts_for
-from cri_server.images.layer_maker import BlobSource
-from cri_server.images.layers import chain_ids
 from cri_server.images.model import Auth, Progress
 from cri_server.images.registry import Registry
 from cri_server.images.ring import Interrupted
 from cri_server.images.sharing import Rate
-from cri_server.images.store import Store
+from cri_server.images.store.blobs import DigestMismatch, Incoming, Ingest, InMemory, store_errors
+from cri_server.images.store.catalog import Name
+from cri_server.images.store.layer_maker import BlobSource
+from cri_server.images.store.store import Store
+from cri_server.images.store.unpacked_layers import chain_ids
 from cri_server.images.streamed import OpenStream
 from cri_server.images.waiting import Watch, in_thread
 from cri_server.operations.locks import KeyedLock

@@ -13,16 +13,16 @@ from typing import Any
 from urllib.parse import quote, urlencode, urljoin, urlsplit
 
 from cri_server.images.client import origin_of
-from cri_server.images.content import Blobs
-from cri_server.images.erofs.files import LayerFiles
 from cri_server.images.export import platform_manifest
 from cri_server.images.formats import manifest as manifests
 from cri_server.images.formats.manifest import Descriptor
 from cri_server.images.formats.reference import Reference
 from cri_server.images.hosts import Host
-from cri_server.images.layer_blobs import compressed
 from cri_server.images.model import Progress
 from cri_server.images.registry import Registry
+from cri_server.images.store.blobs import Blobs
+from cri_server.images.store.layer_blobs import compressed
+from cri_server.images.store.layer_files import LayerFiles
 from pyrunc.errors import PeerError
 
 CHUNK_BYTES = 256 << 10

@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cri_server.images import export as exports
 from cri_server.images import load as archives
-from cri_server.images.catalog import Content, Name, begins
-from cri_server.images.content import store_errors
-from cri_server.images.erofs.mounts import ImageMount
 from cri_server.images.formats.digests import hex_of
 from cri_server.images.formats.manifest import LIMIT_BYTES
 from cri_server.images.formats.platforms import Platform
 from cri_server.images.formats.reference import Reference
 from cri_server.images.inflate import Limits
-from cri_server.images.layer_blobs import PlainLayers
-from cri_server.images.layer_maker import BlobSource
 from cri_server.images.model import Auth, FilesystemUsage, Image, ImageConfig, Progress, Rootfs
-from cri_server.images.places import Places
-from cri_server.images.store import Store
-from cri_server.images.unused import Entry
+from cri_server.images.store.blobs import store_errors
+from cri_server.images.store.catalog import Content, Name, begins
+from cri_server.images.store.layer_blobs import PlainLayers
+from cri_server.images.store.layer_maker import BlobSource
+from cri_server.images.store.mounts import ImageMount
+from cri_server.images.store.places import Places
+from cri_server.images.store.store import Store
+from cri_server.images.store.unused import Entry
 from cri_server.images.waiting import Watch, in_thread
 from cri_server.systemd.descriptor_store import DescriptorStore
 from cri_server.zygote.client import Zygote

@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from cri_server.images.content import Incoming
 from cri_server.images.formats.digests import SHA256
 from cri_server.images.ring import Interrupted, Receiver, Sender, open_ring
+from cri_server.images.store.blobs import Incoming
 from pyrunc.errors import PeerError
 
 

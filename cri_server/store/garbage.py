@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from cri_server.api import api_pb2 as api
 from cri_server.images.model import Image
-from cri_server.images.unused import Entry, size_of
+from cri_server.images.store.unused import Entry, size_of
 from cri_server.recovery import (
     drop_container,
     drop_sandbox,

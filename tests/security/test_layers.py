@@ -23,10 +23,10 @@ from cri_server.images.build import Node, directory, symlink
 from cri_server.images.erofs import merge
 from cri_server.images.erofs.layer_tar import write_tar
 from cri_server.images.inflate import BadLayer, Limits, Stream
-from cri_server.images.layer_jobs import LayerJobs
-from cri_server.images.layers import Layers
-from cri_server.images.room import Room
 from cri_server.images.service import ImageService
+from cri_server.images.store.layer_jobs import LayerJobs
+from cri_server.images.store.space import Room
+from cri_server.images.store.unpacked_layers import Layers
 from cri_server.images.waiting import Abandoned, Watch
 from cri_server.spec.mounts import MountRequest
 from pyrunc.errors import ResourceExhausted

@@ -11,8 +11,8 @@ import pytest
 
 from cri_server.images import sharing
 from cri_server.images.build import BuiltImage, image, layer
-from cri_server.images.layer_jobs import STREAMS_AT_ONCE
 from cri_server.images.service import ImageService
+from cri_server.images.store.layer_jobs import STREAMS_AT_ONCE
 from tests.cri.images.conftest import each_store, service
 from tests.support.registry import Registry, wait_for
 

@@ -15,7 +15,7 @@ import click
 from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client, Unsupported
 from cri_server.cli.observe import inspect
-from cri_server.images.places import Places
+from cri_server.images.store.places import Places
 from pyrunc.abi.mount import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY
 from pyrunc.errors import InvalidArgument, WrongState
 from pyrunc.kernel import mount as kernel_mount
@@ -56,7 +56,7 @@ def open_tree(places: Places) -> int:
     """A detached mount of an image's files. Raises KernelError, OSError, DamagedRecord,
     Unsupported."""
     if places.image is not None:
-        from cri_server.images.erofs.mounts import open_image
+        from cri_server.images.store.mounts import open_image
 
         return open_image(places.image)
     if places.lower is None or places.place is None:

@@ -21,8 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cri_server.images.layer_maker import ERRAND_MODULES
 from cri_server.images.service import ImageService
+from cri_server.images.store.layer_maker import ERRAND_MODULES
 from cri_server.zygote.client import Zygote
 from pyrunc.errors import Error
 

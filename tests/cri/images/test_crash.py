@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from cri_server.images.build import BuiltImage, image, layer
-from cri_server.images.layer_maker import ERRAND_MODULES
 from cri_server.images.service import ImageService
+from cri_server.images.store.layer_maker import ERRAND_MODULES
 from cri_server.zygote.client import Zygote
 from pyrunc.errors import PeerError
 from tests.cri.images import ended_errands

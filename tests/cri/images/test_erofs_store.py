@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from cri_server.images import service as services
-from cri_server.images import store as stores
 from cri_server.images.build import BuiltImage, directory, image, layer
 from cri_server.images.service import ImageService
+from cri_server.images.store import store as stores
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import Unsupported
 from pyrunc.kernel import verity

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from cri_server.images import build
-from cri_server.images.content import Blobs
 from cri_server.images.inflate import BadLayer, Limits, Stream
-from cri_server.images.layers import Layers
 from cri_server.images.load import load, opened
+from cri_server.images.store.blobs import Blobs
+from cri_server.images.store.unpacked_layers import Layers
 from pyrunc.errors import Error, ResourceExhausted
 from pyrunc.kernel.tree import remove_path
 from tests.cri.images.conftest import unpack_bytes

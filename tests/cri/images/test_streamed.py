@@ -18,9 +18,9 @@ import pytest
 from cri_server.images.build import image, layer
 from cri_server.images.erofs.tar_file import Growth, TarFile
 from cri_server.images.inflate import BadLayer
-from cri_server.images.layer_maker import ERRAND_MODULES
 from cri_server.images.ring import Interrupted, Receiver
 from cri_server.images.service import ImageService
+from cri_server.images.store.layer_maker import ERRAND_MODULES
 from cri_server.images.streamed import streamed
 from cri_server.images.tar_headers import members, skip
 from cri_server.zygote.client import Zygote

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.images import store as stores
 from cri_server.images.build import BuiltImage, image
 from cri_server.images.erofs import probe
-from cri_server.images.erofs.files import LayerFiles
 from cri_server.images.service import ImageService
+from cri_server.images.store import store as stores
+from cri_server.images.store.layer_files import LayerFiles
 from pyrunc.errors import KernelError, ResourceExhausted
 from tests.cri.images.conftest import texts
 from tests.cri.images.test_erofs_store import layer_blobs, opened, pulled, serve

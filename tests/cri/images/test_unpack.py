@@ -24,7 +24,7 @@ from cri_server.images import build
 from cri_server.images.build import Node, directory, layer, symlink
 from cri_server.images.erofs.layer_tar import write_tar
 from cri_server.images.inflate import WINDOW_LOG_LIMIT, BadLayer, Limits, Stream
-from cri_server.images.layers import Layers, chain_ids
+from cri_server.images.store.unpacked_layers import Layers, chain_ids
 from pyrunc.errors import ResourceExhausted
 from tests.cri.images.conftest import Unpack, unpack_bytes
 from tests.cri.images.trees import names, snapshot

@@ -6,8 +6,8 @@ import hashlib
 
 import pytest
 
-from cri_server.images.catalog import begins
 from cri_server.images.formats import digests
+from cri_server.images.store.catalog import begins
 
 
 @pytest.mark.parametrize("algorithm", digests.ALGORITHMS)

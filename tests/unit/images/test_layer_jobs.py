@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 
 from cri_server.images.inflate import LayerWork, Limits
-from cri_server.images.layer_jobs import LayerJobs
-from cri_server.images.layers import Layers
+from cri_server.images.store.layer_jobs import LayerJobs
+from cri_server.images.store.unpacked_layers import Layers
 from cri_server.zygote.client import JobResult, Zygote
 from pyrunc.records import Record
 

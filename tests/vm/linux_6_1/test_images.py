@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.images import store as stores
 from cri_server.images.service import ImageService
+from cri_server.images.store import store as stores
 from pyrunc.errors import Unsupported
 from tests.cri.images.conftest import registry, texts
 from tests.cri.images.test_erofs_store import opened, pulled, serve

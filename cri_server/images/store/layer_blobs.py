@@ -10,11 +10,11 @@ from typing import Protocol
 
 from isal import isal_zlib
 
-from cri_server.images.content import Blobs, DigestMismatch, Ingest
-from cri_server.images.erofs.files import LayerFiles
 from cri_server.images.formats import manifest as manifests
 from cri_server.images.formats.digests import algorithm_of, digest_of, hasher, hex_of
 from cri_server.images.formats.manifest import Descriptor, Manifest
+from cri_server.images.store.blobs import Blobs, DigestMismatch, Ingest
+from cri_server.images.store.layer_files import LayerFiles
 
 _READ_BYTES = 1 << 20
 _GZIP = 31  # zlib's window bits for a gzip member, which has no time in it

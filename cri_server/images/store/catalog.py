@@ -19,14 +19,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cri_server.images.content import Blobs
-from cri_server.images.erofs.files import LayerFiles
 from cri_server.images.formats import manifest as manifests
 from cri_server.images.formats.digests import digest_from_hex, hex_of, is_digest
 from cri_server.images.formats.manifest import Config, Descriptor, Index, Manifest
 from cri_server.images.formats.reference import Reference, is_id
-from cri_server.images.layers import Layers, chain_ids
 from cri_server.images.model import Image
+from cri_server.images.store.blobs import Blobs
+from cri_server.images.store.layer_files import LayerFiles
+from cri_server.images.store.unpacked_layers import Layers, chain_ids
 from pyrunc import atomic_file
 from pyrunc.errors import Error, NotFound
 

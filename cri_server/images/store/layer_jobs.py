@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager
 from cri_server.images import ring, turns
 from cri_server.images.formats.digests import algorithm_of
 from cri_server.images.inflate import LayerWork, Limits, Stream
-from cri_server.images.layers import Layers
 from cri_server.images.ring import Receiver
 from cri_server.images.sharing import Streams, StreamTurn
+from cri_server.images.store.unpacked_layers import Layers
 from cri_server.images.turns import Turns
 from cri_server.images.waiting import Abandoned, Watch, first_error, in_thread
 from cri_server.zygote.client import Zygote

@@ -21,7 +21,7 @@ from a registry could have kept the content itself.
 
 from __future__ import annotations
 
-from cri_server.images.catalog import Catalog
+from cri_server.images.store.catalog import Catalog
 
 REMEMBERED_LIMIT = 10_000
 

@@ -14,24 +14,24 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from cri_server.images import unpack
-from cri_server.images.catalog import Catalog, Content, Policy
-from cri_server.images.content import Blobs
 from cri_server.images.erofs import build as index_builder
 from cri_server.images.erofs import layer_tar
 from cri_server.images.erofs.early import GrowingTars
-from cri_server.images.erofs.files import LayerFiles
 from cri_server.images.erofs.format import uuid_of
 from cri_server.images.formats.digests import algorithm_of
 from cri_server.images.formats.manifest import Descriptor, Manifest
-from cri_server.images.holds import Holds
 from cri_server.images.inflate import LayerWork
-from cri_server.images.layer_jobs import LayerJobs
-from cri_server.images.layers import Layers, chain_ids
 from cri_server.images.ring import Interrupted, Receiver
-from cri_server.images.room import Room
 from cri_server.images.sharing import Rate, SharedWork, StreamTurn
+from cri_server.images.store.blobs import Blobs
+from cri_server.images.store.catalog import Catalog, Content, Policy
+from cri_server.images.store.layer_files import LayerFiles
+from cri_server.images.store.layer_jobs import LayerJobs
+from cri_server.images.store.leases import Holds
+from cri_server.images.store.space import Room
+from cri_server.images.store.unpacked_layers import Layers, chain_ids
+from cri_server.images.store.verified import VerifiedLayers
 from cri_server.images.streamed import OpenStream, StreamedBlob, streamed
-from cri_server.images.verified import VerifiedLayers
 from cri_server.images.waiting import Watch, first_error, in_thread
 from cri_server.operations.locks import KeyedLock
 

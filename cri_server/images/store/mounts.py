@@ -17,8 +17,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from cri_server.images.erofs import format as erofs
-from cri_server.images.erofs.files import LayerFiles
 from cri_server.images.formats.digests import hex_of
+from cri_server.images.store.layer_files import LayerFiles
 from cri_server.systemd.descriptor_store import DescriptorStore
 from pyrunc.abi.mount import EROFS_SUPER_MAGIC_V1
 from pyrunc.atomic_file import DamagedRecord
@@ -29,7 +29,7 @@ from pyrunc.kernel.mount import fstatfs_type
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cri_server.images.catalog import Content
+    from cri_server.images.store.catalog import Content
 
 log = logging.getLogger(__name__)
 

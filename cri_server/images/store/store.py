@@ -11,18 +11,18 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from cri_server.images.catalog import Catalog, Content, Name, Policy
-from cri_server.images.content import Blobs
-from cri_server.images.erofs.files import LayerFiles
-from cri_server.images.erofs.mounts import ImageMount, Mounts
 from cri_server.images.erofs.probe import why_not, why_not_shared
 from cri_server.images.formats.digests import digest_from_hex
-from cri_server.images.holds import EVERYTHING, Holds
-from cri_server.images.layer_jobs import LayerJobs
-from cri_server.images.layer_maker import BlobSource, Folders, LayerMaker
-from cri_server.images.layers import Layers, chain_ids
-from cri_server.images.room import Room
-from cri_server.images.unused import Entry, unused
+from cri_server.images.store.blobs import Blobs
+from cri_server.images.store.catalog import Catalog, Content, Name, Policy
+from cri_server.images.store.layer_files import LayerFiles
+from cri_server.images.store.layer_jobs import LayerJobs
+from cri_server.images.store.layer_maker import BlobSource, Folders, LayerMaker
+from cri_server.images.store.leases import EVERYTHING, Holds
+from cri_server.images.store.mounts import ImageMount, Mounts
+from cri_server.images.store.space import Room
+from cri_server.images.store.unpacked_layers import Layers, chain_ids
+from cri_server.images.store.unused import Entry, unused
 from cri_server.images.waiting import Watch, in_thread
 from cri_server.systemd.descriptor_store import DescriptorStore
 from cri_server.zygote.client import Zygote
