@@ -13,7 +13,7 @@ import stat
 import tarfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from cri_server.images.trees import Folders, in_depth
+from cri_server.images.layers.trees import Folders, in_depth
 from pyrunc.errors import KernelError, Unsupported
 from pyrunc.kernel.path import open_beneath, open_regular_at
 from pyrunc.kernel.tree import FOLDER

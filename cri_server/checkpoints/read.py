@@ -18,11 +18,11 @@ import msgspec
 
 from cri_server import typed
 from cri_server.checkpoints import names
-from cri_server.images import jail
-from cri_server.images.inflate import BadLayer, Limits, Stream
+from cri_server.images.layers import jail
+from cri_server.images.layers.inflate import BadLayer, Limits, Stream
+from cri_server.images.layers.trees import open_folder
+from cri_server.images.layers.unpack import TREE, Layer, unpack
 from cri_server.images.store.unpacked_layers import make_devices, refuse_links
-from cri_server.images.trees import open_folder
-from cri_server.images.unpack import TREE, Layer, unpack
 from pyrunc.errors import InvalidArgument, KernelError
 from pyrunc.kernel.copy_tree import copy_data, copy_tree
 from pyrunc.kernel.full import disk_errors

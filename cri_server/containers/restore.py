@@ -23,9 +23,9 @@ from cri_server.containers import anonymous_volumes
 from cri_server.containers.checkpoint import require_criu, run
 from cri_server.images.formats.digests import HEX_LENGTHS, hex_of
 from cri_server.images.formats.reference import is_id
+from cri_server.images.layers.unpack import TREE
 from cri_server.images.service import Image
 from cri_server.images.store.merged import merged
-from cri_server.images.unpack import TREE
 from cri_server.services import Services
 from cri_server.spec import sources
 from cri_server.spec.mounts import MountRequest

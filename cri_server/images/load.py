@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cri_server.images import tar_headers
 from cri_server.images.formats import manifest as manifests
 from cri_server.images.formats.digests import ALGORITHMS, algorithm_of, is_digest
 from cri_server.images.formats.manifest import Descriptor, Index, Manifest
 from cri_server.images.formats.reference import Reference
-from cri_server.images.inflate import GZIP_MAGIC, ZSTD_MAGIC, BadLayer, Stream
+from cri_server.images.layers import tar_headers
+from cri_server.images.layers.inflate import GZIP_MAGIC, ZSTD_MAGIC, BadLayer, Stream
 from cri_server.images.store.blobs import Blobs, Ingest
 from cri_server.images.waiting import Abandoned
 from pyrunc.errors import (

@@ -21,16 +21,16 @@ from cri_server.images.formats.manifest import Config, Descriptor, Index, Manife
 from cri_server.images.formats.platforms import Platform
 from cri_server.images.formats.reference import Reference
 from cri_server.images.hosts import hosts_for
+from cri_server.images.layers.ring import Interrupted
+from cri_server.images.layers.sharing import Rate
+from cri_server.images.layers.streamed import OpenStream
 from cri_server.images.model import Auth, Progress
 from cri_server.images.registry import Registry
-from cri_server.images.ring import Interrupted
-from cri_server.images.sharing import Rate
 from cri_server.images.store.blobs import DigestMismatch, Incoming, Ingest, InMemory, store_errors
 from cri_server.images.store.catalog import Name
 from cri_server.images.store.layer_maker import BlobSource
 from cri_server.images.store.store import Store
 from cri_server.images.store.unpacked_layers import chain_ids
-from cri_server.images.streamed import OpenStream
 from cri_server.images.waiting import Watch, in_thread
 from cri_server.operations.locks import KeyedLock
 from cri_server.operations.tasks import gather

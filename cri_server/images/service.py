@@ -22,7 +22,7 @@ from cri_server.images.formats.digests import hex_of
 from cri_server.images.formats.manifest import LIMIT_BYTES
 from cri_server.images.formats.platforms import Platform
 from cri_server.images.formats.reference import Reference
-from cri_server.images.inflate import Limits
+from cri_server.images.layers.inflate import Limits
 from cri_server.images.model import Auth, FilesystemUsage, Image, ImageConfig, Progress, Rootfs
 from cri_server.images.store.blobs import store_errors
 from cri_server.images.store.catalog import Content, Name, begins

@@ -19,7 +19,7 @@ from cri_server.checkpoints import pods
 from cri_server.checkpoints.read import FILL, UNPACK, Fill, Unpack
 from cri_server.containers import checkpoint as container_checkpoint
 from cri_server.containers import create
-from cri_server.images.unpack import TREE
+from cri_server.images.layers.unpack import TREE
 from cri_server.sandboxes import remove, run, shm
 from cri_server.services import Services
 from cri_server.store.model import sandbox_name

@@ -63,7 +63,7 @@ MAY_HOLD_OBJECTS = {
         pyrunc/shim/worker.py cri_server/zygote/client.py pyrunc/zygote/loop.py""",
     "arguments before their record is read": """
         cni_plugins/errand.py cri_server/checkpoints/dump.py cri_server/checkpoints/read.py cri_server/zygote/jobs.py
-        cri_server/images/decode.py cri_server/images/erofs/build.py cri_server/images/erofs/layer_tar.py cri_server/images/layer_errand.py cri_server/images/unpack.py
+        cri_server/images/layers/decode.py cri_server/images/erofs/build.py cri_server/images/erofs/layer_tar.py cri_server/images/layers/layer_job.py cri_server/images/layers/unpack.py
         cri_server/security/selinux/relabel.py pyrunc/shim/main.py""",
     "arguments of any function": """
         pyrunc/zygote/child.py pyrunc/zygote/messages.py pyrunc/zygote/preload.py""",

@@ -18,11 +18,12 @@ import pytest
 
 from cri_server.api import api_pb2 as api
 from cri_server.containers import anonymous_volumes
-from cri_server.images import build, inherit, jail, turns, walk_budget
+from cri_server.images import build
 from cri_server.images.build import Node, directory, symlink
 from cri_server.images.erofs import merge
 from cri_server.images.erofs.layer_tar import write_tar
-from cri_server.images.inflate import BadLayer, Limits, Stream
+from cri_server.images.layers import inherit, jail, turns, walk_budget
+from cri_server.images.layers.inflate import BadLayer, Limits, Stream
 from cri_server.images.service import ImageService
 from cri_server.images.store.layer_jobs import LayerJobs
 from cri_server.images.store.space import Room

@@ -22,8 +22,8 @@ from cri_server.cli.connection.client import Client, Unsupported
 from cri_server.cli.images import mount
 from cri_server.cli.observe import inspect
 from cri_server.cli.output import formats, show
+from cri_server.images.layers.trees import open_folder
 from cri_server.images.store.places import Places
-from cri_server.images.trees import open_folder
 from pyrunc.errors import KernelError, WrongState
 
 ADDED, CHANGED, DELETED = "A", "C", "D"

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from cri_server.images import jail, layer_errand
 from cri_server.images.erofs.format import TAG_BYTES
 from cri_server.images.erofs.layer_tree import read_layer
 from cri_server.images.erofs.merge import merged, without_repetitions
@@ -16,7 +15,8 @@ from cri_server.images.erofs.tar_file import Growth, TarFile
 from cri_server.images.erofs.write import Device, iterate_pieces
 from cri_server.images.erofs.write import index as make_index
 from cri_server.images.formats.digests import hex_of
-from cri_server.images.inflate import Limits
+from cri_server.images.layers import jail, layer_job
+from cri_server.images.layers.inflate import Limits
 from cri_server.images.reserve import Reserve
 from pyrunc.errors import ResourceExhausted
 from pyrunc.records import Record
@@ -109,9 +109,9 @@ def errand(arguments: Message, fds: list[int]) -> int:
     arguments are an `IndexWork`'s, the others of `fds` are `build_in`'s."""
     *given, progress_fd = fds
     work = IndexWork.of(arguments)
-    tick = layer_errand.begin(progress_fd)
+    tick = layer_job.begin(progress_fd)
     gc.disable()  # a tree of a million nodes has no cycles, and the process ends with it
-    with layer_errand.writing(work.folder, "indexing the layers of an image"):
+    with layer_job.writing(work.folder, "indexing the layers of an image"):
         build_in(work, tick, given, jail.enter)
     return 0
 

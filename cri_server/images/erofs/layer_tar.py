@@ -6,10 +6,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from cri_server.images import jail, layer_errand
-from cri_server.images.inflate import Stream
+from cri_server.images.layers import jail, layer_job
+from cri_server.images.layers.inflate import Stream
+from cri_server.images.layers.zeros import is_hole
 from cri_server.images.reserve import Reserve
-from cri_server.images.zeros import is_hole
 from pyrunc.kernel.fd import start_writeback
 
 TYPE_CHECKING = False
@@ -70,9 +70,9 @@ def open_new(folder: str) -> int:
 
 
 def errand(arguments: Message, fds: list[int]) -> int:
-    """Runs in a fork of the zygote, see `layer_errand.receive`."""
-    asked, stream, tick = layer_errand.receive(arguments, fds)
-    with layer_errand.writing(asked.folder, "writing a layer's tar"):
+    """Runs in a fork of the zygote, see `layer_job.receive`."""
+    asked, stream, tick = layer_job.receive(arguments, fds)
+    with layer_job.writing(asked.folder, "writing a layer's tar"):
         folder = jail.enter(asked.folder, jail.TAR_MEMORY_LIMIT_BYTES)
         write_tar(stream, folder, asked.diff_id, tick, asked.limits.folder)
     return 0

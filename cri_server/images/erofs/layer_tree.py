@@ -12,15 +12,15 @@ import os
 import stat
 from collections.abc import Callable
 
-from cri_server.images import layer_reader, tar_headers
 from cri_server.images.erofs import xattrs
 from cri_server.images.erofs.format import BLOCK
 from cri_server.images.erofs.node import Node, directory
 from cri_server.images.erofs.tar_file import TarFile
-from cri_server.images.inflate import BadLayer, Limits
-from cri_server.images.layer_reader import bad_link, checked_members, components, joined
-from cri_server.images.tar_headers import Entry, shown
-from cri_server.images.walk_budget import DIRECTORY_STEPS, WalkBudget
+from cri_server.images.layers import reader, tar_headers
+from cri_server.images.layers.inflate import BadLayer, Limits
+from cri_server.images.layers.reader import bad_link, checked_members, components, joined
+from cri_server.images.layers.tar_headers import Entry, shown
+from cri_server.images.layers.walk_budget import DIRECTORY_STEPS, WalkBudget
 from pyrunc.errors import ResourceExhausted
 
 NAME_LIMIT_BYTES = 255
@@ -102,9 +102,9 @@ class _Reader:
             tar_headers.CHARACTER: self._device_node,
             tar_headers.BLOCK_DEVICE: self._device_node,
             tar_headers.FIFO: self._device_node,
-            layer_reader.ROOT: self._describe_root,
-            layer_reader.HIDDEN: self._hide,
-            layer_reader.OPAQUE: self._make_opaque,
+            reader.ROOT: self._describe_root,
+            reader.HIDDEN: self._hide,
+            reader.OPAQUE: self._make_opaque,
         }
         for what, entry, names in checked_members(
             self._tar, self._limits, self._budget, self._tick, _TICK_ENTRIES
@@ -144,7 +144,7 @@ class _Reader:
         self._describe_directory(self.root, entry)
 
     def _symlink(self, entry: Entry, names: list[bytes]) -> None:
-        if len(entry.link) > layer_reader.PATH_LIMIT_BYTES:
+        if len(entry.link) > reader.PATH_LIMIT_BYTES:
             raise OSError(errno.ENAMETOOLONG, "link")
         path, parent = self._parent(names)
         node = self._described(entry, stat.S_IFLNK)
@@ -154,7 +154,7 @@ class _Reader:
 
     def _device_node(self, entry: Entry, names: list[bytes]) -> None:
         path, parent = self._parent(names)
-        node = self._described(entry, layer_reader.NODES[entry.kind])
+        node = self._described(entry, reader.NODES[entry.kind])
         node.rdev = (entry.major, entry.minor)
         self._put(path, parent, names[-1], node)
 
@@ -167,9 +167,9 @@ class _Reader:
         assert folder.children is not None
         node = folder.children.get(source[-1])
         if node is None:
-            raise bad_link(entry, layer_reader.ABSENT)
+            raise bad_link(entry, reader.ABSENT)
         if node.children is not None or node.is_whiteout:
-            raise bad_link(entry, layer_reader.NO_FILE)
+            raise bad_link(entry, reader.NO_FILE)
         if source_path.startswith(path + b"/"):  # the directory that would give way holds it
             raise OSError(errno.ENOENT, "link")
         self._put(path, parent, names[-1], node)
@@ -190,7 +190,7 @@ class _Reader:
     def _described(self, entry: Entry, kind: int) -> Node:
         node = Node(kind | entry.mode, entry.uid, entry.gid, entry.mtime_ns)
         if entry.xattrs:
-            wanted = layer_reader.wanted_attributes(entry)
+            wanted = reader.wanted_attributes(entry)
             try:
                 node.mode, node.xattrs = xattrs.settle(node.mode, wanted)
             except BadLayer as error:
@@ -214,7 +214,7 @@ class _Reader:
                 node.opaque = True
         else:
             self._nodes += 1
-            layer_reader.check_count(self._nodes, self._limits)
+            reader.check_count(self._nodes, self._limits)
         parent.children[name] = node
         return node
 
@@ -230,7 +230,7 @@ class _Reader:
         found = self._parents.get(written)
         if found is None:
             way = _Way(self, make)
-            for link in layer_reader.follow(names, way, self._budget):
+            for link in reader.follow(names, way, self._budget):
                 self._through.setdefault(link, []).append(written)
             found = self._parents[written] = (way.path_of(), way.node)
         return found

@@ -17,7 +17,7 @@ from errno import ENODEV, ENOTBLK
 from pathlib import Path
 
 from cri_server.images.erofs.build import build
-from cri_server.images.inflate import Limits
+from cri_server.images.layers.inflate import Limits
 from pyrunc.compile import host
 from pyrunc.compile.image_mount import Image, open_image, open_overlay_of
 from pyrunc.errors import Error, KernelError, ResourceExhausted

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from cri_server.images.erofs import format as erofs
 from cri_server.images.erofs.node import Node, walk
-from cri_server.images.inflate import BadLayer
+from cri_server.images.layers.inflate import BadLayer
 from pyrunc.errors import ResourceExhausted
 
 SPARSE_LIMIT_BYTES = 1 << 40  # of the chunks of all sparse files: blocks are numbered with 32 bits

@@ -12,7 +12,7 @@ import os
 import stat
 from struct import Struct
 
-from cri_server.images.inflate import BadLayer
+from cri_server.images.layers.inflate import BadLayer
 
 VALUE_LIMIT_BYTES = 0xFFFF  # what an entry of EROFS can say; XATTR_SIZE_MAX is one more
 NAME_LIMIT_BYTES = 255

@@ -10,13 +10,13 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from cri_server.images import ring, turns
 from cri_server.images.formats.digests import algorithm_of
-from cri_server.images.inflate import LayerWork, Limits, Stream
-from cri_server.images.ring import Receiver
-from cri_server.images.sharing import Streams, StreamTurn
+from cri_server.images.layers import ring, turns
+from cri_server.images.layers.inflate import LayerWork, Limits, Stream
+from cri_server.images.layers.ring import Receiver
+from cri_server.images.layers.sharing import Streams, StreamTurn
+from cri_server.images.layers.turns import Turns
 from cri_server.images.store.unpacked_layers import Layers
-from cri_server.images.turns import Turns
 from cri_server.images.waiting import Abandoned, Watch, first_error, in_thread
 from cri_server.zygote.client import Zygote
 from pyrunc.errors import PeerError
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 STREAMS_AT_ONCE = turns.streams_at_once(turns.memory_bytes())
 _ERRAND_END_S = 10.0
-_DECODE_ERRAND = "cri_server.images.decode:errand"
+_DECODE_ERRAND = "cri_server.images.layers.decode:errand"
 
 
 class LayerJobs:

@@ -13,16 +13,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from cri_server.images import unpack
 from cri_server.images.erofs import build as index_builder
 from cri_server.images.erofs import layer_tar
 from cri_server.images.erofs.early import GrowingTars
 from cri_server.images.erofs.format import uuid_of
 from cri_server.images.formats.digests import algorithm_of
 from cri_server.images.formats.manifest import Descriptor, Manifest
-from cri_server.images.inflate import LayerWork
-from cri_server.images.ring import Interrupted, Receiver
-from cri_server.images.sharing import Rate, SharedWork, StreamTurn
+from cri_server.images.layers import unpack
+from cri_server.images.layers.inflate import LayerWork
+from cri_server.images.layers.ring import Interrupted, Receiver
+from cri_server.images.layers.sharing import Rate, SharedWork, StreamTurn
+from cri_server.images.layers.streamed import OpenStream, StreamedBlob, streamed
 from cri_server.images.store.blobs import Blobs
 from cri_server.images.store.catalog import Catalog, Content, Policy
 from cri_server.images.store.layer_files import LayerFiles
@@ -31,7 +32,6 @@ from cri_server.images.store.leases import Holds
 from cri_server.images.store.space import Room
 from cri_server.images.store.unpacked_layers import Layers, chain_ids
 from cri_server.images.store.verified import VerifiedLayers
-from cri_server.images.streamed import OpenStream, StreamedBlob, streamed
 from cri_server.images.waiting import Watch, first_error, in_thread
 from cri_server.operations.locks import KeyedLock
 
@@ -39,12 +39,12 @@ log = logging.getLogger(__name__)
 
 EARLY_LAYERS_LIMIT = 100  # whose descriptors go to a process in one message
 ERRAND_MODULES = (
-    "cri_server.images.decode",
+    "cri_server.images.layers.decode",
     "cri_server.images.erofs.build",
     "cri_server.images.erofs.layer_tar",
-    "cri_server.images.unpack",
+    "cri_server.images.layers.unpack",
 )
-_UNPACK_ERRAND = "cri_server.images.unpack:errand"
+_UNPACK_ERRAND = "cri_server.images.layers.unpack:errand"
 _TAR_ERRAND = "cri_server.images.erofs.layer_tar:errand"
 _INDEX_ERRAND = "cri_server.images.erofs.build:errand"
 

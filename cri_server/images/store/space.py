@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cri_server.images.inflate import Limits
+from cri_server.images.layers.inflate import Limits
 from cri_server.images.reserve import describe_full, reserve_bytes
 from pyrunc.errors import ResourceExhausted
 

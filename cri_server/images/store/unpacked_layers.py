@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cri_server.images.formats.digests import digest_from_hex, hex_of
-from cri_server.images.inherit import inherit_attributes
+from cri_server.images.layers.inherit import inherit_attributes
+from cri_server.images.layers.trees import open_folder
+from cri_server.images.layers.unpack import RECORD, TREE, Layer
 from cri_server.images.store.blobs import FOLDER_MODE, node_error
-from cri_server.images.trees import open_folder
-from cri_server.images.unpack import RECORD, TREE, Layer
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import KernelError, NotFound
 from pyrunc.kernel.call import syscall

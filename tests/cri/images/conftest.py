@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.images.inflate import Limits, Stream
+from cri_server.images.layers.inflate import Limits, Stream
+from cri_server.images.layers.unpack import TREE, Layer, unpack
 from cri_server.images.service import ImageService, Rootfs
 from cri_server.images.store.layer_maker import ERRAND_MODULES
-from cri_server.images.unpack import TREE, Layer, unpack
 from cri_server.zygote.client import Zygote
 from tests.cri.images.puller import STORE
 from tests.support.registry import Registry

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cri_server.images.build import _digest
 from cri_server.images.erofs.build import build
-from cri_server.images.inflate import Limits
+from cri_server.images.layers.inflate import Limits
 from pyrunc.kernel.erofs import open_paths
 
 

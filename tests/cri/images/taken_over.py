@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from cri_server.images import decode
-from cri_server.images.inflate import Limits, Stream
-from cri_server.images.ring import Receiver, Sender
+from cri_server.images.layers import decode
+from cri_server.images.layers.inflate import Limits, Stream
+from cri_server.images.layers.ring import Receiver, Sender
 
 LIE = "PYRUNC_TESTS_LIE"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cri_server.images.build import Node, directory, layer, symlink
-from cri_server.images.inflate import BadLayer, Limits
+from cri_server.images.layers.inflate import BadLayer, Limits
 from cri_server.images.store.unpacked_layers import chain_ids
 from pyrunc.errors import Error, ResourceExhausted
 from tests.cri.images.conftest import unpack_bytes

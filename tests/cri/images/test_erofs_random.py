@@ -15,7 +15,7 @@ from cri_server.images.erofs.layer_tree import read_layer
 from cri_server.images.erofs.merge import merged, without_repetitions
 from cri_server.images.erofs.node import Node as TreeNode
 from cri_server.images.erofs.tar_file import TarFile
-from cri_server.images.inflate import Limits
+from cri_server.images.layers.inflate import Limits
 from pyrunc.errors import Error
 from tests.cri.images.chance import EXAMPLES, NAMES, NODES, WHOLE, repaired
 from tests.cri.images.test_erofs import outcome, unpacked

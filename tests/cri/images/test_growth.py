@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cri_server.images import build
-from cri_server.images.inflate import BadLayer, Limits, Stream
+from cri_server.images.layers.inflate import BadLayer, Limits, Stream
 from cri_server.images.load import load, opened
 from cri_server.images.store.blobs import Blobs
 from cri_server.images.store.unpacked_layers import Layers

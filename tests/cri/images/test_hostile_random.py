@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from cri_server.images.build import Node
-from cri_server.images.inflate import BadLayer
+from cri_server.images.layers.inflate import BadLayer
 from pyrunc.errors import KernelError, ResourceExhausted
 from tests.cri.images.chance import EXAMPLES, NAMES, NODES, WHOLE, repaired
 from tests.cri.images.test_hostile import Jail, nothing_was_left_on_the_host, shared_jail

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.images.ring import Receiver, open_ends
+from cri_server.images.layers.ring import Receiver, open_ends
 from cri_server.images.store.unpacked_layers import Layers
 from cri_server.zygote.client import Zygote
 from pyrunc.atomic_file import DamagedRecord

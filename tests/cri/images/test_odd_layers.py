@@ -15,9 +15,9 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-from cri_server.images import walk_budget
 from cri_server.images.build import Node, directory, symlink
-from cri_server.images.inflate import BadLayer, Stream
+from cri_server.images.layers import walk_budget
+from cri_server.images.layers.inflate import BadLayer, Stream
 from tests.cri.images.conftest import unpack_bytes
 from tests.cri.images.indexes import write_index
 from tests.cri.images.test_erofs import same

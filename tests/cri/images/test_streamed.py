@@ -17,12 +17,12 @@ import pytest
 
 from cri_server.images.build import image, layer
 from cri_server.images.erofs.tar_file import Growth, TarFile
-from cri_server.images.inflate import BadLayer
-from cri_server.images.ring import Interrupted, Receiver
+from cri_server.images.layers.inflate import BadLayer
+from cri_server.images.layers.ring import Interrupted, Receiver
+from cri_server.images.layers.streamed import streamed
+from cri_server.images.layers.tar_headers import members, skip
 from cri_server.images.service import ImageService
 from cri_server.images.store.layer_maker import ERRAND_MODULES
-from cri_server.images.streamed import streamed
-from cri_server.images.tar_headers import members, skip
 from cri_server.zygote.client import Zygote
 from pyrunc.errors import ResourceExhausted
 from tests.cri.images.test_pull import left_over

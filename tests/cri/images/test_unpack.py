@@ -23,7 +23,7 @@ else:
 from cri_server.images import build
 from cri_server.images.build import Node, directory, layer, symlink
 from cri_server.images.erofs.layer_tar import write_tar
-from cri_server.images.inflate import WINDOW_LOG_LIMIT, BadLayer, Limits, Stream
+from cri_server.images.layers.inflate import WINDOW_LOG_LIMIT, BadLayer, Limits, Stream
 from cri_server.images.store.unpacked_layers import Layers, chain_ids
 from pyrunc.errors import ResourceExhausted
 from tests.cri.images.conftest import Unpack, unpack_bytes

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from cri_server.checkpoints import layer, names, read
-from cri_server.images import unpack
-from cri_server.images.inflate import Limits, Stream
+from cri_server.images.layers import unpack
+from cri_server.images.layers.inflate import Limits, Stream
 from pyrunc.errors import InvalidArgument, Unsupported
 
 OPAQUE = "trusted.overlay.opaque"

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from cri_server.images import tar_headers
-from cri_server.images.inflate import BadLayer, Stream
+from cri_server.images.layers import tar_headers
+from cri_server.images.layers.inflate import BadLayer, Stream
 
 KINDS = {
     tarfile.REGTYPE: tar_headers.FILE, tarfile.DIRTYPE: tar_headers.DIRECTORY, tarfile.SYMTYPE: tar_headers.SYMLINK,
@@ -140,5 +140,5 @@ def test_one_byte_at_a_time_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None
         info.size = 700
         tar.addfile(info, io.BytesIO(b"x" * 700))
     whole = read(buffer.getvalue())
-    monkeypatch.setattr("cri_server.images.inflate._INPUT_BYTES", 1)
+    monkeypatch.setattr("cri_server.images.layers.inflate._INPUT_BYTES", 1)
     assert read(buffer.getvalue()) == whole

@@ -14,7 +14,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-from cri_server.images.inflate import Stream
+from cri_server.images.layers.inflate import Stream
 
 CONTENT = b"the content of a layer"
 ZSTD_OF_CONTENT = bytes(zstd.compress(CONTENT))

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from cri_server.images.inflate import LayerWork, Limits
+from cri_server.images.layers.inflate import LayerWork, Limits
 from cri_server.images.store.layer_jobs import LayerJobs
 from cri_server.images.store.unpacked_layers import Layers
 from cri_server.zygote.client import JobResult, Zygote

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cri_server.images.ring import (
+from cri_server.images.layers.ring import (
     BLOCK_BYTES,
     BLOCKS,
     Interrupted,

@@ -7,9 +7,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from cri_server.images import sharing
-from cri_server.images.ring import Interrupted
-from cri_server.images.sharing import FAST_BYTES, Rate, SharedWork, Streams, StreamTurn
+from cri_server.images.layers import sharing
+from cri_server.images.layers.ring import Interrupted
+from cri_server.images.layers.sharing import FAST_BYTES, Rate, SharedWork, Streams, StreamTurn
 from cri_server.images.waiting import Watch
 
 WATCH = Watch(60, "test")

@@ -8,9 +8,9 @@ those that the image's configuration names, or none.
 
 from __future__ import annotations
 
-from cri_server.images import jail
-from cri_server.images.inflate import Limits, Stream
-from cri_server.images.ring import Interrupted, Receiver, Sender
+from cri_server.images.layers import jail
+from cri_server.images.layers.inflate import Limits, Stream
+from cri_server.images.layers.ring import Interrupted, Receiver, Sender
 from pyrunc.errors import KernelError
 from pyrunc.kernel.allocator import keep_freed_memory
 from pyrunc.kernel.scheduling import set_batch_policy

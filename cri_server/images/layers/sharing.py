@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from cri_server.images.ring import Interrupted
+from cri_server.images.layers.ring import Interrupted
 from cri_server.images.waiting import Watch
 
 SLOW_S = 10.0

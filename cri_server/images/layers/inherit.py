@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from cri_server.images.extract import OPAQUE_XATTR
-from cri_server.images.trees import Folders, in_depth
-from cri_server.images.walk_budget import WalkBudget
+from cri_server.images.layers.extract import OPAQUE_XATTR
+from cri_server.images.layers.trees import Folders, in_depth
+from cri_server.images.layers.walk_budget import WalkBudget
 from pyrunc.errors import KernelError
 
 FREE_STEPS = 1 << 14

@@ -12,10 +12,10 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from cri_server.images import tar_headers
-from cri_server.images.inflate import BadLayer, Limits
-from cri_server.images.tar_headers import Entry, Source, members, shown
-from cri_server.images.walk_budget import WalkBudget
+from cri_server.images.layers import tar_headers
+from cri_server.images.layers.inflate import BadLayer, Limits
+from cri_server.images.layers.tar_headers import Entry, Source, members, shown
+from cri_server.images.layers.walk_budget import WalkBudget
 from pyrunc.errors import ResourceExhausted
 
 ROOT, HIDDEN, OPAQUE = "root", "hidden", "opaque"

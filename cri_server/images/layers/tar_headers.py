@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Protocol
 from zlib import adler32
 
-from cri_server.images.inflate import BadLayer
+from cri_server.images.layers.inflate import BadLayer
 
 BLOCK = 512
 EXTENDED_LIMIT_BYTES = 1 << 20  # as Go's archive/tar

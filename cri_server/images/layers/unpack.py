@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 
 from cri_server import typed
-from cri_server.images import jail, layer_errand
-from cri_server.images.extract import extract
-from cri_server.images.inflate import Limits, Stream
+from cri_server.images.layers import jail, layer_job
+from cri_server.images.layers.extract import extract
+from cri_server.images.layers.inflate import Limits, Stream
 from pyrunc import atomic_file
 
 TYPE_CHECKING = False
@@ -93,8 +93,8 @@ def unpack(
 
 
 def errand(arguments: Message, fds: list[int]) -> int:
-    """Runs in a fork of the zygote, see `layer_errand.receive`."""
-    asked, stream, tick = layer_errand.receive(arguments, fds)
-    with layer_errand.writing(asked.folder, "unpacking a layer"):
+    """Runs in a fork of the zygote, see `layer_job.receive`."""
+    asked, stream, tick = layer_job.receive(arguments, fds)
+    with layer_job.writing(asked.folder, "unpacking a layer"):
         unpack(stream, jail.enter(asked.folder), asked.diff_id, asked.limits, tick)
     return 0

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from isal import igzip_lib
 
 from cri_server.images.formats.digests import SHA256, hasher
-from cri_server.images.ring import Receiver
+from cri_server.images.layers.ring import Receiver
 from pyrunc.errors import PeerError, ResourceExhausted
 from pyrunc.records import Record
 

@@ -17,14 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from cri_server.images import layer_reader, tar_headers
-from cri_server.images.inflate import BadLayer, Limits, Stream
-from cri_server.images.layer_reader import bad_link, checked_members, components, joined
+from cri_server.images.layers import reader, tar_headers
+from cri_server.images.layers.inflate import BadLayer, Limits, Stream
+from cri_server.images.layers.reader import bad_link, checked_members, components, joined
+from cri_server.images.layers.tar_headers import Entry, shown
+from cri_server.images.layers.trees import Folders, in_depth, open_folder
+from cri_server.images.layers.walk_budget import DIRECTORY_STEPS, WalkBudget
+from cri_server.images.layers.zeros import is_hole
 from cri_server.images.reserve import BLOCK_BYTES, Reserve
-from cri_server.images.tar_headers import Entry, shown
-from cri_server.images.trees import Folders, in_depth, open_folder
-from cri_server.images.walk_budget import DIRECTORY_STEPS, WalkBudget
-from cri_server.images.zeros import is_hole
 from pyrunc.errors import KernelError, ResourceExhausted
 from pyrunc.kernel.full import FULL, reason
 from pyrunc.kernel.path import open_beneath
@@ -153,9 +153,9 @@ class _Extractor:
             tar_headers.CHARACTER: self._node,
             tar_headers.BLOCK_DEVICE: self._node,
             tar_headers.FIFO: self._node,
-            layer_reader.ROOT: self._describe_root,
-            layer_reader.HIDDEN: self._hide,
-            layer_reader.OPAQUE: self._make_opaque,
+            reader.ROOT: self._describe_root,
+            reader.HIDDEN: self._hide,
+            reader.OPAQUE: self._make_opaque,
         }
         self._times[b""] = 0
         for what, entry, names in checked_members(
@@ -246,7 +246,7 @@ class _Extractor:
         self._describe_node(entry, parent, names[-1])
 
     def _node(self, entry: Entry, names: list[bytes]) -> None:
-        mode, device = layer_reader.NODES[entry.kind] | 0o600, os.makedev(entry.major, entry.minor)
+        mode, device = reader.NODES[entry.kind] | 0o600, os.makedev(entry.major, entry.minor)
         parent, path = self._parent(names)
         try:
             self._fresh(path, parent, lambda name: os.mknod(name, mode, device, dir_fd=parent))
@@ -280,9 +280,9 @@ class _Extractor:
         try:
             found = os.lstat(source[-1], dir_fd=folder)
         except FileNotFoundError:
-            raise bad_link(entry, layer_reader.ABSENT) from None
+            raise bad_link(entry, reader.ABSENT) from None
         if stat.S_ISDIR(found.st_mode) or _is_whiteout(found):
-            raise bad_link(entry, layer_reader.NO_FILE)
+            raise bad_link(entry, reader.NO_FILE)
         self._fresh(
             path,
             parent,
@@ -368,7 +368,7 @@ class _Extractor:
                 raise
         way = _Way(self, make)
         try:
-            for inode in layer_reader.follow(names, way, self._budget):
+            for inode in reader.follow(names, way, self._budget):
                 self._through.setdefault(inode, []).append(written)
         finally:
             os.close(way.folder)
@@ -405,7 +405,7 @@ class _Extractor:
         os.mkdir(name, 0o755, dir_fd=parent)
         os.chmod(name, 0o755, dir_fd=parent)  # whatever the umask is
         self._result.inodes += 1
-        layer_reader.check_count(self._result.inodes, self._limits)
+        reader.check_count(self._result.inodes, self._limits)
         self._result.implicit.add(path)
         self._set_time(path, 0)  # the same layer gives the same tree
 
@@ -495,7 +495,7 @@ def _make_opaque_at(parent_fd: int, name: bytes) -> None:
 
 def _set_xattrs(target: int | bytes, entry: Entry) -> None:
     """What the file system or the kind of file does not take is left out."""
-    for name, value in layer_reader.wanted_attributes(entry).items():
+    for name, value in reader.wanted_attributes(entry).items():
         try:
             os.setxattr(target, name, value, follow_symlinks=isinstance(target, int))
         except OSError as error:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from cri_server.images.formats.digests import algorithm_of
-from cri_server.images.inflate import LayerWork, Stream
-from cri_server.images.ring import Receiver
+from cri_server.images.layers.inflate import LayerWork, Stream
+from cri_server.images.layers.ring import Receiver
 from pyrunc.errors import KernelError, ResourceExhausted
 from pyrunc.kernel.allocator import keep_freed_memory
 from pyrunc.kernel.full import FULL, reason

@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from cri_server.images import jail
+from cri_server.images.layers import jail
 from cri_server.images.waiting import Watch
 
 _STREAM_BYTES = jail.DECODER_MEMORY_LIMIT_BYTES + jail.TAR_MEMORY_LIMIT_BYTES

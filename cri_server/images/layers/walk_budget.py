@@ -7,7 +7,7 @@ leave the sum to the layer's author.
 
 from __future__ import annotations
 
-from cri_server.images.inflate import BadLayer
+from cri_server.images.layers.inflate import BadLayer
 
 FREE_STEPS = 1 << 16  # of each layer: a small one may have a few names that are deep
 STEPS_PER_ENTRY = 48
