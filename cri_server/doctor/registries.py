@@ -25,7 +25,7 @@ def registries(host: Host) -> Iterator[Finding]:
 
 def _repeated(host: Host, files: list[Path]) -> Iterator[Finding]:
     """Folders for other spellings of a registry that has a folder: one of them is read."""
-    from cri_server.images.hosts import folder_of, registry_of
+    from cri_server.images.registry.hosts import folder_of, registry_of
 
     for file in files:
         folder, registry = file.parent, registry_of(file.parent.name)
@@ -42,8 +42,8 @@ def _repeated(host: Host, files: list[Path]) -> Iterator[Finding]:
 
 
 def _look(host: Host, file: Path) -> Iterator[Finding]:
-    from cri_server.images.client import tls_context
-    from cri_server.images.hosts import DEFAULT_FOLDER, read_file, registry_of
+    from cri_server.images.registry.client import tls_context
+    from cri_server.images.registry.hosts import DEFAULT_FOLDER, read_file, registry_of
 
     is_default = file.parent.name == DEFAULT_FOLDER
     registry = EXAMPLE if is_default else registry_of(file.parent.name)

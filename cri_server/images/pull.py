@@ -14,18 +14,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from cri_server.images.client import Session
 from cri_server.images.formats import manifest as manifests
 from cri_server.images.formats.digests import algorithm_of
 from cri_server.images.formats.manifest import Config, Descriptor, Index, Manifest
 from cri_server.images.formats.platforms import Platform
 from cri_server.images.formats.reference import Reference
-from cri_server.images.hosts import hosts_for
 from cri_server.images.layers.ring import Interrupted
 from cri_server.images.layers.sharing import Rate
 from cri_server.images.layers.streamed import OpenStream
 from cri_server.images.model import Auth, Progress
-from cri_server.images.registry import Registry
+from cri_server.images.registry.client import Session
+from cri_server.images.registry.hosts import hosts_for
+from cri_server.images.registry.registry import Registry
 from cri_server.images.store.blobs import DigestMismatch, Incoming, Ingest, InMemory, store_errors
 from cri_server.images.store.catalog import Name
 from cri_server.images.store.layer_maker import BlobSource

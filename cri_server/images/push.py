@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote, urlencode, urljoin, urlsplit
 
-from cri_server.images.client import origin_of
 from cri_server.images.export import platform_manifest
 from cri_server.images.formats import manifest as manifests
 from cri_server.images.formats.manifest import Descriptor
 from cri_server.images.formats.reference import Reference
-from cri_server.images.hosts import Host
 from cri_server.images.model import Progress
-from cri_server.images.registry import Registry
+from cri_server.images.registry.client import origin_of
+from cri_server.images.registry.hosts import Host
+from cri_server.images.registry.registry import Registry
 from cri_server.images.store.blobs import Blobs
 from cri_server.images.store.layer_blobs import compressed
 from cri_server.images.store.layer_files import LayerFiles

@@ -38,9 +38,9 @@ from cri_server.zygote.client import Zygote
 from pyrunc.errors import InvalidArgument, NotFound, WrongState
 
 if TYPE_CHECKING:
-    from cri_server.images.hosts import Host
     from cri_server.images.pull import Pull
-    from cri_server.images.registry import Registry
+    from cri_server.images.registry.hosts import Host
+    from cri_server.images.registry.registry import Registry
 
 __all__ = ["Auth", "FilesystemUsage", "Image", "ImageConfig", "ImageService", "Progress", "Rootfs"]
 
@@ -408,10 +408,10 @@ class ImageService:
         work: Callable[[Registry, Host], Outcome],
     ) -> Outcome:
         """In a thread, at the registry itself; what fails names the reference."""
-        from cri_server.images.client import Session
-        from cri_server.images.hosts import hosts_for
         from cri_server.images.pull import CONNECTION_READ_TIMEOUT_S
-        from cri_server.images.registry import Registry
+        from cri_server.images.registry.client import Session
+        from cri_server.images.registry.hosts import hosts_for
+        from cri_server.images.registry.registry import Registry
 
         session = Session(CONNECTION_READ_TIMEOUT_S, watch.touch)
 

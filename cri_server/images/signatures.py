@@ -19,7 +19,7 @@ from cri_server.images import policy
 from cri_server.images.formats.digests import is_digest
 from cri_server.images.formats.reference import Reference
 from cri_server.images.policy import Policy, Requirement
-from cri_server.images.registry import Registry
+from cri_server.images.registry.registry import Registry
 from pyrunc.errors import NotFound, PeerError, WrongState
 
 PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"

@@ -52,7 +52,7 @@ MAY_HOLD_OBJECTS = {
     "a document as it is printed, whose fields templates name": "cri_server/cli/output/formats.py cri_server/cli/output/template.py",
     "TOML before its tables are read": "cri_server/config/ cri_server/cli/server/doctor.py",
     "OpenTelemetry: attributes": "cri_server/observability/timeline/export.py",
-    "keyword arguments of a library": "pyrunc/cli/click_front.py cri_server/cli/server/serve.py cri_server/images/client.py",
+    "keyword arguments of a library": "pyrunc/cli/click_front.py cri_server/cli/server/serve.py cri_server/images/registry/client.py",
     "Python: the body of a class": "pyrunc/spec/value.py",
     # Ours, whatever it holds.
     "options of a command line by the names in its table": """

@@ -28,9 +28,9 @@ from cni_plugins.protocol.result import Result
 from cri_server.api import api_pb2 as api
 from cri_server.http2 import frames, hpack
 from cri_server.http2.connection import Connection as Http2
-from cri_server.images import auth, hosts
 from cri_server.images.formats import manifest
 from cri_server.images.formats.reference import Reference
+from cri_server.images.registry import auth, hosts
 from cri_server.rpc import grpc_framing as grpc_wire
 from cri_server.sandboxes import sysctls
 from cri_server.spec import cdi, mounts, pod_files, process, user

@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 
 from cri_server.cli.images import credentials
-from cri_server.images.auth import is_meant_for
 from cri_server.images.formats.reference import Reference
-from cri_server.images.hosts import Host, folder_of, hosts_for
 from cri_server.images.model import Auth
+from cri_server.images.registry.auth import is_meant_for
+from cri_server.images.registry.hosts import Host, folder_of, hosts_for
 
 PULL_SECRET = Auth(username="somebody")  # as kubelet sends one: for no host in particular
 

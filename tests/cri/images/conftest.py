@@ -24,7 +24,7 @@ Unpack = Callable[[bytes], Path]
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries follow at once."""
-    monkeypatch.setattr("cri_server.images.registry.BACKOFF_S", (0.01,))
+    monkeypatch.setattr("cri_server.images.registry.registry.BACKOFF_S", (0.01,))
 
 
 @pytest.fixture

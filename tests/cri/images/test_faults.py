@@ -719,7 +719,7 @@ async def test_lies_about_ranges(
 ) -> None:
     """A blob breaks off, and each later answer lies about its place, its length or its time. Proof:
     an error that names the registry, of no Python exception, and nothing is kept."""
-    monkeypatch.setattr("cri_server.images.registry.BACKOFF_S", (0.01,))
+    monkeypatch.setattr("cri_server.images.registry.registry.BACKOFF_S", (0.01,))
     built = make(layers=1, size=400_000)
     registry.push("app:v1", built, compress="")
     digest = build._digest(built.layers[0])
@@ -736,7 +736,7 @@ async def test_a_blob_that_starts_again_for_ever(
 ) -> None:
     """Each answer ignores the range and breaks off, now earlier, now later. Proof: a bounded number
     of requests; what was there before is no progress when it comes again."""
-    monkeypatch.setattr("cri_server.images.registry.BACKOFF_S", (0.01,))
+    monkeypatch.setattr("cri_server.images.registry.registry.BACKOFF_S", (0.01,))
     built = make(layers=1, size=1_500_000)
     registry.push("app:v1", built, compress="")
     digest = build._digest(built.layers[0])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.images import registry as registries
 from cri_server.images.model import Auth
+from cri_server.images.registry import registry as registries
 from cri_server.images.service import ImageService
 from pyrunc.errors import PeerError
 from tests.cri.images.test_pull import certificates, hosts_toml, make

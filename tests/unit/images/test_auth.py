@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from cri_server.images.auth import (
+from cri_server.images.formats.reference import Reference
+from cri_server.images.model import Auth
+from cri_server.images.registry.auth import (
     ANONYMOUS,
     Challenge,
     Credential,
@@ -18,9 +20,7 @@ from cri_server.images.auth import (
     read_token,
     token_request,
 )
-from cri_server.images.formats.reference import Reference
-from cri_server.images.hosts import Host
-from cri_server.images.model import Auth
+from cri_server.images.registry.hosts import Host
 from pyrunc.errors import Error, InvalidArgument, PeerError
 
 UPSTREAM = Host("https://r.example", upstream=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.images.hosts import PULL, RESOLVE, Host, hosts_for, read_file
 from cri_server.images.model import Auth
+from cri_server.images.registry.hosts import PULL, RESOLVE, Host, hosts_for, read_file
 from pyrunc.errors import InvalidSpec
 
 

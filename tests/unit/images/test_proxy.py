@@ -7,7 +7,7 @@ import base64
 
 import pytest
 
-from cri_server.images.proxy import proxy_for
+from cri_server.images.registry.proxy import proxy_for
 from pyrunc.errors import InvalidSpec
 
 PROXY = "http://proxy.example:3128"

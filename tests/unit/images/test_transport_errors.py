@@ -8,7 +8,7 @@ import threading
 import pytest
 import urllib3
 
-from cri_server.images.client import worded
+from cri_server.images.registry.client import worded
 
 
 def test_http_where_tls_was_expected_is_told_as_that() -> None:

@@ -19,15 +19,15 @@ from urllib.parse import quote
 
 from urllib3.response import BaseHTTPResponse
 
-from cri_server.images import auth as logins
-from cri_server.images.auth import Credential
-from cri_server.images.client import Body, Session, Unavailable
 from cri_server.images.formats import manifest as manifests
 from cri_server.images.formats.digests import algorithm_of, digest_of, is_content, is_digest
 from cri_server.images.formats.manifest import Descriptor
 from cri_server.images.formats.reference import Reference, normal_registry
-from cri_server.images.hosts import PULL, RESOLVE, Host
 from cri_server.images.model import Auth
+from cri_server.images.registry import auth as logins
+from cri_server.images.registry.auth import Credential
+from cri_server.images.registry.client import Body, Session, Unavailable
+from cri_server.images.registry.hosts import PULL, RESOLVE, Host
 from cri_server.images.store.blobs import DigestMismatch, Incoming
 from pyrunc.errors import Error, InvalidSpec, NotFound, PeerError
 

@@ -23,11 +23,11 @@ import msgspec
 from cri_server import typed
 from cri_server.images.formats.reference import DOCKER, is_loopback, normal_registry, split_port
 from cri_server.images.model import Auth
-from cri_server.images.rewrite import Rewrite
+from cri_server.images.registry.rewrite import Rewrite
 from pyrunc.errors import InvalidSpec
 
 if TYPE_CHECKING:
-    from cri_server.images.proxy import Proxy
+    from cri_server.images.registry.proxy import Proxy
 
 log = logging.getLogger(__name__)
 AnyTable = TypeVar("AnyTable", bound="_Table")
@@ -312,7 +312,7 @@ def _capabilities(path: Path, key: str, names: list[str] | None) -> frozenset[st
 def _proxy(path: Path, key: str, url: str) -> Proxy | None:
     if not url:
         return None
-    from cri_server.images.proxy import parse
+    from cri_server.images.registry.proxy import parse
 
     parts = urlsplit(url)
     if parts.path not in ("", "/") or parts.query or parts.fragment:

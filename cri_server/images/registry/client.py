@@ -31,8 +31,8 @@ from urllib3.exceptions import (
 )
 from urllib3.response import BaseHTTPResponse
 
-from cri_server.images.hosts import Host
-from cri_server.images.proxy import Proxy, proxy_for
+from cri_server.images.registry.hosts import Host
+from cri_server.images.registry.proxy import Proxy, proxy_for
 from cri_server.images.waiting import Abandoned
 from pyrunc.errors import InvalidSpec, PeerError
 

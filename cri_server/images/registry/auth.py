@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urlencode, urlsplit
 
 from cri_server.images.formats.reference import DOCKER, Reference, is_loopback, normal_registry
-from cri_server.images.hosts import Host, default_url
 from cri_server.images.model import Auth
+from cri_server.images.registry.hosts import Host, default_url
 from pyrunc.errors import InvalidArgument, PeerError
 
 TOKEN_LIMIT_BYTES = 1 << 20

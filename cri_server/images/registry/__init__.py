@@ -1,0 +1,1 @@
+"""Talking to registries: their hosts, logging in, manifests and blobs over HTTP."""
