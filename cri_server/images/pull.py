@@ -38,7 +38,7 @@ from pyrunc.errors import Error, NotFound, ResourceExhausted, WrongState
 from pyrunc.kernel.scheduling import set_batch_policy
 
 if TYPE_CHECKING:
-    from cri_server.images.policy import Policy
+    from cri_server.images.signatures.policy import Policy
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +184,8 @@ class Pull:
         SignatureValidationFailed, WrongState."""
         if not self._policy:
             return None
-        from cri_server.images import policy, signatures
+        from cri_server.images.signatures import cosign as signatures
+        from cri_server.images.signatures import policy
 
         rules = policy.read(self._policy)
         signatures.check_scope(rules, self._reference)
@@ -193,7 +194,7 @@ class Pull:
     def _check_signatures(self, rules: Policy, registry: Registry, digests: list[str]) -> None:
         """Before anything else of the image is fetched. Raises SignatureValidationFailed,
         WrongState."""
-        from cri_server.images import signatures
+        from cri_server.images.signatures import cosign as signatures
 
         try:
             signatures.check(rules, registry, self._reference, digests)

@@ -43,7 +43,7 @@ def problems(config: Config) -> Iterator[InvalidSpec]:
     for name, runtime in config.runtimes.items():
         yield from _runtime_problems(f"runtimes.{name}", runtime)
     if config.registry.signature_policy:
-        from cri_server.images.signatures import check_policy
+        from cri_server.images.signatures.cosign import check_policy
 
         yield from _problem(
             "registry.signature_policy", lambda: check_policy(config.registry.signature_policy)

@@ -35,7 +35,7 @@ MAY_HOLD_OBJECTS = {
         cri_server/cli/images/clean.py
         cri_server/images/build.py cri_server/images/store/catalog.py cri_server/images/export.py cri_server/images/load.py
         cri_server/images/formats/manifest.py cri_server/images/service.py""",
-    "containers-policy.json": "cri_server/images/policy.py",
+    "containers-policy.json": "cri_server/images/signatures/policy.py",
     "Docker: config.json with logins": "cri_server/cli/images/credentials.py",
     "CNI: configurations, arguments of plugins, results": """
         cni_plugins/bridge/settings.py cni_plugins/host_local/settings.py cni_plugins/ipam.py cni_plugins/portmap/settings.py

@@ -100,7 +100,7 @@ def test_every_module_comes_compiled_so_that_none_is_written_later(tree: Path) -
 USE = """
 import asyncio, sys, time
 sys.path.append(sys.argv[1])
-from cri_server.images import signatures
+from cri_server.images.signatures import cosign as signatures
 from cri_server.observability.timeline.export import Exporter
 from cri_server.observability.timeline.trace import Trace
 import cryptography.hazmat.primitives.asymmetric.ec

@@ -91,7 +91,7 @@ def _signatures(path: str, reference: Reference) -> Iterator[str]:
     if not path:
         yield "not looked at"
         return
-    from cri_server.images import policy
+    from cri_server.images.signatures import policy
 
     scope, requirements = policy.read(path).requirements(reference)
     for requirement in requirements:

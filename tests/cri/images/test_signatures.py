@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cri_server.images.formats import manifest as types
 from cri_server.images.model import Auth
 from cri_server.images.service import ImageService
-from cri_server.images.signatures import PAYLOAD, SIGNATURE
+from cri_server.images.signatures.cosign import PAYLOAD, SIGNATURE
 from pyrunc.errors import Error, PeerError, WrongState
 from tests.cri.images.test_pull import hosts_toml, left_over, make
 from tests.support.registry import Registry

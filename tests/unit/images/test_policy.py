@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cri_server.images.formats.reference import Reference
-from cri_server.images.policy import Identity, Requirement, is_meant, read, scopes_of
+from cri_server.images.signatures.policy import Identity, Requirement, is_meant, read, scopes_of
 from pyrunc.errors import WrongState
 
 ACCEPT, REJECT = [{"type": "insecureAcceptAnything"}], [{"type": "reject"}]

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 import msgspec
 
 from cri_server import typed
-from cri_server.images import policy
 from cri_server.images.formats.digests import is_digest
 from cri_server.images.formats.reference import Reference
-from cri_server.images.policy import Policy, Requirement
 from cri_server.images.registry.registry import Registry
+from cri_server.images.signatures import policy
+from cri_server.images.signatures.policy import Policy, Requirement
 from pyrunc.errors import NotFound, PeerError, WrongState
 
 PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"

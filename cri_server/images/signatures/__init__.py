@@ -1,0 +1,1 @@
+"""Which signatures an image needs, and how they are verified."""
