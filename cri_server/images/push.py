@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote, urlencode, urljoin, urlsplit
 
-from cri_server.images.export import platform_manifest
+from cri_server.images.archives.export import platform_manifest
 from cri_server.images.formats import manifest as manifests
 from cri_server.images.formats.manifest import Descriptor
 from cri_server.images.formats.reference import Reference

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cri_server.images import export as exports
-from cri_server.images import load as archives
+from cri_server.images.archives import export as exports
+from cri_server.images.archives import load as archives
 from cri_server.images.formats.digests import hex_of
 from cri_server.images.formats.manifest import LIMIT_BYTES
 from cri_server.images.formats.platforms import Platform

@@ -33,7 +33,7 @@ MAY_HOLD_OBJECTS = {
     "runc: the events of a container": "pyrunc/container/stats.py",
     "OCI and Docker: manifests, indexes and configurations of images": """
         cri_server/cli/images/clean.py
-        cri_server/images/build.py cri_server/images/store/catalog.py cri_server/images/export.py cri_server/images/load.py
+        cri_server/images/archives/build.py cri_server/images/store/catalog.py cri_server/images/archives/export.py cri_server/images/archives/load.py
         cri_server/images/formats/manifest.py cri_server/images/service.py""",
     "containers-policy.json": "cri_server/images/signatures/policy.py",
     "Docker: config.json with logins": "cri_server/cli/images/credentials.py",

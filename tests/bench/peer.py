@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cri_server.images import build
+from cri_server.images.archives import build
 from tests.support import toolchain
 from tests.support.processes import Program, wait_until
 

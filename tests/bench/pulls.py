@@ -26,8 +26,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from cri_server.api import api_pb2 as api
-from cri_server.images import build
-from cri_server.images.build import BuiltImage, Node
+from cri_server.images.archives import build
+from cri_server.images.archives.build import BuiltImage, Node
 from pyrunc.abi.clone import CLONE_NEWNET
 from pyrunc.kernel.namespace import setns
 from tests.bench import servers

@@ -25,7 +25,7 @@ import grpc
 
 from cri_server.api import api_pb2 as api
 from cri_server.api import api_pb2_grpc
-from cri_server.images import build
+from cri_server.images.archives import build
 from cri_server.network.names import remove as remove_name
 from cri_server.pod.orphans import kill_process
 from cri_server.rpc import private

@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
-from cri_server.images import build
-from cri_server.images.build import Node, directory, symlink
+from cri_server.images.archives import build
+from cri_server.images.archives.build import Node, directory, symlink
 from tests.cri.images.test_hostile import hardlink
 from tests.cri.server_harness import Server, code_of, message_of
 

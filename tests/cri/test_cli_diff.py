@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cri_server.images import build
+from cri_server.images.archives import build
 from tests.cri.client_verbs import ok
 from tests.cri.server_harness import Server
 

@@ -17,7 +17,7 @@ import pytest
 
 from cri_server.cli.connection.client import Client, ServerError
 from cri_server.cli.images import credentials
-from cri_server.images import build
+from cri_server.images.archives import build
 from cri_server.images.formats.platforms import host_platform
 from cri_server.rpc import private
 from pyrunc.abi.clone import CLONE_NEWNET

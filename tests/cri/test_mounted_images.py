@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
-from cri_server.images.build import Node, docker_archive, image, layer
+from cri_server.images.archives.build import Node, docker_archive, image, layer
 from tests.cri.client_verbs import call, ok
 from tests.cri.server_harness import IMAGE, REPOSITORY, Server, image_archive
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cri_server.api import api_pb2 as api
-from cri_server.images import build
+from cri_server.images.archives import build
 from tests.cri import inner_registry
 from tests.cri.server_harness import IMAGE, Server, code_of
 from tests.support.processes import wait_until

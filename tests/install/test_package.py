@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cri_server.images import build
+from cri_server.images.archives import build
 from tests.install.server import Server
 from tests.support import chroot, documents, images, package
 from tests.support.debian import suite

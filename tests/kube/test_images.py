@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cri_server.api import api_pb2 as api
-from cri_server.images import build
+from cri_server.images.archives import build
 from tests.kube.pods import Kube, pod
 from tests.support import cri
 from tests.support.cluster import LOCKED_REGISTRY, PASSWORD, USER

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from cri_server.images import build
-from cri_server.images.build import BuiltImage
+from cri_server.images.archives import build
+from cri_server.images.archives.build import BuiltImage
 from tests.kube_e2e import images
 from tests.support import toolchain
 from tests.support.images import made_once, of_program

@@ -10,8 +10,8 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from cri_server.images import build
-from cri_server.images.build import BuiltImage, Node
+from cri_server.images.archives import build
+from cri_server.images.archives.build import BuiltImage, Node
 from cri_server.images.formats import manifest
 from tests.support import busybox, debian, images, nginx, toolchain
 from tests.support.oci_archives import descriptor, manifest_of

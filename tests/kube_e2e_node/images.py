@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from cri_server.images import build
-from cri_server.images.build import BuiltImage, Node
+from cri_server.images.archives import build
+from cri_server.images.archives.build import BuiltImage, Node
 from tests.kube_conformance.images import picture
 from tests.kube_e2e import images
 from tests.support import busybox, toolchain

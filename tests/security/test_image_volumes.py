@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from cri_server.api import api_pb2 as api
-from cri_server.images import build
+from cri_server.images.archives import build
 from tests.cri.server_harness import Server
 
 ONE_LAYER, TWO_LAYERS = "registry.test/volume:one", "registry.test/volume:two"

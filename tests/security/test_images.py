@@ -12,7 +12,7 @@ import pytest
 
 from cri_server.checkpoints.names import ANNOTATIONS
 from cri_server.containers.restore import holds_checkpoint
-from cri_server.images.build import BuiltImage, Node, image, layer
+from cri_server.images.archives.build import BuiltImage, Node, image, layer
 from cri_server.images.formats import manifest as types
 from cri_server.images.service import Auth, ImageService
 from pyrunc.errors import Error, NotFound, PeerError

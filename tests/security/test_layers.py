@@ -18,8 +18,8 @@ import pytest
 
 from cri_server.api import api_pb2 as api
 from cri_server.containers import anonymous_volumes
-from cri_server.images import build
-from cri_server.images.build import Node, directory, symlink
+from cri_server.images.archives import build
+from cri_server.images.archives.build import Node, directory, symlink
 from cri_server.images.erofs import merge
 from cri_server.images.erofs.layer_tar import write_tar
 from cri_server.images.layers import inherit, jail, turns, walk_budget

@@ -28,7 +28,7 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
-from cri_server.images import build
+from cri_server.images.archives import build
 from cri_server.spec import sources
 from tests.cri.server_harness import Server, code_of, message_of
 from tests.cri.test_recovery import shim_pid

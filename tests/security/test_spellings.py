@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.images.build import image, layer
+from cri_server.images.archives.build import image, layer
 from cri_server.images.model import Auth
 from cri_server.images.service import ImageService
 from pyrunc.errors import PeerError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.images.build import BuiltImage, image, layer
+from cri_server.images.archives.build import BuiltImage, image, layer
 from cri_server.images.layers import sharing
 from cri_server.images.service import ImageService
 from cri_server.images.store.layer_jobs import STREAMS_AT_ONCE

@@ -9,7 +9,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from cri_server.images import build
+from cri_server.images.archives import build
 
 MERGED = ("bin", "lib", "lib64", "sbin")
 """From Debian 13 on packages have these below /usr, and the links to them are a whole system's."""

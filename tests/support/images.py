@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from cri_server.images import build
-from cri_server.images.build import BuiltImage, Node
+from cri_server.images.archives import build
+from cri_server.images.archives.build import BuiltImage, Node
 from tests.support import toolchain
 
 PAUSE = Path(__file__).parents[2] / "pyrunc/native/pause"

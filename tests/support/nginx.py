@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from cri_server.images import build
-from cri_server.images.build import BuiltImage
+from cri_server.images.archives import build
+from cri_server.images.archives.build import BuiltImage
 from tests.support import debian, images
 
 FILES = {

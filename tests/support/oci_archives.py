@@ -14,7 +14,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-from cri_server.images.build import BuiltImage, Node, _digest, layer
+from cri_server.images.archives.build import BuiltImage, Node, _digest, layer
 from cri_server.images.formats import manifest as manifests
 
 

@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from cri_server.images.build import BuiltImage
+from cri_server.images.archives.build import BuiltImage
 from cri_server.images.formats import manifest as types
 from tests.support.oci_archives import descriptor, manifest_of
 

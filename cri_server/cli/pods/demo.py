@@ -29,7 +29,7 @@ from cri_server.cli.manifest import pod_model
 from cri_server.cli.pods import folders
 from cri_server.cli.pods import run as pod_run
 from cri_server.cli.server.serve import require_root
-from cri_server.images import build
+from cri_server.images.archives import build
 from pyrunc.abi.clone import CLONE_NEWNET
 from pyrunc.errors import Error, NotFound
 from pyrunc.kernel.namespace import unshare

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from cri_server.images.build import BuiltImage
+from cri_server.images.archives.build import BuiltImage
 from tests.cri import inner_registry
 from tests.cri.containerd import images
 from tests.cri.server_harness import Server

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from cri_server.images import build
-from cri_server.images.build import BuiltImage, Node
+from cri_server.images.archives import build
+from cri_server.images.archives.build import BuiltImage, Node
 from tests.support import nginx
 from tests.support.images import pause, with_files
 from tests.support.registry import archive_images

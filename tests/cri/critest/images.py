@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from cri_server.images import build
-from cri_server.images.build import BuiltImage, Node, symlink
+from cri_server.images.archives import build
+from cri_server.images.archives.build import BuiltImage, Node, symlink
 from cri_server.images.formats.manifest import host_platform
 from tests.support import nginx
 from tests.support.registry import archive_images

@@ -8,8 +8,8 @@ import tarfile
 
 from hypothesis import strategies as some
 
-from cri_server.images import build
-from cri_server.images.build import Node, directory, symlink
+from cri_server.images.archives import build
+from cri_server.images.archives.build import Node, directory, symlink
 from tests.cri.images.test_hostile import OPAQUE, device, fifo, hardlink
 
 EXAMPLES = int(os.environ.get("PYRUNC_HOSTILE_EXAMPLES", "400"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from cri_server.images.build import _digest
+from cri_server.images.archives.build import _digest
 from cri_server.images.erofs.build import build
 from cri_server.images.layers.inflate import Limits
 from pyrunc.kernel.erofs import open_paths

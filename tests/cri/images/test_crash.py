@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.images.build import BuiltImage, image, layer
+from cri_server.images.archives.build import BuiltImage, image, layer
 from cri_server.images.service import ImageService
 from cri_server.images.store.layer_maker import ERRAND_MODULES
 from cri_server.zygote.client import Zygote

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.images.build import Node, directory, layer, symlink
+from cri_server.images.archives.build import Node, directory, layer, symlink
 from cri_server.images.layers.inflate import BadLayer, Limits
 from cri_server.images.store.unpacked_layers import chain_ids
 from pyrunc.errors import Error, ResourceExhausted

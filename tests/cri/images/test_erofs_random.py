@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from cri_server.images.build import Node
+from cri_server.images.archives.build import Node
 from cri_server.images.erofs.layer_tree import read_layer
 from cri_server.images.erofs.merge import merged, without_repetitions
 from cri_server.images.erofs.node import Node as TreeNode

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cri_server.images import service as services
-from cri_server.images.build import BuiltImage, directory, image, layer
+from cri_server.images.archives.build import BuiltImage, directory, image, layer
 from cri_server.images.service import ImageService
 from cri_server.images.store import store as stores
 from pyrunc.atomic_file import DamagedRecord

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from cni_plugins.net import netns
-from cri_server.images import build
-from cri_server.images.build import image, layer
+from cri_server.images.archives import build
+from cri_server.images.archives.build import image, layer
 from cri_server.images.formats import manifest as types
 from cri_server.images.model import Auth
 from cri_server.images.service import ImageService

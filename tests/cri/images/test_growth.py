@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.images import build
+from cri_server.images.archives import build
+from cri_server.images.archives.load import load, opened
 from cri_server.images.layers.inflate import BadLayer, Limits, Stream
-from cri_server.images.load import load, opened
 from cri_server.images.store.blobs import Blobs
 from cri_server.images.store.unpacked_layers import Layers
 from pyrunc.errors import Error, ResourceExhausted

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.images.build import Node, directory, symlink
+from cri_server.images.archives.build import Node, directory, symlink
 from cri_server.images.layers.inflate import BadLayer, Limits
 from pyrunc.errors import Error, ResourceExhausted
 from pyrunc.kernel.tree import remove_tree

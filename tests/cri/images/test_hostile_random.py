@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from cri_server.images.build import Node
+from cri_server.images.archives.build import Node
 from cri_server.images.layers.inflate import BadLayer
 from pyrunc.errors import KernelError, ResourceExhausted
 from tests.cri.images.chance import EXAMPLES, NAMES, NODES, WHOLE, repaired

@@ -15,7 +15,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-from cri_server.images.build import Node, directory, symlink
+from cri_server.images.archives.build import Node, directory, symlink
 from cri_server.images.layers import walk_budget
 from cri_server.images.layers.inflate import BadLayer, Stream
 from tests.cri.images.conftest import unpack_bytes

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.images.build import Node, image, layer
+from cri_server.images.archives.build import Node, image, layer
 from cri_server.images.service import ImageService
 from tests.cri.images.trees import names, snapshot
 from tests.support.registry import Registry

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 
-from cri_server.images.build import BuiltImage, Node, _digest, image, layer
+from cri_server.images.archives.build import BuiltImage, Node, _digest, image, layer
 from cri_server.images.formats import manifest as types
 from cri_server.images.model import Auth, Progress
 from cri_server.images.service import ImageService

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cri_server.images.build import layer
+from cri_server.images.archives.build import layer
 from cri_server.images.formats import manifest as types
 from cri_server.images.service import ImageService
 from pyrunc.errors import PeerError

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.images import build
-from cri_server.images.build import BuiltImage, docker_archive, image, layer
+from cri_server.images.archives import build
+from cri_server.images.archives.build import BuiltImage, docker_archive, image, layer
 from cri_server.images.service import ImageService
 from pyrunc.errors import Error, InvalidArgument, ResourceExhausted, WrongState
 from tests.cri.images.conftest import only_unpacked, texts

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cri_server.images.build import image, layer
+from cri_server.images.archives.build import image, layer
 from cri_server.images.erofs.tar_file import Growth, TarFile
 from cri_server.images.layers.inflate import BadLayer
 from cri_server.images.layers.ring import Interrupted, Receiver

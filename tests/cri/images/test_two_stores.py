@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.images.build import BuiltImage, image
+from cri_server.images.archives.build import BuiltImage, image
 from cri_server.images.erofs import probe
 from cri_server.images.service import ImageService
 from cri_server.images.store import store as stores

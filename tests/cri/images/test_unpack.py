@@ -20,8 +20,8 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-from cri_server.images import build
-from cri_server.images.build import Node, directory, layer, symlink
+from cri_server.images.archives import build
+from cri_server.images.archives.build import Node, directory, layer, symlink
 from cri_server.images.erofs.layer_tar import write_tar
 from cri_server.images.layers.inflate import WINDOW_LOG_LIMIT, BadLayer, Limits, Stream
 from cri_server.images.store.unpacked_layers import Layers, chain_ids

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cri_server.api import api_pb2 as api
-from cri_server.images import build
+from cri_server.images.archives import build
 from tests.cri.server_harness import RPC_TIMEOUT_S, Server
 
 

@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
-from cri_server.images import build
+from cri_server.images.archives import build
 from tests.cri.rpc.conftest import CDI
 from tests.cri.rpc.images import pull, remove
 from tests.cri.server_harness import IMAGE, Server, code_of, image_archive, message_of

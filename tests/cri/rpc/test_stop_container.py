@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cri_server.api import api_pb2 as api
-from cri_server.images import build
+from cri_server.images.archives import build
 from tests.cri.rpc.images import pull, remove
 from tests.cri.server_harness import Server
 from tests.support.registry import Registry

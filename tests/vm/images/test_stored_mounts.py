@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.images import build
+from cri_server.images.archives import build
 from tests.cri.server_harness import REPOSITORY
 from tests.support.page_cache import cached_pages
 from tests.support.processes import wait_until

@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
-from cri_server.images import build
+from cri_server.images.archives import build
 from tests.cri.client_verbs import call, ok
 from tests.cri.conftest import server
 from tests.cri.server_harness import IMAGE, Server, image_archive

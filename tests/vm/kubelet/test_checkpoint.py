@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.images import build
+from cri_server.images.archives import build
 from tests.kube.pods import pod, shell
 from tests.support.oci_archives import oci_archive
 from tests.support.processes import installed

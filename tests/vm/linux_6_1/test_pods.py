@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.images import build
+from cri_server.images.archives import build
 from tests.kube.pods import pod, shell
 from tests.vm.kubelet.node import Node
 from tests.vm.kubelet.test_confinement import test_user_namespaces  # noqa: F401

@@ -12,7 +12,7 @@ import pytest
 
 from cri_server.api import api_pb2 as api
 from cri_server.api import api_pb2_grpc
-from cri_server.images import build
+from cri_server.images.archives import build
 from tests.support.processes import Program, wait_until
 from tests.vm.oci import commands
 from tests.vm.oci.commands import User

@@ -13,7 +13,7 @@ import pytest
 
 from cri_server.api import api_pb2 as api
 from cri_server.checkpoints import names
-from cri_server.images import build
+from cri_server.images.archives import build
 from cri_server.images.formats import manifest as manifests
 from tests.bench.peer import Containerd, pause_archive
 from tests.cri.inner_registry import inside

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from cri_server.api import api_pb2 as api
-from cri_server.images import build
+from cri_server.images.archives import build
 from tests.cri.server_harness import IMAGE, Server
 from tests.support.oci_archives import oci_archive
 from tests.vm.counting import WORKLOAD, checkpoint, config, goes_on, restore, wait_beyond

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cri_server.images import build
+from cri_server.images.archives import build
 from tests.cri.server_harness import IMAGE, Server
 from tests.support import toolchain
 from tests.support.processes import wait_until

@@ -1,0 +1,1 @@
+"""Images as files: docker-archives and OCI archives, written and read."""
