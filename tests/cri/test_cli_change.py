@@ -47,7 +47,7 @@ def names(server: Server) -> set[str]:
 
 def test_what_runs_is_not_removed_silently(server: Server) -> None:
     pod(server, "web")
-    error = "remove web: c is running: there is no terminal to ask at; --force does not ask"
+    error = "remove web: c is running: needs confirmation, but stdin is no terminal; use --force"
     assert call(server, *rm(server, "web")).error == error
     assert call(server, "rmp", "web").error == error
     assert "c is running" in call(server, *rm(server, "c")).error
@@ -65,7 +65,7 @@ def test_all_asks_and_spares_kubelets(server: Server) -> None:
     assert "stop all 2" in call(server, "stop", "--all").error
     assert len([p for p in server.pods() if p.state == api.SANDBOX_READY]) == 3
     said = ok(server, "stop", "--all", "--force", "-t", "0")
-    assert "1 pods of kubelet's stay" in said.err
+    assert "1 pods of kubelet are skipped" in said.err
     assert [p.id for p in server.pods() if p.state == api.SANDBOX_READY] == [kubelets]
     ok(server, *rm(server, "--label", "app=x", "-f"))
     assert names(server) == {"one", "node"}
@@ -79,7 +79,7 @@ def test_all_asks_and_spares_kubelets(server: Server) -> None:
 def test_kubelets_pods_are_touched_only_when_it_is_said(server: Server, verb: list[str]) -> None:
     pod(server, "node", **KUBELET)
     error = call(server, *verb, "node").error
-    assert error.startswith("node is kubelet's, which makes it again: --force to ")
+    assert error.startswith("node belongs to kubelet, which makes it again; use --force to ")
     assert [c.state for c in server.containers()] == [api.CONTAINER_RUNNING]
     if verb == ["restart"]:
         ok(server, "restart", "-f", "-t", "0", "node")
@@ -129,12 +129,12 @@ def test_kill_sends_the_signal(server: Server) -> None:
     server.wait_logged(container.id, "up")
     ok(server, "kill", "-s", "TERM", "c")
     assert server.wait_exit(container.id).exit_code == 5
-    assert call(server, "kill", "c").error == "c does not run"
+    assert call(server, "kill", "c").error == "c is not running"
     pod(server, "two")
     ok(server, "kill", "two")
     (other,) = (c for c in server.containers() if c.pod_sandbox_id != made)
     assert server.wait_exit(other.id).exit_code == 128 + signal.SIGKILL
-    assert call(server, "kill", "-s", "NO", "c").error == "--signal NO: there is no such signal"
+    assert call(server, "kill", "-s", "NO", "c").error == "--signal NO: no such signal"
 
 
 def test_signals() -> None:
@@ -279,13 +279,13 @@ def test_cp_with_archives(server: Server, container: str, tree: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["/a", "/b"], "one of SOURCE and DESTINATION is in a container"),
-        (["c:/a", "c:/b"], "one of SOURCE and DESTINATION is in a container"),
+        (["/a", "/b"], "exactly one of SOURCE and DESTINATION must be CONTAINER:PATH"),
+        (["c:/a", "c:/b"], "exactly one of SOURCE and DESTINATION must be CONTAINER:PATH"),
         (["c:/nothing", "/tmp/x"], "/nothing"),
         (["nobody:/x", "/tmp/x"], "no such container: 'nobody'"),
         (["/etc/hostname", "c:/new/"], "is not a folder"),
         (["/etc/hostname", "c:/no/such/folder"], "/no/such"),
-        (["/etc", "c:/etc/hosts"], "'hosts' is there and is no folder"),
+        (["/etc", "c:/etc/hosts"], "'hosts' exists and is no folder"),
     ],
 )
 def test_cp_errors_name_the_path(
@@ -296,7 +296,7 @@ def test_cp_errors_name_the_path(
 
 def test_cp_needs_a_running_container(server: Server, container: str) -> None:
     server.stop_container(container)
-    assert "container c does not run" in call(server, "cp", "c:/etc/hosts", "/tmp/x").error
+    assert "container c is not running" in call(server, "cp", "c:/etc/hosts", "/tmp/x").error
 
 
 # -- streams
@@ -386,7 +386,7 @@ def test_port_forward_errors(server: Server) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert (
-            f"cannot listen at 127.0.0.1:{port}"
+            f"cannot listen on 127.0.0.1:{port}"
             in call(server, "port-forward", "web", f"{port}:80").error
         )
     server.stop_pod(server.pods()[0].id)

@@ -188,7 +188,7 @@ def test_a_pull_for_another_platform(server: Server, registry: Registry) -> None
     (own_id,) = pull(name).lines
     pulled = pull("--platform", "linux/s390x", name)
     assert pulled.err.strip() == (
-        "pyrunc-cri: the processor does not run images for linux/s390x without binfmt_misc(5)"
+        "pyrunc-cri: this processor runs images for linux/s390x only with binfmt_misc"
     )
     (foreign_id,) = pulled.lines
     assert foreign_id != own_id and ok(server, "images", "-q", name).lines == [foreign_id]

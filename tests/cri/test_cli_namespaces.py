@@ -26,9 +26,9 @@ def twins(module_server: Server) -> Iterator[Server]:
 def test_an_ambiguous_name_is_told_with_all_that_it_means(twins: Server) -> None:
     for name in ("c", "web/c", "web"):
         error = call(twins, "update", "--memory", "64Mi", name).error
-        assert "means 2 containers: blue/web/c, green/web/c; use NAMESPACE/POD/NAME" in error, name
+        assert "fits 2 containers: blue/web/c, green/web/c; use NAMESPACE/POD/NAME" in error, name
     error = call(twins, "inspectp", "web").error
-    assert "'web' means 2 pods: blue/web (" in error and "use NAMESPACE/NAME" in error
+    assert "'web' fits 2 pods: blue/web (" in error and "use NAMESPACE/NAME" in error
 
 
 @pytest.mark.parametrize("name", ["green/web/c", "green/web"])

@@ -94,7 +94,7 @@ def test_stop_lets_it_hear_its_signal(server: Server) -> None:
     assert "exited (5)" in ok(server, "ps", "-a").out
     assert (
         "is not running" in call(server, "pause", "c0").error
-        or "does not run" in call(server, "pause", "c0").error
+        or "is not running" in call(server, "pause", "c0").error
     )
 
 
@@ -115,5 +115,5 @@ def test_kubelets_wants_to_be_asked(server: Server) -> None:
 def test_what_does_not_run_is_not_paused(server: Server) -> None:
     made = server.run_pod(server.pod_config("web"))
     server.create(made, server.container_config())
-    assert "c does not run" in call(server, "pause", "c").error
+    assert "c is not running" in call(server, "pause", "c").error
     assert "no such pod or container" in call(server, "pause", "nothing").error

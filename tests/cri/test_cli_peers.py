@@ -115,4 +115,4 @@ def test_what_cri_has_works_on_containerd(containerd: str, tmp_path: Path) -> No
 )
 def test_what_needs_our_server_says_so(containerd: str, words: list[str]) -> None:
     error = call(containerd, *words).error
-    assert "it is not pyrunc-cri's, and CRI has no call for it" in error
+    assert "this needs a server of pyrunc-cri: CRI has no such call" in error

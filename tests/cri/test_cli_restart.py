@@ -119,8 +119,11 @@ def test_what_starts_nothing_says_why(server: Server) -> None:
     created = server.create(pod)
     ok(server, "start", "c")
     assert server.status(created).state == api.CONTAINER_RUNNING
-    assert call(server, "start", "c").error == "container c runs"
-    assert call(server, "start", "web").error == "pod default/web runs, and so do its containers"
+    assert call(server, "start", "c").error == "container c is running already"
+    assert (
+        call(server, "start", "web").error
+        == "pod default/web and its containers are running already"
+    )
     server.stop_pod(pod)
     for verb in ("start", "restart"):
         assert call(server, verb, "c").error == (
@@ -130,9 +133,9 @@ def test_what_starts_nothing_says_why(server: Server) -> None:
     server.launch(kubelets, server.container_config(["true"]))
     (container,) = server.containers(pod_sandbox_id=kubelets)
     server.wait_exit(container.id)
-    error = "node is kubelet's and does not run: kubelet starts it"
+    error = "node is not running and belongs to kubelet, which starts it"
     assert call(server, "restart", "-f", "node").error == error
-    assert call(server, "start", "node").error == "node is kubelet's, which starts it"
+    assert call(server, "start", "node").error == "node belongs to kubelet, which starts it"
 
 
 def test_stop_waits_as_long_as_the_manifest_says(server: Server) -> None:

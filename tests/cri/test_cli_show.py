@@ -94,17 +94,17 @@ def test_ps_filters(web: Server, words: list[str], names: set[str]) -> None:
             ["--state", "asleep"],
             "--state asleep: expected one of created, running, exited, unknown, paused",
         ),
-        (["--label", "a in b"], "selector 'a in b': 'in b' cannot be read"),
+        (["--label", "a in b"], "selector 'a in b': syntax error at 'in b'"),
         (["--name", "("], "'(' is not a regular expression"),
         (
             ["--filter", "colour=red"],
-            "--filter colour=red: expected KEY=VALUE with one of name, label",
+            "--filter colour=red: expected KEY=VALUE with one of name, id, label",
         ),
         (
             ["-o", "xml"],
             "-o xml: expected one of table, wide, json, yaml, name, go-template=TEMPLATE",
         ),
-        (["--format", "{{.nothing}}"], "there is no field 'nothing'; there are: id, podSandboxId"),
+        (["--format", "{{.nothing}}"], "no field 'nothing'; the fields are id, podSandboxId"),
         (["--format", "{{range .labels}}"], "'range' has no end"),
     ],
 )

@@ -178,7 +178,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         f"unix://{tmp_path}/file": "it is not a socket",
         f"unix://{tmp_path}": "it is not a socket",
         f"unix://{tmp_path}/file/x": "Not a directory",
-        f"unix://{tmp_path}/stale": "it has ended and left its socket (start one: pyrunc-cri serve)",
+        f"unix://{tmp_path}/stale": "connection refused, the socket is of a server that has ended (start one: pyrunc-cri serve)",
     }
     for address, answer in zip(
         reasons, client(*(["--address", a, "ps"] for a in reasons)), strict=True
@@ -209,7 +209,7 @@ def test_a_socket_that_is_not_ours(tmp_path: Path) -> None:
             stack.enter_context(listening(tmp_path / name, answer))
         found = client(*(["--address", f"unix://{tmp_path}/{name}", "ps"] for name in others))
     for name, told in zip(others, found, strict=True):
-        refused(told, f"what listens at unix://{tmp_path}/{name} is no CRI server: ")
+        refused(told, f"the program that listens at unix://{tmp_path}/{name} is no CRI server: ")
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:

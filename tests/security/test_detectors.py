@@ -54,7 +54,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
     "a source is looked up twice": ([(MOUNTS, "0, f.RESOLVE_NO_SYMLINKS)", "0, 0)")], "test_mounts.py::test_a_source_that_is_swapped_during_create"),
     "a host path is made by its name": ([("cri_server/spec/sources.py", "        for name in resolved.strip", "        os.makedirs(resolved, exist_ok=True)\n        for name in ''.strip")],
                                         "test_server.py::test_a_missing_source_is_made_where_it_was_looked_up"),
-    "a restart takes what the server finds": ([("cri_server/cli/containers/restart.py", "sources.check(client, made, config, plain)", "pass")],
+    "a restart takes what the server finds": ([("cri_server/cli/containers/restart.py", "sources.check(client, identifier, config, plain)", "pass")],
                                               "test_command_line.py::test_a_restart_follows_no_link_of_the_container"),
     "a container's file is opened unseen": ([("pyrunc/kernel/path.py", 'raise OSError(errno.ESTALE, "not a regular file any more", name)', "pass")],
                                             "test_command_line.py::test_what_became_something_else_is_not_opened"),

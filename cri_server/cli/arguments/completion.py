@@ -1,7 +1,7 @@
-"""What a shell is offered for an argument: names of containers, pods and images from the running
-server; click does the rest.
+"""Shell completion of arguments: names of pods, containers and images from the running server.
 
-Completion never fails and never waits long: without a server there is nothing to offer.
+Completion never fails: without a server, or when a call takes longer than TIMEOUT_S, it has no
+results. click completes verbs and options.
 """
 
 from __future__ import annotations
@@ -28,29 +28,31 @@ SHORT = 12
 def containers(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """NAME, POD/NAME, and ids when one is begun."""
+    """Complete NAME and POD/NAME, and ids once their first character is typed."""
     return _complete(context, incomplete, _containers)
 
 
 def pods(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Names, and ids when one is begun."""
+    """Complete names, and ids once their first character is typed."""
     return _complete(context, incomplete, _pods)
 
 
 def _complete(
-    context: click.Context, incomplete: str, words: Callable[[Client], Iterator[tuple[str, str]]]
+    context: click.Context,
+    incomplete: str,
+    candidates_of: Callable[[Client], Iterator[tuple[str, str]]],
 ) -> list[CompletionItem]:
-    """Of the words, with their explanations, that the server has told before it failed, those that
-    fit."""
-    found: list[tuple[str, str]] = []
+    """Return the candidates that begin with `incomplete`. After an error of the server, those that
+    arrived before it."""
+    candidates: list[tuple[str, str]] = []
     try:
         with _client(context) as client:
-            found.extend(words(client))
+            candidates.extend(candidates_of(client))
     except Error:
         pass
-    return _offer(found, incomplete)
+    return _offer(candidates, incomplete)
 
 
 def _containers(client: Client) -> Iterator[tuple[str, str]]:
@@ -86,7 +88,7 @@ def _images(client: Client) -> Iterator[tuple[str, str]]:
 
 
 def _shortest(pods: Iterable[api.PodSandbox]) -> dict[str, str]:
-    """id -> NAME, or NAMESPACE/NAME of pods of several namespaces that share a name."""
+    """Return NAME by id, or NAMESPACE/NAME where pods of several namespaces share the name."""
     from cri_server.cli.connection.client import pod_names, shared_names
 
     pods = list(pods)
@@ -97,19 +99,19 @@ def _shortest(pods: Iterable[api.PodSandbox]) -> dict[str, str]:
 def both(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Pods and containers."""
+    """Complete pods and containers."""
     return [*pods(context, parameter, incomplete), *containers(context, parameter, incomplete)]
 
 
 def images(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Tags, and ids when one is begun."""
+    """Complete tags, and ids once their first character is typed."""
     return _complete(context, incomplete, _images)
 
 
 def states(*kinds: str) -> Completer:
-    """The states of containers or pods."""
+    """Return the completer for states of containers or pods."""
     names = (
         ["created", "running", "paused", "exited", "unknown"]
         if "container" in kinds
@@ -124,10 +126,10 @@ def _client(context: click.Context) -> Client:
     return Client(context.find_root().params["address"])
 
 
-def _offer(found: list[tuple[str, str]], incomplete: str) -> list[CompletionItem]:
-    """Ids only when one is begun: a list of them helps nobody."""
+def _offer(candidates: list[tuple[str, str]], incomplete: str) -> list[CompletionItem]:
+    """Return the candidates that begin with `incomplete`, without ids while it is empty."""
     offered: dict[str, str] = {}
-    for word, text in found:
+    for word, text in candidates:
         is_id = len(word) == SHORT and not set(word) - set("0123456789abcdef")
         if word.startswith(incomplete) and (incomplete or not is_id):
             offered.setdefault(word, text)

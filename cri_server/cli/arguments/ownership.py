@@ -1,8 +1,8 @@
-"""Whose a pod is, and the questions that are asked before something is stopped or removed.
+"""Who made a pod (kubelet or `run`), and confirmation before one is stopped or removed.
 
-kubelet puts its labels on every pod and container that it makes, over what the pod's author wrote;
-a pod of `run` has our mark. What kubelet made it makes again: to stop it by hand is rarely what was
-meant.
+kubelet puts its labels on every pod and container that it makes, and overwrites labels of the same
+name from the manifest; `run` sets MARK. kubelet makes its pods again, so stopping one by hand is
+rarely the intention.
 """
 
 from __future__ import annotations
@@ -25,55 +25,55 @@ PORTS = "io.kubernetes.container.ports"
 ADDRESSES = "io.pyrunc.pod-ips"  # annotation of containers whose manifest uses status.podIP
 GRACE = "io.kubernetes.pod.terminationGracePeriod"  # annotation of containers, as kubelet sets it
 RUN = "run"
-SHOWN = 20
+LISTED_MAX = 20  # names that a question lists
 
 
 def owner(labels: Mapping[str, str]) -> str:
-    """`kubelet`, `run` for what `pyrunc-cri run` made, else nothing."""
+    """Return `kubelet`, `run` for pods of `pyrunc-cri run`, or an empty string."""
     return "kubelet" if KUBELET in labels else labels.get(MARK, "")
 
 
-def spare(found: Sequence[api.PodSandbox], *, kubelets: bool) -> list[api.PodSandbox]:
-    """The pods that --all means: without kubelet's unless these are asked for; how many are spared
-    is said."""
-    kept = [pod for pod in found if kubelets or owner(pod.labels) != "kubelet"]
-    if len(kept) < len(found):
+def spare(pods: Sequence[api.PodSandbox], *, kubelets: bool) -> list[api.PodSandbox]:
+    """Return the pods that --all selects: without kubelet's unless `kubelets`, with a note about
+    those."""
+    selected = [pod for pod in pods if kubelets or owner(pod.labels) != "kubelet"]
+    if len(selected) < len(pods):
         click.echo(
-            f"pyrunc-cri: {len(found) - len(kept)} pods of kubelet's stay (--kubelet takes them, too)",
+            f"pyrunc-cri: {len(pods) - len(selected)} pods of kubelet are skipped (see --kubelet)",
             err=True,
         )
-    return kept
+    return selected
 
 
 def confirm(verb: str, things: Sequence[str], *, force: bool) -> bool:
-    """Whether the user wants this: --force says so, and on a terminal it is asked. Raises
-    WrongState where it cannot be."""
+    """Ask the user on the terminal; return True without a question if `force`. Raises WrongState
+    without a terminal."""
     if force or not things:
         return True
     if not sys.stdin.isatty():
         raise WrongState(
-            f"{verb} {_named(things)}: there is no terminal to ask at; --force does not ask"
+            f"{verb} {_named(things)}: needs confirmation, but stdin is no terminal; use --force"
         )
-    for each in things[:SHOWN] if len(things) > 1 else ():
+    for each in things[:LISTED_MAX] if len(things) > 1 else ():
         click.echo(f"  {printable(each)}", err=True)
-    if len(things) > SHOWN:
-        click.echo(f"  … and {len(things) - SHOWN} more", err=True)
+    if len(things) > LISTED_MAX:
+        click.echo(f"  … and {len(things) - LISTED_MAX} more", err=True)
     return click.confirm(f"{verb} {_named(things)}?", err=True)
 
 
 def permit(verb: str, name: str, labels: Mapping[str, str], *, force: bool) -> None:
-    """Ask before something of kubelet's is touched that was named. Raises WrongState when it is not
-    wanted."""
+    """Ask before a named pod or container of kubelet's is changed. Raises WrongState if the user
+    declines."""
     if owner(labels) != "kubelet" or force:
         return
     if not sys.stdin.isatty():
         raise WrongState(
-            f"{name} is kubelet's, which makes it again: --force to {verb} it nevertheless"
+            f"{name} belongs to kubelet, which makes it again; use --force to {verb} it"
         )
     if not click.confirm(
-        f"{printable(name)} is kubelet's, which makes it again: {verb} it?", err=True
+        f"{printable(name)} belongs to kubelet, which makes it again: {verb} it?", err=True
     ):
-        raise WrongState(f"{name} stays")
+        raise WrongState(f"{name} is unchanged")
 
 
 def _named(things: Sequence[str]) -> str:

@@ -1,5 +1,5 @@
-"""Which pods and containers a verb is about: filters as crictl has them, docker's --filter, and
-kubectl's label selectors."""
+"""Filters that select pods and containers: crictl's options, docker's --filter, and kubectl's label
+selectors."""
 
 from __future__ import annotations
 
@@ -19,12 +19,24 @@ from pyrunc.errors import InvalidArgument
 
 Item = TypeVar("Item", api.Container, api.PodSandbox)
 Test = Callable[[Mapping[str, str]], bool]
-FILTERS = {"name": "name", "label": "labels", "status": "state", "state": "state", "pod": "pod", "ancestor": "image", "image": "image", "id": "id", "namespace": "namespace"}  # fmt: skip
+# key of --filter -> field of Selection; docker's names first
+FILTERS = {
+    "name": "name",
+    "id": "id",
+    "label": "labels",
+    "status": "state",
+    "ancestor": "image",
+    "pod": "pod",
+    "state": "state",
+    "image": "image",
+    "namespace": "namespace",
+}
 
 
 @functools.cache
 def _grammar() -> tuple[re.Pattern[str], ...]:
-    """What a part of a selector may be: in a set, equal, there; compiled for those who select."""
+    """Compile the forms of a selector's part: set, equality, existence. Cached, because most calls
+    have no selector."""
     return (
         re.compile(r"([^\s!=,()]+)\s+(in|notin)\s*\(([^()]*)\)"),
         re.compile(r"([^\s!=,()]+)\s*(==|=|!=)\s*([^\s!=,()]*)"),
@@ -33,38 +45,43 @@ def _grammar() -> tuple[re.Pattern[str], ...]:
 
 
 def selector(text: str) -> Test:
-    """A test of labels: `a=b,c!=d,e in (x, y),f notin (z),g,!h`. Raises InvalidArgument."""
+    """Compile a label selector to a test of labels: `a=b,c!=d,e in (x, y),f notin (z),g,!h`. Raises
+    InvalidArgument."""
     tests: list[Test] = []
     at, text = 0, text.strip()
     while at < len(text):
-        found = next((match for part in _grammar() if (match := part.match(text, at))), None)
-        if found is None:
-            raise InvalidArgument(f"selector {text!r}: {text[at:]!r} cannot be read")
-        tests.append(_test(found))
-        at = found.end() + len(text[found.end() :]) - len(text[found.end() :].lstrip())
+        match = next(filter(None, (form.match(text, at) for form in _grammar())), None)
+        if match is None:
+            raise InvalidArgument(f"selector {text!r}: syntax error at {text[at:]!r}")
+        tests.append(_test(match))
+        at = _skip_spaces(text, match.end())
         if at < len(text) and text[at] != ",":
-            raise InvalidArgument(f"selector {text!r}: {text[at:]!r} cannot be read")
-        at += 1 + len(text[at + 1 :]) - len(text[at + 1 :].lstrip())
+            raise InvalidArgument(f"selector {text!r}: syntax error at {text[at:]!r}")
+        at = _skip_spaces(text, at + 1)
     return lambda labels: all(test(labels) for test in tests)
 
 
-def _test(found: re.Match[str]) -> Test:
+def _skip_spaces(text: str, at: int) -> int:
+    return at + len(text[at:]) - len(text[at:].lstrip())
+
+
+def _test(match: re.Match[str]) -> Test:
     _, equality, exists = _grammar()
-    if found.re is exists:
-        wanted, name = not found[1], found[2]
-        return lambda labels: (name in labels) == wanted
-    name, operator = found[1], found[2]
-    if found.re is equality:
+    if match.re is exists:
+        expected, name = not match[1], match[2]
+        return lambda labels: (name in labels) == expected
+    name, operator = match[1], match[2]
+    if match.re is equality:
         if operator == "!=":
-            return lambda labels: labels.get(name) != found[3]
-        return lambda labels: labels.get(name) == found[3]
-    values = {value.strip() for value in found[3].split(",")}
+            return lambda labels: labels.get(name) != match[3]
+        return lambda labels: labels.get(name) == match[3]
+    values = {value.strip() for value in match[3].split(",")}
     return lambda labels: (labels.get(name) in values) == (operator == "in")
 
 
 @dataclass(slots=True)
 class Selection:
-    """The filters of one call; empty ones select everything."""
+    """The filters of one call; an empty filter selects everything."""
 
     name: str = ""
     namespace: str = ""
@@ -76,7 +93,7 @@ class Selection:
     last: int = 0
 
     def check(self, states: Mapping[Any, str]) -> None:
-        """Raises InvalidArgument for a value that cannot be right, before a server is asked."""
+        """Check the filters before the server is called. Raises InvalidArgument."""
         for text in self.labels:
             selector(text)
         for text in (self.name, self.namespace):
@@ -85,57 +102,59 @@ class Selection:
             _state(self.state, states)
 
     def containers(self, client: Client, *, everything: bool = True) -> list[api.Container]:
-        """Those that match, newest first; without `everything` and a state only the running ones.
-        Raises InvalidArgument."""
-        found = client.containers()
+        """List the matching containers, newest first; only running ones unless `everything` or a
+        state is set. Raises InvalidArgument."""
+        containers = client.containers()
         if self.state:
-            found = _in_state(client, found, self.state)
+            containers = _in_state(client, containers, self.state)
         elif not everything and not self.last:
-            found = [c for c in found if c.state == api.CONTAINER_RUNNING]
-        found = self._common(found)
+            containers = [c for c in containers if c.state == api.CONTAINER_RUNNING]
+        containers = self._common(containers)
         if self.pod or self.namespace:
             pods = {p.id: p for p in client.pods()}
-            found = [
-                c for c in found if c.pod_sandbox_id in pods and self.in_pod(pods[c.pod_sandbox_id])
+            containers = [
+                c
+                for c in containers
+                if c.pod_sandbox_id in pods and self.in_pod(pods[c.pod_sandbox_id])
             ]
         if self.image:
-            wanted = _image(client, self.image)
-            found = [
+            images = _image(client, self.image)
+            containers = [
                 c
-                for c in found
-                if wanted & {c.image_id, c.image_ref, c.image.image, c.image.user_specified_image}
+                for c in containers
+                if images & {c.image_id, c.image_ref, c.image.image, c.image.user_specified_image}
             ]
-        return self._newest(found)
+        return self._newest(containers)
 
     def pods(self, client: Client) -> list[api.PodSandbox]:
-        """Those that match, newest first. Raises InvalidArgument."""
-        found = client.pods()
+        """List the matching pods, newest first. Raises InvalidArgument."""
+        pods = client.pods()
         if self.state:
-            found = [p for p in found if p.state == _state(self.state, POD_STATES)]
+            pods = [p for p in pods if p.state == _state(self.state, POD_STATES)]
         if self.namespace:
-            found = [p for p in found if _pattern(self.namespace).search(p.metadata.namespace)]
-        return self._newest(self._common(found))
+            pods = [p for p in pods if _pattern(self.namespace).search(p.metadata.namespace)]
+        return self._newest(self._common(pods))
 
-    def _common(self, found: list[Item]) -> list[Item]:
+    def _common(self, items: list[Item]) -> list[Item]:
         tests = [selector(text) for text in self.labels]
         pattern = _pattern(self.name)
         return [
             each
-            for each in found
+            for each in items
             if pattern.search(each.metadata.name)
             and each.id.startswith(self.id)
             and all(test(each.labels) for test in tests)
         ]
 
     def in_pod(self, pod: api.PodSandbox | api.PodSandboxStatus) -> bool:
-        """Whether this is the pod, or one of the namespace, that is asked for."""
+        """Return True if the filters for pod and namespace match this pod."""
         if self.namespace and not _pattern(self.namespace).search(pod.metadata.namespace):
             return False
         names = (pod.metadata.name, f"{pod.metadata.namespace}/{pod.metadata.name}")
         return not self.pod or pod.id.startswith(self.pod) or self.pod in names
 
-    def _newest(self, found: list[Item]) -> list[Item]:
-        ordered = sorted(found, key=lambda each: -each.created_at)
+    def _newest(self, items: list[Item]) -> list[Item]:
+        ordered = sorted(items, key=lambda each: -each.created_at)
         return ordered[: self.last] if self.last > 0 else ordered
 
 
@@ -146,26 +165,30 @@ def _pattern(text: str) -> re.Pattern[str]:
         raise InvalidArgument(f"{text!r} is not a regular expression: {error}") from None
 
 
-def _in_state(client: Client, found: list[api.Container], text: str) -> list[api.Container]:
-    """`paused` is our server's word; to CRI these run."""
+def _in_state(client: Client, containers: list[api.Container], text: str) -> list[api.Container]:
+    """Return the containers in a state. CRI has no state `paused`; our server lists those
+    separately."""
     state = _state(text, {**STATES, PAUSED: PAUSED})
     if state == PAUSED:
         paused = client.paused()
-        return [c for c in found if c.id in paused]
-    return [c for c in found if c.state == state]
+        return [c for c in containers if c.id in paused]
+    return [c for c in containers if c.state == state]
 
 
 def _state(text: str, names: Mapping[Any, str]) -> Any:
-    """`running`, `Running`, `CONTAINER_RUNNING`, `not-ready`."""
-    wanted = re.sub(r"[^a-z]", "", text.lower().removeprefix("container_").removeprefix("sandbox_"))
+    """Parse a state: `running`, `Running`, `CONTAINER_RUNNING`, `not-ready`. Raises
+    InvalidArgument."""
+    normalized = re.sub(
+        r"[^a-z]", "", text.lower().removeprefix("container_").removeprefix("sandbox_")
+    )
     for value, name in names.items():
-        if name.replace(" ", "") == wanted:
+        if name.replace(" ", "") == normalized:
             return value
     raise InvalidArgument(f"--state {text}: expected one of {', '.join(names.values())}")
 
 
 def _image(client: Client, reference: str) -> set[str]:
-    """All that a container may call this image."""
+    """Return all names that a container may have for this image."""
     request = api.ImageStatusRequest(image=api.ImageSpec(image=reference))
     response = client.image("ImageStatus", request)
     if not response.HasField("image"):
@@ -176,37 +199,80 @@ def _image(client: Client, reference: str) -> set[str]:
 # -- options
 
 
+def _filter(*names: str, **attributes: Any) -> Callable[[Any], Any]:
+    return click.option(*names, default="", **attributes)
+
+
 def options(*kinds: str) -> Callable[[Any], Any]:
-    """The filters of a verb, handed to it as `selection`. `kinds` may hold `container` and `pod`
-    for what only these have."""
+    """Add the filter options to a verb, which gets them as `selection`. `kinds`: `container` and
+    `pod` add the options that apply only to them."""
     own = [
-        click.option("--name", default="", metavar="REGEX", help="Those whose name matches."),
-        click.option("--id", "identifier", default="", metavar="PREFIX", help="Those whose id begins so."),
-        click.option("--namespace", default="", metavar="REGEX", help="Those of pods in a namespace that matches."),
-        click.option("-s", "--state", default="", metavar="STATE", help="Those in this state.", shell_complete=completion.states(*kinds)),
-        click.option("--label", "--selector", "labels", multiple=True, metavar="SELECTOR", help="Labels as kubectl selects: k=v,k!=v,'k in (a,b)',k,!k; may be repeated."),
-        click.option("--filter", "filters", multiple=True, metavar="KEY=VALUE", help="As docker has it: name, id, label, status, pod, ancestor."),
-        click.option("-l", "--latest", is_flag=True, help="The newest, in any state."),
-        click.option("-n", "--last", type=click.IntRange(0), default=0, metavar="N", help="The N newest, in any state."),
-    ]  # fmt: skip
+        _filter("--name", metavar="REGEX", help="Select by name."),
+        _filter("--id", "identifier", metavar="PREFIX", help="Select by the beginning of the id."),
+        _filter("--namespace", metavar="REGEX", help="Select by the namespace of the pod."),
+        _filter(
+            *("-s", "--state"),
+            metavar="STATE",
+            help="Select by state.",
+            shell_complete=completion.states(*kinds),
+        ),
+        click.option(
+            *("--label", "--selector", "labels"),
+            multiple=True,
+            metavar="SELECTOR",
+            help="Select by labels, as kubectl does: k=v,k!=v,'k in (a,b)',k,!k; may be repeated.",
+        ),
+        click.option(
+            *("--filter", "filters"),
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Select as docker does, by name, id, label, status, pod or ancestor.",
+        ),
+        click.option("-l", "--latest", is_flag=True, help="Only the newest, in any state."),
+        click.option(
+            *("-n", "--last"),
+            type=click.IntRange(0),
+            default=0,
+            metavar="N",
+            help="Only the N newest, in any state.",
+        ),
+    ]
     if "container" in kinds:
         own += [
-            click.option("-p", "--pod", default="", metavar="POD", help="Those of a pod (id, prefix, NAME or NAMESPACE/NAME).", shell_complete=completion.pods),
-            click.option("--image", default="", metavar="IMAGE", help="Those of an image.", shell_complete=completion.images),
-        ]  # fmt: skip
+            _filter(
+                *("-p", "--pod"),
+                metavar="POD",
+                help="Select by pod (id, prefix, NAME or NAMESPACE/NAME).",
+                shell_complete=completion.pods,
+            ),
+            _filter(
+                "--image",
+                metavar="IMAGE",
+                help="Select by image.",
+                shell_complete=completion.images,
+            ),
+        ]
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
-        def wrapped(*arguments: Any, filters: Sequence[str], latest: bool, last: int, labels: Sequence[str], identifier: str, **rest: Any) -> Any:  # fmt: skip
+        def wrapped(
+            *arguments: Any,
+            filters: Sequence[str],
+            latest: bool,
+            last: int,
+            labels: Sequence[str],
+            identifier: str,
+            **rest: Any,
+        ) -> Any:
             names = ("name", "namespace", "state", "pod", "image")
-            found = Selection(
+            selection = Selection(
                 **{name: rest.pop(name, "") for name in names}, id=identifier, labels=list(labels)
             )
-            found.last = 1 if latest else last
+            selection.last = 1 if latest else last
             for each in filters:
-                _apply(found, each)
-            found.check(POD_STATES if kinds == ("pod",) else {**STATES, PAUSED: PAUSED})
-            return command(*arguments, selection=found, **rest)
+                _apply(selection, each)
+            selection.check(POD_STATES if kinds == ("pod",) else {**STATES, PAUSED: PAUSED})
+            return command(*arguments, selection=selection, **rest)
 
         for option in reversed(own):
             wrapped = option(wrapped)

@@ -1,10 +1,10 @@
-"""gRPC calls over a unix socket, for a command that makes a few of them and ends: HTTP/2 (RFC 9113)
-by blocking reads and writes.
+"""A gRPC client over a unix socket, for commands that make a few calls and exit: HTTP/2 (RFC 9113)
+with blocking reads and writes.
 
-The library for gRPC takes longer to import (80 ms of CPU) than everything else that `ps` does. What
-it offers beyond this is for clients that stay: names, balancing, retries, many calls on a
-connection. Here a call has a connection to itself, which is used again by the next one when it is
-in order. Threads may call at the same time.
+The gRPC library takes longer to import (80 ms of CPU) than all other modules of `ps`. Its further
+features are for long-lived clients: names, balancing, retries, many calls on a connection. Here
+each call has a connection to itself, which the next call reuses if it is intact. Several threads
+may call at the same time.
 """
 
 from __future__ import annotations
@@ -24,16 +24,22 @@ from cri_server.rpc.codes import Code
 
 Item = TypeVar("Item")
 
-CONNECT_TIMEOUT_S = 5.0  # also how long a greeting may take
+CONNECT_TIMEOUT_S = 5.0  # also for the server's settings, its first frame
 MESSAGE_LIMIT_BYTES = 32 << 20
 HEADERS_LIMIT_BYTES = 64 << 10
-WINDOW_BYTES = 1 << 20  # what the server may send before we have read it
+WINDOW_BYTES = 1 << 20  # what the server may send before the client has read it
 READ_BYTES = 1 << 16
 TIMEOUT_LIMIT_MS = 99_999_999  # eight digits (grpc/doc/PROTOCOL-HTTP2.md)
-BY_HTTP_STATUS = {
-    400: Code.INTERNAL, 401: Code.UNAUTHENTICATED, 403: Code.PERMISSION_DENIED, 404: Code.UNIMPLEMENTED,
-    429: Code.UNAVAILABLE, 502: Code.UNAVAILABLE, 503: Code.UNAVAILABLE, 504: Code.UNAVAILABLE,
-}  # fmt: skip
+BY_HTTP_STATUS = {  # grpc/doc/http-grpc-status-mapping.md
+    400: Code.INTERNAL,
+    401: Code.UNAUTHENTICATED,
+    403: Code.PERMISSION_DENIED,
+    404: Code.UNIMPLEMENTED,
+    429: Code.UNAVAILABLE,
+    502: Code.UNAVAILABLE,
+    503: Code.UNAVAILABLE,
+    504: Code.UNAVAILABLE,
+}
 BY_RESET = {
     frames.ErrorCode.REFUSED_STREAM: Code.UNAVAILABLE,
     frames.ErrorCode.CANCEL: Code.CANCELLED,
@@ -41,8 +47,12 @@ BY_RESET = {
     frames.ErrorCode.INADEQUATE_SECURITY: Code.PERMISSION_DENIED,
 }
 _SETTINGS = frames.PREFACE + frames.settings(
-    {Setting.ENABLE_PUSH: 0, Setting.INITIAL_WINDOW_SIZE: WINDOW_BYTES, Setting.MAX_HEADER_LIST_SIZE: HEADERS_LIMIT_BYTES}
-)  # fmt: skip
+    {
+        Setting.ENABLE_PUSH: 0,
+        Setting.INITIAL_WINDOW_SIZE: WINDOW_BYTES,
+        Setting.MAX_HEADER_LIST_SIZE: HEADERS_LIMIT_BYTES,
+    }
+)
 _GREETING = _SETTINGS + frames.window_update(0, WINDOW_BYTES - frames.WINDOW_BYTES)
 _PSEUDO_FIELDS = b"".join(
     hpack.literal(name, value)
@@ -50,35 +60,41 @@ _PSEUDO_FIELDS = b"".join(
 )
 _FIELDS = b"".join(
     hpack.literal(name, value)
-    for name, value in ((b"te", b"trailers"), (b"content-type", b"application/grpc"), (b"user-agent", b"pyrunc-cri"))
-)  # fmt: skip
+    for name, value in (
+        (b"te", b"trailers"),
+        (b"content-type", b"application/grpc"),
+        (b"user-agent", b"pyrunc-cri"),
+    )
+)
 
 
 class CallError(Exception):
-    """A call that failed: gRPC's code, and the words of the server or of the transport."""
+    """A failed call: gRPC's code, and the message of the server or the transport."""
 
     def __init__(self, code: Code, details: str) -> None:
         super().__init__(code, details)
-        self.code, self.details = code, details
+        self.code = code
+        self.details = details
 
 
 class Channel:
-    """Calls to the server behind the socket `path`."""
+    """Calls to the server that listens on the socket `path`."""
 
     def __init__(self, path: str) -> None:
-        self._path, self._idle = path, deque[_Connection]()
+        self._path = path
+        self._idle = deque[_Connection]()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the idle connections."""
         while self._idle:
             self._idle.pop().close()
 
     def unary(self, path: str, request: bytes, timeout_s: float | None) -> bytes:
-        """The message that answers `request`. Raises CallError."""
-        answers = list(self.stream(path, request, bytes, timeout_s))
-        if len(answers) != 1:
-            raise CallError(Code.INTERNAL, f"{len(answers)} messages where one was due")
-        return answers[0]
+        """Send `request` and return the only message of the reply. Raises CallError."""
+        messages = list(self.stream(path, request, bytes, timeout_s))
+        if len(messages) != 1:
+            raise CallError(Code.INTERNAL, f"the server sent {len(messages)} messages, not one")
+        return messages[0]
 
     def stream(
         self,
@@ -87,8 +103,8 @@ class Channel:
         decode: Callable[[bytes], Item],
         timeout_s: float | None = None,
     ) -> Iterator[Item]:
-        """The messages that answer `request`, until the server ends the call. Raises CallError. One
-        that is left early is cancelled."""
+        """Send `request` and yield the messages of the reply. Raises CallError. A caller that stops
+        early cancels the call."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         connection = self._connect(deadline)
         try:
@@ -120,15 +136,18 @@ class Channel:
 
 
 class _Connection:
-    """One connection, which carries one call at a time. What its methods raise: CallError, OSError
-    (TimeoutError: the deadline)."""
+    """A connection that carries one call at a time. Its methods raise CallError and OSError
+    (TimeoutError at the deadline)."""
 
     def __init__(self, path: str, deadline: float | None) -> None:
-        # ended: no call is under way
-        self.deadline, self.in_order, self.ended = deadline, True, True
-        self._stream_id, self._greeted = -1, False
-        self._received, self._decoder = bytearray(), hpack.Decoder()
-        self._unread_bytes = 0  # that the server's windows have not got back
+        self.deadline = deadline
+        self.in_order = True
+        self.ended = True  # no call is in progress
+        self._stream_id = -1
+        self._greeted = False  # the server's settings have arrived
+        self._received = bytearray()
+        self._decoder = hpack.Decoder()
+        self._unread_bytes = 0  # read, but not yet returned to the server's windows
         self._window = self._stream_window = self._first_window = frames.WINDOW_BYTES
         self._frame_limit = frames.FRAME_LIMIT_BYTES
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -142,11 +161,12 @@ class _Connection:
         self._unsent = _GREETING
 
     def close(self) -> None:
-        """The server cancels what it still does for us."""
+        """Close the socket, which cancels a running call on the server."""
         self._socket.close()
 
     def usable(self) -> bool:
-        """Whether another call can be made: a server that has hung up meanwhile has said so."""
+        """Return True if another call can use the connection. Reads pending frames, because the
+        server may have closed it meanwhile."""
         try:
             while self._received or select.select([self._socket], [], [], 0)[0]:
                 kind, flags, stream_id, body = self._frame()
@@ -183,7 +203,7 @@ class _Connection:
         self._send()
 
     def messages(self) -> Iterator[bytes]:
-        """What the server answers; raises CallError for a status that is not OK."""
+        """Yield the messages of the reply. Raises CallError for a status that is not OK."""
         body, heads = bytearray(), 0
         while True:
             kind, flags, stream_id, data = self._frame()
@@ -215,17 +235,17 @@ class _Connection:
             kind, flags, _, more = self._frame()
             block += more
             if kind != frames.CONTINUATION or len(block) > HEADERS_LIMIT_BYTES:
-                raise self._broken("a header block that does not end")
+                raise self._broken("the server sent an endless header block")
         try:
-            found = self._decoder.decode(bytes(block), HEADERS_LIMIT_BYTES)
+            fields = self._decoder.decode(bytes(block), HEADERS_LIMIT_BYTES)
         except hpack.BadBlock as error:
             raise self._broken(str(error)) from None
-        if found is None:
-            raise self._broken(f"headers of more than {HEADERS_LIMIT_BYTES} bytes")
-        return dict(found)
+        if fields is None:
+            raise self._broken(f"the server sent headers of more than {HEADERS_LIMIT_BYTES} bytes")
+        return dict(fields)
 
     def _consumed(self, size: int) -> None:
-        """Give windows back when half of them is used."""
+        """Enlarge the flow-control windows again when half of them is used."""
         self._unread_bytes += size
         if self._unread_bytes >= WINDOW_BYTES // 2:
             for stream_id in (0, self._stream_id):
@@ -234,7 +254,7 @@ class _Connection:
             self._send()
 
     def _housekeeping(self, kind: int, flags: int, stream_id: int, body: bytes) -> None:
-        """A frame that is not a part of the answer."""
+        """Process a frame that is not a part of the reply."""
         if kind == frames.SETTINGS and not flags & frames.ACK:
             for at in range(0, len(body), frames.SETTING.size):
                 self._apply(*frames.SETTING.unpack_from(body, at))
@@ -250,12 +270,12 @@ class _Connection:
             elif stream_id == self._stream_id:
                 self._stream_window += increment
         elif kind == frames.GOAWAY:
-            self.in_order = False  # for another call; this one may be answered
+            self.in_order = False  # no further calls; the reply to this one may still arrive
             last = frames.WORD.unpack_from(body)[0]
             code = frames.WORD.unpack_from(body, frames.WORD.size)[0]
             if last < self._stream_id or code:
-                words = body[2 * frames.WORD.size :].decode("utf-8", "replace")
-                raise CallError(Code.UNAVAILABLE, words or "the server is going away")
+                debug_data = body[2 * frames.WORD.size :].decode("utf-8", "replace")
+                raise CallError(Code.UNAVAILABLE, debug_data or "the server is going away")
         elif kind == frames.RST_STREAM and stream_id == self._stream_id:
             self.in_order = False
             reset = frames.WORD.unpack(body)[0]
@@ -263,7 +283,7 @@ class _Connection:
                 BY_RESET.get(reset, Code.INTERNAL), f"the call was reset with code {reset}"
             )
         elif kind in (frames.DATA, frames.HEADERS, frames.CONTINUATION, frames.PUSH_PROMISE):
-            raise self._broken(f"a frame of kind {kind} where none was due")
+            raise self._broken(f"the server sent an unexpected frame of kind {kind}")
 
     def _apply(self, name: int, value: int) -> None:
         if name == Setting.INITIAL_WINDOW_SIZE:
@@ -273,23 +293,24 @@ class _Connection:
             self._frame_limit = value
 
     def _frame(self) -> tuple[int, int, int, bytes]:
-        """The next one. The first must be the server's settings."""
+        """Return the next frame: kind, flags, stream, body. The first frame must be the server's
+        settings."""
         self._receive(frames.HEAD_BYTES)
         high, low, kind, flags, stream_id = frames.HEAD.unpack_from(self._received)
         length = high << 8 | low
         if not self._greeted and (kind != frames.SETTINGS or length % frames.SETTING.size):
-            raise self._broken("it does not greet as HTTP/2 does")
+            raise self._broken("its first frame is not HTTP/2 settings")
         if length > frames.FRAME_LIMIT_BYTES:
-            raise self._broken(f"a frame of {length} bytes")
+            raise self._broken(f"a frame of {length} bytes is too large")
         self._receive(frames.HEAD_BYTES + length)
         self._greeted = True
         body = bytes(self._received[frames.HEAD_BYTES : frames.HEAD_BYTES + length])
         del self._received[: frames.HEAD_BYTES + length]
         return kind, flags, stream_id & frames.STREAM_MAX, body
 
-    def _receive(self, wanted: int) -> None:
-        """Have so many bytes that are not read yet."""
-        while len(self._received) < wanted:
+    def _receive(self, size: int) -> None:
+        """Read until `size` bytes are buffered."""
+        while len(self._received) < size:
             self._limit_wait()
             try:
                 data = self._socket.recv(READ_BYTES)
@@ -298,7 +319,7 @@ class _Connection:
                     self.deadline is not None and time.monotonic() >= self.deadline
                 ):
                     raise
-                raise self._broken(f"no greeting in {CONNECT_TIMEOUT_S:g} s") from None
+                raise self._broken(f"no HTTP/2 settings in {CONNECT_TIMEOUT_S:g} s") from None
             if not data:
                 raise self._broken("the connection was closed")
             self._received += data
@@ -309,7 +330,8 @@ class _Connection:
         self._socket.sendall(data)
 
     def _limit_wait(self) -> None:
-        """Until the call's deadline, and the greeting's."""
+        """Set the socket's timeout to what is left of the deadlines of the call and of the server's
+        settings."""
         limits = [
             limit
             for limit in (self.deadline, None if self._greeted else self._greet_until)
@@ -333,16 +355,16 @@ def _unpadded(flags: int, data: bytes) -> bytes:
 
 
 def _take(body: bytearray) -> bytes | None:
-    """The first whole message, which goes out of `body`."""
+    """Remove the first complete message from `body` and return it; None if it is incomplete."""
     if len(body) < 5:
         return None
     size = int.from_bytes(body[1:5], "big")
     if body[0]:
-        raise CallError(Code.INTERNAL, "a compressed answer, though none was asked for")
+        raise CallError(Code.INTERNAL, "the reply is compressed without a request for it")
     if size > MESSAGE_LIMIT_BYTES:
         raise CallError(
             Code.RESOURCE_EXHAUSTED,
-            f"an answer of {size} bytes is longer than {MESSAGE_LIMIT_BYTES}",
+            f"the reply has {size} bytes; the limit is {MESSAGE_LIMIT_BYTES}",
         )
     if len(body) < 5 + size:
         return None
@@ -356,17 +378,17 @@ def _check_status(fields: dict[bytes, bytes], rest: bytearray) -> None:
     if not re.fullmatch(rb"[0-9]{1,2}", status):
         raise _not_grpc(fields)
     if int(status):
-        from urllib.parse import unquote  # 3 ms that a call that succeeds does not pay
+        from urllib.parse import unquote  # takes 3 ms, and only errors need it
 
         code = Code(int(status)) if int(status) in Code._value2member_map_ else Code.UNKNOWN
         raise CallError(code, unquote(fields.get(b"grpc-message", b"").decode("ascii", "replace")))
     if rest:
-        raise CallError(Code.INTERNAL, "the answer ends within a message")
+        raise CallError(Code.INTERNAL, "the reply ends within a message")
 
 
 def _not_grpc(fields: dict[bytes, bytes]) -> CallError:
     status = fields.get(b":status", b"")
     code = BY_HTTP_STATUS.get(int(status), Code.UNKNOWN) if status.isdigit() else Code.UNKNOWN
     return CallError(
-        code, f"no gRPC answer: HTTP status {status.decode('ascii', 'replace') or 'missing'}"
+        code, f"no gRPC reply: HTTP status {status.decode('ascii', 'replace') or 'missing'}"
     )

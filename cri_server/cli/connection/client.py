@@ -1,4 +1,4 @@
-"""The front end's connection to a running server: the CRI stubs, and errors as one readable line."""
+"""The commands' client of a running server: CRI calls, private calls, and errors of one line."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Answer = TypeVar("Answer", bound=Record)
 TIMEOUT_S = 120.0
 SOCKET_PATH_LIMIT = 107  # sun_path, unix(7), without its final NUL
 UNKNOWN_CALL = "unknown (service|method)|method not found|there is no call"
-DEADLINE = "deadline exceeded"  # gRPC's own word, when the server said none
+DEADLINE = "deadline exceeded"  # gRPC's own text, if the server sent none
 
 
 class ServerError(Error):
-    """The server refused, with a message of its own, or cannot be reached."""
+    """The server refused the call or cannot be reached."""
 
 
 def socket_path(address: str) -> str:
-    """The path of `unix:///PATH` or `/PATH`. Raises InvalidArgument."""
+    """Return the path of `unix:///PATH` or `/PATH`. Raises InvalidArgument."""
     path = address.removeprefix("unix://")
     if not path.startswith("/") or len(path.encode()) > SOCKET_PATH_LIMIT:
         expected = f"unix:///PATH with at most {SOCKET_PATH_LIMIT} bytes of path"
@@ -39,7 +39,7 @@ def socket_path(address: str) -> str:
 
 
 def unreachable(address: str, path: str) -> str | None:
-    """Why nobody can be connected to, for the user; None when somebody listens."""
+    """Return the reason why no connection is possible, as a message; None if a server listens."""
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             return f"no server at {address}: it is not a socket"
@@ -49,9 +49,12 @@ def unreachable(address: str, path: str) -> str | None:
     except FileNotFoundError:
         return f"no server at {address}: no such file (start one: pyrunc-cri serve)"
     except ConnectionRefusedError:
-        return f"no server at {address}: it has ended and left its socket (start one: pyrunc-cri serve)"
+        return (
+            f"no server at {address}: connection refused, the socket is of a server that has ended"
+            " (start one: pyrunc-cri serve)"
+        )
     except PermissionError:
-        return f"no access to {address}: permission denied (it is for root and the socket's group)"
+        return f"no access to {address}: permission denied (only for root and the socket's group)"
     except OSError as error:
         return f"no server at {address}: {error.strerror or error}"
     return None
@@ -65,8 +68,10 @@ class Client:
     """The calls that the commands make. Use as a context manager."""
 
     def __init__(self, address: str) -> None:
-        """Connects with the first call. Raises InvalidArgument for an address that is none."""
-        self._address, self._path, self._answered = address, socket_path(address), False
+        """The first call connects. Raises InvalidArgument for a malformed address."""
+        self._address = address
+        self._path = socket_path(address)
+        self._answered = False  # a reply has arrived, so the server speaks CRI
         self._channel = Channel(self._path)
 
     def __enter__(self) -> Client:
@@ -76,52 +81,54 @@ class Client:
         self._channel.close()
 
     def runtime(self, call: str, request: Any, timeout_s: float | None = TIMEOUT_S) -> Any:
-        """RuntimeService.`call`. Raises ServerError."""
+        """Make a unary call of RuntimeService. Raises ServerError."""
         return self._call("RuntimeService", call, request, timeout_s)
 
     def image(self, call: str, request: Any, timeout_s: float | None = TIMEOUT_S) -> Any:
-        """ImageService.`call`. Raises ServerError."""
+        """Make a unary call of ImageService. Raises ServerError."""
         return self._call("ImageService", call, request, timeout_s)
 
     def stream(self, call: str, request: Any) -> Iterator[Any]:
-        """The messages that RuntimeService.`call` sends, until it ends. Raises ServerError."""
+        """Make a streaming call of RuntimeService and yield its messages. Raises ServerError."""
         path, decode = _method("RuntimeService", call)
         yield from self._stream(path, request.SerializeToString(), decode)
 
     def load_image(self, path: str, name: str | None) -> Sequence[private.LoadedImage]:
-        """The images of an archive that the server reads."""
+        """Have the server load the images of an archive at `path`."""
         return self.admin(private.LoadImage(path, name), private.LoadedImages, None).images
 
     def admin(
-        self, asked: Request, answer: type[Answer], timeout_s: float | None = TIMEOUT_S
+        self, request: Request, answer: type[Answer], timeout_s: float | None = TIMEOUT_S
     ) -> Answer:
-        """A private call of ours. Raises ServerError, also for an answer that lacks something."""
-        found = self._unary(private.path(asked.call), private.encode_record(asked), timeout_s)
-        return answer.of(private.decode(found), ServerError)
+        """Make a private call of pyrunc-cri. Raises ServerError, also for a reply with missing
+        fields."""
+        reply = self._unary(private.path(request.call), private.encode_record(request), timeout_s)
+        return answer.of(private.decode(reply), ServerError)
 
-    def admin_stream(self, asked: Request, decode: Callable[[bytes], Item]) -> Iterator[Item]:
-        """The messages of a private call that sends several. Raises ServerError."""
-        yield from self._stream(private.path(asked.call), private.encode_record(asked), decode)
+    def admin_stream(self, request: Request, decode: Callable[[bytes], Item]) -> Iterator[Item]:
+        """Make a private streaming call and yield its messages. Raises ServerError."""
+        yield from self._stream(private.path(request.call), private.encode_record(request), decode)
 
     def container_config(self, container: str) -> tuple[api.ContainerConfig, api.PodSandboxConfig]:
-        """What a container was made from, secrets included."""
+        """Return the configurations that a container was created from, secrets included."""
         import base64
 
-        found = self.admin(private.ContainerConfig(container), private.ContainerConfigs)
+        configs = self.admin(private.ContainerConfig(container), private.ContainerConfigs)
         return (
-            api.ContainerConfig.FromString(base64.b64decode(found.container)),
-            api.PodSandboxConfig.FromString(base64.b64decode(found.sandbox)),
+            api.ContainerConfig.FromString(base64.b64decode(configs.container)),
+            api.PodSandboxConfig.FromString(base64.b64decode(configs.sandbox)),
         )
 
     def pod_config(self, pod: str) -> api.PodSandboxConfig:
-        """What a pod was made from, secrets of its annotations included."""
+        """Return the configuration that a pod was created from, with secrets in its annotations."""
         import base64
 
-        found = self.admin(private.PodConfig(pod), private.SandboxConfig)
-        return api.PodSandboxConfig.FromString(base64.b64decode(found.sandbox))
+        config = self.admin(private.PodConfig(pod), private.SandboxConfig)
+        return api.PodSandboxConfig.FromString(base64.b64decode(config.sandbox))
 
     def paused(self) -> frozenset[str]:
-        """The ids of paused containers; none of a server that has no such state."""
+        """Return the ids of paused containers; an empty set if the server does not support
+        pausing."""
         try:
             return frozenset(self.admin(private.PausedContainers(), private.ContainerIds).ids)
         except Unsupported:
@@ -135,7 +142,7 @@ class Client:
         try:
             answer = self._channel.unary(path, request, timeout_s)
         except CallError as error:
-            raise self._worded(error, timeout_s) from None
+            raise self._to_error(error, timeout_s) from None
         self._answered = True
         return answer
 
@@ -145,20 +152,20 @@ class Client:
                 self._answered = True
                 yield answer
         except CallError as error:
-            raise self._worded(error, None) from None
+            raise self._to_error(error, None) from None
 
-    def _worded(self, error: CallError, timeout_s: float | None) -> Error:
+    def _to_error(self, error: CallError, timeout_s: float | None) -> Error:
         code, details = error.code, error.details or error.code.name
         if code == Code.UNAVAILABLE:
             reason = unreachable(self._address, self._path)
             if reason is None and self._answered:
                 reason = f"the connection to {self._address} broke: {details}"
             return ServerError(
-                reason or f"what listens at {self._address} is no CRI server: {details}"
+                reason or f"the program that listens at {self._address} is no CRI server: {details}"
             )
         if code == Code.UNIMPLEMENTED and re.match(UNKNOWN_CALL, details, re.IGNORECASE):
             return Unsupported(
-                f"the server at {self._address} cannot do this: {details}{_hint(details)}"
+                f"the server at {self._address} does not support this: {details}{_hint(details)}"
             )
         if (
             code == Code.DEADLINE_EXCEEDED
@@ -170,114 +177,116 @@ class Client:
             return NotFound(details)
         return ServerError(details)
 
-    # -- what several commands need
+    # -- lookups that several commands need
 
-    def pods(self, **wanted: Any) -> list[api.PodSandbox]:
-        request = api.ListPodSandboxRequest(filter=api.PodSandboxFilter(**wanted))
+    def pods(self, **filters: Any) -> list[api.PodSandbox]:
+        request = api.ListPodSandboxRequest(filter=api.PodSandboxFilter(**filters))
         return list(self.runtime("ListPodSandbox", request).items)
 
-    def containers(self, **wanted: Any) -> list[api.Container]:
-        request = api.ListContainersRequest(filter=api.ContainerFilter(**wanted))
+    def containers(self, **filters: Any) -> list[api.Container]:
+        request = api.ListContainersRequest(filter=api.ContainerFilter(**filters))
         return list(self.runtime("ListContainers", request).containers)
 
     def either(self, reference: str) -> api.PodSandbox | api.Container:
-        """A pod or a container; a name of either before the beginning of an id, which may be
-        anybody's. Raises NotFound, ServerError."""
+        """Return the pod or container with this name or id. A name of either kind takes precedence
+        over a prefix of an id. Raises NotFound, ServerError."""
         for find in (self.pod, self.container):
             with contextlib.suppress(NotFound):
                 return find(reference, prefix=False)
-        found: list[api.PodSandbox | api.Container] = []
+        matches: list[api.PodSandbox | api.Container] = []
         for find in (self.pod, self.container):
             with contextlib.suppress(NotFound):
-                found.append(find(reference))
-        if len(found) > 1:
+                matches.append(find(reference))
+        if len(matches) > 1:
             raise ServerError(
-                f"{reference!r} begins the ids of a pod and of a container; use more of it"
+                f"the ids of a pod and of a container begin with {reference!r}; use a longer prefix"
             )
-        if found:
-            return found[0]
+        if matches:
+            return matches[0]
         raise NotFound(f"no such pod or container: {reference!r}")
 
     def container(self, reference: str, *, prefix: bool = True) -> api.Container:
-        """One container by id, NAME, POD/NAME, NAMESPACE/POD/NAME, the pod that it is alone in, or
-        a prefix of its id.
+        """Return a container by id, NAME, POD/NAME, NAMESPACE/POD/NAME, the pod whose only
+        container it is, or a prefix of its id.
 
         Raises NotFound, ServerError.
         """
-        everything, pods = self.containers(), {p.id: p for p in self.pods()}
+        containers = self.containers()
+        pods = {p.id: p for p in self.pods()}
 
         def names(container: api.Container) -> tuple[str, ...]:
             return container_names(container, pods.get(container.pod_sandbox_id))
 
         def pod(container: api.Container) -> tuple[str, ...]:
-            found = pods.get(container.pod_sandbox_id)
-            return pod_names(found) if found else ()
+            matches = pods.get(container.pod_sandbox_id)
+            return pod_names(matches) if matches else ()
 
-        ways: list[Callable[[api.Container], bool]] = [
+        rules: list[Callable[[api.Container], bool]] = [
             lambda c: c.id == reference,
             lambda c: reference in names(c),
             lambda c: reference in pod(c),
             lambda c: prefix and bool(reference) and c.id.startswith(reference),
         ]
-        for way in ways:
-            found = _latest_attempts([c for c in everything if way(c)])
-            if len(found) > 1:
-                found = [c for c in found if c.state == api.CONTAINER_RUNNING] or found
-            if len(found) > 1:
-                named = ", ".join(sorted({names(c)[-1] for c in found}))
+        for rule in rules:
+            matches = _latest_attempts([c for c in containers if rule(c)])
+            if len(matches) > 1:
+                matches = [c for c in matches if c.state == api.CONTAINER_RUNNING] or matches
+            if len(matches) > 1:
+                named = ", ".join(sorted({names(c)[-1] for c in matches}))
                 raise ServerError(
-                    f"{reference!r} means {len(found)} containers: {named};"
+                    f"{reference!r} fits {len(matches)} containers: {named};"
                     " use NAMESPACE/POD/NAME, POD/NAME or an id"
                 )
-            if found:
-                return found[0]
+            if matches:
+                return matches[0]
         raise NotFound(f"no such container: {reference!r}")
 
     def pod(self, reference: str, *, prefix: bool = True) -> api.PodSandbox:
-        """One pod by id, NAME, NAMESPACE/NAME, or a prefix of its id. Raises NotFound, ServerError."""
-        everything = self.pods()
-        ways: list[Callable[[api.PodSandbox], bool]] = [
+        """Return a pod by id, NAME, NAMESPACE/NAME, or a prefix of its id. Raises NotFound,
+        ServerError."""
+        pods = self.pods()
+        rules: list[Callable[[api.PodSandbox], bool]] = [
             lambda p: p.id == reference,
             lambda p: reference in pod_names(p),
             lambda p: prefix and bool(reference) and p.id.startswith(reference),
         ]
-        for way in ways:
-            found = [p for p in everything if way(p)]
-            if len(found) > 1:
-                found = [p for p in found if p.state == api.SANDBOX_READY] or found
-            if len(found) > 1:
-                named = ", ".join(sorted(f"{pod_names(p)[-1]} ({p.id[:12]})" for p in found))
+        for rule in rules:
+            matches = [p for p in pods if rule(p)]
+            if len(matches) > 1:
+                matches = [p for p in matches if p.state == api.SANDBOX_READY] or matches
+            if len(matches) > 1:
+                named = ", ".join(sorted(f"{pod_names(p)[-1]} ({p.id[:12]})" for p in matches))
                 raise ServerError(
-                    f"{reference!r} means {len(found)} pods: {named}; use NAMESPACE/NAME or an id"
+                    f"{reference!r} fits {len(matches)} pods: {named}; use NAMESPACE/NAME or an id"
                 )
-            if found:
-                return found[0]
+            if matches:
+                return matches[0]
         raise NotFound(f"no such pod: {reference!r}")
 
 
 def pod_names(pod: api.PodSandbox) -> tuple[str, str]:
-    """NAME, NAMESPACE/NAME."""
+    """Return NAME and NAMESPACE/NAME."""
     return pod.metadata.name, f"{pod.metadata.namespace}/{pod.metadata.name}"
 
 
 def container_names(
     container: api.Container | api.ContainerAttributes, pod: api.PodSandbox | None
 ) -> tuple[str, ...]:
-    """NAME, POD/NAME, NAMESPACE/POD/NAME; only the first where the pod is gone."""
+    """Return NAME, POD/NAME and NAMESPACE/POD/NAME; only NAME if the pod is gone."""
     name = container.metadata.name
     return (name, *(f"{each}/{name}" for each in (pod_names(pod) if pod else ())))
 
 
 def shared_names(pods: Iterable[api.PodSandbox]) -> frozenset[str]:
-    """The names that pods of more than one namespace have."""
-    seen: dict[str, set[str]] = {}
+    """Return the names that pods in more than one namespace have."""
+    namespaces_by_name: dict[str, set[str]] = {}
     for pod in pods:
-        seen.setdefault(pod.metadata.name, set()).add(pod.metadata.namespace)
-    return frozenset(name for name, namespaces in seen.items() if len(namespaces) > 1)
+        namespaces_by_name.setdefault(pod.metadata.name, set()).add(pod.metadata.namespace)
+    return frozenset(name for name, namespaces in namespaces_by_name.items() if len(namespaces) > 1)
 
 
 def _method(service: str, call: str) -> tuple[str, Callable[[bytes], Any]]:
-    """A call of CRI: its path, and what decodes its answer."""
+    """Return the path of a CRI call, and the decoder of its reply."""
     description = api.DESCRIPTOR.services_by_name[service]
     answer = getattr(api, description.methods_by_name[call].output_type.name)
     return f"/{description.full_name}/{call}", answer.FromString
@@ -285,18 +294,18 @@ def _method(service: str, call: str) -> tuple[str, Callable[[bytes], Any]]:
 
 def _hint(details: str) -> str:
     return (
-        " (it is not pyrunc-cri's, and CRI has no call for it)"
+        " (this needs a server of pyrunc-cri: CRI has no such call)"
         if private.SERVICE in details
         else ""
     )
 
 
-def _latest_attempts(found: list[api.Container]) -> list[api.Container]:
-    """Of the attempts of one container, as kubelet numbers them, the newest."""
+def _latest_attempts(containers: list[api.Container]) -> list[api.Container]:
+    """Keep the newest attempt of each container."""
     newest: dict[tuple[str, str], api.Container] = {}
-    for each in found:
-        key = each.pod_sandbox_id, each.metadata.name
+    for container in containers:
+        key = container.pod_sandbox_id, container.metadata.name
         other = newest.get(key)
-        if other is None or each.metadata.attempt > other.metadata.attempt:
-            newest[key] = each
+        if other is None or container.metadata.attempt > other.metadata.attempt:
+            newest[key] = container
     return list(newest.values())

@@ -1,4 +1,5 @@
-"""A tar archive on stdin into a folder, and a file or folder as one on stdout: `cp` with `-`."""
+"""`cp` with `-`: writes a file or folder to stdout as a tar archive, and extracts one from
+stdin."""
 
 from __future__ import annotations
 
@@ -15,16 +16,16 @@ from pyrunc.kernel.path import open_regular_at
 
 
 def write(folder: int, name: str) -> None:
-    """`name` in `folder`, with all beneath it, to stdout. Raises InvalidArgument on a terminal,
-    OSError."""
+    """Write `name` in the folder `folder`, with its contents, to stdout. Raises InvalidArgument on
+    a terminal, OSError."""
     if sys.stdout.isatty():
-        raise InvalidArgument("an archive is not for a terminal: redirect stdout")
+        raise InvalidArgument("an archive cannot be written to a terminal: redirect stdout")
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         _add(archive, folder, name, name if name != "." else "")
 
 
 def _add(archive: tarfile.TarFile, folder: int, name: str, path: str) -> None:
-    """Depth first, with a descriptor for each level."""
+    """Add `name` depth first, with a descriptor for each level."""
     status = os.lstat(name, dir_fd=folder)
     info = tarfile.TarInfo(path or ".")
     info.mode = stat.S_IMODE(status.st_mode)
@@ -50,8 +51,8 @@ def _add(archive: tarfile.TarFile, folder: int, name: str, path: str) -> None:
 
 
 def extract(copy: Copy, target: int) -> None:
-    """The archive on stdin (plain or compressed) into the folder `target`. Raises WrongState,
-    OSError."""
+    """Extract the archive on stdin (plain or compressed) into the folder `target`. Raises
+    WrongState, OSError."""
     try:
         with tarfile.open(fileobj=sys.stdin.buffer, mode="r|*") as archive:
             for member in archive:
@@ -63,7 +64,7 @@ def extract(copy: Copy, target: int) -> None:
 def _extract(copy: Copy, archive: tarfile.TarFile, member: tarfile.TarInfo, target: int) -> None:
     parts = [part for part in member.name.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise WrongState(f"the archive has {member.name!r}, which leads out of the destination")
+        raise WrongState(f"the name {member.name!r} in the archive leads out of the destination")
     if not parts:
         return
     status = _status(member)
@@ -87,11 +88,11 @@ def _make(
     name: str,
 ) -> None:
     if member.isdir():
-        made = copy.folder(folder, name)
+        created = copy.folder(folder, name)
         try:
-            copy.finish(status, made)
+            copy.finish(status, created)
         finally:
-            os.close(made)
+            os.close(created)
     elif member.isfile():
         content = archive.extractfile(member)
         assert content is not None
@@ -99,9 +100,7 @@ def _make(
     elif member.issym():
         copy.link(status, member.linkname, folder, name)
     else:
-        raise WrongState(
-            f"the archive has {member.name!r}, which is neither a file, a folder nor a link"
-        )
+        raise WrongState(f"{member.name!r} in the archive is neither a file, a folder nor a link")
 
 
 def _parts(content: IO[bytes]) -> Iterator[bytes]:
@@ -110,7 +109,7 @@ def _parts(content: IO[bytes]) -> Iterator[bytes]:
 
 
 def _status(member: tarfile.TarInfo) -> os.stat_result:
-    """What `Copy` takes of a file's status."""
+    """Return the fields of a file status that `Copy` reads."""
     kind = stat.S_IFDIR if member.isdir() else stat.S_IFLNK if member.issym() else stat.S_IFREG
     mtime_ns = int(member.mtime * 1_000_000_000)
     fields = (kind | member.mode & 0o7777, 0, 0, 1, member.uid, member.gid, member.size, 0, 0, 0)

@@ -1,5 +1,4 @@
-"""`pyrunc-cri checkpoint`: a running container, or a pod's containers, as archives that can be
-restored; they go on."""
+"""`pyrunc-cri checkpoint`: writes a running container, or the containers of a pod, to archives."""
 
 from __future__ import annotations
 
@@ -25,7 +24,8 @@ SECONDS = click.IntRange(0, (1 << 31) - 1)
     "--export",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Where to: a new file, for a pod a new folder. By default one in this folder, named after container or pod and time.",
+    help="The new file, for a pod the new folder; by default in the current directory, named after "
+    "the container or pod and the time.",
 )
 @click.option(
     "-t",
@@ -33,19 +33,19 @@ SECONDS = click.IntRange(0, (1 << 31) - 1)
     type=SECONDS,
     default=0,
     metavar="S",
-    help="Give up after these seconds; 0: never.",
+    help="Give up after S seconds; 0: never.",
 )
 @click.pass_obj
 def checkpoint(address: str, name: str, export: Path | None, timeout: int) -> None:
-    """Write what a container's processes and files are to an archive, by CRIU; it goes on. All
-    containers of a pod stand still together, and become a folder.
+    """Write the processes and files of a container to an archive with CRIU. The container runs on.
 
-    `image: /PATH/OF/ARCHIVE` in a manifest for `run` goes on where the container was.
+    The containers of a pod are stopped at the same moment, and their archives are put into a
+    folder. A manifest with `image: /PATH/OF/ARCHIVE` restores the container: see `run`.
     """
     with Client(address) as client:
         target = stop.find(client, name)
         if not target.running:
-            raise WrongState(f"{name} does not run")
+            raise WrongState(f"{name} is not running")
         place = Path(os.path.abspath(export or default_name(target)))
         if os.path.lexists(place):
             raise AlreadyExists(f"{place} exists")
@@ -60,14 +60,13 @@ def checkpoint(address: str, name: str, export: Path | None, timeout: int) -> No
 
 
 def default_name(target: stop.Target) -> str:
-    """As kubelet names archives: checkpoint-POD_NAMESPACE-CONTAINER-TIME.tar."""
+    """Return the name of kubelet's archives: checkpoint-POD_NAMESPACE-CONTAINER-TIME.tar."""
     now = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime())
     if target.is_pod:
         return f"checkpoint-{target.name.replace('/', '_')}-{now}"
     labels = target.labels
-    pod = f"{labels.get('io.kubernetes.pod.name', '')}_{labels.get('io.kubernetes.pod.namespace', '')}".strip(
-        "_"
-    )
+    pod_name = labels.get("io.kubernetes.pod.name", "")
+    pod = f"{pod_name}_{labels.get('io.kubernetes.pod.namespace', '')}".strip("_")
     return f"checkpoint-{pod + '-' if pod else ''}{target.running[0].metadata.name}-{now}.tar"
 
 

@@ -1,7 +1,7 @@
-"""A running container's files, from this machine: /proc/PID/root, beneath which the kernel resolves
-every path (openat2).
+"""Access to the files of a running container through /proc/PID/root, below which the kernel
+resolves every path (openat2).
 
-Links in a container point where the container sees it, and never out of it. Needs root, and a
+Links in a container lead to where the container sees them, and never out of it. Needs root, and a
 server on this machine.
 """
 
@@ -17,10 +17,11 @@ from pyrunc.kernel import process
 
 
 class ContainerRoot:
-    """The root of a container as a descriptor, and whose files root in it makes. A context manager."""
+    """The root of a container as a descriptor, with the ids of its user 0. A context manager."""
 
     def __init__(self, client: Client, container: str, name: str) -> None:
-        """Raises WrongState when it does not run here, or we are not root."""
+        """Open the root. Raises WrongState if the container does not run on this machine, or
+        without root."""
         self.name = name
         pid = show.container_info(client, container).get("pid", 0)
         try:
@@ -30,9 +31,9 @@ class ContainerRoot:
                 f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
             )
         except PermissionError:
-            raise WrongState(f"container {name}: only root may see its files") from None
+            raise WrongState(f"container {name}: only root can open its files") from None
         except OSError:
-            raise WrongState(f"container {name} does not run, or not on this machine") from None
+            raise WrongState(f"container {name} is not running on this machine") from None
         try:
             self.owner = _first_id(pid, "uid"), _first_id(pid, "gid")
             if (
@@ -55,9 +56,9 @@ class ContainerRoot:
 
 
 def _first_id(pid: int, kind: str) -> int:
-    """What the container's user namespace calls 0. Raises OSError."""
+    """Return the host's id of user or group 0 of the container's user namespace. Raises OSError."""
     for line in Path(f"/proc/{pid}/{kind}_map").read_text().splitlines():
         inside, outside, _ = map(int, line.split())
         if inside == 0:
             return outside
-    return 65534
+    return 65534  # the kernel's overflow id

@@ -1,5 +1,5 @@
-"""`pyrunc-cri cp`: files between this machine and a running container, by docker's rules for what
-the destination means."""
+"""`pyrunc-cri cp`: copies files between this machine and a running container. The destination has
+the meaning that it has in docker."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from pyrunc.kernel.path import open_in_root, resolve
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A path, in a container or (`container` is empty) here; `-` here is an archive on stdin or
-    stdout."""
+    """A path in a container, or on this machine if `container` is empty; there `-` is an archive on
+    stdin or stdout."""
 
     container: str
     path: str
@@ -36,8 +36,8 @@ class Place:
 
 
 def parse(text: str) -> Place:
-    """`CONTAINER:PATH` or `POD/NAME:PATH`, else a path here, which begins with `.` or `/` when it
-    has a colon."""
+    """Parse `CONTAINER:PATH`, `POD/NAME:PATH` or a path of this machine. One with a colon begins
+    with `.` or `/`."""
     container, colon, path = text.partition(":")
     if colon and container and not container.startswith((".", "/")):
         return Place(container, "/" + path.lstrip("/"))
@@ -51,9 +51,9 @@ def parse(text: str) -> Place:
 )
 @click.option("-a", "--archive", "keep_owner", is_flag=True, help="Keep owners and groups.")
 @click.option(
-    "-L", "--follow-link", "follow", is_flag=True, help="Copy what a link SOURCE leads to."
+    "-L", "--follow-link", "follow", is_flag=True, help="If SOURCE is a link, copy its target."
 )
-@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not show the progress.")
 @click.pass_obj
 def cp(
     address: str, source: str, destination: str, keep_owner: bool, follow: bool, quiet: bool
@@ -61,49 +61,54 @@ def cp(
     """Copy files and folders to or from a running container; `-` is a tar archive on stdin or
     stdout.
 
-    A folder that ends with `/.` means what is in it. A destination that is a folder gets the source
-    into it; else it is the new name. Needs root on the server's machine.
+    SOURCE/. means the contents of the folder. If DESTINATION is a folder, the copy is put into it;
+    if not, DESTINATION is the name of the copy. Needs root on the server's machine.
     """
-    taken, given = parse(source), parse(destination)
-    if bool(taken.container) == bool(given.container):
-        raise InvalidArgument("one of SOURCE and DESTINATION is in a container: CONTAINER:PATH")
-    name = taken.container or given.container
+    source_place, destination_place = parse(source), parse(destination)
+    if bool(source_place.container) == bool(destination_place.container):
+        raise InvalidArgument("exactly one of SOURCE and DESTINATION must be CONTAINER:PATH")
+    name = source_place.container or destination_place.container
     with Client(address) as client, contextlib.ExitStack() as stack:
         root = stack.enter_context(ContainerRoot(client, client.container(name).id, name))
         here = stack.enter_context(_folder_at(None, "/"))
         progress = stack.enter_context(
-            Progress(f"copying {source}", quiet=quiet or given.is_archive)
+            Progress(f"copying {source}", quiet=quiet or destination_place.is_archive)
         )
-        owner = root.owner if given.container else None
+        owner = root.owner if destination_place.container else None
         copy = Copy(progress.add, complain, keep_owner=keep_owner, owner=owner)
-        source_root = root.descriptor if taken.container else here
-        if given.is_archive:
-            with _last(source_root, taken.path, follow) as (folder, last):
+        source_root = root.descriptor if source_place.container else here
+        if destination_place.is_archive:
+            with _last(source_root, source_place.path, follow) as (folder, last):
                 archives.write(folder, last)
-        elif taken.is_archive:
-            with _folder_at(root.descriptor, given.path) as target:
+        elif source_place.is_archive:
+            with _folder_at(root.descriptor, destination_place.path) as target:
                 archives.extract(copy, target)
         else:
-            target_root = root.descriptor if given.container else here
-            between(copy, (source_root, taken.path), (target_root, given.path), follow=follow)
+            target_root = root.descriptor if destination_place.container else here
+            between(
+                copy,
+                (source_root, source_place.path),
+                (target_root, destination_place.path),
+                follow=follow,
+            )
 
 
 def between(
     copy: Copy, source: tuple[int, str], destination: tuple[int, str], *, follow: bool = False
 ) -> None:
-    """Copy by docker's rules; both are a root's descriptor and an absolute path in it. Raises
-    Error, OSError."""
+    """Copy by docker's rules. Source and destination are the descriptor of a root and an absolute
+    path in it. Raises Error, OSError."""
     (source_root, source_path), (root, path) = source, destination
     contents = source_path.endswith("/.") or not source_path.strip("/")
     with _last(source_root, source_path, follow) as (folder, name), contextlib.ExitStack() as stack:
         is_folder = stat.S_ISDIR(_status(folder, name, source_path).st_mode)
         if source_path.endswith("/") and not is_folder:
-            raise WrongState(f"{source_path}: is not a folder")
+            raise WrongState(f"{source_path} is not a folder")
         try:
             target = stack.enter_context(_folder_at(root, path))
         except KernelError:
             if path.endswith("/") and not is_folder:
-                raise WrongState(f"{path}: is not a folder") from None
+                raise WrongState(f"{path} is not a folder") from None
             above, new = stack.enter_context(_last(root, path, False))
             copy.one(folder, name, above, new)
             return
@@ -117,21 +122,21 @@ def between(
 
 @contextlib.contextmanager
 def _last(root: int, path: str, follow: bool) -> Iterator[tuple[int, str]]:
-    """The folder that holds the last name of a path, and that name; `.` for the root. Raises
-    KernelError."""
+    """Open the folder that contains the last component of a path; yield it and that component, `.`
+    for the root. Raises KernelError."""
     path = resolve(root, path) if follow else path
     while path.endswith(("/", "/.")):
         path = path.removesuffix("/").removesuffix("/.")
     above, _, name = path.rpartition("/")
     if name == "..":
-        raise InvalidArgument(f"{path}: ends with '..'")
+        raise InvalidArgument(f"{path} ends with '..'")
     with _folder_at(root, above or "/") as folder:
         yield folder, name or "."
 
 
 @contextlib.contextmanager
 def _folder_at(root: int | None, path: str) -> Iterator[int]:
-    """Raises KernelError when there is no folder at the path."""
+    """Open a folder. Raises KernelError if there is none at the path."""
     flags = os.O_RDONLY | os.O_DIRECTORY
     number = (
         os.open(path, flags | os.O_CLOEXEC) if root is None else open_in_root(root, path, flags)

@@ -1,8 +1,8 @@
-"""`pyrunc-cri diff`: what a container has changed of its image's files, from its writable layer.
+"""`pyrunc-cri diff`: lists the differences between a container's writable layer and its image.
 
-overlayfs has a removed file there as a character device 0:0, and marks a folder that hides the
-image's as opaque (Documentation/filesystems/overlayfs.rst). Needs root, and a server on this
-machine.
+In the layer, overlayfs represents a removed file as a character device 0:0, and marks a folder that
+hides the image's as opaque (Documentation/filesystems/overlayfs.rst). Needs root, and a server on
+this machine.
 """
 
 from __future__ import annotations
@@ -27,24 +27,23 @@ from cri_server.images.store.places import Places
 from pyrunc.errors import KernelError, WrongState
 
 ADDED, CHANGED, DELETED = "A", "C", "D"
-GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # no folder, or a link in its place
+NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # ELOOP: a link is in its place
 
 
 @click.command()
 @click.argument("container", shell_complete=completion.containers)
 @click.pass_obj
 def diff(address: str, container: str) -> None:
-    """Show which files CONTAINER has added (A), changed (C) and deleted (D) of its image's, as
-    docker does.
+    """List the files that CONTAINER has added (A), changed (C) and deleted (D), as docker does.
 
-    Files in volumes and other mounts are not the container's; their places may be.
+    Files in volumes and other mounts are not listed; the mount points may be.
     """
     with Client(address) as client:
-        found = client.container(container)
-        upper = show.container_info(client, found.id).get("writableLayer")
-        files = inspect.image(client, found.image_id, True).get("info", {}).get("files")
+        target = client.container(container)
+        upper = show.container_info(client, target.id).get("writableLayer")
+        files = inspect.image(client, target.image_id, True).get("info", {}).get("files")
     if not isinstance(upper, str) or not isinstance(files, dict):
-        raise Unsupported("the server does not tell where a container's files are")
+        raise Unsupported("the server does not report where a container's files are")
     try:
         layer = os.open(upper, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -61,8 +60,8 @@ def diff(address: str, container: str) -> None:
 
 
 def changes(upper: int, lower: int) -> Iterator[tuple[str, bytes]]:
-    """What the writable layer `upper` adds to, changes and deletes of the image's tree `lower`,
-    both directories: kinds and paths, each folder before what is in it.
+    """Yield the changes of the writable layer `upper` to the image's tree `lower`, each folder
+    before its contents. Both are directory descriptors.
 
     The container may run meanwhile: a folder that it removes is left out. Raises KernelError,
     OSError.
@@ -76,7 +75,7 @@ def changes(upper: int, lower: int) -> Iterator[tuple[str, bytes]]:
 
 
 class Change(NamedTuple):
-    """`hides`: a folder that shows nothing of what the image has at its place."""
+    """A difference; `hides`: the folder hides the image's contents."""
 
     kind: str
     path: bytes
@@ -85,28 +84,31 @@ class Change(NamedTuple):
 
 
 def _below(upper: int, lower: int, path: bytes, hides: bool) -> list[Change]:
-    """The changes in one folder, sorted by name."""
+    """Return the changes in one folder, sorted by name."""
     try:
         folder = open_folder(upper, path)
     except KernelError as error:
-        if error.errno in GONE:
+        if error.errno in NO_FOLDER:
             return []
         raise
     try:
         hides = hides or is_opaque(f"/proc/self/fd/{folder}")
         in_image = _names(lower, path)
-        found: dict[bytes, Change] = {}
+        changes_by_name: dict[bytes, Change] = {}
         for name in map(os.fsencode, os.listdir(folder)):
             with contextlib.suppress(FileNotFoundError):
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                found[name] = _change(os.path.join(path, name), status, name in in_image, hides)
+                changes_by_name[name] = _change(
+                    os.path.join(path, name), status, name in in_image, hides
+                )
         if hides:
-            found |= {
-                name: Change(DELETED, os.path.join(path, name)) for name in in_image - found.keys()
+            changes_by_name |= {
+                name: Change(DELETED, os.path.join(path, name))
+                for name in in_image - changes_by_name.keys()
             }
     finally:
         os.close(folder)
-    return [found[name] for name in sorted(found)]
+    return [changes_by_name[name] for name in sorted(changes_by_name)]
 
 
 def _change(path: bytes, status: os.stat_result, in_image: bool, hides: bool) -> Change:
@@ -117,11 +119,11 @@ def _change(path: bytes, status: os.stat_result, in_image: bool, hides: bool) ->
 
 
 def _names(root: int, path: bytes) -> set[bytes]:
-    """What is in a folder of the image; nothing where it has none."""
+    """Return the names in a folder of the image; none if there is no such folder."""
     try:
         folder = open_folder(root, path)
     except KernelError as error:
-        if error.errno in GONE:
+        if error.errno in NO_FOLDER:
             return set()
         raise
     try:

@@ -1,7 +1,6 @@
-"""Files from folder to folder by descriptors: no link is followed on either side, for one of them
-may be a container's doing, which may change while we look. A file appears whole: it grows under
-another name.
-"""
+"""Copies between folders by descriptors. No link is followed on either side, because a container
+may replace its files by links during the copy. A file is written under a temporary name and appears
+whole."""
 
 from __future__ import annotations
 
@@ -20,10 +19,10 @@ CHUNK_BYTES = 1 << 20
 
 
 class Copy:
-    """How it is copied: `count` is told the bytes, `warn` what is left out; `owner` is whose the
-    copies are (None: ours).
+    """How to copy: `count` is called with the bytes of each write, `warn` with a message for each
+    skipped file. `owner` owns the copies (None: the caller).
 
-    Set-user-ID and set-group-ID bits are kept only with the owners, whose they are.
+    Set-user-ID and set-group-ID bits are kept only together with the owners.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class Copy:
         self._owner = owner
 
     def one(self, source: int, name: str, target: int, new: str) -> None:
-        """`name` in the folder `source`, with all beneath it, as `new` in the folder `target`.
+        """Copy `name` in the folder `source`, with its contents, as `new` into the folder `target`.
         Raises Error, OSError."""
         status = os.lstat(name, dir_fd=source)
         if not stat.S_ISDIR(status.st_mode):
@@ -58,34 +57,34 @@ class Copy:
             os.close(below)
 
     def contents(self, source: int, target: int) -> None:
-        """All that is in a folder into another one; with two descriptors for each level. Raises
-        Error, OSError."""
-        way: list[tuple[os.stat_result | None, int, int, Iterator[str]]] = []
-        way.append((None, os.dup(source), os.dup(target), iter(os.listdir(source))))
+        """Copy all contents of a folder into another one, with two descriptors for each level.
+        Raises Error, OSError."""
+        levels: list[tuple[os.stat_result | None, int, int, Iterator[str]]] = []
+        levels.append((None, os.dup(source), os.dup(target), iter(os.listdir(source))))
         try:
-            while way:
-                status, above, below, names = way[-1]
+            while levels:
+                status, above, below, names = levels[-1]
                 name = next(names, None)
                 if name is None:
                     if status is not None:
                         self.finish(status, below)
-                    way.pop()
+                    levels.pop()
                     os.close(above)
                     os.close(below)
                     continue
-                found = os.lstat(name, dir_fd=above)
-                if not stat.S_ISDIR(found.st_mode):
-                    self._leaf(found, above, name, below, name)
+                child_status = os.lstat(name, dir_fd=above)
+                if not stat.S_ISDIR(child_status.st_mode):
+                    self._leaf(child_status, above, name, below, name)
                     continue
-                made = self.folder(below, name)
+                created = self.folder(below, name)
                 try:
                     entered = os.open(name, FOLDER, dir_fd=above)
                 except BaseException:
-                    os.close(made)
+                    os.close(created)
                     raise
-                way.append((found, entered, made, iter(os.listdir(entered))))
+                levels.append((child_status, entered, created, iter(os.listdir(entered))))
         finally:
-            for _, above, below, _ in way:
+            for _, above, below, _ in levels:
                 os.close(above)
                 os.close(below)
 
@@ -99,12 +98,12 @@ class Copy:
             finally:
                 os.close(reading)
         else:
-            self._warn(f"{name}: neither a file, a folder nor a link, left out")
+            self._warn(f"{name}: skipped, neither a file, a folder nor a link")
 
-    # -- what is made
+    # -- creation of files, folders and links
 
     def folder(self, target: int, name: str, mode: int = 0o700) -> int:
-        """A folder that is there or made now, to be closed by the caller. Raises WrongState,
+        """Create a folder unless it exists, and return its descriptor. Raises WrongState,
         OSError."""
         try:
             os.mkdir(name, mode, dir_fd=target)
@@ -114,11 +113,11 @@ class Copy:
             return os.open(name, FOLDER, dir_fd=target)
         except OSError as error:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
-                raise WrongState(f"{name!r} is there and is no folder") from None
+                raise WrongState(f"{name!r} exists and is no folder") from None
             raise
 
     def finish(self, status: os.stat_result, descriptor: int) -> None:
-        """Owner, mode and times of what was made and filled. Raises OSError."""
+        """Set owner, mode and times of a complete file or folder. Raises OSError."""
         owner = self._ids(status)
         if owner is not None:
             os.fchown(descriptor, *owner)
@@ -128,29 +127,29 @@ class Copy:
     def file(
         self, status: os.stat_result, content: Iterable[bytes], target: int, name: str
     ) -> None:
-        """A regular file; one of this name is replaced when all of it is here. Raises WrongState,
-        OSError."""
-        growing = f".{os.urandom(8).hex()}.part"
-        descriptor = os.open(growing, NEW, 0o600, dir_fd=target)
+        """Create or replace a regular file. Raises WrongState, OSError."""
+        partial = f".{os.urandom(8).hex()}.part"
+        descriptor = os.open(partial, NEW, 0o600, dir_fd=target)
         try:
             for part in content:
                 write_all(descriptor, part)
                 self._count(len(part))
             self.finish(status, descriptor)
-            os.rename(growing, name, src_dir_fd=target, dst_dir_fd=target)
+            os.rename(partial, name, src_dir_fd=target, dst_dir_fd=target)
         except BaseException as error:
             if isinstance(error, OSError) and error.errno == errno.EBUSY:
-                self._over(target, growing, name)  # something is mounted there, such as /etc/hosts
-            os.unlink(growing, dir_fd=target)
+                # The name is a mount point, such as /etc/hosts, and cannot be replaced.
+                self._overwrite(target, partial, name)
+            os.unlink(partial, dir_fd=target)
             if isinstance(error, IsADirectoryError):
-                raise WrongState(f"{name!r} is there and is a folder") from None
+                raise WrongState(f"{name!r} exists and is a folder") from None
             if not (isinstance(error, OSError) and error.errno == errno.EBUSY):
                 raise
         finally:
             os.close(descriptor)
 
-    def _over(self, target: int, growing: str, name: str) -> None:
-        reading = open_regular_at(target, growing)
+    def _overwrite(self, target: int, partial: str, name: str) -> None:
+        reading = open_regular_at(target, partial)
         try:
             writing = open_regular_at(target, name, os.O_WRONLY | os.O_TRUNC)
             try:
@@ -162,18 +161,18 @@ class Copy:
             os.close(reading)
 
     def link(self, status: os.stat_result, to: str, target: int, name: str) -> None:
-        """A symbolic link; what is there and is no folder is replaced. Raises WrongState, OSError."""
-        growing = f".{os.urandom(8).hex()}.part"
-        os.symlink(to, growing, dir_fd=target)
+        """Create a symbolic link; replaces anything but a folder. Raises WrongState, OSError."""
+        partial = f".{os.urandom(8).hex()}.part"
+        os.symlink(to, partial, dir_fd=target)
         try:
             owner = self._ids(status)
             if owner is not None:
-                os.chown(growing, *owner, dir_fd=target, follow_symlinks=False)
-            os.rename(growing, name, src_dir_fd=target, dst_dir_fd=target)
+                os.chown(partial, *owner, dir_fd=target, follow_symlinks=False)
+            os.rename(partial, name, src_dir_fd=target, dst_dir_fd=target)
         except BaseException as error:
-            os.unlink(growing, dir_fd=target)
+            os.unlink(partial, dir_fd=target)
             if isinstance(error, IsADirectoryError):
-                raise WrongState(f"{name!r} is there and is a folder") from None
+                raise WrongState(f"{name!r} exists and is a folder") from None
             raise
 
     def _ids(self, status: os.stat_result) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""`pyrunc-cri pause` and `unpause`: the processes of containers stand still, and go on."""
+"""`pyrunc-cri pause` and `unpause`: freeze and thaw the processes of containers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import click
 from cri_server.cli.arguments import completion, ownership
 from cri_server.cli.connection.client import Client
 from cri_server.cli.containers import stop
-from cri_server.cli.output.complaint import each
+from cri_server.cli.output.complaint import for_each
 from cri_server.rpc import private
 from pyrunc.errors import WrongState
 
@@ -16,13 +16,13 @@ from pyrunc.errors import WrongState
 @click.argument(
     "names", nargs=-1, required=True, metavar="CONTAINER|POD...", shell_complete=completion.both
 )
-@click.option("-f", "--force", is_flag=True, help="Do not ask about kubelet's.")
+@click.option("-f", "--force", is_flag=True, help="Do not ask about containers of kubelet.")
 @click.pass_obj
 def pause(address: str, names: tuple[str, ...], force: bool) -> None:
-    """Freeze containers, or all containers of pods: no process of theirs runs, all keep their
-    memory; stop ends them."""
+    """Freeze containers, or all containers of pods. Their processes keep their memory but do not
+    run; stop ends them."""
     with Client(address) as client:
-        each(names, lambda name: _call(client, name, private.PauseContainer, force))
+        for_each(names, lambda name: _call(client, name, private.PauseContainer, force))
 
 
 @click.command()
@@ -31,9 +31,9 @@ def pause(address: str, names: tuple[str, ...], force: bool) -> None:
 )
 @click.pass_obj
 def unpause(address: str, names: tuple[str, ...]) -> None:
-    """Let paused containers, or those of pods, go on."""
+    """Thaw paused containers, or those of pods."""
     with Client(address) as client:
-        each(names, lambda name: _call(client, name, private.UnpauseContainer, True))
+        for_each(names, lambda name: _call(client, name, private.UnpauseContainer, True))
 
 
 def _call(
@@ -45,7 +45,7 @@ def _call(
     target = stop.find(client, name)
     ownership.permit(kind.call.removesuffix("Container").lower(), name, target.labels, force=force)
     if not target.running:
-        raise WrongState(f"{name} does not run")
+        raise WrongState(f"{name} is not running")
     paused = client.paused() if target.is_pod else frozenset()
     for container in target.running:
         if not target.is_pod or (container.id in paused) == (kind is private.UnpauseContainer):

@@ -1,9 +1,9 @@
-"""`pyrunc-cri restart` and `start`: another attempt of a container or of a stopped pod, as kubelet
-makes them.
+"""`pyrunc-cri restart` and `start`: make another attempt of a container or of a stopped pod, as
+kubelet does.
 
-The container's attempt before is kept for `logs -p`. CRI has no call that starts a container or a
-pod that has ended, nor one that tells what it was made from, so this needs our server. What kubelet
-made is only stopped: kubelet starts it.
+The last attempt of a container stays for `logs -p`. CRI can neither start a container or pod that
+has ended nor return the configuration that it was created from, so these verbs need a server of
+pyrunc-cri. A container of kubelet's is only stopped, because kubelet starts it again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cri_server.cli.arguments import completion, ownership
 from cri_server.cli.connection.client import Client, ServerError
 from cri_server.cli.containers import sources, stop
 from cri_server.cli.manifest import host_names
-from cri_server.cli.output.complaint import complain, each
+from cri_server.cli.output.complaint import complain, for_each
 from cri_server.cli.pods import folders, run
 from cri_server.cli.streams import logs
 from pyrunc.errors import Error, WrongState
@@ -31,27 +31,27 @@ from pyrunc.errors import Error, WrongState
     "names", nargs=-1, required=True, metavar="CONTAINER|POD...", shell_complete=completion.both
 )
 @stop.time_option()
-@click.option("-f", "--force", is_flag=True, help="Do not ask about kubelet's.")
-@folders.option("Where `run` made the pod's folder.")
+@click.option("-f", "--force", is_flag=True, help="Do not ask about containers of kubelet.")
+@folders.option("The folder in which `run` made the pod's folder.")
 @click.pass_obj
 def restart(
     address: str, names: tuple[str, ...], grace_s: int | None, force: bool, folder: Path
 ) -> None:
     """Restart containers, or all containers of pods; a stopped pod starts again."""
     with Client(address) as client:
-        each(names, lambda name: _restart(client, name, grace_s, force, folder))
+        for_each(names, lambda name: _restart(client, name, grace_s, force, folder))
 
 
 @click.command()
 @click.argument(
     "names", nargs=-1, required=True, metavar="CONTAINER|POD...", shell_complete=completion.both
 )
-@folders.option("Where `run` made the pod's folder.")
+@folders.option("The folder in which `run` made the pod's folder.")
 @click.pass_obj
 def start(address: str, names: tuple[str, ...], folder: Path) -> None:
     """Start containers that were created or have ended, or pods that were stopped."""
     with Client(address) as client:
-        each(names, lambda name: _start(client, name, folder))
+        for_each(names, lambda name: _start(client, name, folder))
 
 
 def _restart(client: Client, name: str, grace_s: int | None, force: bool, folder: Path) -> None:
@@ -63,51 +63,51 @@ def _restart(client: Client, name: str, grace_s: int | None, force: bool, folder
         _restart_pod(client, client.pod(target.id), grace_s, folder)
     else:
         _refuse_stopped_pod(client, target)
-        again(client, client.container(target.id), grace_s)
+        restart_container(client, client.container(target.id), grace_s)
     click.echo(name)
 
 
 def _stop_kubelets(client: Client, target: stop.Target, grace_s: int | None) -> None:
-    """kubelet starts what it misses. Raises WrongState when nothing runs: then there is nothing
-    that it would miss."""
+    """Stop containers of kubelet's, which starts them again. Raises WrongState if none runs,
+    because then kubelet would do nothing."""
     if not target.running:
-        raise WrongState(f"{target.name} is kubelet's and does not run: kubelet starts it")
+        raise WrongState(f"{target.name} is not running and belongs to kubelet, which starts it")
     for container in target.running:
         stop.stop_container(client, container, grace_s)
 
 
 def _restart_pod(client: Client, pod: api.PodSandbox, grace_s: int | None, folder: Path) -> None:
     if pod.state != api.SANDBOX_READY:
-        pod_again(client, pod, folder)
+        restart_stopped_pod(client, pod, folder)
         return
     containers = [c for c in _newest(client, pod) if ownership.INIT not in c.labels]
     if not containers:
         raise WrongState(f"pod {_title(pod)} has no containers")
     for container in containers:
-        again(client, container, grace_s)
+        restart_container(client, container, grace_s)
 
 
 def _start(client: Client, name: str, folder: Path) -> None:
     target = stop.find(client, name)
     if ownership.owner(target.labels) == "kubelet":
-        raise WrongState(f"{name} is kubelet's, which starts it")
+        raise WrongState(f"{name} belongs to kubelet, which starts it")
     if not target.is_pod:
         _refuse_stopped_pod(client, target)
         _start_container(client, client.container(target.id))
     elif (pod := client.pod(target.id)).state != api.SANDBOX_READY:
-        pod_again(client, pod, folder)
+        restart_stopped_pod(client, pod, folder)
     else:
         ended = [c for c in _newest(client, pod) if c.state != api.CONTAINER_RUNNING]
         ended = [c for c in ended if ownership.INIT not in c.labels]
         if not ended:
-            raise WrongState(f"pod {_title(pod)} runs, and so do its containers")
+            raise WrongState(f"pod {_title(pod)} and its containers are running already")
         for container in ended:
             _start_container(client, container)
     click.echo(name)
 
 
 def _refuse_stopped_pod(client: Client, target: stop.Target) -> None:
-    """Raises WrongState for a container of a pod that was stopped: CRI starts nothing in it."""
+    """Raise WrongState for a container of a stopped pod: CRI starts nothing in it."""
     container = client.container(target.id)
     for pod in client.pods(id=container.pod_sandbox_id):
         if pod.state != api.SANDBOX_READY:
@@ -119,59 +119,64 @@ def _refuse_stopped_pod(client: Client, target: stop.Target) -> None:
 
 def _start_container(client: Client, container: api.Container) -> None:
     if container.state == api.CONTAINER_RUNNING:
-        raise WrongState(f"container {container.metadata.name} runs")
+        raise WrongState(f"container {container.metadata.name} is running already")
     if container.state == api.CONTAINER_CREATED:
         client.runtime("StartContainer", api.StartContainerRequest(container_id=container.id))
     else:
-        again(client, container, 0)
+        restart_container(client, container, 0)
 
 
-def again(client: Client, container: api.Container, grace_s: int | None) -> str:
-    """Stop it and start its next attempt; the new id. Raises ServerError."""
+def restart_container(client: Client, container: api.Container, grace_s: int | None) -> str:
+    """Stop a container, start its next attempt, and return the new id. Raises ServerError."""
     config, sandbox = client.container_config(container.id)
     plain = sources.without_links(client, container.id, config)
     others = _attempts(client, container)
     stop.stop_container(client, container, grace_s)
     attempt = max(c.metadata.attempt for c in others) + 1
-    made = _make(client, container.pod_sandbox_id, sandbox, config, attempt, plain)
-    for each_one in others:
-        if each_one.id != container.id and each_one.state != api.CONTAINER_RUNNING:
-            client.runtime("RemoveContainer", api.RemoveContainerRequest(container_id=each_one.id))
-    return made
+    identifier = _make(client, container.pod_sandbox_id, sandbox, config, attempt, plain)
+    for previous in others:
+        if previous.id != container.id and previous.state != api.CONTAINER_RUNNING:
+            client.runtime("RemoveContainer", api.RemoveContainerRequest(container_id=previous.id))
+    return identifier
 
 
-def pod_again(client: Client, pod: api.PodSandbox, folder: Path) -> str:
-    """Another attempt of a stopped pod with its containers; its init containers run first, one
-    after the other. The attempt before is removed when the new one runs, and stays when that fails;
-    the new id. `folder`: see `folders.option`. Raises ServerError."""
+def restart_stopped_pod(client: Client, pod: api.PodSandbox, folder: Path) -> str:
+    """Make another attempt of a stopped pod and its containers, and return the new id. Init
+    containers run first, one after the other.
+
+    The previous attempt is removed after the new one has started, and stays if that fails.
+    `folder`: see `folders.option`. Raises ServerError.
+    """
     containers = _newest(client, pod)
-    made_from = {c.id: client.container_config(c.id)[0] for c in containers}
-    plain = {c.id: sources.without_links(client, c.id, made_from[c.id]) for c in containers}
+    configs = {c.id: client.container_config(c.id)[0] for c in containers}
+    plain = {c.id: sources.without_links(client, c.id, configs[c.id]) for c in containers}
     config = client.pod_config(pod.id)
     config.metadata.attempt = pod.metadata.attempt + 1
     request = api.RunPodSandboxRequest(config=config, runtime_handler=pod.runtime_handler)
-    made = str(client.runtime("RunPodSandbox", request).pod_sandbox_id)
+    new_pod = str(client.runtime("RunPodSandbox", request).pod_sandbox_id)
     try:
-        now = run.addresses(client, made)
+        addresses = run.addresses(client, new_pod)
         for own_folder in folders.owned(folder, pod.id):
-            host_names.renew(own_folder, config.hostname, now)
+            host_names.renew(own_folder, config.hostname, addresses)
         for container in containers:
             attempt = container.metadata.attempt + 1
-            own = made_from[container.id]
-            _readdress(own, now)
-            identifier = _make(client, made, config, own, attempt, plain[container.id])
+            config_of_container = configs[container.id]
+            _readdress(config_of_container, addresses)
+            identifier = _make(
+                client, new_pod, config, config_of_container, attempt, plain[container.id]
+            )
             if ownership.INIT in container.labels:
                 _finish(client, identifier, container.metadata.name)
-        folders.pass_on(folder, pod.id, made)
+        folders.pass_on(folder, pod.id, new_pod)
     except BaseException:
-        _discard(client, made)
+        _discard(client, new_pod)
         raise
     stop.remove_pod(client, pod.id, 0)
-    return made
+    return new_pod
 
 
 def _readdress(config: api.ContainerConfig, addresses: Sequence[str]) -> None:
-    """Where its manifest uses status.podIP, the new attempt of the pod has other addresses."""
+    """Replace the pod's former addresses by its new ones where the manifest uses status.podIP."""
     before = config.annotations.get(ownership.ADDRESSES, "").split(",")
     if before == [""]:
         return
@@ -180,8 +185,8 @@ def _readdress(config: api.ContainerConfig, addresses: Sequence[str]) -> None:
         variable.value = host_names.replaced(text, before, addresses).encode(
             errors="surrogateescape"
         )
-    for words in (config.command, config.args):
-        words[:] = [host_names.replaced(word, before, addresses) for word in words]
+    for arguments in (config.command, config.args):
+        arguments[:] = [host_names.replaced(word, before, addresses) for word in arguments]
     config.annotations[ownership.ADDRESSES] = ",".join(addresses)
 
 
@@ -198,18 +203,18 @@ def _make(
     config.metadata.attempt = attempt
     config.log_path = next_log(config.log_path, attempt)
     request = api.CreateContainerRequest(pod_sandbox_id=pod, config=config, sandbox_config=sandbox)
-    made = str(client.runtime("CreateContainer", request).container_id)
+    identifier = str(client.runtime("CreateContainer", request).container_id)
     try:
-        sources.check(client, made, config, plain)
+        sources.check(client, identifier, config, plain)
     except ServerError:
-        client.runtime("RemoveContainer", api.RemoveContainerRequest(container_id=made))
+        client.runtime("RemoveContainer", api.RemoveContainerRequest(container_id=identifier))
         raise
-    client.runtime("StartContainer", api.StartContainerRequest(container_id=made))
-    return made
+    client.runtime("StartContainer", api.StartContainerRequest(container_id=identifier))
+    return identifier
 
 
 def _finish(client: Client, identifier: str, name: str) -> None:
-    """Wait for an init container. Raises ServerError when it failed."""
+    """Wait until an init container has ended. Raises ServerError if it failed."""
     status = logs.wait_exit(client, identifier)
     if status.exit_code:
         raise ServerError(
@@ -221,12 +226,12 @@ def _discard(client: Client, pod: str) -> None:
     try:
         stop.remove_pod(client, pod, 0)
     except Error as error:
-        complain(f"pod {pod} is left: {error}")
+        complain(f"pod {pod} could not be removed: {error}")
 
 
 def _newest(client: Client, pod: api.PodSandbox) -> list[api.Container]:
-    """The newest attempt of each container of a pod, in the order in which the containers were made
-    first."""
+    """Return the newest attempt of each container of a pod, in the order of their first
+    attempts."""
     order: dict[str, int] = {}
     newest: dict[str, api.Container] = {}
     for container in sorted(client.containers(pod_sandbox_id=pod.id), key=lambda c: c.created_at):
@@ -240,12 +245,13 @@ def _title(pod: api.PodSandbox) -> str:
 
 
 def _attempts(client: Client, container: api.Container) -> Sequence[api.Container]:
-    found = client.containers(pod_sandbox_id=container.pod_sandbox_id)
-    return [c for c in found if c.metadata.name == container.metadata.name]
+    containers = client.containers(pod_sandbox_id=container.pod_sandbox_id)
+    return [c for c in containers if c.metadata.name == container.metadata.name]
 
 
 def next_log(path: str, attempt: int) -> str:
-    """kubelet's `NAME/0.log` and our `NAME.log`, `NAME.1.log` with the number of the attempt."""
+    """Return the log path of an attempt: `NAME/0.log` for kubelet, and `NAME.log`, `NAME.1.log` for
+    `run`."""
     folder, name = posixpath.split(path)
     stem = re.sub(r"(^|\.)\d+\.log$|\.log$", "", name)
     return posixpath.join(folder, f"{stem}.{attempt}.log" if stem else f"{attempt}.log")

@@ -1,8 +1,8 @@
-"""Where the mounts of a container come from, as the server found it.
+"""The sources of a container's mounts, after the server has resolved them.
 
-A host path of a subPath was resolved beneath its volume and had no link in it. A container that has
-the volume may put one there, which the server follows when it looks the path up. What it found it
-keeps: it follows none when it mounts (CVE-2021-25741).
+The host path of a subPath was resolved below its volume and had no link in it. Later a container
+with that volume may put a link there, which the server follows when it resolves the path for the
+next attempt. The server mounts what it resolved, without following links (CVE-2021-25741).
 """
 
 from __future__ import annotations
@@ -16,35 +16,38 @@ from cri_server.cli.output import show
 
 
 def real_sources(client: Client, container: str) -> dict[str, str]:
-    """The real source of each mount by its place in the container; nothing when the server does not
-    tell."""
+    """Return the source of each mount by its path in the container; nothing if the server does not
+    report mounts."""
     mounts = show.container_info(client, container).get("runtimeSpec", {}).get("mounts", ())
     return {mount["destination"]: mount.get("source", "") for mount in mounts}
 
 
 def without_links(client: Client, container: str, config: api.ContainerConfig) -> list[str]:
-    """The places of mounts whose host paths had no link in them when `container` was made of
-    `config`, and may have none now."""
-    found = real_sources(client, container)
+    """Return the container paths of mounts whose host paths had no link when `container` was
+    created, and must have none now."""
+    sources_by_path = real_sources(client, container)
     return [
-        m.container_path for m in config.mounts if m.host_path and _found(found, m) == m.host_path
+        m.container_path
+        for m in config.mounts
+        if m.host_path and _source_of(m, sources_by_path) == m.host_path
     ]
 
 
 def check(
     client: Client, container: str, config: api.ContainerConfig, places: Collection[str]
 ) -> None:
-    """Raises ServerError when the server, which has made `container` of `config`, came over a link
-    to the source of one of the `places`."""
+    """Raise ServerError if the server followed a link to the source of one of the mounts at
+    `places` when it created `container`."""
     if not places:
         return
-    found = real_sources(client, container)
+    sources_by_path = real_sources(client, container)
     for mount in config.mounts:
-        if mount.container_path in places and _found(found, mount) != mount.host_path:
+        if mount.container_path in places and _source_of(mount, sources_by_path) != mount.host_path:
             raise ServerError(
-                f"container {config.metadata.name}: {mount.host_path}, for {mount.container_path}, was replaced by a link meanwhile"
+                f"container {config.metadata.name}: {mount.host_path}, the source of"
+                f" {mount.container_path}, has become a link"
             )
 
 
-def _found(found: dict[str, str], mount: api.Mount) -> str:
-    return found.get(posixpath.normpath(mount.container_path), "")
+def _source_of(mount: api.Mount, sources_by_path: dict[str, str]) -> str:
+    return sources_by_path.get(posixpath.normpath(mount.container_path), "")

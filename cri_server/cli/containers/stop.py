@@ -1,5 +1,4 @@
-"""`pyrunc-cri stop`, `kill` and `rm`, and `stopp`, `rmp` for pods alone: pods and containers end,
-by name or id."""
+"""`pyrunc-cri stop`, `kill` and `rm`, and `stopp` and `rmp` for pods only."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from cri_server.cli.arguments import completion, ownership
 from cri_server.cli.arguments.selection import Selection
 from cri_server.cli.connection.client import Client, ServerError
 from cri_server.cli.output import show
-from cri_server.cli.output.complaint import each
+from cri_server.cli.output.complaint import for_each
 from cri_server.cli.pods import folders
 from cri_server.rpc import private
 from pyrunc.errors import InvalidArgument, Unsupported, WrongState
@@ -25,12 +24,14 @@ from pyrunc.kernel import process
 
 GRACE_S = 10
 SECONDS = click.IntRange(0, (1 << 31) - 1)
-FORCED = "With --force a pod goes also when its network plugins refuse to detach it, or are not there any more, with a warning."
+FORCED = (
+    "With --force a pod is removed even if its network plugins fail to detach it, or are missing."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A pod or a container that was named, with those of its containers that run."""
+    """A pod or container on the command line, with the running ones of its containers."""
 
     name: str
     id: str
@@ -40,24 +41,25 @@ class Target:
 
 
 def find(client: Client, name: str, *, only_pods: bool = False) -> Target:
-    """A pod, else a container. Raises NotFound, ServerError."""
-    found = client.pod(name) if only_pods else client.either(name)
-    if isinstance(found, api.Container):
-        own = [found] if found.state == api.CONTAINER_RUNNING else []
-        return Target(name, found.id, False, _labels(client, found), own)
-    containers = client.containers(pod_sandbox_id=found.id)
+    """Find a pod or, unless `only_pods`, a container by name or id. Raises NotFound,
+    ServerError."""
+    match = client.pod(name) if only_pods else client.either(name)
+    if isinstance(match, api.Container):
+        own = [match] if match.state == api.CONTAINER_RUNNING else []
+        return Target(name, match.id, False, _labels(client, match), own)
+    containers = client.containers(pod_sandbox_id=match.id)
     running = [c for c in containers if c.state == api.CONTAINER_RUNNING]
-    return Target(name, found.id, True, found.labels, running)
+    return Target(name, match.id, True, match.labels, running)
 
 
 def _labels(client: Client, container: api.Container) -> Mapping[str, str]:
-    """With its pod's, which say whose it is."""
-    found = client.pods(id=container.pod_sandbox_id)
-    return {**container.labels, **(found[0].labels if found else {})}
+    """Return the labels of a container together with those of its pod, which name the owner."""
+    pods = client.pods(id=container.pod_sandbox_id)
+    return {**container.labels, **(pods[0].labels if pods else {})}
 
 
 def names_argument(*, only_pods: bool) -> Callable[[Any], Any]:
-    """What a verb that ends things is told to end."""
+    """Return the argument of the verbs that stop or remove."""
     return click.argument(
         "names",
         nargs=-1,
@@ -67,43 +69,52 @@ def names_argument(*, only_pods: bool) -> Callable[[Any], Any]:
 
 
 def time_option(default: int | None = None) -> Callable[[Any], Any]:
-    """`-t` of stop and rm; None: see `grace`."""
-    shown = f"{default}" if default is not None else f"the manifest's grace period, else {GRACE_S}"
+    """Return the option `-t` of stop and rm; for None see `grace`."""
+    default_text = (
+        f"{default}" if default is not None else f"the manifest's grace period, else {GRACE_S}"
+    )
     return click.option(
         *("-t", "--time", "--timeout", "grace_s"),
         type=SECONDS,
         default=default,
-        help=f"Seconds before SIGKILL.  [default: {shown}]",
+        help=f"Seconds before SIGKILL.  [default: {default_text}]",
     )
 
 
-def grace(container: api.Container, asked_s: int | None) -> int:
-    """How many seconds a container has to end: what the user says, else its manifest, which kubelet
-    and `run` annotate, else 10."""
-    if asked_s is not None:
-        return asked_s
+def grace(container: api.Container, option_s: int | None) -> int:
+    """Return the grace period of a container in seconds: the user's, else that of the manifest,
+    which kubelet and `run` put into an annotation, else 10."""
+    if option_s is not None:
+        return option_s
     text = container.annotations.get(ownership.GRACE, "")
     return min(int(text), SECONDS.max or 0) if text.isdecimal() else GRACE_S
 
 
 def many_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What the verbs that end things have in common."""
+    """Add the options that the verbs of this module share."""
     for option in (
-        click.option("--kubelet", "kubelets", is_flag=True, help="With --all: kubelet's pods, too."),
-        click.option("-f", "--force", is_flag=True, help="Do not ask."),
-        click.option("--label", "--selector", "labels", multiple=True, metavar="SELECTOR", help="All pods with these labels."),
-        click.option("-a", "--all", "everything", is_flag=True, help="All pods but kubelet's."),
-    ):  # fmt: skip
+        click.option(
+            "--kubelet", "kubelets", is_flag=True, help="With --all: also kubelet's pods."
+        ),
+        click.option("-f", "--force", is_flag=True, help="Do not ask for confirmation."),
+        click.option(
+            *("--label", "--selector", "labels"),
+            multiple=True,
+            metavar="SELECTOR",
+            help="All pods with these labels.",
+        ),
+        click.option("-a", "--all", "all_pods", is_flag=True, help="All pods except kubelet's."),
+    ):
         command = option(command)
     return command
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a call is about: names, or everything that the flags select."""
+    """The objects of a call: names, or all that the options select."""
 
     names: Sequence[str]
-    everything: bool
+    all_pods: bool
     labels: Sequence[str]
     force: bool
     kubelets: bool
@@ -117,17 +128,19 @@ class Choice:
         only_pods: bool = False,
         kills: bool = False,
     ) -> None:
-        """Ask what is to be asked, then act on each. `kills`: running containers are asked about,
-        too. Raises Error."""
-        if bool(self.names) == (self.everything or bool(self.labels)):
-            raise click.UsageError(f"name what to {verb}, or say --all or --label")
+        """Ask for confirmation where needed, then call `act` for each. `kills`: also ask about
+        running containers. Raises Error."""
+        if bool(self.names) == (self.all_pods or bool(self.labels)):
+            raise click.UsageError(f"needs either names to {verb}, or --all or --label")
         if self.names:
-            each(self.names, lambda name: self._one(client, verb, name, act, only_pods, kills))
+            for_each(self.names, lambda name: self._one(client, verb, name, act, only_pods, kills))
             return
         pods = ownership.spare(Selection(labels=self.labels).pods(client), kubelets=self.kubelets)
-        shown = [f"{p.metadata.namespace}/{p.metadata.name}  {p.id[: show.SHORT]}" for p in pods]
-        if ownership.confirm(verb, shown, force=self.force):
-            each([p.id for p in pods], lambda name: act(find(client, name)))
+        descriptions = [
+            f"{p.metadata.namespace}/{p.metadata.name}  {p.id[: show.SHORT]}" for p in pods
+        ]
+        if ownership.confirm(verb, descriptions, force=self.force):
+            for_each([p.id for p in pods], lambda name: act(find(client, name)))
 
     def _one(
         self,
@@ -144,7 +157,7 @@ class Choice:
             names = ", ".join(c.metadata.name for c in target.running)
             running = f"{names} {'are' if len(target.running) > 1 else 'is'} running"
             if not ownership.confirm(verb, [f"{name}: {running}"], force=self.force):
-                raise WrongState(f"{name} stays: {running}")
+                raise WrongState(f"{name} is unchanged: {running}")
         act(target)
 
 
@@ -200,12 +213,12 @@ def _rm(
 def _rm_command(verb: str, text: str, *, only_pods: bool) -> click.Command:
     @click.command(
         verb,
-        help=f"{text}; one that runs is stopped first, after a question or with --force.\n\n{FORCED}",
+        help=f"{text}. Running ones are stopped first, after a question or with -f.\n\n{FORCED}",
     )
     @names_argument(only_pods=only_pods)
     @time_option(0)
     @many_options
-    @folders.option("Where `run` made the pod's folder.")
+    @folders.option("The folder in which `run` made the pod's folder.")
     @click.pass_obj
     def rm(
         address: str, /, names: tuple[str, ...], grace_s: int, folder: Path, **flags: Any
@@ -224,7 +237,7 @@ rmp = _rm_command("rmp", "Remove pods with their containers", only_pods=True)
 @click.option(
     "-s",
     "--signal",
-    "wanted",
+    "signal_name",
     default="KILL",
     show_default=True,
     metavar="SIGNAL",
@@ -232,15 +245,15 @@ rmp = _rm_command("rmp", "Remove pods with their containers", only_pods=True)
 )
 @many_options
 @click.pass_obj
-def kill(address: str, /, names: tuple[str, ...], wanted: str, **flags: Any) -> None:
+def kill(address: str, /, names: tuple[str, ...], signal_name: str, **flags: Any) -> None:
     """Send a signal to the first process of containers, or of all containers of pods. Needs root on
     the server's machine."""
-    number = signal_number(wanted)
+    number = signal_number(signal_name)
     with Client(address) as client:
 
         def act(target: Target) -> None:
             if not target.running:
-                raise WrongState(f"{target.name} does not run")
+                raise WrongState(f"{target.name} is not running")
             for container in target.running:
                 _send(client, container, number)
             click.echo(target.name)
@@ -249,7 +262,7 @@ def kill(address: str, /, names: tuple[str, ...], wanted: str, **flags: Any) -> 
 
 
 def signal_number(text: str) -> int:
-    """`TERM`, `SIGTERM`, `15`, `RTMIN+1`. Raises InvalidArgument."""
+    """Parse `TERM`, `SIGTERM`, `15` or `RTMIN+1`. Raises InvalidArgument."""
     name, plus, more = text.upper().removeprefix("SIG").partition("+")
     try:
         if name.isdigit() and not plus:
@@ -260,12 +273,12 @@ def signal_number(text: str) -> int:
             )
         return int(signal.Signals[f"SIG{name}"]) + (int(more) if plus else 0)
     except (KeyError, ValueError):
-        raise InvalidArgument(f"--signal {text}: there is no such signal") from None
+        raise InvalidArgument(f"--signal {text}: no such signal") from None
 
 
 def _send(client: Client, container: api.Container, number: int) -> None:
-    """By a pidfd that was opened while the process was the container's: a pid may name another one
-    a moment later."""
+    """Send a signal through a pidfd that is opened while the process is the container's: a pid may
+    be reused at any moment."""
     pid = show.container_info(client, container.id).get("pid", 0)
     try:
         if not pid:
@@ -282,27 +295,27 @@ def _send(client: Client, container: api.Container, number: int) -> None:
             os.close(descriptor)
     except ProcessLookupError:
         raise WrongState(
-            f"container {container.metadata.name} does not run, or not on this machine"
+            f"container {container.metadata.name} is not running on this machine"
         ) from None
     except PermissionError:
         raise WrongState(
-            f"container {container.metadata.name}: only root may send it a signal"
+            f"container {container.metadata.name}: only root can send it a signal"
         ) from None
 
 
 def stop_pod(client: Client, pod: str, grace_s: int | None) -> None:
-    """Containers get `grace` seconds, sidecars after the others and the last one first, as kubelet
-    does; then the sandbox is stopped."""
-    found = sorted(client.containers(pod_sandbox_id=pod), key=lambda c: c.created_at)
-    sidecars = [c for c in found if ownership.SIDECAR in c.labels]
-    for container in [*(c for c in found if c not in sidecars), *reversed(sidecars)]:
+    """Stop a pod. Containers get the grace period; sidecars are stopped after the others, the last
+    one first, as kubelet does. Then the sandbox is stopped."""
+    containers = sorted(client.containers(pod_sandbox_id=pod), key=lambda c: c.created_at)
+    sidecars = [c for c in containers if ownership.SIDECAR in c.labels]
+    for container in [*(c for c in containers if c not in sidecars), *reversed(sidecars)]:
         stop_container(client, container, grace_s)
     client.runtime("StopPodSandbox", api.StopPodSandboxRequest(pod_sandbox_id=pod))
 
 
 def remove_pod(client: Client, pod: str, grace_s: int | None, *, force: bool = False) -> None:
-    """Stop and remove a pod with its containers. `force`: a network plugin that refuses to detach
-    it is only a warning."""
+    """Stop and remove a pod with its containers. `force`: an error of a network plugin is only a
+    warning."""
     try:
         stop_pod(client, pod, grace_s)
         client.runtime("RemovePodSandbox", api.RemovePodSandboxRequest(pod_sandbox_id=pod))
@@ -314,20 +327,21 @@ def remove_pod(client: Client, pod: str, grace_s: int | None, *, force: bool = F
 
 
 def _release_network(client: Client, pod: str) -> bool:
-    """Whether the network was what kept the pod; it is given up with a warning then."""
+    """Give up the pod's network, with warnings. Returns True if a network plugin had failed."""
     try:
         lines = client.admin(private.ReleaseNetwork(pod), private.Refusals, None).lines
     except (ServerError, Unsupported):
         return False
     for line in lines:
         click.echo(
-            f"pyrunc-cri: warning: the pod's network is given up: {show.printable(line)}", err=True
+            f"pyrunc-cri: warning: the pod's network was not detached: {show.printable(line)}",
+            err=True,
         )
     return bool(lines)
 
 
 def stop_container(client: Client, container: api.Container, grace_s: int | None) -> None:
-    """Stop one container, see `grace`."""
+    """Stop a container; for the grace period see `grace`."""
     seconds = grace(container, grace_s)
     request = api.StopContainerRequest(container_id=container.id, timeout=seconds)
     client.runtime("StopContainer", request, seconds + 30.0)

@@ -1,4 +1,4 @@
-"""`pyrunc-cri update`: a running container's limits."""
+"""`pyrunc-cri update`: changes the limits of running containers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client
 from cri_server.cli.manifest.pod_model import quantity
 from cri_server.cli.output import formats
-from cri_server.cli.output.complaint import complain, each
+from cri_server.cli.output.complaint import complain, for_each
 from pyrunc.errors import InvalidArgument, InvalidSpec
 
 DOCKER_UNITS = {"b": "", "k": "Ki", "m": "Mi", "g": "Gi", "kb": "Ki", "mb": "Mi", "gb": "Gi"}
@@ -23,7 +23,7 @@ CONTROLLERS = {
 
 
 def size_bytes(text: str, option: str) -> int:
-    """`64Mi`, `64m` as docker has it, or a number of bytes. Raises InvalidArgument."""
+    """Parse `64Mi`, docker's `64m`, or a number of bytes. Raises InvalidArgument."""
     number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
     unit = DOCKER_UNITS.get(text[len(number) :]) if number != text else None
     try:
@@ -36,17 +36,17 @@ def size_bytes(text: str, option: str) -> int:
 @click.argument(
     "names", nargs=-1, required=True, metavar="CONTAINER...", shell_complete=completion.containers
 )
-@click.option("-m", "--memory", metavar="SIZE", help="The most memory: 64Mi, 64m, or bytes.")
-@click.option("--memory-swap", metavar="SIZE", help="Memory and swap together.")
+@click.option("-m", "--memory", metavar="SIZE", help="Memory limit: 64Mi, 64m, or bytes.")
+@click.option("--memory-swap", metavar="SIZE", help="Limit of memory and swap together.")
 @click.option(
     "--cpus",
     type=click.FloatRange(0, min_open=True),
     metavar="N",
     help="CPU time as a number of CPUs, such as 1.5.",
 )
-@click.option("--cpu-period", type=int, default=0, metavar="US", help="Period for the quota.")
+@click.option("--cpu-period", type=int, default=0, metavar="US", help="Period of --cpu-quota.")
 @click.option(
-    "--cpu-quota", type=int, default=0, metavar="US", help="CPU time in each period; -1: no limit."
+    "--cpu-quota", type=int, default=0, metavar="US", help="CPU time per period; -1: no limit."
 )
 @click.option(
     "-c",
@@ -56,7 +56,7 @@ def size_bytes(text: str, option: str) -> int:
     type=int,
     default=0,
     metavar="N",
-    help="Weight against others; 1024 is one CPU.",
+    help="CPU weight relative to other containers; 1024 is one CPU.",
 )
 @click.option("--cpuset-cpus", default="", metavar="LIST", help="CPUs to run on, such as 0-2,4.")
 @click.option("--cpuset-mems", default="", metavar="LIST", help="Memory nodes to use.")
@@ -65,7 +65,7 @@ def size_bytes(text: str, option: str) -> int:
     type=click.IntRange(-1000, 1000),
     default=0,
     metavar="N",
-    help="How soon it is killed when memory runs out.",
+    help="Priority for the out-of-memory killer; higher is killed first.",
 )
 @click.pass_obj
 def update(
@@ -81,13 +81,13 @@ def update(
     cpuset_mems: str,
     oom_score_adj: int,
 ) -> None:
-    """Change the limits of containers; what is not named stays."""
+    """Change the limits of containers. Limits that are not named stay."""
     if cpus is not None:
         if cpu_quota:
             raise click.UsageError("--cpus and --cpu-quota exclude each other")
         cpu_period = cpu_period or PERIOD_US
         cpu_quota = max(1000, int(cpus * cpu_period))
-    wanted = api.LinuxContainerResources(
+    limits = api.LinuxContainerResources(
         cpu_period=cpu_period,
         cpu_quota=cpu_quota,
         cpu_shares=shares,
@@ -97,27 +97,28 @@ def update(
         cpuset_mems=cpuset_mems,
         oom_score_adj=oom_score_adj,
     )
-    if wanted == api.LinuxContainerResources():
-        raise click.UsageError("say what to change, such as --memory 64Mi")
+    if limits == api.LinuxContainerResources():
+        raise click.UsageError("needs a limit to change, such as --memory 64Mi")
     with Client(address) as client:
 
         def act(name: str) -> None:
             request = api.UpdateContainerResourcesRequest(
-                container_id=client.container(name).id, linux=wanted
+                container_id=client.container(name).id, linux=limits
             )
             client.runtime("UpdateContainerResources", request)
             click.echo(name)
 
-        each(names, act)
-        for field in not_set(client, wanted):
+        for_each(names, act)
+        for field in not_set(client, limits):
             complain(
-                f"warning: {field} is not set: this node has no cgroup v2 controller {CONTROLLERS[field]}"
+                f"warning: {field} is not set: this node lacks the cgroup v2 controller"
+                f" {CONTROLLERS[field]}"
             )
 
 
-def not_set(client: Client, wanted: api.LinuxContainerResources) -> list[str]:
-    """The limits that a server with `[cgroup] missing_controllers = "warn"` lets pass without
-    setting them; none of a server that does not tell."""
+def not_set(client: Client, limits: api.LinuxContainerResources) -> list[str]:
+    """Return the limits that the server ignored because of `[cgroup] missing_controllers = "warn"`;
+    none if the server does not report it."""
     info = (
         formats.with_info(client.runtime("Status", api.StatusRequest(verbose=True))).get("info")
         or {}
@@ -125,7 +126,9 @@ def not_set(client: Client, wanted: api.LinuxContainerResources) -> list[str]:
     described = info.get("config") or {}
     if described.get("missingControllers") != "warn":
         return []
-    there = described.get("cgroupControllers") or []
+    available = described.get("cgroupControllers") or []
     return [
-        field for field, name in CONTROLLERS.items() if getattr(wanted, field) and name not in there
+        field
+        for field, name in CONTROLLERS.items()
+        if getattr(limits, field) and name not in available
     ]

@@ -1,4 +1,4 @@
-"""`pyrunc-cri wait`: until containers have exited; their exit codes."""
+"""`pyrunc-cri wait`: waits for the end of containers and prints their exit codes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import click
 
 from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client
-from cri_server.cli.output.complaint import each
+from cri_server.cli.output.complaint import for_each
 from cri_server.cli.streams import logs
 
 
@@ -18,7 +18,7 @@ from cri_server.cli.streams import logs
 def wait(address: str, names: tuple[str, ...]) -> None:
     """Wait until containers have exited, and print the exit code of each."""
     with Client(address) as client:
-        each(
+        for_each(
             names,
             lambda name: click.echo(logs.wait_exit(client, client.container(name).id).exit_code),
         )

@@ -1,4 +1,5 @@
-"""`pyrunc-cri rmi`, `prune` and `history`: what images there are no longer, and how one came to be."""
+"""`pyrunc-cri rmi`, `prune` and `history`: remove images, remove unused objects, and show the build
+steps of an image."""
 
 from __future__ import annotations
 
@@ -11,21 +12,21 @@ from cri_server.api import api_pb2 as api
 from cri_server.cli.arguments import completion, ownership
 from cri_server.cli.connection.client import Client
 from cri_server.cli.containers.stop import remove_pod
-from cri_server.cli.images.transfer import known
+from cri_server.cli.images.transfer import require_image
 from cri_server.cli.observe import inspect
 from cri_server.cli.output import formats
-from cri_server.cli.output.complaint import each
+from cri_server.cli.output.complaint import for_each
 from cri_server.cli.output.formats import Column, Listing, Output
 from cri_server.cli.output.show import age, size
 
 
 def title(image: api.Image) -> str:
-    """An image's first name, else its id."""
+    """Return an image's first name, or its id."""
     return (list(image.repo_tags) or list(image.repo_digests) or [image.id])[0]
 
 
 def unused(client: Client) -> list[api.Image]:
-    """The images that no container is of and nobody has pinned."""
+    """Return the images that are not pinned and that no container uses."""
     used = set()
     for container in client.containers():
         used |= {container.image_id, container.image_ref, container.image.image}
@@ -37,61 +38,61 @@ def unused(client: Client) -> list[api.Image]:
 
 
 def remove(client: Client, reference: str) -> None:
-    """Raises ServerError for an image that a container is of."""
+    """Remove an image. Raises ServerError if a container uses it."""
     client.image("RemoveImage", api.RemoveImageRequest(image=api.ImageSpec(image=reference)))
 
 
 @click.command()
 @click.argument("references", nargs=-1, metavar="IMAGE...", shell_complete=completion.images)
-@click.option("-a", "--all", "everything", is_flag=True, help="All images.")
+@click.option("-a", "--all", "all_images", is_flag=True, help="All images.")
 @click.option("-p", "--prune", is_flag=True, help="All images that no container uses.")
-@click.option("-f", "--force", is_flag=True, help="Do not ask.")
+@click.option("-f", "--force", is_flag=True, help="Do not ask for confirmation.")
 @click.pass_obj
 def rmi(
-    address: str, references: tuple[str, ...], everything: bool, prune: bool, force: bool
+    address: str, references: tuple[str, ...], all_images: bool, prune: bool, force: bool
 ) -> None:
-    """Remove images by name or id; one that a container uses stays."""
-    if [bool(references), everything, prune].count(True) != 1:
-        raise click.UsageError("name images, or say --all or --prune")
+    """Remove images by name or id. An image that a container uses is not removed."""
+    if [bool(references), all_images, prune].count(True) != 1:
+        raise click.UsageError("needs either names of images, or --all or --prune")
     with Client(address) as client:
 
         def act(reference: str) -> None:
-            known(client, reference)
+            require_image(client, reference)
             remove(client, reference)
             click.echo(reference)
 
         if references:
-            each(references, act)
+            for_each(references, act)
             return
-        found = (
+        selected = (
             unused(client) if prune else client.image("ListImages", api.ListImagesRequest()).images
         )
-        found = [i for i in found if not i.pinned]
-        if ownership.confirm("remove", [title(i) for i in found], force=force):
-            each([i.id for i in found], act)
+        selected = [i for i in selected if not i.pinned]
+        if ownership.confirm("remove", [title(i) for i in selected], force=force):
+            for_each([i.id for i in selected], act)
 
 
 @click.command(short_help="Remove pods and containers that have ended, and unused images")
-@click.option("-a", "--all", "everything", is_flag=True, help="Also images that have a name.")
-@click.option("-f", "--force", is_flag=True, help="Do not ask.")
+@click.option("-a", "--all", "with_names", is_flag=True, help="Also images that have a name.")
+@click.option("-f", "--force", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--images", "only_images", is_flag=True, help="Only images.")
 @click.pass_obj
-def prune(address: str, everything: bool, force: bool, only_images: bool) -> None:
-    """Remove pods and containers that have ended, and images that nobody uses and that have no
-    name. Kubelet's pods stay."""
-    _prune(address, everything, force, only_images)
+def prune(address: str, with_names: bool, force: bool, only_images: bool) -> None:
+    """Remove pods and containers that have ended, and unused images without a name. Pods of kubelet
+    are not removed."""
+    _prune(address, with_names, force, only_images)
 
 
 @click.command("prune")
-@click.option("-a", "--all", "everything", is_flag=True, help="Also images that have a name.")
-@click.option("-f", "--force", is_flag=True, help="Do not ask.")
+@click.option("-a", "--all", "with_names", is_flag=True, help="Also images that have a name.")
+@click.option("-f", "--force", is_flag=True, help="Do not ask for confirmation.")
 @click.pass_obj
-def image_prune(address: str, everything: bool, force: bool) -> None:
-    """Remove images that no container uses and that have no name."""
-    _prune(address, everything, force, only_images=True)
+def image_prune(address: str, with_names: bool, force: bool) -> None:
+    """Remove images that have no name and that no container uses."""
+    _prune(address, with_names, force, only_images=True)
 
 
-def _prune(address: str, everything: bool, force: bool, only_images: bool) -> None:
+def _prune(address: str, with_names: bool, force: bool, only_images: bool) -> None:
     with Client(address) as client:
         pods, containers = ([], []) if only_images else _ended(client)
         gone = {c.id for c in containers} | {
@@ -107,13 +108,13 @@ def _prune(address: str, everything: bool, force: bool, only_images: bool) -> No
             i
             for i in client.image("ListImages", api.ListImagesRequest()).images
             if not i.pinned
-            and (everything or not i.repo_tags)
+            and (with_names or not i.repo_tags)
             and not used & {i.id, *i.repo_tags, *i.repo_digests}
         ]
-        shown = [f"pod {p.metadata.namespace}/{p.metadata.name}" for p in pods]
-        shown += [f"container {c.metadata.name}" for c in containers]
-        shown += [f"image {title(i)}" for i in images]
-        if not ownership.confirm("remove", shown, force=force):
+        descriptions = [f"pod {p.metadata.namespace}/{p.metadata.name}" for p in pods]
+        descriptions += [f"container {c.metadata.name}" for c in containers]
+        descriptions += [f"image {title(i)}" for i in images]
+        if not ownership.confirm("remove", descriptions, force=force):
             return
         for pod in pods:
             remove_pod(client, pod.id, 0)
@@ -121,13 +122,13 @@ def _prune(address: str, everything: bool, force: bool, only_images: bool) -> No
             client.runtime("RemoveContainer", api.RemoveContainerRequest(container_id=container.id))
         for image in images:
             remove(client, image.id)
-        for line in shown:
+        for line in descriptions:
             click.echo(line)
         click.echo(f"freed {size(sum(i.size for i in images))} of images")
 
 
 def _ended(client: Client) -> tuple[list[api.PodSandbox], list[api.Container]]:
-    """Pods that are not ready, and exited containers of those that are."""
+    """Return the pods that are not ready, and the exited containers of ready pods."""
     own = [p for p in client.pods() if ownership.owner(p.labels) != "kubelet"]
     pods = [p for p in own if p.state == api.SANDBOX_NOTREADY]
     ready = {p.id for p in own} - {p.id for p in pods}
@@ -144,7 +145,7 @@ def _ended(client: Client) -> tuple[list[api.PodSandbox], list[api.Container]]:
 @formats.options()
 @click.pass_obj
 def history(address: str, image: str, how: Output) -> None:
-    """Show the steps that IMAGE was made by, the newest first, where the server tells the image's
+    """Show the build steps of IMAGE, the newest first. Needs a server that reports the image's
     configuration."""
     with Client(address) as client:
         info = inspect.image(client, image, True).get("info", {})
@@ -164,7 +165,7 @@ def history(address: str, image: str, how: Output) -> None:
         lambda s: str(s.get("created_by", "")),
         lambda s: str(s.get("created_by", "")),
     )
-    formats.say(how.listed(listing, steps[::-1]))
+    formats.say(how.render_list(listing, steps[::-1]))
 
 
 def _age(text: Any) -> str:

@@ -1,11 +1,11 @@
-"""Programs that know logins at registries: kubelet's credential providers, and the helpers that
-docker's config.json names.
+"""Programs that provide registry logins: kubelet's credential providers, and helpers from docker's
+config.json.
 
-A provider is configured by a file of kubelet's form (CredentialProviderConfig,
-kubelet.config.k8s.io/v1) in a folder; its program is in `bin` there. It reads a
+A provider is configured by a file of kubelet's format (CredentialProviderConfig,
+kubelet.config.k8s.io/v1) in FOLDER; its program is in the subfolder `bin`. It reads a
 CredentialProviderRequest and writes a CredentialProviderResponse
-(credentialprovider.kubelet.k8s.io/v1). A docker helper is `docker-credential-NAME get` on the PATH,
-which reads the registry and writes {Username, Secret}.
+(credentialprovider.kubelet.k8s.io/v1). A docker helper is the program `docker-credential-NAME`.
+With the argument `get` it reads the registry and writes {Username, Secret}.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FOLDER = Path("/etc/pyrunc/credential-providers.d")
 FOLDER_VARIABLE = "PYRUNC_CREDENTIAL_PROVIDERS"
 PROTOCOL = "credentialprovider.kubelet.k8s.io/v1"
 TIMEOUT_S = 60.0  # kubelet's
-TOKEN_USER = "<token>"  # with which a docker helper says that the secret is an identity token
+TOKEN_USER = "<token>"  # docker's user name for a secret that is an identity token
 
 
 class _Variable(msgspec.Struct):
@@ -65,22 +65,23 @@ class _Secret(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A provider that is for an image, and the file that says so."""
+    """A provider that matches an image, and its configuration file."""
 
     file: Path
     provider: _Provider
 
 
 def folder() -> Path:
-    """Where providers are configured."""
+    """Return the folder with the providers' configuration."""
     return Path(os.environ.get(FOLDER_VARIABLE) or FOLDER)
 
 
 def providers(image: str) -> list[Found]:
-    """Those for an image, in the order of the files. Raises WrongState for a file that is wrong."""
+    """Return the providers that match an image, in the order of the files. Raises WrongState for a
+    wrong file."""
     import yaml
 
-    repository, found = Reference.parse(image).repository, []
+    repository, matching = Reference.parse(image).repository, []
     for path in sorted(folder().glob("*.yaml")):
         try:
             config = msgspec.convert(yaml.safe_load(path.read_text()), _Config)
@@ -89,39 +90,42 @@ def providers(image: str) -> list[Found]:
         for provider in config.providers:
             if "/" in provider.name or provider.api_version != PROTOCOL:
                 raise WrongState(
-                    f"{path}: {provider.name}: not a program's name with apiVersion {PROTOCOL}"
+                    f"{path}: {provider.name}: expected the name of a program, and apiVersion"
+                    f" {PROTOCOL}"
                 )
             if any(matches(pattern, repository) for pattern in provider.match_images):
-                found.append(Found(path, provider))
-    return found
+                matching.append(Found(path, provider))
+    return matching
 
 
 def matches(pattern: str, repository: str) -> bool:
-    """Whether `pattern` (HOST[:PORT][/PATH], `*` within a part of the host's name) is for a
-    repository in its normal form.
+    """Return True if `pattern` (HOST[:PORT][/PATH], `*` within a label of the host) matches a
+    repository in normal form.
 
-    It is when the host has as many parts, the port is the same if the pattern has one, and the path
-    begins so.
+    The hosts must have the same number of labels, the ports must be equal if the pattern has one,
+    and the path must begin with the pattern's.
     """
-    wanted, _, wanted_path = pattern.removeprefix("https://").removeprefix("http://").partition("/")
+    pattern_registry, _, pattern_path = (
+        pattern.removeprefix("https://").removeprefix("http://").partition("/")
+    )
     registry, _, path = repository.partition("/")
     host, port = split_port(registry)
-    wanted_host, wanted_port = split_port(normal_registry(wanted))
-    parts, wanted_parts = host.split("."), wanted_host.split(".")
+    pattern_host, pattern_port = split_port(normal_registry(pattern_registry))
+    labels, pattern_labels = host.split("."), pattern_host.split(".")
     return (
-        len(parts) == len(wanted_parts)
-        and all(map(fnmatch.fnmatchcase, parts, wanted_parts))
-        and (not split_port(wanted)[1] or wanted_port == port)
-        and path.startswith(wanted_path)
+        len(labels) == len(pattern_labels)
+        and all(map(fnmatch.fnmatchcase, labels, pattern_labels))
+        and (not split_port(pattern_registry)[1] or pattern_port == port)
+        and path.startswith(pattern_path)
     )
 
 
 def from_provider(image: str) -> api.AuthConfig | None:
-    """The login that the first provider has for an image; of several in one answer the most
-    specific. Raises PeerError, WrongState."""
+    """Return the login of the first provider that has one for an image. Of several logins in a
+    response, the most specific wins. Raises PeerError, WrongState."""
     reference = Reference.parse(image)
-    for found in providers(image):
-        provider = found.provider
+    for match in providers(image):
+        provider = match.provider
         program = str(folder() / "bin" / provider.name)
         request = {
             "apiVersion": PROTOCOL,
@@ -143,19 +147,20 @@ def from_provider(image: str) -> api.AuthConfig | None:
 
 
 def from_helper(helper: str, key: str, server: str) -> api.AuthConfig:
-    """The login that docker's helper keeps for `key`, for `server`. Raises PeerError."""
+    """Return the login that a docker helper has for `key`. Raises PeerError."""
     if "/" in helper:
-        raise PeerError(f"credential helper {helper!r} is not a name")
-    found = _run([f"docker-credential-{helper}", "get"], key, {}, _Secret)
-    if found.username == TOKEN_USER:
-        return api.AuthConfig(identity_token=found.secret, server_address=server)
-    return api.AuthConfig(username=found.username, password=found.secret, server_address=server)
+        raise PeerError(f"credential helper {helper!r} is not the name of a program")
+    secret = _run([f"docker-credential-{helper}", "get"], key, {}, _Secret)
+    if secret.username == TOKEN_USER:
+        return api.AuthConfig(identity_token=secret.secret, server_address=server)
+    return api.AuthConfig(username=secret.username, password=secret.secret, server_address=server)
 
 
 def _run(command: list[str], text: str, variables: Mapping[str, str], kind: Any) -> Any:
-    """What a program answers. Of its answer nothing is shown: it has a secret."""
+    """Run a program and decode its output. Errors do not quote the output, because it contains a
+    secret."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command,
             input=text.encode(),
             capture_output=True,
@@ -166,14 +171,15 @@ def _run(command: list[str], text: str, variables: Mapping[str, str], kind: Any)
         raise PeerError(f"credential helper {command[0]}: {error.strerror}") from None
     except subprocess.TimeoutExpired:
         raise PeerError(
-            f"credential helper {command[0]} does not answer after {TIMEOUT_S:g} s"
+            f"credential helper {command[0]} did not answer within {TIMEOUT_S:g} s"
         ) from None
-    if done.returncode:
-        said = " ".join(done.stderr.decode(errors="replace").split())[:300]
+    if result.returncode:
+        reason = " ".join(result.stderr.decode(errors="replace").split())[:300]
         raise PeerError(
-            f"credential helper {command[0]} ended with {done.returncode}: {said or 'no reason'}"
+            f"credential helper {command[0]} failed with exit code {result.returncode}:"
+            f" {reason or 'no message'}"
         )
     try:
-        return msgspec.json.decode(done.stdout, type=kind)
+        return msgspec.json.decode(result.stdout, type=kind)
     except msgspec.MsgspecError:
-        raise PeerError(f"credential helper {command[0]}: its answer cannot be read") from None
+        raise PeerError(f"credential helper {command[0]} returned malformed JSON") from None

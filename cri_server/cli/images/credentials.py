@@ -1,9 +1,9 @@
-"""Logins at registries, where podman and docker keep them: `auth.json`, an object per registry with
+"""Registry logins in the files of podman and docker: `auth.json`, an object per registry with
 base64 of USER:PASSWORD.
 
-Where none of them knows the registry, credential providers are asked. Read: $REGISTRY_AUTH_FILE,
-else podman's files and docker's, the first that knows the registry. Written: the first of these,
-closed to others. Sources: containers-auth.json(5), docker's config.json.
+Read are $REGISTRY_AUTH_FILE, or else podman's and docker's files, of which the first one that has
+the registry counts; after them the credential providers. New logins are written to the first file,
+readable by the owner only. Sources: containers-auth.json(5), docker's config.json.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from cri_server.cli.images import credential_helpers
 from cri_server.images.formats.reference import DOCKER, Reference, normal_registry
 from pyrunc.errors import InvalidSpec, NotFound
 
-DOCKERS_NAME = "https://index.docker.io/v1/"
+DOCKERS_NAME = "https://index.docker.io/v1/"  # docker's key for Docker Hub
 
 
 @dataclass(frozen=True, slots=True)
 class _Helper:
-    """Stands for a login that a program has."""
+    """A login that a helper program has."""
 
     name: str
 
 
 def files(chosen: Path | None = None) -> list[Path]:
-    """Where logins may be, in order."""
+    """Return the files that may contain logins, in order."""
     if chosen is not None:
         return [chosen]
-    if found := os.environ.get("REGISTRY_AUTH_FILE"):
-        return [Path(found)]
+    if path := os.environ.get("REGISTRY_AUTH_FILE"):
+        return [Path(path)]
     home = Path.home()
     configuration = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
     docker = Path(os.environ.get("DOCKER_CONFIG") or home / ".docker")
@@ -49,29 +49,30 @@ def files(chosen: Path | None = None) -> list[Path]:
 
 
 def find(reference: str, chosen: Path | None = None) -> api.AuthConfig | None:
-    """The login for an image: of its repository or what that lies in, as containers-auth.json(5)
-    says, else of its registry. Raises InvalidSpec."""
-    found = _entry(reference, chosen)
-    if found is None:
+    """Return the login for an image: that of its repository or of a prefix of it, as in
+    containers-auth.json(5), or of its registry. Raises InvalidSpec."""
+    entry = _entry(reference, chosen)
+    if entry is None:
         return credential_helpers.from_provider(reference)
-    path, key, login, server = found
+    path, key, login, server = entry
     if isinstance(login, _Helper):
         return credential_helpers.from_helper(login.name, key, server)
     return _config(login, server, path)
 
 
 def source(reference: str, chosen: Path | None = None) -> str:
-    """Where `find` takes the login from, `FILE: KEY`; empty for none. Raises InvalidSpec."""
-    found = _entry(reference, chosen)
-    if found is None:
+    """Return the origin of the login that `find` returns, as `FILE: KEY`; empty for none. Raises
+    InvalidSpec."""
+    entry = _entry(reference, chosen)
+    if entry is None:
         programs = credential_helpers.providers(reference)
         return f"{programs[0].file}: provider {programs[0].provider.name}" if programs else ""
-    path, key, login, _ = found
+    path, key, login, _ = entry
     return f"{path}: helper {login.name}" if isinstance(login, _Helper) else f"{path}: {key}"
 
 
 def _entry(reference: str, chosen: Path | None) -> tuple[Path, str, Any, str] | None:
-    """The file, the key and the login itself as they are written, and the registry that it is for.
+    """Return file, key and content of a login, and the registry that it is for.
 
     A key may have any spelling of the registry's name (`https://R.example/v1/`, `r.example:443`).
     """
@@ -86,38 +87,38 @@ def _entry(reference: str, chosen: Path | None) -> tuple[Path, str, Any, str] | 
         login_keys = _by_normal_key(document.get("auths") or {})
         for key in keys:
             if key in helper_keys and isinstance(helpers[helper_keys[key]], str):
-                written = helper_keys[key]
-                return path, written, _Helper(helpers[written]), image.registry
+                key_in_file = helper_keys[key]
+                return path, key_in_file, _Helper(helpers[key_in_file]), image.registry
             if key in login_keys:
-                written = login_keys[key]
-                return path, written, document["auths"][written], image.registry
+                key_in_file = login_keys[key]
+                return path, key_in_file, document["auths"][key_in_file], image.registry
     return None
 
 
 def _by_normal_key(table: dict[str, Any]) -> dict[str, str]:
-    """normal form of a key -> the key. The one that is written in its normal form comes first, then
-    the first in the file."""
+    """Map the normal form of each key to the key. A key in normal form takes precedence, then the
+    first one of the file."""
     keys = sorted(table, key=lambda key: key != _normal_key(key))
     return {_normal_key(key): key for key in reversed(keys)}
 
 
 def _normal_key(key: str) -> str:
-    """A key of `auths`: a registry, a repository or what that lies in. docker writes a URL of its
-    API for Docker Hub."""
+    """Normalize a key of `auths`: a registry, a repository or a prefix of one. docker uses the URL
+    of its API for Docker Hub."""
     host, slash, path = key.removeprefix("https://").removeprefix("http://").partition("/")
     registry = normal_registry(host)
     path = path.rstrip("/")
     return registry if not slash or path in ("", "v1", "v2") else f"{registry}/{path}"
 
 
-def given(text: str, server: str = "") -> api.AuthConfig:
-    """USER[:PASSWORD] of --creds."""
+def parse_option(text: str, server: str = "") -> api.AuthConfig:
+    """Parse --creds: USER[:PASSWORD]."""
     user, _, password = text.partition(":")
     return api.AuthConfig(username=user, password=password, server_address=server)
 
 
 def save(registry: str, username: str, password: str, chosen: Path | None) -> Path:
-    """Keep a login; the file. Raises InvalidSpec, OSError."""
+    """Store a login and return the file. Raises InvalidSpec, OSError."""
     path = _to_write(chosen)
     document = _read(path)
     token = base64.b64encode(f"{username}:{password}".encode()).decode()
@@ -130,7 +131,8 @@ def save(registry: str, username: str, password: str, chosen: Path | None) -> Pa
 
 
 def forget(registry: str | None, chosen: Path | None) -> list[str]:
-    """Remove a login, or all of them; the registries. Raises NotFound, InvalidSpec, OSError."""
+    """Remove one login or all, and return their registries. Raises NotFound, InvalidSpec,
+    OSError."""
     gone = []
     for path in files(chosen):
         document = _read(path)
@@ -165,7 +167,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise InvalidSpec(str(path), f"{error}") from None
     if not isinstance(document, dict) or not isinstance(document.get("auths") or {}, dict):
-        raise InvalidSpec(str(path), "not an object with auths")
+        raise InvalidSpec(str(path), "expected an object with the key auths")
     return document
 
 
@@ -182,17 +184,17 @@ def _write(path: Path, document: dict[str, Any]) -> None:
         raise
 
 
-def _config(found: Any, server: str, path: Path) -> api.AuthConfig:
-    if not isinstance(found, dict):
-        raise InvalidSpec(str(path), f"the login at {server} is no object")
-    if found.get("identitytoken"):
-        return api.AuthConfig(identity_token=str(found["identitytoken"]), server_address=server)
+def _config(login: Any, server: str, path: Path) -> api.AuthConfig:
+    if not isinstance(login, dict):
+        raise InvalidSpec(str(path), f"the login for {server} is no object")
+    if login.get("identitytoken"):
+        return api.AuthConfig(identity_token=str(login["identitytoken"]), server_address=server)
     try:
         user, colon, password = (
-            base64.b64decode(str(found.get("auth", "")), validate=True).decode().partition(":")
+            base64.b64decode(str(login.get("auth", "")), validate=True).decode().partition(":")
         )
     except (binascii.Error, UnicodeDecodeError):
         colon = ""
     if not colon:
-        raise InvalidSpec(str(path), f"the login at {server} is not base64 of USER:PASSWORD")
+        raise InvalidSpec(str(path), f"the login for {server} is not base64 of USER:PASSWORD")
     return api.AuthConfig(username=user, password=password, server_address=server)

@@ -1,4 +1,4 @@
-"""`pyrunc-cri images`, and the group `image` with all verbs about them."""
+"""`pyrunc-cri images`, and the group `image` with all verbs about images."""
 
 from __future__ import annotations
 
@@ -24,17 +24,10 @@ def image() -> None:
     """Images of the node."""
 
 
-def find(client: Client, reference: str) -> api.Image | None:
-    """The local image, None when it is not here."""
-    request = api.ImageStatusRequest(image=api.ImageSpec(image=reference))
-    response: api.ImageStatusResponse = client.image("ImageStatus", request)
-    return response.image if response.HasField("image") else None
-
-
 @click.command()
 @click.argument("reference", required=False, metavar="[IMAGE]", shell_complete=completion.images)
-@click.option("--digests", is_flag=True, help="With the digests.")
-@click.option("--pinned", is_flag=True, help="Only those that are pinned.")
+@click.option("--digests", is_flag=True, help="Show the digests.")
+@click.option("--pinned", is_flag=True, help="Only pinned images.")
 @click.option(
     "--filter",
     "filters",
@@ -52,19 +45,19 @@ def images(
     filters: tuple[str, ...],
     how: Output,
 ) -> None:
-    """List the node's images, or those of a name."""
+    """List the images of the node, or only those called IMAGE."""
     for text in filters:
         _parse_filter(text)
     with Client(address) as client:
-        found = list(client.image("ListImages", api.ListImagesRequest()).images)
+        selected = list(client.image("ListImages", api.ListImagesRequest()).images)
     for text in filters:
-        found = _filtered(found, text)
+        selected = _filtered(selected, text)
     if reference is not None:
-        found = [i for i in found if _is_named(i, reference)]
+        selected = [i for i in selected if _is_named(i, reference)]
     if pinned:
-        found = [i for i in found if i.pinned]
+        selected = [i for i in selected if i.pinned]
     if how.format not in ("table", "wide") or how.quiet or how.template is not None:
-        formats.say(how.listed(_listing(how), found))
+        formats.say(how.render_list(_listing(how), selected))
         return
     rows = [
         (
@@ -75,7 +68,7 @@ def images(
                 else []
             ),
         )
-        for each in found
+        for each in selected
         for row in _rows(each, how)
     ]
     titles = [
@@ -89,7 +82,7 @@ def images(
 
 
 def _rows(each: api.Image, how: Output) -> list[tuple[str, ...]]:
-    """A line for each name."""
+    """Return a table row for each name of an image."""
     names = each.repo_tags or each.repo_digests or ["<none>"]
     return [
         (name, how.short(each.id), size(each.size), "yes" if each.pinned else "") for name in names
@@ -110,7 +103,8 @@ def _listing(how: Output) -> Listing[api.Image]:
 
 
 def _is_named(each: api.Image, reference: str) -> bool:
-    """Whether an image has this name: with or without its tag, as a pattern, or an id's prefix."""
+    """Return True if `reference` is a name of the image with or without its tag, a pattern of one,
+    or a prefix of the id."""
     names = [*each.repo_tags, *each.repo_digests]
     if (each.id if ":" in reference else each.id.rpartition(":")[2]).startswith(reference):
         return True
@@ -126,26 +120,28 @@ def _is_named(each: api.Image, reference: str) -> bool:
 
 
 def _parse_filter(text: str) -> tuple[str, str]:
-    """(key, value). Raises InvalidArgument."""
+    """Split a filter into key and value. Raises InvalidArgument."""
     key, equals, value = text.partition("=")
     if equals and (key in ("reference", "before", "since") or (key, value) in DANGLING):
         return key, value
     raise InvalidArgument(
-        f"--filter {text}: expected reference=PATTERN, dangling=true|false, before=IMAGE or since=IMAGE"
+        f"--filter {text}: expected reference=PATTERN, dangling=true|false, before=IMAGE or"
+        " since=IMAGE"
     )
 
 
-def _filtered(found: list[api.Image], text: str) -> list[api.Image]:
-    """As crictl's -f; the list is the newest first. Raises InvalidArgument, NotFound."""
+def _filtered(images: list[api.Image], text: str) -> list[api.Image]:
+    """Apply a filter of crictl's to a list that is sorted newest first. Raises InvalidArgument,
+    NotFound."""
     key, value = _parse_filter(text)
     if key == "reference":
-        return [i for i in found if _is_named(i, value)]
+        return [i for i in images if _is_named(i, value)]
     if key == "dangling":
-        return [i for i in found if (not i.repo_tags) == (value == "true")]
-    places = [n for n, i in enumerate(found) if _is_named(i, value)]
+        return [i for i in images if (not i.repo_tags) == (value == "true")]
+    places = [n for n, i in enumerate(images) if _is_named(i, value)]
     if not places:
         raise NotFound(f"no such image: {value!r}")
-    return found[places[0] + 1 :] if key == "before" else found[: places[0]]
+    return images[places[0] + 1 :] if key == "before" else images[: places[0]]
 
 
 for _name, _command in (

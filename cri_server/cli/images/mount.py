@@ -1,8 +1,8 @@
-"""`pyrunc-cri image mount` and `umount`: an image's files for a person, read-only, without a
-container.
+"""`pyrunc-cri image mount` and `umount`: make the files of an image accessible without a container,
+read-only.
 
-The server mounts nothing on the host; this command does, in its own mount namespace. Needs root,
-and a server on this machine.
+This command mounts them in its own mount namespace; the server makes no mounts on the host. Needs
+root, and a server on this machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyrunc.errors import InvalidArgument, WrongState
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.kernel.mountinfo import MountPoint, mount_points
 
-# What others made may neither give rights nor open devices here.
+# An image of unknown origin must not grant privileges (setuid) or open devices.
 ATTRIBUTES = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
 KINDS = ("erofs", "overlay")
 
@@ -35,15 +35,15 @@ folder_argument = click.argument("folder", metavar="FOLDER", type=click.Path(pat
 def mount(address: str, image: str, folder: Path) -> None:
     """Mount the files of IMAGE at FOLDER, read-only, until `image umount FOLDER`.
 
-    Of an image that is removed or converted meanwhile they stay where images are mounted (`[images]
-    store`), and vanish where they are unpacked.
+    If the image is removed or converted meanwhile, the files remain where images are mounted
+    (`[images] store`) and disappear where they are unpacked.
     """
     if not folder.is_dir():
         raise InvalidArgument(f"{folder} is no directory")
     with Client(address) as client:
         files = inspect.image(client, image, True).get("info", {}).get("files")
     if not isinstance(files, dict):
-        raise Unsupported("the server does not tell where an image's files are")
+        raise Unsupported("the server does not report where an image's files are")
     tree = open_tree(Places.of(files))
     try:
         kernel_mount.mount_setattr(tree, attr_set=ATTRIBUTES)
@@ -53,29 +53,29 @@ def mount(address: str, image: str, folder: Path) -> None:
 
 
 def open_tree(places: Places) -> int:
-    """A detached mount of an image's files. Raises KernelError, OSError, DamagedRecord,
+    """Return a detached mount of an image's files. Raises KernelError, OSError, DamagedRecord,
     Unsupported."""
     if places.image is not None:
         from cri_server.images.store.mounts import open_image
 
         return open_image(places.image)
     if places.lower is None or places.place is None:
-        raise Unsupported("the server does not tell where an image's files are")
+        raise Unsupported("the server does not report where an image's files are")
     from pyrunc.compile.sources import open_layers
 
-    return open_layers([*places.lower, places.place])  # an empty one, for overlayfs wants two
+    return open_layers([*places.lower, places.place])  # `place` is empty: overlayfs needs two
 
 
 @click.command()
 @folder_argument
 def umount(folder: Path) -> None:
-    """Unmount what `image mount` has mounted at FOLDER."""
+    """Unmount an image that `image mount` has mounted at FOLDER."""
     path = os.path.realpath(folder)
     mounts = [each for each in mount_points() if each.path == path]
     if not mounts:
         raise WrongState(f"nothing is mounted at {folder}")
     if not _is_ours(mounts[-1]):
-        raise WrongState(f"what is mounted at {folder} is no image: {mounts[-1].kind}")
+        raise WrongState(f"the mount at {folder} is no image, but {mounts[-1].kind}")
     kernel_mount.umount2(path)
 
 

@@ -1,5 +1,5 @@
-"""`pyrunc-cri registry explain IMAGE`: where an image would come from and what would log in there,
-without asking anybody."""
+"""`pyrunc-cri registry explain IMAGE`: shows from which hosts and with which logins an image would
+be pulled, without a network access."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cri_server.images.model import Auth
 from cri_server.images.registry.auth import is_meant_for
 from cri_server.images.registry.hosts import Host, folder_of, hosts_for
 
-PULL_SECRET = Auth(username="somebody")  # as kubelet sends one: for no host in particular
+PULL_SECRET = Auth(username="user")  # names no host, as the pull secrets that kubelet sends
 
 
 @click.group()
@@ -30,19 +30,21 @@ def registry() -> None:
 @click.option(
     "--authfile",
     type=click.Path(path_type=Path),
-    help="Logins of `pull`, instead of the usual files.",
+    help="The file of logins for `pull`, instead of the usual ones.",
 )
 def explain(image: str, config: Path | None, authfile: Path | None) -> None:
-    """The files that are read for IMAGE, the places that are asked in order, and where their
-    credentials come from."""
+    """Show the files that configure the registry of IMAGE, its hosts in order, and the credentials
+    for each."""
     from cri_server.config import load_with_origins
 
     reference = Reference.parse(image)
     loaded = load_with_origins(config, {})
-    given = loaded.config.registry.config_path
-    folders = [Path(folder) for folder in given.split(":") if folder]
+    config_path = loaded.config.registry.config_path
+    folders = [Path(folder) for folder in config_path.split(":") if folder]
     click.echo(f"image: {reference}")
-    click.echo(f"config_path: {given or 'none'} ({loaded.origin(('registry', 'config_path'))})")
+    click.echo(
+        f"config_path: {config_path or 'none'} ({loaded.origin(('registry', 'config_path'))})"
+    )
     for line in _files(reference, folders):
         click.echo(f"read: {line}")
     for number, host in enumerate(hosts_for(reference.registry, folders), 1):
@@ -69,7 +71,8 @@ def _files(reference: Reference, folders: list[Path]) -> Iterator[str]:
 
 
 def _about(host: Host, reference: Reference) -> Iterator[str]:
-    yield f"{'the registry' if host.upstream else 'mirror'}: may {' and '.join(sorted(host.capabilities)) or 'do nothing'}"
+    capabilities = " and ".join(sorted(host.capabilities)) or "do nothing"
+    yield f"{'the registry' if host.upstream else 'mirror'}: may {capabilities}"
     if host.rewrites:
         yield f"rewrite: {reference.path} is {host.repository(reference.path)} there"
     if host.proxy is not None:
@@ -79,7 +82,7 @@ def _about(host: Host, reference: Reference) -> Iterator[str]:
     for name in host.ca:
         yield f"TLS: authority {name}"
     for certificate, _ in host.client:
-        yield f"TLS: our certificate {certificate}"
+        yield f"TLS: client certificate {certificate}"
     if host.headers:
         yield f"headers: {', '.join(sorted(host.headers))}"
     yield f"pull secrets: {_pull_secrets(host, reference)}"
@@ -89,7 +92,7 @@ def _about(host: Host, reference: Reference) -> Iterator[str]:
 
 def _signatures(path: str, reference: Reference) -> Iterator[str]:
     if not path:
-        yield "not looked at"
+        yield "not checked"
         return
     from cri_server.images.signatures import policy
 
@@ -97,13 +100,17 @@ def _signatures(path: str, reference: Reference) -> Iterator[str]:
     for requirement in requirements:
         keys = [*filter(None, [requirement.key_path]), *requirement.key_paths]
         identity = requirement.signed_identity.type
-        signed = f" by {', '.join(keys) or 'a key in the policy'}, {identity}"
-        yield f"{requirement.type}{signed if requirement.type == policy.SIGNED else ''} ({path}, {scope})"
+        signed = ""
+        if requirement.type == policy.SIGNED:
+            signed = f" by {', '.join(keys) or 'a key in the policy'}, {identity}"
+        yield f"{requirement.type}{signed} ({path}, {scope})"
 
 
 def _pull_secrets(host: Host, reference: Reference) -> str:
     if is_meant_for(PULL_SECRET, reference, host):
         return f"those for {reference.registry}"
     if not host.trusted:
-        return f"only those that name {host.netloc}: hosts.toml of {reference.registry} does not give it others"
-    return f"only those that name {host.netloc}: the way there is not encrypted"
+        reason = f"hosts.toml of {reference.registry} does not permit others"
+    else:
+        reason = "the connection is not encrypted"
+    return f"only those for {host.netloc}: {reason}"

@@ -1,7 +1,7 @@
-"""`pyrunc-cri pull`, `push`, `load`, `save`, `tag`, `login`, `logout`: images come and go.
+"""`pyrunc-cri pull`, `push`, `load`, `save`, `tag`, `login` and `logout`.
 
-A pull is CRI's own call; where a terminal wants to see how far it is, our server's. The others need
-our server.
+`pull` uses the CRI call or, to show progress on a terminal, a private call. The other verbs need a
+server of pyrunc-cri.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client, Unsupported
 from cri_server.cli.images import credentials
-from cri_server.cli.output.complaint import each
+from cri_server.cli.output.complaint import for_each
 from cri_server.cli.output.progress import Progress
 from cri_server.images.formats.reference import Reference
 from cri_server.rpc import private
@@ -32,10 +32,10 @@ CHUNK_BYTES = 1 << 16
 WAIT_S = 0.1
 
 authfile = click.option(
-    "--authfile", type=click.Path(path_type=Path), metavar="FILE", help="Where logins are kept."
+    "--authfile", type=click.Path(path_type=Path), metavar="FILE", help="The file of logins."
 )
 creds = click.option("--creds", metavar="USER[:PASSWORD]", help="The login for this call.")
-quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress.")
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Do not show the progress.")
 
 
 @click.command()
@@ -49,7 +49,7 @@ quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress.")
     "--platform",
     metavar="OS/ARCH[/VARIANT]",
     callback=lambda context, option, value: _parse_platform(value),
-    help="The image for this platform instead of the one that suits the processor best.",
+    help="The image for this platform instead of the best one for this processor.",
 )
 @click.pass_obj
 def pull(
@@ -69,13 +69,13 @@ def pull(
                 click.echo(fetch(client, name, auth, quiet=quiet))
                 return
             request = private.PullPlatform(name, platform, _fields(auth))
-            click.echo(_told(client, request, f"pulling {name}", quiet=quiet))
+            click.echo(_follow_progress(client, request, f"pulling {name}", quiet=quiet))
 
-        each(references, act)
+        for_each(references, act)
 
 
 def _parse_platform(text: str | None) -> str | None:
-    """Also warns of a platform that this machine does not run. Raises click.BadParameter."""
+    """Parse --platform, with a warning if this machine cannot run it. Raises click.BadParameter."""
     if text is None:
         return None
     from cri_server.images.formats import platforms
@@ -85,7 +85,7 @@ def _parse_platform(text: str | None) -> str | None:
     except InvalidArgument as error:
         raise click.BadParameter(error.message) from None
     if platforms.rank(platform, platforms.host_processors()) is None:
-        warning = f"the processor does not run images for {platform} without binfmt_misc(5)"
+        warning = f"this processor runs images for {platform} only with binfmt_misc"
         click.echo(f"pyrunc-cri: {warning}", err=True)
     return str(platform)
 
@@ -93,10 +93,11 @@ def _parse_platform(text: str | None) -> str | None:
 def fetch(
     client: Client, reference: str, auth: api.AuthConfig | None = None, *, quiet: bool = False
 ) -> str:
-    """Pull; the image's id. On a terminal it is seen how far it is, where the server can tell."""
+    """Pull an image and return its id. On a terminal it shows the progress, if the server reports
+    it."""
     if sys.stderr.isatty() and not quiet:
         with contextlib.suppress(Unsupported):
-            return _told(
+            return _follow_progress(
                 client, private.PullImage(reference, _fields(auth)), f"pulling {reference}"
             )
     request = api.PullImageRequest(image=api.ImageSpec(image=reference), auth=auth)
@@ -107,27 +108,29 @@ def _fields(auth: api.AuthConfig | None) -> dict[str, str]:
     return {} if auth is None else {field.name: value for field, value in auth.ListFields()}
 
 
-def _told(
+def _follow_progress(
     client: Client,
-    asked: private.PullImage | private.PullPlatform | private.PushImage,
+    request: private.PullImage | private.PullPlatform | private.PushImage,
     label: str,
     *,
     quiet: bool = False,
 ) -> str:
     with Progress(label, quiet=quiet) as progress:
-        for told in client.admin_stream(asked, private.decoder(private.TransferUpdate)):
-            if told.id is not None:
-                return told.id
-            if told.progress is not None:
+        for message in client.admin_stream(request, private.decoder(private.TransferUpdate)):
+            if message.id is not None:
+                return message.id
+            if message.progress is not None:
                 progress.set(
-                    told.progress.fetched_bytes, told.progress.total_bytes, told.progress.stage
+                    message.progress.fetched_bytes,
+                    message.progress.total_bytes,
+                    message.progress.stage,
                 )
-    raise Error(f"{label}: the server said nothing at the end")
+    raise Error(f"{label}: the server ended the call without a result")
 
 
-def _login(reference: str, given: str | None, chosen: Path | None) -> api.AuthConfig | None:
-    if given is not None:
-        return credentials.given(given, Reference.parse(reference).registry)
+def _login(reference: str, creds: str | None, chosen: Path | None) -> api.AuthConfig | None:
+    if creds is not None:
+        return credentials.parse_option(creds, Reference.parse(reference).registry)
     return credentials.find(reference, chosen)
 
 
@@ -140,11 +143,11 @@ def _login(reference: str, given: str | None, chosen: Path | None) -> api.AuthCo
 def push(
     address: str, image: str, target: str | None, creds: str | None, authfile: Path | None
 ) -> None:
-    """Send IMAGE to the registry that its name, or NAME, has."""
+    """Send IMAGE to the registry in its name, or in NAME."""
     target = target or image
     with Client(address) as client:
-        asked = private.PushImage(image, target, _fields(_login(target, creds, authfile)))
-        click.echo(_told(client, asked, f"pushing {target}"))
+        request = private.PushImage(image, target, _fields(_login(target, creds, authfile)))
+        click.echo(_follow_progress(client, request, f"pushing {target}"))
 
 
 @click.command()
@@ -152,13 +155,13 @@ def push(
 @click.argument("targets", nargs=-1, required=True, metavar="NAME...")
 @click.pass_obj
 def tag(address: str, source: str, targets: tuple[str, ...]) -> None:
-    """Give IMAGE another name."""
+    """Give IMAGE further names."""
     with Client(address) as client:
 
         def act(name: str) -> None:
             client.admin(private.TagImage(source, name), private.Empty)
 
-        each(targets, act)
+        for_each(targets, act)
 
 
 @click.command(short_help="Write images as an archive for docker, podman, skopeo, load")
@@ -166,14 +169,14 @@ def tag(address: str, source: str, targets: tuple[str, ...]) -> None:
     "images", nargs=-1, required=True, metavar="IMAGE...", shell_complete=completion.images
 )
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Instead of stdout."
+    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write to FILE."
 )
 @quiet_option
 @click.pass_obj
 def save(address: str, images: tuple[str, ...], output: Path | None, quiet: bool) -> None:
-    """Write images as an archive that docker, podman, skopeo and `load` read."""
+    """Write images to an archive that docker, podman, skopeo and `load` can read."""
     if output is None and sys.stdout.isatty():
-        raise InvalidArgument("an archive is not for a terminal: redirect stdout, or use -o FILE")
+        raise InvalidArgument("an archive cannot be written to a terminal: use -o FILE")
     with (
         Client(address) as client,
         _written(output) as file,
@@ -186,25 +189,24 @@ def save(address: str, images: tuple[str, ...], output: Path | None, quiet: bool
 
 @contextlib.contextmanager
 def _written(path: Path | None) -> Iterator[BinaryIO]:
-    """A file that appears when it is whole; or stdout. The folder may be somebody else's: of his
-    links none is followed."""
+    """Yield a file that appears under its name when it is complete, or stdout. The folder may
+    belong to another user, so no link in it is followed."""
     if path is None:
         yield sys.stdout.buffer
         return
-    special = path.exists() and not path.is_file()
-    # such as /dev/stdout
+    special = path.exists() and not path.is_file()  # such as /dev/stdout
     if special and (not path.is_symlink() or path.absolute().is_relative_to("/dev")):
         with open(path, "wb") as file:
             yield file
         return
-    growing = path.with_name(f".{os.urandom(8).hex()}.part")
-    with open(growing, "xb") as file:
+    partial = path.with_name(f".{os.urandom(8).hex()}.part")
+    with open(partial, "xb") as file:
         try:
             yield file
             file.flush()
-            growing.rename(path)
+            partial.rename(path)
         except BaseException:
-            growing.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
             raise
 
 
@@ -215,25 +217,24 @@ def _written(path: Path | None) -> Iterator[BinaryIO]:
 @click.option(
     "-i",
     "--input",
-    "given",
+    "input_file",
     type=click.Path(path_type=Path, readable=False),
     metavar="FILE",
     help="The same as FILE.",
 )
-@click.option("--name", help="For an archive's only image when it has no name of its own.")
+@click.option("--name", help="The name for the only image of an archive without names.")
 @quiet_option
 @click.pass_obj
 def load(
-    address: str, file: Path | None, given: Path | None, name: str | None, quiet: bool
+    address: str, file: Path | None, input_file: Path | None, name: str | None, quiet: bool
 ) -> None:
-    """Import FILE, or with `-` or nothing stdin: a docker-archive or an OCI archive, plain or
-    compressed."""
-    if file is not None and given is not None:
+    """Import FILE, or stdin: a docker-archive or an OCI archive, plain or compressed."""
+    if file is not None and input_file is not None:
         raise click.UsageError("FILE and --input exclude each other")
-    path = file or given or Path("-")
+    path = file or input_file or Path("-")
     with Client(address) as client:
-        for found in _load(client, path, name, quiet=quiet):
-            click.echo(f"{found.id}  {' '.join(found.repo_tags)}")
+        for image in _load(client, path, name, quiet=quiet):
+            click.echo(f"{image.id}  {' '.join(image.repo_tags)}")
 
 
 def _load(
@@ -241,19 +242,21 @@ def _load(
 ) -> Sequence[private.LoadedImage]:
     if str(path) == "-":
         if sys.stdin.isatty():
-            raise InvalidArgument("no archive: name a file, or redirect stdin")
-        return _fed(client, sys.stdin.buffer, "stdin", name, Progress("loading", quiet=quiet))
-    with open(path, "rb") as file:  # the server may read what its client may not
+            raise InvalidArgument("needs a file, or an archive on stdin")
+        return _feed(client, sys.stdin.buffer, "stdin", name, Progress("loading", quiet=quiet))
+    # Opened here, because the server could read files that this user cannot.
+    with open(path, "rb") as file:
         if not sys.stderr.isatty() or quiet:
             return client.load_image(str(path.resolve()), name)
         total = os.fstat(file.fileno()).st_size
-        return _fed(client, file, str(path), name, Progress(f"loading {path.name}", total))
+        return _feed(client, file, str(path), name, Progress(f"loading {path.name}", total))
 
 
-def _fed(
+def _feed(
     client: Client, source: BinaryIO, label: str, name: str | None, progress: Progress
 ) -> Sequence[private.LoadedImage]:
-    """The server reads a pipe that we fill: it comes to its end, also when we are killed."""
+    """Have the server load a pipe that this process fills. The pipe ends also if this process is
+    killed."""
     outcome: list[Any] = []
 
     def call(path: str) -> None:
@@ -267,7 +270,7 @@ def _fed(
     with tempfile.TemporaryDirectory(prefix="pyrunc-load-") as folder:
         path = f"{folder}/archive"
         os.mkfifo(path, 0o600)
-        # opened for both: the server's open(2) never waits for us, nor ours for it
+        # Opened for reading and writing, so that neither side's open(2) waits for the other.
         pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         thread = threading.Thread(target=call, args=(path,), daemon=True)
         thread.start()
@@ -280,12 +283,12 @@ def _fed(
             thread.join()
     if isinstance(outcome[0], Error):
         raise outcome[0]
-    found: Sequence[private.LoadedImage] = outcome[0]
-    return found
+    images: Sequence[private.LoadedImage] = outcome[0]
+    return images
 
 
 def _fill(pipe: int, source: BinaryIO, progress: Progress, is_read: Callable[[], bool]) -> None:
-    """Until the source ends, or nobody reads any more."""
+    """Copy the source into the pipe until the source ends or the server stops reading."""
     while part := source.read(CHUNK_BYTES):
         view = memoryview(part)
         while view:
@@ -297,17 +300,17 @@ def _fill(pipe: int, source: BinaryIO, progress: Progress, is_read: Callable[[],
                 select.select([], [pipe], [], WAIT_S)
         progress.add(len(part))
     while is_read() and select.select([pipe], [], [], 0)[0]:
-        # what is in the pipe would be lost if both ends were closed now
+        # closing both ends now would discard the pipe's content
         select.select([], [], [], WAIT_S)
 
 
 @click.command()
 @click.argument("registry", default="docker.io", metavar="[REGISTRY]")
-@click.option("-u", "--username", help="[asked for]")
+@click.option("-u", "--username", help="The user; asked for by default.")
 @click.option(
     "-p",
     "--password",
-    help="Better asked for, or by --password-stdin: others see a command's words.",
+    help="The password; asked for by default. Other users can see it in the list of processes.",
 )
 @click.option("--password-stdin", is_flag=True, help="Read the password from stdin.")
 @authfile
@@ -320,8 +323,8 @@ def login(
     password_stdin: bool,
     authfile: Path | None,
 ) -> None:
-    """Log in at REGISTRY (docker.io) for `pull`, `push` and `run`. The server tries the login
-    before it is kept."""
+    """Log in at REGISTRY (docker.io) for `pull`, `push` and `run`. The server checks the login
+    before it is stored."""
     Reference.parse(f"{registry}/x")
     if username is None:
         username = click.prompt("Username", err=True)
@@ -334,26 +337,31 @@ def login(
         try:
             client.admin(private.CheckLogin(registry, auth), private.Empty)
         except Unsupported:
-            click.echo("pyrunc-cri: the server cannot try the login; it is kept as it is", err=True)
+            click.echo("pyrunc-cri: warning: the server cannot check the login", err=True)
     path = credentials.save(registry, username, password or "", authfile)
-    click.echo(f"logged in at {registry}; kept in {path}")
+    click.echo(f"logged in at {registry}; stored in {path}")
 
 
 @click.command()
 @click.argument("registry", required=False, metavar="[REGISTRY]")
-@click.option("-a", "--all", "everything", is_flag=True, help="At all registries.")
+@click.option("-a", "--all", "all_registries", is_flag=True, help="Remove all logins.")
 @authfile
-def logout(registry: str | None, everything: bool, authfile: Path | None) -> None:
-    """Forget the login at REGISTRY (docker.io)."""
-    for name in credentials.forget(None if everything else registry or "docker.io", authfile):
+def logout(registry: str | None, all_registries: bool, authfile: Path | None) -> None:
+    """Remove the login at REGISTRY (docker.io)."""
+    for name in credentials.forget(None if all_registries else registry or "docker.io", authfile):
         click.echo(f"logged out at {name}")
 
 
-def known(client: Client, reference: str) -> api.Image:
-    """The local image. Raises NotFound."""
-    response = client.image(
-        "ImageStatus", api.ImageStatusRequest(image=api.ImageSpec(image=reference))
-    )
-    if not response.HasField("image"):
+def find_image(client: Client, reference: str) -> api.Image | None:
+    """Return the local image, or None."""
+    request = api.ImageStatusRequest(image=api.ImageSpec(image=reference))
+    response: api.ImageStatusResponse = client.image("ImageStatus", request)
+    return response.image if response.HasField("image") else None
+
+
+def require_image(client: Client, reference: str) -> api.Image:
+    """Return the local image. Raises NotFound."""
+    image = find_image(client, reference)
+    if image is None:
         raise NotFound(f"no such image: {reference!r}")
-    return response.image  # type: ignore[no-any-return]
+    return image

@@ -30,7 +30,7 @@ def ps(
     """List containers: the running ones, unless a state, --last or --all says otherwise."""
     with Client(address) as client:
         formats.repeat(
-            lambda: how.listed(
+            lambda: how.render_list(
                 _containers(client, how), selection.containers(client, everything=everything)
             ),
             watching,
@@ -98,7 +98,9 @@ def _image(container: api.Container, how: Output) -> str:
 def pods(address: str, selection: Selection, how: Output, watching: float | None) -> None:
     """List pods."""
     with Client(address) as client:
-        formats.repeat(lambda: how.listed(_pods(client, how), selection.pods(client)), watching)
+        formats.repeat(
+            lambda: how.render_list(_pods(client, how), selection.pods(client)), watching
+        )
 
 
 def _pods(client: Client, how: Output) -> Listing[api.PodSandbox]:

@@ -65,7 +65,7 @@ LISTING: Listing[Process] = Listing(
 def top(address: str, names: tuple[str, ...], how: Output, watching: float | None) -> None:
     """Show the processes of containers, or of all containers of pods."""
     with Client(address) as client:
-        formats.repeat(lambda: how.listed(LISTING, list(_processes(client, names))), watching)
+        formats.repeat(lambda: how.render_list(LISTING, list(_processes(client, names))), watching)
 
 
 def _processes(client: Client, names: tuple[str, ...]) -> Iterator[Process]:

@@ -53,7 +53,7 @@ def show(
     if shows_rate or how.template is not None:
         sampled()
         time.sleep(seconds)
-    formats.repeat(lambda: how.listed(make(), sampled()), watching)
+    formats.repeat(lambda: how.render_list(make(), sampled()), watching)
 
 
 @click.command()

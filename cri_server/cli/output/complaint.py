@@ -1,4 +1,4 @@
-"""Errors on stderr, one line each; and verbs that do the same to several things."""
+"""Error messages on stderr, exit codes, and the loop of verbs that take several names."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from pyrunc.errors import VISIBLE, Error, InvalidArgument, InvalidSpec
 
 
 def complain(text: str) -> None:
-    """An error on stderr, without control characters: it may quote an image or a container."""
-    shown = "\n".join(line.translate(VISIBLE) for line in text.split("\n"))
+    """Print an error on stderr, without control characters, because it may quote an image or a
+    container."""
+    visible = "\n".join(line.translate(VISIBLE) for line in text.split("\n"))
     with contextlib.suppress(OSError):
-        click.echo(f"pyrunc-cri: {shown}", err=True)
+        click.echo(f"pyrunc-cri: {visible}", err=True)
 
 
 def exit_code(error: Error) -> int:
-    """2 for a wrong value on the command line, 1 for what else fails; what is wrong in a file is
-    not the command line's."""
+    """Return the exit code: 2 for a wrong value on the command line, 1 for all other errors, also
+    in files."""
     return 2 if isinstance(error, InvalidArgument) and not isinstance(error, InvalidSpec) else 1
 
 
-def each(names: Iterable[str], act: Callable[[str], None]) -> None:
-    """Do it to each; what fails does not keep the others from it. Raises the only error, or Exit
-    when there were several names."""
+def for_each(names: Iterable[str], act: Callable[[str], None]) -> None:
+    """Call `act` for each name, also after an error. Raises the error of a single name, or Exit if
+    one of several names failed."""
     names = list(names)
     failed = False
     for name in names:

@@ -1,8 +1,8 @@
-"""The one place for output formats: `-o table|wide|json|yaml|name`, a template, and `-q`; colours
-and terminals.
+"""Output formats of all verbs: `-o table|wide|json|yaml|name`, templates, `-q`, colours and
+terminals.
 
-JSON is CRI's message as protobuf has it (camelCase, 64-bit numbers as strings, with the fields that
-are empty), so that what reads crictl's reads ours.
+JSON is the CRI message in protobuf's mapping (camelCase, 64-bit numbers as strings, empty fields
+included), so that scripts for crictl can read it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ COLOURS = {
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Item]):
-    """A column of a table; `wide`: only in wide tables."""
+    """A column of a table; `wide` columns are only in wide tables."""
 
     title: str
     of: Callable[[Item], str]
@@ -51,8 +51,8 @@ class Column(Generic[Item]):
 
 @dataclass(frozen=True, slots=True)
 class Listing(Generic[Item]):
-    """What a list verb shows: the JSON key of all its items, the columns, an item's JSON, its id
-    and its name."""
+    """How a list verb shows its items: the JSON key of the list, the columns, and functions for an
+    item's JSON, id and name."""
 
     key: str
     columns: Sequence[Column[Item]]
@@ -67,7 +67,7 @@ VISIBLE_IN_LINES = {code: text for code, text in VISIBLE.items() if chr(code) no
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """How the user wants it."""
+    """The output options of a call."""
 
     format: str = "table"
     template: Template | None = None
@@ -76,17 +76,17 @@ class Output:
     headers: bool = True
 
     def short(self, identifier: str) -> str:
-        """An id as a table shows it."""
+        """Return an id as tables show it."""
         identifier = identifier.rpartition(":")[2]
         return identifier if self.no_trunc else identifier[:SHORT]
 
-    def listed(self, listing: Listing[Item], items: Sequence[Item]) -> str:
-        """The items as text, without a newline at the end. Raises InvalidArgument for a template
+    def render_list(self, listing: Listing[Item], items: Sequence[Item]) -> str:
+        """Return the items as text without a final newline. Raises InvalidArgument for a template
         that does not fit."""
         if self.quiet:
             return "\n".join(map(listing.identity, items))
         if self.template is not None:
-            return "\n".join(self._rendered(self._view(listing, item)) for item in items)
+            return "\n".join(self._apply_template(self._view(listing, item)) for item in items)
         if self.format == "name":
             return "\n".join(map(listing.name, items))
         if self.format in ("json", "yaml"):
@@ -96,56 +96,64 @@ class Output:
         return table([c.title for c in columns] if self.headers else None, rows)
 
     def _view(self, listing: Listing[Item], item: Item) -> dict[str, Any]:
-        """What a template sees of an item: its JSON, and the columns by their titles: `{{.POD}}`."""
+        """Return the object that a template gets for an item: its JSON, and the columns by title
+        (`{{.POD}}`)."""
         cells = {c.title.replace(" ", ""): c.of(item) for c in listing.columns}
-        found = listing.document(item)
-        return {**found, **{title: cell for title, cell in cells.items() if title not in found}}
+        document = listing.document(item)
+        return {
+            **document,
+            **{title: cell for title, cell in cells.items() if title not in document},
+        }
 
-    def document(self, found: Any) -> str:
-        """One object as JSON, YAML or by the template."""
+    def document(self, value: Any) -> str:
+        """Return an object as JSON, as YAML or by the template."""
         if self.template is not None:
-            return self._rendered(found)
+            return self._apply_template(value)
         if self.format == "yaml":
-            import yaml  # 18 ms that nobody else pays
+            import yaml  # takes 18 ms, and only this format needs it
 
-            return yaml.safe_dump(found, sort_keys=False, allow_unicode=True).rstrip("\n")
-        return as_json(found, indent=2)
+            return yaml.safe_dump(value, sort_keys=False, allow_unicode=True).rstrip("\n")
+        return as_json(value, indent=2)
 
-    def _rendered(self, found: Any) -> str:
-        """By the template; for a terminal without the control characters of an image or a
-        container, for programs as it is."""
+    def _apply_template(self, value: Any) -> str:
+        """Apply the template. On a terminal, control characters of an image or a container are
+        escaped."""
         assert self.template is not None
-        text = self.template.render(found)
+        text = self.template.render(value)
         return text.translate(VISIBLE_IN_LINES) if sys.stdout.isatty() else text
 
 
-def as_json(found: Any, indent: int | None = None) -> str:
-    """JSON whose control characters are escaped, those of ISO 6429 beyond ASCII too: terminals take
-    U+009B for ESC [."""
-    return json.dumps(found, indent=indent, ensure_ascii=False).translate(JSON_CONTROLS)
+def as_json(value: Any, indent: int | None = None) -> str:
+    """Return JSON with all control characters escaped, also those beyond ASCII: terminals treat
+    U+009B as ESC [."""
+    return json.dumps(value, indent=indent, ensure_ascii=False).translate(JSON_CONTROLS)
 
 
 def plain(message: Any) -> dict[str, Any]:
-    """A message as protobuf's JSON has it, with the fields that are empty."""
+    """Convert a message to a dictionary in protobuf's JSON mapping, with empty fields."""
     from google.protobuf.json_format import MessageToDict  # not for tables
 
-    found: dict[str, Any] = MessageToDict(message, always_print_fields_with_no_presence=True)
-    return found
+    document: dict[str, Any] = MessageToDict(message, always_print_fields_with_no_presence=True)
+    return document
 
 
 def with_info(message: Any) -> dict[str, Any]:
-    """A verbose answer: what its `info` holds as JSON texts are objects, as crictl shows them."""
-    found = plain(message)
-    info = found.pop("info", {})
+    """Convert a verbose reply to a dictionary. JSON texts in its `info` become objects, as in
+    crictl."""
+    document = plain(message)
+    info = document.pop("info", {})
     if not info:
-        return found
+        return document
     for key, text in info.items():
         try:
             info[key] = json.loads(text)
         except ValueError:
             pass
     nested = info.pop("info", None)
-    return {**found, "info": {**info, **nested} if isinstance(nested, Mapping) else nested or info}
+    return {
+        **document,
+        "info": {**info, **nested} if isinstance(nested, Mapping) else nested or info,
+    }
 
 
 # -- options
@@ -154,19 +162,26 @@ def with_info(message: Any) -> dict[str, Any]:
 def options(
     formats: Sequence[str] = FORMATS, *, listing: bool = True, short: bool = False
 ) -> Callable[[Any], Any]:
-    """The options of a verb's output, handed to it as `how`. `short`: -f is --format, as docker's
-    inspect has it."""
-    shown = "|".join((*formats, "go-template=TEMPLATE"))
+    """Add the output options to a verb, which gets them as `how`. `short`: -f is --format, as in
+    docker's inspect."""
+    formats_text = "|".join((*formats, "go-template=TEMPLATE"))
     own = [
-        click.option("-o", "--output", default=formats[0], metavar=shown, help="Output format."),
-        click.option(*(["-f"] if short else []), "--format", "docker", metavar="TEMPLATE", help="The same as -o go-template=TEMPLATE; `json` is -o json."),
-        click.option("--template", metavar="TEMPLATE", help="For -o go-template."),
-    ]  # fmt: skip
+        click.option(
+            *("-o", "--output"), default=formats[0], metavar=formats_text, help="Output format."
+        ),
+        click.option(
+            *(["-f"] if short else []),
+            *("--format", "docker"),
+            metavar="TEMPLATE",
+            help="The same as -o go-template=TEMPLATE; `json` is -o json.",
+        ),
+        click.option("--template", metavar="TEMPLATE", help="The template of -o go-template."),
+    ]
     if listing:
         own += [
-            click.option("-q", "--quiet", is_flag=True, help="Only ids."),
-            click.option("--no-trunc", is_flag=True, help="Whole ids."),
-            click.option("--no-headers", is_flag=True, help="A table without its first line."),
+            click.option("-q", "--quiet", is_flag=True, help="Print only ids."),
+            click.option("--no-trunc", is_flag=True, help="Print ids in full length."),
+            click.option("--no-headers", is_flag=True, help="Print tables without the header."),
         ]
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -196,13 +211,13 @@ def parse(
     no_trunc: bool = False,
     no_headers: bool = False,
 ) -> Output:
-    """The options as Output. Raises InvalidArgument."""
+    """Parse the output options. Raises InvalidArgument."""
     if docker is not None:
         output = docker if docker in formats else f"go-template={docker}"
     text = next((output.removeprefix(p) for p in TEMPLATES if output.startswith(p)), None)
     if output in ("go-template", "template"):
         if not template:
-            raise InvalidArgument("-o go-template: needs --template, or -o go-template=TEMPLATE")
+            raise InvalidArgument("-o go-template needs --template, or -o go-template=TEMPLATE")
         text = template
     if text is None and output not in formats:
         raise InvalidArgument(
@@ -210,14 +225,14 @@ def parse(
         )
     compiled = None
     if text is not None:
-        from cri_server.cli.output.template import Template  # for few
+        from cri_server.cli.output.template import Template
 
         compiled = Template(text)
     return Output(output, compiled, quiet, no_trunc, not no_headers)
 
 
 def watch(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--watch` and `--interval` of a verb, which gets `watching`: None, or seconds."""
+    """Add --watch and --interval to a verb, which gets `watching`: seconds, or None."""
 
     @functools.wraps(command)
     def wrapped(*arguments: Any, watch: bool, interval: float, **rest: Any) -> Any:
@@ -230,17 +245,17 @@ def watch(command: Callable[..., Any]) -> Callable[..., Any]:
         default=WATCH_S,
         show_default=True,
         metavar="SECONDS",
-        help="For --watch.",
+        help="The interval of --watch.",
     )(wrapped)
-    return click.option(
-        "-w", "--watch", is_flag=True, help="Show it again and again until interrupted."
-    )(wrapped)
+    return click.option("-w", "--watch", is_flag=True, help="Repeat the output until interrupted.")(
+        wrapped
+    )
 
 
 def repeat(draw: Callable[[], str], watching: float | None) -> None:
-    """Show what `draw` makes, once or until interrupted: on a terminal in the same place, elsewhere
-    when it has changed."""
-    shown = None
+    """Print the text of `draw`, once or until interrupted: on a terminal in place, elsewhere
+    whenever it changes."""
+    previous = None
     while True:
         text = draw()
         if watching is None:
@@ -248,10 +263,10 @@ def repeat(draw: Callable[[], str], watching: float | None) -> None:
             return
         if sys.stdout.isatty():
             say(CLEAR + text)
-        elif text != shown:
+        elif text != previous:
             say(text)
         sys.stdout.flush()
-        shown = text
+        previous = text
         time.sleep(watching)
 
 
@@ -259,15 +274,14 @@ def repeat(draw: Callable[[], str], watching: float | None) -> None:
 
 
 def table(header: Sequence[str] | None, rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell; states have their colours where `say` lets them
-    through."""
-    shown = [[printable(cell) for cell in row] for row in rows]
-    every = [list(header), *shown] if header is not None else shown
-    if not every:
-        return ""
-    widths = [max(len(row[i]) for row in every) for i in range(len(every[0]))]
+    """Return a table whose columns are as wide as their widest cell. `say` removes the colours of
+    states where they do not belong."""
+    cells_of_rows = [[printable(cell) for cell in row] for row in rows]
+    if header is not None:
+        cells_of_rows.insert(0, list(header))
+    widths = [max(map(len, column)) for column in zip(*cells_of_rows, strict=True)]
     lines = []
-    for number, row in enumerate(every):
+    for number, row in enumerate(cells_of_rows):
         is_header = header is not None and number == 0
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         cells[-1] = cells[-1].rstrip()
@@ -276,13 +290,13 @@ def table(header: Sequence[str] | None, rows: Sequence[Sequence[str]]) -> str:
 
 
 def coloured(cell: str) -> str:
-    """A cell that is a state in the colour of it."""
+    """Colour a cell that is a state."""
     colour = COLOURS.get(cell.strip().partition(" (")[0])
     return click.style(cell, fg=colour) if colour else cell
 
 
 def say(text: str) -> None:
-    """A text for the user; its colours are dropped for NO_COLOR (no-color.org) and where stdout is
-    no terminal."""
+    """Print a text. Colours are removed if NO_COLOR is set (no-color.org) and where stdout is no
+    terminal."""
     if text:
         click.echo(text, color=False if os.environ.get("NO_COLOR") else None)

@@ -1,5 +1,5 @@
-"""How far long work is, on stderr, and only where that is a terminal: one line that is written
-over, and gone at the end."""
+"""A progress line on stderr, for terminals only; it is overwritten in place and removed at the
+end."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ BAR_CELLS = 24
 
 
 class Progress:
-    """A line such as `pulling busybox  fetching  [#####-----]  1.2MB / 4.1MB  850kB/s`. A context
+    """A line such as `pulling busybox fetching [#####-----] 1.2MB / 4.1MB 850kB/s`. A context
     manager."""
 
     def __init__(self, label: str, total: int = 0, *, quiet: bool = False) -> None:
-        """`total` in bytes, 0 while it is not known."""
+        """`total` is in bytes; 0 if it is unknown."""
         self._label = label
         self._total = total
         self._done = 0
@@ -36,15 +36,15 @@ class Progress:
             self._write("")
 
     def add(self, count: int) -> None:
-        """`count` bytes more are done."""
+        """Add `count` finished bytes."""
         self.set(self._done + count)
 
     def at(self, stage: str) -> None:
-        """What is done now; for work that says nothing else."""
+        """Show the name of the current stage."""
         self.set(self._done, stage=stage)
 
     def set(self, done: int, total: int | None = None, stage: str | None = None) -> None:
-        """So many are done; what is None stays."""
+        """Set the finished bytes, the total and the stage; None leaves a value unchanged."""
         changed = stage is not None and stage != self._stage
         self._done = done
         self._total = self._total if total is None else total

@@ -1,4 +1,5 @@
-"""What a person sees: tables, ages, and a pod as the kernel has it: processes, namespaces, cgroup."""
+"""Values as people read them: ages, sizes, states; and what the kernel shows of a pod: processes,
+namespaces, cgroup."""
 
 from __future__ import annotations
 
@@ -25,13 +26,13 @@ STATES = {
 
 
 def printable(text: str) -> str:
-    """Text of a container's or an image's making, without control characters: it moves no cursor
-    and renames no window."""
+    """Escape control characters: text from a container or an image must not control the
+    terminal."""
     return text.translate(VISIBLE)
 
 
 def age(since_ns: int) -> str:
-    """`5s`, `3m`, `2h`, `4d`."""
+    """Return the time since `since_ns` as `5s`, `3m`, `2h` or `4d`."""
     seconds = max(0, time.time_ns() - since_ns) // 1_000_000_000
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * size:
@@ -40,7 +41,7 @@ def age(since_ns: int) -> str:
 
 
 def size(count: int) -> str:
-    """`1.9MB`."""
+    """Return a number of bytes as `1.9MB`."""
     value = float(count)
     for unit in ("B", "kB", "MB"):
         if value < 1000:
@@ -50,20 +51,20 @@ def size(count: int) -> str:
 
 
 def pod_info(client: Client, pod: str) -> dict[str, Any]:
-    """The server's verbose words about a pod."""
+    """Return the `info` object of a pod's verbose status."""
     request = api.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=True)
     return _info(client.runtime("PodSandboxStatus", request).info)
 
 
 def container_info(client: Client, container: str) -> dict[str, Any]:
-    """The server's verbose words about a container."""
+    """Return the `info` object of a container's verbose status."""
     request = api.ContainerStatusRequest(container_id=container, verbose=True)
     return _info(client.runtime("ContainerStatus", request).info)
 
 
 def _info(info: Any) -> dict[str, Any]:
-    found = json.loads(info.get("info", "{}"))
-    return found if isinstance(found, dict) else {}
+    document = json.loads(info.get("info", "{}"))
+    return document if isinstance(document, dict) else {}
 
 
 def _read(path: str) -> bytes:
@@ -71,14 +72,13 @@ def _read(path: str) -> bytes:
         return file.read()
 
 
-def processes(named: Sequence[tuple[str, int]]) -> list[str]:
-    """`shim 12, pause 14, c: sleep 3600 (20)` as lines: what each pid runs, with its resident
-    memory."""
+def processes(pids: Sequence[tuple[str, int]]) -> list[str]:
+    """Return a line for each process: pid, name, resident memory, command."""
     lines = []
-    for name, pid in named:
+    for name, pid in pids:
         try:
-            words = _read(f"/proc/{pid}/cmdline").rstrip(b"\0").replace(b"\0", b" ")
-            command = printable(words.decode(errors="replace")[:60])
+            arguments = _read(f"/proc/{pid}/cmdline").rstrip(b"\0").replace(b"\0", b" ")
+            command = printable(arguments.decode(errors="replace")[:60])
             resident = int(_read(f"/proc/{pid}/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
         except OSError:
             command, resident = "(gone)", 0
@@ -87,8 +87,8 @@ def processes(named: Sequence[tuple[str, int]]) -> list[str]:
 
 
 def namespaces(pid: int) -> str:
-    """The namespaces of a process: `net new, ipc new, … user host's`."""
-    words = []
+    """Return which namespaces a process shares with this one: `net own, ipc own, … user host`."""
+    parts = []
     for kind in NAMESPACES:
         try:
             same = (
@@ -96,12 +96,12 @@ def namespaces(pid: int) -> str:
             )
         except OSError:
             return "(gone)"
-        words.append(f"{kind} {'host' if same else 'own'}")
-    return ", ".join(words)
+        parts.append(f"{kind} {'host' if same else 'own'}")
+    return ", ".join(parts)
 
 
 def cgroup(pid: int) -> str:
-    """The v2 group of a process."""
+    """Return the cgroup v2 path of a process."""
     try:
         for line in _read(f"/proc/{pid}/cgroup").decode().splitlines():
             if line.startswith("0::"):

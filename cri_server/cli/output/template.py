@@ -1,9 +1,9 @@
-"""Templates as Go's text/template writes them, as far as command lines use it: `{{.status.state}}`,
-`{{range .containers}}…{{end}}`, `{{if .x}}…{{else}}…{{end}}`, pipes and the functions of
-`FUNCTIONS`. Source: pkg.go.dev/text/template.
+"""The part of Go's text/template that command lines use: `{{.status.state}}`, `{{range
+.containers}}…{{end}}`, `{{if .x}}…{{else}}…{{end}}`, pipes and the functions of FUNCTIONS. Source:
+pkg.go.dev/text/template.
 
-A field's name is taken as it is, else without regard to case: `{{.ID}}` is `id`. What is not there
-is an error that says what is.
+A field is looked up by its exact name, then without regard to case: `{{.ID}}` is `id`. The error
+for an unknown field lists the fields.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ WORD = re.compile(
     r"""\s*("(?:[^"\\]|\\.)*"|`[^`]*`|\(|\)|\||\$?(?:\.[\w-]*)+|\$|-?\d+|\w+)""", re.DOTALL
 )
 ESCAPES = {r"\t": "\t", r"\n": "\n"}
-SHOWN_FIELDS = 12
+LISTED_FIELDS = 12  # field names that an error lists
+CONSTANTS = {"true": True, "false": False, "nil": None}
 
 
 def _index(value: Any, *keys: Any) -> Any:
@@ -36,9 +37,9 @@ def _index(value: Any, *keys: Any) -> Any:
 def _printf(form: str, *values: Any) -> str:
     left = iter(values)
 
-    def word(found: re.Match[str]) -> str:
+    def word(match: re.Match[str]) -> str:
         text = _text(next(left, ""))
-        return json.dumps(text) if found[1] == "q" else text
+        return json.dumps(text) if match[1] == "q" else text
 
     return re.sub("%([svdq])", word, form)
 
@@ -62,8 +63,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 @dataclass(slots=True)
 class _Block:
-    """A part of a template that holds others: the whole of it, or what stands between `if` or
-    `range` and `end`."""
+    """The template, or the part between `if`, `range` or `with` and its `end`."""
 
     kind: str = ""
     pipe: str = ""
@@ -76,18 +76,17 @@ class _Block:
 
 
 class Template:
-    """A template that was read once; `render` for each object."""
+    """A parsed template; `render` applies it to an object."""
 
     def __init__(self, text: str) -> None:
-        """Raises InvalidArgument."""
+        """Parse the template. Raises InvalidArgument."""
         self._text = text
         for escape, character in ESCAPES.items():
             text = text.replace(escape, character)
         self._root = self._parse(text)
 
     def render(self, value: Any) -> str:
-        """The text for `value`: an object as JSON has it. Raises InvalidArgument for a field that
-        is not there."""
+        """Return the text for a JSON object. Raises InvalidArgument for an unknown field."""
         return self._parts(self._root.parts, value, value)
 
     def _wrong(self, problem: str) -> InvalidArgument:
@@ -97,15 +96,15 @@ class Template:
 
     def _parse(self, text: str) -> _Block:
         stack, at = [_Block()], 0
-        for found in ACTION.finditer(text):
-            before = text[at : found.start()]
-            before = before.rstrip() if found[1] else before
+        for match in ACTION.finditer(text):
+            before = text[at : match.start()]
+            before = before.rstrip() if match[1] else before
             if before:
                 stack[-1].add(before)
-            at = found.end()
-            if found[3]:
+            at = match.end()
+            if match[3]:
                 at += len(text) - at - len(text[at:].lstrip())
-            self._action(found[2], stack)
+            self._action(match[2], stack)
         if len(stack) > 1:
             raise self._wrong(f"{stack[-1].kind!r} has no end")
         rest = text[at:]
@@ -159,45 +158,46 @@ class Template:
         return "".join(self._parts(block.parts, each, root) for each in value)
 
     def _pipe(self, text: str, dot: Any, root: Any) -> Any:
-        words = self._words(text)
-        value = self._expression(words, dot, root)
-        if words:
-            raise self._wrong(f"{words[0]!r} is not expected")
+        tokens = self._tokenize(text)
+        value = self._expression(tokens, dot, root)
+        if tokens:
+            raise self._wrong(f"unexpected {tokens[0]!r}")
         return value
 
-    def _words(self, text: str) -> list[str]:
-        words, at = [], 0
+    def _tokenize(self, text: str) -> list[str]:
+        tokens, at = [], 0
         while at < len(text.rstrip()):
-            found = WORD.match(text, at)
-            if found is None:
-                raise self._wrong(f"{text[at:].strip()!r} cannot be read")
-            words.append(found[1])
-            at = found.end()
-        return words
+            match = WORD.match(text, at)
+            if match is None:
+                raise self._wrong(f"syntax error at {text[at:].strip()!r}")
+            tokens.append(match[1])
+            at = match.end()
+        return tokens
 
-    def _expression(self, words: list[str], dot: Any, root: Any) -> Any:
-        """Commands with `|` between them: the value of each is the last argument of the next. Takes
-        its words away."""
-        value, first = None, True
+    def _expression(self, tokens: list[str], dot: Any, root: Any) -> Any:
+        """Evaluate commands joined by `|` and remove their tokens. The value of each command is the
+        last argument of the next one."""
+        value = None
+        first = True
         while True:
             arguments = []
-            while words and words[0] not in ("|", ")"):
-                arguments.append(self._operand(words, dot, root))
+            while tokens and tokens[0] not in ("|", ")"):
+                arguments.append(self._operand(tokens, dot, root))
             if not arguments:
                 raise self._wrong("an expression is missing")
             value = self._call(arguments, [] if first else [value])
             first = False
-            if not words or words[0] == ")":
+            if not tokens or tokens[0] == ")":
                 return value
-            words.pop(0)
+            tokens.pop(0)
 
-    def _operand(self, words: list[str], dot: Any, root: Any) -> Any:
-        word = words.pop(0)
+    def _operand(self, tokens: list[str], dot: Any, root: Any) -> Any:
+        word = tokens.pop(0)
         if word == "(":
-            value = self._expression(words, dot, root)
-            if not words:
+            value = self._expression(tokens, dot, root)
+            if not tokens:
                 raise self._wrong("'(' has no ')'")
-            words.pop(0)
+            tokens.pop(0)
             return value
         if word[0] == '"':
             return json.loads(word, strict=False)
@@ -207,16 +207,13 @@ class Template:
             return self._field(root if word[0] == "$" else dot, word.lstrip("$"))
         if word in FUNCTIONS:
             return FUNCTIONS[word]
+        if word in CONSTANTS:
+            return CONSTANTS[word]
         try:
-            return (
-                {"true": True, "false": False, "nil": None}[word]
-                if not word[-1].isdigit()
-                else int(word)
-            )
-        except (KeyError, ValueError):
-            raise self._wrong(
-                f"there is no function {word!r}; there are: {', '.join(sorted(FUNCTIONS))}"
-            ) from None
+            return int(word)
+        except ValueError:
+            names = ", ".join(sorted(FUNCTIONS))
+            raise self._wrong(f"unknown function {word!r}; the functions are {names}") from None
 
     def _call(self, arguments: list[Any], piped: list[Any]) -> Any:
         function, *rest = arguments
@@ -235,11 +232,11 @@ class Template:
     def _field(self, value: Any, path: str) -> Any:
         for name in filter(None, path.split(".")):
             if not isinstance(value, Mapping):
-                raise self._wrong(f"{path!r}: what should hold {name!r} is no object")
+                raise self._wrong(f"{path!r}: {name!r} is looked up in a value that is no object")
             key = name if name in value else _same(name, value)
             if key is None:
-                there = ", ".join(list(map(str, value))[:SHOWN_FIELDS])
-                raise self._wrong(f"there is no field {name!r}; there are: {there}")
+                names = ", ".join(list(map(str, value))[:LISTED_FIELDS])
+                raise self._wrong(f"no field {name!r}; the fields are {names}")
             value = value[key]
         return value
 
@@ -250,7 +247,7 @@ def _same(name: str, value: Mapping[str, Any]) -> str | None:
 
 
 def _text(value: Any) -> str:
-    """As Go prints it, lists and objects as JSON."""
+    """Convert a value to text as Go does; lists and objects as JSON."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if value is None:

@@ -1,8 +1,7 @@
-"""`pyrunc-cri demo POD.YAML`: a server of its own in a network of its own, the pod, what came to
-be, and nothing left.
+"""`pyrunc-cri demo POD.YAML`: runs a pod on a temporary server in its own network namespace, shows
+it, and removes everything.
 
-For a first look at the project on a machine where nothing is set up. The image `busybox` is made
-from the host's own when no registry is reached.
+The demo needs no configuration. It makes the image `busybox` from the machine's busybox program.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from pyrunc.errors import Error, NotFound
 from pyrunc.kernel.namespace import unshare
 
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
-# as long as the server waits for its zygotes: emulated processors take a minute
+# as long as the server waits for its zygotes, which take a minute on emulated processors
 START_TIMEOUT_S = 300.0
 EXEC = ("sh", "-c", "echo this is $(hostname), process $$; id")
 NETWORK = {
@@ -65,7 +64,7 @@ kubelet, with a CNI configuration in {config.Network().conf_dir}:
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, readable=False), metavar="POD.YAML")
 def demo(file: Path) -> None:
-    """Run a pod on a server of its own, show what came to be, clean up."""
+    """Run a pod on a temporary server, show its processes, and remove it."""
     pod = pod_run.load(file)
     require_root()
     folder = Path(tempfile.mkdtemp(prefix="pyrunc-demo-"))
@@ -88,7 +87,8 @@ def demo(file: Path) -> None:
 @click.command(hidden=True)
 @click.argument("folder", type=click.Path(path_type=Path, readable=False))
 def demo_server(folder: Path) -> None:
-    """The demo's server: a network namespace of its own, so that the host's network stays as it is."""
+    """The server of the demo. It runs in its own network namespace and does not change the host's
+    network."""
     from cri_server import app
 
     unshare(CLONE_NEWNET)
@@ -101,15 +101,15 @@ def demo_server(folder: Path) -> None:
 
 
 def _loopback_up() -> None:
-    """netdevice(7): the flags of `lo` are a short after the name's 16 bytes."""
+    """Set the link lo up. In netdevice(7) the flags are a short after the 16 bytes of the name."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         fcntl.ioctl(sock, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", IFF_UP))
 
 
 @contextlib.contextmanager
 def _server(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """In a session of its own: an interrupt of the user's is for the client, which needs the server
-    to clean up."""
+    """Run the server in its own session, because an interrupt must reach only the client, which
+    needs the server for cleaning up."""
     network = NETWORK | {}
     network["plugins"][0]["ipam"]["dataDir"] = str(folder / "leases")  # type: ignore[index]
     (folder / "net.d").mkdir()
@@ -155,7 +155,7 @@ def _wait(client: Client, folder: Path, server: subprocess.Popen[bytes]) -> None
             if server.poll() is not None:
                 raise _start_failed(f"exit code {server.returncode}", folder) from None
             if time.monotonic() - began > START_TIMEOUT_S:
-                raise _start_failed(f"no answer in {START_TIMEOUT_S:g} s", folder) from None
+                raise _start_failed(f"no reply within {START_TIMEOUT_S:g} s", folder) from None
             time.sleep(0.02)
         else:
             click.echo(f"server up in {(time.monotonic() - began) * 1e3:.0f} ms")
@@ -163,22 +163,22 @@ def _wait(client: Client, folder: Path, server: subprocess.Popen[bytes]) -> None
 
 
 def _start_failed(reason: str, folder: Path) -> ServerError:
-    """The reason, and the end of the server's log."""
+    """Return an error with the reason and the end of the server's log."""
     log = (folder / "server.log").read_text(errors="replace")[-2000:]
     return ServerError(f"the server did not start: {reason}\n{log}")
 
 
 def _provide_busybox(client: Client, folder: Path, pod: pod_model.Pod) -> None:
-    """Load the host's busybox as an image when the pod uses that."""
-    wanted = {c.image for c in (*pod.spec.init_containers, *pod.spec.containers)}
-    if not wanted & {"busybox", "busybox:latest", build.BUSYBOX_NAME}:
+    """Load the host's busybox as an image if the pod uses that image."""
+    references = {c.image for c in (*pod.spec.init_containers, *pod.spec.containers)}
+    if not references & {"busybox", "busybox:latest", build.BUSYBOX_NAME}:
         return
     with contextlib.suppress(NotFound):
         client.load_image(str(build.busybox_archive(folder / "busybox.tar")), None)
 
 
 def _execute(client: Client, running: pod_run.Running) -> None:
-    """A command in the first container that runs, as proof that it lives."""
+    """Run a command in the first running container and print its output."""
     for name, identifier in running.containers.items():
         request = api.ExecSyncRequest(container_id=identifier, cmd=EXEC, timeout=10)
         try:

@@ -1,7 +1,7 @@
-"""The folder with logs and volumes that `run` makes for a pod, and how `rm` finds it again.
+"""The folder for logs and volumes that `run` makes for a pod.
 
-A file in the folder holds the pod's id. What a pod says of itself, its annotations above all, is
-never a path: kubelet copies them from whoever may create pods, and `rm` deletes as root.
+`rm` finds it by a file with the pod's id. Paths never come from the pod, such as from its
+annotations: kubelet copies them from users who may create pods, and `rm` deletes as root.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ import click
 
 from pyrunc.kernel.tree import remove_tree
 
-DEFAULT = Path(
-    "/var/lib/pyrunc-pods"
-)  # a disk: logs and volumes grow; not the server's root, whose garbage it collects
+# On a disk, because logs and volumes grow; outside the server's root, which `gc` cleans.
+DEFAULT = Path("/var/lib/pyrunc-pods")
 OWNER = "pod"  # the file with the id of the pod that the folder belongs to
 
 
 def option(text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """`--folder` of a command."""
+    """Return the option `--folder` of a command."""
     return click.option(
         "--folder",
         type=click.Path(path_type=Path),
@@ -36,8 +35,8 @@ def option(text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def make(base: Path, namespace: str, name: str) -> Path:
-    """A new folder for a pod, closed to other users: its volumes are writable for everybody. Raises
-    OSError."""
+    """Create a folder for a pod. Other users cannot enter it, because its volumes are writable for
+    everyone. Raises OSError."""
     base.mkdir(parents=True, exist_ok=True)
     folder = base.absolute() / f"{namespace}_{name}_{time.time_ns():x}"
     folder.mkdir(mode=0o700)
@@ -46,7 +45,7 @@ def make(base: Path, namespace: str, name: str) -> Path:
 
 @contextlib.contextmanager
 def locked(base: Path) -> Iterator[None]:
-    """While inside, no other `run` with this folder is. Raises OSError."""
+    """Hold the lock that lets one `run` at a time use this folder. Raises OSError."""
     number = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(number, fcntl.LOCK_EX)
@@ -56,12 +55,12 @@ def locked(base: Path) -> Iterator[None]:
 
 
 def give(folder: Path, pod: str) -> None:
-    """The folder belongs to the pod of this id from now on. Raises OSError."""
+    """Record the pod that the folder belongs to. Raises OSError."""
     (folder / OWNER).write_text(pod)
 
 
 def owned(base: Path, pod: str) -> list[Path]:
-    """The folders beneath `base` that `run` made for the pod of this id: one or none. Raises
+    """Return the folder below `base` that `run` made for a pod, as a list of one or none. Raises
     OSError."""
     marks = base.glob(f"*/{OWNER}")
     return [
@@ -72,21 +71,20 @@ def owned(base: Path, pod: str) -> list[Path]:
 
 
 def pass_on(base: Path, pod: str, successor: str) -> None:
-    """The folder of the pod, if `run` made one beneath `base`, belongs to the pod `successor` from
-    now on. Raises OSError."""
+    """Give the folder of a pod, if `run` made one, to the pod `successor`. Raises OSError."""
     for folder in owned(base, pod):
         give(folder, successor)
 
 
 def remove(base: Path, pod: str) -> None:
-    """Delete the folder of a pod; fine when `run` made none beneath `base`. Raises OSError."""
+    """Delete the folder of a pod, if `run` made one. Raises OSError."""
     for folder in owned(base, pod):
         delete(folder)
 
 
 def delete(folder: Path) -> None:
-    """Remove a folder with what containers have put in it, however deep; fine when it is missing.
-    Raises OSError."""
+    """Delete a folder of any depth with what containers have put into it, if it exists. Raises
+    OSError."""
     parent = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         remove_tree(parent, folder.name)

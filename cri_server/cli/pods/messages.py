@@ -1,5 +1,5 @@
-"""`pyrunc-cri runp` and `create`: pods and containers from CRI's messages in JSON or YAML, as
-crictl takes them."""
+"""`pyrunc-cri runp` and `create`: make pods and containers from CRI messages in JSON or YAML, as
+crictl does."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ FILE = click.Path(path_type=Path, readable=False)
 
 
 def parse(path: Path, message: Message) -> Message:
-    """The message of a file, whose keys are CRI's names or protobuf's JSON names; a field that CRI
-    has not is refused. Raises InvalidSpec."""
+    """Read a message from a file. Keys are CRI's names or protobuf's JSON names; an unknown field
+    is an error. Raises InvalidSpec."""
     import yaml
     from google.protobuf import json_format
 
@@ -39,12 +39,12 @@ def parse(path: Path, message: Message) -> Message:
 
 @click.command()
 @click.argument("file", type=FILE, metavar="POD-CONFIG")
-@click.option("--runtime", default="", metavar="HANDLER", help="The runtime handler.")
+@click.option("--runtime", default="", metavar="HANDLER", help="The runtime handler of the pod.")
 @click.pass_obj
 def runp(address: str, file: Path, runtime: str) -> None:
-    """Run a pod sandbox; prints its id.
+    """Run a pod sandbox and print its id.
 
-    The file holds CRI's PodSandboxConfig.
+    The file contains CRI's PodSandboxConfig.
     """
     config = parse(file, api.PodSandboxConfig())
     with Client(address) as client:
@@ -59,9 +59,9 @@ def runp(address: str, file: Path, runtime: str) -> None:
 @click.option("--with-pull", is_flag=True, help="Pull the image first.")
 @click.pass_obj
 def create(address: str, pod: str, container_file: Path, pod_file: Path, with_pull: bool) -> None:
-    """Create a container in POD; prints its id, and `start` starts it.
+    """Create a container in POD and print its id; `start` starts it.
 
-    The files hold CRI's ContainerConfig and PodSandboxConfig.
+    The files contain CRI's ContainerConfig and PodSandboxConfig.
     """
     config = parse(container_file, api.ContainerConfig())
     sandbox = parse(pod_file, api.PodSandboxConfig())

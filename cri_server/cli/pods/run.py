@@ -1,6 +1,5 @@
-"""`pyrunc-cri run POD.YAML`: from a manifest to a running pod, and what came to be: addresses,
-processes, namespaces, cgroups, first output, and how long each step took.
-"""
+"""`pyrunc-cri run POD.YAML`: runs the pod of a manifest, and prints addresses, processes,
+namespaces, cgroups, first output, and the duration of each step."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ import click
 from cri_server.api import api_pb2 as api
 from cri_server.cli.connection.client import Client, ServerError
 from cri_server.cli.containers import sources, stop
-from cri_server.cli.images import credentials, image, transfer
+from cri_server.cli.images import credentials, transfer
 from cri_server.cli.manifest import host_names, pod_model, read, translate, volumes
 from cri_server.cli.output import show
 from cri_server.cli.pods import folders
@@ -31,14 +30,14 @@ LINES = 10
 
 @dataclass(slots=True)
 class Running:
-    """A pod that `run` made: its id, its containers by name, and the time that each step took."""
+    """A pod that `run` made: its id, its containers by name, and the duration of each step."""
 
     name: str
     folder: Path
     id: str = ""
     containers: dict[str, str] = field(default_factory=dict)
     addresses: list[str] = field(default_factory=list)
-    # names of init containers that go on beside the others
+    # names of init containers that run beside the others
     sidecars: set[str] = field(default_factory=set)
     times: list[tuple[str, float]] = field(default_factory=list)
 
@@ -59,21 +58,21 @@ class Running:
     metavar="POD.YAML...",
 )
 @click.option(
-    "--rm", "remove", is_flag=True, help="Follow the output, and remove the pod when it has ended."
+    "--rm", "remove", is_flag=True, help="Follow the output, and remove the pod after its end."
 )
 @click.option(
     "--lenient",
     is_flag=True,
-    help="Ignore fields that are unknown or not supported, with a warning.",
+    help="Ignore unknown and unsupported fields with a warning.",
 )
-@folders.option("For logs and volumes.")
+@folders.option("The folder for logs and volumes of pods.")
 @click.pass_obj
 def run(address: str, files: tuple[Path, ...], remove: bool, lenient: bool, folder: Path) -> None:
-    """Run the pod of a manifest, with the ConfigMaps and Secrets beside it, in one file or several;
-    `-` is stdin. Its containers are not restarted, and nothing is probed.
+    """Run the pod of a manifest. ConfigMaps and Secrets may be in the same file or in others; `-`
+    is stdin. Containers are not restarted, and probes are not executed.
 
-    With --rm the exit code is the container's; of several, that of the first in the manifest that
-    failed.
+    With --rm the exit code is that of the container; with several, that of the first failed one in
+    the manifest.
     """
     pod = load(*files, lenient=lenient)
     with Client(address) as client:
@@ -91,18 +90,19 @@ def run(address: str, files: tuple[Path, ...], remove: bool, lenient: bool, fold
 
 
 def load(*files: Path, lenient: bool = False) -> pod_model.Pod:
-    """The pod of files; what `lenient` lets pass is told on stderr. Raises InvalidSpec."""
+    """Read the pod from files, with warnings about fields that `lenient` ignores. Raises
+    InvalidSpec."""
     pod, ignored = read.read(*files, lenient=lenient)
     for line in ignored:
-        click.echo(f"pyrunc-cri: warning: {show.printable(line)}, ignored", err=True)
+        click.echo(f"pyrunc-cri: warning: ignored {show.printable(line)}", err=True)
     return pod
 
 
 def start(client: Client, pod: pod_model.Pod, folder: Path) -> Running:
-    """Sandbox, init containers one after the other, containers. What was made is removed when
-    something fails.
+    """Start the sandbox, the init containers one after the other, then the containers. After an
+    error everything is removed.
 
-    Raises AlreadyExists when there is a pod of this name.
+    Raises AlreadyExists if there is a pod of this name.
     """
     refuse_twin(client, pod)
     running = Running(
@@ -130,20 +130,22 @@ def start(client: Client, pod: pod_model.Pod, folder: Path) -> Running:
 
 
 def refuse_twin(client: Client, pod: pod_model.Pod) -> None:
-    """Raises AlreadyExists when there is a pod of this name, whether it runs or not."""
+    """Raise AlreadyExists if there is a pod of this name, running or not."""
     for each in client.pods():
         metadata = pod.metadata
         if (each.metadata.namespace, each.metadata.name) == (metadata.namespace, metadata.name):
             state = show.POD_STATES.get(each.state, "?")
+            identifier = each.id[: show.SHORT]
+            force = "-f " if each.state == api.SANDBOX_READY else ""
             raise AlreadyExists(
-                f"pod {metadata.namespace}/{metadata.name} exists: {each.id[: show.SHORT]}, {state}"
-                f" (pyrunc-cri rm {'-f ' if each.state == api.SANDBOX_READY else ''}{each.id[: show.SHORT]} removes it)"
+                f"pod {metadata.namespace}/{metadata.name} exists: {identifier}, {state}"
+                f" (pyrunc-cri rm {force}{identifier} removes it)"
             )
 
 
 def run_sandbox(client: Client, pod: pod_model.Pod, running: Running) -> api.PodSandboxConfig:
-    """Start the sandbox; two that start a pod of the same name at a time do so one after the other.
-    Raises AlreadyExists."""
+    """Start the sandbox. A lock orders several starts of a pod of the same name. Raises
+    AlreadyExists."""
     config = translate.sandbox(pod, running.folder)
     with running.timed("run sandbox"), folders.locked(running.folder.parent):
         refuse_twin(client, pod)
@@ -154,52 +156,56 @@ def run_sandbox(client: Client, pod: pod_model.Pod, running: Running) -> api.Pod
 
 
 def addresses(client: Client, pod: str) -> list[str]:
-    """The pod's addresses; none with the host's network."""
+    """Return the pod's addresses; none with host networking."""
     request = api.PodSandboxStatusRequest(pod_sandbox_id=pod)
     network = client.runtime("PodSandboxStatus", request).status.network
     return [ip for ip in (network.ip, *(a.ip for a in network.additional_ips)) if ip]
 
 
 def find_images(client: Client, pod: pod_model.Pod, running: Running) -> dict[str, api.Image]:
-    """Each image by its name; the local one is preferred unless the manifest says Always. A path is
-    an archive's."""
-    found: dict[str, api.Image] = {}
+    """Return the images by name. A local image is used unless the manifest says Always. A path is
+    that of a checkpoint archive."""
+    images_by_name: dict[str, api.Image] = {}
     for container in (*pod.spec.init_containers, *pod.spec.containers):
         reference = container.image
-        if reference in found:
+        if reference in images_by_name:
             continue
-        if reference.startswith("/"):  # of a checkpoint: the server reads it
-            found[reference] = api.Image(id=reference)
+        if reference.startswith("/"):  # a checkpoint, which the server reads
+            images_by_name[reference] = api.Image(id=reference)
             continue
-        local = None if container.image_pull_policy == "Always" else image.find(client, reference)
+        local = (
+            None
+            if container.image_pull_policy == "Always"
+            else transfer.find_image(client, reference)
+        )
         if local is None and container.image_pull_policy == "Never":
             raise ServerError(
                 f"image {reference!r} is not on this node, and imagePullPolicy is Never"
             )
         if local is None:
             with running.timed(f"pull {reference}"):
-                local = image.find(
+                local = transfer.find_image(
                     client, transfer.fetch(client, reference, credentials.find(reference))
                 )
         if local is None:
             raise ServerError(f"image {reference!r} was removed while it was pulled")
-        found[reference] = local
-    return found
+        images_by_name[reference] = local
+    return images_by_name
 
 
 def launch(
     client: Client,
     pod: pod_model.Pod,
-    asked: pod_model.Container,
-    found: api.Image,
+    container: pod_model.Container,
+    image: api.Image,
     sandbox: api.PodSandboxConfig,
     running: Running,
 ) -> None:
     """Create and start one container. Errors name it."""
     try:
-        _launch(client, pod, asked, found, sandbox, running)
+        _launch(client, pod, container, image, sandbox, running)
     except ServerError as error:
-        named = f"container {asked.name}"
+        named = f"container {container.name}"
         raise ServerError(
             error.message if named in error.message else f"{named}: {error.message}"
         ) from None
@@ -208,26 +214,26 @@ def launch(
 def _launch(
     client: Client,
     pod: pod_model.Pod,
-    asked: pod_model.Container,
-    found: api.Image,
+    container: pod_model.Container,
+    image: api.Image,
     sandbox: api.PodSandboxConfig,
     running: Running,
 ) -> None:
-    config = translate.container(pod, asked, found, running.folder, running.addresses)
+    config = translate.container(pod, container, image, running.folder, running.addresses)
     request = api.CreateContainerRequest(
         pod_sandbox_id=running.id, config=config, sandbox_config=sandbox
     )
-    with running.timed(f"create {asked.name}"):
+    with running.timed(f"create {container.name}"):
         identifier = client.runtime("CreateContainer", request).container_id
-    running.containers[asked.name] = identifier
-    places = [m.mount_path for m in asked.volume_mounts if m.sub_path or m.sub_path_expr]
+    running.containers[container.name] = identifier
+    places = [m.mount_path for m in container.volume_mounts if m.sub_path or m.sub_path_expr]
     sources.check(client, identifier, config, places)
-    with running.timed(f"start {asked.name}"):
+    with running.timed(f"start {container.name}"):
         client.runtime("StartContainer", api.StartContainerRequest(container_id=identifier))
 
 
 def finish(client: Client, name: str, running: Running) -> None:
-    """Wait for an init container. Raises ServerError when it failed."""
+    """Wait for an init container. Raises ServerError if it failed."""
     with running.timed(f"init {name}"):
         status = logs.wait_exit(client, running.containers[name])
     if status.exit_code:
@@ -238,17 +244,19 @@ def finish(client: Client, name: str, running: Running) -> None:
 
 
 def describe(client: Client, running: Running) -> None:
-    """Print what came to be."""
+    """Print the pod and its containers."""
     info = show.pod_info(client, running.id)
     ips = " ".join(running.addresses)
     click.echo(f"pod {running.name}  {running.id[: show.SHORT]}  {ips or 'host network'}")
     time.sleep(FIRST_OUTPUT_S)
-    found = [("shim", info.get("shimPid", 0)), ("pause", info.get("pid", 0))]
+    pids_by_name = [("shim", info.get("shimPid", 0)), ("pause", info.get("pid", 0))]
     pids = {n: show.container_info(client, i).get("pid", 0) for n, i in running.containers.items()}
     statuses = {n: logs.status(client, i) for n, i in running.containers.items()}
-    found += [(n, pid) for n, pid in pids.items() if statuses[n].state == api.CONTAINER_RUNNING]
+    pids_by_name += [
+        (n, pid) for n, pid in pids.items() if statuses[n].state == api.CONTAINER_RUNNING
+    ]
     click.echo("processes")
-    click.echo("\n".join(show.processes([(n, p) for n, p in found if p])))
+    click.echo("\n".join(show.processes([(n, p) for n, p in pids_by_name if p])))
     for name, identifier in running.containers.items():
         describe_container(name, identifier, statuses[name], pids[name])
     click.echo("times")
@@ -258,7 +266,7 @@ def describe(client: Client, running: Running) -> None:
 
 
 def describe_container(name: str, identifier: str, status: api.ContainerStatus, pid: int) -> None:
-    """Print one container: where it lives, how it ended, its first output."""
+    """Print one container: namespaces, cgroup, exit code and first output."""
     click.echo(
         f"container {name}  {identifier[: show.SHORT]}  {show.STATES.get(status.state, '?')}"
     )
@@ -276,7 +284,7 @@ def describe_container(name: str, identifier: str, status: api.ContainerStatus, 
 
 
 def output_lines(path: str) -> Iterator[str]:
-    """The lines of a log, as text."""
+    """Yield the lines of a log as text."""
     try:
         with open(path, "rb") as file:
             for entry in log_lines.entries(file):
@@ -286,8 +294,7 @@ def output_lines(path: str) -> Iterator[str]:
 
 
 def follow(client: Client, running: Running) -> None:
-    """Show the output of the containers until all have ended. Raises KeyboardInterrupt when the
-    user has seen enough."""
+    """Print the output of the containers until all have ended. Raises KeyboardInterrupt."""
     click.echo("--- output; interrupt to stop and remove the pod")
     logs.follow(
         client, running.containers.values(), {running.containers[name] for name in running.sidecars}
@@ -295,21 +302,21 @@ def follow(client: Client, running: Running) -> None:
 
 
 def exit_code(client: Client, running: Running) -> int:
-    """That of the first container that failed, else 0."""
+    """Return the exit code of the first failed container, or 0."""
     own = [each for name, each in running.containers.items() if name not in running.sidecars]
     codes = [logs.status(client, identifier).exit_code for identifier in own]
     return next((code for code in codes if code), 0)
 
 
 def clean_up(client: Client, running: Running, grace_s: int) -> None:
-    """Stop and remove the pod and its folder; what fails is said, not raised."""
+    """Stop and remove the pod and its folder. Errors are printed, not raised."""
     if running.id:
         try:
             stop.remove_pod(client, running.id, grace_s)
         except Error as error:
-            click.echo(f"pod {running.id} is left: {error}", err=True)
+            click.echo(f"pyrunc-cri: pod {running.id} could not be removed: {error}", err=True)
             return
     try:
         folders.delete(running.folder)
     except OSError as error:
-        click.echo(f"{running.folder} is left: {words(error)}", err=True)
+        click.echo(f"pyrunc-cri: {running.folder} could not be removed: {words(error)}", err=True)

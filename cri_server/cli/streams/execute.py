@@ -1,8 +1,8 @@
-"""`pyrunc-cri exec` and `attach`: a command in a container, or the container's own process, with
-its streams on ours.
+"""`pyrunc-cri exec` and `attach`: run a command in a container, or connect to its own process, with
+the streams of this terminal.
 
-Never ExecSync: that answers when the command has ended, and with no more than a message's 16 MiB of
-its output.
+`exec` does not use ExecSync, which replies only after the command has ended and with at most 16 MiB
+of output.
 """
 
 from __future__ import annotations
@@ -41,30 +41,31 @@ VALUED = frozenset(
 
 
 def _variable(text: str) -> str:
-    """NAME=VALUE; of NAME alone the value is ours, as docker has it. Raises InvalidArgument."""
+    """Parse NAME=VALUE; NAME alone takes the value of this process's environment, as in docker.
+    Raises InvalidArgument."""
     name, equals, _ = text.partition("=")
     if name and (equals or name in os.environ):
         return text if equals else f"{name}={os.environ[name]}"
     raise InvalidArgument(
-        f"--env {text}: expected NAME=VALUE, or the name of a variable that is set here"
+        f"--env {text}: expected NAME=VALUE, or the name of a variable of this environment"
     )
 
 
 def _user(client: Client, container: str, text: str) -> dict[str, object]:
-    """USER[:GROUP] by the container's own passwd and group files. Raises InvalidArgument,
+    """Look up USER[:GROUP] in the container's passwd and group files. Raises InvalidArgument,
     WrongState."""
     from cri_server.cli.containers.container_root import ContainerRoot
     from cri_server.spec.user import Accounts, resolve
 
     with ContainerRoot(client, container, container[: show.SHORT]) as root:
         files = [_read(root.descriptor, path) for path in ("/etc/passwd", "/etc/group")]
-    who = resolve(api.LinuxContainerSecurityContext(), text, Accounts.parse(*files))
-    return {"uid": who.uid, "gid": who.gid, "additionalGids": list(who.groups)}
+    user = resolve(api.LinuxContainerSecurityContext(), text, Accounts.parse(*files))
+    return {"uid": user.uid, "gid": user.gid, "additionalGids": list(user.groups)}
 
 
 def _read(root: int, path: str) -> bytes:
-    """A regular file in `root`, where its links point as the container sees them; empty for
-    anything else."""
+    """Read a regular file below `root`, with links resolved as in the container; return an empty
+    text for anything else."""
     try:
         return read_in_root(root, path)
     except (KernelError, NotFound):
@@ -72,40 +73,40 @@ def _read(root: int, path: str) -> bytes:
 
 
 class _Exec(click.Command):
-    """Takes options before CONTAINER, and as kubectl also between CONTAINER and `--`."""
+    """A command with options before CONTAINER and, as in kubectl, between CONTAINER and `--`."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(context, _options_first(args))
 
 
 def _options_first(args: list[str]) -> list[str]:
-    """`POD -c NAME -- COMMAND` as `-c NAME POD -- COMMAND`; anything else as it is, such as `POD sh
-    -c TEXT -- ARGUMENT`."""
+    """Turn `POD -c NAME -- COMMAND` into `-c NAME POD -- COMMAND`. Anything else stays unchanged,
+    such as `POD sh -c TEXT -- ARGUMENT`."""
     if "--" not in args:
         return args
     head, rest = args[: args.index("--")], args[args.index("--") :]
     options: list[str] = []
     others: list[str] = []
-    words = iter(head)
-    for word in words:
-        if word in VALUED:
-            options += [word, *itertools.islice(words, 1)]
+    arguments = iter(head)
+    for argument in arguments:
+        if argument in VALUED:
+            options += [argument, *itertools.islice(arguments, 1)]
         else:
-            (options if word.startswith("-") else others).append(word)
+            (options if argument.startswith("-") else others).append(argument)
     return [*options, *others, *rest] if len(others) == 1 else args
 
 
 @click.command(
     cls=_Exec, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
-@click.option("-i", "--stdin", "--interactive", is_flag=True, help="Pass our stdin on.")
-@click.option("-t", "--tty", is_flag=True, help="Give the command a terminal.")
+@click.option("-i", "--stdin", "--interactive", is_flag=True, help="Pass stdin to the command.")
+@click.option("-t", "--tty", is_flag=True, help="Run the command on a terminal.")
 @click.option(
     "-n",
     "--namespace",
     default="",
     metavar="NAMESPACE",
-    help="CONTAINER is a pod in it, as kubectl has it.",
+    help="CONTAINER is a pod of this namespace, as in kubectl.",
 )
 @click.option(
     "-c",
@@ -113,7 +114,7 @@ def _options_first(args: list[str]) -> list[str]:
     "of_pod",
     default="",
     metavar="NAME",
-    help="CONTAINER is a pod, this its container.",
+    help="CONTAINER is a pod, and NAME its container.",
 )
 @click.option(
     "--timeout",
@@ -121,15 +122,15 @@ def _options_first(args: list[str]) -> list[str]:
     type=click.FloatRange(0),
     default=0,
     metavar="SECONDS",
-    help="End the command after so long. [0: never]",
+    help="End the command after this time. [0: never]",
 )
 @click.option(
-    "-u", "--user", default="", metavar="USER[:GROUP]", help="As this user, a name or a number."
+    "-u", "--user", default="", metavar="USER[:GROUP]", help="The user, by name or number."
 )
 @click.option(
-    "-e", "--env", multiple=True, metavar="NAME=VALUE", help="Another variable; may be repeated."
+    "-e", "--env", multiple=True, metavar="NAME=VALUE", help="Set a variable; may be repeated."
 )
-@click.option("-w", "--workdir", default="", metavar="DIR", help="In this directory.")
+@click.option("-w", "--workdir", default="", metavar="DIR", help="The working directory.")
 @click.argument("container", shell_complete=completion.both)
 @click.argument(
     "command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND..."
@@ -148,13 +149,13 @@ def exec_(
     container: str,
     command: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """Run COMMAND in CONTAINER (an id, a name, POD/NAME, NAMESPACE/POD/NAME, or a pod's name);
-    exits with its code."""
+    """Run COMMAND in CONTAINER: an id, NAME, POD/NAME, NAMESPACE/POD/NAME, or the name of a pod.
+    Exits with the code of COMMAND."""
     command = command[1:] if command[0] == "--" else command
     if not command:
         raise click.UsageError("Missing argument 'COMMAND'.")
     if stdin and tty and not sys.stdin.isatty():
-        # As kubectl: what is piped into a terminal has no end that a command would see.
+        # As in kubectl: a command on a terminal would not see the end of piped input.
         click.echo("pyrunc-cri: stdin is not a terminal: -t is ignored", err=True)
         tty = False
     reference = "/".join(filter(None, (namespace, container, of_pod)))
@@ -185,23 +186,23 @@ def exec_(
 
 
 @click.command()
-@click.option("-i", "--stdin", is_flag=True, help="Pass our stdin on.")
+@click.option("-i", "--stdin", is_flag=True, help="Pass stdin to the container.")
 @click.option(
     "-t",
     "--tty",
     is_flag=True,
-    help="The container has a terminal. [found out where the server tells]",
+    help="The container has a terminal. [by default as the server reports]",
 )
 @click.option(
     "--detach-keys",
     default=session.DETACH_KEYS,
     show_default=True,
-    help="Keys that leave it running.",
+    help="Keys that end the session and leave the container running.",
 )
 @click.argument("container", shell_complete=completion.both)
 @click.pass_obj
 def attach(address: str, stdin: bool, tty: bool, detach_keys: str, container: str) -> None:
-    """Join the streams of CONTAINER's own process; exits with its code when it ends meanwhile."""
+    """Connect to the streams of the main process of CONTAINER. Exits with its code if it ends."""
     keys = session.parse_keys(detach_keys)
     with Client(address) as client:
         identifier = client.container(container).id

@@ -1,7 +1,6 @@
-"""`pyrunc-cri port-forward`: ports of this machine that lead into a pod, through the streaming
-server.
+"""`pyrunc-cri port-forward`: forwards local ports into a pod, through the streaming server.
 
-Each connection is a WebSocket of its own, as CRI has one pair of channels per port and session.
+Each connection has its own WebSocket, because a session of CRI has one pair of channels per port.
 """
 
 from __future__ import annotations
@@ -38,18 +37,18 @@ BACKLOG = 64
     "listen",
     multiple=True,
     metavar="ADDRESS",
-    help="Where to listen; may be repeated. [127.0.0.1, and ::1 where this machine has it]",
+    help="Local address; may be repeated. [127.0.0.1, and ::1 if this machine has IPv6]",
 )
 @click.pass_obj
 def port_forward(address: str, pod: str, ports: tuple[str, ...], listen: tuple[str, ...]) -> None:
-    """Forward local ports to ports of POD, numbers or the names of its manifest, until interrupted.
-    `:80` takes a free local port."""
+    """Forward local ports to ports of POD until interrupted. A port of POD is a number, or a name
+    from the manifest. `:80` chooses a free local port."""
     for text in ports:
         split(text)
     with Client(address) as client, contextlib.ExitStack() as stack:
         identifier = client.pod(pod).id
         pairs = [parse(text, lambda name: named_port(client, identifier, name)) for text in ports]
-        _open(client, identifier, pairs[0][1])  # so that what cannot be forwarded is said now
+        _open(client, identifier, pairs[0][1])  # reports an error before the first connection
         threads = []
         for local, remote in pairs:
             for listener in _listeners(listen, local):
@@ -68,12 +67,12 @@ def port_forward(address: str, pod: str, ports: tuple[str, ...], listen: tuple[s
 
 
 def split(text: str) -> tuple[str | None, str]:
-    """`80`, `8080:80`, `:http` -> (local, remote), None where there is no colon. Raises
-    InvalidArgument."""
-    found = re.fullmatch(r"(?:(\d{0,5}):)?(\d{1,5}|[a-z0-9-]{1,15})", text)
-    local, remote = (found[1], found[2]) if found else (None, "")
+    """Split `80`, `8080:80` or `:http` into local and remote port; the local one is None without a
+    colon. Raises InvalidArgument."""
+    match = re.fullmatch(r"(?:(\d{0,5}):)?(\d{1,5}|[a-z0-9-]{1,15})", text)
+    local, remote = (match[1], match[2]) if match else (None, "")
     if (
-        found is None
+        match is None
         or (remote.isdigit() and not 0 < int(remote) < 65536)
         or int(local or 0) > 65535
     ):
@@ -82,36 +81,39 @@ def split(text: str) -> tuple[str | None, str]:
 
 
 def parse(text: str, named: Callable[[str], int]) -> tuple[int, int]:
-    """(local, remote) of `[LOCAL:]PORT`; 0 is any. Raises InvalidArgument, and what `named` raises
-    for the name of a port."""
+    """Parse `[LOCAL:]PORT` to local and remote port numbers; 0 is any free port. Raises
+    InvalidArgument, and what `named` raises for a port's name."""
     local, name = split(text)
     remote = int(name) if name.isdigit() else named(name)
     return (remote if local is None else int(local or 0)), remote
 
 
 def named_port(client: Client, pod: str, name: str) -> int:
-    """The number of a port by its name in the manifest, which kubelet and `run` annotate containers
-    with. Raises NotFound."""
+    """Return the number of a port by its name in the manifest, which kubelet and `run` put into an
+    annotation of the container. Raises NotFound."""
     ports = [
         port for container in client.containers(pod_sandbox_id=pod) for port in _ports(container)
     ]
     for port in ports:
         if port.get("name") == name and isinstance(port.get("containerPort"), int):
             return int(port["containerPort"])
-    there = ", ".join(sorted({str(port["name"]) for port in ports if port.get("name")})) or "none"
-    raise NotFound(f"the pod has no port {name!r}; there are: {there}")
+    names = {str(port["name"]) for port in ports if port.get("name")}
+    raise NotFound(
+        f"the pod has no port {name!r}; its ports are: {', '.join(sorted(names)) or '-'}"
+    )
 
 
 def _ports(container: api.Container) -> list[dict[str, Any]]:
     try:
-        found = json.loads(container.annotations.get(ownership.PORTS, "[]"))
+        ports = json.loads(container.annotations.get(ownership.PORTS, "[]"))
     except ValueError:
         return []
-    return [port for port in found if isinstance(port, dict)] if isinstance(found, list) else []
+    return [port for port in ports if isinstance(port, dict)] if isinstance(ports, list) else []
 
 
 def _listeners(hosts: Sequence[str], port: int) -> list[socket.socket]:
-    """Without hosts on both loopback addresses, with one port; on a machine without IPv6 on one."""
+    """Listen on `hosts`; by default on both loopback addresses with the same port, or only on
+    127.0.0.1 if the machine has no IPv6."""
     if hosts:
         return [_listener(host, port) for host in hosts]
     first = _listener("127.0.0.1", port)
@@ -131,7 +133,7 @@ def _listener(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise Error(f"cannot listen at {host}:{port}: {error.strerror or error}") from None
+        raise Error(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
 
 
 def _open(client: Client, pod: str, port: int) -> str:
@@ -140,7 +142,7 @@ def _open(client: Client, pod: str, port: int) -> str:
 
 
 def _serve(client: Client, pod: str, port: int, listener: socket.socket) -> None:
-    """Take connections until the listener is closed."""
+    """Accept connections until the listener is closed."""
     while True:
         try:
             connection, _ = listener.accept()
@@ -150,7 +152,8 @@ def _serve(client: Client, pod: str, port: int, listener: socket.socket) -> None
 
 
 def _forward(client: Client, pod: str, port: int, connection: socket.socket) -> None:
-    """One connection, both ways. What goes wrong is said; the others go on."""
+    """Forward one connection in both directions. An error is printed, and other connections
+    continue."""
     try:
         with connection, session.connect(_open(client, pod, port), PROTOCOL) as channel:
             threading.Thread(target=_feed, args=(connection, channel), daemon=True).start()
@@ -162,30 +165,31 @@ def _forward(client: Client, pod: str, port: int, connection: socket.socket) -> 
 
 
 def _receive(connection: socket.socket, channel: Any) -> None:
-    """The pod's bytes; both channels begin with the port. Raises Error with what the server says
-    has failed."""
+    """Copy the pod's bytes to the connection; the first message of both channels is the port.
+    Raises Error with the server's message about a failure."""
     from websockets.exceptions import WebSocketException
 
-    skip = {DATA: 2, ERROR: 2}
-    failed = b""
+    skip = {DATA: 2, ERROR: 2}  # bytes of the port, at the beginning of each channel
+    failure = b""
     try:
         while True:
-            message = channel.recv()
-            number, content = message[0], message[1:]
-            taken = min(skip.get(number, 0), len(content))
-            skip[number] = skip.get(number, 0) - taken
+            frame = channel.recv()
+            number, content = frame[0], frame[1:]
+            skipped = min(skip.get(number, 0), len(content))
+            skip[number] = skip.get(number, 0) - skipped
             if number == DATA:
-                connection.sendall(content[taken:])
+                connection.sendall(content[skipped:])
             else:
-                failed += content[taken:]
+                failure += content[skipped:]
     except (OSError, WebSocketException):
         pass
-    if failed:
-        raise Error(failed.decode(errors="replace"))
+    if failure:
+        raise Error(failure.decode(errors="replace"))
 
 
 def _feed(connection: socket.socket, channel: Any) -> None:
-    """The client's bytes. A WebSocket has no half that could be closed: the pod ends the session."""
+    """Copy the connection's bytes to the pod. A WebSocket cannot be half-closed: the pod ends the
+    session."""
     with contextlib.suppress(Exception):
         while data := connection.recv(READ_BYTES):
             channel.send(bytes([DATA]) + data)

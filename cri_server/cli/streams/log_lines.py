@@ -1,5 +1,5 @@
-"""A container's log file: its records as CRI has them (`TIME STREAM TAG CONTENT`), from the end,
-since a time, across rotation."""
+"""Reads log files of containers, in CRI's format `TIME STREAM TAG CONTENT`: the last lines, lines
+since a time, and across rotations."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Entry(NamedTuple):
-    """A record: its stream, what the container wrote (with a newline unless the line goes on), and
-    when."""
+    """A record of a log: its stream, the container's output (with a newline unless the record is a
+    partial line), and its time."""
 
     stream: str
     content: bytes
@@ -29,7 +29,7 @@ class Entry(NamedTuple):
 
 
 def entries(file: BinaryIO) -> Iterator[Entry]:
-    """Each complete record from the file's position on."""
+    """Yield the complete records from the file's position on."""
     while True:
         position = file.tell()
         line = file.readline()
@@ -47,32 +47,33 @@ def entries(file: BinaryIO) -> Iterator[Entry]:
 
 
 class Log:
-    """A container's log: its rotated files and the one that is written, read in this order to the
-    present end each time. Compressed files, as kubelet makes them, are left out."""
+    """A container's log: its rotated files, oldest first, and the current one. Compressed files, as
+    kubelet makes them, are skipped."""
 
     def __init__(self, path: str) -> None:
-        """Raises NotFound, OSError."""
+        """Open the files. Raises NotFound, OSError."""
         self._path = path
         self._files = _open_all(path)  # the first one is read, the others follow
         if not self._files:
-            raise NotFound(f"no log at {path}: the container was not started")
+            raise NotFound(f"no log at {path}: the container has not been started")
 
     def close(self) -> None:
+        """Close all files."""
         _close(self._files)
 
     def seek_last(self, count: int) -> None:
-        """Go to the last `count` records. Call it before `new`."""
+        """Move to the last `count` records. Call it before `new`."""
         for number, file in reversed(list(enumerate(self._files))):
-            position, found = last(file, count)
+            position, records = last(file, count)
             file.seek(position)
-            count -= found
+            count -= records
             if count == 0:
                 _close(self._files[:number])
                 del self._files[:number]
                 return
 
     def new(self) -> Iterator[Entry]:
-        """What has come since. Raises OSError."""
+        """Yield the records that were written since the last call. Raises OSError."""
         while True:
             if len(self._files) == 1:
                 self._files += self._open_later()
@@ -82,24 +83,25 @@ class Log:
             self._files.pop(0).close()
 
     def _open_later(self) -> list[BinaryIO]:
-        """The files that were made after ours. The writer has left ours by then, but for its last
-        lines."""
+        """Open the files that are newer than the current one. The writer no longer writes to the
+        current one, except for its last lines."""
         own = os.fstat(self._files[0].fileno())
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(self._path), own):
                 return []
         files = _open_all(self._path)
-        found = [os.fstat(file.fileno()) for file in files]
-        at = next((n for n, each in enumerate(found) if os.path.samestat(each, own)), None)
-        # it was removed, or has a name of another form: what was not changed before it
+        statuses = [os.fstat(file.fileno()) for file in files]
+        at = next((n for n, each in enumerate(statuses) if os.path.samestat(each, own)), None)
+        # The current file was removed or renamed in another way: skip what is older than it.
         if at is None:
-            at = sum(each.st_mtime_ns < own.st_mtime_ns for each in found) - 1
+            at = sum(each.st_mtime_ns < own.st_mtime_ns for each in statuses) - 1
         _close(files[: at + 1])
         return files[at + 1 :]
 
 
 def _open_all(path: str) -> list[BinaryIO]:
-    """The log's files, oldest first; anew when it is rotated meanwhile. Raises OSError."""
+    """Open the log's files, oldest first; starts again if the log is rotated meanwhile. Raises
+    OSError."""
     while True:
         names, files = log_rotation.rotated(path), list[BinaryIO]()
         for name in (*names, path):
@@ -116,8 +118,8 @@ def _close(files: Iterable[BinaryIO]) -> None:
 
 
 def last(file: BinaryIO, count: int) -> tuple[int, int]:
-    """Where the last `count` complete records begin, and how many there are up to `count`; the file
-    is read from its end, block by block."""
+    """Return the position of the last `count` complete records, and their number. Reads the file
+    block by block from its end."""
     end = file.seek(0, os.SEEK_END)
     at, missing, is_last = end, count + 1, True
     while at > 0:
@@ -127,7 +129,7 @@ def last(file: BinaryIO, count: int) -> tuple[int, int]:
         position = len(block)
         while (position := block.rfind(b"\n", 0, position)) >= 0:
             if is_last:
-                # what follows is a record that is being written
+                # the bytes after the last newline are an incomplete record
                 end, is_last = start + position + 1, False
             missing -= 1
             if missing == 0:
@@ -137,25 +139,25 @@ def last(file: BinaryIO, count: int) -> tuple[int, int]:
 
 
 def moment(text: str, now: datetime.datetime) -> datetime.datetime:
-    """`42m`, `1h30m`, seconds since 1970, or a time such as 2026-11-22T10:00:00Z (without a zone:
-    here). Raises InvalidArgument."""
+    """Parse a time: `42m`, `1h30m`, seconds since 1970, or 2026-11-22T10:00:00Z (local time without
+    a zone). Raises InvalidArgument."""
     parts = RELATIVE.findall(text)
     if parts and "".join(number + unit for number, unit in parts) == text:
         return now - datetime.timedelta(seconds=sum(float(n) * UNITS_S[unit] for n, unit in parts))
     try:
         if re.fullmatch(r"\d{9,11}(\.\d+)?", text):
             return datetime.datetime.fromtimestamp(float(text), datetime.UTC)
-        found = datetime.datetime.fromisoformat(text)
+        time = datetime.datetime.fromisoformat(text)
     except (ValueError, OverflowError):
         raise InvalidArgument(
             f"{text!r} is not a time such as 42m or 2026-11-22T10:00:00Z"
         ) from None
-    return found if found.tzinfo else found.astimezone()
+    return time if time.tzinfo else time.astimezone()
 
 
 @dataclass(slots=True)
 class Filter:
-    """Which entries are shown; `limit_bytes` counts down."""
+    """Selects entries of a log. `limit_bytes` decreases with each output."""
 
     since: datetime.datetime | None = None
     until: datetime.datetime | None = None
@@ -163,7 +165,7 @@ class Filter:
     limit_bytes: int | None = None
 
     def passes(self, entry: Entry) -> bool:
-        """Whether this one is shown."""
+        """Return True if the entry is selected."""
         if self.stream and entry.stream != self.stream:
             return False
         if self.since is None and self.until is None:
@@ -179,14 +181,14 @@ class Filter:
         )
 
     def cut(self, content: bytes) -> bytes:
-        """As much of `content` as may still be shown."""
+        """Return the part of `content` that the limit permits."""
         if self.limit_bytes is None:
             return content
-        shown = content[: self.limit_bytes]
-        self.limit_bytes -= len(shown)
-        return shown
+        part = content[: self.limit_bytes]
+        self.limit_bytes -= len(part)
+        return part
 
 
 def _microseconds(text: str) -> str:
-    """RFC 3339 with nanoseconds, which Python does not read, with microseconds."""
+    """Shorten nanoseconds of an RFC 3339 time to microseconds, the most that Python can parse."""
     return re.sub(r"(\.\d{6})\d+", r"\1", text)

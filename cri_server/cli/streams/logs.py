@@ -1,4 +1,5 @@
-"""`pyrunc-cri logs`: a container's log without the CRI prefix, its two streams on ours."""
+"""`pyrunc-cri logs`: prints a container's log without the CRI prefix, with stdout and stderr
+apart."""
 
 from __future__ import annotations
 
@@ -24,20 +25,19 @@ EXIT_POLL_S = 0.02
 
 @dataclass(slots=True)
 class Writer:
-    """Entries on our stdout and stderr, with their time and the container's name where these are
-    asked for."""
+    """Writes entries to stdout and stderr, on request with time and container name."""
 
     timestamps: bool = False
     filter: Filter = field(default_factory=Filter)
-    _within: set[tuple[str, str]] = field(default_factory=set)  # streams whose line is not complete
+    _within: set[tuple[str, str]] = field(default_factory=set)  # streams within a partial line
 
     @property
     def full(self) -> bool:
-        """Whether nothing more may be shown."""
+        """True once --limit-bytes is reached."""
         return self.filter.limit_bytes == 0
 
     def write(self, entry: Entry, name: str = "") -> None:
-        """One entry, unless it is filtered out. Raises OSError."""
+        """Write an entry if the filter selects it. Raises OSError."""
         if not self.filter.passes(entry):
             return
         key, prefix = (name, entry.stream), b""
@@ -54,33 +54,31 @@ class Writer:
 @click.command()
 @click.argument("name", metavar="CONTAINER|POD", shell_complete=completion.both)
 @click.option(
-    "-f", "--follow", "following", is_flag=True, help="Go on until the container has exited."
+    "-f", "--follow", "following", is_flag=True, help="Continue until the container has exited."
 )
-@click.option(
-    "-p", "--previous", is_flag=True, help="Of the container that ran before it under this name."
-)
+@click.option("-p", "--previous", is_flag=True, help="Show the log of the previous attempt.")
 @click.option(
     "-c",
     "--container",
     "of_pod",
     default="",
     metavar="NAME",
-    help="CONTAINER is a pod, this its container.",
+    help="CONTAINER is a pod, and NAME its container.",
 )
 @click.option("--tail", default="all", metavar="N", help="Only the last N lines. [all]")
-@click.option("--since", metavar="TIME", help="Only what is newer: 42m, or 2026-11-22T10:00:00Z.")
-@click.option("--until", metavar="TIME", help="Only what is older.")
-@click.option("-t", "--timestamps", is_flag=True, help="With the time of each line.")
+@click.option("--since", metavar="TIME", help="Only newer lines: 42m, or 2026-11-22T10:00:00Z.")
+@click.option("--until", metavar="TIME", help="Only older lines.")
+@click.option("-t", "--timestamps", is_flag=True, help="Print the time of each line.")
 @click.option("-s", "--stream", type=click.Choice(["stdout", "stderr"]), help="Only this stream.")
 @click.option("--limit-bytes", type=click.IntRange(0), metavar="N", help="At most N bytes.")
 @click.option(
-    "-r", "--reopen", is_flag=True, help="Let the server open the log file again, and show nothing."
+    "-r", "--reopen", is_flag=True, help="Have the server reopen the log file; show nothing."
 )
 @click.option(
     "-a",
     "--all-containers",
     is_flag=True,
-    help="Of all containers of a pod, each line with its name.",
+    help="Show all containers of a pod, with the name before each line.",
 )
 @click.pass_obj
 def logs(
@@ -98,7 +96,7 @@ def logs(
     reopen: bool,
     all_containers: bool,
 ) -> None:
-    """Show the log of a container (an id, a name, POD/NAME, or a pod's name)."""
+    """Show the log of a container: an id, NAME, POD/NAME, or the name of a pod."""
     lines = _tail(tail)
     now = datetime.datetime.now(datetime.UTC)
     begin, end = (moment(text, now) if text else None for text in (since, until))
@@ -122,7 +120,7 @@ def logs(
 
 
 def _tail(text: str) -> int:
-    """A number of lines, -1 for all. Raises InvalidArgument."""
+    """Parse a number of lines; -1 is all. Raises InvalidArgument."""
     if text in ("all", "-1"):
         return -1
     if not re.fullmatch("[0-9]{1,18}", text):
@@ -132,38 +130,40 @@ def _tail(text: str) -> int:
 
 def _all_of(client: Client, name: str) -> Sequence[api.Container]:
     pod = client.pod(name)
-    found = client.containers(pod_sandbox_id=pod.id)
-    if not found:
+    containers = client.containers(pod_sandbox_id=pod.id)
+    if not containers:
         raise NotFound(f"pod {name!r} has no containers")
-    return sorted(found, key=lambda c: c.created_at)
+    return sorted(containers, key=lambda c: c.created_at)
 
 
 def _previous(client: Client, container: api.Container) -> api.Container:
-    """The attempt before it. Raises NotFound."""
-    own = container.metadata
-    found = [
+    """Return the previous attempt of a container. Raises NotFound."""
+    metadata = container.metadata
+    earlier = [
         c
         for c in client.containers(pod_sandbox_id=container.pod_sandbox_id)
-        if c.metadata.name == own.name and c.metadata.attempt < own.attempt
+        if c.metadata.name == metadata.name and c.metadata.attempt < metadata.attempt
     ]
-    if not found:
-        raise NotFound(f"container {own.name!r} did not run before (this is attempt {own.attempt})")
-    return max(found, key=lambda c: c.metadata.attempt)
+    if not earlier:
+        raise NotFound(
+            f"container {metadata.name!r} has no previous attempt (this is {metadata.attempt})"
+        )
+    return max(earlier, key=lambda c: c.metadata.attempt)
 
 
 def status(client: Client, identifier: str) -> api.ContainerStatus:
-    """The container's status."""
-    found: api.ContainerStatus = client.runtime(
+    """Return the status of a container."""
+    result: api.ContainerStatus = client.runtime(
         "ContainerStatus", api.ContainerStatusRequest(container_id=identifier)
     ).status
-    return found
+    return result
 
 
 def wait_exit(client: Client, identifier: str) -> api.ContainerStatus:
-    """The container's status once it has exited."""
-    while (found := status(client, identifier)).state != api.CONTAINER_EXITED:
+    """Wait until a container has exited and return its status."""
+    while (result := status(client, identifier)).state != api.CONTAINER_EXITED:
         time.sleep(EXIT_POLL_S)
-    return found
+    return result
 
 
 def show(
@@ -175,8 +175,8 @@ def show(
     following: bool = False,
     sidecars: Collection[str] = (),
 ) -> None:
-    """Show what these containers (id -> prefix of their lines) have written, and with `following`
-    what they write, until all but `sidecars` have exited. Raises NotFound, OSError."""
+    """Print the logs of containers (id -> prefix of their lines). With `following`, continue until
+    all except `sidecars` have exited. Raises NotFound, OSError."""
     with contextlib.ExitStack() as stack:
         pending: dict[str, Log] = {}
         for identifier in names:
@@ -198,13 +198,13 @@ def show(
 
 
 def follow(client: Client, identifiers: Iterable[str], sidecars: Collection[str] = ()) -> None:
-    """All output of these containers, until all but the sidecars have exited. Raises NotFound,
+    """Print all output of containers until all except the sidecars have exited. Raises NotFound,
     OSError."""
     show(client, dict.fromkeys(identifiers, ""), Writer(), following=True, sidecars=sidecars)
 
 
 def log_path(client: Client, identifier: str) -> str:
-    """Where the container's log is. Raises NotFound when it has none."""
+    """Return the path of a container's log. Raises NotFound if it has none."""
     path = status(client, identifier).log_path
     if not path:
         raise NotFound(f"container {identifier} has no log")

@@ -1,5 +1,5 @@
-"""A session of the streaming server over its WebSocket: our stdio joined to a process in a
-container."""
+"""A WebSocket session of the streaming server, which connects this process's stdio to a process in
+a container."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ DETACH_KEYS = "ctrl-p,ctrl-q"
 
 
 class Detached(Exception):
-    """The user has typed the keys to leave."""
+    """The user has typed the detach keys."""
 
 
 def run(url: str, *, stdin: bool, tty: bool, detach_keys: bytes = b"", timeout_s: float = 0) -> int:
-    """Connect our stdio to the session behind `url` until it ends; its exit code. After
-    `timeout_s`, unless 0, it is left, and the server ends its command. Raises ServerError,
-    Detached."""
+    """Connect stdio to the session at `url` until it ends, and return the exit code of the command.
+    After `timeout_s`, unless it is 0, close the session; the server then ends the command. Raises
+    ServerError, Detached."""
     socket = connect(url, PROTOCOL, OLDER)
     if stdin and not tty and socket.subprotocol == OLDER and not sys.stdin.isatty():
         click.echo(
-            f"pyrunc-cri: warning: the server speaks {OLDER}, which cannot tell the end of stdin",
+            f"pyrunc-cri: warning: the server uses {OLDER}, which cannot signal the end of stdin",
             err=True,
         )
     with socket, _raw_terminal(tty and sys.stdin.isatty()):
@@ -59,7 +59,7 @@ def run(url: str, *, stdin: bool, tty: bool, detach_keys: bytes = b"", timeout_s
 
 
 def connect(url: str, *protocols: str) -> Any:
-    """The WebSocket at a streaming server's URL. Raises ServerError."""
+    """Open the WebSocket at a streaming server's URL. Raises ServerError."""
     from websockets.exceptions import WebSocketException
     from websockets.sync.client import connect as open_socket
     from websockets.typing import Subprotocol
@@ -74,14 +74,14 @@ def connect(url: str, *protocols: str) -> Any:
         )
     except OSError as error:
         why = os.strerror(error.errno).lower() if error.errno else str(error)
-        raise ServerError(f"the session at {url} cannot be opened: {why}") from None
+        raise ServerError(f"cannot open the session at {url}: {why}") from None
     except WebSocketException as error:
-        raise ServerError(f"the session at {url} cannot be opened: {error}") from None
+        raise ServerError(f"cannot open the session at {url}: {error}") from None
 
 
 class Feeder:
-    """Our stdin to the session, until it ends or the keys to detach are typed; `detached` says
-    which."""
+    """Copies stdin to the session until stdin ends or the detach keys are typed, which sets
+    `detached`."""
 
     def __init__(self, socket: Any, keys: bytes) -> None:
         self._socket = socket
@@ -90,21 +90,22 @@ class Feeder:
         self.detached = False
 
     def run(self) -> None:
-        """In a thread of its own."""
+        """Copy stdin. Runs in its own thread."""
         with contextlib.suppress(Exception):
             while data := os.read(0, READ_BYTES):
                 passed = self._without_keys(data)
                 if passed:
                     self._socket.send(bytes([STDIN]) + passed)
                 if self.detached:
-                    # a closing handshake waits for the container
+                    # a closing handshake would wait for the container
                     self._socket.socket.shutdown(SHUT_RDWR)
                     return
             if self._socket.subprotocol == PROTOCOL:
                 self._socket.send(bytes([CLOSE, STDIN]))
 
     def _without_keys(self, data: bytes) -> bytes:
-        """What is not the sequence of the keys; one that is begun waits for what comes next."""
+        """Return the input without the detach sequence. A beginning of the sequence is held back
+        until the next byte."""
         if not self._keys:
             return data
         passed = bytearray()
@@ -126,27 +127,25 @@ class Feeder:
 
 
 def parse_keys(text: str) -> bytes:
-    """`ctrl-p,ctrl-q` as bytes; empty for none. Raises InvalidArgument."""
-    found = bytearray()
-    for word in filter(None, text.split(",")):
-        if len(word) == 1 and word.isascii():
-            found += word.encode()
+    """Parse `ctrl-p,ctrl-q` to bytes; no bytes for an empty text. Raises InvalidArgument."""
+    keys = bytearray()
+    for key in filter(None, text.split(",")):
+        if len(key) == 1 and key.isascii():
+            keys += key.encode()
         elif (
-            len(word) == 6
-            and word.startswith("ctrl-")
-            and (word[5].isalpha() or word[5] in "@[]\\^_")
+            len(key) == 6 and key.startswith("ctrl-") and (key[5].isalpha() or key[5] in "@[]\\^_")
         ):
-            found.append(ord(word[5].upper()) & 0x1F)
+            keys.append(ord(key[5].upper()) & 0x1F)
         else:
             raise InvalidArgument(
-                f"--detach-keys {text}: {word!r} is neither a character nor ctrl-LETTER"
+                f"--detach-keys {text}: {key!r} is neither a character nor ctrl-LETTER"
             )
-    return bytes(found)
+    return bytes(keys)
 
 
 def _receive(socket: Any, timeout_s: float) -> int:
-    """Write what comes to our stdout and stderr; the exit code. Raises ServerError, OSError when
-    ours cannot be written."""
+    """Write the session's output to stdout and stderr, and return the exit code. Raises
+    ServerError, and OSError if a stream cannot be written."""
     code = None
     for channel, content in _messages(socket, timeout_s):
         if channel in (STDOUT, STDERR):
@@ -161,8 +160,8 @@ def _receive(socket: Any, timeout_s: float) -> int:
 
 
 def _messages(socket: Any, timeout_s: float) -> Iterator[tuple[int, bytes]]:
-    """(channel, content) of each message that has content. Raises ServerError when the connection
-    breaks, or time is up."""
+    """Yield channel and content of each message that has content. Raises ServerError when the
+    connection breaks or the timeout ends."""
     from websockets.exceptions import ConnectionClosedOK, WebSocketException
 
     deadline = time.monotonic() + timeout_s if timeout_s else None
@@ -177,24 +176,24 @@ def _messages(socket: Any, timeout_s: float) -> Iterator[tuple[int, bytes]]:
         except ConnectionClosedOK:
             return
         except (OSError, WebSocketException) as error:
-            raise ServerError(f"the session broke: {error}") from None
+            raise ServerError(f"the connection of the session broke: {error}") from None
         data = message if isinstance(message, bytes) else message.encode()
         if len(data) > 1:
             yield data[0], data[1:]
 
 
 def exit_code(status: bytes) -> int:
-    """The exit code in a metav1.Status. Raises ServerError for another failure."""
+    """Return the exit code of a metav1.Status. Raises ServerError for any other failure."""
     try:
-        found = json.loads(status)
-        if found.get("status") == "Success":
+        document = json.loads(status)
+        if document.get("status") == "Success":
             return 0
-        for cause in (found.get("details") or {}).get("causes") or []:
+        for cause in (document.get("details") or {}).get("causes") or []:
             if cause.get("reason") == "ExitCode":
                 return int(cause["message"])
-        raise ServerError(str(found.get("message", "the session failed")))
+        raise ServerError(str(document.get("message", "the session failed")))
     except (ValueError, AttributeError, KeyError):
-        raise ServerError(f"the session's status is none: {status[:200]!r}") from None
+        raise ServerError(f"the session ended with a malformed status: {status[:200]!r}") from None
 
 
 def _send_size(socket: Any) -> None:
@@ -208,8 +207,8 @@ def _send_size(socket: Any) -> None:
 
 
 @contextlib.contextmanager
-def _raw_terminal(wanted: bool) -> Iterator[None]:
-    if not wanted:
+def _raw_terminal(enabled: bool) -> Iterator[None]:
+    if not enabled:
         yield
         return
     before = termios.tcgetattr(0)

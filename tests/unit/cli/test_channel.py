@@ -160,17 +160,17 @@ def listening(path: Path, *answers: Callable[[socket.socket], object]) -> Iterat
 SETTINGS = frames.settings({})
 WRONG = {
     "closed": (b"", "the connection was closed"),
-    "http/1": (b"HTTP/1.1 400 Bad Request\r\n\r\n", "greet"),
+    "http/1": (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not HTTP/2 settings"),
     "long": (SETTINGS + b"\xff\xff\xff\0\0\0\0\0\1", "a frame of"),
     "going away": (SETTINGS + frames.goaway(0, 0, b"too many"), "too many"),
     "reset": (SETTINGS + frames.rst_stream(1, 7), "reset with code 7"),
     "block": (SETTINGS + frames.head(1, frames.HEADERS, 4, 1) + b"\xff", "index"),
     "status": (SETTINGS + frames.head(1, frames.HEADERS, 5, 1) + b"\x8d", "HTTP status 404"),
     "data first": (SETTINGS + frames.head(0, frames.DATA, 1, 1), "without a status"),
-    "stray": (SETTINGS + frames.head(0, frames.DATA, 1, 7), "where none was due"),
+    "stray": (SETTINGS + frames.head(0, frames.DATA, 1, 7), "unexpected frame"),
     "push": (
         SETTINGS + frames.head(4, frames.PUSH_PROMISE, 4, 1) + b"\0\0\0\2",
-        "where none was due",
+        "unexpected frame",
     ),
 }
 
@@ -194,7 +194,7 @@ def test_who_says_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(channels, "CONNECT_TIMEOUT_S", 0.2)
     with (
         listening(tmp_path / "s", lambda connection: None),
-        pytest.raises(CallError, match="no greeting"),
+        pytest.raises(CallError, match="no HTTP/2 settings"),
     ):
         Channel(f"{tmp_path}/s").unary("/s/echo", b"", None)
     with pytest.raises(CallError) as caught:

@@ -104,8 +104,8 @@ def test_a_helper_of_dockers_file(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("#!/bin/sh\necho broken >&2; exit 3\n", "ended with 3: broken"),
-        ("#!/bin/sh\necho hidden-secret\n", "its answer cannot be read"),
+        ("#!/bin/sh\necho broken >&2; exit 3\n", "failed with exit code 3: broken"),
+        ("#!/bin/sh\necho hidden-secret\n", "returned malformed JSON"),
         ("", "Exec format error"),
     ],
 )

@@ -33,4 +33,4 @@ def test_a_server_that_does_not_answer_is_told_from_one_that_ended(
 ) -> None:
     monkeypatch.setattr(demo, "START_TIMEOUT_S", 0.1)
     error = wait(tmp_path, "sleep", "60")
-    assert error == "the server did not start: no answer in 0.1 s\nthe last line\n"
+    assert error == "the server did not start: no reply within 0.1 s\nthe last line\n"

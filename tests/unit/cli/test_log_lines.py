@@ -82,7 +82,7 @@ def test_a_log_without_a_present_file_is_read(path: Path) -> None:
     log.close()
     for ending in FILES[:2]:
         Path(f"{path}{ending}").unlink()
-    with pytest.raises(NotFound, match="was not started"):
+    with pytest.raises(NotFound, match="has not been started"):
         Log(str(path))
 
 

@@ -64,11 +64,11 @@ def test_mirrors_their_rewrites_and_logins(tmp_path: Path) -> None:
         "   mirror: may pull and resolve",
         "   proxy: socks5://p.example",
         "   headers: X-Key",
-        "   pull secrets: only those that name clear.example: the way there is not encrypted",
+        "   pull secrets: only those for clear.example: the connection is not encrypted",
         "3. https://registry-1.docker.io/v2/library/busybox",
         "   the registry: may pull and resolve",
         "   pull secrets: those for docker.io",
-        "signatures: not looked at",
+        "signatures: not checked",
         "`pyrunc-cri pull` without --creds: DIR/auth.json: https://index.docker.io/v1/",
     ]
     assert "hidden" not in shown

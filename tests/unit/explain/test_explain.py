@@ -108,7 +108,7 @@ def test_find(query: str, names: list[str]) -> None:
     [
         ("pyrunc-cri: no server at unix:///run/pyrunc/cri.sock: no such file (start one: pyrunc-cri serve)", "no-server"),
         ("dial unix /run/pyrunc/cri.sock: connect: connection refused", "no-server"),
-        ("no access to unix:///x: permission denied (it is for root and the socket's group)", "socket-permission"),
+        ("no access to unix:///x: permission denied (only for root and the socket's group)", "socket-permission"),
         ("CNI ADD failed in portmap: host port 80/tcp is already taken by pods/abc/eth0/12", "host-port-taken"),
         ('exec: "pgrep": executable file not found in $PATH', "no-command"),
         ("NetworkPluginNotReady message:Network plugin returns error: cni plugin not initialized", "network-not-ready"),
