@@ -1,4 +1,4 @@
-"""What the pages tell people to type: our programs have every verb and every option of it."""
+"""Checks the documents: commands, links, and the list of pages in docs/README.md."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ PROGRAMS = command_lines()
 
 
 def commands(page: str) -> Iterator[list[str]]:
-    """The words of each command of ours in the `sh` blocks of a page."""
-    blocks = re.findall(
-        r"^```sh\n(.*?)^```$", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL
-    )
+    """Yield the words of each command of our programs in the `sh` blocks of a page."""
+    text = (ROOT / page).read_text()
+    blocks = re.findall(r"^```sh\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
     for line in "".join(blocks).replace("\\\n", " ").splitlines():
         plain = re.sub(r"\s#.*", "", line)
         for part in re.split(r"&&|\|\||[;|]|\$\(|[()]|^kill .*", plain):
@@ -32,7 +31,7 @@ def commands(page: str) -> Iterator[list[str]]:
 
 
 def unknown(words: list[str]) -> list[str]:
-    """The words that the program does not know: its verb, or an option."""
+    """Return the words that the program does not know: its verb, or an option."""
     command: click.Command = PROGRAMS[words[0]]
     options = _options(command)
     wrong = []
@@ -41,9 +40,9 @@ def unknown(words: list[str]) -> list[str]:
             name = word.partition("=")[0]
             wrong += [] if name in options else [word]
         elif isinstance(command, click.Group) and (
-            found := command.get_command(click.Context(command), word)
+            verb := command.get_command(click.Context(command), word)
         ):
-            command, options = found, options | _options(found)
+            command, options = verb, options | _options(verb)
     if isinstance(command, click.Group) and "--version" not in words and "--help" not in words:
         wrong.append(f"no verb of {words[0]}")
     return wrong
@@ -54,15 +53,46 @@ def _options(command: click.Command) -> set[str]:
     return {name for p in parameters for name in (*p.opts, *p.secondary_opts)}
 
 
+def broken_links(page: str) -> list[str]:
+    """Return the relative links of a page whose file or heading does not exist."""
+    file = ROOT / page
+    links = re.findall(r"\]\(([^)\s]+)\)", file.read_text())
+    return [link for link in links if "://" not in link and not _exists(file, link)]
+
+
+def _exists(file: Path, link: str) -> bool:
+    name, _, anchor = link.partition("#")
+    target = file.parent / name if name else file
+    if not target.exists():
+        return False
+    return not anchor or anchor in _anchors(target)
+
+
+def _anchors(file: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub derives them."""
+    headings = re.findall(r"^#+ +(.*)$", file.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_is_one(page: str) -> None:
     assert [(words, wrong) for words in commands(page) if (wrong := unknown(words))] == []
 
 
-def test_pages_are_read() -> None:
+def test_commands_and_mistakes_are_recognized() -> None:
     assert sum(len(list(commands(page))) for page in PAGES) > 20
     assert unknown(["pyrunc-cri", "doctor", "--jsno"]) == ["--jsno"]
     assert unknown(["pyrunc-cri", "docter"]) == ["no verb of pyrunc-cri"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_to_a_page_and_heading(page: str) -> None:
+    assert broken_links(page) == []
+
+
+def test_the_index_lists_every_page() -> None:
+    listed = set(re.findall(r"\]\((\w[\w-]*\.md)\)", (ROOT / "docs/README.md").read_text()))
+    assert listed == {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
 
 
 class TestBlocks:

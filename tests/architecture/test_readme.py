@@ -1,4 +1,4 @@
-"""The README is the map, CONTRIBUTING and docs lead through it: every path that they name is there."""
+"""Checks that every path of ours in the README, CONTRIBUTING, SECURITY and docs/ exists."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOP = (
 
 
 def named_paths(text: str) -> list[str]:
-    """Words in backquotes that begin with one of our folders; `*` stands for any part of a name."""
+    """Return the words in backquotes that begin with one of our folders; `*` matches any name."""
     quoted = re.findall(r"`([^`\n]+)`", text)
     return [word for word in quoted if re.fullmatch(rf"(?:{'|'.join(TOP)})/[\w./*-]*", word)]
 
@@ -35,6 +35,25 @@ PAGES = (
     "SECURITY.md",
     *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")),
 )
+
+
+def named_sources(text: str) -> list[str]:
+    """Return the Python and C files in backquotes, with or without a folder before the name."""
+    return re.findall(r"`([\w/]+\.(?:py|c))`", text)
+
+
+SOURCES = [
+    f"/{path.relative_to(ROOT)}"
+    for folder in TOP
+    for path in ROOT.joinpath(folder).rglob("*.*")
+    if path.suffix in (".py", ".c")
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_source_file_exists(page: str) -> None:
+    names = named_sources((ROOT / page).read_text())
+    assert [n for n in names if not any(path.endswith(f"/{n}") for path in SOURCES)] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
