@@ -29,10 +29,10 @@ from cri_server.store import disk
 from cri_server.store.facts import Process, boot_time_ns, entries
 from cri_server.store.model import Container, Exit, Sandbox
 from pyrunc import atomic_file
+from pyrunc.compile.pause import PauseRequest
 from pyrunc.errors import Error
 from pyrunc.kernel.tree import remove_path
 from pyrunc.shim import messages
-from pyrunc.shim.files import PauseFile
 
 log = logging.getLogger(__name__)
 
@@ -143,9 +143,7 @@ def _ended_with_the_boot(services: Services, containers: list[Container]) -> Non
     for container in containers:
         orphans.read_facts(services.paths, container)
         if container.exit is None:
-            container.ended(
-                Exit(messages.UNKNOWN_CODE, boot_time_ns(), reason=messages.UNKNOWN_REASON)
-            )
+            container.ended(Exit.unknown(boot_time_ns()))
 
 
 def half_made_sandboxes(services: Services) -> list[str]:
@@ -188,7 +186,7 @@ async def _end_shim(services: Services, identifier: str, folder: Path) -> None:
     try:
         async with asyncio.timeout(ANSWER_S):
             state = await client.state()
-        await _detach(services, identifier, state.netns_path)
+        await _detach(services, identifier, state.netns)
         await client.stop_pause()
         await client.shutdown()
     finally:
@@ -220,7 +218,7 @@ def _kill_shim(folder: Path) -> None:
 
 def _cgroups_path(folder: Path) -> str:
     try:
-        return PauseFile.read(folder).cgroups_path
+        return PauseRequest.read(folder).cgroups_path
     except (Error, OSError):
         return ""
 

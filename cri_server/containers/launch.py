@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from cri_server.containers import host_paths
 from cri_server.observability.timeline.trace import graft, span
 from cri_server.pod import orphans
-from cri_server.pod.client import Outside
 from cri_server.pod.processes import ANSWER_S
 from cri_server.services import Services
 from cri_server.spec import groups
@@ -23,6 +22,7 @@ from cri_server.spec.open_sources import OpenSources
 from cri_server.store.model import Container, Sandbox
 from pyrunc.cgroups.limits import CANNOT_SET, NOT_ON_THE_TREE
 from pyrunc.errors import DeadlineExceeded, Error, Unsupported
+from pyrunc.shim import messages
 
 TIMEOUT_S = 60.0
 
@@ -53,19 +53,23 @@ async def prepare(
     paths that are open; missing ones of `binds` are opened and added to it. A shim that does not
     answer in time is killed; another one takes over its pods. Raises Error."""
     folder = services.paths.container_state(container.id)
-    mounts = await services.images.mounts([container.image_id, *container.mounted_images.values()])
+    mounted = await services.images.mounts([container.image_id, *container.mounted_images.values()])
     binds = await host_paths.open_all(services, folder, open_sources, binds)
-    host_resources = Outside(
-        {mount.index: mount.fd for mount in mounts},
-        open_sources.facts,
-        host_paths.descriptors(binds, open_sources),
+    images = {mount.index: mount.fd for mount in mounted}
+    source_fds = host_paths.descriptors(binds, open_sources)
+    request = messages.CreateContainer(
+        container.id,
+        images=list(images),
+        sources=dict(open_sources.facts),
+        opened=list(source_fds),
     )
+    fds = [*images.values(), *source_fds.values()]
     client = services.shims.get(sandbox)
     created_in = sandbox.shim
     with span("compile"), limit_errors(container):
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                graft(await client.create_container(container.id, host_resources))
+                graft((await client.create_container(request, fds)).parts)
         except TimeoutError:
             if created_in is not None:
                 orphans.kill_process(created_in)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import signal
-import time
 from dataclasses import dataclass
 
 from cri_server.api import api_pb2 as api
@@ -99,10 +98,7 @@ async def execute(context: StartContext) -> None:
     except Error as error:
         await context.services.shims.drain(context.sandbox)
         if container.exit is None:
-            message = error.message
-            container.ended(
-                Exit(START_ERROR_CODE, time.time_ns(), reason=START_ERROR, message=message)
-            )
+            container.ended(Exit.of_failed_start(error.message))
         # NotFound means a missing program here; to kubelet it would mean a missing container.
         if isinstance(error, NotFound) or pod_files.is_bad_log_path(error) or is_bad_path(error):
             raise InvalidArgument(error.message) from None

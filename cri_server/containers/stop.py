@@ -14,7 +14,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.containers import pause
 from cri_server.services import Services
 from cri_server.spec import signals
-from cri_server.store.model import Container, Exit, Sandbox
+from cri_server.store.model import Container, Sandbox
 from pyrunc.errors import NotFound, PeerError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -86,4 +86,4 @@ async def _end(
         if container.exit is None:
             raise
     else:
-        container.ended(Exit.of_shim(exit_message))
+        container.ended(exit_message)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from ipaddress import ip_network as parse_network
 
 from pyrunc.errors import Error, InvalidArgument, NotFound
-from pyrunc.record_file import RecordFile
+from pyrunc.records import RecordFile
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -20,11 +20,9 @@ from cri_server.zygote.client import Zygote
 from cri_server.zygote.peer import Peer, answered, answered_without_fds, fail
 from pyrunc import ipc
 from pyrunc.errors import Error, NotFound, PeerError, ResourceExhausted, Unavailable
-from pyrunc.plan.bind_source import BindSource
 from pyrunc.records import Record, Request
 from pyrunc.shim import messages
 from pyrunc.shim.messages import (
-    ContainerState,
     Event,
     ExecExited,
     Exit,
@@ -39,31 +37,6 @@ SHIM = "pyrunc.shim.main:main"
 """What a zygote forks."""
 MOST_FDS = ipc.MOST_FDS - 1
 """One is left for a message that travels in a memfd."""
-
-
-@dataclass(frozen=True)
-class Started:
-    """A process that runs. `start_time` is field 22 of /proc/PID/stat; `started_at_ns` is
-    wall-clock time.
-
-    `parts`, here and below: where the time of the start went (`pyrunc.parts`).
-    """
-
-    pid: int
-    start_time: int
-    started_at_ns: int
-    parts: Sequence[Sequence[Any]] = field(default=(), compare=False)
-
-
-@dataclass(frozen=True)
-class StartedPause:
-    """The pod's pause process. `netns_path` (`/proc/<shim>/fd/<n>`) is valid as long as the shim
-    lives; None on the host's network."""
-
-    pid: int
-    start_time: int
-    netns_path: str | None
-    parts: Sequence[Sequence[Any]] = field(default=(), compare=False)
 
 
 @dataclass
@@ -84,17 +57,6 @@ class Streams:
                 setattr(self, name, None)
 
 
-@dataclass(frozen=True, slots=True)
-class Outside:
-    """What a container needs from outside, opened by the server, whose descriptors these stay:
-    `images`, mounts of images by the paths of their indexes; `sources` and `source_fds`: see
-    `compile.container.CreateRequest`."""
-
-    images: Mapping[str, int] = field(default_factory=dict)
-    sources: Mapping[str, BindSource] = field(default_factory=dict)
-    source_fds: Mapping[str, int] = field(default_factory=dict)
-
-
 @dataclass
 class ExecSession(Streams):
     """A process started by `exec`. `exited` gets its exit code (Unavailable when the shim is
@@ -108,20 +70,6 @@ class ExecSession(Streams):
     exited: asyncio.Future[int] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-
-
-@dataclass(frozen=True)
-class ShimState:
-    """All that a shim knows, for a server that was restarted. `netns_path`: the namespace that it
-    pins, also without a pause process."""
-
-    protocol: int
-    pid: int
-    pause: StartedPause | None
-    netns_path: str | None
-    pause_running: bool
-    containers: list[ContainerState]
-    execs: list[str]
 
 
 class ShimClient:
@@ -179,42 +127,32 @@ class ShimClient:
             raise
         return cls(sock, on_event, on_close)
 
-    async def start_pause(self) -> StartedPause:
-        """Start the pod's pause process, which pause.json describes."""
-        answer = await self._ask(messages.StartPause(self.timed), messages.PauseStarted)
-        return StartedPause(answer.pid, answer.start_time, answer.netns_path, answer.parts)
+    async def start_pause(self) -> messages.PauseStarted:
+        """Start the pod's pause process, which pause.json describes. The path of the network
+        namespace is valid as long as the shim lives."""
+        return await self._ask(messages.StartPause(self.timed), messages.PauseStarted)
 
     async def create_container(
-        self, container: str, outside: Outside | None = None
-    ) -> Sequence[Sequence[Any]]:
+        self, request: messages.CreateContainer, fds: Sequence[int] = ()
+    ) -> messages.ContainerCreated:
         """Compile the container, whose files are in its folder; its cgroup exists from here on.
-        Where the time went (`pyrunc.parts`). Raises Error, ResourceExhausted for more descriptors
-        than fit a message."""
-        outside = outside or Outside()
-        fds = [*outside.images.values(), *outside.source_fds.values()]
+        `fds`: of the request's images and opened sources; they stay the caller's. Raises Error,
+        ResourceExhausted for more descriptors than fit a message."""
         if len(fds) > MOST_FDS:
             raise ResourceExhausted(
-                f"{len(fds)} images and sources of mounts to open for the container, of which {MOST_FDS} fit a message"
+                f"the container's mounts need {len(fds)} images and sources, more than {MOST_FDS}"
             )
-        request = messages.CreateContainer(
-            container,
-            list(outside.images),
-            self.timed,
-            dict(outside.sources),
-            list(outside.source_fds),
-        )
-        answer = await self._ask(request, messages.ContainerCreated, fds)
-        return answer.parts
+        request = request.replace(timed=self.timed)
+        return await self._ask(request, messages.ContainerCreated, fds)
 
     async def drop_container(self, container: str) -> None:
         """Forget a container that was created and is not started. Unknown ones are fine."""
-        await self._ask(messages.DropContainer(container), messages.Nothing)
+        await self._ask(messages.DropContainer(container), messages.Done)
 
-    async def start_container(self, container: str) -> Started:
+    async def start_container(self, container: str) -> messages.ContainerStarted:
         """Start a container that was created; on failure its exit record is written and its cgroup
         removed."""
-        answer = await self._ask(messages.StartContainer(container), messages.ContainerStarted)
-        return Started(answer.pid, answer.start_time, answer.started_at_ns, answer.parts)
+        return await self._ask(messages.StartContainer(container), messages.ContainerStarted)
 
     async def take_over_pause(self) -> str | None:
         """Go on with the pause process of a shim that was lost, which the keeper has; the path of
@@ -228,7 +166,7 @@ class ShimClient:
         """Go on with a container of a shim that was lost, which the keeper has; `sessions`, whose
         shim is gone, are ended."""
         ended = [[session.pid, session.start_time] for session in sessions]
-        await self._ask(messages.TakeOverContainer(container, ended), messages.Nothing)
+        await self._ask(messages.TakeOverContainer(container, ended), messages.Done)
 
     async def exec(
         self,
@@ -266,7 +204,7 @@ class ShimClient:
     async def kill_exec(self, exec_id: str) -> None:
         """Kill the session's process and all its descendants; also when the process itself has
         exited already."""
-        await self._ask(messages.KillExec(exec_id), messages.Nothing)
+        await self._ask(messages.KillExec(exec_id), messages.Done)
 
     async def stop(self, container: str, signal: int, timeout_s: float) -> Exit:
         """Send `signal`, SIGKILL after `timeout_s` (at once if it is not above 0), return when the
@@ -280,7 +218,7 @@ class ShimClient:
 
     async def signal(self, container: str, signal: int) -> None:
         """Send `signal` to the container's first process."""
-        await self._ask(messages.Signal(container, int(signal)), messages.Nothing)
+        await self._ask(messages.Signal(container, int(signal)), messages.Done)
 
     async def attach(
         self, container: str, *, stdin: bool = False, stdout: bool = True, stderr: bool = False
@@ -288,7 +226,7 @@ class ShimClient:
         """Follow the container's new output and feed its stdin, through pipes of the shim; EOF when
         it has ended."""
         request = messages.Attach(container, stdin, stdout, stderr)
-        _, fds = await self._call(request, messages.Nothing)
+        _, fds = await self._call(request, messages.Done)
         streams = Streams()
         _distribute(streams, fds, stdin, stdout, stderr)
         return streams
@@ -298,27 +236,15 @@ class ShimClient:
     ) -> None:
         """Set the terminal's size, in characters, of a container or of an exec session."""
         target = container if exec_id is None else None
-        await self._ask(messages.Resize(width, height, target, exec_id), messages.Nothing)
+        await self._ask(messages.Resize(width, height, target, exec_id), messages.Done)
 
     async def reopen_log(self, container: str) -> None:
         """Write to a new file at the log's path from now on; it exists when this returns."""
-        await self._ask(messages.ReopenLog(container), messages.Nothing)
+        await self._ask(messages.ReopenLog(container), messages.Done)
 
-    async def state(self) -> ShimState:
-        """What the shim knows."""
-        answer = await self._ask(messages.GetState(), messages.State)
-        pause = answer.holder
-        return ShimState(
-            protocol=answer.protocol,
-            pid=answer.pid,
-            pause=pause
-            if pause is None
-            else StartedPause(pause.pid, pause.start_time, pause.netns_path),
-            netns_path=answer.netns_path or (pause.netns_path if pause else None),
-            pause_running=pause is not None and pause.running,
-            containers=list(answer.containers),
-            execs=list(answer.execs),
-        )
+    async def state(self) -> messages.State:
+        """Ask what the shim knows of the pod."""
+        return await self._ask(messages.GetState(), messages.State)
 
     async def take_pod(
         self,
@@ -332,7 +258,7 @@ class ShimClient:
         `network` is true."""
         with _listener(sandbox_dir) as listener:
             request = messages.TakePod(os.fspath(sandbox_dir), os.fspath(containers_dir), network)
-            answer = await self._ask(request, messages.Taken, [listener.fileno()])
+            answer = await self._ask(request, messages.Network, [listener.fileno()])
         return answer.netns_path
 
     async def shim(self) -> messages.ShimInfo:
@@ -341,17 +267,17 @@ class ShimClient:
 
     async def stop_pause(self) -> None:
         """End the pod's pause process; its network namespace stays until `shutdown`."""
-        await self._ask(messages.StopPause(), messages.Nothing)
+        await self._ask(messages.StopPause(), messages.Done)
 
     async def forget(self, container: str) -> None:
         """Drop an exited container. Unknown ones are fine."""
-        await self._ask(messages.Forget(container), messages.Nothing)
+        await self._ask(messages.Forget(container), messages.Done)
 
     async def shutdown(self) -> None:
         """Have the shim drop the pod and its network namespace. Raises WrongState while a container
         or the pause process runs."""
         self.on_close = None
-        await self._ask(messages.Shutdown(), messages.Nothing)
+        await self._ask(messages.Shutdown(), messages.Done)
         self.close()
 
     def close(self) -> None:

@@ -58,19 +58,12 @@ def read_facts(paths: Paths, container: Container) -> None:
     folder = paths.container_state(container.id)
     try:
         record = atomic_file.read_json(str(folder / messages.EXIT_RECORD))
-        container.ended(Exit.of_shim(messages.Exit.of(record, DamagedRecord)))
+        container.ended(Exit.of(record, DamagedRecord))
     except NotFound:
         pass
     except Error as error:
         log.error("container %s: %s", container.id, error)
-        container.ended(
-            Exit(
-                messages.UNKNOWN_CODE,
-                time.time_ns(),
-                reason=messages.UNKNOWN_REASON,
-                message=error.message,
-            )
-        )
+        container.ended(Exit.unknown(time.time_ns(), error.message))
     try:
         state = StateFile.read(folder)
     except Error:
@@ -84,16 +77,13 @@ async def end_container(paths: Paths, container: Container) -> None:
     if container.process is not None:
         kill_process(container.process)
     await kill_group(container.cgroups_path, container.id)
-    message = f"{messages.LOST_CODE}; the container was killed"
-    ended = messages.Exit(
-        messages.UNKNOWN_CODE, None, time.time_ns(), reason=messages.UNKNOWN_REASON, message=message
-    )
+    ended = Exit.unknown(time.time_ns(), f"{messages.LOST_CODE}; the container was killed")
     path = paths.container_state(container.id) / messages.EXIT_RECORD
     try:
         atomic_file.write_json(str(path), ended.to_fields())
     except OSError as error:
         log.error("container %s: cannot write %s: %s", container.id, path, error)
-    container.ended(Exit.of_shim(ended))
+    container.ended(ended)
 
 
 def was_started(container: Container) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from cri_server.network.names import after_take_over
 from cri_server.operations.tasks import shield_until_done
 from cri_server.pod import orphans
-from cri_server.pod.client import ExecSession, ShimClient, ShimState
+from cri_server.pod.client import ExecSession, ShimClient
 from cri_server.pod.keeper import StoredPods
 from cri_server.pod.processes import ANSWER_S, ShimProcesses
 from cri_server.store.facts import Process
@@ -248,8 +248,8 @@ class Shims:
         sandbox.netns_path = after_take_over(sandbox.netns_path, path or "")
 
     async def _take_over_rest(
-        self, sandbox: Sandbox, client: ShimClient, state: ShimState
-    ) -> ShimState:
+        self, sandbox: Sandbox, client: ShimClient, state: messages.State
+    ) -> messages.State:
         """What the shim knows after it was given what a server that was killed during a take-over
         has left to do."""
         ids = {entry.id for entry in state.containers}
@@ -288,7 +288,7 @@ class Shims:
         except (Error, OSError) as error:
             log.error("sandbox %s: who its shim is now is not on the disk: %s", sandbox.id, error)
 
-    async def _finish_take_over(self, sandbox: Sandbox, state: ShimState) -> None:
+    async def _finish_take_over(self, sandbox: Sandbox, state: messages.State) -> None:
         """A server that was killed while this shim took over has not written that; a container that
         the keeper does not have is ended, for nobody hears of its end any more."""
         ids = {entry.id for entry in state.containers}
@@ -300,12 +300,12 @@ class Shims:
             return
         sandbox.shim = Process(state.pid, started)
         if state.pause is not None:
-            sandbox.netns_path = after_take_over(sandbox.netns_path, state.netns_path or "")
+            sandbox.netns_path = after_take_over(sandbox.netns_path, state.netns or "")
         elif sandbox.pause is not None:
             orphans.kill_process(sandbox.pause)
         await self._write_move(sandbox)
 
-    async def _ask_state(self, sandbox: Sandbox, client: ShimClient) -> ShimState:
+    async def _ask_state(self, sandbox: Sandbox, client: ShimClient) -> messages.State:
         """What the shim knows, however long it takes; meanwhile the pod is looked at from
         outside."""
         answer = asyncio.ensure_future(client.state())
@@ -333,7 +333,7 @@ class Shims:
                     or orphans.was_started(container)
                 )
 
-    def _learn(self, sandbox: Sandbox, state: ShimState) -> None:
+    def _learn(self, sandbox: Sandbox, state: messages.State) -> None:
         """The shim's word holds, whatever became of the folders that its containers had."""
         sandbox.pause_alive = state.pause_running
         if state.pause is not None:
@@ -350,16 +350,14 @@ class Shims:
                 container.process = Process(entry.pid, entry.start_time)
             container.started_at_ns = container.started_at_ns or entry.started_at_ns
             if entry.exit is not None and container.exit is None:
-                container.ended(Exit.of_shim(entry.exit))
+                container.ended(entry.exit)
                 self.on_exit(sandbox, container)
 
     def _end_without_folder(self, container: Container) -> None:
         """One that no shim knows of was never started, or its folder, and with it its end, is
         lost."""
         if container.exit is None and not self._paths.container_state(container.id).is_dir():
-            container.ended(
-                Exit(messages.UNKNOWN_CODE, container.created_at_ns, reason=messages.UNKNOWN_REASON)
-            )
+            container.ended(Exit.unknown(container.created_at_ns))
 
     def _keep_folder(self, container: Container) -> None:
         """Somebody may have deleted the folder, in which the shim is going to write how the
@@ -454,10 +452,10 @@ class Shims:
         if isinstance(event, messages.PauseExited):
             sandbox.pause_alive = False
             self.on_exit(sandbox, None)
-        elif isinstance(event, messages.Exited):
-            container = self._index.containers.find(event.container)
+        elif isinstance(event, Exit):
+            container = self._index.containers.find(event.container or "")
             if container is not None and container.exit is None:
-                container.ended(Exit.of_shim(event.exit))
+                container.ended(event)
                 self.on_exit(sandbox, container)
 
     def _closed(self, sandbox: Sandbox, client: ShimClient) -> None:

@@ -30,10 +30,10 @@ from cri_server.store import disk
 from cri_server.store.facts import Process
 from cri_server.store.model import Sandbox, sandbox_name
 from pyrunc.compile.descriptors import CgroupChoice
+from pyrunc.compile.pause import PauseRequest
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError, Unsupported
 from pyrunc.kernel.full import disk_errors
 from pyrunc.shim import messages
-from pyrunc.shim.files import PauseFile
 
 log = logging.getLogger(__name__)
 
@@ -173,12 +173,12 @@ async def make_state(context: RunContext) -> None:
 async def write_files(context: RunContext) -> None:
     """Write the files that the pod's containers mount, and the one that the pause process is
     compiled from."""
-    record = pause_file(context)
+    record = pause_request(context)
     folder = context.services.paths.sandbox_state(context.sandbox.id)
     await disk.write_in_thread(lambda: _write_files(context, record), folder)
 
 
-def _write_files(context: RunContext, pause_file: PauseFile) -> None:
+def _write_files(context: RunContext, request: PauseRequest) -> None:
     paths = context.services.paths
     folder, root = paths.sandbox_state(context.sandbox.id), paths.sandbox_root(context.sandbox.id)
     with disk_errors("write", str(folder)):
@@ -190,7 +190,7 @@ def _write_files(context: RunContext, pause_file: PauseFile) -> None:
             namespaces.root_of(context.sandbox.options),
             context.sandbox.selinux.mount,
         )
-        pause_file.write(folder)
+        request.write(folder)
     if context.config.log_directory:
         pod_files.make_log_directory(context.config.log_directory)
 
@@ -199,7 +199,7 @@ async def remove_state(context: RunContext) -> None:
     await disk.delete_sandbox_folders(context.services.paths, context.sandbox.id)
 
 
-def pause_file(context: RunContext) -> PauseFile:
+def pause_request(context: RunContext) -> PauseRequest:
     """Describe the pause process for the shim, which compiles it."""
     security_context = context.config.linux.security_context
     options = security_context.namespace_options
@@ -209,7 +209,7 @@ def pause_file(context: RunContext) -> PauseFile:
     # The label of the program has no categories: every pod's pause process may execute it.
     policy = context.services.node.selinux
     labels = context.sandbox.selinux
-    return PauseFile(
+    return PauseRequest(
         hostname="" if options.network == api.NODE else context.hostname,
         namespaces={
             "network": messages.PINNED if has_pinned_network(options) else MODES[options.network],

@@ -47,7 +47,7 @@ def of(container: Container) -> api.ContainerStatus:
         status.finished_at = container.exit.finished_at_ns
         status.exit_code = container.exit.exit_code
         status.reason = container.exit.cri_reason
-        status.message = container.exit.message
+        status.message = container.exit.message or ""
     return status
 
 

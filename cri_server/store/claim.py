@@ -23,7 +23,7 @@ from cri_server.store.facts import boot_id, entries
 from cri_server.store.paths import DEFAULT_STATE, Paths
 from pyrunc.errors import Error, NotFound, WrongState
 from pyrunc.kernel.full import disk_error, disk_errors
-from pyrunc.record_file import RecordFile
+from pyrunc.records import RecordFile
 
 log = logging.getLogger(__name__)
 

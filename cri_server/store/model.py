@@ -20,7 +20,7 @@ from cri_server.store.encoded import CachedEncoding
 from cri_server.store.facts import Process
 from cri_server.store.records import ContainerRecord, SandboxRecord
 from pyrunc.atomic_file import DamagedRecord
-from pyrunc.shim import messages
+from pyrunc.shim.messages import Exit as Exit
 
 SandboxName = tuple[str, str, str, int]
 ContainerName = tuple[str, str, int]
@@ -132,37 +132,6 @@ class Sandbox:
             shim=record.shim,
             selinux=labels,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """How a container ended, as exit.json says it."""
-
-    exit_code: int
-    finished_at_ns: int
-    oom_killed: bool = False
-    reason: str = ""
-    message: str = ""
-
-    @classmethod
-    def of_shim(cls, ended: messages.Exit) -> Exit:
-        """As the container's shim has it."""
-        return cls(
-            ended.exit_code,
-            ended.finished_at_ns,
-            ended.oom_killed,
-            ended.reason or "",
-            ended.message or "",
-        )
-
-    @property
-    def cri_reason(self) -> str:
-        """The word that kubelet shows and partly branches on."""
-        if self.oom_killed:
-            return "OOMKilled"
-        if self.reason:
-            return self.reason
-        return "Completed" if self.exit_code == 0 else "Error"
 
 
 @dataclass(frozen=True, slots=True)

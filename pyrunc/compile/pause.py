@@ -24,66 +24,73 @@ from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.plan.namespaces import KERNEL_NAMES
 from pyrunc.program.launch import LAUNCHER
+from pyrunc.records import RecordFile
 from pyrunc.spec.check import check_namespaces, settings_by_namespace
-from pyrunc.spec.model import Linux, Namespace, Spec
-from pyrunc.spec.value import Value
+from pyrunc.spec.model import IdMap, Linux, Namespace, Spec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
+    from collections.abc import Mapping, Sequence
 
     from pyrunc.cgroups.group import Cgroup
-    from pyrunc.spec.model import IdMap
+    from pyrunc.ipc import Message
     from pyrunc.undo import Undo
 
 _NO_MOUNTS: Mapping[str, int] = {}
 
 
-class PauseRequest(Value):
-    """A pod's pause process.
+class PauseRequest(RecordFile):
+    """A pod's pause process, as the server writes it to the sandbox's folder.
 
     `namespaces`: type (`network`, `ipc`, `uts`, `pid`, `user`) -> `new`, an absolute path to join,
-    `pinned` for one that whoever launches adds (`Launch.pinned`), or `host` or `none` for the
-    caller's. The mount namespace is always its own. A new user namespace needs the mappings, and
-    owns the others. `mounts`: folder in it -> a detached mount that containers will get clones of;
-    attached only where the kernel needs it. `timed`: the program tells when each operation is done.
-    `made_cgroup`: it exists. `selinux_label`: the process's; `program_label`: of the file that it
-    executes, which is in memory and has no label that a policy lets it enter by.
+    `pinned` for one that the launching process adds (`Launch.pinned`), or `host` or `none` for the
+    caller's. The mount namespace is always its own. A new user namespace needs the mappings, OCI's
+    `{containerID, hostID, size}` objects, and owns the others. `shm_size_bytes` and `shm_owner`, uid
+    and gid, are of the /dev/shm that goes with a new ipc namespace, `mount_label` is its SELinux
+    label. `selinux_label`: of the process; `program_label`: of the file that it executes, which is
+    in memory and has no label that a policy lets it enter by.
     """
 
-    id: str
-    namespaces: Mapping[str, str]
+    name, earlier_name = "pause.json", "holder.json"
+    namespaces: dict[str, str]
+    cgroup: CgroupChoice = CgroupChoice()
     hostname: str = ""
-    sysctls: Mapping[str, str] = {}
+    uid_mappings: Sequence[dict[str, int]] = ()
+    gid_mappings: Sequence[dict[str, int]] = ()
+    sysctls: dict[str, str] | None = None
     cgroups_path: str = ""
-    cgroup: CgroupChoice | None = CgroupChoice()
     oom_score_adj: int | None = None
-    seccomp: Mapping[str, Any] | None = None
-    uid: int = 65535
-    gid: int = 65535
-    uid_mappings: tuple[IdMap, ...] = ()
-    gid_mappings: tuple[IdMap, ...] = ()
-    mounts: Mapping[str, int] = _NO_MOUNTS
-    timed: bool = False
+    seccomp: Message | None = None
+    shm_size_bytes: int = 0
+    shm_owner: Sequence[int] = (0, 0)
     selinux_label: str = ""
+    mount_label: str = ""
     program_label: str = ""
-    made_cgroup: Cgroup | None = None
 
 
 def compile_pause(
-    request: PauseRequest, descriptors: Descriptors, undo: Undo, parts: Parts | None = None
+    identifier: str,
+    request: PauseRequest,
+    descriptors: Descriptors,
+    undo: Undo,
+    parts: Parts | None = None,
+    *,
+    mounts: Mapping[str, int] = _NO_MOUNTS,
+    made_cgroup: Cgroup | None = None,
+    timed: bool = False,
 ) -> Compiled:
     """The launch of the pause process, with an empty read-only root, no capabilities, no new
-    privileges. What else is made is pushed on `undo`. Raises InvalidArgument, InvalidSpec,
-    KernelError."""
+    privileges. `identifier` names its cgroup. `mounts`: folder in it -> a detached mount that
+    containers will get clones of; attached only where the kernel needs it. `made_cgroup`: the
+    cgroup, if it exists already. `timed`: the program tells when each operation is done. What is
+    made besides is pushed on `undo`. Raises InvalidArgument, InvalidSpec, KernelError."""
     parts = parts or Parts()
     linux = Linux(
         namespaces=tuple(_namespaces(request.namespaces)),
-        sysctl=request.sysctls,
+        sysctl=request.sysctls or {},
         cgroups_path=request.cgroups_path,
-        uid_mappings=request.uid_mappings,
-        gid_mappings=request.gid_mappings,
+        uid_mappings=_id_maps(request.uid_mappings),
+        gid_mappings=_id_maps(request.gid_mappings),
     )
     check_namespaces(linux)
     linux = linux.replace(
@@ -97,18 +104,18 @@ def compile_pause(
     if linux.sysctl:
         descriptors.take("proc", kernel_mount.open_mount("proc"))
     descriptors.take("pause", _open_pause(request.program_label))
-    places = () if facts.host().clones_detached else tuple(request.mounts)
+    places = () if facts.host().clones_detached else tuple(mounts)
     for place in places:
-        descriptors.take(f"mount:{place}", os.dup(request.mounts[place]))
+        descriptors.take(f"mount:{place}", os.dup(mounts[place]))
     parts.end("check, namespaces, filter")
     cgroup, warnings = open_cgroup(
-        request.id,
+        identifier,
         linux,
         {},
         request.cgroup,
         descriptors,
         undo,
-        made=request.made_cgroup,
+        made=made_cgroup,
     )
     parts.end("cgroup")
     plan = plans.build_pause(
@@ -116,8 +123,6 @@ def compile_pause(
         facts.host(),
         plans.PauseOptions(
             hostname=request.hostname,
-            uid=request.uid,
-            gid=request.gid,
             load_filter=load_filter,
             oom_score_adj=request.oom_score_adj,
             mounts=places,
@@ -128,7 +133,7 @@ def compile_pause(
     pinned = {
         f"namespace:{kind}": kind for kind, how in request.namespaces.items() if how == "pinned"
     }
-    lowered = lower(plan, timed=request.timed)
+    lowered = lower(plan, timed=timed)
     parts.end("plan and lower")
     launch = Launch(
         lowered,
@@ -136,10 +141,14 @@ def compile_pause(
         (),
         args=("pause",),
         pinned=pinned,
-        id=request.id,
+        id=identifier,
         cgroup=cgroup,
     )
     return Compiled(launch, plan, (*warnings, *plan.warnings))
+
+
+def _id_maps(entries: Sequence[Mapping[str, int]]) -> tuple[IdMap, ...]:
+    return tuple(IdMap(entry["containerID"], entry["hostID"], entry["size"]) for entry in entries)
 
 
 def _refuse_settings_of_the_host(spec: Spec) -> None:

@@ -24,7 +24,7 @@ from pyrunc import atomic_file, jsontext
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import AlreadyExists, InvalidArgument, NotFound
 from pyrunc.kernel.credential import in_user_namespace
-from pyrunc.record_file import RecordFile
+from pyrunc.records import RecordFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

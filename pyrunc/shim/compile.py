@@ -2,8 +2,8 @@
 are started.
 
 The files in a container's folder and in its sandbox's (`shim.files`) say what is compiled, so
-another shim, in place of one that was killed, makes the same again. Nothing here waits for another
-process, but for what `fork_first` is for.
+another shim, in place of one that was killed, makes the same again. Only what `fork_first` returns
+waits for other processes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from pyrunc.errors import InvalidArgument, WrongState
 from pyrunc.kernel.mount import open_mount
 from pyrunc.parts import Parts
 from pyrunc.shim import messages
-from pyrunc.shim.files import LaunchFile, PauseFile
+from pyrunc.shim.files import LaunchFile
 from pyrunc.spec.check import check
-from pyrunc.spec.model import IdMap
 from pyrunc.spec.parse import parse
 from pyrunc.undo import Undo
 
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
 
     from pyrunc.ipc import Message
     from pyrunc.launch.model import Launch
-    from pyrunc.plan.bind_source import BindSource
-    from pyrunc.shim.files import Io, OtherRuntime, Place, RestoreFolders
+    from pyrunc.shim.files import Place
     from pyrunc.spec.model import Hook, Spec
 
     Prepared = tuple[Message, list[int]]
@@ -74,14 +72,11 @@ class Compiled:
 
 
 class CompiledContainer(Compiled):
-    """A container that is created. `state`: what state.json will hold but for the process. One that
-    another OCI runtime runs, or CRIU brings back, has no launch: then `runtime` or `restore` says
-    which, `attached` names the places of the mounts in `fds`, `pinned` those of what the pod pins.
-    """
+    """A container that is created. `state`: the content of state.json without the process. A
+    container of another OCI runtime, or of a checkpoint, has no launch: `attached` names the places
+    of the mounts in `fds` then, `pinned` those of the pod's pinned mounts."""
 
-    __slots__ = (
-        "attached", "group", "io", "pinned", "poststart", "poststop", "restore", "restore_cgroup", "runtime", "state",
-    )  # fmt: skip
+    __slots__ = ("attached", "file", "group", "pinned", "poststart", "poststop", "state")
 
     def __init__(
         self,
@@ -90,14 +85,11 @@ class CompiledContainer(Compiled):
         warnings: Sequence[str],
         parts: Parts,
         state: Message,
-        io: Io,
+        file: LaunchFile,
     ) -> None:
         super().__init__(launch, fds, warnings, parts)
-        self.state, self.io = state, io
+        self.state, self.file = state, file
         self.group = launch.cgroup if launch else None
-        self.runtime: OtherRuntime | None = None
-        self.restore: RestoreFolders | None = None
-        self.restore_cgroup: Message = {}
         self.attached: Sequence[str] = ()
         self.pinned: Mapping[str, str] = {}
         self.poststart: tuple[Hook, ...] = ()
@@ -116,7 +108,7 @@ class CompiledPause(Compiled):
 
     def __init__(
         self,
-        launch: Launch,
+        launch: Launch | None,
         fds: Sequence[int],
         warnings: Sequence[str],
         parts: Parts,
@@ -126,114 +118,182 @@ class CompiledPause(Compiled):
         self.pins, self.new_network = pins, False
 
 
-def fork_first(
-    container_id: str, directory: str, request: messages.CreateContainer, fds: Sequence[int]
-) -> Callable[[], Prepared] | None:
-    """What a fork of the shim has to do before `container`, as it waits for others: systemd makes
-    the cgroup; sources on the host are opened for another runtime and for CRIU. None for nothing.
-    Raises Error."""
-    file = LaunchFile.read(directory)
-    if file.runtime or file.restore:
-        return lambda: _open_places(_with_root(container_id, directory, request, fds), file)
-    if file.cgroup.driver == "systemd":
-        spec = _spec(directory)
-        group = naming.place(spec.linux.cgroups_path, container_id, "systemd")
-        return lambda: _make_scope(group, spec.linux.resources or {}, spec.annotations)
-    return None
+class ContainerCompiler:
+    """Compiles a container from its request and from config.json and launch.json in `directory`,
+    which are read once. `fds`: of the request's images and opened sources, the caller's."""
 
+    def __init__(
+        self, directory: str, request: messages.CreateContainer, fds: Sequence[int], oom_score: int
+    ) -> None:
+        """`oom_score`: of a process whose configuration has none. Raises Error, OSError."""
+        self._id, self._directory = request.container, directory
+        self._timed, self._oom_score = request.timed, oom_score
+        images = len(request.images)
+        self._images = dict(zip(request.images, fds, strict=False))
+        self._sources = request.sources or {}
+        self._source_fds = dict(zip(request.opened, fds[images:], strict=False))
+        self._parts = Parts()
+        self._file = LaunchFile.read(directory)
+        self._spec = _spec(directory)
+        self._parts.end("read and parse")
 
-def fork_first_for_pause(sandbox_dir: str) -> Callable[[], Prepared] | None:
-    """As `fork_first`."""
-    file = PauseFile.read(sandbox_dir)
-    if file.cgroup.driver != "systemd":
+    def fork_first(self) -> Callable[[], Prepared] | None:
+        """Return what a fork of the shim has to do before `compile` because it waits for others:
+        have systemd make the cgroup, open the mounts of another runtime's container or of a
+        checkpoint's. None for nothing."""
+        if self._file.runtime or self._file.restore:
+            return self._open_places
+        if self._file.cgroup.driver == "systemd":
+            linux = self._spec.linux
+            group = naming.place(linux.cgroups_path, self._id, "systemd")
+            return lambda: _make_scope(group, linux.resources or {}, self._spec.annotations)
         return None
-    group = naming.place(file.cgroups_path, os.path.basename(sandbox_dir), "systemd")
-    return lambda: _make_scope(group, {}, {})
+
+    def compile(self, prepared: Prepared | None) -> CompiledContainer:
+        """Compile the container; its cgroup exists from here on. `prepared`: the result of
+        `fork_first`, whose descriptors belong to the compiled container. Raises Error, OSError."""
+        file, spec, parts = self._file, _with_oom_score(self._spec, self._oom_score), self._parts
+        # createContainer hooks find the root there, in the container's mounts only
+        if spec.hooks.create_container and spec.root:
+            os.makedirs(os.path.join(self._directory, spec.root.path), mode=0o700, exist_ok=True)
+        if file.rootfs.volatile:
+            _forget_earlier_mount(file.rootfs.work)
+        if file.runtime or file.restore:
+            assert prepared is not None
+            return self._with_places(prepared)
+        descriptors = Descriptors()
+        with Undo() as undo:
+            undo.push("descriptors", descriptors.close)
+            request = self._create_request(spec).replace(made_cgroup=prepared_group(prepared))
+            compiled = compile_container(request, descriptors, undo, parts)
+            undo.commit()
+        launch = compiled.launch
+        assert launch.cgroup is not None
+        state = _first_state(self._id, self._directory, spec, launch.cgroup).to_fields()
+        fds = _used(launch, descriptors)
+        result = CompiledContainer(launch, fds, compiled.warnings, parts, state, file)
+        result.poststart = spec.hooks.poststart
+        result.poststop = bool(spec.hooks.poststop) or _outlives_its_processes(spec)
+        return result
+
+    def _create_request(self, spec: Spec) -> CreateRequest:
+        file = self._file
+        return CreateRequest(
+            id=self._id,
+            bundle=self._directory,
+            spec=spec,
+            rootfs=file.rootfs,
+            stdio=None,
+            nulls=() if file.tty or file.stdin else (0,),
+            state_dir=self._directory,
+            cgroup=file.cgroup,
+            pinned=("shm",),
+            timed=self._timed,
+            images=self._images,
+            sources=self._sources,
+            source_fds=self._source_fds,
+            image_volumes={**(file.image_volumes or {}), **(file.layer_volumes or {})},
+        )
+
+    def _open_places(self) -> Prepared:
+        """Open the mounts that are attached in their places before another runtime or CRIU runs."""
+        request = self._create_request(self._spec)
+        check(request.spec)
+        opened: list[int] = []
+        attached = ["rootfs"]
+        try:
+            with Descriptors() as descriptors:
+                open_root(request, descriptors)
+                opened.append(os.dup(descriptors.numbers["root"]))
+                for place in self._file.places:
+                    if place.pinned is None:
+                        opened.append(_open_place(place, request, descriptors))
+                        attached.append(place.place)
+        except BaseException:
+            ipc.close_all(opened)
+            raise
+        return {"attached": attached}, opened
+
+    def _with_places(self, prepared: Prepared) -> CompiledContainer:
+        """A container without a launch: of another runtime, or of a checkpoint."""
+        fields, fds = prepared
+        file, spec = self._file, _with_oom_score(self._spec, self._oom_score)
+        group = naming.place(spec.linux.cgroups_path, self._id, file.cgroup.driver)
+        state = _first_state(self._id, self._directory, spec, group).to_fields()
+        result = CompiledContainer(None, fds, (), self._parts, state, file)
+        result.poststop = bool(spec.hooks.poststop)
+        result.group = group
+        result.attached = fields["attached"]
+        result.pinned = {
+            place.place: place.pinned for place in file.places if place.pinned is not None
+        }
+        return result
+
+
+class PauseCompiler:
+    """Compiles a pod's pause process from pause.json in `sandbox_dir`, which is read once."""
+
+    def __init__(self, sandbox_dir: str, *, timed: bool = False) -> None:
+        """Raises Error, OSError."""
+        self._id, self._timed = os.path.basename(sandbox_dir), timed
+        self._parts = Parts()
+        self._request = PauseRequest.read(sandbox_dir)
+
+    def fork_first(self) -> Callable[[], Prepared] | None:
+        """As `ContainerCompiler.fork_first`."""
+        if self._request.cgroup.driver != "systemd":
+            return None
+        group = naming.place(self._request.cgroups_path, self._id, "systemd")
+        return lambda: _make_scope(group, {}, {})
+
+    def compile(self, prepared: Prepared | None) -> CompiledPause:
+        """Compile the pause process; its cgroup exists from here on. Raises Error, OSError."""
+        request, parts = self._request, self._parts
+        pins: dict[str, int] = {}
+        descriptors = Descriptors()
+        with Undo() as undo:
+            undo.push("descriptors", descriptors.close)
+            if request.namespaces.get("ipc") == "new":
+                pins["shm"] = _open_shm(
+                    request.shm_size_bytes, request.shm_owner, request.mount_label
+                )
+                undo.push("pinned mounts", os.close, pins["shm"])
+                parts.end("/dev/shm")
+            compiled = compile_pause(
+                self._id,
+                request,
+                descriptors,
+                undo,
+                parts,
+                mounts={f"/{name}": number for name, number in pins.items()},
+                made_cgroup=prepared_group(prepared),
+                timed=self._timed,
+            )
+            undo.commit()
+        launch = compiled.launch
+        result = CompiledPause(launch, _used(launch, descriptors), compiled.warnings, parts, pins)
+        result.new_network = request.namespaces.get("network") == "new"
+        return result
 
 
 def _make_scope(
     group: Cgroup, resources: Mapping[str, Any], annotations: Mapping[str, str]
 ) -> Prepared:
-    """The cgroup, with the process that holds it until the container's is in: that one becomes the
-    shim's child."""
+    """Have systemd make the cgroup, with a placeholder process in it until the container's is in;
+    the placeholder becomes the shim's child."""
     group.create(resources, annotations)
     placeholder = group.release_placeholder()
     return {"cgroup": group.record()}, [] if placeholder is None else [placeholder]
 
 
 def prepared_group(prepared: Prepared | None) -> Cgroup | None:
-    """The cgroup that a fork has made, if it has."""
+    """Return the cgroup that a fork has made, if it has made one."""
     if prepared is None or "cgroup" not in prepared[0]:
         return None
     group = Cgroup.from_record(prepared[0]["cgroup"])
     if prepared[1]:
         group.take_placeholder(prepared[1][0])
     return group
-
-
-def container(
-    container_id: str,
-    directory: str,
-    request: messages.CreateContainer,
-    fds: Sequence[int],
-    prepared: Prepared | None,
-    oom_score_adj: int,
-) -> CompiledContainer:
-    """Compile the container whose configuration is in `directory`; its cgroup exists from here on.
-    `fds`: mounts of images, which stay the caller's; `prepared`: by `fork_first`, whose descriptors
-    belong to the result; `oom_score_adj`: of processes whose configuration has none. Raises Error,
-    OSError."""
-    parts, file = Parts(), LaunchFile.read(directory)
-    spec = _with_oom_score(_spec(directory), oom_score_adj)
-    # where they find the root, in the container's mounts only
-    if spec.hooks.create_container and spec.root:
-        os.makedirs(os.path.join(directory, spec.root.path), mode=0o700, exist_ok=True)
-    if file.rootfs.volatile:
-        _forget_earlier_mount(file.rootfs.work)
-    parts.end("read and parse")
-    if file.runtime or file.restore:
-        assert prepared is not None
-        return _with_places(container_id, directory, spec, file, prepared, parts)
-    images, sources, source_fds = _outside(request, fds)
-    descriptors = Descriptors()
-    with Undo() as undo:
-        undo.push("descriptors", descriptors.close)
-        compiled = compile_container(
-            CreateRequest(
-                id=container_id,
-                bundle=directory,
-                spec=spec,
-                rootfs=file.rootfs,
-                stdio=None,
-                nulls=() if file.tty or file.stdin else (0,),
-                state_dir=directory,
-                cgroup=file.cgroup,
-                made_cgroup=prepared_group(prepared),
-                pinned=("shm",),
-                timed=request.timed,
-                images=images,
-                sources=sources,
-                source_fds=source_fds,
-                image_volumes={**(file.image_volumes or {}), **(file.layer_volumes or {})},
-            ),
-            descriptors,
-            undo,
-            parts,
-        )
-        undo.commit()
-    launch = compiled.launch
-    assert launch.cgroup is not None
-    result = CompiledContainer(
-        launch,
-        _used(launch, descriptors),
-        compiled.warnings,
-        parts,
-        _first_state(container_id, directory, spec, launch.cgroup).to_fields(),
-        file.io,
-    )
-    result.poststart = spec.hooks.poststart
-    result.poststop = bool(spec.hooks.poststop) or _outlives_its_processes(spec)
-    return result
 
 
 def _used(launch: Launch, descriptors: Descriptors) -> list[int]:
@@ -257,83 +317,14 @@ def _outlives_its_processes(spec: Spec) -> bool:
     return outlives(spec.linux.intel_rdt)
 
 
-def _outside(
-    request: messages.CreateContainer, fds: Sequence[int]
-) -> tuple[dict[str, int], Mapping[str, BindSource], dict[str, int]]:
-    """What came along: mounts of images, sources of binds, descriptors of some of these."""
-    images = dict(zip(request.images, fds, strict=False))
-    return (
-        images,
-        request.sources or {},
-        dict(zip(request.opened, fds[len(images) :], strict=False)),
-    )
-
-
-def _with_root(
-    container_id: str, directory: str, request: messages.CreateContainer, fds: Sequence[int]
-) -> CreateRequest:
-    """Of a container without a launch, for what its mounts are opened from."""
-    images, sources, source_fds = _outside(request, fds)
-    return CreateRequest(
-        id=container_id,
-        bundle=directory,
-        spec=_spec(directory),
-        rootfs=LaunchFile.read(directory).rootfs,
-        images=images,
-        sources=sources,
-        source_fds=source_fds,
-    )
-
-
-def _open_places(request: CreateRequest, file: LaunchFile) -> Prepared:
-    """The mounts that are attached where the specification says, before another runtime or CRIU is
-    run."""
-    check(request.spec)
+def _open_place(place: Place, request: CreateRequest, descriptors: Descriptors) -> int:
+    """Open the mount that is attached at `place`. Raises KernelError, OSError, InvalidArgument."""
+    if place.source:
+        return _clone_source(place, request)
     linux = request.spec.linux
-    opened: list[int] = []
-    attached = ["rootfs"]
-    try:
-        with Descriptors() as descriptors:
-            open_root(request, descriptors)
-            opened.append(os.dup(descriptors.numbers["root"]))
-            for place in file.places:
-                if place.pinned is not None:
-                    continue
-                if place.source:
-                    opened.append(_clone_source(place, request))
-                elif place.image is not None:
-                    opened.append(
-                        open_image_volume(place.image, linux, request.images, descriptors)
-                    )
-                else:
-                    opened.append(open_overlay(Overlay(place.lower), linux, descriptors))
-                attached.append(place.place)
-    except BaseException:
-        ipc.close_all(opened)
-        raise
-    return {"attached": attached}, opened
-
-
-def _with_places(
-    container_id: str,
-    directory: str,
-    spec: Spec,
-    file: LaunchFile,
-    prepared: Prepared,
-    parts: Parts,
-) -> CompiledContainer:
-    """A container without a launch: another runtime's, or one that CRIU brings back."""
-    fields, fds = prepared
-    group = naming.place(spec.linux.cgroups_path, container_id, file.cgroup.driver)
-    state = _first_state(container_id, directory, spec, group).to_fields()
-    result = CompiledContainer(None, fds, (), parts, state, file.io)
-    result.runtime, result.restore = file.other_runtime, file.restore
-    result.restore_cgroup = file.cgroup.to_fields()
-    result.poststop = bool(spec.hooks.poststop)
-    result.group = group
-    result.attached = fields["attached"]
-    result.pinned = {place.place: place.pinned for place in file.places if place.pinned is not None}
-    return result
+    if place.image is not None:
+        return open_image_volume(place.image, linux, request.images, descriptors)
+    return open_overlay(Overlay(place.lower), linux, descriptors)
 
 
 def _clone_source(place: Place, request: CreateRequest) -> int:
@@ -363,47 +354,6 @@ def _forget_earlier_mount(work: str) -> None:
             os.unlink(path)
         except FileNotFoundError:
             pass
-
-
-def pause(sandbox_dir: str, prepared: Prepared | None, *, timed: bool = False) -> CompiledPause:
-    """Compile the pod's pause process, which pause.json describes; its cgroup exists from here on.
-    Raises Error, OSError."""
-    file, parts = PauseFile.read(sandbox_dir), Parts()
-    pins: dict[str, int] = {}
-    descriptors = Descriptors()
-    with Undo() as undo:
-        undo.push("descriptors", descriptors.close)
-        if file.namespaces.get("ipc") == "new":
-            pins["shm"] = _open_shm(file.shm_size_bytes, file.shm_owner, file.mount_label)
-            undo.push("pinned mounts", os.close, pins["shm"])
-            parts.end("/dev/shm")
-        compiled = compile_pause(
-            PauseRequest(
-                id=os.path.basename(sandbox_dir),
-                namespaces=file.namespaces,
-                hostname=file.hostname,
-                sysctls=file.sysctls or {},
-                cgroups_path=file.cgroups_path,
-                cgroup=file.cgroup,
-                made_cgroup=prepared_group(prepared),
-                oom_score_adj=file.oom_score_adj,
-                seccomp=file.seccomp,
-                selinux_label=file.selinux_label,
-                program_label=file.program_label,
-                uid_mappings=_id_maps(file.uid_mappings),
-                gid_mappings=_id_maps(file.gid_mappings),
-                mounts={f"/{name}": number for name, number in pins.items()},
-                timed=timed,
-            ),
-            descriptors,
-            undo,
-            parts,
-        )
-        undo.commit()
-    launch = compiled.launch
-    result = CompiledPause(launch, _used(launch, descriptors), compiled.warnings, parts, pins)
-    result.new_network = file.namespaces.get("network") == "new"
-    return result
 
 
 def execute(
@@ -493,8 +443,3 @@ def _open_shm(size_bytes: int, owner: Sequence[int], label: str) -> int:
         options.append(("context", label))
     attributes = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC
     return open_mount("tmpfs", options, attributes=attributes, source="shm")
-
-
-def _id_maps(entries: Sequence[Mapping[str, int]]) -> tuple[IdMap, ...]:
-    """OCI's `{containerID, hostID, size}` objects."""
-    return tuple(IdMap(entry["containerID"], entry["hostID"], entry["size"]) for entry in entries)

@@ -7,24 +7,13 @@ from __future__ import annotations
 from pyrunc.compile.descriptors import CgroupChoice
 from pyrunc.compile.image_mount import Image
 from pyrunc.compile.sources import Overlay
-from pyrunc.record_file import RecordFile
-from pyrunc.records import Record
+from pyrunc.records import Record, RecordFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyrunc.ipc import Message
-
-
-class Io(Record):
-    """What launch.json says about streams and the log."""
-
-    tty: bool | None = None
-    stdin: bool | None = None
-    stdin_once: bool | None = None
-    log_path: str | None = None
-    log_directory: str | None = None
 
 
 class OtherRuntime(Record):
@@ -80,32 +69,6 @@ class LaunchFile(RecordFile):
     places: Sequence[Place] = ()
 
     @property
-    def io(self) -> Io:
-        return Io(self.tty, self.stdin, self.stdin_once, self.log_path, self.log_directory)
-
-    @property
     def other_runtime(self) -> OtherRuntime | None:
         """None for a container of ours."""
         return self.runtime and self.runtime.replace(systemd=self.cgroup.driver == "systemd")
-
-
-class PauseFile(RecordFile):
-    """A pod's pause process: the fields of `compile.pause.PauseRequest`, mappings as OCI's objects.
-    `shm_size_bytes` and `shm_owner`, uid and gid, are of the /dev/shm that goes with a new ipc
-    namespace, `mount_label` is its SELinux label."""
-
-    name, earlier_name = "pause.json", "holder.json"
-    namespaces: dict[str, str]
-    cgroup: CgroupChoice
-    hostname: str = ""
-    uid_mappings: Sequence[dict[str, int]] = ()
-    gid_mappings: Sequence[dict[str, int]] = ()
-    sysctls: dict[str, str] | None = None
-    cgroups_path: str = ""
-    oom_score_adj: int | None = None
-    seccomp: Message | None = None
-    shm_size_bytes: int = 0
-    shm_owner: Sequence[int] = (0, 0)
-    selinux_label: str = ""
-    mount_label: str = ""
-    program_label: str = ""

@@ -17,14 +17,13 @@ from pyrunc.launch import null
 from pyrunc.program import launch
 from pyrunc.shim.messages import LOG, Arguments
 from pyrunc.shim.pods import Pods
-from pyrunc.shim.starter import LibraryStarter
+from pyrunc.shim.starter import Starter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from pyrunc.ipc import Message
-    from pyrunc.shim.starter import Starter
 
 OOM_SCORE_ADJ = -999
 RESETS = (
@@ -59,9 +58,7 @@ def main(arguments: Message, fds: list[int]) -> None:
     reaper.set_child_subreaper()  # not inherited: PR_SET_CHILD_SUBREAPER(2const)
     null.prepare()  # forks inherit it
     bpf.cache_programs()
-    starter: Starter = (
-        _named(parsed.starter) if parsed.starter else LibraryStarter(parsed.oom_score_adj)
-    )
+    starter: Starter = _named(parsed.starter) if parsed.starter else Starter(parsed.oom_score_adj)
     listener, client = fds
     Pods(parsed, listener, client, starter).run()
 

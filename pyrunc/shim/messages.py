@@ -19,6 +19,8 @@ Files. `shim.sock` and `shim.json` {pid, start_time} in the shim's own folder (c
 
 from __future__ import annotations
 
+import time
+
 from pyrunc.plan.bind_source import BindSource
 from pyrunc.records import Record, Request
 
@@ -44,7 +46,7 @@ PINNED = "pinned"
 
 STREAMS = ("stdin", "stdout", "stderr")
 UNKNOWN_REASON, UNKNOWN_CODE = "Unknown", 255
-"""Containerd's, for an exit that nobody saw."""
+"""Containerd's words for an exit that it did not see."""
 LOST_CODE = "the container's shim was lost, and with it the exit code"
 START_ERROR = "StartError"
 START_ERROR_CODE = 128
@@ -71,8 +73,9 @@ class Arguments(Record):
 
 
 class Exit(Record):
-    """How a container ended: `exit.json`, the answer to `Stop`, and most of `Exited`. `exit_code`
-    is 128 + n for signal n; `reason` is set for OOMKilled and StartError."""
+    """How a container ended: `exit.json`, the answer to `Stop`, and, with `container`, the event
+    that is sent after the file was written. `exit_code` is 128 + n for signal n; `reason` is set
+    for OOMKilled, StartError and Unknown."""
 
     exit_code: int
     signal: int | None
@@ -80,44 +83,27 @@ class Exit(Record):
     oom_killed: bool = False
     reason: str | None = None
     message: str | None = None
+    container: Id | None = None
+
+    @classmethod
+    def unknown(cls, finished_at_ns: int, message: str = "") -> Exit:
+        """The exit of a container of which no process saw how it ended."""
+        return cls(UNKNOWN_CODE, None, finished_at_ns, reason=UNKNOWN_REASON, message=message)
+
+    @classmethod
+    def of_failed_start(cls, message: str) -> Exit:
+        """The exit of a container that could not be started."""
+        return cls(START_ERROR_CODE, None, time.time_ns(), reason=START_ERROR, message=message)
+
+    @property
+    def cri_reason(self) -> str:
+        """The word that kubelet shows and partly branches on."""
+        if self.oom_killed:
+            return OOM_KILLED
+        return self.reason or ("Error" if self.exit_code else "Completed")
 
 
 # ---- events
-
-
-class Exited(Record):
-    """A container has ended, and `exit.json` is written. The fields of `Exit`."""
-
-    container: Id
-    exit_code: int
-    signal: int | None
-    finished_at_ns: int
-    oom_killed: bool = False
-    reason: str | None = None
-    message: str | None = None
-
-    @property
-    def exit(self) -> Exit:
-        return Exit(
-            self.exit_code,
-            self.signal,
-            self.finished_at_ns,
-            self.oom_killed,
-            self.reason,
-            self.message,
-        )
-
-    @classmethod
-    def with_exit(cls, container: str, end: Exit) -> Exited:
-        return cls(
-            container,
-            end.exit_code,
-            end.signal,
-            end.finished_at_ns,
-            end.oom_killed,
-            end.reason,
-            end.message,
-        )
 
 
 class ExecExited(Record):
@@ -134,9 +120,9 @@ class PauseExited(Record):
     exit_code: int | None = None
 
 
-Event = Exited | ExecExited | PauseExited
+Event = Exit | ExecExited | PauseExited
 EVENTS: dict[str, type[Event]] = {
-    "exit": Exited,
+    "exit": Exit,
     "exec_exit": ExecExited,
     "holder_exit": PauseExited,
 }
@@ -189,14 +175,14 @@ class StoredContainer(Record):
 # ---- requests, and their answers after them
 
 
-class Nothing(Record):
-    """The answer of a call that has none but that it was done."""
+class Done(Record):
+    """An empty reply."""
 
 
 class Network(Record):
-    """`netns_path`: of the network namespace that the shim pins, if there is one."""
+    """`netns_path`: the path of the network namespace that the shim pins, if there is one."""
 
-    netns_path: str | None
+    netns_path: str | None = None
 
 
 class StartPause(Request):
@@ -376,8 +362,8 @@ class ContainerState(Record):
 
 
 class State(Record):
-    """`netns_path`: the namespace that it pins; `execs`: sessions that run. `protocol` is the
-    shim's."""
+    """All that a shim knows of a pod. `netns_path`: the network namespace that it pins, also
+    without a pause process; `execs`: sessions that run. `protocol` is the shim's."""
 
     protocol: int
     pid: int
@@ -385,6 +371,22 @@ class State(Record):
     containers: Sequence[ContainerState]
     execs: Sequence[str]
     netns_path: str | None = None
+
+    @property
+    def pause(self) -> PauseState | None:
+        """The pause process."""
+        return self.holder
+
+    @property
+    def netns(self) -> str | None:
+        """The path of the pod's network namespace; up to version 0.1.0 only the pause process has
+        it."""
+        return self.netns_path or (self.holder.netns_path if self.holder else None)
+
+    @property
+    def pause_running(self) -> bool:
+        """Whether the pause process runs."""
+        return self.holder is not None and self.holder.running
 
 
 class StopPause(Request):
@@ -408,18 +410,12 @@ class Shutdown(Request):
 
 class TakePod(Request):
     """Serve a pod, on the listening socket that goes with this. `network`: with a network namespace
-    of its own."""
+    of its own. The answer is a `Network`."""
 
     call = "take_pod"
     sandbox_dir: AbsolutePath
     containers_dir: AbsolutePath
     network: bool = False
-
-
-class Taken(Record):
-    """`netns_path`: of the network namespace, if one was requested."""
-
-    netns_path: str | None = None
 
 
 class GetShim(Request):

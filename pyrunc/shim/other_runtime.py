@@ -192,12 +192,13 @@ def start(
     compiled: CompiledContainer, directory: str, stdio: Stdio, pause: PauseProcess | None
 ) -> Process:
     """In a fork of its own: the container's first process, which runs. Raises Error."""
-    assert compiled.runtime is not None and compiled.cgroup is not None
+    record = compiled.file.other_runtime
+    assert record is not None and compiled.cgroup is not None
     attach(compiled, directory, pause)
-    runtime = Runtime(compiled.runtime, directory, os.path.basename(directory))
+    runtime = Runtime(record, directory, os.path.basename(directory))
     console = None
     try:
-        pid, console = runtime.create(stdio, tty=bool(compiled.io.tty))
+        pid, console = runtime.create(stdio, tty=compiled.file.tty)
         runtime.start()
     except BaseException:
         if console is not None:

@@ -125,7 +125,7 @@ class Pod:
 
         def compiled(prepared: Prepared | None) -> None:
             try:
-                pause = self._starter.compile_pause(self.sandbox_dir, prepared, timed=request.timed)
+                pause = compiler.compile(prepared)
             except Exception as error:
                 self._take_back(prepared)
                 failed(error)
@@ -140,11 +140,12 @@ class Pod:
 
         def failed(error: Exception) -> None:
             self._pause_starting = False
-            call.fail(_told(error))
+            call.fail(_to_error(error))
             self._answer_pause_stops()
 
         try:
-            first = self._starter.fork_first_for_pause(self.sandbox_dir)
+            compiler = self._starter.pause_compiler(self.sandbox_dir, timed=request.timed)
+            first = compiler.fork_first()
         except BaseException:
             self._pause_starting = False
             raise
@@ -175,7 +176,7 @@ class Pod:
         def failed(error: Exception) -> None:
             self._pause_starting = False
             self._clear_away(compiled.cgroup)
-            call.fail(_told(error))
+            call.fail(_to_error(error))
             self._answer_pause_stops()
 
         network = self._network if self._network >= 0 else None
@@ -247,7 +248,7 @@ class Pod:
 
         def compile(prepared: Prepared | None) -> None:
             try:
-                compiled = self._starter.create(container_id, directory, request, fds, prepared)
+                compiled = compiler.compile(prepared)
             finally:
                 ipc.close_all(fds)
             self._created[container_id] = compiled
@@ -257,15 +258,16 @@ class Pod:
             try:
                 compile((fields, descriptors))
             except Exception as error:
-                call.fail(_told(error))
+                call.fail(_to_error(error))
                 self._take_back((fields, descriptors))
 
         def failed(error: Exception) -> None:
             ipc.close_all(fds)
-            call.fail(_told(error))
+            call.fail(_to_error(error))
 
         try:
-            first = self._starter.fork_first(container_id, directory, request, fds)
+            compiler = self._starter.container_compiler(directory, request, fds)
+            first = compiler.fork_first()
         except BaseException:
             ipc.close_all(fds)
             raise
@@ -307,16 +309,16 @@ class Pod:
             raise
 
     def _launch(self, container: Container, call: Call, compiled: CompiledContainer) -> None:
-        io, parts = compiled.io, Parts()
-        container.open_log(io.log_path, io.log_directory or "")
-        tty, stdin, once = bool(io.tty), bool(io.stdin), bool(io.stdin_once)
-        streams = Streams(stdin=stdin and not tty, stdout=not tty, stderr=not tty)
+        file, parts = compiled.file, Parts()
+        container.open_log(file.log_path, file.log_directory or "")
+        tty = file.tty
+        streams = Streams(stdin=file.stdin and not tty, stdout=not tty, stderr=not tty)
         parts.end("log and pipes")
 
         def done(process: Process) -> None:
             parts.include(process.parts)
             streams.close_theirs()
-            container.started(process, streams, stdin=stdin, once=once)
+            container.started(process, streams, stdin=file.stdin, once=file.stdin_once)
             _record(container, compiled.state)
             parts.end("record")
             self._pods.keeper.put(stored.container_name(container.id), container.keep)
@@ -330,7 +332,7 @@ class Pod:
             streams.close()
             self._clear_away(compiled.cgroup)
             container.failed(error)
-            call.fail(_told(error))
+            call.fail(_to_error(error))
 
         steps = self._starter.container(compiled, container.directory, streams.stdio, self._pause)
         if self._starter.waits(compiled):
@@ -387,7 +389,7 @@ class Pod:
 
     def _container_exited(self, container: Container) -> None:
         self._pods.keeper.drop(stored.container_name(container.id))
-        self._server.event(messages.Exited.with_exit(container.id, container.exited()))
+        self._server.event(container.exited().replace(container=container.id))
         if container.of_other_runtime:
             self._delete(container)
             return
@@ -513,7 +515,7 @@ class Pod:
         def failed(error: Exception) -> None:
             streams.close()
             self._drop_exec(session)
-            call.fail(_told(error))
+            call.fail(_to_error(error))
 
         steps = self._starter.execute(request, container, streams.stdio)
         if self._starter.exec_waits(container):
@@ -684,8 +686,8 @@ def _checked(number: int) -> int:
     return number
 
 
-def _told(error: Exception) -> Error:
-    """What a client hears of a start that failed."""
+def _to_error(error: Exception) -> Error:
+    """Return the error that a client gets for a start that failed."""
     if isinstance(error, Error):
         return error
     if isinstance(error, OSError):

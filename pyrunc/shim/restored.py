@@ -37,7 +37,7 @@ def start(
     pause: PauseProcess | None,
 ) -> Process:
     """In a fork of its own: the container's processes, which run. Raises Error."""
-    request, record = compiled.restore, StateFile.of(compiled.state)
+    request, record = compiled.file.restore, StateFile.of(compiled.state)
     assert request is not None
     attach(compiled, directory, pause)
     with open(f"{directory}/{messages.CONFIG}", "rb", buffering=0) as file:
@@ -56,7 +56,7 @@ def start(
     created = restore.restore(
         state,
         Bundle(directory, document, spec),
-        CreateOptions(**compiled.restore_cgroup),
+        CreateOptions(**compiled.file.cgroup.to_fields()),
         Choices(image_path=request.images, work_path=request.work, **request.options),
         _labels(spec),
         stdio,

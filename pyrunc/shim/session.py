@@ -14,10 +14,10 @@ import signal
 import sys
 import time
 
+from pyrunc import atomic_file
 from pyrunc.errors import Error, WrongState
 from pyrunc.kernel import terminal
 from pyrunc.shim import messages, stored, tree
-from pyrunc.shim.exit import write as write_exit
 from pyrunc.shim.log_file import LogFile
 from pyrunc.shim.messages import Exit
 from pyrunc.shim.stdio import Follower, Input, Output
@@ -141,9 +141,8 @@ class Container:
     def failed(self, error: Exception) -> None:
         """It could not be started: that is its exit."""
         message = error.message if isinstance(error, Error) else f"{type(error).__name__}: {error}"
-        code, reason = messages.START_ERROR_CODE, messages.START_ERROR
-        self.exit = Exit(code, None, time.time_ns(), reason=reason, message=message)
-        write_exit(self.exit, self.directory)
+        self.exit = Exit.of_failed_start(message)
+        self._write_exit(self.exit)
         self._log.close()
         if self._stop:
             self._stop.exited()
@@ -295,20 +294,19 @@ class Container:
         """Everything that it wrote is logged: record, then tell."""
         assert self._ended is not None
         ended, oom_killed = self._ended, self._oom_killed
-        code, reason, message = ended.exit_code, messages.OOM_KILLED if oom_killed else "", ""
-        if code is None:
-            code = messages.UNKNOWN_CODE
-            reason = messages.UNKNOWN_REASON
-            message = messages.LOST_CODE
-        self.exit = Exit(
-            code,
-            ended.signal,
-            self._finished_at_ns,
-            oom_killed=oom_killed,
-            reason=reason,
-            message=message,
-        )
-        write_exit(self.exit, self.directory)
+        if ended.exit_code is None:
+            end = Exit.unknown(self._finished_at_ns, messages.LOST_CODE)
+            self.exit = end.replace(oom_killed=oom_killed)
+        else:
+            self.exit = Exit(
+                ended.exit_code,
+                ended.signal,
+                self._finished_at_ns,
+                oom_killed=oom_killed,
+                reason=messages.OOM_KILLED if oom_killed else "",
+                message="",
+            )
+        self._write_exit(self.exit)
         if self.input:
             self.input.close()
         if not self._log.waiting:
@@ -316,6 +314,15 @@ class Container:
         self._on_exit(self)
         if self._stop:
             self._stop.exited()
+
+    def _write_exit(self, end: Exit) -> None:
+        """Write exit.json before any client is told. A failure is reported on stderr: the clients
+        are told all the same."""
+        try:
+            path = f"{self.directory}/{messages.EXIT_RECORD}"
+            atomic_file.write_json(path, end.to_fields())
+        except OSError as error:
+            print(f"pyrunc-shim: no exit record in {self.directory}: {error}", file=sys.stderr)
 
     def _count_kills(self, ended: Ended) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The shim's door to the runtime library: compile, and carry out what was compiled.
+"""Compiles processes and starts what was compiled, by the runtime library.
 
 The caller becomes the parent of what is started. All is done in steps, between other work; what
 waits for others on its way (hooks, a seccomp agent) is for a fork to do, see `pod`. What comes back
@@ -22,76 +22,22 @@ from pyrunc.launch.run import first_process_steps
 from pyrunc.parts import CLOCK_MONOTONIC_RAW, STAGES, of_launch
 from pyrunc.records import Record
 from pyrunc.shim import compile, messages
+from pyrunc.shim.compile import ContainerCompiler, PauseCompiler
 from pyrunc.shim.files import LaunchFile
 from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
-    from typing import Any, Protocol
+    from collections.abc import Generator, Sequence
+    from typing import Any
 
     from pyrunc.launch.model import Launch
     from pyrunc.launch.run import ChildProcess, Times
     from pyrunc.parts import Part
-    from pyrunc.shim.compile import CompiledContainer, CompiledPause, Prepared
+    from pyrunc.shim.compile import CompiledContainer, CompiledPause
     from pyrunc.shim.files import OtherRuntime
     from pyrunc.shim.session import Container
     from pyrunc.spec.model import Hook, Spec
-
-    class Starter(Protocol):
-        """What the shim uses to compile and start processes. Descriptors of what is compiled belong
-        to the starter from the first step of a start on."""
-
-        def fork_first(
-            self,
-            container_id: str,
-            directory: str,
-            request: messages.CreateContainer,
-            fds: Sequence[int],
-        ) -> Callable[[], Prepared] | None: ...
-
-        def create(
-            self,
-            container_id: str,
-            directory: str,
-            request: messages.CreateContainer,
-            fds: Sequence[int],
-            prepared: Prepared | None,
-        ) -> CompiledContainer: ...
-
-        def fork_first_for_pause(self, sandbox_dir: str) -> Callable[[], Prepared] | None: ...
-
-        def compile_pause(
-            self, sandbox_dir: str, prepared: Prepared | None, *, timed: bool
-        ) -> CompiledPause: ...
-
-        def pause(
-            self, compiled: CompiledPause, network: int | None
-        ) -> Generator[int, None, PauseProcess]: ...
-
-        def container(
-            self,
-            compiled: CompiledContainer,
-            directory: str,
-            stdio: tuple[int, int, int],
-            pause: PauseProcess | None,
-        ) -> Generator[int, None, Process]: ...
-
-        def execute(
-            self,
-            request: messages.StartExec,
-            container: Container,
-            stdio: tuple[int, int, int],
-        ) -> Generator[int, None, Process]: ...
-
-        def waits(self, compiled: CompiledContainer) -> bool: ...
-
-        def exec_waits(self, container: Container) -> bool: ...
-
-        def after_stop(self, container_id: str, directory: str) -> None: ...
-
-        def send_signal(self, directory: str, number: int) -> None: ...
-
 
 WAITING_STEPS = frozenset(("RunHooks", "SendListener", "EnterRdt", "JoinRdt", "MoveLinks"))
 """Steps of a parent that wait for somebody else, or may take long."""
@@ -220,29 +166,21 @@ class PauseProcess(OfPod):
         self.mounts = {}
 
 
-class LibraryStarter:
-    """Compiles and starts by the runtime library."""
-
-    fork_first = staticmethod(compile.fork_first)
-    fork_first_for_pause = staticmethod(compile.fork_first_for_pause)
-    compile_pause = staticmethod(compile.pause)
+class Starter:
+    """Compiles and starts processes by the runtime library."""
 
     def __init__(self, oom_score_adj: int) -> None:
         """`oom_score_adj`: of processes whose configuration has none."""
         self._oom_score_adj = oom_score_adj
 
-    def create(
-        self,
-        container_id: str,
-        directory: str,
-        request: messages.CreateContainer,
-        fds: Sequence[int],
-        prepared: Prepared | None,
-    ) -> CompiledContainer:
-        """The container, compiled. Raises Error, OSError."""
-        return compile.container(
-            container_id, directory, request, fds, prepared, self._oom_score_adj
-        )
+    def container_compiler(
+        self, directory: str, request: messages.CreateContainer, fds: Sequence[int]
+    ) -> ContainerCompiler:
+        """Raises Error, OSError, here and below."""
+        return ContainerCompiler(directory, request, fds, self._oom_score_adj)
+
+    def pause_compiler(self, sandbox_dir: str, *, timed: bool) -> PauseCompiler:
+        return PauseCompiler(sandbox_dir, timed=timed)
 
     def pause(
         self, compiled: CompiledPause, network: int | None
@@ -285,11 +223,11 @@ class LibraryStarter:
         pause: PauseProcess | None,
     ) -> Generator[int, None, Process]:
         """The container's first process. Raises Error."""
-        if compiled.runtime is not None:
+        if compiled.file.runtime is not None:
             from pyrunc.shim import other_runtime
 
             return other_runtime.start(compiled, directory, stdio, pause)
-        if compiled.restore is not None:
+        if compiled.file.restore is not None:
             from pyrunc.shim import restored
 
             return restored.start(compiled, directory, stdio, pause)

@@ -59,7 +59,6 @@ PYRUNC_ROOMS = (
     ("kernel", "keeper"),
     ("spec",),
     ("records",),
-    ("record_file",),
     ("seccomp", "cgroups", "program", "zygote"),
     ("plan",),
     ("launch",),

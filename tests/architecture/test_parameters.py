@@ -15,6 +15,7 @@ MAY_HAVE_MORE = {
     "cri_server.images.erofs.build.build": "what an index is made of; the processes that make it get it by name",
     "cri_server.images.service.ImageService.__init__": "what a server's configuration says of images",
     "pyrunc.cli.table.Verb.__init__": "is a record itself",
+    "pyrunc.compile.pause.compile_pause": "the request on the disk, and what only its shim has",
     "pyrunc.container.bundle.CreateOptions.__init__": "is a record itself",
     "pyrunc.container.state.State.__init__": "is a record itself: state.json",
     "pyrunc.program.macros.open_at": "the arguments of one system call, and what follows from its result",

@@ -220,12 +220,9 @@ def held(box: Box) -> Iterator[dict[str, str]]:
     """A pause process of the box's mounts; what a container's request needs besides, where detached
     mounts cannot be cloned."""
     pod = hold(
-        PauseRequest(
-            id=f"{session.name('h')}-{box.folder.name}",
-            namespaces={"ipc": "new"},
-            cgroup=CgroupChoice(missing_controllers="warn"),
-            mounts={f"/{name}": number for name, number in box.mount_fds.items()},
-        )
+        f"{session.name('h')}-{box.folder.name}",
+        PauseRequest({"ipc": "new"}, CgroupChoice(missing_controllers="warn")),
+        mounts={f"/{name}": number for name, number in box.mount_fds.items()},
     )
     try:
         yield {"mount_namespace": f"/proc/{pod.pid}/ns/mnt"}

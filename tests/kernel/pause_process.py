@@ -12,6 +12,8 @@ from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyrunc.cgroups.group import Cgroup
     from pyrunc.compile.pause import PauseRequest
 
@@ -26,11 +28,17 @@ class Held(Value):
     warnings: tuple[str, ...]
 
 
-def hold(request: PauseRequest, stdio: tuple[int, int, int] | None = None) -> Held:
+def hold(
+    identifier: str,
+    request: PauseRequest,
+    *,
+    mounts: Mapping[str, int] | None = None,
+    stdio: tuple[int, int, int] | None = None,
+) -> Held:
     """Start the pause process that holds a pod's namespaces. Without `stdio` it has a null device
     of its own."""
     with Undo() as undo, Descriptors() as descriptors:
-        compiled = compile_pause(request, descriptors, undo)
+        compiled = compile_pause(identifier, request, descriptors, undo, mounts=mounts or {})
         if stdio is None:
             null = descriptors.take("stdio", os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC))
             stdio = (null, null, null)

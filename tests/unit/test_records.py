@@ -114,7 +114,7 @@ def test_a_request_is_named_by_its_call() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        messages.Exited.with_exit("c", messages.Exit(137, 9, 5, True, "OOMKilled", "killed")),
+        messages.Exit(137, 9, 5, True, "OOMKilled", "killed", "c"),
         messages.ExecExited("e", "c", 3),
         messages.PauseExited(0),
         messages.PauseExited(),

@@ -163,20 +163,20 @@ def test_volume_with_another_map_and_no_user_namespace(box: Box, tmp_path: Path)
 
 
 def test_a_pod_with_a_user_namespace(box: Box) -> None:
-    ids = (IdMap(0, 100000, 65536),)
+    ids = MAPS
     kinds = ("user", "network", "ipc", "uts", "pid")
     shm = km.open_mount("tmpfs", [("mode", "1777")], attributes=2 | 4 | 8)
     pod = hold(
+        session.name("upod"),
         PauseRequest(
-            id=session.name("upod"),
             namespaces=dict.fromkeys(kinds, "new"),
             hostname="upod",
             sysctls={"net.ipv4.ip_forward": "1", "kernel.shmmax": "99999"},
             cgroup=CgroupChoice(missing_controllers="warn"),
             uid_mappings=ids,
             gid_mappings=ids,
-            mounts={"/dev/shm": shm},
-        )
+        ),
+        mounts={"/dev/shm": shm},
     )
     box.mount_fds["shm"] = shm
     box.config["mounts"] = [m for m in box.config["mounts"] if m["destination"] != "/dev/shm"]

@@ -27,24 +27,23 @@ POD = {"network": "new", "ipc": "new", "uts": "new", "pid": "none"}
 
 @contextmanager
 def held(**more: Any) -> Iterator[Held]:
-    wanted = {
-        "id": session.name("pod"),
+    request = {
         "namespaces": POD,
         "hostname": "pod-1",
         "cgroup": CgroupChoice(missing_controllers="warn"),
     }
-    made = hold(PauseRequest(**{**wanted, **more}))
+    pause = hold(session.name("pod"), PauseRequest(**{**request, **more}))
     try:
-        yield made
+        yield pause
     finally:
         try:
-            os.kill(made.pid, signal.SIGKILL)
+            os.kill(pause.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-        os.waitid(os.P_PIDFD, made.pidfd, os.WEXITED)
-        os.close(made.pidfd)
-        if made.cgroup is not None:
-            made.cgroup.remove()
+        os.waitid(os.P_PIDFD, pause.pidfd, os.WEXITED)
+        os.close(pause.pidfd)
+        if pause.cgroup is not None:
+            pause.cgroup.remove()
 
 
 def own(pid: int, kind: str) -> bool:

@@ -28,12 +28,9 @@ def old(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_shared_memory_lives_in_the_pause_process(box: Box, old: None) -> None:
     shm = km.open_mount("tmpfs", [("mode", "1777")], attributes=2 | 4 | 8)
     pod = hold(
-        PauseRequest(
-            id=session.name("opod"),
-            namespaces={"ipc": "new"},
-            cgroup=CgroupChoice(missing_controllers="warn"),
-            mounts={"/dev/shm": shm},
-        )
+        session.name("opod"),
+        PauseRequest({"ipc": "new"}, CgroupChoice(missing_controllers="warn")),
+        mounts={"/dev/shm": shm},
     )
     try:
         lines = Path(f"/proc/{pod.pid}/mountinfo").read_text().splitlines()

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cri_server.pod.client import ExecSession, Exit, ShimClient, Started, StartedPause, start_shim
+from cri_server.pod.client import ExecSession, Exit, ShimClient, start_shim
 from cri_server.zygote.client import Zygote
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.errors import Error
@@ -132,18 +132,18 @@ class TestPod:
         for file, content in (("config.json", config), ("launch.json", launch)):
             (directory / file).write_text(json.dumps({"version": 1, **content}))
 
-    async def run(self, name: str, *args: str, **launch: Any) -> Started:
+    async def run(self, name: str, *args: str, **launch: Any) -> messages.ContainerStarted:
         """Start a container."""
         self.container(name, *args, **launch)
         return await self.start(name)
 
-    async def start(self, name: str, client: ShimClient | None = None) -> Started:
+    async def start(self, name: str, client: ShimClient | None = None) -> messages.ContainerStarted:
         """Create and start a container whose files are written."""
         client = client or self.client
-        await client.create_container(name)
+        await client.create_container(messages.CreateContainer(name))
         return await client.start_container(name)
 
-    async def hold(self) -> StartedPause:
+    async def hold(self) -> messages.PauseStarted:
         """Start the pause process that pause.json describes."""
         return await self.client.start_pause()
 
@@ -157,13 +157,13 @@ class TestPod:
         """Wait for a container's exit event."""
         await until(lambda: self.exit_events(name), timeout_s)
         (event,) = self.exit_events(name)
-        return event.exit
+        return event.replace(container=None)
 
-    def exit_events(self, name: str) -> list[messages.Exited]:
+    def exit_events(self, name: str) -> list[messages.Exit]:
         return [
             event
             for event in self.events
-            if isinstance(event, messages.Exited) and event.container == name
+            if isinstance(event, messages.Exit) and event.container == name
         ]
 
     def exit_record(self, name: str) -> dict[str, Any]:

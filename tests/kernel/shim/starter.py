@@ -20,9 +20,9 @@ from pyrunc.errors import NotFound, WrongState
 from pyrunc.parts import Parts
 from pyrunc.shim import messages, tree
 from pyrunc.shim.compile import CompiledContainer, CompiledPause
-from pyrunc.shim.files import Io
+from pyrunc.shim.files import LaunchFile
 from pyrunc.shim.session import Container
-from pyrunc.shim.starter import PauseProcess, Process
+from pyrunc.shim.starter import PauseProcess, Process, Starter
 
 KEPT_FD = 1000
 
@@ -43,24 +43,22 @@ class DirectPause(CompiledPause):
         return Cgroup(self.fields["cgroups_path"])
 
 
-class DirectStarter:
-    """Reads the same files as the library."""
+class DirectCompiler:
+    """Reads config.json and launch.json as the library does."""
 
-    def fork_first(
-        self,
-        container_id: str,
-        directory: str,
-        request: messages.CreateContainer,
-        fds: Sequence[int],
-    ) -> Any:
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        try:
+            self._config = _read(f"{directory}/config.json")
+        except FileNotFoundError:
+            raise NotFound(f"no record of {os.path.basename(directory)}") from None
+
+    def fork_first(self) -> Any:
         """`process.first`: a fork makes a cgroup and a pipe's end, and the container is refused
         then."""
-        if not os.path.exists(f"{directory}/config.json"):
+        if "first" not in self._config["process"]:
             return None
-        config = _read(f"{directory}/config.json")
-        if "first" not in config["process"]:
-            return None
-        group = Cgroup(config["linux"]["cgroupsPath"])
+        group = Cgroup(self._config["linux"]["cgroupsPath"])
 
         def work() -> tuple[dict[str, Any], list[int]]:
             group.create()
@@ -68,32 +66,40 @@ class DirectStarter:
 
         return work
 
-    def create(
-        self,
-        container_id: str,
-        directory: str,
-        request: messages.CreateContainer,
-        fds: Sequence[int],
-        prepared: Any,
-    ) -> CompiledContainer:
-        try:
-            config = _read(f"{directory}/config.json")
-        except FileNotFoundError:
-            raise NotFound(f"no record of {container_id}") from None
+    def compile(self, prepared: Any) -> CompiledContainer:
+        config = self._config
         if prepared is not None:
             raise WrongState(config["process"]["first"])
-        io = Io.of(_read(f"{directory}/launch.json"))
-        direct = Direct(None, (), (), Parts(), {"version": 1}, io)
+        file = LaunchFile.of({"rootfs": {}, **_read(f"{self._directory}/launch.json")})
+        direct = Direct(None, (), (), Parts(), {"version": 1}, file)
         direct.process, direct.group = config["process"], Cgroup(config["linux"]["cgroupsPath"])
         return direct
 
-    def fork_first_for_pause(self, sandbox_dir: str) -> None:
+
+class DirectPauseCompiler:
+    def __init__(self, sandbox_dir: str) -> None:
+        self._sandbox_dir = sandbox_dir
+
+    def fork_first(self) -> None:
         return None
 
-    def compile_pause(self, sandbox_dir: str, prepared: Any, *, timed: bool) -> CompiledPause:
-        pause = DirectPause(None, (), (), Parts(), {})  # type: ignore[arg-type]
-        pause.fields = _read(f"{sandbox_dir}/pause.json")
+    def compile(self, prepared: Any) -> CompiledPause:
+        pause = DirectPause(None, (), (), Parts(), {})
+        pause.fields = _read(f"{self._sandbox_dir}/pause.json")
         return pause
+
+
+class DirectStarter(Starter):
+    """Starts plain processes."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def container_compiler(self, directory: str, request: Any, fds: Sequence[int]) -> Any:
+        return DirectCompiler(directory)
+
+    def pause_compiler(self, sandbox_dir: str, *, timed: bool) -> Any:
+        return DirectPauseCompiler(sandbox_dir)
 
     def pause(
         self, compiled: CompiledPause, network: int | None
@@ -127,7 +133,7 @@ class DirectStarter:
         group.create()
         if "gate" in process:
             yield from _wait(process["gate"])
-        return self._start(process, stdio, bool(compiled.io.tty), group)
+        return self._start(process, stdio, compiled.file.tty, group)
 
     def execute(
         self,

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from cri_server.pod.client import StartedPause
 from pyrunc.errors import Error, NotFound, WrongState
-from pyrunc.shim.messages import PauseExited
+from pyrunc.shim.messages import PauseExited, PauseStarted
 from tests.kernel.shim.pod import (
     TIMEOUT_S,
     TestPod,
@@ -47,7 +46,7 @@ async def pod(tmp_path: Path) -> AsyncIterator[TestPod]:
         yield found
 
 
-async def hold(pod: TestPod, **changes: Any) -> StartedPause:
+async def hold(pod: TestPod, **changes: Any) -> PauseStarted:
     describe(pod, **changes)
     return await pod.hold()
 
@@ -72,7 +71,9 @@ async def test_the_pause_process_and_what_the_shim_pins_for_the_pod(pod: TestPod
         assert namespace(held.pid, kind) != namespace(os.getpid(), kind)
     assert namespace(held.pid, "pid") == namespace(os.getpid(), "pid")
     state = await pod.client.state()
-    assert state.pause == held and state.pause_running
+    assert state.pause is not None and state.pause_running
+    assert (state.pause.pid, state.pause.start_time) == (held.pid, held.start_time)
+    assert state.netns == held.netns_path
     await pod.client.stop_pause()
     assert not os.path.exists(f"/proc/{held.pid}")
     assert os.stat(held.netns_path).st_ino  # type: ignore[arg-type]

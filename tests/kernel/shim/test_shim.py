@@ -29,7 +29,7 @@ from pyrunc.errors import (
     Unsupported,
     WrongState,
 )
-from pyrunc.shim import tree
+from pyrunc.shim import messages, tree
 from tests.kernel.shim.pod import (
     TestPod,
     children,
@@ -422,7 +422,7 @@ async def test_what_a_fork_made_for_a_container_that_is_refused_is_taken_back(po
     before = await settled(pod, running=1)
     pod.container("a", "exit 0", process={"first": "no luck"})
     with pytest.raises(WrongState, match="no luck"):
-        await pod.client.create_container("a")
+        await pod.client.create_container(messages.CreateContainer("a"))
     await until(lambda: not pod.cgroup("a").exists())
     assert await settled(pod, running=1) == before
 

@@ -12,8 +12,9 @@ import pytest
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.compile.descriptors import CgroupChoice
 from pyrunc.compile.image_mount import Image
+from pyrunc.compile.pause import PauseRequest
 from pyrunc.compile.sources import Overlay
-from pyrunc.shim.files import LaunchFile, OtherRuntime, PauseFile, Place, RestoreFolders
+from pyrunc.shim.files import LaunchFile, OtherRuntime, Place, RestoreFolders
 
 IMAGE = Image("/i/index", ["/i/tar"], "/i/empty")
 ROOTFS = Overlay(["/top", "/bottom"], "/c/upper", "/c/work", volatile=True)
@@ -103,7 +104,7 @@ def test_the_version_before_reads_a_launch() -> None:
 
 def test_a_pause_file_of_the_version_before_and_for_it(tmp_path: Path) -> None:
     write(tmp_path / "holder.json", PAUSE)
-    found = PauseFile.read(tmp_path)
+    found = PauseRequest.read(tmp_path)
     assert found.cgroup == CgroupChoice() and found.shm_owner == [65536, 65536]
     assert found.seccomp is None and found.program_label == ""
     found.write(tmp_path)
@@ -125,14 +126,14 @@ def test_a_pause_file_of_the_version_before_and_for_it(tmp_path: Path) -> None:
         ),
         (LaunchFile, {**EARLIER, "places": [{}]}, r"launch.json: places\[0\].place is missing"),
         (
-            PauseFile,
+            PauseRequest,
             {k: v for k, v in PAUSE.items() if k != "namespaces"},
             "pause.json: namespaces is missing",
         ),
     ],
 )
 def test_a_damaged_file_is_refused_with_the_field(
-    tmp_path: Path, kind: type[LaunchFile | PauseFile], content: dict[str, Any], problem: str
+    tmp_path: Path, kind: type[LaunchFile | PauseRequest], content: dict[str, Any], problem: str
 ) -> None:
     write(tmp_path / kind.name, content)
     with pytest.raises(DamagedRecord, match=problem):

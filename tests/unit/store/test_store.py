@@ -91,15 +91,15 @@ def test_states_follow_from_facts() -> None:
     assert one.running
     one.lost = True
     assert one.state == api.CONTAINER_UNKNOWN
-    one.ended(Exit(1, 10))
-    one.ended(Exit(2, 11))
-    assert one.state == api.CONTAINER_EXITED and one.exit == Exit(1, 10)
+    one.ended(Exit(1, None, 10))
+    one.ended(Exit(2, None, 11))
+    assert one.state == api.CONTAINER_EXITED and one.exit == Exit(1, None, 10)
 
 
 @pytest.mark.parametrize(
     ("ended", "word"),
-    [(Exit(0, 1), "Completed"), (Exit(3, 1), "Error"), (Exit(137, 1, oom_killed=True), "OOMKilled"),
-     (Exit(128, 1, reason="StartError"), "StartError")],
+    [(Exit(0, None, 1), "Completed"), (Exit(3, None, 1), "Error"), (Exit(137, None, 1, oom_killed=True), "OOMKilled"),
+     (Exit(128, None, 1, reason="StartError"), "StartError")],
 )  # fmt: skip
 def test_reasons(ended: Exit, word: str) -> None:
     assert ended.cri_reason == word
