@@ -196,11 +196,20 @@ def running(services: Services, reference: str) -> tuple[Sandbox, Container, Shi
 
 
 def oci_process(
-    services: Services, container: Container, command: Sequence[str], *, tty: bool
+    services: Services,
+    container: Container,
+    command: Sequence[str],
+    changes: Mapping[str, Any] | None,
+    *,
+    tty: bool,
 ) -> dict[str, Any]:
-    """The container's OCI process with another argv. Raises InvalidArgument."""
+    """The members of the OCI process that differ from the container's, which the shim fills in.
+    Raises InvalidArgument."""
+    if not tty and changes is None:
+        return process.with_arguments({}, command, tty=False)
     spec = atomic_file.read_json(str(services.paths.container_state(container.id) / "config.json"))
-    return process.with_arguments(spec["process"], command, tty=tty)
+    described = process.with_arguments(spec["process"], command, tty=tty)
+    return described if changes is None else process.changed(described, changes)
 
 
 async def sync(
@@ -245,9 +254,7 @@ async def begin(
     Raises InvalidArgument, WrongState, KernelError, PeerError."""
     pause.refuse_paused(container)
     try:
-        oci = oci_process(services, container, command, tty=tty)
-        if changes is not None:
-            oci = process.changed(oci, changes)
+        oci = oci_process(services, container, command, changes, tty=tty)
         with span("execute"):
             _, _, client = running(services, container.id)
             session = await client.exec(

@@ -70,15 +70,10 @@ async def remove_cgroup(context: RemoveContainerContext) -> None:
         await orphans.kill_group(container.cgroups_path, container.id)
 
 
-async def remove_record(context: RemoveContainerContext) -> None:
-    """Remove the record; a restarted server completes the removal from here on."""
-    await disk.remove_container_record(context.services.paths, context.container)
-
-
-async def remove_folders(context: RemoveContainerContext) -> None:
-    await disk.delete_container_folders(
-        context.services.paths, context.services.trash, context.container.id
-    )
+async def remove_files(context: RemoveContainerContext) -> None:
+    """Remove the record, then the folders; a restarted server completes the removal."""
+    services = context.services
+    await disk.remove_container(services.paths, services.trash, context.container)
 
 
 async def remove_from_index(context: RemoveContainerContext) -> None:
@@ -95,8 +90,7 @@ STEPS: Steps[RemoveContainerContext] = Steps(
         Step("kill", kill),
         Step("nri", notify_plugins),
         Beside((Step("shim", drop_from_shim), Step("cgroup", remove_cgroup))),
-        Step("record", remove_record),
-        Step("folders", remove_folders),
+        Step("files", remove_files),
         Step("forget", remove_from_index),
     ],
 )

@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import time
-from typing import Any
 
 from cri_server.spec import groups
 from cri_server.store.facts import Process
@@ -17,6 +16,7 @@ from cri_server.store.model import Container, Exit
 from cri_server.store.paths import Paths
 from pyrunc import atomic_file
 from pyrunc.atomic_file import DamagedRecord
+from pyrunc.cgroups.group import Cgroup
 from pyrunc.container.state import StateFile
 from pyrunc.errors import Error, NotFound
 from pyrunc.shim import messages
@@ -98,15 +98,15 @@ async def kill_group(cgroups_path: str, identifier: str) -> None:
         return
     try:
         group = groups.place(cgroups_path, identifier)
-        await asyncio.to_thread(_kill_and_remove, group)
+        if group.exists():
+            await asyncio.to_thread(_kill_and_remove, group)
     except (Error, OSError) as error:
         log.warning("cgroup %s: %s", cgroups_path, error)
 
 
-def _kill_and_remove(group: Any) -> None:
-    if group.exists():
-        group.kill()
-        group.remove()
+def _kill_and_remove(group: Cgroup) -> None:
+    group.kill()
+    group.remove()
 
 
 def _locked(descriptor: int) -> bool:

@@ -61,12 +61,8 @@ async def remove_cgroup(context: RemoveSandboxContext) -> None:
         await orphans.kill_group(context.sandbox.cgroups_path, context.sandbox.id)
 
 
-async def remove_record(context: RemoveSandboxContext) -> None:
-    await disk.remove_sandbox_record(context.services.paths, context.sandbox)
-
-
-async def remove_state(context: RemoveSandboxContext) -> None:
-    await disk.delete_sandbox_folders(context.services.paths, context.sandbox.id)
+async def remove_files(context: RemoveSandboxContext) -> None:
+    await disk.remove_sandbox(context.services.paths, context.sandbox)
 
 
 async def remove_from_index(context: RemoveSandboxContext) -> None:
@@ -84,8 +80,7 @@ STEPS: Steps[RemoveSandboxContext] = Steps(
         Step("nri", notify_plugins),
         Step("network", release_network),
         Step("cgroup", remove_cgroup),
-        Step("record", remove_record),
-        Step("state", remove_state),
+        Step("files", remove_files),
         Step("forget", remove_from_index),
     ],
 )

@@ -91,7 +91,8 @@ def rlimits(limits: Mapping[str, tuple[int, int]]) -> list[dict[str, object]]:
 def with_arguments(
     process: Mapping[str, object], command: Sequence[str], *, tty: bool
 ) -> dict[str, object]:
-    """The OCI process of an exec: the container's, with another argv and terminal."""
+    """The OCI process of an exec: `process` with another argv and terminal. Raises
+    InvalidArgument."""
     if not command or not command[0]:
         raise InvalidArgument("the command is empty")
     _no_nul(command, "command")

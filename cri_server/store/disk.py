@@ -97,20 +97,33 @@ async def _save(
         await write_in_thread(write, path)
 
 
-async def remove_sandbox_record(paths: Paths, sandbox: Sandbox) -> None:
-    """Unlink the record for good: no save that is under way brings it back. Raises KernelError."""
-    await _remove(paths.sandbox_record(sandbox.id), sandbox)
+async def remove_sandbox(paths: Paths, sandbox: Sandbox) -> None:
+    """Unlink the record, then delete the folders: one hop to a thread. No save that is under way
+    brings the record back. Raises KernelError."""
+    folders = paths.sandbox_root(sandbox.id), paths.sandbox_state(sandbox.id)
+    await _remove(sandbox, paths.sandbox_record(sandbox.id), lambda: _delete_trees(*folders))
 
 
-async def remove_container_record(paths: Paths, container: Container) -> None:
-    """As `remove_sandbox_record`."""
-    await _remove(paths.container_record(container.id), container)
+async def remove_container(paths: Paths, trash: Trash, container: Container) -> None:
+    """As `remove_sandbox`; the writable layer goes to the trash."""
+    root, state = paths.container_root(container.id), paths.container_state(container.id)
+    record = paths.container_record(container.id)
+    await _remove(container, record, lambda: _delete_container(root, state, trash))
+    trash.empty_soon()
 
 
-async def _remove(path: Path, thing: Sandbox | Container) -> None:
+async def _remove(
+    thing: Sandbox | Container, record: Path, delete_folders: Callable[[], None]
+) -> None:
     thing.removed = True
+
+    def remove() -> None:
+        with disk_errors("write", str(record)):
+            record.unlink(missing_ok=True)
+        delete_folders()
+
     async with thing.on_disk:
-        await write_in_thread(lambda: path.unlink(missing_ok=True), path)
+        await shield_until_done(asyncio.to_thread(remove))
 
 
 async def write_in_thread(work: Callable[[], object], path: Path) -> None:

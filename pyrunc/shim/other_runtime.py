@@ -39,6 +39,7 @@ from pyrunc.kernel.mountinfo import mount_points
 from pyrunc.kernel.namespace import unshare
 from pyrunc.kernel.process import stat
 from pyrunc.launch import pinned
+from pyrunc.shim.messages import CONFIG
 from pyrunc.shim.starter import Process
 
 TYPE_CHECKING = False
@@ -82,10 +83,11 @@ class Runtime:
     def execute(
         self, process: Message, stdio: Stdio, *, tty: bool, name: str
     ) -> tuple[int, int | None]:
-        """The pid of another process, described as in config.json, and its terminal's master.
-        Raises PeerError, NotFound."""
+        """The pid of another process and its terminal's master. What `process` does not say is as
+        in config.json. Raises PeerError, NotFound."""
         path = f"{self._directory}/{name}.json"
-        atomic_file.write_json(path, {**process, "terminal": tty})
+        own = atomic_file.read_json(f"{self._directory}/{CONFIG}")["process"]
+        atomic_file.write_json(path, {**own, **process, "terminal": tty})
         try:
             return self._spawn(["exec", "--detach", "--process", path], stdio, tty, f"{name}.pid")
         finally:

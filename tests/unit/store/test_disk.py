@@ -39,7 +39,7 @@ def test_a_save_that_is_under_way_does_not_bring_back_a_removed_record(tmp_path:
             one = sandbox(f"{number:064x}")
             saving = asyncio.ensure_future(disk.save_sandbox(paths, one))
             await asyncio.sleep(0)
-            await disk.remove_sandbox_record(paths, one)
+            await disk.remove_sandbox(paths, one)
             await saving
             with pytest.raises(NotFound):
                 await disk.save_sandbox(paths, one)
