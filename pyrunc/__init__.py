@@ -1,4 +1,4 @@
-"""An OCI runtime: a configuration becomes a spec, a spec a plan, a plan a program; a tiny launcher
-runs it."""
+"""An OCI runtime: compiles a configuration into a spec, a plan and a program, which a tiny
+launcher runs."""
 
 __version__ = "0.1.0"

@@ -1,17 +1,17 @@
-"""Files that are read back after a crash: written whole under a temporary name, then renamed; JSON
-ones carry a version.
+"""Files that survive a crash: written whole under a temporary name, then renamed; JSON files
+carry a version.
 
 A reader sees the old file or the new one, never a part (rename(2)). Any number of threads and
-processes may write the same file: each write has a temporary name of its own. `durable` adds what a
-disk needs to keep the promise over a power cut: fsync of the file before the rename, lest the name
-appear without its content, and of the folder after it, without which the cut may bring the old file
-back (`named` False: it may). What lies on a tmpfs does without. Measured on ext4 on a virtual disk:
-0.7 ms instead of 0.1, several when the disk is busy.
+processes may write the same file: each write has a temporary name of its own. `durable` makes this
+hold over a power cut, too: fsync of the file before the rename, or the name might appear without
+its content, and of the folder after it, or the power cut might restore the old file (which
+`named=False` accepts). Files on a tmpfs need neither. Measured on ext4 on a virtual disk: 0.7 ms
+instead of 0.1, several when the disk is busy.
 
 `named_first` renames before the file's fsync, which then commits content and name in one
 transaction of ext4's journal instead of two: 0.7 of the time on an idle disk, 0.3 to 0.5 on a busy
-one. It is for a new file whose reader takes an empty one for none (`is_unwritten`): that is what a
-power cut leaves between the two, before any caller is answered.
+one. It is for a new file whose reader treats an empty one as absent (`is_unwritten`): a power cut
+between the two leaves an empty file, before any caller is answered.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def write_bytes(
     named: bool = True,
     named_first: bool = False,
 ) -> None:
-    """Put `content` at `path` whole. Raises OSError, which names the file; the temporary one is
-    gone then, `named_first` the file as well."""
+    """Write `content` at `path` whole. Raises OSError, which names the file; the temporary file
+    is removed then, with `named_first` also the file."""
     name = temporary = f"{path}.{os.urandom(8).hex()}{ENDING}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
@@ -62,7 +62,7 @@ def write_bytes(
             os.rename(temporary, path)
     except BaseException as error:
         os.unlink(name)
-        # write(2) and fsync(2) know no name
+        # Errors of write(2) and fsync(2) carry no name.
         if isinstance(error, OSError) and error.filename is None:
             error.filename = path
         raise
@@ -71,8 +71,8 @@ def write_bytes(
 
 
 def write_all(descriptor: int, content: bytes) -> None:
-    """Write to a blocking descriptor until nothing is left: write(2) may take a part. Raises
-    OSError."""
+    """Write to a blocking descriptor until nothing is left, because write(2) may take a part.
+    Raises OSError."""
     view = memoryview(content)
     while view:
         view = view[os.write(descriptor, view) :]
@@ -87,14 +87,14 @@ def write_json(
     named: bool = True,
     named_first: bool = False,
 ) -> None:
-    """Put `value` at `path` as JSON with its `version`."""
+    """Write `value` at `path` as JSON with its `version`."""
     content = jsontext.dumps({"version": version, **value}).encode("utf-8", "surrogateescape")
     write_bytes(path, content, durable=durable, named=named, named_first=named_first)
 
 
 def read_json(path: str, *, version: int = 1) -> dict[str, Any]:
-    """The object at `path`. Raises NotFound, DamagedRecord (also for a version above `version`),
-    OSError."""
+    """Read the object at `path`. Raises NotFound, DamagedRecord (also for a version above
+    `version`), OSError."""
     try:
         with open(path, "rb", buffering=0) as file:
             content = file.read() or b""
@@ -106,28 +106,28 @@ def read_json(path: str, *, version: int = 1) -> dict[str, Any]:
         raise DamagedRecord(f"{path}: not JSON: {error}") from None
     if not isinstance(value, dict):
         raise DamagedRecord(f"{path}: not a JSON object")
-    found = value.get("version")
-    if not isinstance(found, int) or found > version:
-        raise DamagedRecord(f"{path}: version {found!r} is not one of 1..{version}")
+    file_version = value.get("version")
+    if not isinstance(file_version, int) or file_version > version:
+        raise DamagedRecord(f"{path}: version {file_version!r} is not one of 1..{version}")
     return value
 
 
 def is_unwritten(path: str | os.PathLike[str]) -> bool:
-    """Whether the power was cut before the file, `named_first`, was synced: it has its name and no
-    content. Raises OSError."""
+    """Tell whether the power was cut before the file, `named_first`, was synced: it has its name
+    and no content. Raises OSError."""
     return os.path.getsize(path) == 0
 
 
 def remove_leftovers(folder: str) -> None:
-    """Unlink the temporary files in `folder` of writers that were killed. Call it while nobody
-    writes there. Raises OSError."""
+    """Unlink the temporary files in `folder` of writers that were killed. Call it while no
+    process writes there. Raises OSError."""
     for name in os.listdir(folder):
         if name.endswith(ENDING):
             os.unlink(f"{folder}/{name}")
 
 
 def sync_folder(path: str) -> None:
-    """Names that were made or removed in the folder `path` outlive a power cut from here on. Raises
+    """Make names that were created or removed in the folder `path` survive a power cut. Raises
     OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

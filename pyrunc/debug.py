@@ -1,5 +1,4 @@
-"""What the runtime does, told step by step to who asked for it (`--debug`). Without a listener a
-call costs nothing to speak of.
+"""Debug messages of the runtime (`--debug`). Without a listener a call costs next to nothing.
 
 Not the standard library's logging, whose import alone takes longer than a whole command.
 """
@@ -14,17 +13,17 @@ _listener: Callable[[str], object] | None = None
 
 
 def listen(listener: Callable[[str], object] | None) -> None:
-    """From now on `listener` gets every text; None ends that."""
+    """Send every later message to `listener`; None ends that."""
     global _listener
     _listener = listener
 
 
 def on() -> bool:
-    """Whether anybody listens, for texts that cost something to make."""
+    """Tell whether there is a listener, for messages that are expensive to make."""
     return _listener is not None
 
 
 def say(text: str, *values: object) -> None:
-    """Tell the listener `text % values`; without one nothing is worded."""
+    """Send `text % values` to the listener; formats nothing without one."""
     if _listener is not None:
         _listener(text % values if values else text)

@@ -1,10 +1,10 @@
-"""What can go wrong, sorted by who must act.
+"""All errors of the project, sorted by who must act.
 
 The caller acts on a bad request (`InvalidSpec`, `InvalidArgument`, `NotFound`, `AlreadyExists`,
 `WrongState`), the node's owner on `KernelError` and `ResourceExhausted`, a peer's owner on
-`PeerError` (its kind `Unavailable` is about our own processes); `Unsupported` says that this build
-or this kernel cannot do it, `DeadlineExceeded` that the time was up. Every error knows its `kind`,
-which travels between our processes and is turned into an exit code or a gRPC code in one table at
+`PeerError` (its subclass `Unavailable` is about our own processes); `Unsupported` means that this
+build or this kernel cannot do it, `DeadlineExceeded` that the time was up. Every error has a
+`kind`, which travels between our processes and becomes an exit code or a gRPC code in one table at
 the edge.
 """
 
@@ -15,14 +15,13 @@ import os
 
 Wire = dict[str, str | int]
 
-# Names in a message may be an image's or a pod's: they move no cursor, rename no window and begin
-# no line of their own.
+# Replaces control characters, because names in a message may come from an image or a pod: they must
+# not move the cursor, rename the window or begin a line of their own.
 VISIBLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 
 
 class Error(Exception):
-    """The base of all errors that are meant to be read by a person. `message` is one line without a
-    full stop."""
+    """The base of all errors for people. `message` is one line without a full stop."""
 
     kind = "internal"
 
@@ -31,14 +30,15 @@ class Error(Exception):
         self.message = message
 
     def to_wire(self) -> Wire:
-        """The error as a JSON object: `{"kind": …, "message": …}` and what the class adds."""
+        """Return the error as a JSON object: `{"kind": …, "message": …}` and the fields of its
+        class."""
         return {"kind": self.kind, "message": self.message}
 
     def add_detail(self, text: str) -> None:
-        """Say more, in brackets at the end of the message."""
-        self._say(f"{self.message} ({text})")
+        """Add a detail, in brackets at the end of the message."""
+        self._set_message(f"{self.message} ({text})")
 
-    def _say(self, message: str) -> None:
+    def _set_message(self, message: str) -> None:
         self.message, self.args = message, (message,)
 
 
@@ -93,8 +93,8 @@ class WrongState(Error):
 class KernelError(Error):
     """A system call failed: `mount 'proc' on '/proc': EPERM`.
 
-    `call` is the manual page's name, `subject` the object it was about, `errno` the number; `note`
-    an optional explanation.
+    `call` is the manual page's name, `subject` the call's object, `errno` the number; `note` an
+    optional explanation.
     """
 
     kind = "kernel"
@@ -104,20 +104,20 @@ class KernelError(Error):
         self.subject = subject
         self.errno = errno
         self.note = note
-        super().__init__(self._words())
+        super().__init__(self._text())
 
     @classmethod
     def of(cls, error: OSError, call: str, subject: str, note: str = "") -> KernelError:
-        """An OSError of the standard library, which knows neither call nor subject."""
+        """Convert an OSError of the standard library, which has neither call nor subject."""
         return cls(call, subject, error.errno or 0, note)
 
-    def _words(self) -> str:
+    def _text(self) -> str:
         where = f"{self.call} {self.subject}" if self.subject else self.call
         return f"{where}: {self.symbol}" + (f" ({self.note})" if self.note else "")
 
     def add_detail(self, text: str) -> None:
         self.note = f"{self.note}, {text}" if self.note else text
-        self._say(self._words())
+        self._set_message(self._text())
 
     @property
     def symbol(self) -> str:
@@ -126,8 +126,7 @@ class KernelError(Error):
 
     @property
     def text(self) -> str:
-        """The message with the errno in strerror's words, in lower case, which callers of a runtime
-        look for."""
+        """The message with strerror's text in lower case, which callers of a runtime look for."""
         where = f"{self.call} {self.subject}" if self.subject else self.call
         return f"{where}: {os.strerror(self.errno).lower()}" + (
             f" ({self.note})" if self.note else ""
@@ -161,7 +160,7 @@ class kernel_errors:
 
 
 class ResourceExhausted(Error):
-    """Out of disk, addresses, tokens or another bounded thing; `message` says which."""
+    """Out of disk, addresses, tokens or another bounded resource; `message` names it."""
 
     kind = "resource_exhausted"
 
@@ -179,14 +178,14 @@ class PeerError(Error):
 
 
 class Unavailable(PeerError):
-    """A process of ours that the request went through is gone: a shim, a zygote, a worker. Another
-    try may find a new one."""
+    """A process of ours for the request has ended: a shim, a zygote, a worker. Another try may
+    find a new one."""
 
     kind = "unavailable"
 
 
 class DeadlineExceeded(Error):
-    """The time that the caller gave was up."""
+    """The caller's time limit has passed."""
 
     kind = "deadline"
 
@@ -209,7 +208,7 @@ _BY_KIND: dict[str, type[Error]] = {
 
 
 def from_wire(wire: Wire) -> Error:
-    """The error that `to_wire` described; an unknown kind becomes a plain `Error`."""
+    """Return the error that `to_wire` described; an unknown kind becomes a plain `Error`."""
     kind, message = str(wire.get("kind", "")), str(wire.get("message", ""))
     if kind == InvalidSpec.kind:
         return InvalidSpec(str(wire.get("path", "")), str(wire.get("detail", message)))

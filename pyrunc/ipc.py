@@ -1,9 +1,9 @@
-"""Messages between our own processes: one JSON object per SOCK_SEQPACKET packet, descriptors beside
-it (SCM_RIGHTS).
+"""Messages between our own processes: one JSON object per SOCK_SEQPACKET packet, with
+descriptors (SCM_RIGHTS).
 
-A packet is the JSON text itself, or, when that is longer than a socket buffer takes comfortably,
-the byte `M` with the text in a memfd that travels as the first descriptor. Both ends run as the
-same user on sockets in folders of mode 0700.
+A packet is the JSON text itself, or, when that is too long for a socket buffer, the byte `M` with
+the text in a memfd that travels as the first descriptor. Both ends run as the same user on sockets
+in folders of mode 0700.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _IN_MEMFD = b"M"
 
 
 def encode(message: Message) -> bytes:
-    """The JSON text of `message`; strings may hold surrogate escapes (paths that are not UTF-8)."""
+    """Return the JSON text of `message`; strings may hold surrogate escapes (paths that are not
+    UTF-8)."""
     return jsontext.dumps(message).encode("ascii")
 
 
@@ -50,7 +51,7 @@ def send(sock: socket, message: Message, fds: Sequence[int] = ()) -> None:
 
 
 def send_text(sock: socket, text: bytes, fds: Sequence[int] = ()) -> None:
-    """`send` for a message that is encoded already."""
+    """Send an encoded message, like `send`."""
     if len(text) <= INLINE_LIMIT_BYTES:
         _send(sock, text, fds)
         return
@@ -62,12 +63,12 @@ def send_text(sock: socket, text: bytes, fds: Sequence[int] = ()) -> None:
 
 
 def receive(sock: socket, fds_limit: int = MOST_FDS) -> tuple[Message, list[int]] | None:
-    """The next message and its descriptors, which are the caller's to close; None when the peer has
-    gone.
+    """Receive the next message and its descriptors, which the caller closes; None when the peer
+    has closed.
 
-    A message with more than `fds_limit` descriptors is refused; the kernel closes those for which
-    there is no room. With 0 the text cannot be in a memfd either. Raises BlockingIOError (nothing
-    there, non-blocking socket), PeerError (not one of our messages).
+    A message with more than `fds_limit` descriptors is refused; the kernel closes those that do not
+    fit. With 0 the text cannot be in a memfd either. Raises BlockingIOError (no message,
+    non-blocking socket), PeerError (not one of our messages).
     """
     room = CMSG_SPACE(fds_limit * 4) if fds_limit else 0
     try:
@@ -106,7 +107,7 @@ def receive(sock: socket, fds_limit: int = MOST_FDS) -> tuple[Message, list[int]
 
 
 def open_memory(name: str, content: bytes) -> int:
-    """A memfd that holds `content`, its offset at the beginning."""
+    """Create a memfd with `content`, its offset at the beginning."""
     memory = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
         write_all(memory, content)
@@ -118,7 +119,7 @@ def open_memory(name: str, content: bytes) -> int:
 
 
 def read_memory(memory: int) -> bytes:
-    """All of a file descriptor's file, whatever its offset. Raises PeerError above
+    """Read all of a descriptor's file, whatever its offset. Raises PeerError above
     `MESSAGE_LIMIT_BYTES`."""
     size = os.fstat(memory).st_size
     if size > MESSAGE_LIMIT_BYTES:
@@ -142,6 +143,8 @@ def close_all(fds: Sequence[int]) -> None:
 
 def _send(sock: socket, packet: bytes, fds: Sequence[int]) -> None:
     if not fds:
-        sock.send(packet, MSG_NOSIGNAL)  # jails refuse sendmsg(2), which could carry descriptors
+        sock.send(
+            packet, MSG_NOSIGNAL
+        )  # our seccomp jails refuse sendmsg(2), which can carry descriptors
         return
     sock.sendmsg([packet], [(SOL_SOCKET, SCM_RIGHTS, array.array("i", fds))], MSG_NOSIGNAL)

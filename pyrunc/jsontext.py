@@ -1,8 +1,8 @@
-"""JSON without importing `json`: that module brings `re` and `enum`, 8 ms, more than a whole
-`pyrunc state` may cost.
+"""JSON without importing `json`, which imports `re` and `enum`: 8 ms, more than a whole `pyrunc
+state` takes.
 
-The scanner and the encoder are the C halves of the standard library's own module; what they cannot
-do (a broken text, a float that is not finite) is handed to `json`, which words the error. Texts are
+The scanner and the encoder are the C halves of the standard library's module; what they cannot do
+(a broken text, a float that is not finite) is passed to `json`, which raises the error. Texts are
 compact and ASCII; surrogate escapes survive.
 """
 
@@ -37,15 +37,16 @@ _halves: tuple[Scan, Encode] | None = None
 
 
 def load() -> ModuleType:
-    """Import the C module; the snapshot's way to it is shorter (accelerate/snapshot.py)."""
+    """Import the C module; the snapshot replaces this by a faster function
+    (accelerate/snapshot.py)."""
     import _json
 
     return _json
 
 
 def _load() -> tuple[Scan, Encode]:
-    """Not before it is needed: a shared object cannot be in the snapshot from which `pyrunc` starts
-    (cli/front.c)."""
+    """Make scanner and encoder at first use, because a shared object cannot be in the snapshot
+    from which `pyrunc` starts (cli/front.c)."""
     global _halves
     _json = load()
     _halves = (
@@ -58,34 +59,32 @@ def _load() -> tuple[Scan, Encode]:
 
 
 def loads(text: str | bytes) -> Any:
-    """The value of a JSON text (UTF-8 when bytes; surrogate escapes for what is not). Raises
-    ValueError."""
+    """Return the value of a JSON text (UTF-8 when bytes; other bytes become surrogate escapes).
+    Raises ValueError."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "surrogateescape")
     scan, _ = _halves or _load()
     start = len(text) - len(text.lstrip(WHITE))
     try:
         value, end = scan(text, start)
-    except (
-        StopIteration,
-        SystemError,
-    ):  # the latter where the scanner wants an exception of a module that is not there
-        return _words_of_the_standard_library(text)
+    except (StopIteration, SystemError):
+        # SystemError: the scanner looks for json.JSONDecodeError, and `json` is not imported.
+        return _load_with_standard_library(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if text[end:].strip(WHITE):
-        return _words_of_the_standard_library(text)
+        return _load_with_standard_library(text)
     return value
 
 
 def dumps(value: object) -> str:
-    """A compact ASCII text. Raises TypeError for what JSON cannot hold, RecursionError for a
-    circle."""
+    """Return a compact ASCII text. Raises TypeError for what JSON cannot hold, RecursionError
+    for a cycle."""
     _, encode = _halves or _load()
     return "".join(encode(value, 0))
 
 
-def _words_of_the_standard_library(text: str) -> Any:
+def _load_with_standard_library(text: str) -> Any:
     import json
 
     try:

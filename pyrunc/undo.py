@@ -1,12 +1,12 @@
-"""Everything acquired pushes its undo on one stack; when the work fails, all of it runs in reverse.
+"""Undoes a failed piece of work: everything acquired pushes its undo on one stack, which runs in
+reverse.
 
-What could not be undone is added to the exception as a note, so that nobody has to guess what was
-left behind.
+Steps that fail are added to the exception as notes, so that its reader knows what was left behind.
 """
 
 from __future__ import annotations
 
-# Importing typing costs more than this whole module, which is on the path of the fast verbs.
+# Importing typing takes longer than this whole module, and the fast verbs import it.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,15 +32,15 @@ class Undo:
         self._steps: list[tuple[str, Callable[..., object], tuple[Any, ...]]] = []
 
     def push(self, name: str, function: Callable[..., object], *arguments: Any) -> None:
-        """`function(*arguments)` takes back what `name` describes."""
+        """Push a step: `function(*arguments)` undoes what `name` describes."""
         self._steps.append((name, function, arguments))
 
     def commit(self) -> None:
-        """The work is done: forget all steps."""
+        """Drop all steps, because the work is done."""
         self._steps.clear()
 
     def run(self) -> list[str]:
-        """Undo all, last first; each step runs whatever the others did. Returns a line for each
+        """Undo all, last first; each step runs even if others failed. Returns a line for each
         that failed."""
         failed = []
         while self._steps:

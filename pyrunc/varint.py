@@ -1,11 +1,11 @@
-"""Integers of any size as protobuf and HPACK write them: seven bits to a byte, the lowest first;
-all but the last have the high bit."""
+"""Integers of any size as protobuf and HPACK encode them: seven bits to a byte, the lowest
+first; all bytes but the last have the high bit."""
 
 from __future__ import annotations
 
 
 def varint(value: int) -> bytes:
-    """A number that is not negative."""
+    """Encode a number that is not negative."""
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)

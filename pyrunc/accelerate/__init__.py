@@ -1,1 +1,1 @@
-"""What makes things faster and can be removed without changing what happens."""
+"""Optional accelerations: without this folder everything works the same, but slower."""

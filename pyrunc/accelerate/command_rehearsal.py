@@ -1,10 +1,10 @@
-"""Commands are carried out on a container that is nothing but a record, before the snapshot of the
-interpreter is taken.
+"""Runs commands on a container that is only a record, before the snapshot of the interpreter is
+taken.
 
-CPython adapts code to what passes through it (PEP 659), fills its table of types' attributes and
-modules their tables of kinds: in a command each of these costs time, and the copy of a page. No
-container is made, no process started, and what modules have learned of this process is forgotten
-again.
+CPython specialises code for the types that it meets (PEP 659), fills its cache of types'
+attributes, and modules fill their tables: in a command each of these costs time, and the copy of a
+page. No container is made, no process started, and what modules have stored about this process is
+restored at the end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pyrunc.errors import Error
 from pyrunc.kernel.process import alive_since
 from pyrunc.plan.build import build
 from pyrunc.plan.lower import lower
-from pyrunc.plan.model import Findings, Host
+from pyrunc.plan.model import Host, RootfsFacts
 from pyrunc.spec.check import check
 from pyrunc.spec.default import default
 from pyrunc.spec.parse import parse
@@ -44,10 +44,10 @@ NO_GROUP = {"path": f"/{NAME}", "driver": "cgroupfs"}
 
 
 def rehearse(folder: str) -> list[int]:
-    """Do it all a few times with files in `folder`, which is made and removed; the exit codes of
-    the commands.
+    """Run it all a few times with files in `folder`, which is made and removed; returns the exit
+    codes of the commands.
 
-    Where it cannot be done it is left out: for an ordinary user, who has no containers without a
+    Does nothing where it is not possible: for an ordinary user, who has no containers without a
     user namespace, or in a root directory without /proc, where a package may be installed.
     """
     modules = [module for name, module in sys.modules.items() if name.startswith("pyrunc.")]
@@ -64,11 +64,11 @@ def rehearse(folder: str) -> list[int]:
             _plan()
         for _ in range(ROUNDS):
             codes += _round(folder)
-    except Exception:  # under qemu-user, for one, /proc/self/stat has 44 fields
-        pass  # commands take longer, and say themselves what is wrong
+    except Exception:  # for example /proc/self/stat has 44 fields under qemu-user
+        pass  # the snapshot works without a rehearsal; the command itself will report the fault
     finally:
         sys.stdout, sys.stderr = streams
-        # By dict: getattr would push all else out of the table of types' attributes.
+        # Through the dict, because getattr would push everything else out of the attribute cache.
         for names, name, value in before:
             if names[name] is not value:
                 names[name] = value
@@ -77,7 +77,7 @@ def rehearse(folder: str) -> list[int]:
 
 
 def _use_marshal() -> None:
-    """JSON's place is taken by a builtin module: a shared object cannot be in the snapshot."""
+    """Replace JSON by a builtin module, because a shared object cannot be in the snapshot."""
 
     def scan(text: str, start: int) -> tuple[Any, int]:
         return marshal.loads(bytes.fromhex(text)), len(text)
@@ -95,7 +95,7 @@ def _remove(folder: str) -> None:
 def _plan() -> None:
     spec = parse(default())
     check(spec)
-    lower(build(spec, HOST, Findings())).program.encode()
+    lower(build(spec, HOST, RootfsFacts())).program.encode()
 
 
 def _round(folder: str) -> list[int]:
@@ -119,17 +119,19 @@ def _round(folder: str) -> list[int]:
 
 def _configuration() -> dict[str, Any]:
     config = default()
-    config["process"]["terminal"] = False  # it would need a socket
+    config["process"]["terminal"] = False  # a terminal would need a socket
     return config
 
 
 def _this_process(state: states.State, bundle: Bundle, options: CreateOptions) -> Created:
-    """In place of a container's process, whose program is made, as far as we have the right to."""
+    """Record this process as the container's. Its program is compiled, as far as our rights
+    allow."""
     try:
         with Undo() as undo, Descriptors() as descriptors:
             compile_container(create_request(state, bundle, options), descriptors, undo)
     except (Error, OSError):
-        # a container's root is a mount of its own, which a package's installation may be refused
+        # The container's root is mounted detached, which may be refused while a package is
+        # installed.
         pass
     state.pid, state.start_time = os.getpid(), alive_since(os.getpid()) or 0
     return Created(state.pid, -1, state.start_time, None, None, ())

@@ -1,15 +1,13 @@
-"""An exec of what this container has executed before: its program is on file, and nothing needs to
-be parsed, planned or lowered.
+"""A cache of the programs of execs: a stored program needs no parsing, planning or lowering.
 
 Probes run the same command every few seconds. A program holds no pids and no descriptors, so it can
-be run again as long as all that it was made from is the same; that is its `key`: the container's
-configuration, the request, our own rights, the file in which the user's home is looked up, this
-version of ours. Programs lie in the container's folder and go with it. Only plain requests take
-this way: no terminal, no extra descriptors, nothing for the parent to do while the process is on
-its way.
+be run again as long as everything that it was made from is the same. That is its `key`: the
+container's configuration, the request, our own rights, the file in which the user's home is looked
+up, our version. Programs lie in the container's folder and are removed with it. Only plain requests
+are cached: no terminal, no extra descriptors, no step of the parent.
 
-A failure here is no answer: nothing of the command has run then, and the whole way is gone, which
-has the words.
+A failure here is not reported: nothing of the command has run then, and the caller compiles the
+exec, which reports the cause.
 """
 
 from __future__ import annotations
@@ -41,15 +39,16 @@ DESCRIPTORS = {"container", "cgroup"}
 SCRIPT = os.path.join(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "native", "pyrunc-script"
 )
-# What of the options says how the process is made; the others are about us.
-ASKED = (
-    "additional_gids", "apparmor", "cap", "cwd", "env", "no_new_privs", "process_label", "user", "restrict_oom_score_adj",
+# The options that decide how the process is made; the others concern the runtime.
+KEY_OPTIONS = (
+    "additional_gids", "apparmor", "cap", "cwd", "env", "no_new_privs", "process_label", "user",
+    "restrict_oom_score_adj",
 )  # fmt: skip
-OURS = (b"CapPrm:", b"CapBnd:", b"Cpus_allowed:", b"NoNewPrivs:")
+OWN_RIGHTS = (b"CapPrm:", b"CapBnd:", b"Cpus_allowed:", b"NoNewPrivs:")
 
 
-class Program:
-    """Bytes that the launcher takes, in place of a `program.model.Program`."""
+class StoredProgram:
+    """A stored program's bytes, with the interface of `program.model.Program`."""
 
     __slots__ = (
         "_encoded",
@@ -80,7 +79,9 @@ class Program:
         self.warnings = warnings
         self.program, self.arch = self, ""
         self.steps: dict[int, Any] = {}
-        self.calls, self.lines, self.notes = (), (), {}  # type: tuple[str, ...], tuple[Any, ...], dict[int, Any]
+        self.calls: tuple[str, ...] = ()
+        self.lines: tuple[Any, ...] = ()
+        self.notes: dict[int, Any] = {}
 
     def __len__(self) -> int:
         return 0
@@ -95,28 +96,31 @@ def key(
     arguments: Sequence[str],
     document: bytes | None = None,
 ) -> bytes | None:
-    """All that the program is made from; None when the request is none for this way. `document`:
-    the content of --process."""
+    """Return a key of everything that the program is made from; None when the request is not
+    cached. `document`: the content of --process."""
     if options["tty"] or options["preserve_fds"] or options["cgroup"] or options["console_socket"]:
         return None
     if not is_machine_root():
         return None
     with open("/proc/self/status", "rb", buffering=0) as file:
-        ours = [line for line in (file.readall() or b"").splitlines() if line.startswith(OURS)]
+        rights = [
+            line for line in (file.readall() or b"").splitlines() if line.startswith(OWN_RIGHTS)
+        ]
     with open("/proc/self/oom_score_adj", "rb", buffering=0) as file:
-        ours.append(file.readall() or b"")
-    config, ours_is = _identity(f"{state.folder}/config.json"), _identity(SCRIPT)
+        rights.append(file.readall() or b"")
+    config, script = _identity(f"{state.folder}/config.json"), _identity(SCRIPT)
     etc = f"/proc/{state.pid}/root/etc"
     if os.path.islink(etc) or os.path.islink(f"{etc}/passwd"):
-        return None  # a link of the container's leads somewhere else for us
+        return None  # followed by us, a link of the container would lead to another file
     home = _identity(f"{etc}/passwd")
-    wanted = [options.get(name) for name in ASKED]
-    parts = (config, ours_is, home, ours, wanted, [*arguments], document, state.pid, state.keyring)
+    chosen = [options.get(name) for name in KEY_OPTIONS]
+    parts = (config, script, home, rights, chosen, [*arguments], document, state.pid, state.keyring)
     return repr(parts).encode("utf-8", "surrogatepass")
 
 
 def _identity(path: str) -> tuple[int, ...]:
-    """Of a file's content: a change makes another one. Empty when there is no such file."""
+    """Return an identity of a file's content, which changes with it. Empty when there is no such
+    file."""
     try:
         status = os.stat(path)
     except OSError:
@@ -124,31 +128,31 @@ def _identity(path: str) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _path(state: State, wanted: bytes) -> str:
-    return f"{state.folder}/{FOLDER}/{source_hash(0, wanted).hex()}"
+def _path(state: State, program_key: bytes) -> str:
+    return f"{state.folder}/{FOLDER}/{source_hash(0, program_key).hex()}"
 
 
-def recall(state: State, wanted: bytes) -> Program | None:
-    """The program with this key."""
+def load(state: State, program_key: bytes) -> StoredProgram | None:
+    """Return the stored program with this key."""
     try:
-        with open(_path(state, wanted), "rb", buffering=0) as file:
-            found = marshal.loads(file.readall() or b"")
+        with open(_path(state, program_key), "rb", buffering=0) as file:
+            content = marshal.loads(file.readall() or b"")
     except FileNotFoundError:
         return None
     except (EOFError, ValueError, TypeError):
         return None  # written by another Python
-    return Program(*found[1:]) if found[0] == wanted else None
+    return StoredProgram(*content[1:]) if content[0] == program_key else None
 
 
-def remember(
-    state: State, wanted: bytes, lowered: Any, owner: int, warnings: tuple[str, ...]
+def store(
+    state: State, program_key: bytes, lowered: Any, owner: int, warnings: tuple[str, ...]
 ) -> None:
-    """Keep a program that did its work. `owner`: the host's id of the user that gets stdio."""
+    """Store a program that ran. `owner`: the host's id of the user that gets stdio."""
     if not set(lowered.numbers) <= DESCRIPTORS or lowered.program.pid_op is None:
         return
-    folder, path = f"{state.folder}/{FOLDER}", _path(state, wanted)
+    folder, path = f"{state.folder}/{FOLDER}", _path(state, program_key)
     content = (
-        wanted,
+        program_key,
         lowered.program.encode(),
         lowered.program.pid_op,
         lowered.numbers,
@@ -157,20 +161,20 @@ def remember(
     )
     try:
         if not os.path.isdir(folder):
-            # not the container's folder with it, which would be a container again
+            # Not makedirs: after a delete the container's folder must not appear again.
             os.mkdir(folder, 0o700)
-        kept = os.listdir(folder)
-        if len(kept) >= AT_MOST:
-            for name in kept:
+        names = os.listdir(folder)
+        if len(names) >= AT_MOST:
+            for name in names:
                 os.unlink(f"{folder}/{name}")
         atomic_file.write_bytes(path, marshal.dumps(content))
     except OSError:
-        pass  # the container was deleted meanwhile, or another exec keeps its own
+        pass  # the container was deleted meanwhile, or another exec stores its program, too
 
 
-def execute(state: State, pidfd: int, program: Program) -> ChildProcess | None:
-    """Run it in the container behind `pidfd`; None when that did not come to execve. The
-    descriptors are the caller's."""
+def execute(state: State, pidfd: int, program: StoredProgram) -> ChildProcess | None:
+    """Run the program in the container behind `pidfd`; None when it did not reach execve. The
+    caller closes the descriptors."""
     opened = {"container": os.dup(pidfd)}
     try:
         if "cgroup" in program.numbers:
@@ -186,7 +190,7 @@ def execute(state: State, pidfd: int, program: Program) -> ChildProcess | None:
     except OperationFailed:
         return None
     except KernelError as error:
-        if error.errno == ENOENT:  # its cgroup is gone
+        if error.errno == ENOENT:  # the container's cgroup was removed
             return None
         raise
     finally:

@@ -1,9 +1,9 @@
-"""What `pyrunc`'s own program (front.c) does in Python: import what commands need, once, and go on
-from there in each of them.
+"""The Python side of the program `pyrunc` (front.c): imports once what commands need, and
+continues from there in each of them.
 
 `prepare` runs when the program is installed, before the snapshot is taken; `resume` in every
-command, in a copy of that memory. So nothing that differs between two processes may have been
-looked at before: no environment, no time, no descriptor, no pid.
+command, in a copy of that memory. So nothing that differs between two processes may be read before:
+no environment, no time, no descriptor, no pid.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import NoReturn
 
-# The works of callers; their imports come along. Modules that load a shared object cannot be among
-# them.
-WORKS = (
-    "pyrunc.cli.main", "pyrunc.cli.fast", "pyrunc.cli.container", "pyrunc.cli.execute", "pyrunc.cli.inspect",
-    "pyrunc.container.create", "pyrunc.container.bundle", "pyrunc.container.run", "pyrunc.accelerate.exec_cache",
-    "pyrunc.container.start", "pyrunc.container.kill", "pyrunc.container.delete", "pyrunc.container.exec",
-    "pyrunc.container.list", "pyrunc.spec.check", "pyrunc.spec.parse", "pyrunc.cgroups.group", "pyrunc.cgroups.naming",
-    "pyrunc.cgroups.limits", "pyrunc.cgroups.device_filter", "pyrunc.kernel.bpf", "pyrunc.kernel.reaper",
-    "pyrunc.seccomp.compiler", "pyrunc.launch.steps", "pyrunc.cli.process",
+# The modules of the commands; their imports come along. Modules that load a shared object cannot be
+# among them.
+MODULES = (
+    "pyrunc.cli.main", "pyrunc.cli.fast", "pyrunc.cli.container", "pyrunc.cli.execute",
+    "pyrunc.cli.inspect", "pyrunc.container.create", "pyrunc.container.bundle",
+    "pyrunc.container.run", "pyrunc.accelerate.exec_cache", "pyrunc.container.start",
+    "pyrunc.container.kill", "pyrunc.container.delete", "pyrunc.container.exec",
+    "pyrunc.container.list", "pyrunc.spec.check", "pyrunc.spec.parse", "pyrunc.cgroups.group",
+    "pyrunc.cgroups.naming", "pyrunc.cgroups.limits", "pyrunc.cgroups.device_filter",
+    "pyrunc.kernel.bpf", "pyrunc.kernel.reaper", "pyrunc.seccomp.compiler", "pyrunc.launch.steps",
+    "pyrunc.cli.process",
 )  # fmt: skip
-# As CPython 3.10 and later have them: a pool, its header, the sizes of objects in pools that a
-# bytes object can have.
+# Of pymalloc in CPython 3.10 and later: size and header of a pool, and the sizes of pooled objects
+# that a bytes object can have.
 POOL, POOL_HEADER, GRAIN, SMALLEST, LARGEST = 16384, 48, 16, 48, 512
 EMPTY = sys.getsizeof(b"")
 MOST_FREE = 1 << 14
@@ -43,12 +45,12 @@ STREAMS = ("stdin", "stdout", "stderr")
 
 
 def prepare(path: str) -> bytes:
-    """Import it all; the stamps of what it was made from: mtime in ns and size as signed 64 bits,
-    the path, a zero byte.
+    """Import the modules; returns the stamps of all sources: mtime in ns and size as signed 64
+    bits, the path, a zero byte.
 
-    `path`: of the snapshot to be. Raises ImportError when a module lies in a shared object.
+    `path`: of the future snapshot. Raises ImportError when a module lies in a shared object.
     """
-    for name in WORKS:
+    for name in MODULES:
         __import__(name)
     from pyrunc import jsontext
     from pyrunc.accelerate.command_rehearsal import rehearse
@@ -62,15 +64,15 @@ def prepare(path: str) -> bytes:
     if shared := [source for source in sources if source.endswith(".so")]:
         raise ImportError(f"shared objects cannot be in a snapshot: {', '.join(shared)}")
     gc.collect()
-    gc.disable()  # a command ends before circles could matter
+    gc.disable()  # a command ends before cycles of references matter
     stamps = b"".join(map(_stamp, dict.fromkeys(sources)))
     _fill_pools()
     return stamps
 
 
 def _load_without_search(name: str) -> Callable[[], ModuleType]:
-    """What loads the C module `name` from where it lies now: a command need not go through the
-    folders of sys.path."""
+    """Return a function that loads the C module `name` from its present path, so that a command
+    need not search the folders of sys.path."""
     specs = (finder.find_spec(name, None) for finder in sys.meta_path)
     spec = next(spec for spec in specs if spec is not None)
     if not spec.has_location:  # part of the interpreter, as on Debian 13
@@ -85,11 +87,11 @@ def _load_without_search(name: str) -> Callable[[], ModuleType]:
 
 
 def _fill_pools() -> None:
-    """Use up the room for objects that is free here and there, so that a command's come to lie side
-    by side, in fewer pages.
+    """Fill the free places in the pools of small objects, so that a command's objects lie side
+    by side in fewer pages.
 
-    An object at the start of one of pymalloc's pools (Objects/obmalloc.c) says that the others of
-    its size are full.
+    An object at the start of one of pymalloc's pools (Objects/obmalloc.c) shows that all other
+    pools of its size are full.
     """
     for size in range(SMALLEST, LARGEST + 1, GRAIN):
         objects = [bytes(size - EMPTY)]
@@ -106,7 +108,7 @@ def _stamp(source: str) -> bytes:
 def resume(
     arguments: list[str], environment: dict[bytes, bytes], interrupt_ignored: int
 ) -> NoReturn:
-    """Make the process of the snapshot this one, run the command line and end."""
+    """Turn this copy of the snapshot into the command's process, run the command line and exit."""
     from pyrunc.cli.main import main
 
     sys.argv = arguments
@@ -121,13 +123,13 @@ def resume(
     posix._exit(main())
 
 
-def _stream(number: int, made: io.TextIOWrapper) -> io.TextIOWrapper | None:
-    """The standard stream as the interpreter makes it at its start: nothing was read from it or
-    written to it. None when the descriptor is closed."""
+def _stream(number: int, stream: io.TextIOWrapper) -> io.TextIOWrapper | None:
+    """Return the standard stream as the interpreter makes it at its start; None when the
+    descriptor is closed."""
     try:
         posix.fstat(number)
     except OSError:
         return None
     if number == 1 and posix.isatty(number):
-        made.reconfigure(line_buffering=True)
-    return made
+        stream.reconfigure(line_buffering=True)
+    return stream

@@ -1,6 +1,6 @@
-"""The container's control group: its name, its limits, its device filter, its numbers, its end.
+"""A container's control group: its name, limits, device filter, statistics and removal.
 
 `naming.place` turns a `cgroupsPath` into a `group.Cgroup`, touching nothing; `Cgroup` has one
-method per thing that can be done with it. Conversions from OCI resources are pure (`convert`,
-`scope_properties`, `device_filter`).
+method per operation. Conversions from OCI resources are pure (`convert`, `scope_properties`,
+`device_filter`).
 """

@@ -1,10 +1,10 @@
-"""OCI `linux.resources` to the contents of cgroup v2 files: pure, and the list's order is the order
-of the writes.
+"""Converts OCI `linux.resources` to the contents of cgroup v2 files: pure; the list's order is
+the order of the writes.
 
 A `Setting` is one write(2). Where a new content depends on the old one (a quota without a period
-keeps the period) the caller hands in how to read the group's file. Swap goes before the limit,
-cpu.idle before the weight, `unified` last, verbatim. Sources: runtime-spec config-linux.md; the
-shares formula is runc's of 2025 (1024 shares are the default weight 100).
+keeps the period) the caller passes a function that reads the group's file. Swap is written before
+the limit, cpu.idle before the weight, `unified` last, verbatim. Sources: runtime-spec
+config-linux.md; the shares formula is runc's of 2025 (1024 shares are the default weight 100).
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     Reader = Callable[[str], str | None]
 
 DEFAULT_PERIOD_US = 100_000
-DEFAULT_WEIGHT = 100  # what a group has when nobody asks, so a missing file holds nothing back
+DEFAULT_WEIGHT = 100  # a group's default, so a missing file changes nothing
 RESOURCES = "linux.resources"
-# cgroup.procs moves processes, cgroup.kill ends them, cgroup.freeze holds them: of these files only
-# what limits or measures.
+# Of the files of cgroup.* only those that limit or measure: cgroup.procs moves processes,
+# cgroup.kill kills them, cgroup.freeze stops them.
 CORE = "cgroup"
 CORE_LIMITS = ("cgroup.max.depth", "cgroup.max.descendants", "cgroup.pressure")
 V1_ONLY_MEMORY = ("kernel", "kernelTCP", "swappiness", "disableOOMKiller", "useHierarchy")
 
 
 class Setting:
-    """`content` for `file`. `dispensable`: without the file there is nothing to limit, so a missing
-    one is fine."""
+    """`content` for `file`. `dispensable`: without the file there is nothing to limit, so a
+    missing file is no error."""
 
     __slots__ = ("content", "dispensable", "file")
 
@@ -41,7 +41,7 @@ class Setting:
 
     @property
     def controller(self) -> str:
-        """The controller that the file belongs to: `memory` for `memory.max`."""
+        """The controller of the file: `memory` for `memory.max`."""
         return self.file.partition(".")[0]
 
     def __repr__(self) -> str:
@@ -59,8 +59,8 @@ class Setting:
 
 
 def settings(resources: Mapping[str, Any], read: Reader) -> list[Setting]:
-    """All writes that `resources` asks for. Raises InvalidSpec for contradictions, Unsupported for
-    what only v1 had."""
+    """Return all writes for `resources`. Raises InvalidSpec for contradictions, Unsupported for
+    limits that only v1 has."""
     _refuse_v1_only(resources)
     return [
         *_cpu(_part(resources, "cpu"), read),
@@ -74,7 +74,7 @@ def settings(resources: Mapping[str, Any], read: Reader) -> list[Setting]:
 
 
 def warnings(resources: Mapping[str, Any]) -> list[str]:
-    """What is left out without harm: settings of cgroup v1 that callers still send."""
+    """Warn of settings without effect: those of cgroup v1 that callers still send."""
     memory = _part(resources, "memory")
     return [
         f"memory.{name} has no effect on cgroup v2"
@@ -84,8 +84,8 @@ def warnings(resources: Mapping[str, Any]) -> list[str]:
 
 
 def weight(shares: int) -> int:
-    """cpu.shares (2..262144) -> cpu.weight (1..10000): a quadratic through 2 -> 1, 1024 -> 100,
-    262144 -> 10000 in log2."""
+    """Convert cpu.shares (2..262144) to cpu.weight (1..10000): a quadratic through 2 -> 1, 1024
+    -> 100, 262144 -> 10000 in log2."""
     if shares <= 2:
         return 1
     if shares >= 262144:
@@ -96,13 +96,13 @@ def weight(shares: int) -> int:
 
 
 def io_weight(blkio_weight: int) -> int:
-    """blkio.weight (10..1000) -> io.weight (1..10000), linear."""
+    """Convert blkio.weight (10..1000) to io.weight (1..10000), linearly."""
     return 1 + (blkio_weight - 10) * 9999 // 990
 
 
 def swap_max(memory: Mapping[str, Any]) -> int | None:
-    """memory.swap.max in bytes from `limit` and `swap` (the sum of both); -1 unlimited, None leave
-    alone."""
+    """Return memory.swap.max in bytes from `limit` and `swap` (the sum of both); -1 unlimited,
+    None unchanged."""
     limit, swap = int(memory.get("limit") or 0), int(memory.get("swap") or 0)
     if limit == -1 and swap == 0:
         return -1
@@ -182,7 +182,8 @@ def _memory(memory: Mapping[str, Any], read: Reader) -> Iterator[Setting]:
 
 def _pids(pids: Mapping[str, Any]) -> Iterator[Setting]:
     limit = pids.get("limit")
-    # 0 is 1, as in systemd: a pointer since runtime-spec 1.3, no longer "unset"
+    # 0 becomes 1, as in systemd: since runtime-spec 1.3 the limit is a pointer, and 0 no longer
+    # "unset".
     if limit is not None:
         yield Setting("pids.max", _amount(int(limit)) if limit else "1", dispensable=limit == -1)
 
@@ -242,7 +243,7 @@ def _unified(unified: Mapping[str, Any]) -> Iterator[Setting]:
             )
         if controller == CORE and file not in CORE_LIMITS:
             raise InvalidSpec(
-                f"{RESOURCES}.unified", f"{file!r} is no limit: the runtime alone writes it"
+                f"{RESOURCES}.unified", f"{file!r} is no limit: only the runtime writes it"
             )
         for line in str(content).split("\n"):
             if line or content == "":

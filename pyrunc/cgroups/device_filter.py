@@ -1,9 +1,9 @@
-"""The device rules as an eBPF program: OCI `resources.devices` in order, the last rule that names
-an access bit decides it.
+"""Compiles device rules to an eBPF program: OCI `resources.devices` in order; the last rule that
+names an access bit decides it.
 
 The program walks the rules from the last to the first with the set of access bits that are still
-undecided. An allow rule takes its bits out (none left: allowed), a deny rule that touches an
-undecided bit ends in refusal, and what nobody decided is refused. That is the list's meaning bit by
+undecided. An allow rule removes its bits (none left: allowed), a deny rule that touches an
+undecided bit refuses, and undecided bits at the end are refused. That is the list's meaning bit by
 bit, so no rule set has to be simplified first. After the caller's rules come the defaults that
 every container gets. Source: runtime-spec config-linux.md, uapi bpf.h (struct bpf_cgroup_dev_ctx).
 """
@@ -22,7 +22,7 @@ ALL = 7
 TYPES = {"a": 0, "b": 1, "c": 2, "u": 2}
 WHERE = "linux.resources.devices"
 
-# eBPF: opcodes of the instructions in use, registers by what they hold.
+# eBPF: opcodes of the instructions in use, and the registers' contents.
 LOAD32, MOVE64, MOVE32, AND32, SHIFT_RIGHT32 = 0x61, 0xB7, 0xBC, 0x54, 0x74
 JUMP_NOT_EQUAL, JUMP_IF_SET, JUMP, EXIT = 0x55, 0x45, 0x05, 0x95
 RESULT, CONTEXT, TYPE, BITS, MAJOR, MINOR = 0, 1, 2, 3, 4, 5
@@ -62,7 +62,7 @@ DEFAULTS = (
 
 
 def parse(devices: Sequence[Mapping[str, Any]]) -> list[Rule]:
-    """OCI device rules. A missing type is any, a missing number any. Raises InvalidSpec."""
+    """Parse OCI device rules. A missing type is any, a missing number any. Raises InvalidSpec."""
     rules = []
     for index, device in enumerate(devices):
         where = f"{WHERE}[{index}]"
@@ -90,7 +90,7 @@ def _number(device: Mapping[str, Any], key: str) -> int | None:
 
 
 def program(devices: Sequence[Mapping[str, Any]]) -> bytes:
-    """eBPF instructions for the caller's rules and the defaults. Raises InvalidSpec."""
+    """Return eBPF instructions for the caller's rules and the defaults. Raises InvalidSpec."""
     if isinstance(devices, str) or any(not hasattr(rule, "get") for rule in devices):
         raise InvalidSpec("linux.resources.devices", "must be a list of objects")
     from pyrunc.kernel.bpf import INSTRUCTION
@@ -103,8 +103,8 @@ def program(devices: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def assemble(rules: Sequence[Rule]) -> list[Instruction]:
-    """The instructions for `rules`, last rule first; rules behind an all-embracing one are never
-    reached and left out."""
+    """Return the instructions for `rules`, last rule first; rules before one that matches
+    everything are left out."""
     code: list[Instruction] = [
         (LOAD32, TYPE, CONTEXT, 0, 0),
         (MOVE32, BITS, TYPE, 0, 0),
@@ -121,7 +121,8 @@ def assemble(rules: Sequence[Rule]) -> list[Instruction]:
 
 
 def _block(rule: Rule) -> list[Instruction]:
-    """One rule; a device that it does not speak about jumps behind the block."""
+    """Return the instructions of one rule; a device that it does not match jumps behind the
+    block."""
     body: list[Instruction] = []
     if not rule.allow:
         body += [(JUMP_IF_SET, BITS, 0, 1, rule.bits), (JUMP, 0, 0, 2, 0), *_answer(0)]

@@ -1,11 +1,11 @@
 """One container's control group on the v2 tree: the object that create, the shim and the server
-hold.
+use.
 
 Its life: `create`, then the first process by CLONE_INTO_CGROUP (`open_directory`) or `attach`, then
-`occupied`; `set_devices` and `apply` put the limits on; `kill`, `remove` end it. Everything can be
-called again by another process from the `record`, for the group itself is the only state. With the
-systemd driver the group is a scope, which systemd refuses to make without a process: a placeholder
-sits in it until `occupied`.
+`occupied`; `set_devices` and `apply` set the limits; `kill`, `remove` end it. Another process can
+do all this from the `record`, because the group itself is the only state. With the systemd driver
+the group is a scope, which systemd refuses to make without a process: a placeholder sits in it
+until `occupied`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import time
 
 from pyrunc.errors import AlreadyExists, DeadlineExceeded, InvalidSpec, KernelError, WrongState
-from pyrunc.kernel import cgroup as tree
+from pyrunc.kernel import cgroup
 from pyrunc.kernel.credential import is_machine_root
 from pyrunc.kernel.process import send_signal
 
@@ -50,8 +50,8 @@ class ReleasedPlaceholder:
 
 
 class Cgroup:
-    """`path` counts from the root of the v2 tree; `driver` is `cgroupfs` or `systemd` (then with
-    `slice` and `unit`)."""
+    """One group. `path` counts from the root of the v2 tree; `driver` is `cgroupfs` or `systemd`
+    (then with `slice` and `unit`)."""
 
     __slots__ = ("_placeholder", "driver", "path", "slice", "unit")
 
@@ -66,47 +66,47 @@ class Cgroup:
 
     @classmethod
     def from_record(cls, record: Mapping[str, str]) -> Cgroup:
-        """The group that `record` described."""
+        """Return the group of a `record`."""
         return cls(
             record["path"], record["driver"], record.get("slice", ""), record.get("unit", "")
         )
 
     def record(self) -> dict[str, str]:
-        """What a state file needs to find the group again."""
-        found = {"path": self.path, "driver": self.driver}
-        return found | ({"slice": self.slice, "unit": self.unit} if self.unit else {})
+        """Return the fields by which a state file finds the group again."""
+        fields = {"path": self.path, "driver": self.driver}
+        return fields | ({"slice": self.slice, "unit": self.unit} if self.unit else {})
 
     @property
     def directory(self) -> str:
         """The group's absolute directory."""
-        return tree.root() + self.path
+        return cgroup.root() + self.path
 
     def exists(self) -> bool:
         return os.path.isdir(self.directory)
 
     def may_be_made(self) -> bool:
-        """Whether we have the right to make it: the nearest group above that exists can be written
-        to."""
+        """Tell whether we have the right to make the group: we can write to its nearest existing
+        parent."""
         parent = os.path.dirname(self.directory)
         while not os.path.isdir(parent):
             parent = os.path.dirname(parent)
         return os.access(parent, os.W_OK)
 
-    # -- birth
+    # -- creation
 
     def create(
         self,
         resources: Mapping[str, Any] | None = None,
         annotations: Mapping[str, str] | None = None,
     ) -> None:
-        """Make the group and its parents, controllers handed down. `resources` and `annotations`
-        matter to systemd only.
+        """Make the group and its parents, with their controllers enabled. Only systemd uses
+        `resources` and `annotations`.
 
         Raises AlreadyExists when processes live in it, WrongState when it is frozen, KernelError,
         PeerError (systemd).
         """
         self._require_own()
-        self._refuse_a_used_one()
+        self._refuse_if_in_use()
         if self.driver == "systemd":
             from pyrunc.cgroups import scope
 
@@ -115,15 +115,16 @@ class Cgroup:
             self._make_directories()
 
     def _require_own(self) -> None:
-        """The root of the tree is nobody's: killing it would kill every process of the machine."""
+        """Refuse the root of the tree, which is no container's: killing it would kill every
+        process of the machine."""
         names = self.path.strip("/").split("/")
         if any(name in ("", ".", "..") for name in names):
             raise InvalidSpec(
-                "linux.cgroupsPath", f"{self.path!r} is no group of a container's own"
+                "linux.cgroupsPath", f"{self.path!r} is not a group of a container's own"
             )
 
-    def _refuse_a_used_one(self) -> None:
-        events = tree.keyed(tree.read(self.directory, "cgroup.events"))
+    def _refuse_if_in_use(self) -> None:
+        events = cgroup.keyed(cgroup.read(self.directory, "cgroup.events"))
         if events.get("populated"):
             raise AlreadyExists(f"container's cgroup is not empty: {self.path}")
         if events.get("frozen"):
@@ -133,81 +134,79 @@ class Cgroup:
         for _ in range(MKDIR_ATTEMPTS):
             try:
                 return self._make_each_level()
-            except (
-                KernelError
-            ) as error:  # another container's delete removed an empty parent in between
+            except KernelError as error:
+                # ENOENT: another container's delete removed an empty parent meanwhile.
                 if error.errno != errno.ENOENT:
                     raise
         raise WrongState(f"cgroup {self.path} is removed as fast as it is made")
 
     def _make_each_level(self) -> None:
-        directory = tree.root()
+        directory = cgroup.root()
         for name in self.path.strip("/").split("/"):
-            _hand_down(directory)
+            _enable_controllers(directory)
             directory += "/" + name
-            tree.make(directory)
-        if (tree.read(directory, "cgroup.type") or "").strip() == "domain invalid":
-            tree.write(directory, "cgroup.type", "threaded")
+            cgroup.make(directory)
+        if (cgroup.read(directory, "cgroup.type") or "").strip() == "domain invalid":
+            cgroup.write(directory, "cgroup.type", "threaded")
 
-    def hand_down_unmanaged(self) -> None:
-        """Hand down what systemd leaves alone, from the root to this group: with every other
-        controller it follows its units.
+    def enable_unmanaged_controllers(self) -> None:
+        """Enable the controllers that systemd does not manage, from the root to this group.
 
-        runc does it, and kubelet above a pod's slice; inside that slice it is the runtime's turn.
-        Left alone, every container of a node with huge pages fails, for kubelet names a limit for
-        each of their sizes.
+        systemd enables the others for its units. runc does the same, and kubelet above a pod's
+        slice; inside that slice it is up to the runtime. Without this every container of a node
+        with huge pages fails, because kubelet sets a limit for each of their sizes.
         """
-        directory = tree.root()
+        directory = cgroup.root()
         for name in self.path.strip("/").split("/"):
-            _hand_down(directory, UNMANAGED_BY_SYSTEMD)
+            _enable_controllers(directory, UNMANAGED_BY_SYSTEMD)
             directory += "/" + name
 
     def open_directory(self) -> int:
-        """A descriptor for CLONE_INTO_CGROUP. The caller closes it."""
-        return tree.open_group(self.directory)
+        """Open the group for CLONE_INTO_CGROUP. The caller closes the descriptor."""
+        return cgroup.open_group(self.directory)
 
     def reach(self) -> None:
-        """Make sure that a child of ours may be born in the group: an ordinary user's process may
-        have to move first."""
+        """Make sure that our children can be cloned into the group: an ordinary user's process
+        may have to move first."""
         if self.driver == "systemd" and not is_machine_root():
             from pyrunc.cgroups import scope
 
             scope.reach(self)
 
     def attach(self, pid: int) -> None:
-        """Move a process in (no pids.max check; slower than CLONE_INTO_CGROUP). Raises KernelError."""
-        tree.write(self.directory, "cgroup.procs", str(pid))
+        """Move a process into the group (no pids.max check; slower than CLONE_INTO_CGROUP).
+        Raises KernelError."""
+        cgroup.write(self.directory, "cgroup.procs", str(pid))
 
     def occupied(self) -> None:
-        """The container's first process is in: end the placeholder of a systemd scope. Nothing to
-        do for cgroupfs."""
+        """End the placeholder of a systemd scope, because the container's first process is in
+        the group. Does nothing for cgroupfs."""
         if self._placeholder is not None:
             self._placeholder.end()
             self._placeholder = None
 
     def release_placeholder(self) -> int | None:
-        """The write end of the pipe that a systemd scope's placeholder waits at, the caller's from
-        here on: the scope lives as long as somebody has it open. None when there is no placeholder.
-        """
+        """Return the write end of the pipe at which a systemd scope's placeholder waits; the
+        caller owns it from here on. The scope lives as long as any process has it open. None
+        when there is no placeholder."""
         placeholder, self._placeholder = self._placeholder, None
         return None if placeholder is None else placeholder.release()
 
     def take_placeholder(self, write_end: int) -> None:
-        """Own what `release_placeholder` gave away, until `occupied`."""
+        """Take over a placeholder that `release_placeholder` returned, until `occupied`."""
         self._placeholder = ReleasedPlaceholder(write_end)
 
     def give_to(self, uid: int) -> None:
-        """Make `uid` the owner of the group and of what the kernel says may be delegated: it can
-        make groups below and move its processes there, its limits stay ours. An id that does not
-        exist here is left to setresuid. Raises KernelError.
-        """
+        """Make `uid` the owner of the group and of the files that the kernel lists for
+        delegation: it can make groups below and move its processes there, its limits stay ours.
+        An id that does not exist here is left to setresuid. Raises KernelError."""
         for path in (
             self.directory,
-            *(f"{self.directory}/{name}" for name in tree.delegated_files()),
+            *(f"{self.directory}/{name}" for name in cgroup.delegated_files()),
         ):
             try:
                 os.chown(path, uid, -1)
-            except FileNotFoundError:  # of a controller that is not here
+            except FileNotFoundError:  # a file of a controller that is not enabled
                 continue
             except OSError as error:
                 if error.errno == errno.EINVAL:
@@ -228,21 +227,21 @@ class Cgroup:
         return limits.write(self.directory, resources, missing_controllers)
 
     def update(self, resources: Mapping[str, Any], missing_controllers: str = "error") -> list[str]:
-        """Like `apply` on a living container: what is not named stays, and a failure puts the old
-        values back."""
+        """Write limits of a living container: limits that are not named stay, and a failure
+        restores the old values."""
         from pyrunc.cgroups import limits
 
-        def tell_systemd() -> None:
+        def update_systemd() -> None:
             from pyrunc.cgroups import scope
 
             scope.update(self, resources)
 
-        then = tell_systemd if self.driver == "systemd" else None
+        then = update_systemd if self.driver == "systemd" else None
         return limits.replace(self.directory, resources, missing_controllers, then)
 
     def set_devices(self, rules: Sequence[Mapping[str, Any]]) -> None:
-        """Put the device filter of OCI `resources.devices` (plus the default nodes) in force,
-        replacing an earlier one.
+        """Load the device filter of OCI `resources.devices` (plus the default nodes), replacing
+        an earlier one.
 
         Raises InvalidSpec, KernelError.
         """
@@ -250,7 +249,7 @@ class Cgroup:
         from pyrunc.kernel import bpf
 
         program = device_filter.program(rules)
-        group = tree.open_group(self.directory)
+        group = cgroup.open_group(self.directory)
         try:
             bpf.replace_device_program(group, program)
         finally:
@@ -259,71 +258,72 @@ class Cgroup:
     # -- facts
 
     def processes(self) -> list[int]:
-        """The pids of the group and of all groups below, as seen from our pid namespace; none when
-        it is gone."""
-        found: set[int] = set()
-        if tree.is_leaf(self.directory):
+        """Return the pids of the group and of all groups below, as seen from our pid namespace;
+        none when it is gone."""
+        pids: set[int] = set()
+        if cgroup.is_leaf(self.directory):
             return sorted(map(int, _procs(self.directory).split()))
-        for group, left in tree.walk(self.directory):
+        for group, left in cgroup.walk(self.directory):
             if not left:
-                found.update(int(pid) for pid in _procs(group).split())
-        return sorted(found)
+                pids.update(int(pid) for pid in _procs(group).split())
+        return sorted(pids)
 
     def populated(self) -> bool:
-        """Whether any living process is in the group or below; False when it is gone."""
-        return tree.keyed(tree.read(self.directory, "cgroup.events")).get("populated") == 1
+        """Tell whether any living process is in the group or below; False when it is gone."""
+        return cgroup.keyed(cgroup.read(self.directory, "cgroup.events")).get("populated") == 1
 
     def frozen(self) -> bool:
-        """Whether the group was asked to freeze (by us: a frozen ancestor does not count)."""
-        return (tree.read(self.directory, "cgroup.freeze") or "").strip() == "1"
+        """Tell whether the group itself was told to freeze (a frozen ancestor does not count)."""
+        return (cgroup.read(self.directory, "cgroup.freeze") or "").strip() == "1"
 
     def oom_kills(self) -> int | None:
-        """How many processes the OOM killer took here or below; None without the memory controller."""
-        content = tree.read(self.directory, "memory.events")
-        return None if content is None else tree.keyed(content).get("oom_kill", 0)
+        """Return how many processes the OOM killer has killed here or below; None without the
+        memory controller."""
+        content = cgroup.read(self.directory, "memory.events")
+        return None if content is None else cgroup.keyed(content).get("oom_kill", 0)
 
     def stats(self) -> Stats:
-        """Usage now; a part whose files are not there is not in the answer."""
+        """Return the usage now; parts without files are absent."""
         from pyrunc.cgroups import stats
 
         return stats.read(self.directory)
 
     def usage(self) -> Stats:
-        """Of `stats` what is asked for every few seconds: cpu, memory and pressure."""
-        from pyrunc.cgroups.stats import (
-            read_usage,
-        )  # of a module, not a package: a tenth of what the statement costs
+        """Return the part of `stats` that kubelet reads every few seconds: cpu, memory and
+        pressure."""
+        # Importing a name of a module takes a tenth of the time of importing from a package.
+        from pyrunc.cgroups.stats import read_usage
 
         return read_usage(self.directory)
 
     # -- freezer, end
 
     def freeze(self, timeout_s: float = FREEZE_TIMEOUT_S) -> None:
-        """Stop every process; returns when all stand still. Thaws again and raises DeadlineExceeded
-        if they do not."""
+        """Stop every process; returns when all are frozen. Thaws again and raises
+        DeadlineExceeded if they are not in time."""
         self._require_own()
-        tree.write(self.directory, "cgroup.freeze", "1")
-        if not tree.wait_event(self.directory, "frozen", 1, timeout_s):
-            tree.write(self.directory, "cgroup.freeze", "0")
+        cgroup.write(self.directory, "cgroup.freeze", "1")
+        if not cgroup.wait_event(self.directory, "frozen", 1, timeout_s):
+            cgroup.write(self.directory, "cgroup.freeze", "0")
             raise DeadlineExceeded(f"cgroup {self.path} did not freeze within {timeout_s:g} s")
 
     def thaw(self) -> None:
-        """Let them run on; fine when the group is gone."""
+        """Let the processes run on; does nothing when the group is gone."""
         try:
-            tree.write(self.directory, "cgroup.freeze", "0")
+            cgroup.write(self.directory, "cgroup.freeze", "0")
         except KernelError as error:
-            if error.errno not in tree.GONE:
+            if error.errno not in cgroup.GONE:
                 raise
 
     def kill(self) -> None:
-        """SIGKILL to every process of the group and below, frozen ones too; fine when the group is
-        gone.
+        """Send SIGKILL to every process of the group and below, frozen ones too; does nothing
+        when the group is gone.
 
-        Never to the root group, whose processes are all that have no other: InvalidSpec.
+        Never to the root group, which has the machine's other processes: InvalidSpec.
         """
         self._require_own()
         try:
-            tree.write(self.directory, "cgroup.kill", "1")
+            cgroup.write(self.directory, "cgroup.kill", "1")
         except KernelError as error:
             if error.errno == errno.ENOENT and not self.exists():
                 return
@@ -332,7 +332,8 @@ class Cgroup:
             self._kill_one_by_one()
 
     def _kill_one_by_one(self) -> None:
-        """For a threaded group, which has no cgroup.kill: repeat until no new process turns up."""
+        """Kill the processes of a threaded group, which has no cgroup.kill, until no new process
+        appears."""
         for _ in range(100):
             pids = self.processes()
             if not pids:
@@ -342,14 +343,13 @@ class Cgroup:
             time.sleep(0.001)
 
     def send_signal(self, pid: int, number: int) -> bool:
-        """Signal one of `processes`, by a pidfd that is opened before its membership is looked at
-        again: the number may be another process's since it was listed. False when it is none of the
-        group's and those below any more. Raises KernelError.
-        """
+        """Send a signal to one of `processes`. Its pidfd is opened before its membership is
+        checked again, because the kernel may have given the number to another process since it
+        was listed. False when it is no longer in the group or below. Raises KernelError."""
         try:
             process = os.pidfd_open(pid)
         except OSError as error:
-            if error.errno in (errno.ESRCH, errno.EINVAL, errno.ENOENT):  # gone, or a thread now
+            if error.errno in (errno.ESRCH, errno.EINVAL, errno.ENOENT):  # ended, or a thread now
                 return False
             raise KernelError.of(error, "pidfd_open", str(pid)) from None
         try:
@@ -358,24 +358,25 @@ class Cgroup:
             os.close(process)
 
     def _has(self, pid: int) -> bool:
-        """Whether the process is in the group or below; in a threaded one, a thread of it."""
+        """Tell whether the process, or in a threaded group a thread of it, is in the group or
+        below."""
         try:
             tasks = os.listdir(f"/proc/{pid}/task")
         except OSError:
             return False
-        own = (tree.own_path(pid if task == str(pid) else f"{pid}/task/{task}") for task in tasks)
+        own = (cgroup.own_path(pid if task == str(pid) else f"{pid}/task/{task}") for task in tasks)
         return any(f"{path}/".startswith(f"{self.path}/") for path in own)
 
     def wait_empty(self, timeout_s: float) -> bool:
-        """Wait until no living process is left in the group and below; False when the time is up
-        first."""
-        return tree.wait_event(self.directory, "populated", 0, timeout_s)
+        """Wait until no living process is left in the group and below; False after `timeout_s`
+        seconds."""
+        return cgroup.wait_event(self.directory, "populated", 0, timeout_s)
 
     def remove(self, timeout_s: float = REMOVE_TIMEOUT_S) -> None:
         """Remove the group with all below it, and the parents that `create` made once they are
         empty. Idempotent.
 
-        Processes that were just killed are waited for. Raises WrongState when some are left after
+        Waits for processes that were just killed. Raises WrongState when some are left after
         `timeout_s`.
         """
         self._require_own()
@@ -389,7 +390,7 @@ class Cgroup:
 
     def _remove_tree(self, deadline: float) -> None:
         pause_s = 0.001
-        while not (tree.remove_below(self.directory) and tree.remove(self.directory)):
+        while not (cgroup.remove_below(self.directory) and cgroup.remove(self.directory)):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 pids = " ".join(map(str, self.processes()[:20])) or "none that can be seen"
@@ -403,54 +404,54 @@ class Cgroup:
 
 def _procs(directory: int | str) -> str:
     try:
-        return tree.read(directory, "cgroup.procs") or ""
+        return cgroup.read(directory, "cgroup.procs") or ""
     except KernelError as error:
-        # a threaded group lists its processes at its domain only
+        # A threaded group lists its processes only in the group of its domain.
         if error.errno == errno.EOPNOTSUPP:
-            return _owners(tree.read(directory, "cgroup.threads") or "")
+            return _owners(cgroup.read(directory, "cgroup.threads") or "")
         raise
 
 
 def _owners(threads: str) -> str:
-    found = []
+    pids = []
     for thread in threads.split():
         try:
             with open(f"/proc/{thread}/status") as file:
-                found += [line.split()[1] for line in file if line.startswith("Tgid:")]
+                pids += [line.split()[1] for line in file if line.startswith("Tgid:")]
         except OSError:
             continue
-    return " ".join(found)
+    return " ".join(pids)
 
 
-def _hand_down(directory: str, only: Set[str] | None = None) -> None:
-    """Enable every controller that the group has (of `only`) for its children: all at once, else
-    one by one; the limit's own write tells about what could not be (a group with processes, a
-    controller in use on v1)."""
-    wanted = set(tree.controllers(directory)) - set(
-        (tree.read(directory, "cgroup.subtree_control") or "").split()
+def _enable_controllers(directory: str, only: Set[str] | None = None) -> None:
+    """Enable the group's controllers (those in `only`) for its children: all at once, else one
+    by one. What cannot be enabled (the group has processes, the controller is in use on v1) is
+    reported when a limit is written."""
+    missing = set(cgroup.controllers(directory)) - set(
+        (cgroup.read(directory, "cgroup.subtree_control") or "").split()
     )
     if only is not None:
-        wanted &= only
-    if not wanted:
+        missing &= only
+    if not missing:
         return
     try:
-        tree.write(
-            directory, "cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(wanted))
+        cgroup.write(
+            directory, "cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(missing))
         )
         return
     except KernelError:
         pass
-    for name in sorted(wanted):
+    for name in sorted(missing):
         try:
-            tree.write(directory, "cgroup.subtree_control", f"+{name}")
+            cgroup.write(directory, "cgroup.subtree_control", f"+{name}")
         except KernelError:
             pass
 
 
 def _remove_empty_parents(directory: str) -> None:
     while (
-        directory.startswith(tree.root() + "/")
-        and tree.is_ours(directory)
-        and tree.remove(directory)
+        directory.startswith(cgroup.root() + "/")
+        and cgroup.is_ours(directory)
+        and cgroup.remove(directory)
     ):
         directory = os.path.dirname(directory)

@@ -1,8 +1,8 @@
-"""Settings into a group's files: in their order, with one answer to a missing controller, and
-undone when asked to.
+"""Writes settings to a group's files: in order, with one policy for missing controllers, and
+with restoring on failure.
 
-On a hybrid host most controllers live on v1, where they are left alone. Whether a limit that cannot
-be set there stops the work is the caller's decision, made per call.
+On a hybrid host most controllers live on v1, where they are left alone. The caller decides per call
+whether a limit that cannot be set there is an error.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 
 from pyrunc.cgroups import convert
 from pyrunc.errors import InvalidArgument, KernelError, Unsupported
-from pyrunc.kernel import cgroup as tree
+from pyrunc.kernel import cgroup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,16 +21,14 @@ if TYPE_CHECKING:
 
     from pyrunc.cgroups.convert import Setting
 
-# How errors about a missing controller begin, and what they say where `missing_controllers`
+# The beginning of errors about a missing controller, and the reason for which `missing_controllers`
 # decides.
 CANNOT_SET, NOT_ON_THE_TREE = "cannot set", "is not on the cgroup v2 tree"
 
-# What the kernel says about a value: not one of this file's, out of its range, a device that is not
-# there.
+# The kernel's errnos for a value: not valid for this file, out of range, a missing device.
 NOT_A_VALUE = (errno.EINVAL, errno.ERANGE, errno.EDOM, errno.E2BIG, errno.EOVERFLOW, errno.ENODEV)
 
-# Per-device files: writing one line leaves the other lines as they are; what stands for "no limit"
-# there.
+# Per-device files and their text for "no limit": writing one line leaves the other lines unchanged.
 NO_LIMIT = {
     "io.max": "rbps=max wbps=max riops=max wiops=max",
     "io.weight": "default",
@@ -43,7 +41,7 @@ def write(directory: str, resources: Mapping[str, Any], missing_controllers: str
     `Cgroup.apply`."""
     _check_choice(missing_controllers)
     notes = convert.warnings(resources)
-    for setting in convert.settings(resources, lambda file: tree.read(directory, file)):
+    for setting in convert.settings(resources, lambda file: cgroup.read(directory, file)):
         notes += _write_or_note(directory, setting, missing_controllers)
     _burst_after_quota(directory, resources)
     return notes
@@ -55,25 +53,26 @@ def replace(
     missing_controllers: str,
     then: Callable[[], None] | None = None,
 ) -> list[str]:
-    """Like `write`, and `then` after it; a failure of either first puts back what was there before."""
+    """Write like `write`, then call `then`; a failure of either first restores the old values."""
     _check_choice(missing_controllers)
-    wanted = convert.settings(resources, lambda file: tree.read(directory, file))
-    old = [(setting, _content(directory, setting.file)) for setting in wanted]
+    new = convert.settings(resources, lambda file: cgroup.read(directory, file))
+    old = [(setting, _content(directory, setting.file)) for setting in new]
     try:
         notes = write(directory, resources, missing_controllers)
         if then is not None:
             then()
     except Exception as error:
         for setting, content in reversed(old):
-            _put_back(directory, setting, content, error)
+            _restore(directory, setting, content, error)
         raise
     return notes
 
 
 def _content(directory: str, file: str) -> str | None:
-    """What to put back; None for what cannot be read, such as memory.reclaim."""
+    """Return the content to restore; None for a file that cannot be read, such as
+    memory.reclaim."""
     try:
-        return tree.read(directory, file)
+        return cgroup.read(directory, file)
     except KernelError as error:
         if error.errno != errno.EINVAL:
             raise
@@ -87,14 +86,14 @@ def _check_choice(missing_controllers: str) -> None:
 
 def _write_or_note(directory: str, setting: Setting, missing_controllers: str) -> list[str]:
     try:
-        tree.write(directory, setting.file, setting.content)
+        cgroup.write(directory, setting.file, setting.content)
     except KernelError as error:
         if setting.file == "cpu.max.burst" and error.errno == errno.EINVAL:
-            # above the quota that is in force until cpu.max is written: tried again at the end
+            # It is above the present quota until cpu.max is written; written again at the end.
             return []
         if (
             error.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM)
-            or tree.read(directory, setting.file) is not None
+            or cgroup.read(directory, setting.file) is not None
         ):
             if error.errno in NOT_A_VALUE:
                 raise InvalidArgument(
@@ -106,14 +105,16 @@ def _write_or_note(directory: str, setting: Setting, missing_controllers: str) -
 
 
 def _missing(directory: str, setting: Setting, missing_controllers: str) -> list[str]:
-    """The answer to a file that is not there."""
+    """Report a missing file: a warning, or Unsupported."""
     if setting.dispensable:
         return []
-    if setting.controller in tree.controllers(directory):
+    if setting.controller in cgroup.controllers(directory):
         raise Unsupported(f"{CANNOT_SET} {setting.file}: this kernel does not offer it")
-    here = setting.controller in tree.controllers(tree.root())
-    reason = "is not handed down to this cgroup" if here else NOT_ON_THE_TREE
-    text = f"{CANNOT_SET} {setting.file} to {setting.content}: the {setting.controller} controller {reason}"
+    here = setting.controller in cgroup.controllers(cgroup.root())
+    controller = setting.controller
+    reason = "is not enabled for this cgroup" if here else NOT_ON_THE_TREE
+    limit = f"{CANNOT_SET} {setting.file} to {setting.content}"
+    text = f"{limit}: the {controller} controller {reason}"
     if here or missing_controllers == "error":
         raise Unsupported(text)
     return [text]
@@ -121,11 +122,11 @@ def _missing(directory: str, setting: Setting, missing_controllers: str) -> list
 
 def _burst_after_quota(directory: str, resources: Mapping[str, Any]) -> None:
     burst = (resources.get("cpu") or {}).get("burst")
-    if burst and tree.read(directory, "cpu.max.burst") not in (None, f"{int(burst)}\n"):
-        tree.write(directory, "cpu.max.burst", str(int(burst)))
+    if burst and cgroup.read(directory, "cpu.max.burst") not in (None, f"{int(burst)}\n"):
+        cgroup.write(directory, "cpu.max.burst", str(int(burst)))
 
 
-def _put_back(directory: str, setting: Setting, content: str | None, error: Exception) -> None:
+def _restore(directory: str, setting: Setting, content: str | None, error: Exception) -> None:
     if content is None:
         return
     key = setting.content.partition(" ")[0]
@@ -137,6 +138,6 @@ def _put_back(directory: str, setting: Setting, content: str | None, error: Exce
         lines = content.splitlines() or [""]
     for line in lines:
         try:
-            tree.write(directory, setting.file, line)
+            cgroup.write(directory, setting.file, line)
         except KernelError as failure:
-            error.add_note(f"could not put back {setting.file}: {failure}")
+            error.add_note(f"could not restore {setting.file}: {failure}")

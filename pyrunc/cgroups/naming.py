@@ -1,10 +1,10 @@
-"""What a container's cgroup is called: from `linux.cgroupsPath`, the container's id and the driver
-to a `Cgroup`.
+"""Names a container's cgroup: from `linux.cgroupsPath`, the container's id and the driver to a
+`Cgroup`.
 
-cgroupfs: an absolute path counts from the root of the v2 tree, a relative one and none from the
-parent of our own group (processes may not live beside a group that hands controllers down).
-systemd: `slice:prefix:name`, where the scope `prefix-name.scope` lives beneath the slice, and the
-slice `a-b.slice` lives in `a.slice` (systemd.slice(5)).
+cgroupfs: an absolute path counts from the root of the v2 tree, a relative or absent one from the
+parent of our own group (processes may not live in a group that enables controllers for its
+children). systemd: `slice:prefix:name`, where the scope `prefix-name.scope` lives beneath the
+slice, and the slice `a-b.slice` lives in `a.slice` (systemd.slice(5)).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.errors import InvalidArgument, InvalidSpec
-from pyrunc.kernel import cgroup as tree
+from pyrunc.kernel import cgroup
 from pyrunc.kernel.credential import is_machine_root
 
 PREFIX = "pyrunc"
@@ -21,8 +21,8 @@ WHERE = "linux.cgroupsPath"
 
 
 def place(cgroups_path: str, container_id: str, driver: str) -> Cgroup:
-    """The container's group; nothing is created. Raises InvalidSpec for a path that the driver
-    cannot use."""
+    """Return the container's group; nothing is created. Raises InvalidSpec for a path that the
+    driver cannot use."""
     if driver == "cgroupfs":
         return Cgroup(_beneath(cgroups_path, container_id), driver)
     if driver == "systemd":
@@ -36,7 +36,7 @@ def _beneath(cgroups_path: str, container_id: str) -> str:
     if cgroups_path.startswith("/"):
         path = os.path.normpath("/" + cgroups_path.lstrip("/"))
     else:
-        base = os.path.dirname(tree.own_path() or "/")
+        base = os.path.dirname(cgroup.own_path() or "/")
         path = base.rstrip("/") + os.path.normpath("/" + (cgroups_path or container_id))
     if path == "/":
         raise InvalidSpec(WHERE, f"{cgroups_path!r} is the root of the cgroup tree")
@@ -48,7 +48,8 @@ def _scope(cgroups_path: str) -> Cgroup:
     if len(parts) != 3:
         raise InvalidSpec(
             WHERE,
-            f'expected cgroupsPath to be of format "slice:prefix:name" for systemd cgroups, got "{cgroups_path}"',
+            'expected cgroupsPath to be of format "slice:prefix:name" for systemd cgroups,'
+            f' got "{cgroups_path}"',
         )
     parent, prefix, name = parts
     if not name or "/" in prefix + name or "\0" in cgroups_path:
@@ -62,8 +63,8 @@ def _scope(cgroups_path: str) -> Cgroup:
 
 
 def expand_slice(name: str) -> str:
-    """`a-b-c.slice` -> `/a.slice/a-b.slice/a-b-c.slice`; `-.slice` is the root. Raises InvalidSpec
-    (systemd.slice(5))."""
+    """Expand `a-b-c.slice` to `/a.slice/a-b.slice/a-b-c.slice`; `-.slice` is the root. Raises
+    InvalidSpec (systemd.slice(5))."""
     if name in ("-.slice", "-"):
         return "/"
     stem = name.removesuffix(".slice")

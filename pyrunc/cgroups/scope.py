@@ -1,8 +1,8 @@
-"""A container's cgroup as a transient scope of systemd, delegated to us.
+"""Makes a container's cgroup as a transient scope of systemd, delegated to us.
 
-systemd makes a scope around processes and never an empty one, but the container's process is to be
-born inside it. So a placeholder, a forked child that waits for end of file, is the scope's first
-process and leaves when the container is in.
+systemd makes a scope only around processes, but the container's process is to be cloned into it. So
+a placeholder, a forked child that waits for end of file, is the scope's first process and exits
+when the container is in.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 
 from pyrunc.cgroups import scope_properties
 from pyrunc.errors import Error
-from pyrunc.kernel import cgroup as tree
+from pyrunc.kernel import cgroup
 from pyrunc.kernel.credential import is_machine_root
 
 TYPE_CHECKING = False
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from pyrunc.cgroups.group import Cgroup
     from pyrunc.kernel.systemd import Property
 
-# systemd refuses to change these on a unit that runs; the kernel's own file was written before.
+# systemd refuses to change these on a running unit; the kernel's own file is written before.
 FIXED_AT_START = frozenset({"OOMPolicy"})
 ACCOUNTING = ("CPUAccounting", "MemoryAccounting", "IOAccounting", "TasksAccounting")
 
 
 class Placeholder:
-    """A child that does nothing until `end`, or until its parent dies."""
+    """A child that waits until `end`, or until its parent dies."""
 
     __slots__ = ("_write_end", "pid")
 
@@ -44,8 +44,8 @@ class Placeholder:
         os.waitpid(self.pid, 0)
 
     def release(self) -> int:
-        """The pipe's write end, for another process to close; the child is reaped by that one, or
-        by this one's parent."""
+        """Return the pipe's write end, for another process to close; that process reaps the
+        child, or this one's parent does."""
         return self._write_end
 
 
@@ -61,24 +61,24 @@ def _wait_for_end_of_file(read_end: int) -> None:
 def start(
     group: Cgroup, resources: Mapping[str, Any], annotations: Mapping[str, str]
 ) -> Placeholder | None:
-    """Start the unit and learn where systemd put it. None for a slice, which may be empty.
+    """Start the unit and ask where systemd put it. None for a slice, which may be empty.
 
     Raises PeerError, DeadlineExceeded, Unsupported (no D-Bus), InvalidSpec.
     """
     from pyrunc.kernel.systemd import Systemd
 
     is_slice = group.unit.endswith(".slice")
-    wanted = [
+    limits = [
         *scope_properties.properties(resources),
         *scope_properties.from_annotations(annotations),
     ]
     placeholder = None if is_slice else Placeholder()
     try:
         with Systemd() as systemd:
-            systemd.start_transient(group.unit, [*_frame(group, placeholder), *wanted])
+            systemd.start_transient(group.unit, [*_frame(group, placeholder), *limits])
             group.path = systemd.control_group(group.unit) or group.path
         if is_machine_root():
-            group.hand_down_unmanaged()
+            group.enable_unmanaged_controllers()
         reach(group)
     except BaseException:
         if placeholder is not None:
@@ -88,14 +88,14 @@ def start(
 
 
 def reach(group: Cgroup) -> None:
-    """See to it that a child of ours may be born in the group. Raises PeerError, DeadlineExceeded,
-    Unsupported.
+    """Make sure that our children can be cloned into the group. Raises PeerError,
+    DeadlineExceeded, Unsupported.
 
-    Who takes a process from one group to another must own what is above both (cgroup-v2.rst,
-    "Delegation Containment"). Above a login session and the groups of the user's systemd only root
-    does; that systemd then moves us, into a scope of our own, which ends with us.
+    A process may move another one only below a group that it may write to (cgroup-v2.rst,
+    "Delegation Containment"). The groups above a login session and those of the user's systemd
+    belong to root; that systemd then moves us into a scope of our own, which ends with us.
     """
-    if is_machine_root() or tree.may_move(tree.own_path() or "/", group.path):
+    if is_machine_root() or cgroup.may_move(cgroup.own_path() or "/", group.path):
         return
     from pyrunc.kernel.systemd import Systemd
 
@@ -110,7 +110,7 @@ def reach(group: Cgroup) -> None:
 
 
 def _frame(group: Cgroup, placeholder: Placeholder | None) -> list[Property]:
-    """What every container's unit has, whatever its limits."""
+    """Return the properties that every container's unit has."""
     common: list[Property] = [
         ("Description", ("s", f"pyrunc container {group.unit}")),
         ("DefaultDependencies", ("b", False)),
@@ -128,7 +128,7 @@ def _frame(group: Cgroup, placeholder: Placeholder | None) -> list[Property]:
 
 
 def update(group: Cgroup, resources: Mapping[str, Any]) -> None:
-    """Tell systemd about new limits, so that it does not write the old ones again. Raises
+    """Send new limits to systemd, so that it does not write the old ones again. Raises
     PeerError, DeadlineExceeded."""
     from pyrunc.kernel.systemd import Systemd
 
@@ -139,8 +139,8 @@ def update(group: Cgroup, resources: Mapping[str, Any]) -> None:
 
 
 def stop(group: Cgroup) -> None:
-    """End the unit. A scope whose last process is gone has ended by itself; without systemd the
-    group is simply removed."""
+    """Stop the unit. A scope ends by itself with its last process; without systemd the group is
+    simply removed."""
     if not group.exists():
         return
     from pyrunc.kernel.systemd import Systemd

@@ -1,8 +1,8 @@
-"""OCI resources as properties of a systemd unit: pure. systemd writes the same files again when it
-reloads its units, so what is only written to the files would be lost then; both are done.
+"""Converts OCI resources to properties of a systemd unit: pure.
 
-Source: systemd.resource-control(5), org.freedesktop.systemd1(5). Values are (D-Bus signature,
-value).
+systemd writes the files again when it reloads its units, and would undo limits that only the files
+have, so both get them. Source: systemd.resource-control(5), org.freedesktop.systemd1(5). Values are
+(D-Bus signature, value).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ UNSIGNED = {"byte": "y", "uint16": "q", "uint32": "u", "uint64": "t"}
 
 
 def properties(resources: Mapping[str, Any]) -> list[Property]:
-    """What of `resources` systemd has a property for; later ones win. Raises InvalidSpec."""
-    found = dict([*_cpu(resources.get("cpu") or {}), *_memory(resources.get("memory") or {})])
+    """Return the resources for which systemd has a property; later ones win. Raises InvalidSpec."""
+    by_name = dict([*_cpu(resources.get("cpu") or {}), *_memory(resources.get("memory") or {})])
     limit = (resources.get("pids") or {}).get("limit")
     if limit is not None:
-        found["TasksMax"] = ("t", INFINITY if limit == -1 else max(int(limit), 1))
-    found |= dict(_unified(resources.get("unified") or {}))
-    return list(found.items())
+        by_name["TasksMax"] = ("t", INFINITY if limit == -1 else max(int(limit), 1))
+    by_name |= dict(_unified(resources.get("unified") or {}))
+    return list(by_name.items())
 
 
 def _cpu(cpu: Mapping[str, Any]) -> Iterator[Property]:
@@ -54,8 +54,8 @@ def _cpu(cpu: Mapping[str, Any]) -> Iterator[Property]:
 
 
 def quota_per_second(quota: int, period: int) -> int:
-    """systemd counts in whole percents of a CPU: rounded up, so that nobody gets less than asked
-    for."""
+    """Return CPU time per second, rounded up to systemd's whole percents of a CPU, so that no
+    container gets less than its quota."""
     if quota < 0:
         return INFINITY
     exact = -(-quota * SECOND_US // period)
@@ -63,7 +63,7 @@ def quota_per_second(quota: int, period: int) -> int:
 
 
 def bitmap(cpus: str) -> bytes:
-    """`0-2,8` -> b"\\x07\\x01": lowest numbers first. Raises InvalidSpec."""
+    """Convert `0-2,8` to b"\\x07\\x01": lowest numbers first. Raises InvalidSpec."""
     bits = 0
     for part in cpus.split(","):
         first, dash, last = part.strip().partition("-")
@@ -132,12 +132,12 @@ def _number(file: str, text: str) -> int:
 
 
 def from_annotations(annotations: Mapping[str, str]) -> list[Property]:
-    """`org.systemd.property.NAME: value`, the value as GVariant text: strings, booleans, numbers,
-    arrays of strings.
+    """Parse annotations `org.systemd.property.NAME: value`, with the value as GVariant text:
+    strings, booleans, numbers, arrays of strings.
 
-    A NAME that ends in Sec is given in seconds and sent as USec. Raises InvalidSpec.
+    A NAME that ends in Sec has seconds and is sent as USec. Raises InvalidSpec.
     """
-    found = []
+    properties = []
     for key, text in annotations.items():
         if not key.startswith(ANNOTATION):
             continue
@@ -147,8 +147,8 @@ def from_annotations(annotations: Mapping[str, str]) -> list[Property]:
         value = _gvariant(text.strip(), key)
         if name.endswith("Sec") and not name.endswith("USec"):
             name, value = f"{name[:-3]}USec", ("t", _microseconds(value[1], key))
-        found.append((name, value))
-    return found
+        properties.append((name, value))
+    return properties
 
 
 def _microseconds(value: object, key: str) -> int:

@@ -1,19 +1,20 @@
-"""A group's usage, read from its files. What the kernel does not offer here is absent, never zero.
+"""A group's usage, read from its files. Values that the kernel does not offer are absent, never
+zero.
 
-The words are the kernel's (cgroup-v2.rst): `usec` stays microseconds, limits of `max` are None.
+Names are the kernel's (cgroup-v2.rst): `usec` stays microseconds, limits of `max` are None.
 """
 
 from __future__ import annotations
 
-from pyrunc.kernel import cgroup as tree
+from pyrunc.kernel import cgroup
 from pyrunc.spec.value import Value
 
 PRESSURE = ("cpu", "memory", "io")
 
 
 class Memory(Value):
-    """The files of the memory controller, in bytes; None for one that is not there, and for a limit
-    of `max`. `stat` and `events`: memory.stat and memory.events, a number for each word."""
+    """The files of the memory controller, in bytes; None for a missing file, and for a limit of
+    `max`. `stat` and `events`: memory.stat and memory.events as numbers by name."""
 
     current: int
     stat: dict[str, int]
@@ -26,15 +27,15 @@ class Memory(Value):
 
 
 class Stats:
-    """`cpu`, `memory`, `pids`: None when there are no such files; `io`, `hugetlb`: by device and by
-    page size.
+    """Usage of a group. `cpu`, `memory`, `pids`: None without their files; `io`, `hugetlb`: by
+    device and by page size.
 
-    cpu      usage_usec user_usec system_usec [nr_periods nr_throttled throttled_usec]      (cpu.stat, as the kernel has it)
+    cpu      cpu.stat: usage_usec user_usec system_usec [nr_periods nr_throttled throttled_usec]
     pids     current; max
     io       {"8:0": {rbytes wbytes rios wios …}}
     hugetlb  {"2MB": {current; max; events_max}}
-    pressure {"cpu": {"some": {avg10 avg60 avg300 total}, "full": …}}      total in microseconds
-    cpuset   {"cpus": "0-3,7", "mems": "0"}                                (what is in force; without the controller empty)
+    pressure {"cpu": {"some": {avg10 avg60 avg300 total}, "full": …}}, total in microseconds
+    cpuset   {"cpus": "0-3,7", "mems": "0"}: the effective ones; empty without the controller
     """
 
     __slots__ = ("cpu", "cpuset", "hugetlb", "io", "memory", "pids", "pressure")
@@ -50,122 +51,122 @@ class Stats:
 
 
 def read(directory: str) -> Stats:
-    """All that can be read of the group now; an empty Stats when it is gone."""
-    found = Stats()
-    cpu = tree.keyed(tree.read(directory, "cpu.stat"))
-    found.cpu = cpu or None
-    found.memory = _memory(directory)
-    found.pids = _pids(directory)
-    found.io = io_lines(tree.read(directory, "io.stat"))
-    found.hugetlb = _hugetlb(directory)
+    """Read all statistics of the group; an empty Stats when it is gone."""
+    stats = Stats()
+    cpu = cgroup.keyed(cgroup.read(directory, "cpu.stat"))
+    stats.cpu = cpu or None
+    stats.memory = _memory(directory)
+    stats.pids = _pids(directory)
+    stats.io = io_lines(cgroup.read(directory, "io.stat"))
+    stats.hugetlb = _hugetlb(directory)
     for name in PRESSURE:
-        if content := tree.read(directory, f"{name}.pressure"):
-            found.pressure[name] = pressure_lines(content)
+        if content := cgroup.read(directory, f"{name}.pressure"):
+            stats.pressure[name] = pressure_lines(content)
     for name in ("cpus", "mems"):
-        if content := tree.read(directory, f"cpuset.{name}.effective"):
-            found.cpuset[name] = content.strip()
-    return found
+        if content := cgroup.read(directory, f"cpuset.{name}.effective"):
+            stats.cpuset[name] = content.strip()
+    return stats
 
 
 def read_usage(directory: str) -> Stats:
-    """What kubelet asks for every few seconds, and no more: cpu, memory (current, limits, stat,
-    swap) and pressure.
+    """Read what kubelet asks for every few seconds: cpu, memory (current, limits, stat, swap)
+    and pressure.
 
-    The first file that a controller does not have answers for its others: five calls for a group
-    without controllers.
+    If a controller's first file is missing its others are not read: five calls for a group without
+    controllers.
     """
-    found = Stats()
-    found.cpu = tree.keyed(tree.read(directory, "cpu.stat")) or None
-    if (current := tree.read(directory, "memory.current")) is not None:
-        found.memory = Memory(
+    stats = Stats()
+    stats.cpu = cgroup.keyed(cgroup.read(directory, "cpu.stat")) or None
+    if (current := cgroup.read(directory, "memory.current")) is not None:
+        stats.memory = Memory(
             int(current),
-            stat=tree.keyed(tree.read(directory, "memory.stat")),
+            stat=cgroup.keyed(cgroup.read(directory, "memory.stat")),
             events={},
-            max=amount(tree.read(directory, "memory.max")),
-            swap_current=amount(tree.read(directory, "memory.swap.current")),
-            swap_max=amount(tree.read(directory, "memory.swap.max")),
+            max=amount(cgroup.read(directory, "memory.max")),
+            swap_current=amount(cgroup.read(directory, "memory.swap.current")),
+            swap_max=amount(cgroup.read(directory, "memory.swap.max")),
         )
     for name in PRESSURE:
-        if not (content := tree.read(directory, f"{name}.pressure")):
+        if not (content := cgroup.read(directory, f"{name}.pressure")):
             break
-        found.pressure[name] = pressure_lines(content)
-    return found
+        stats.pressure[name] = pressure_lines(content)
+    return stats
 
 
 def amount(content: str | None) -> int | None:
-    """`max` -> None, no file (None) -> None, a number -> int."""
+    """Convert `max` and a missing file (None) to None, a number to int."""
     text = (content or "max").strip()
     return None if text == "max" else int(text)
 
 
 def io_lines(content: str | None) -> dict[str, dict[str, int]]:
-    """`8:0 rbytes=1 wbytes=2` -> {"8:0": {"rbytes": 1, "wbytes": 2}}; a device without numbers is
-    left out."""
-    found = {}
+    """Parse `8:0 rbytes=1 wbytes=2` to {"8:0": {"rbytes": 1, "wbytes": 2}}; a device without
+    numbers is left out."""
+    devices = {}
     for line in (content or "").splitlines():
         device, *words = line.split()
         pairs = (word.partition("=") for word in words)
         numbers = {key: int(value) for key, _, value in pairs if value.isdigit()}
         if numbers:
-            found[device] = numbers
-    return found
+            devices[device] = numbers
+    return devices
 
 
 def pressure_lines(content: str) -> dict[str, dict[str, float]]:
-    """`some avg10=0.00 … total=5` -> {"some": {"avg10": 0.0, …, "total": 5}}."""
-    found: dict[str, dict[str, float]] = {}
+    """Parse `some avg10=0.00 … total=5` to {"some": {"avg10": 0.0, …, "total": 5}}."""
+    by_kind: dict[str, dict[str, float]] = {}
     for line in content.splitlines():
         kind, *words = line.replace("=", " ").split()
         figures: dict[str, float] = dict(zip(words[::2], map(float, words[1::2]), strict=True))
-        figures["total"] = int(words[-1])  # the last, and too large for a float one day
-        found[kind] = figures
-    return found
+        figures["total"] = int(words[-1])  # the last; may become too large for a float
+        by_kind[kind] = figures
+    return by_kind
 
 
 def _memory(directory: str) -> Memory | None:
-    current = tree.read(directory, "memory.current")
+    current = cgroup.read(directory, "memory.current")
     if current is None:
         return None
     return Memory(
         int(current),
-        stat=tree.keyed(tree.read(directory, "memory.stat")),
-        events=tree.keyed(tree.read(directory, "memory.events")),
-        max=amount(tree.read(directory, "memory.max")),
-        min=amount(tree.read(directory, "memory.min")),
-        peak=amount(tree.read(directory, "memory.peak")),
-        swap_current=amount(tree.read(directory, "memory.swap.current")),
-        swap_max=amount(tree.read(directory, "memory.swap.max")),
+        stat=cgroup.keyed(cgroup.read(directory, "memory.stat")),
+        events=cgroup.keyed(cgroup.read(directory, "memory.events")),
+        max=amount(cgroup.read(directory, "memory.max")),
+        min=amount(cgroup.read(directory, "memory.min")),
+        peak=amount(cgroup.read(directory, "memory.peak")),
+        swap_current=amount(cgroup.read(directory, "memory.swap.current")),
+        swap_max=amount(cgroup.read(directory, "memory.swap.max")),
     )
 
 
 def _pids(directory: str) -> dict[str, int | None] | None:
-    current = tree.read(directory, "pids.current")
+    current = cgroup.read(directory, "pids.current")
     if current is None:
         return None
-    return {"current": int(current), "max": amount(tree.read(directory, "pids.max"))}
+    return {"current": int(current), "max": amount(cgroup.read(directory, "pids.max"))}
 
 
 def _hugetlb(directory: str) -> dict[str, dict[str, int | None]]:
-    found = {}
+    by_size = {}
     for size in huge_page_sizes():
-        current = tree.read(directory, f"hugetlb.{size}.rsvd.current") or tree.read(
+        current = cgroup.read(directory, f"hugetlb.{size}.rsvd.current") or cgroup.read(
             directory, f"hugetlb.{size}.current"
         )
         if current is not None:
-            events = tree.keyed(tree.read(directory, f"hugetlb.{size}.events"))
-            found[size] = {
+            events = cgroup.keyed(cgroup.read(directory, f"hugetlb.{size}.events"))
+            by_size[size] = {
                 "current": int(current),
-                "max": amount(tree.read(directory, f"hugetlb.{size}.max")),
+                "max": amount(cgroup.read(directory, f"hugetlb.{size}.max")),
                 "events_max": events.get("max", 0),
             }
-    return found
+    return by_size
 
 
 _sizes: list[str] | None = None
 
 
 def huge_page_sizes() -> list[str]:
-    """The host's huge page sizes as cgroup files name them: `2MB`, `1GB`."""
+    """Return the host's huge page sizes as in the names of cgroup files: `2MB`, `1GB`."""
     import os
 
     global _sizes
@@ -181,7 +182,7 @@ def huge_page_sizes() -> list[str]:
 
 
 def size_name(size_kb: int) -> str:
-    """2048 -> `2MB`, 1048576 -> `1GB`, 64 -> `64KB`."""
+    """Convert 2048 to `2MB`, 1048576 to `1GB`, 64 to `64KB`."""
     for unit in ("KB", "MB"):
         if size_kb < 1024:
             return f"{size_kb}{unit}"

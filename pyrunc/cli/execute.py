@@ -72,7 +72,7 @@ def _process_file(path: str | None) -> bytes | None:
 def _again(found: State, pidfd: int, key: bytes | None, log: Log) -> ChildProcess | None:
     if exec_cache is None or key is None:
         return None
-    program = exec_cache.recall(found, key)
+    program = exec_cache.load(found, key)
     born = None if program is None else exec_cache.execute(found, pidfd, program)
     debug.say("exec by a kept program: %s", "no" if born is None else f"process {born.pid}")
     if program is not None and born is not None:
@@ -109,7 +109,7 @@ def _whole_way(
     def keep(lowered: Lowered, warnings: tuple[str, ...]) -> None:
         user = spec.linux.namespace("user")
         if key is not None and (user is None or spec.linux.uid_mappings):
-            exec_cache.remember(
+            exec_cache.store(
                 found, key, lowered, host_id(process.user.uid, spec.linux.uid_mappings), warnings
             )
 

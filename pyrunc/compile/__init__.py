@@ -1,2 +1,2 @@
-"""What looks at the host: descriptors, sources, the root's content, id maps, facts of the machine;
-the impure front half."""
+"""Compiles requests into launches: the half that reads the host (descriptors, sources, the
+root's files, id maps, facts of the machine)."""

@@ -1,7 +1,8 @@
-"""Opens the source of a bind on the host, once, as an O_PATH descriptor, and looks at what it is.
+"""Opens the source of a bind on the host, once, as an O_PATH descriptor, and determines its
+kind.
 
 The command line opens its sources itself. A server opens them for its shims, in a thread that can
-be given up: storage such as FUSE or NFS may never answer, and fstat(2) of an open descriptor asks
+be abandoned: storage such as FUSE or NFS may never answer, and fstat(2) of an open descriptor asks
 it again.
 """
 
@@ -19,13 +20,13 @@ from pyrunc.plan.model import LINK_CAME
 
 
 def open_source(source: str, destination: str, *, links: bool) -> int:
-    """O_PATH of a bind's source. Without `links` a link in its path is an error. Raises
+    """Open (O_PATH) a bind's source. Without `links` a link in its path is an error. Raises
     KernelError."""
     number = 0
-    for flags in (O_PATH | O_DIRECTORY, O_PATH):  # the first mounts what is automounted there
+    for flags in (O_PATH | O_DIRECTORY, O_PATH):  # the first triggers an automount
         try:
             if links:
-                return os.open(source, flags | O_CLOEXEC)  # a third of what openat2 costs
+                return os.open(source, flags | O_CLOEXEC)  # a third of openat2's time
             return openat2(AT_FDCWD, source, flags, resolve=RESOLVE_NO_SYMLINKS)
         except (KernelError, OSError) as error:
             number = error.errno or 0
@@ -37,8 +38,8 @@ def open_source(source: str, destination: str, *, links: bool) -> int:
 
 
 def look_at(number: int, path: str = "") -> BindSource:
-    """What an open descriptor shows. `path`: the real one, where it is known. May hang as long as
-    the storage does. Raises OSError."""
+    """Return path and kind of an open source. `path`: the real one, if the caller has it. May
+    hang as long as the storage does. Raises OSError."""
     status, own = os.fstat(number), os.stat("/")
     return BindSource(
         path or os.readlink(f"/proc/self/fd/{number}"),
@@ -48,5 +49,5 @@ def look_at(number: int, path: str = "") -> BindSource:
 
 
 def bind_failed(source: str, destination: str, number: int, note: str = "") -> KernelError:
-    """In the words of the plan's line."""
+    """Return an error with the text of the plan's line."""
     return KernelError("bind", f"'{source}' on '{destination}'", number, note)

@@ -1,10 +1,10 @@
-"""A container's request becomes a launch: what it needs from outside is opened, its files are
-looked at, its cgroup is made, its plan built and lowered. Nothing of the container runs yet.
+"""Compiles a container's request into a launch: opens what it needs from outside, reads its
+files, makes its cgroup, builds and lowers its plan. Nothing of the container runs yet.
 
 Everything that the container needs from outside is a descriptor made here: the root as a detached
-mount, clones of bind sources, namespaces, the cgroup. Nothing is mounted on the host. Who compiles
-need not be who launches: what only the launcher has, stdio and what it pins for a pod, is named and
-added there.
+mount, clones of bind sources, namespaces, the cgroup. Nothing is mounted on the host. The compiling
+process need not be the launching one: stdio and the mounts and namespaces that a launcher pins for
+a pod are named here and added there.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from __future__ import annotations
 import os
 
 from pyrunc import debug
-from pyrunc.compile import host as facts
-from pyrunc.compile import rootfs_probe as findings
+from pyrunc.compile import host, rootfs_probe
 from pyrunc.compile.descriptors import (
     CgroupChoice,
     Descriptors,
@@ -30,12 +29,12 @@ from pyrunc.errors import InvalidSpec
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.launch.model import Launch
 from pyrunc.launch.null import is_null
-from pyrunc.parts import Parts
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.plan.parent import HOOK_STATE, HOOK_STDERR, Parent
 from pyrunc.spec.check import check
 from pyrunc.spec.value import Value
+from pyrunc.timings import Timings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from pyrunc.compile.sources import Directory, Overlay
     from pyrunc.launch.run import ChildProcess
     from pyrunc.plan.bind_source import BindSource
-    from pyrunc.plan.model import Findings, LoadFilter, Plan
+    from pyrunc.plan.model import LoadFilter, Plan, RootfsFacts
     from pyrunc.spec.model import Spec
     from pyrunc.undo import Undo
 
@@ -57,23 +56,24 @@ _NO_SOURCES: Mapping[str, BindSource] = {}
 
 
 class CreateRequest(Value):
-    """What a container is made from.
+    """The request for a container.
 
-    `stdio` stay the caller's. `mount_fds`: a mount whose source is `pyrunc:NAME` is a clone of that
-    detached mount. `pinned`: names of those that whoever launches adds (`Launch.pinned`); `stdio`
-    None: so are the pipes, and `nulls` says which of them will be null devices. `sources`: what the
-    caller knows of binds' sources, by their paths in `spec`, and `source_fds`, O_PATH, which stay
-    its own: their paths are not looked up again. Those of binds that the container's process makes
-    need no descriptor. `start_immediately`: return when the program was executed; else it waits on
-    `<state_dir>/start.sock`. `record`: puts the process into the container's state on disk as soon
-    as it exists. `attached`: see `plan.parent.Parent`. `preserve_fds`: numbers of the caller that
-    become 3, 4, …. `cgroup` None: stay in the caller's; `made_cgroup`: it exists.
-    `mount_namespace`: path of the one to which a `pause process` attached the mounts of
+    The caller closes `stdio`. `mount_fds`: a mount whose source is `pyrunc:NAME` is a clone of that
+    detached mount. `pinned`: names of mounts that the launching process adds (`Launch.pinned`);
+    `stdio` None: it adds the pipes, too, and `nulls` tells which of them will be null devices.
+    `sources`: facts of the binds' sources, by their paths in `spec`, and `source_fds`, O_PATH,
+    which the caller closes: their paths are not looked up again. Binds that the container's process
+    makes need no descriptor. `start_immediately`: return when the program was executed; else the
+    process waits on `<state_dir>/start.sock`. `record`: puts the process into the container's state
+    on disk as soon as it exists. `attached`: see `plan.parent.Parent`. `preserve_fds`: numbers of
+    the caller that become 3, 4, …. `cgroup` None: stay in the caller's; `made_cgroup`: it exists.
+    `mount_namespace`: path of the mount namespace in which a pause process attached the mounts of
     `mount_fds`, for kernels that cannot clone them detached. `images`: mounts of images that the
-    caller holds, by the paths of their indexes; `image_volumes`: what `pyrunc:NAME` as the source
-    of a bind means. `pivot` False: the root covers the host's, `keep_groups`: the caller's groups
-    stay, see `plan.build`. `trace`: called with the plan and its times (`launch.run.launch_steps`).
-    `timed`: the program tells when each operation is done."""
+    caller keeps, by the paths of their indexes; `image_volumes`: the volume that a bind's source
+    `pyrunc:NAME` stands for. `pivot` False: the root covers the host's, `keep_groups`: the caller's
+    groups stay, see `plan.build`. `trace`: called with the plan and its times
+    (`launch.run.launch_steps`). `timed`: the program reports when each operation is done.
+    """
 
     id: str
     bundle: str
@@ -105,7 +105,7 @@ class CreateRequest(Value):
 
 
 class Compiled(Value):
-    """A launch with what it was made from. `warnings` are lines for a person."""
+    """A launch and its plan. `warnings` are lines for a person."""
 
     launch: Launch
     plan: Plan
@@ -113,18 +113,17 @@ class Compiled(Value):
 
 
 def compile_container(
-    request: CreateRequest, descriptors: Descriptors, undo: Undo, parts: Parts | None = None
+    request: CreateRequest, descriptors: Descriptors, undo: Undo, parts: Timings | None = None
 ) -> Compiled:
-    """The launch of the container's first process. Its descriptors belong to `descriptors`, what
-    else is made (cgroup, start socket) is pushed on `undo`. Raises InvalidSpec, KernelError.
-    """
-    parts = parts or Parts()
+    """Compile the launch of the container's first process. `descriptors` gets its descriptors;
+    cgroup and start socket are pushed on `undo`. Raises InvalidSpec, KernelError."""
+    parts = parts or Timings()
     check(request.spec)
     request = _with_namespaces(request, descriptors)
     spec = request.spec
     load_filter = compiled_filter(spec.linux.seccomp, request.seccomp_store)
     parts.end("check, namespaces, filter")
-    found = _look(request, descriptors)
+    rootfs_facts = _probe(request, descriptors)
     parts.end("root and sources")
     cgroup, warnings = open_cgroup(
         request.id,
@@ -143,9 +142,9 @@ def compile_container(
     if spec.hooks.start_container:
         for name in (HOOK_STATE, HOOK_STDERR):
             descriptors.take(name, os.memfd_create(name, os.MFD_CLOEXEC))
-    plan = _plan(request, found, load_filter, cgroup is not None)
+    plan = _plan(request, rootfs_facts, load_filter, cgroup is not None)
     parts.end("plan")
-    _say_what_comes(plan, cgroup)
+    _log_plan(plan, cgroup)
     process = spec.process
     lowered = lower(plan, timed=request.timed or request.trace is not None)
     parts.end("lower")
@@ -156,8 +155,8 @@ def compile_container(
         args=process.args if process else ("",),
         preserve_fds=request.preserve_fds,
         pinned=pinned_trees(request),
-        stdio_owner=findings.stdio_owner(spec),
-        own_nulls=not found.null_stdio,
+        stdio_owner=rootfs_probe.stdio_owner(spec),
+        own_nulls=not rootfs_facts.null_stdio,
         id=request.id,
         bundle=os.path.abspath(request.bundle),
         oci_version=spec.version,
@@ -167,23 +166,23 @@ def compile_container(
     return Compiled(launch, plan, (*warnings, *plan.warnings))
 
 
-def _look(request: CreateRequest, descriptors: Descriptors) -> Findings:
-    """Open the root and the sources, and look at what is there."""
+def _probe(request: CreateRequest, descriptors: Descriptors) -> RootfsFacts:
+    """Open the root and the sources, and collect facts about the root's files."""
     spec = request.spec
     open_root(request, descriptors)
-    inside = findings.inside(spec, request.sources)
-    open_sources(request, descriptors, inside)
+    own_binds = rootfs_probe.resolve_binds(spec, request.sources)
+    open_sources(request, descriptors, own_binds)
     open_devices(spec, descriptors)
     if spec.linux.sysctl:
         descriptors.take("proc", kernel_mount.open_proc())
     nulls = request.nulls
     if request.stdio is not None:
         nulls = tuple(n for n, number in enumerate(request.stdio) if is_null(number))
-    return findings.look(
+    return rootfs_probe.probe(
         spec,
         descriptors.numbers,
         nulls,
-        inside,
+        own_binds,
         request.sources,
         pinned_trees(request).keys(),
         request.pivot,
@@ -191,17 +190,17 @@ def _look(request: CreateRequest, descriptors: Descriptors) -> Findings:
 
 
 def preview(request: CreateRequest) -> Plan:
-    """The plan that would be carried out now. Nothing is made: the detached mounts that are looked
-    at go away again."""
+    """Return the plan that would be carried out now. Nothing is made; the detached mounts for
+    its probe are closed again."""
     check(request.spec)
     with Descriptors() as descriptors:
         request = _with_namespaces(request, descriptors)
-        found = _look(request, descriptors)
+        rootfs_facts = _probe(request, descriptors)
         load_filter = compiled_filter(request.spec.linux.seccomp, request.seccomp_store)
-        return _plan(request, found, load_filter, request.cgroup is not None)
+        return _plan(request, rootfs_facts, load_filter, request.cgroup is not None)
 
 
-def _say_what_comes(plan: Plan, cgroup: Cgroup | None) -> None:
+def _log_plan(plan: Plan, cgroup: Cgroup | None) -> None:
     if not debug.on():
         return
     from pyrunc.plan.show import numbered
@@ -213,21 +212,21 @@ def _say_what_comes(plan: Plan, cgroup: Cgroup | None) -> None:
 
 def _plan(
     request: CreateRequest,
-    found: Findings,
+    rootfs_facts: RootfsFacts,
     load_filter: LoadFilter | None,
     in_cgroup: bool,
 ) -> Plan:
     hooks = request.spec.hooks
     parent = Parent(
         record=request.record is not None,
-        cgroup_owner=findings.cgroup_owner(request.spec) if in_cgroup else None,
+        cgroup_owner=rootfs_probe.cgroup_owner(request.spec) if in_cgroup else None,
         hook_folder=_hook_folder(request) if hooks.create_container else "",
         attached=request.attached,
     )
     return plans.build(
         request.spec,
-        facts.host(),
-        found,
+        host.host(),
+        rootfs_facts,
         plans.StartOptions(
             load_filter=load_filter,
             cgroup=in_cgroup,
@@ -243,8 +242,8 @@ def _plan(
 
 
 def _with_namespaces(request: CreateRequest, descriptors: Descriptors) -> CreateRequest:
-    """Open the namespaces that are joined; the request with the id maps that a joined user
-    namespace really has."""
+    """Open the namespaces to join; returns the request with the actual id maps of a joined user
+    namespace."""
     spec = request.spec
     open_namespaces(spec.linux, descriptors)
     refuse_settings_of_the_host(spec, descriptors)
@@ -253,20 +252,20 @@ def _with_namespaces(request: CreateRequest, descriptors: Descriptors) -> Create
     if user is None or joined is None:
         return request
     maps = maps_of_namespace(user.path, joined)
-    asked = spec.linux.uid_mappings, spec.linux.gid_mappings
-    if any(asked) and list(map(set, asked)) != list(map(set, maps)):
+    configured = spec.linux.uid_mappings, spec.linux.gid_mappings
+    if any(configured) and list(map(set, configured)) != list(map(set, maps)):
         raise InvalidSpec("linux.uidMappings", f"are not those of the user namespace {user.path}")
     linux = spec.linux.replace(uid_mappings=maps[0], gid_mappings=maps[1])
     return request.replace(spec=spec.replace(linux=linux))
 
 
 def _hook_folder(request: CreateRequest) -> str:
-    """Where createContainer hooks find the container's root: the bundle's folder of it, which must
-    exist."""
+    """Return the folder of the container's root in the bundle, where createContainer hooks find
+    it. Raises InvalidSpec when it does not exist."""
     root = request.spec.root
     path = os.path.abspath(os.path.join(request.bundle, root.path if root else ""))
     if not os.path.isdir(path):
         raise InvalidSpec(
-            "hooks.createContainer", f"need root.path to be a directory, {path} is none"
+            "hooks.createContainer", f"need root.path to be a directory, {path} is not one"
         )
     return path

@@ -1,6 +1,7 @@
-"""`tmpcopyup`: a tmpfs that begins with the content of the folder which it covers.
+"""`tmpcopyup`: makes a tmpfs with a copy of the folder that it covers.
 
-Source and copy are walked by descriptors, and nothing is followed: the source belongs to an image.
+Source and copy are walked by descriptors, and no link is followed, because the source belongs to an
+image.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _CHUNK_BYTES = 1 << 30
 
 
 def open_copy(mount: Mount, root: int) -> int:
-    """The detached tmpfs of `mount` with what is at its destination beneath `root`. KernelError,
-    also when it is too small."""
+    """Mount the tmpfs of `mount` detached, with the files at its destination beneath `root`.
+    Raises KernelError, also when it is too small."""
     options = list(Options(mount.options).data)
     try:
         source = open_in_root(root, normal(mount.destination), _FOLDER & ~os.O_NOFOLLOW)
@@ -34,24 +35,24 @@ def open_copy(mount: Mount, root: int) -> int:
         status = os.fstat(source)
         if not any(key == "mode" for key, _ in options):
             options.insert(0, ("mode", f"{status.st_mode & 0o7777:o}"))
-        made = kernel_mount.open_mount("tmpfs", options, source=mount.source)
+        mount_fd = kernel_mount.open_mount("tmpfs", options, source=mount.source)
         try:
-            target = os.open(".", _FOLDER, dir_fd=made)
+            target = os.open(".", _FOLDER, dir_fd=mount_fd)
             try:
                 os.fchown(target, status.st_uid, status.st_gid)
                 _copy(source, target)
             finally:
                 os.close(target)
         except OSError as error:
-            os.close(made)
+            os.close(mount_fd)
             raise KernelError.of(error, "tmpcopyup", f"'{mount.destination}'") from None
-        return made
+        return mount_fd
     finally:
         os.close(source)
 
 
 def _copy(source: int, target: int) -> None:
-    """Everything in one folder into another."""
+    """Copy everything in one folder into another."""
     for name in os.listdir(source):
         status = os.stat(name, dir_fd=source, follow_symlinks=False)
         if S_ISLNK(status.st_mode):
@@ -69,7 +70,7 @@ def _copy(source: int, target: int) -> None:
             _copy_file(source, target, name)
         else:
             os.mknod(name, status.st_mode, status.st_rdev, dir_fd=target)
-        _take_over(status, target, name)
+        _copy_attributes(status, target, name)
 
 
 def _copy_file(source: int, target: int, name: str) -> None:
@@ -85,15 +86,15 @@ def _copy_file(source: int, target: int, name: str) -> None:
                 try:
                     os.setxattr(writing, attribute, os.getxattr(reading, attribute))
                 except OSError:
-                    pass  # an attribute that a tmpfs does not have, or that is not ours to give
+                    pass  # a tmpfs does not have the attribute, or we may not set it
         finally:
             os.close(writing)
     finally:
         os.close(reading)
 
 
-def _take_over(status: os.stat_result, target: int, name: str) -> None:
-    """Owner first, for a change of it takes set-user-ID away."""
+def _copy_attributes(status: os.stat_result, target: int, name: str) -> None:
+    """Copy owner, mode and times. The owner first: chown(2) clears set-user-ID bits."""
     try:
         os.chown(name, status.st_uid, status.st_gid, dir_fd=target, follow_symlinks=False)
     except OSError as error:

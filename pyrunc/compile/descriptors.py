@@ -1,8 +1,7 @@
-"""Named descriptors that a program inherits, and those that do not come from its files: namespaces,
-cgroup, start socket.
+"""Opens named descriptors for programs: namespaces, cgroup, start socket, filter.
 
-Whoever makes a container or a pod's pause process opens them here, with the runtime's rights and in
-its namespaces."""
+Called for containers and pause processes, with the runtime's rights and in its namespaces.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM
 from _socket import socket as _Socket
 from errno import EPERM
 
-from pyrunc.compile import host as facts
+from pyrunc.compile import host
 from pyrunc.errors import InvalidSpec, KernelError
 from pyrunc.kernel.namespace import open_namespace
 from pyrunc.plan.model import LoadFilter
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from pyrunc.undo import Undo
 
 START_SOCKET = "start.sock"
-PINNED = "pinned:"  # in place of a namespace's path: whoever launches adds it
+PINNED = "pinned:"  # replaces a namespace's path; the launching process adds the descriptor
 
 
 class CgroupChoice(Record):
@@ -40,7 +39,8 @@ class CgroupChoice(Record):
 
 
 class Descriptors:
-    """Named descriptors that a program inherits; all are closed at the end, for it has copies."""
+    """Named descriptors that a program inherits; all are closed at the end, because the program
+    has copies."""
 
     __slots__ = ("numbers",)
 
@@ -64,7 +64,7 @@ class Descriptors:
 
 
 def open_namespaces(linux: Linux, descriptors: Descriptors) -> None:
-    """The namespaces that are given by path, each checked to be of its kind; not those that come
+    """Open the namespaces with a path, each checked to be of its kind; pinned ones are opened
     later."""
     for entry in linux.namespaces:
         if entry.path and not entry.path.startswith(PINNED):
@@ -73,8 +73,8 @@ def open_namespaces(linux: Linux, descriptors: Descriptors) -> None:
 
 
 def refuse_settings_of_the_host(spec: Spec, descriptors: Descriptors) -> None:
-    """A namespace that is joined may be the host's own: then its names, settings and links are too.
-    Raises InvalidSpec."""
+    """Refuse settings, names and links when a joined namespace is the host's own. Raises
+    InvalidSpec."""
     for kind, path in settings_by_namespace(spec).items():
         joined = descriptors.numbers.get(f"namespace:{kind}")
         if joined is None:
@@ -94,8 +94,8 @@ def open_cgroup(
     *,
     made: Cgroup | None = None,
 ) -> tuple[Cgroup | None, list[str]]:
-    """The container's cgroup with its limits in force before the first process enters: clone puts
-    it in. `made`: it exists already, and stays when the work is undone."""
+    """Open the container's cgroup, with its limits in force before clone puts the first process
+    into it. `made`: it exists already, and stays when the work is undone."""
     if choice is None:
         return None, []
     from pyrunc.cgroups.naming import place
@@ -111,20 +111,20 @@ def open_cgroup(
 
 
 def filter_devices(cgroup: Cgroup, linux: Linux) -> None:
-    """Put the device rules on the cgroup. Without rules all but the default nodes are refused: else
-    CAP_MKNOD would open the host's disks. Where our root is only a user namespace's, bpf(2) is
-    forbidden, and so is making devices."""
+    """Load the device rules on the cgroup. Without rules all but the default nodes are refused,
+    because CAP_MKNOD would open the host's disks. When we are root of a user namespace only,
+    bpf(2) is forbidden, but so is making devices."""
     rules = (linux.resources or {}).get("devices") or ()
     try:
         cgroup.set_devices(rules)
     except KernelError as error:
-        if error.errno != EPERM or not facts.host().in_user_namespace:
+        if error.errno != EPERM or not host.host().in_user_namespace:
             raise
 
 
 def open_start_socket(state_dir: str, undo: Undo) -> int:
-    """The listening socket on which the container waits for `start`; paths may be longer than an
-    address."""
+    """Open the listening socket on which the container waits for `start`; bound by descriptor,
+    because paths may be longer than an address."""
     folder = os.open(state_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         listening = _Socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
@@ -141,9 +141,12 @@ def open_start_socket(state_dir: str, undo: Undo) -> int:
 
 
 def compiled_filter(seccomp: Mapping[str, Any] | None, store: str | None) -> LoadFilter | None:
+    """Compile the configuration's seccomp filter, if it has one."""
     if not seccomp:
         return None
     from pyrunc.seccomp.compiler import compile as compile_filter
 
-    made = compile_filter(seccomp, store=store)
-    return None if made is None else LoadFilter(made.program, made.flags, made.notifies)
+    compiled = compile_filter(seccomp, store=store)
+    if compiled is None:
+        return None
+    return LoadFilter(compiled.program, compiled.flags, compiled.notifies)

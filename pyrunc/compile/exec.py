@@ -1,16 +1,15 @@
-"""A process that enters a container becomes a launch: what the request does not say is taken from
-the container's configuration.
+"""Compiles an exec into a launch: takes what its request does not name from the container's
+configuration.
 
 The launcher joins the namespaces of the container's first process by its pidfd, all at once, and
-clones; what follows is the identity half of a start.
+clones; the identity half of a start follows.
 """
 
 from __future__ import annotations
 
 import os
 
-from pyrunc.compile import host as facts
-from pyrunc.compile import rootfs_probe as findings
+from pyrunc.compile import host, rootfs_probe
 from pyrunc.compile.container import Compiled
 from pyrunc.compile.descriptors import compiled_filter
 from pyrunc.compile.idmaps import maps_of_process
@@ -31,13 +30,13 @@ if TYPE_CHECKING:
 
 
 class ExecRequest(Value):
-    """What a process is made from that enters a container: the container's first process and
-    configuration, and what is to run (see `merged`).
+    """The request for a process in a running container: the container's first process and
+    configuration, and the process to run (see `merged`).
 
-    `pidfd` -1: whoever launches adds it, as the descriptor `container`. `cgroup` None: stay in the
-    caller's. `stdio` stay the caller's and are not used with a terminal. `id` and `bundle` are what
-    a seccomp agent is told; `id` names the group of intelRdt too. `attached`: see
-    `plan.parent.Parent`. `timed`: the program tells when each operation is done.
+    `pidfd` -1: the launching process adds it, as the descriptor `container`. `cgroup` None: stay in
+    the caller's. The caller closes `stdio`, which a terminal replaces. `id` and `bundle` are sent
+    to a seccomp agent; `id` names the group of intelRdt, too. `attached`: see `plan.parent.Parent`.
+    `timed`: the program reports when each operation is done.
     """
 
     pid: int
@@ -57,20 +56,20 @@ class ExecRequest(Value):
     timed: bool = False
 
 
-def merged(spec: Spec, asked: dict[str, Any]) -> Process:
-    """An OCI process object, with what it does not name taken from the container's. Raises
+def merged(spec: Spec, document: dict[str, Any]) -> Process:
+    """Parse an OCI process object, and take what it does not name from the container's. Raises
     InvalidSpec.
 
     Never inherited: the terminal. The umask follows the container's unless the object's user has
     one.
     """
-    process, base = parse_process(asked), spec.process
+    process, base = parse_process(document), spec.process
     if base is None:
         return process
     changes = {
         field: getattr(base, field)
         for key, field in _INHERITED
-        if asked.get(key) is None or (key == "rlimits" and not process.rlimits)
+        if document.get(key) is None or (key == "rlimits" and not process.rlimits)
     }
     if "user" not in changes and process.user.umask is None:
         changes["user"] = process.user.replace(umask=base.user.umask)
@@ -94,15 +93,15 @@ _INHERITED = (
 
 
 def compile_exec(request: ExecRequest, descriptors: Descriptors) -> Compiled:
-    """The launch of the process. Raises InvalidSpec, KernelError; WrongState when the container's
-    group is gone."""
+    """Compile the launch of the process. Raises InvalidSpec, KernelError; WrongState when the
+    container's group is gone."""
     spec, process = request.spec, request.process
     check_process(process)
     load_filter = compiled_filter(spec.linux.seccomp, request.seccomp_store)
-    home = "" if findings.has_home(process) else _home(request)
+    home = "" if rootfs_probe.has_home(process) else _home(request)
     owner = None
     if not process.terminal:
-        owner = findings.stdio_owner(_with_maps(spec, request.pid).replace(process=process))
+        owner = rootfs_probe.stdio_owner(_with_maps(spec, request.pid).replace(process=process))
     if request.pidfd >= 0:
         descriptors.take("container", os.dup(request.pidfd))
     if request.cgroup is not None:
@@ -110,7 +109,7 @@ def compile_exec(request: ExecRequest, descriptors: Descriptors) -> Compiled:
     plan = plans.build_exec(
         spec.linux,
         process,
-        facts.host(),
+        host.host(),
         plans.ExecOptions(
             load_filter=load_filter,
             cgroup=request.cgroup is not None,
@@ -141,8 +140,8 @@ def compile_exec(request: ExecRequest, descriptors: Descriptors) -> Compiled:
 
 
 def _with_maps(spec: Spec, pid: int) -> Spec:
-    """A configuration that only names its user namespace does not say its maps; the container's
-    process does."""
+    """Return the configuration with the id maps of the container's process, if it only names its
+    user namespace."""
     linux = spec.linux
     if linux.namespace("user") is None or linux.uid_mappings:
         return spec
@@ -151,12 +150,12 @@ def _with_maps(spec: Spec, pid: int) -> Spec:
 
 
 def _home(request: ExecRequest) -> str:
-    """By the /etc/passwd that the container sees now."""
+    """Return the user's home by the container's present /etc/passwd."""
     try:
         root = os.open(f"/proc/{request.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return ""
     try:
-        return findings.home(root, request.process.user.uid)
+        return rootfs_probe.home(root, request.process.user.uid)
     finally:
         os.close(root)

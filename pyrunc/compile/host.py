@@ -1,6 +1,6 @@
-"""Facts about the runtime's own process and machine that decide what a plan holds, read once.
+"""Facts about the runtime's own process and machine on which plans depend, read once.
 
-Only what can change in the life of a process, its oom_score_adj, is read each time that it matters.
+Only oom_score_adj, which can change in the life of a process, is read each time that it matters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _host: Host | None = None
 
 
 def host() -> Host:
-    """The facts; cheap after the first time."""
+    """Return the facts; cheap after the first time."""
     global _host
     if _host is None:
         capabilities = _held_capabilities()
@@ -42,12 +42,12 @@ def host() -> Host:
             _cgroup_options(),
         )
     if _host.lowers_oom_score:
-        return _host  # so its own score is of no interest
+        return _host  # its own score does not matter then
     return _host.replace(oom_score_adj=int(_read("/proc/self/oom_score_adj")))
 
 
 def _held_capabilities() -> int:
-    """What we may give away: permitted and not taken out of the bounding set."""
+    """Return the capabilities that we can pass on: permitted and in the bounding set."""
     permitted = bounding = 0
     for line in _read("/proc/self/status").splitlines():
         if line.startswith(b"CapPrm:"):
@@ -65,8 +65,8 @@ def _cgroup_root() -> str:
 
 
 def _cgroup_options() -> tuple[str, ...]:
-    # All mounts of the v2 tree show one superblock, and the first comes early: a node's other
-    # mounts are those of its pods.
+    # All mounts of the v2 tree show one superblock, and the first comes early in the list: a node's
+    # other mounts are those of its pods.
     superblocks = (mount.superblock for mount in mount_points() if mount.kind == "cgroup2")
     return tuple(word for word in next(superblocks, ()) if word not in ("rw", "ro"))
 
@@ -83,10 +83,10 @@ def _read(path: str) -> bytes:
 
 
 def _clones_detached(capabilities: int) -> bool:
-    """Whether open_tree can clone a mount that is attached nowhere (Linux 6.15); no, where we may
-    not make mounts at all.
+    """Tell whether open_tree can clone a mount that is attached nowhere (Linux 6.15); False
+    where we may not make mounts at all.
 
-    An older release is asked, in case somebody has given it this: 130 us.
+    An older release is probed, because distributions may have backported it: 130 us.
     """
     major, minor = os.uname().release.split(".")[:2]
     if major.isdigit() and minor.isdigit() and (int(major), int(minor)) >= DETACHED_SINCE:

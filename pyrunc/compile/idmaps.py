@@ -1,8 +1,7 @@
-"""User namespaces seen from outside: their id maps are read here, and mounts are mapped by them.
+"""User namespaces seen from outside: reads their id maps, and opens one for mapped mounts.
 
 A mapped mount needs the descriptor of a user namespace that has the map. When no process of the
-container lives in one yet, a child that only waits is born in a new one for the moment it takes to
-open it.
+container lives in one yet, a child that only waits is cloned into a new one until it is opened.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ SIGKILL = 9
 
 
 def maps_of_process(pid: int) -> Maps:
-    """The uid and gid maps of the user namespace in which a process lives, as we see them. Raises
+    """Return the uid and gid maps of the user namespace of a process, as we see them. Raises
     KernelError."""
     return _map_of(pid, "uid_map"), _map_of(pid, "gid_map")
 
 
 def maps_of_namespace(path: str, namespace_fd: int) -> Maps:
-    """The same for a namespace. `path` is where it was opened: when that is a process's, nobody
-    needs to enter it."""
+    """Return the maps of a namespace. If `path`, where it was opened, is a process's, they are
+    read there; else a child has to enter it."""
     parts = path.split("/")
     if parts[:2] == ["", "proc"] and parts[3:] == ["ns", "user"] and parts[2].isdigit():
         maps = maps_of_process(int(parts[2]))
@@ -62,8 +61,7 @@ def _map_of(pid: int, name: str) -> tuple[IdMap, ...]:
 
 
 def open_user_namespace(uids: Sequence[IdMap], gids: Sequence[IdMap]) -> int:
-    """A descriptor of a new user namespace with these maps; nobody lives in it. The caller closes
-    it."""
+    """Open a new user namespace with these maps, without a process in it. The caller closes it."""
     a = Assembler()
     macros.prologue(a)
     macros.fork_parent(a, CLONE_NEWUSER)
@@ -75,7 +73,7 @@ def open_user_namespace(uids: Sequence[IdMap], gids: Sequence[IdMap]) -> int:
 
 
 class _Waiting:
-    """While this lasts the process that a program clones waits; gives its pid."""
+    """A context in which a program's cloned process waits; entering returns its pid."""
 
     def __init__(self, a: Assembler, fds: dict[int, int]) -> None:
         self._running, self._pid = launch(a.program(), fds=fds), 0

@@ -1,14 +1,14 @@
-"""Images that are mounted and not unpacked: an EROFS index whose data is in its layers' tars.
+"""Images that are mounted, not unpacked: an EROFS index whose data is in the layers' tars.
 
 All containers of an image share one mount, and with it the page cache, where the kernel clones
-mounts that are attached nowhere (Linux 6.15): the caller holds it and hands it in. Before, each
-container gets a mount of its own.
+mounts that are attached nowhere (Linux 6.15): the caller keeps it and passes it in. On older
+kernels each container gets a mount of its own.
 """
 
 from __future__ import annotations
 
 from pyrunc.abi.mount import MS_PRIVATE
-from pyrunc.compile import host as facts
+from pyrunc.compile import host
 from pyrunc.kernel import erofs
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.records import Record
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Image(Record):
-    """The paths of an image's index and of its devices in their order; `place`: an empty directory
-    to put its mount on for a moment, in a mount namespace of our own; `folder`: which directory of
-    it, over no link; `digests`: of fs-verity, of the index and of each device, where the files are
-    sealed."""
+    """The paths of an image's index and of its devices in order; `place`: an empty directory on
+    which its mount is put for a moment, in a mount namespace of ours; `folder`: a directory of
+    the image, reached over no link; `digests`: of fs-verity, of the index and of each device,
+    where the files are sealed."""
 
     index: str
     devices: Sequence[str]
@@ -31,30 +31,30 @@ class Image(Record):
     digests: Sequence[str] = ()
 
 
-def open_image(image: Image, held: Mapping[str, int]) -> int:
-    """A detached mount of the image for one container; `held`: mounts of images by the paths of
-    their indexes. Raises KernelError, OSError."""
-    shared = held.get(image.index)
-    if shared is not None and facts.host().clones_detached:
-        return kernel_mount.open_read_only_clone(image.folder, shared, propagation=MS_PRIVATE)
-    own = erofs.open_paths(image.index, image.devices, image.digests)
+def open_image(image: Image, shared_mounts: Mapping[str, int]) -> int:
+    """Return a detached mount of the image for one container; `held`: mounts of images by the
+    paths of their indexes. Raises KernelError, OSError."""
+    mount = shared_mounts.get(image.index)
+    if mount is not None and host.host().clones_detached:
+        return kernel_mount.open_read_only_clone(image.folder, mount, propagation=MS_PRIVATE)
+    own_mount = erofs.open_paths(image.index, image.devices, image.digests)
     if not image.folder:
-        return own
+        return own_mount
     from os import close
 
     from pyrunc.kernel import detached
 
     try:
-        return detached.open_folder(own, image.place, image.folder)
+        return detached.open_folder(own_mount, image.place, image.folder)
     finally:
-        close(own)
+        close(own_mount)
 
 
 def open_overlay_of(
     mount: int, place: str, upper: str, work: str, options: kernel_mount.Options
 ) -> int:
-    """A detached overlay over a detached mount. Raises KernelError."""
-    if facts.host().clones_detached:
+    """Mount an overlay detached over a detached mount. Raises KernelError."""
+    if host.host().clones_detached:
         return kernel_mount.open_overlay([mount], upper, work, options=options)
     from pyrunc.kernel import detached
 

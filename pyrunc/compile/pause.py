@@ -1,11 +1,10 @@
-"""A pod's pause process becomes a launch: the process that keeps the namespaces of a pod while its
-containers come and go."""
+"""Compiles a pod's pause process into a launch: the process that keeps a pod's namespaces."""
 
 from __future__ import annotations
 
 import os
 
-from pyrunc.compile import host as facts
+from pyrunc.compile import host
 from pyrunc.compile.container import Compiled
 from pyrunc.compile.descriptors import (
     PINNED,
@@ -19,7 +18,6 @@ from pyrunc.compile.descriptors import (
 from pyrunc.errors import InvalidArgument, InvalidSpec, KernelError
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.launch.model import Launch
-from pyrunc.parts import Parts
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.plan.namespaces import KERNEL_NAMES
@@ -27,6 +25,7 @@ from pyrunc.program.launch import LAUNCHER
 from pyrunc.records import RecordFile
 from pyrunc.spec.check import check_namespaces, settings_by_namespace
 from pyrunc.spec.model import IdMap, Linux, Namespace, Spec
+from pyrunc.timings import Timings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,15 +39,15 @@ _NO_MOUNTS: Mapping[str, int] = {}
 
 
 class PauseRequest(RecordFile):
-    """A pod's pause process, as the server writes it to the sandbox's folder.
+    """The request for a pod's pause process, as the server writes it to the sandbox's folder.
 
     `namespaces`: type (`network`, `ipc`, `uts`, `pid`, `user`) -> `new`, an absolute path to join,
     `pinned` for one that the launching process adds (`Launch.pinned`), or `host` or `none` for the
     caller's. The mount namespace is always its own. A new user namespace needs the mappings, OCI's
-    `{containerID, hostID, size}` objects, and owns the others. `shm_size_bytes` and `shm_owner`, uid
-    and gid, are of the /dev/shm that goes with a new ipc namespace, `mount_label` is its SELinux
-    label. `selinux_label`: of the process; `program_label`: of the file that it executes, which is
-    in memory and has no label that a policy lets it enter by.
+    `{containerID, hostID, size}` objects, and owns the others. `shm_size_bytes` and `shm_owner`,
+    uid and gid, are of the /dev/shm that belongs to a new ipc namespace, `mount_label` is its
+    SELinux label. `selinux_label`: the process's; `program_label`: of the program's file, a memfd
+    without a label by which a policy would let a process enter its domain.
     """
 
     name, earlier_name = "pause.json", "holder.json"
@@ -73,18 +72,18 @@ def compile_pause(
     request: PauseRequest,
     descriptors: Descriptors,
     undo: Undo,
-    parts: Parts | None = None,
+    parts: Timings | None = None,
     *,
     mounts: Mapping[str, int] = _NO_MOUNTS,
     made_cgroup: Cgroup | None = None,
     timed: bool = False,
 ) -> Compiled:
-    """The launch of the pause process, with an empty read-only root, no capabilities, no new
-    privileges. `identifier` names its cgroup. `mounts`: folder in it -> a detached mount that
+    """Compile the launch of the pause process, with an empty read-only root, no capabilities,
+    no_new_privs. `identifier` names its cgroup. `mounts`: folder in it -> a detached mount that
     containers will get clones of; attached only where the kernel needs it. `made_cgroup`: the
-    cgroup, if it exists already. `timed`: the program tells when each operation is done. What is
-    made besides is pushed on `undo`. Raises InvalidArgument, InvalidSpec, KernelError."""
-    parts = parts or Parts()
+    cgroup, if it exists already. `timed`: the program reports when each operation is done. A new
+    cgroup is pushed on `undo`. Raises InvalidArgument, InvalidSpec, KernelError."""
+    parts = parts or Timings()
     linux = Linux(
         namespaces=tuple(_namespaces(request.namespaces)),
         sysctl=request.sysctls or {},
@@ -97,14 +96,14 @@ def compile_pause(
         namespaces=tuple(_pinned(entry, request.namespaces) for entry in linux.namespaces)
     )
     spec = Spec("", hostname=request.hostname, linux=linux)
-    _refuse_settings_of_the_host(spec)
+    _refuse_settings_without_namespace(spec)
     load_filter = compiled_filter(request.seccomp, None)
     open_namespaces(linux, descriptors)
     refuse_settings_of_the_host(spec, descriptors)
     if linux.sysctl:
         descriptors.take("proc", kernel_mount.open_mount("proc"))
     descriptors.take("pause", _open_pause(request.program_label))
-    places = () if facts.host().clones_detached else tuple(mounts)
+    places = () if host.host().clones_detached else tuple(mounts)
     for place in places:
         descriptors.take(f"mount:{place}", os.dup(mounts[place]))
     parts.end("check, namespaces, filter")
@@ -120,7 +119,7 @@ def compile_pause(
     parts.end("cgroup")
     plan = plans.build_pause(
         linux,
-        facts.host(),
+        host.host(),
         plans.PauseOptions(
             hostname=request.hostname,
             load_filter=load_filter,
@@ -151,15 +150,15 @@ def _id_maps(entries: Sequence[Mapping[str, int]]) -> tuple[IdMap, ...]:
     return tuple(IdMap(entry["containerID"], entry["hostID"], entry["size"]) for entry in entries)
 
 
-def _refuse_settings_of_the_host(spec: Spec) -> None:
-    """A pod that shares a namespace with the host sets nothing in it. Raises InvalidSpec."""
+def _refuse_settings_without_namespace(spec: Spec) -> None:
+    """Refuse settings of a namespace that the pod shares with the host. Raises InvalidSpec."""
     for kind, path in settings_by_namespace(spec).items():
         if spec.linux.namespace(kind) is None:
             raise InvalidSpec(path, f"needs a {kind} namespace of its own")
 
 
 def _pinned(entry: Namespace, chosen: Mapping[str, str]) -> Namespace:
-    """A namespace that whoever launches adds is joined, under a name that is no path."""
+    """Mark a namespace that the launching process adds as joined, under a name that is no path."""
     return (
         entry.replace(path=f"{PINNED}{entry.type}") if chosen.get(entry.type) == "pinned" else entry
     )
@@ -169,7 +168,7 @@ def _namespaces(chosen: Mapping[str, str]) -> list[Namespace]:
     entries = [Namespace("mount")]
     for kind, how in chosen.items():
         if kind not in KERNEL_NAMES or kind == "mount":
-            raise InvalidArgument(f"a pause process has no {kind} namespace of its own choice")
+            raise InvalidArgument(f"a pause process cannot choose its {kind} namespace")
         if how in ("new", "pinned"):
             entries.append(Namespace(kind))
         elif how.startswith("/"):
@@ -185,17 +184,17 @@ _pause: int | None = None
 
 
 def _open_pause(label: str = "") -> int:
-    """A copy of the descriptor of the sealed pause program, made once per process like the
-    launcher's; `label`: SELinux's, which is the same for all. Raises KernelError."""
+    """Return a copy of the descriptor of the sealed pause program, made once per process like
+    the launcher's; `label`: SELinux's, which is the same for all. Raises KernelError."""
     global _pause
     if _pause is None:
         from pyrunc.kernel.fd import open_sealed_executable
 
         with open(os.path.join(os.path.dirname(LAUNCHER), "pause"), "rb", buffering=0) as file:
-            made = open_sealed_executable("pyrunc:pause", file.readall() or b"")
+            program_fd = open_sealed_executable("pyrunc:pause", file.readall() or b"")
         if label:
-            _label(made, label)
-        _pause = made
+            _label(program_fd, label)
+        _pause = program_fd
     return os.dup(_pause)
 
 

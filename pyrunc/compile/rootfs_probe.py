@@ -1,8 +1,8 @@
-"""What the plan of a container needs to know of its files, looked up beneath its root before
+"""Collects what the plan of a container needs to know about its files, beneath its root, before
 anything runs.
 
-Kinds of bind sources, destinations whose dangling links have to be followed by us, the mode of what
-a tmpfs covers, the user's home; and who owns its stdio and its cgroup.
+Kinds of bind sources, destinations whose dangling links we have to follow, the modes of folders
+below a tmpfs, the user's home; and the owners of its stdio and its cgroup.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from stat import S_ISDIR
 from pyrunc.compile.bind_source import bind_failed, look_at, open_source
 from pyrunc.errors import KernelError
 from pyrunc.kernel.path import open_in_root, read_in_root, resolve
-from pyrunc.plan.model import Findings
+from pyrunc.plan.model import RootfsFacts
 from pyrunc.plan.mounts import may_be_opened_inside, normal
 
 TYPE_CHECKING = False
@@ -23,40 +23,40 @@ if TYPE_CHECKING:
     from pyrunc.plan.bind_source import BindSource
     from pyrunc.spec.model import IdMap, Mount, Process, Spec
 
-# Places that every image has as plain directories, or that lie in mounts of ours; others are looked
-# at.
+# Folders that every image has as plain directories, or that lie in mounts of ours; others are
+# probed.
 _PLAIN = frozenset(
     ("/proc", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/sys", "/sys/fs/cgroup")
 )
 PASSWD_LIMIT_BYTES = 1 << 20
-DEVICE_NAME = "device:"  # and the path: how descriptors of device files are called
+DEVICE_NAME = "device:"  # and the path: the names of device files' descriptors
 KEEP_GROUPS = "run.oci.keep_original_groups"
 
 
 def may_be_made_inside(mount: Mount, spec: Spec) -> bool:
-    """Whether the container's process makes this bind itself, if its source
+    """Tell whether the container's process makes this bind itself, if its source
     `is_in_every_namespace`."""
     if spec.linux.namespace("mount") is None or spec.hooks.create_container:
         return False
     return may_be_opened_inside(mount, spec.linux)
 
 
-def inside(spec: Spec, sources: Mapping[str, BindSource]) -> dict[int, tuple[str, bool]]:
-    """Which binds the container's process makes itself: index of the mount -> its source's real
-    path, and whether that is a directory.
+def resolve_binds(spec: Spec, sources: Mapping[str, BindSource]) -> dict[int, tuple[str, bool]]:
+    """Return the binds that the container's process makes itself: index of the mount -> its
+    source's real path, and whether that is a directory.
 
     Links are followed here and never again: the process opens the real path and refuses to follow
-    any, so that nobody can put something else there meanwhile. What is in `sources` was looked up
-    by the caller, and is not looked at again. The ids of these mounts, by which they are listed,
+    links, so that a path that is swapped meanwhile is refused. Sources in `sources` were looked up
+    by the caller, and are not looked up again. The ids of these mounts, by which they are listed,
     are in the order of the configuration.
     """
-    made: dict[int, tuple[str, bool]] = {}
+    binds: dict[int, tuple[str, bool]] = {}
     for i, mount in enumerate(spec.mounts):
         if may_be_made_inside(mount, spec):
             source = sources.get(mount.source) or _look_up(mount)
             if source.is_in_every_namespace:
-                made[i] = source.path, source.is_directory
-    return made
+                binds[i] = source.path, source.is_directory
+    return binds
 
 
 def _look_up(mount: Mount) -> BindSource:
@@ -69,21 +69,21 @@ def _look_up(mount: Mount) -> BindSource:
         os.close(number)
 
 
-def look(
+def probe(
     spec: Spec,
     descriptors: Mapping[str, int],
     nulls: tuple[int, ...],
-    inside: Mapping[int, tuple[str, bool]],
+    own_binds: Mapping[int, tuple[str, bool]],
     sources: Mapping[str, BindSource],
     pinned: Collection[str] = (),
     pivot: bool = True,
-) -> Findings:
-    """The findings. `descriptors` has the detached root and the trees of the other bind mounts by
-    their plan names; `pinned` are the names of those, folders all, that come later. `nulls`: which
-    of stdio are null devices. `sources`: what is known of binds' sources, whose storage may not
-    answer a second time."""
+) -> RootfsFacts:
+    """Collect the facts. `descriptors` has the detached root and the trees of the other bind
+    mounts by their plan names; `pinned` are the names of mounts, all of folders, that are added
+    later. `nulls`: which of stdio are null devices. `sources`: facts of binds' sources, whose
+    storage may not answer a second time."""
     root = descriptors["root"]
-    directories = {i: is_folder for i, (_, is_folder) in inside.items()}
+    directories = {i: is_folder for i, (_, is_folder) in own_binds.items()}
     destinations = {}
     modes = {}
     for i, mount in enumerate(spec.mounts):
@@ -97,17 +97,17 @@ def look(
         destination = normal(mount.destination)
         if destination in _PLAIN:
             continue
-        there = _mode(root, destination)
-        if there is None:
+        mode = _mode(root, destination)
+        if mode is None:
             real = resolve(root, destination)
             if real != destination:
                 destinations[i] = real
-        elif mount.type == "tmpfs" and S_ISDIR(there):
-            modes[i] = there & 0o7777
+        elif mount.type == "tmpfs" and S_ISDIR(mode):
+            modes[i] = mode & 0o7777
     process = spec.process
-    return Findings(
+    return RootfsFacts(
         directories,
-        {i: path for i, (path, _) in inside.items()},
+        {i: path for i, (path, _) in own_binds.items()},
         destinations,
         modes,
         "" if process is None or has_home(process) else home(root, process.user.uid),
@@ -118,9 +118,9 @@ def look(
 
 
 def _reopened(spec: Spec, nulls: tuple[int, ...]) -> tuple[int, ...]:
-    """Which of stdio are null devices that the process opens again in the container, where a dump
-    by CRIU finds them. In a user namespace /dev/null may be the host's, and without mounts it is:
-    there they are replaced (`Launch.own_nulls`)."""
+    """Return which of stdio are null devices that the process reopens in the container, where
+    CRIU's dump finds them. In a user namespace /dev/null may be the host's, and without mounts
+    it is: there they are replaced (`Launch.own_nulls`)."""
     linux, process = spec.linux, spec.process
     if (
         process is None
@@ -133,20 +133,20 @@ def _reopened(spec: Spec, nulls: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def whole_instances() -> tuple[str, ...]:
-    """Where whole procfs and sysfs are mounted in our namespace, the last mounted first."""
+    """Return the mount points of whole procfs and sysfs in our namespace, the last mounted
+    first."""
     from pyrunc.kernel.mountinfo import mount_points
 
-    found = [
+    paths = [
         mount.path
         for mount in mount_points()
         if mount.root == "/" and mount.kind in ("proc", "sysfs")
     ]
-    return tuple(reversed(found))
+    return tuple(reversed(paths))
 
 
 def has_home(process: Process) -> bool:
-    """Whether the environment names a home, so that nobody has to look it up: of several the last
-    counts."""
+    """Tell whether the environment names a home; of several the last counts."""
     last = next(
         (variable for variable in reversed(process.env) if variable.startswith("HOME=")), "HOME="
     )
@@ -154,22 +154,23 @@ def has_home(process: Process) -> bool:
 
 
 def home(root: int, uid: int) -> str:
-    """The user's home by the /etc/passwd beneath `root`, empty when that does not say. Our own
-    parser: NSS would run the container's libraries."""
+    """Return the user's home by the /etc/passwd beneath `root`, empty when it has none. Our own
+    parser, because NSS would run the container's libraries."""
     try:
         content = read_in_root(root, "/etc/passwd", PASSWD_LIMIT_BYTES)
     except KernelError:
         return ""
-    wanted = str(uid).encode()
+    uid_field = str(uid).encode()
     for line in content.splitlines():
         fields = line.split(b":")
-        if len(fields) >= 6 and fields[2] == wanted:
+        if len(fields) >= 6 and fields[2] == uid_field:
             return os.fsdecode(fields[5]) if b"\0" not in fields[5] else ""
     return ""
 
 
 def stdio_owner(spec: Spec) -> int | None:
-    """Who, by an id of the host, is to own the container's pipes and files; None with a terminal."""
+    """Return the owner, as an id of the host, of the container's pipes and files; None with a
+    terminal."""
     process = spec.process
     if process is None or process.terminal:
         return None
@@ -177,27 +178,30 @@ def stdio_owner(spec: Spec) -> int | None:
 
 
 def cgroup_owner(spec: Spec) -> int | None:
-    """Who, by an id of the host, is to own the cgroup: the container's user, when the container has
-    a tree of its own to see it in and may write to that. None: it stays ours. Source: runtime-spec,
-    config-linux.md, "Cgroup ownership"."""
+    """Return the owner, as an id of the host, of the cgroup: the container's user, if the
+    container has a cgroup tree of its own that it may write to. None: it stays ours. Source:
+    runtime-spec, config-linux.md, "Cgroup ownership"."""
     namespace = spec.linux.namespace("cgroup")
-    shown = [mount for mount in spec.mounts if normal(mount.destination) == "/sys/fs/cgroup"]
-    if spec.process is None or namespace is None or namespace.path or not shown:
+    cgroup_mounts = [
+        mount for mount in spec.mounts if normal(mount.destination) == "/sys/fs/cgroup"
+    ]
+    if spec.process is None or namespace is None or namespace.path or not cgroup_mounts:
         return None
-    access = [option for option in shown[-1].options if option in ("ro", "rro", "rw")]
-    if shown[-1].type not in ("cgroup", "cgroup2") or access[-1:] in (["ro"], ["rro"]):
+    access = [option for option in cgroup_mounts[-1].options if option in ("ro", "rro", "rw")]
+    if cgroup_mounts[-1].type not in ("cgroup", "cgroup2") or access[-1:] in (["ro"], ["rro"]):
         return None
     owner = host_id(spec.process.user.uid, spec.linux.uid_mappings)
     return owner if owner != os.geteuid() else None
 
 
 def keeps_groups(spec: Spec) -> bool:
-    """Whether the caller's groups stay: podman's `--group-add keep-groups`, a word of crun's."""
+    """Tell whether the caller's groups stay: podman's `--group-add keep-groups`, by crun's
+    annotation."""
     return spec.annotations.get(KEEP_GROUPS) == "1"
 
 
 def host_id(container_id: int, mappings: tuple[IdMap, ...]) -> int:
-    """The id outside for one inside; unmapped ones stay."""
+    """Return the id outside of an id inside; unmapped ones stay."""
     for entry in mappings:
         if entry.container_id <= container_id < entry.container_id + entry.size:
             return entry.host_id + container_id - entry.container_id
@@ -205,7 +209,7 @@ def host_id(container_id: int, mappings: tuple[IdMap, ...]) -> int:
 
 
 def _mode(root: int, path: str) -> int | None:
-    """st_mode of what is at the path beneath the root, None when nothing is."""
+    """Return st_mode of the file at the path beneath the root, None when there is none."""
     try:
         number = open_in_root(root, path)
     except KernelError:

@@ -1,5 +1,5 @@
-"""The container's root and what is bound into it, as detached mounts: made with our rights,
-attached by the container.
+"""Opens the container's root and binds as detached mounts: made with our rights, attached by the
+container.
 
 Layers of an overlay and bind sources may be mapped to the ids of a user namespace. Nothing is
 mounted on the host.
@@ -18,8 +18,7 @@ from pyrunc.abi.mount import (
     MS_PRIVATE,
     OPEN_TREE_CLONE,
 )
-from pyrunc.compile import host as facts
-from pyrunc.compile import rootfs_probe as findings
+from pyrunc.compile import host, rootfs_probe
 from pyrunc.compile.bind_source import bind_failed, open_source
 from pyrunc.compile.copyup import open_copy
 from pyrunc.compile.idmaps import open_user_namespace
@@ -44,13 +43,13 @@ OUR_MOUNTS = "pyrunc:"
 
 
 class Directory(Value):
-    """The container's root is a directory of the host, with what is mounted in it."""
+    """A directory of the host as the container's root, with the mounts in it."""
 
     path: str
 
 
 class Overlay(Record):
-    """The container's root is an overlay; `lower` top first, or `image` in place of it. Without
+    """An overlay as the container's root; `lower` top first, or `image` in place of it. Without
     `upper` it is read-only."""
 
     lower: Sequence[str] = ()
@@ -61,7 +60,8 @@ class Overlay(Record):
 
 
 def open_root(request: CreateRequest, descriptors: Descriptors) -> None:
-    """The root as a detached mount, which the container attaches in its own mount namespace."""
+    """Open the root as a detached mount, which the container attaches in its own mount
+    namespace."""
     rootfs = request.rootfs
     if isinstance(rootfs, Overlay):
         if rootfs.image is not None:
@@ -82,29 +82,29 @@ def open_root(request: CreateRequest, descriptors: Descriptors) -> None:
 
 
 def open_overlay(rootfs: Overlay, linux: Linux, descriptors: Descriptors) -> int:
-    """The overlay, detached. In a user namespace the lower layers are mapped, so that files of root
-    are its root's.
+    """Mount the overlay detached. In a user namespace the lower layers are mapped, so that files
+    of root belong to its root.
 
-    The upper and work folders are not: overlayfs writes to them as the mounter, whose id a map
-    would not have (the mount would silently be read-only), so they must belong to the namespace's
-    root.
+    The upper and work folders are not mapped: overlayfs writes to them as the mounter, whose id a
+    map would not have (the mount would silently be read-only), so they must belong to the
+    namespace's root.
     """
     options = _options(rootfs, linux)
     if linux.namespace("user") is not None:
         return _open_mapped_overlay(rootfs, linux, descriptors, options)
-    # overlayfs wants two layers, or one to write to
+    # overlayfs needs two layers, or an upper one
     if len(rootfs.lower) == 1 and not rootfs.upper:
         return _open_read_only(rootfs.lower[0])
     return open_layers(rootfs.lower, rootfs.upper, rootfs.work, options)
 
 
 def _options(rootfs: Overlay, linux: Linux) -> kernel_mount.Options:
-    """All files of a labelled overlay have one label, whatever its layers have, which other
-    containers use."""
+    """Return the options of an overlay. With a label all its files have that label, whatever its
+    layers have, which other containers use."""
     options: list[tuple[str, str | None]] = []
     if rootfs.volatile and rootfs.upper:
         options.append(("volatile", None))
-    if linux.mount_label and facts.host().selinux:
+    if linux.mount_label and host.host().selinux:
         options.append(("context", linux.mount_label))
     return tuple(options)
 
@@ -112,7 +112,7 @@ def _options(rootfs: Overlay, linux: Linux) -> kernel_mount.Options:
 def _open_overlay_of_image(
     rootfs: Overlay, image: Image, request: CreateRequest, descriptors: Descriptors
 ) -> int:
-    """As `open_overlay`, over the one mount that the image is."""
+    """Mount an overlay like `open_overlay`, over the mount of an image."""
     linux = request.spec.linux
     lower = open_image(image, request.images)
     try:
@@ -129,13 +129,13 @@ def _open_overlay_of_image(
 def open_image_volume(
     image: Image, linux: Linux, images: Mapping[str, int], descriptors: Descriptors
 ) -> int:
-    """A detached, read-only mount of a mounted image (`images`: as `image_mount.open_image` has
-    them), which the container cannot change for others.
+    """Mount a mounted image as a volume, detached and read-only (`images` as in
+    `image_mount.open_image`); the container cannot change it for others.
 
     CAP_SYS_ADMIN in the superblock's user namespace may remount it, even if it is read-only: with
-    `noacl`, the image's files lose their ACLs for every container that shares it. So such a
-    container gets an overlay, a superblock of its own. One with its own user namespace may not
-    remount. Raises KernelError, OSError.
+    `noacl`, the image's files would lose their ACLs for every container that shares it. So such a
+    container gets an overlay, a superblock of its own. A container with its own user namespace may
+    not remount. Raises KernelError, OSError.
     """
     tree = open_image(image, images)
     try:
@@ -143,7 +143,7 @@ def open_image_volume(
             owner = _user_namespace(linux.uid_mappings, linux.gid_mappings, linux, descriptors)
             _map(tree, owner, image.index, recursive=False)
             return os.dup(tree)
-        if not facts.host().clones_detached:  # then no mount of an image is shared
+        if not host.host().clones_detached:  # no mount of an image is shared then
             return os.dup(tree)
         options = _options(Overlay(), linux)
         return kernel_mount.open_overlay([tree, image.place], options=options)
@@ -154,12 +154,12 @@ def open_image_volume(
 def open_layers(
     lower: Sequence[str], upper: str = "", work: str = "", options: kernel_mount.Options = ()
 ) -> int:
-    """A detached overlay of layers as they are, top first, on every kernel that we know. Raises
+    """Mount an overlay of unmapped layers detached, top first, on every supported kernel. Raises
     KernelError."""
     try:
         return kernel_mount.open_overlay(lower, upper or None, work or None, options=options)
     except KernelError as error:
-        if error.errno not in (EINVAL, E2BIG, ENAMETOOLONG) or facts.host().clones_detached:
+        if error.errno not in (EINVAL, E2BIG, ENAMETOOLONG) or host.host().clones_detached:
             raise
     from pyrunc.kernel import detached  # brings contextlib, 3 ms
 
@@ -178,7 +178,7 @@ def _open_mapped_overlay(
         if len(layers) == 1 and not rootfs.upper:
             return layers.pop()
         _give_to_root(rootfs, linux)
-        if facts.host().clones_detached:
+        if host.host().clones_detached:
             upper, work = rootfs.upper or None, rootfs.work or None
             return kernel_mount.open_overlay(layers, upper, work, options=options)
         from pyrunc.kernel import detached
@@ -192,14 +192,14 @@ def _open_mapped_overlay(
 
 
 def _open_read_only(path: str) -> int:
-    """A detached clone of the mount with this folder, read-only and nobody's peer."""
+    """Clone the mount with this folder detached, read-only and private."""
     return kernel_mount.open_read_only_clone(path, propagation=MS_PRIVATE)
 
 
 def overlay_of(mount: Mount) -> Overlay:
-    """The layers that the options of a mount of type overlay name, as overlayfs reads them:
-    `lowerdir+` has one path, taken literally; `lowerdir` has several with `:` between them, and
-    takes a backslash as an escape, as the writable ones do."""
+    """Parse the layers in the options of a mount of type overlay, as overlayfs does: `lowerdir+`
+    has one path, taken literally; `lowerdir` has several with `:` between them and a backslash
+    as an escape, as the writable ones do."""
     layers: list[str] = []
     writable = {"upperdir": "", "workdir": ""}
     volatile = False
@@ -217,7 +217,7 @@ def overlay_of(mount: Mount) -> Overlay:
 
 
 def _paths(text: str, separator: str) -> list[str]:
-    """The paths of an option; a backslash takes the next character as it is
+    """Split an option into paths; a backslash escapes the next character
     (ovl_parse_param_split_lowerdirs, ovl_unescape)."""
     paths, characters = [""], iter(text)
     for character in characters:
@@ -229,9 +229,9 @@ def _paths(text: str, separator: str) -> list[str]:
 
 
 def _give_to_root(rootfs: Overlay, linux: Linux) -> None:
-    """The container's root owns what it writes into."""
-    uid = findings.host_id(0, linux.uid_mappings)
-    gid = findings.host_id(0, linux.gid_mappings)
+    """Give the writable folders to the container's root."""
+    uid = rootfs_probe.host_id(0, linux.uid_mappings)
+    gid = rootfs_probe.host_id(0, linux.gid_mappings)
     for path in (rootfs.upper, rootfs.work):
         if path:
             os.chown(path, uid, gid)
@@ -240,7 +240,7 @@ def _give_to_root(rootfs: Overlay, linux: Linux) -> None:
 def _user_namespace(
     uids: tuple[IdMap, ...], gids: tuple[IdMap, ...], linux: Linux, descriptors: Descriptors
 ) -> int:
-    """A user namespace with this map: the container's when it is joined and the map is no other,
+    """Return a user namespace with this map: the container's when it is joined and has this map,
     else one made for it."""
     joined = descriptors.numbers.get("namespace:user")
     if joined is not None and (
@@ -258,13 +258,16 @@ def _map(tree: int, owner: int, what: str, *, recursive: bool) -> None:
         kernel_mount.idmap(tree, owner, recursive=recursive)
     except KernelError as error:
         raise KernelError(
-            "idmap", f"'{what}'", error.errno, _why_not(what) if error.errno == EINVAL else ""
+            "idmap",
+            f"'{what}'",
+            error.errno,
+            _explain_refusal(what) if error.errno == EINVAL else "",
         ) from None
 
 
-def _why_not(path: str) -> str:
-    """Kubernetes' tokens, secrets and volumes in memory are on a tmpfs. By the list of mounts:
-    statfs(2) asks the storage, which may not answer."""
+def _explain_refusal(path: str) -> str:
+    """Explain a refused map. Kubernetes' tokens, secrets and volumes in memory are on a tmpfs.
+    Read from the list of mounts, because statfs(2) asks the storage, which may not answer."""
     from pyrunc.kernel.mountinfo import mount_of, mount_points
 
     mount = mount_of(path, mount_points())
@@ -273,12 +276,14 @@ def _why_not(path: str) -> str:
     return "the filesystem may not support idmapped mounts"
 
 
-def open_sources(request: CreateRequest, descriptors: Descriptors, inside: Collection[int]) -> None:
-    """Detached clones of what is bound into the container, made with our rights and in our
-    namespaces, but for those made `inside`."""
+def open_sources(
+    request: CreateRequest, descriptors: Descriptors, own_binds: Collection[int]
+) -> None:
+    """Open detached clones of the container's binds, with our rights and in our namespaces,
+    except `own_binds`, which its process makes itself."""
     linux = request.spec.linux
     for i, mount in enumerate(request.spec.mounts):
-        if not is_tree(mount) or i in inside:
+        if not is_tree(mount) or i in own_binds:
             continue
         if copies_up(mount):
             number = open_copy(mount, descriptors.numbers["root"])
@@ -306,27 +311,27 @@ def open_sources(request: CreateRequest, descriptors: Descriptors, inside: Colle
 
 
 def open_devices(spec: Spec, descriptors: Descriptors) -> None:
-    """Detached mounts of device files for a container whose user namespace may make none: nodes of
-    its own, which belong to its users, in place of the host's. Not before Linux 6.15, which can
-    clone mounts that are attached nowhere."""
-    wanted, host = devices.made_outside(spec), facts.host()
-    if not wanted or not host.clones_detached or not devices.may_make(host):
+    """Make detached mounts of device files for a container whose user namespace may make none:
+    nodes of its own, which belong to its users, in place of the host's. Needs Linux 6.15, which
+    can clone mounts that are attached nowhere."""
+    nodes, machine = devices.made_outside(spec), host.host()
+    if not nodes or not machine.clones_detached or not devices.may_make(machine):
         return
     linux = spec.linux
     folder = kernel_mount.open_mount("tmpfs", (("mode", "700"), ("nr_blocks", "1")))
     try:
-        for number, op in enumerate(wanted):
+        for number, op in enumerate(nodes):
             name, kind = str(number), S_IFBLK if op.type == "b" else S_IFCHR
             os.mknod(name, kind, os.makedev(op.major, op.minor), dir_fd=folder)
             os.chown(
                 name,
-                findings.host_id(op.uid, linux.uid_mappings),
-                findings.host_id(op.gid, linux.gid_mappings),
+                rootfs_probe.host_id(op.uid, linux.uid_mappings),
+                rootfs_probe.host_id(op.gid, linux.gid_mappings),
                 dir_fd=folder,
             )
             os.chmod(name, op.mode, dir_fd=folder)
             node = kernel_mount.open_tree(folder, name, OPEN_TREE_CLONE)
-            descriptors.take(f"{findings.DEVICE_NAME}{op.path}", node)
+            descriptors.take(f"{rootfs_probe.DEVICE_NAME}{op.path}", node)
             kernel_mount.mount_setattr(node, attr_set=MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC)
     except OSError as error:
         raise KernelError.of(error, "mknod", f"'{op.path}'") from None
@@ -335,7 +340,7 @@ def open_devices(spec: Spec, descriptors: Descriptors) -> None:
 
 
 def _open_bind(mount: Mount, request: CreateRequest) -> int:
-    """A clone of what the caller has opened, or else of what is at the source's path. Raises
+    """Clone the source that the caller has opened, or else that at the source's path. Raises
     KernelError, InvalidSpec."""
     if mount.source in request.sources:
         number = request.source_fds.get(mount.source)
@@ -350,8 +355,8 @@ def _open_bind(mount: Mount, request: CreateRequest) -> int:
 
 
 def clone_bind(mount: Mount, source: int) -> int:
-    """A detached clone of an open source, with what is mounted below it for `rbind`. Does not ask
-    its storage. Raises KernelError."""
+    """Clone an open source detached, with the mounts below it for `rbind`. Does not ask its
+    storage. Raises KernelError."""
     flags = OPEN_TREE_CLONE | AT_EMPTY_PATH | (AT_RECURSIVE if "rbind" in mount.options else 0)
     try:
         return kernel_mount.open_tree(source, "", flags)
@@ -360,8 +365,8 @@ def clone_bind(mount: Mount, source: int) -> int:
 
 
 def pinned_trees(request: CreateRequest) -> dict[str, str]:
-    """The plan's names of the mounts that whoever launches clones of what it pins, with the names
-    of those."""
+    """Return the plan's names of the mounts that the launching process clones from its pins ->
+    the names of the pins."""
     return {
         f"tree:{i}": _pinned_name(mount)
         for i, mount in enumerate(request.spec.mounts)
@@ -376,8 +381,8 @@ def _pinned_name(mount: Mount) -> str:
 
 
 def _open_clone(source: str, request: CreateRequest, path: str) -> int:
-    """A clone of a mount that the caller holds without it being attached anywhere (before Linux
-    6.15: in the pause process)."""
+    """Clone a mount that the caller keeps without attaching it anywhere (before Linux 6.15:
+    attached in the pause process)."""
     name = source[len(OUR_MOUNTS) :]
     mount = request.mount_fds.get(name)
     if mount is None:

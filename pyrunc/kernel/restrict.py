@@ -13,7 +13,7 @@ import errno
 from struct import Struct, pack
 
 from pyrunc.abi.arch import arch
-from pyrunc.abi.capability import CAPABILITIES
+from pyrunc.abi.capability import CAPABILITIES, LINUX_CAPABILITY_VERSION_3
 from pyrunc.abi.prctl import PR_SET_NO_NEW_PRIVS, SECCOMP_SET_MODE_FILTER
 from pyrunc.kernel.call import address, buffer, raw, syscall
 
@@ -21,7 +21,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-_CAPABILITY_VERSION_3 = 0x20080522
 _VERSION_QUERY, _RULE_PATH_BENEATH = 1, 1
 # The file system rights that each ABI version of landlock knows: ABI 1 has 13, 2 adds REFER, 3
 # TRUNCATE, 5 IOCTL_DEV.
@@ -55,7 +54,7 @@ def no_new_privileges() -> None:
 def keep_capabilities(names: Iterable[str]) -> None:
     """Reduce permitted and effective capabilities to those of `names` that we have, and clear the
     inheritable ones (capset(2))."""
-    header = pack("=Ii", _CAPABILITY_VERSION_3, 0)
+    header = pack("=Ii", LINUX_CAPABILITY_VERSION_3, 0)
     now = buffer(24)
     syscall("capget", "our capabilities", header, now)
     mask = sum(1 << CAPABILITIES[name] for name in names)

@@ -36,10 +36,10 @@ from pyrunc.errors import (
 from pyrunc.kernel.fd import close_all
 from pyrunc.kernel.process import kill_and_reap, stat
 from pyrunc.launch.stdio import give_to, own_nulls
-from pyrunc.parts import CLONED, RUNS, SPAWNED
 from pyrunc.program.errors import OperationFailed
 from pyrunc.program.launch import launch as spawn
 from pyrunc.program.model import DESCRIPTOR, LISTENER, PID, PROGRESS, READY, STATUS, TIME
+from pyrunc.timings import CLONED, RUNS, SPAWNED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def launch_steps(
 
     `record(process)` puts the process into the state on disk, when the plan has that step. `times`
     gets (number of the plan's line or step, nanoseconds) of a timed program, and of every program
-    the stages of `pyrunc.parts`. What is made, the process first of all, is pushed on `undo`.
+    the stages of `pyrunc.timings`. What is made, the process first of all, is pushed on `undo`.
     Raises KernelError with the plan's line, NotFound and InvalidArgument with the texts of Go's
     LookPath when there is no such program, EndedEarly, and what a step of the parent raises.
     """
@@ -295,7 +295,7 @@ class Parent:
             self.note_time(f"{line}.{k}")
 
     def note_time(self, label: str) -> None:
-        """Record the time of a step or of a stage of `pyrunc.parts`."""
+        """Record the time of a step or of a stage of `pyrunc.timings`."""
         if self._times is not None:
             self._times.append((label, time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)))
 

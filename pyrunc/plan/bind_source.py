@@ -1,4 +1,4 @@
-"""What a plan needs to know of the source of a bind on the host."""
+"""What a plan needs to know about a bind's source on the host."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pyrunc.records import Record
 
 
 class BindSource(Record):
-    """What is at a source. `path`: its real path; `is_our_root`: it is the directory that is our
-    own `/`."""
+    """The source of a bind. `path`: its real path; `is_our_root`: it is the directory that is
+    our own `/`."""
 
     path: str
     is_directory: bool
@@ -15,9 +15,9 @@ class BindSource(Record):
 
     @property
     def is_in_every_namespace(self) -> bool:
-        """Whether a process in a copy of our mounts can open it by its path: a pipe has none, and
-        /proc is another process's there. Our own `/` is covered there by the container's root,
-        which would be part of the clone."""
+        """Tell whether a process in a copy of our mounts can open the source by its path. A pipe
+        has none, and /proc is another process's there. Our own `/` is covered there by the
+        container's root, which would become part of the clone."""
         return (
             self.path.startswith("/")
             and not self.path.startswith("/proc/")

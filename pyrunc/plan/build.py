@@ -1,9 +1,9 @@
-"""From a specification to a plan: which operations, in which order. Pure: nothing is opened, looked
-up or made.
+"""Builds plans from a specification: operations in their order. Pure: opens, looks up and makes
+nothing.
 
-`build` is a container's start, `build_exec` a process that enters a running one, `build_pause` a
-pod's pause process. The order is that of "Order of a start" in the design: namespaces, mounts,
-pivot, terminal, what is left of the root's rights, identity, execve.
+`build` plans a container's start, `build_exec` a process that enters a running container,
+`build_pause` a pod's pause process. The order: namespaces, mounts, pivot, terminal, what else needs
+root's rights, identity, execve.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from pyrunc.plan.model import Findings, Host, LoadFilter, Op, Plan
+    from pyrunc.plan.model import Host, LoadFilter, Op, Plan, RootfsFacts
     from pyrunc.plan.parent import Steps
     from pyrunc.spec.model import Hook, Linux, Process, Spec
 
-# What a process that waits for `start` ends by, as a program does by default: HUP INT QUIT ABRT
-# TERM.
+# Signals that end a program by default: HUP INT QUIT ABRT TERM. They also end a process that waits
+# for `start`.
 ENDING = (1, 2, 3, 6, 15)
 
 
@@ -42,11 +42,11 @@ OOM_SCORE_ADJ_MIN = -1000
 
 
 class StartOptions(Value):
-    """How a container is started, beyond its configuration.
+    """Options of a container's start beyond its configuration.
 
-    `parent`: what the runtime does on its side; `await_start` waits for `start` before execve;
-    `keyring` names a new session keyring; `preserve`: so many of the caller's descriptors stay
-    open, from 3 on; without `pivot` the root covers ours; `keep_groups` leaves the caller's groups.
+    `parent`: the steps of the runtime's side; `await_start` waits for `start` before execve;
+    `keyring` names a new session keyring; `preserve`: this many of the caller's descriptors stay
+    open, from 3 on; without `pivot` the root covers ours; `keep_groups` keeps the caller's groups.
     """
 
     load_filter: LoadFilter | None = None
@@ -61,8 +61,8 @@ class StartOptions(Value):
 
 
 class ExecOptions(Value):
-    """How a process is started in a container that runs, beyond its configuration. `home`: of its
-    user, where its environment has none; `attached`: its terminal is copied to the caller's; the
+    """Options of a process in a running container, beyond its configuration. `home`: its user's,
+    for an environment without HOME; `attached`: its terminal is copied to the caller's; the
     others as in `StartOptions`."""
 
     load_filter: LoadFilter | None = None
@@ -76,8 +76,8 @@ class ExecOptions(Value):
 
 
 class PauseOptions(Value):
-    """What a pause process is, beyond its namespaces. `mounts`: absolute paths of mounts that are
-    put into its root."""
+    """Options of a pause process beyond its namespaces. `mounts`: absolute paths of mounts that
+    are put into its root."""
 
     hostname: str = ""
     uid: int = 65535
@@ -90,9 +90,9 @@ class PauseOptions(Value):
 
 
 def build(
-    spec: Spec, host: Host, findings: Findings, options: StartOptions = StartOptions()
+    spec: Spec, host: Host, facts: RootfsFacts, options: StartOptions = StartOptions()
 ) -> Plan:
-    """The plan of a container's start, both sides. Raises InvalidSpec."""
+    """Plan a container's start, both sides. Raises InvalidSpec."""
     process, linux, await_start = spec.process, spec.linux, options.await_start
     steps = steps_of_start(spec, options.parent)
     load_filter = with_listener(options.load_filter, steps)
@@ -100,10 +100,10 @@ def build(
     ops: list[Op] = [model.Prepare()]
     if process is not None:
         ops += identity.before(process, host, options.restrict_oom_score_adj)
-    ops += _birth(linux, options.cgroup, steps, host.pinned)
+    ops += _clone(linux, options.cgroup, steps, host.pinned)
     if options.keyring:
         ops.append(model.NewKeyring(options.keyring, linux.namespace("user") is not None))
-    ops += _root_filesystem(spec, host, findings, steps, options, warnings)
+    ops += _root_filesystem(spec, host, facts, steps, options, warnings)
     ops += _settings(spec, host)
     if await_start:  # before a filter, which need not know the call
         ops.append(model.EndBySignals(ENDING))
@@ -115,15 +115,14 @@ def build(
         in_user = linux.namespace("user") is not None
         ops += identity.change(process, host, load_filter, in_user, warnings, options.keep_groups)
         hooks = spec.hooks.start_container
-        ops += _execution(process, findings.home, await_start, options.preserve, load_filter, hooks)
+        ops += _execution(process, facts.home, await_start, options.preserve, load_filter, hooks)
     return model.Plan(tuple(ops), tuple(warnings))
 
 
 def build_exec(
     linux: Linux, process: Process, host: Host, options: ExecOptions = ExecOptions()
 ) -> Plan:
-    """The plan of a process that joins a container whose configuration holds `linux`, both
-    sides."""
+    """Plan a process that joins a container whose configuration holds `linux`, both sides."""
     steps = steps_of_exec(linux, process, options.attached)
     load_filter = with_listener(options.load_filter, steps)
     warnings: list[str] = []
@@ -133,11 +132,11 @@ def build_exec(
     if affinity.initial:
         ops.append(model.SetAffinity(cpu_list(affinity.initial, "process.execCPUAffinity.initial")))
     kinds = namespaces.own(linux)
-    # Two come after the birth in the cgroup. The cgroup namespace, for with nsdelegate, as systemd
-    # mounts the tree, it is a border that no process may be moved across from inside
-    # (cgroup-v2.rst, "Delegation"; clone3 says ENOENT). And the user namespace, for the cgroup may
-    # have been given to the container's user: the host's root may do to it what it likes, but a
-    # user namespace in which its group is not mapped takes that right away (EACCES).
+    # Two namespaces are joined after the clone into the cgroup. The cgroup namespace, because with
+    # nsdelegate, as systemd mounts the tree, no process may be moved across it from inside
+    # (cgroup-v2.rst, "Delegation"; clone3 says ENOENT). And the user namespace, because the cgroup
+    # may belong to the container's user: the host's root may write to it, but a user namespace in
+    # which its group is not mapped loses that right (EACCES).
     outer = tuple(kind for kind in kinds if kind not in ("cgroup", "user"))
     inner = tuple(kind for kind in ("user", "cgroup") if kind in kinds)
     if outer:
@@ -145,7 +144,7 @@ def build_exec(
     ops.append(model.Clone((), options.cgroup))
     if inner:
         ops.append(model.JoinProcess(inner, "container"))
-    ops += sync("born", steps)
+    ops += sync("cloned", steps)
     if affinity.final:
         ops.append(model.SetAffinity(cpu_list(affinity.final, "process.execCPUAffinity.final")))
     elif host.pinned and not affinity.initial:
@@ -170,8 +169,7 @@ def build_exec(
 
 
 def build_pause(linux: Linux, host: Host, options: PauseOptions = PauseOptions()) -> Plan:
-    """The plan of a pod's pause process: the pod's namespaces, an empty read-only root, no
-    rights."""
+    """Plan a pod's pause process: the pod's namespaces, an empty read-only root, no rights."""
     steps = steps_of_pause(linux)
     ops: list[Op] = [model.Prepare("pyrunc:pause")]
     if options.oom_score_adj is not None:
@@ -179,7 +177,7 @@ def build_pause(linux: Linux, host: Host, options: PauseOptions = PauseOptions()
         ops.append(model.SetOomScore(max(options.oom_score_adj, floor)))
     if options.selinux_label:
         ops.append(model.SetExecLabel("selinux", options.selinux_label))
-    ops += _birth(linux, options.cgroup, steps, host.pinned)
+    ops += _clone(linux, options.cgroup, steps, host.pinned)
     ops += [
         model.SetPropagation(mounts_abi.MS_SLAVE | mounts_abi.MS_REC),
         model.AttachEmptyRoot(_folders(options.mounts)),
@@ -204,24 +202,25 @@ def build_pause(linux: Linux, host: Host, options: PauseOptions = PauseOptions()
 
 
 def _unsupported_flags(linux: Linux) -> list[str]:
-    """runtime-spec has no flags for a personality yet: what stands there is a warning, as in
-    runc."""
+    """Warn of a personality's flags: runtime-spec defines none yet, so runc, too, only warns of
+    them."""
     flags = linux.personality.flags if linux.personality is not None else ()
     return [f"linux.personality.flags: {', '.join(flags)} are ignored"] if flags else []
 
 
 def _folders(places: Collection[str]) -> tuple[str, ...]:
-    """The folders of a pause process's root, parents first: what a process expects, and where
-    mounts go."""
-    found = dict.fromkeys(("proc", "dev", "sys", "tmp"))
+    """Return the folders of a pause process's root, parents first: the usual ones, and the mount
+    points."""
+    folders = dict.fromkeys(("proc", "dev", "sys", "tmp"))
     for place in places:
         parts = place.strip("/").split("/")
-        found.update(dict.fromkeys("/".join(parts[: n + 1]) for n in range(len(parts))))
-    return tuple(found)
+        folders.update(dict.fromkeys("/".join(parts[: n + 1]) for n in range(len(parts))))
+    return tuple(folders)
 
 
-def _birth(linux: Linux, cgroup: bool, steps: Steps, pinned: bool) -> list[Op]:
-    """SingleFlight namespaces, then the process in its new ones, then what only they need."""
+def _clone(linux: Linux, cgroup: bool, steps: Steps, pinned: bool) -> list[Op]:
+    """Plan the namespaces: those to join, then the process in its new ones, then what only they
+    need."""
     new = namespaces.new(linux)
     ops, late = namespaces.joins(linux)
     time = linux.namespace("time")
@@ -233,7 +232,7 @@ def _birth(linux: Linux, cgroup: bool, steps: Steps, pinned: bool) -> list[Op]:
         )
     ops.append(model.Clone(new, cgroup))
     ops += late
-    ops += sync("born", steps)
+    ops += sync("cloned", steps)
     if pinned:
         ops.append(model.SetAffinity())
     ops.append(model.NewSession())
@@ -247,13 +246,13 @@ def _birth(linux: Linux, cgroup: bool, steps: Steps, pinned: bool) -> list[Op]:
 def _root_filesystem(
     spec: Spec,
     host: Host,
-    findings: Findings,
+    facts: RootfsFacts,
     steps: Steps,
     options: StartOptions,
     warnings: list[str],
 ) -> list[Op]:
-    """Root, mounts, devices, links, pivot, working directory, terminal, and what is read-only in
-    the end."""
+    """Plan root, mounts, devices, links, pivot, working directory, terminal, and what becomes
+    read-only at the end."""
     linux, process, pivot = spec.linux, spec.process, options.pivot
     root_place = options.parent.hook_folder or "/"
     ops: list[Op]
@@ -280,22 +279,20 @@ def _root_filesystem(
             warnings.append(
                 f"mount destination {mount.destination} is not absolute: it is taken relative to /"
             )
-        if i in findings.destinations:
-            mount = mount.replace(destination=findings.destinations[i])
-        ops += mounts.operations(mount, i, linux, host, findings, warnings)
-    ops += devices.operations(spec, host, findings.devices)
+        if i in facts.destinations:
+            mount = mount.replace(destination=facts.destinations[i])
+        ops += mounts.operations(mount, i, linux, host, facts, warnings)
+    ops += devices.operations(spec, host, facts.devices)
     ops += sync("mounted", steps)
     ops += sync("before-pivot", steps)
-    ops.append(
-        model.PivotRoot() if pivot else model.CoverRoot(root_place != "/", findings.instances)
-    )
+    ops.append(model.PivotRoot() if pivot else model.CoverRoot(root_place != "/", facts.instances))
     if process is not None:
         if process.cwd != "/":
             ops.append(model.MakeFolder(mounts.normal(process.cwd)))
         if process.terminal:
             ops.append(model.OpenTerminal(process.console_size, process.user.uid, console=True))
-        elif findings.null_stdio:
-            ops.append(model.ReopenNull(findings.null_stdio))
+        elif facts.null_stdio:
+            ops.append(model.ReopenNull(facts.null_stdio))
     ops += [op for op in map(mounts.finishing, spec.mounts) if op is not None]
     if spec.root is not None and spec.root.readonly:
         ops.append(model.ChangeMount("/", mounts_abi.MOUNT_ATTR_RDONLY))
@@ -303,18 +300,18 @@ def _root_filesystem(
 
 
 def _warn_of_no_mounts(spec: Spec, warnings: list[str]) -> None:
-    """What would stay on the host, in the folder of the root, is left out (and was, for others, a
-    trap)."""
-    wanted = [f"mounts[{i}]" for i in range(len(spec.mounts))]
-    wanted += [f"linux.devices[{i}]" for i in range(len(spec.linux.devices))]
-    wanted += ["root.readonly"] if spec.root is not None and spec.root.readonly else []
-    if wanted:
-        warnings.append(f"without a mount namespace these are left out: {', '.join(wanted)}")
+    """Warn of what is left out without a mount namespace: it would stay on the host, in the
+    root's folder."""
+    ignored = [f"mounts[{i}]" for i in range(len(spec.mounts))]
+    ignored += [f"linux.devices[{i}]" for i in range(len(spec.linux.devices))]
+    ignored += ["root.readonly"] if spec.root is not None and spec.root.readonly else []
+    if ignored:
+        warnings.append(f"without a mount namespace these are left out: {', '.join(ignored)}")
 
 
 def _settings(spec: Spec, host: Host) -> list[Op]:
-    """umask, names, sysctls, read-only and masked paths, memory policy: what still needs the root's
-    rights."""
+    """Plan umask, names, sysctls, read-only and masked paths, memory policy: what still needs
+    root's rights."""
     linux, process = spec.linux, spec.process
     umask = process.user.umask if process is not None else None
     ops: list[Op] = [model.SetUmask(0o022 if umask is None else umask)]
@@ -341,7 +338,7 @@ def _execution(
     load_filter: LoadFilter | None,
     hooks: Collection[Hook] = (),
 ) -> list[Op]:
-    """The end: where a failure is still told, and where the program takes over."""
+    """Plan the end: the last operations whose failure is reported, and execve."""
     if not process.args:
         raise InvalidSpec("process.args", "must not be empty")
     env = identity.environment(process, home)
@@ -371,8 +368,8 @@ def _execution(
 
 
 def _no_execution(await_start: bool) -> list[Op]:
-    """A container can be created without a process, but not be started (runtime-spec, runtime.md,
-    "Start")."""
+    """Plan the end without a process: such a container can be created, but not be started
+    (runtime-spec, runtime.md, "Start")."""
     if not await_start:
         raise InvalidSpec("process", "process property must not be empty")
     return [model.Ready(), model.AwaitStart("start"), model.RefuseStart()]

@@ -1,8 +1,8 @@
-"""Device files: the six that every container has, the ones that were asked for, and the links of
+"""Device files: the six that every container has, those of the configuration, and the links of
 /dev.
 
 runtime-spec config-linux.md, "Default Devices" and "Dev symbolic links". A container that brings
-its own /dev by a bind mount keeps it as it is.
+its own /dev by a bind mount keeps it unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DEFAULT = (
     ("/dev/urandom", 1, 9),
     ("/dev/tty", 5, 0),
 )
-# By (made in a fresh tmpfs, may have to be a bind)
+# Keys: (in a new tmpfs, may have to be a bind)
 _DEFAULT_OPS = {
     (fresh, bind): tuple(
         MakeDevice(path, "c", major, minor, fresh=fresh, bind=bind)
@@ -47,8 +47,9 @@ _CORE = Symlink("/dev/core", "/proc/kcore")
 
 
 def operations(spec: Spec, host: Host, outside: Mapping[str, str] = {}) -> list[Op]:
-    """Nodes, then links. A listed device replaces the default of its path; a listed ptmx is left to
-    the link. `outside` has the descriptors of nodes that were made before (`made_outside`)."""
+    """Plan the nodes, then the links. A listed device replaces the default of its path; a listed
+    ptmx is left to the link. `outside` has the descriptors of nodes that were made before
+    (`made_outside`)."""
     destinations = {normal(mount.destination): mount for mount in spec.mounts}
     if _has_own(destinations):
         return []
@@ -69,13 +70,14 @@ def operations(spec: Spec, host: Host, outside: Mapping[str, str] = {}) -> list[
 
 
 def may_make(host: Host) -> bool:
-    """mknod(2) needs the capability in the initial user namespace."""
+    """Tell whether we may make devices: mknod(2) needs the capability in the initial user
+    namespace."""
     return bool(host.capabilities >> CAPABILITIES["CAP_MKNOD"] & 1) and not host.in_user_namespace
 
 
 def made_outside(spec: Spec) -> list[MakeDevice]:
-    """The nodes of a container with a user namespace, which may not make them itself. A FIFO it
-    may."""
+    """Return the nodes of a container with a user namespace, which may not make them itself (but
+    it may make a FIFO)."""
     if spec.linux.namespace("user") is None or spec.linux.namespace("mount") is None:
         return []
     if _has_own({normal(mount.destination): mount for mount in spec.mounts}):
@@ -84,25 +86,25 @@ def made_outside(spec: Spec) -> list[MakeDevice]:
 
 
 def _nodes(spec: Spec, fresh: bool, bind: bool) -> list[MakeDevice]:
-    asked = {normal(device.path): device for device in spec.linux.devices}
-    found = [op for op in _DEFAULT_OPS[fresh, bind] if op.path not in asked]
-    for path, device in asked.items():
+    listed = {normal(device.path): device for device in spec.linux.devices}
+    nodes = [op for op in _DEFAULT_OPS[fresh, bind] if op.path not in listed]
+    for path, device in listed.items():
         if path == "/dev/ptmx":
             continue
         mode = 0o666 if device.file_mode is None else device.file_mode & 0o7777
         owner = device.uid, device.gid
-        found.append(
+        nodes.append(
             MakeDevice(path, device.type, device.major, device.minor, mode, *owner, False, bind)
         )
-    return found
+    return nodes
 
 
 def _has_own(destinations: Mapping[str, Mount]) -> bool:
-    """A container that brings its own /dev keeps it as it is."""
+    """Tell whether the container brings its own /dev, which stays unchanged."""
     dev = destinations.get("/dev")
     return dev is not None and is_bind(dev)
 
 
 def _covered(destinations: Mapping[str, Mount]) -> bool:
-    """Whether some mount makes a file where a default device goes."""
+    """Tell whether a mount makes a file where a default device goes."""
     return any(path in destinations for path, _, _ in DEFAULT)

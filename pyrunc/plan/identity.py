@@ -1,10 +1,10 @@
-"""Who the process is: limits, capabilities, groups, ids, working directory, filter; the same for a
-container and an exec.
+"""A process's identity: limits, capabilities, groups, ids, working directory, filter; the same
+for a container and an exec.
 
 Order: the bounding set while SETPCAP is held, groups and gid before uid, capset after the change of
 uid, ambient last (capabilities(7)). Without no_new_privs a filter needs CAP_SYS_ADMIN and so comes
-before the change; with it, it is the last operation but execve. Capabilities that the runtime does
-not hold are left out with a warning (runtime-spec 1.1).
+before the change; with it, it is the last operation before execve. Capabilities that the runtime
+does not hold are left out with a warning (runtime-spec 1.1).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 def before(process: Process, host: Host, restrict_oom_score_adj: bool) -> list[Op]:
-    """What the launcher does for the process before it is born: children inherit the score and the
+    """Plan what the launcher sets before it clones the process, which inherits it: OOM score and
     label."""
     ops: list[Op] = []
     score = process.oom_score_adj
     if score is not None:
         if restrict_oom_score_adj and not host.lowers_oom_score:
             score = max(score, host.oom_score_adj)
-        # Also where it is ours already: the process that carries out the plan, a shim, may have a
-        # lower one.
+        # Also when it equals ours: the process that carries out the plan, a shim, may have a lower
+        # score.
         ops.append(model.SetOomScore(score))
     for name, label, on in (
         ("apparmorProfile", process.apparmor_profile, host.apparmor),
@@ -48,7 +48,7 @@ def before(process: Process, host: Host, restrict_oom_score_adj: bool) -> list[O
 
 
 def scheduling(process: Process, personality: Personality | None) -> list[Op]:
-    """Scheduler, I/O priority, personality."""
+    """Plan scheduler, I/O priority and personality."""
     ops: list[Op] = []
     scheduler, io = process.scheduler, process.io_priority
     if scheduler is not None:
@@ -82,11 +82,12 @@ def change(
     warnings: list[str],
     keep_groups: bool = False,
 ) -> list[Op]:
-    """From the runtime's rights to the process's, up to the point where only execve is left.
+    """Plan the change from the runtime's rights to the process's, up to the point where only
+    execve is left.
 
-    With no new privileges the filter can come later, right before the end: nobody has to guess then
-    what it forbids. In a user namespace every capability can be given away, but limits cannot be
-    raised: the caller sets those from outside.
+    With no_new_privs the filter can be loaded later, right before execve, so it cannot forbid the
+    operations of the start. In a user namespace every capability can be dropped, but limits cannot
+    be raised: the parent sets those from outside.
     """
     user, capabilities = process.user, process.capabilities
     ops: list[Op] = []
@@ -118,15 +119,15 @@ def change(
 
 
 def environment(process: Process, home: str) -> tuple[str, ...]:
-    """`env` with each name once, its last value at the place of that; HOME comes last where there
-    is none (or an empty one)."""
+    """Return `env` with each name once, at the place of its last value; HOME is added at the end
+    when it is missing or empty."""
     by_name: dict[str, str] = {}
     for variable in reversed(process.env):
         by_name.setdefault(variable.partition("=")[0], variable)
     if by_name.get("HOME") == "HOME=":
         del by_name["HOME"]
-    found = [*reversed(by_name.values())]
-    return (*found,) if "HOME" in by_name else (*found, f"HOME={home or '/'}")
+    variables = [*reversed(by_name.values())]
+    return (*variables,) if "HOME" in by_name else (*variables, f"HOME={home or '/'}")
 
 
 def _sets(
@@ -147,32 +148,32 @@ def _sets(
         warnings.append(
             f"ignoring unknown or unavailable capabilities: [{' '.join(sorted(refused))}]"
         )
-    held = _mask(permitted)
-    raised = held & _mask(inheritable)  # capabilities(7), "Ambient": a subset of both
+    permitted_mask = _mask(permitted)
+    raised = permitted_mask & _mask(inheritable)  # capabilities(7), "Ambient": a subset of both
     for number in ambient:
         if not raised >> number & 1:
             warnings.append(
                 f"can't raise ambient capability {_name(number)}: operation not permitted"
             )
-    kept = tuple(number for number in ambient if raised >> number & 1)
+    raisable = tuple(number for number in ambient if raised >> number & 1)
     return tuple(sorted(bounding)), model.SetCapabilities(
-        _mask(effective) & held, held, _mask(inheritable), kept
+        _mask(effective) & permitted_mask, permitted_mask, _mask(inheritable), raisable
     )
 
 
 def _name(number: int) -> str:
-    return next(name for name, known in CAPABILITIES.items() if known == number)
+    return next(name for name, bit in CAPABILITIES.items() if bit == number)
 
 
 def _numbers(names: tuple[str, ...], host: Host, refused: dict[str, None]) -> list[int]:
-    found = []
+    numbers = []
     for name in dict.fromkeys(names):
         number = CAPABILITIES.get(name)
         if number is None or not host.capabilities >> number & 1:
             refused[name] = None
         else:
-            found.append(number)
-    return found
+            numbers.append(number)
+    return numbers
 
 
 def _mask(numbers: list[int]) -> int:
@@ -183,7 +184,8 @@ def _mask(numbers: list[int]) -> int:
 
 
 def memory_policy(policy: MemoryPolicy) -> Op:
-    """set_mempolicy(2): DEFAULT and LOCAL take no nodes, all others but PREFERRED need some."""
+    """Plan set_mempolicy(2): DEFAULT and LOCAL take no nodes, all others but PREFERRED need
+    some."""
     nodes = cpu_list(policy.nodes, "linux.memoryPolicy.nodes")
     if policy.mode in ("MPOL_DEFAULT", "MPOL_LOCAL"):
         if nodes:

@@ -1,18 +1,18 @@
-"""The plan lowered to the launcher's program: each operation becomes a few system calls, their data
-and their error rules.
+"""Lowers a plan to the launcher's program: each operation becomes a few system calls with their
+data and error rules.
 
 Descriptors that the plan names get numbers above stdio, the same in every run of the program, so a
-program can be kept. Nothing below the container's root is ever a path for the kernel to follow
+program can be stored. Nothing below the container's root is ever a path that the kernel follows
 freely: everything is resolved beneath the root's descriptor, created part by part, and mounted from
-descriptor to descriptor (oci-runtime CVE classes 2021-30465, 2024-45310, 2025-31133, 2025-52565).
+descriptor to descriptor (runc's CVE-2021-30465, CVE-2024-45310, CVE-2025-31133, CVE-2025-52565).
 """
 
 from __future__ import annotations
 
 from pyrunc.plan import lower_mount, lower_process
 from pyrunc.plan.lowering import Lowering
+from pyrunc.plan.lowering_cache import ROOT_NUMBER, LoweringCache, PlanAssembler, PlanLine
 from pyrunc.plan.model import LoadFilter, Ready, Sync
-from pyrunc.plan.stock import ROOT_NUMBER, PlanAssembler, PlanLine, Stock
 from pyrunc.program.model import TIME
 
 TYPE_CHECKING = False
@@ -27,9 +27,9 @@ CLOCK_MONOTONIC_RAW = 4
 
 
 class Lowered:
-    """`program` to launch, with `numbers`: which descriptor (by name) it expects on which number.
+    """`program` to launch, and `numbers`: the number on which it expects each named descriptor.
 
-    `steps`: the plan's line at which the process waits -> what its parent does there.
+    `steps`: the plan's line at which the process waits -> the parent's steps there.
     """
 
     __slots__ = ("numbers", "program", "steps")
@@ -41,27 +41,26 @@ class Lowered:
 
 
 def lower(plan: Plan, *, arch: str = "", timed: bool = False) -> Lowered:
-    """The program of a plan for one architecture (`uname -m`; this machine's without one).
+    """Lower a plan to a program for one architecture (`uname -m`; default: this machine's).
 
-    `timed`: after each operation the program sends a TIME message, up to where a filter might
-    refuse the clock's call.
+    `timed`: after each operation the program sends a TIME message, up to the point where a filter
+    might refuse clock_gettime(2).
     """
     ops = plan.ops
     preserve = sum(getattr(op, "preserve", 0) for op in ops)
     numbers = _numbers(ops, 3 + preserve)
-    stock = _stock(arch)
-    runs = (
-        stock.runs(ops, CALLS)
-        if numbers.get("root", ROOT_NUMBER) == ROOT_NUMBER and not timed
-        else {}
-    )
-    low = stock.start(Lowering, numbers)
+    cache = _cache(arch)
+    fragments = {}
+    if numbers.get("root", ROOT_NUMBER) == ROOT_NUMBER and not timed:
+        fragments = cache.fragments(ops, CALLS)
+    low = cache.start(Lowering, numbers)
     low.preserve = preserve
     index, size = 0, len(ops)
     while index < size:
-        if index in runs:
-            length, run = runs[index]
-            low.a.graft(run, [PlanLine(ops[i], i + 1) for i in range(index, index + length)])
+        if index in fragments:
+            length, fragment = fragments[index]
+            lines = [PlanLine(ops[i], i + 1) for i in range(index, index + length)]
+            low.a.append_fragment(fragment, lines)
             index += length
         else:
             low.line = index + 1
@@ -86,23 +85,24 @@ LAST_TIMED = (LoadFilter, Ready)
 
 
 def _send_time(low: Lowering) -> None:
-    """The time of a clock that no time namespace shifts: seconds and nanoseconds."""
+    """Send the time of CLOCK_MONOTONIC_RAW, which no time namespace shifts: seconds and
+    nanoseconds."""
     now = low.a.data(16)
     low.a.sys("clock_gettime", CLOCK_MONOTONIC_RAW, now)
     low.a.send(TIME, low.a.field(now, 0, 8), low.a.field(now, 8, 8))
 
 
-_stocks: dict[str, Stock] = {}
+_caches: dict[str, LoweringCache] = {}
 
 
-def _stock(arch: str) -> Stock:
-    if arch not in _stocks:
-        _stocks[arch] = Stock(Lowering(PlanAssembler(arch), {"root": ROOT_NUMBER}))
-    return _stocks[arch]
+def _cache(arch: str) -> LoweringCache:
+    if arch not in _caches:
+        _caches[arch] = LoweringCache(Lowering(PlanAssembler(arch), {"root": ROOT_NUMBER}))
+    return _caches[arch]
 
 
 def _numbers(ops: Iterable[Op], first: int) -> dict[str, int]:
-    """Numbers from `first` for every descriptor that the operations name, the root before all
+    """Number every descriptor that the operations name, from `first` on, the root before all
     others."""
     names: dict[str, None] = {}
     for op in ops:

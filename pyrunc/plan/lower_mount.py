@@ -1,5 +1,5 @@
-"""System calls of the operations on mounts and files: root, filesystems, binds, devices, links,
-masks, terminal."""
+"""Lowers the operations on mounts and files: root, filesystems, binds, devices, links, masks,
+terminal."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def attach_empty_root(low: Lowering, op: m.AttachEmptyRoot) -> None:
 
 
 def _cover(low: Lowering, root: Operand, place: str) -> None:
-    # On top of `/` of this mount namespace no directory of the host is needed as a mount point, and
-    # our own `/` still is the tree below, because a process's root is not looked up again
-    # (path_resolution(7)).
+    # Mounted on top of `/` of this mount namespace, so that no directory of the host is needed as a
+    # mount point. Our own `/` is still the tree below, because a process's root is not looked up
+    # again (path_resolution(7)).
     low.a.sys("move_mount", root, "", f.AT_FDCWD, place, mnt.MOVE_MOUNT_F_EMPTY_PATH)
 
 
@@ -78,7 +78,7 @@ def mount_fs(low: Lowering, op: m.MountFs) -> None:
 
 
 def _instance(low: Lowering, op: m.MountFs) -> Slot:
-    """The new filesystem, or what there is of it outside."""
+    """Lower a new filesystem, or the bind that replaces it where it is refused."""
     if not op.instead:
         return low.filesystem(op.type, op.source, op.options, op.attributes)
     a, refused, done = low.a, low.a.label(), low.a.label()
@@ -132,24 +132,26 @@ def mount_tree(low: Lowering, op: m.MountTree) -> None:
 
 
 def _open_source(low: Lowering, op: m.MountTree) -> Slot:
-    """O_PATH of a bind's source in our copy of the host's tree; with O_DIRECTORY what is
-    automounted there is mounted."""
+    """Open (O_PATH) a bind's source in our copy of the host's tree; O_DIRECTORY also mounts an
+    automount."""
     a = low.a
-    found = low.a.slot(4)
-    have = low.a.label()
+    source = low.a.slot(4)
+    opened = low.a.label()
     swapped = low.a.label()
     how = low.how(f.O_PATH | (low.o_directory if op.directory else 0), 0, f.RESOLVE_NO_SYMLINKS)
     size = f.OPEN_HOW_SIZE
-    a.sys("openat2", f.AT_FDCWD, op.source, how, size, store=found, ok=have, skip={ELOOP: swapped})
+    a.sys(
+        "openat2", f.AT_FDCWD, op.source, how, size, store=source, ok=opened, skip={ELOOP: swapped}
+    )
     a.place(swapped)
     a.fail(ELOOP, m.LINK_CAME)
-    a.place(have)
-    return found
+    a.place(opened)
+    return source
 
 
 def _outside_proc(low: Lowering, path: str, directory: bool) -> Slot:
-    """A mount's destination. The configuration's text was checked, but a link of the image may lead
-    into procfs too, and what lies there would pass for the kernel's word (CVE-2019-16884)."""
+    """Open a mount's destination outside of procfs. The configuration's text was checked before,
+    but a link in the image may lead into procfs, whose files programs trust (CVE-2019-16884)."""
     place = low.place(path, directory)
     low.a.sys("fstatfs", place, low.scratch)
     kind = low.a.field(low.scratch, 0, 8)
@@ -159,7 +161,7 @@ def _outside_proc(low: Lowering, path: str, directory: bool) -> Slot:
 
 
 def require_proc(low: Lowering, tree: Operand, note: str) -> None:
-    """What is bound to /proc, or passes for it, must be a whole procfs."""
+    """Require that a mount for /proc is a whole procfs."""
     a = low.a
     a.sys("fstatfs", tree, low.scratch)
     macros.require(a, a.field(low.scratch, 0, 8), "eq", mnt.PROC_SUPER_MAGIC, EPERM, note)
@@ -225,7 +227,7 @@ def attach_device(low: Lowering, op: m.AttachDevice) -> None:
 
 
 def _same_device(low: Lowering, op: m.MakeDevice, folder: Slot, name: str, kind: int) -> None:
-    """A file that is there already must be the device that was asked for (runtime-spec,
+    """Require that an existing file is the device of the configuration (runtime-spec,
     linux.devices)."""
     a = low.a
     buffer = low.scratch
@@ -243,8 +245,8 @@ def _same_device(low: Lowering, op: m.MakeDevice, folder: Slot, name: str, kind:
 
 
 def _bind_device(low: Lowering, path: str, folder: Slot, name: str) -> None:
-    """mknod is not permitted in a user namespace: show the host's node instead. Its path is looked
-    up in our own tree."""
+    """Bind the host's node, because mknod is not permitted in a user namespace. Its path is
+    looked up in our own tree."""
     a, node, place = low.a, low.a.slot(4), low.a.slot(4)
     a.sys("open_tree", f.AT_FDCWD, path, CLONE, store=node)
     low.set_attributes(node, mnt.MOUNT_ATTR_NOSUID | mnt.MOUNT_ATTR_NOEXEC)
@@ -281,8 +283,8 @@ def pivot_root(low: Lowering, op: m.PivotRoot) -> None:
 
 
 def cover_root(low: Lowering, op: m.CoverRoot) -> None:
-    """Like switch_root(8), but that the old root cannot be emptied. What is locked together in a
-    user namespace cannot be unmounted: it gets an empty folder on top."""
+    """Cover the old root, like switch_root(8), except that it cannot be emptied. Mounts that are
+    locked together in a user namespace cannot be unmounted: an empty folder covers them."""
     a = low.a
     for place in op.hide:
         gone, locked = a.label(), a.label()
@@ -324,7 +326,7 @@ def change_root(low: Lowering, op: m.ChangeRoot) -> None:
 
 
 def _null(low: Lowering) -> Slot:
-    """The container's /dev/null, which must be 1:3 (CVE-2025-31133)."""
+    """Open the container's /dev/null once, which must be 1:3 (CVE-2025-31133)."""
     if low.null is None:
         low.null = low.beneath("/dev/null", f.O_PATH, IN_ROOT | f.RESOLVE_NO_SYMLINKS)
         macros.require_device(low.a, low.null, 1, 3, "/dev/null")
@@ -344,7 +346,7 @@ def make_folder(low: Lowering, op: m.MakeFolder) -> None:
 
 
 def open_terminal(low: Lowering, op: m.OpenTerminal) -> None:
-    """A pty of the container's own devpts by descriptors alone: no path that could be swapped
+    """Open a pty of the container's own devpts by descriptors alone: a path could be swapped
     (CVE-2025-52565)."""
     a = low.a
     if op.of_host:
@@ -380,8 +382,8 @@ def open_terminal(low: Lowering, op: m.OpenTerminal) -> None:
 
 
 def _console_place(low: Lowering) -> Slot:
-    """/dev/console, made when it is missing; a link there would decide what the terminal covers
-    (CVE-2025-52565)."""
+    """Open /dev/console, made when it is missing; a link there would decide what the terminal
+    covers (CVE-2025-52565)."""
     a = low.a
     folder = low.folder("/dev")
     made = low.a.slot(4)
@@ -411,18 +413,18 @@ def change_mount(low: Lowering, op: m.ChangeMount) -> None:
     if op.path == "/":
         low.set_attributes(low.root, op.set, op.clear)
         return
-    found = low.beneath(op.path)
-    low.set_attributes(found, op.set, op.clear)
-    low.close(found)
+    mount = low.beneath(op.path)
+    low.set_attributes(mount, op.set, op.clear)
+    low.close(mount)
 
 
 def readonly_path(low: Lowering, op: m.ReadonlyPath) -> None:
     a, tree, end = low.a, low.a.slot(4), low.a.label()
-    found = low.beneath(op.path, missing=end, also=ENOTDIR)
-    a.sys("open_tree", found, "", CLONE | EMPTY | f.AT_RECURSIVE, store=tree)
+    place = low.beneath(op.path, missing=end, also=ENOTDIR)
+    a.sys("open_tree", place, "", CLONE | EMPTY | f.AT_RECURSIVE, store=tree)
     low.set_attributes(tree, mnt.MOUNT_ATTR_RDONLY)
-    low.attach(tree, found)
-    low.close(tree, found)
+    low.attach(tree, place)
+    low.close(tree, place)
     a.place(end)
 
 
@@ -432,16 +434,16 @@ def mask_path(low: Lowering, op: m.MaskPath) -> None:
     null = _null(low)
     if low.mask is None and op.copy:
         low.make_mask()
-    found = low.beneath(op.path, missing=end, also=ENOTDIR)
-    a.sys("statx", found, "", EMPTY, f.STATX_TYPE, low.scratch)
+    place = low.beneath(op.path, missing=end, also=ENOTDIR)
+    a.sys("statx", place, "", EMPTY, f.STATX_TYPE, low.scratch)
     mode = a.field(low.scratch, f.STATX_FIELDS["mode"][0], 4)
     a.compare(mode, "eq", f.S_IFDIR, mask=f.S_IFMT, true=folder)
     a.sys("open_tree", null, "", CLONE | EMPTY, store=tree, ok=hidden)
     a.place(folder)
     low.hide_folder(tree)
     a.place(hidden)
-    low.attach(tree, found)
-    low.close(tree, found)
+    low.attach(tree, place)
+    low.close(tree, place)
     a.place(end)
 
 

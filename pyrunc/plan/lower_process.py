@@ -1,5 +1,4 @@
-"""System calls of the operations on the process: birth, namespaces, limits, identity, filter,
-execve."""
+"""Lowers the operations on the process: clone, namespaces, limits, identity, filter, execve."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ from struct import pack
 from pyrunc.abi import clone
 from pyrunc.abi import file as f
 from pyrunc.abi import prctl as p
+from pyrunc.abi.capability import LINUX_CAPABILITY_VERSION_3
 from pyrunc.abi.ioctl import IFF_UP, SIOCSIFFLAGS
 from pyrunc.abi.process import (
     IOPRIO_CLASS_SHIFT,
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 
 AF_INET, SOCK_DGRAM, SOCK_CLOEXEC = 2, 2, 0o2000000
-KEEP_ALL_KEYS = 0x80000  # KEY_USR_SEARCH beside what the possessor has
+KEEP_ALL_KEYS = 0x80000  # KEY_USR_SEARCH, beside the possessor's rights
 SIGCHLD, SIGKILL, POLLIN = 17, 9, 1
-HOOK_WORDS_BYTES = 4096
+HOOK_OUTPUT_LIMIT_BYTES = 4096
 OUTSIDE = "current working directory is outside of container mount namespace root"
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MAX_ARG_STRLEN, POINTER_BYTES = 32 * 4096, 8  # include/uapi/linux/binfmts.h
@@ -51,12 +51,12 @@ NO_PROGRAM = "no-program"  # mark of failures of the last execve and of its chec
 
 def prepare(low: Lowering, op: m.Prepare) -> None:
     macros.prologue(low.a, op.name)
-    low.a.sys("umask", 0)  # modes are given explicitly until the process's own umask is set
+    low.a.sys("umask", 0)  # so that modes are exact until the process's own umask is set
 
 
 def _write_own(low: Lowering, paths: Sequence[str], content: bytes) -> None:
-    """The first of these files of our own that exists, beneath a /proc that is a procfs, and
-    nothing that is mounted over it.
+    """Write to the first of these files of our own that exists, beneath a /proc that is a
+    procfs, and not to anything mounted over it.
 
     A file in its place would take the label and leave the process without one (CVE-2019-16884,
     CVE-2025-52881).
@@ -64,7 +64,7 @@ def _write_own(low: Lowering, paths: Sequence[str], content: bytes) -> None:
     a = low.a
     proc = low.a.slot(4)
     opened = low.a.slot(4)
-    have = low.a.label()
+    done = low.a.label()
     a.sys("openat", f.AT_FDCWD, "/proc", f.O_PATH | low.o_directory | f.O_CLOEXEC, 0, store=proc)
     require_proc(low, proc, "/proc is no procfs")
     how = low.how(f.O_WRONLY, 0, f.RESOLVE_BENEATH | f.RESOLVE_NO_MAGICLINKS | f.RESOLVE_NO_XDEV)
@@ -77,11 +77,11 @@ def _write_own(low: Lowering, paths: Sequence[str], content: bytes) -> None:
             how,
             f.OPEN_HOW_SIZE,
             store=opened,
-            ok=have,
+            ok=done,
             skip=skip,
             retry=RETRY,
         )
-    a.place(have)
+    a.place(done)
     a.sys("write", opened, low.a.constant(content), len(content))
     low.close(opened, proc)
 
@@ -91,8 +91,8 @@ def set_oom_score(low: Lowering, op: m.SetOomScore) -> None:
 
 
 def set_exec_label(low: Lowering, op: m.SetExecLabel) -> None:
-    """Before the process is born, so in the runtime's own /proc; SELinux's label is its session
-    keyring's too."""
+    """Set the label before the clone, so in the runtime's own /proc; SELinux's label is its
+    session keyring's, too."""
     label = op.label.encode("utf-8", "surrogateescape")
     if op.module == "apparmor":
         _write_own(
@@ -136,8 +136,8 @@ def clone_process(low: Lowering, op: m.Clone) -> None:
     for kind in op.kinds:
         flags |= clone.NAMESPACES[kind]
     macros.fork_parent(low.a, flags, cgroup=low.numbers["cgroup"] if op.cgroup else None)
-    # a folder of the host: from here on somebody in the container's pid namespace may look
-    # (CVE-2024-21626)
+    # This is a folder of the host: from here on a process in the container's pid namespace may look
+    # into our /proc/PID/fd (CVE-2024-21626).
     if op.cgroup:
         low.close(low.numbers["cgroup"])
 
@@ -189,8 +189,7 @@ def set_domainname(low: Lowering, op: m.SetDomainname) -> None:
 
 
 def set_sysctl(low: Lowering, op: m.SetSysctl) -> None:
-    """Beneath a private procfs that nobody else has, across nothing mounted or linked
-    (CVE-2025-52881)."""
+    """Write a sysctl beneath a private procfs, across no mount and no link (CVE-2025-52881)."""
     a, opened, content = low.a, low.a.slot(4), op.value.encode("utf-8", "surrogateescape")
     resolve = (
         f.RESOLVE_BENEATH | f.RESOLVE_NO_SYMLINKS | f.RESOLVE_NO_MAGICLINKS | f.RESOLVE_NO_XDEV
@@ -231,7 +230,7 @@ def set_memory_policy(low: Lowering, op: m.SetMemoryPolicy) -> None:
     for node in op.nodes:
         mask[node // 64] |= 1 << node % 64
     nodes = low.a.constant(pack(f"<{words}Q", *mask)) if words else 0
-    # The kernel takes one bit less than it is told (mm/mempolicy.c, get_nodes).
+    # The kernel uses one bit less than the number that is passed (mm/mempolicy.c, get_nodes).
     low.a.sys(
         "set_mempolicy", MEMORY_MODES[op.mode] | op.flags, nodes, words * 64 + 1 if words else 0
     )
@@ -262,7 +261,8 @@ def try_folder(low: Lowering, op: m.TryFolder) -> None:
 
 
 def _check_folder(low: Lowering) -> None:
-    """getcwd gives a path that begins with `/`, unless the kernel cannot reach it from the root."""
+    """Fail unless getcwd returns a path that begins with `/`: otherwise the folder cannot be
+    reached from the root."""
     a = low.a
     a.sys("getcwd", low.scratch, 4096)
     first = a.field(low.scratch, 0, 1)
@@ -277,15 +277,14 @@ def set_ids(low: Lowering, op: m.SetIds) -> None:
     a.sys("setresuid", op.uid, op.uid, op.uid)
     if op.keep:
         a.sys("prctl", p.PR_SET_KEEPCAPS, 0, 0, 0, 0)
-    # the kernel sets it to fs.suid_dumpable when credentials change
+    # The kernel resets it to fs.suid_dumpable when credentials change.
     macros.set_dumpable(low.a, False)
 
 
 def set_capabilities(low: Lowering, op: m.SetCapabilities) -> None:
     a, sets = low.a, (op.effective, op.permitted, op.inheritable)
-    header = low.a.data(
-        pack("<II", 0x20080522, 0)
-    )  # _LINUX_CAPABILITY_VERSION_3; the kernel may write into it
+    # Data, not a constant, because the kernel may write its version into it.
+    header = low.a.data(pack("<II", LINUX_CAPABILITY_VERSION_3, 0))
     halves = [s & 0xFFFFFFFF for s in sets] + [s >> 32 for s in sets]
     a.sys("capset", header, low.a.constant(pack("<6I", *halves)))
     if op.ambient or op.permitted:
@@ -316,8 +315,8 @@ def enter_folder(low: Lowering, op: m.EnterFolder) -> None:
 
 
 def load_filter(low: Lowering, op: m.LoadFilter) -> None:
-    """Descriptors are closed before, and what is still needed marked: a filter may be older than
-    close_range(2)."""
+    """Load the filter. Before it, descriptors are closed, and the needed ones marked
+    close-on-exec, because the filter may be older than close_range(2)."""
     a, low.filtered = low.a, True
     macros.close_all_from(a, 3 + low.preserve, cloexec=True)
     _close_all_but(low, "start", HOOK_STATE, HOOK_STDERR, "pause")
@@ -334,9 +333,9 @@ def load_filter(low: Lowering, op: m.LoadFilter) -> None:
 
 
 def candidates(args: Sequence[str], env: Sequence[str]) -> list[str]:
-    """The paths that execvp(3) tries for args[0], with the PATH of `env`."""
+    """Return the paths that execvp(3) tries for args[0], with the PATH of `env`."""
     name = args[0]
-    # execve says ENOENT of an empty path, as execvp(3) does of an empty name
+    # execve answers ENOENT for an empty path, as execvp(3) does for an empty name.
     if "/" in name or not name:
         return [name]
     path = next((v[5:] for v in env if v.startswith("PATH=")), DEFAULT_PATH)
@@ -348,13 +347,13 @@ def check_program(low: Lowering, op: m.CheckProgram) -> None:
 
 
 def argument_sizes(args: Sequence[str], env: Sequence[str]) -> str:
-    """How long arguments and environment are, for a failure with E2BIG; empty where they cannot be
-    too long.
+    """Describe the sizes of arguments and environment for a failure with E2BIG; empty when they
+    cannot be too long.
 
-    execve(2): one string may have MAX_ARG_STRLEN bytes; all together, a pointer for each included,
-    a quarter of RLIMIT_STACK, but at least 128 KiB and at most 6 MiB.
+    execve(2): one string may have MAX_ARG_STRLEN bytes; all together, with a pointer for each, a
+    quarter of RLIMIT_STACK, but at least 128 KiB and at most 6 MiB.
     """
-    # UTF-8; most, in a microsecond
+    # A bound for UTF-8, which takes a microsecond and suffices for most calls.
     if 4 * (sum(map(len, args)) + sum(map(len, env))) <= MAX_ARG_STRLEN:
         return ""
     lengths = [len(text.encode("utf-8", "surrogateescape")) + 1 for text in (*args, *env)]
@@ -368,36 +367,39 @@ def argument_sizes(args: Sequence[str], env: Sequence[str]) -> str:
             if longest < len(args)
             else env[longest - len(args)].partition("=")[0][:80]
         )
-        return f"{what} has {lengths[longest]} bytes and the kernel takes {MAX_ARG_STRLEN} in one string"
+        return (
+            f"{what} has {lengths[longest]} bytes"
+            f" and the kernel takes {MAX_ARG_STRLEN} in one string"
+        )
     return (
-        f"{len(args)} arguments and {len(env)} environment variables have {total} bytes together and the kernel takes"
-        " a quarter of the stack limit (RLIMIT_STACK) and at most 6 MiB"
+        f"{len(args)} arguments and {len(env)} environment variables have {total} bytes together"
+        " and the kernel takes a quarter of the stack limit (RLIMIT_STACK) and at most 6 MiB"
     )
 
 
 def execute(low: Lowering, op: m.Execute) -> None:
-    """What must live until execve, the socket and a connection of `start`, closes on exec; all else
-    is closed here."""
+    """Execute the program. The socket, or a connection of `start`, must live until execve and is
+    close-on-exec; all other descriptors are closed here."""
     a, result, first = low.a, low.a.slot(4), 3 + op.preserve
     keep = [low.sync_number] if low.start is None else [low.start_number]
     macros.close_all_from(a, first, keep, may_fail=low.filtered)
     macros.execute(a, candidates(op.args, op.env), op.args, op.env, result=result)
-    folder, said = a.label(), a.label()
-    if "/" in op.args[0]:  # execve says EACCES for a directory
+    folder, report = a.label(), a.label()
+    if "/" in op.args[0]:  # execve answers EACCES for a directory
         place = a.data(f.STATX_SIZE)
-        a.compare(result, "eq", -EACCES, false=said)
-        a.sys("statx", f.AT_FDCWD, op.args[0], 0, f.STATX_BASIC_STATS, place, skip_any=said)
+        a.compare(result, "eq", -EACCES, false=report)
+        a.sys("statx", f.AT_FDCWD, op.args[0], 0, f.STATX_BASIC_STATS, place, skip_any=report)
         a.compare(
             macros.status_field(a, place, "mode"),
             "eq",
             f.S_IFDIR,
             mask=f.S_IFMT,
             true=folder,
-            false=said,
+            false=report,
         )
         a.place(folder)
         a.set(result, -EISDIR)
-        a.place(said)
+        a.place(report)
     if low.start is None:
         a.fail(result, argument_sizes(op.args, op.env), mark=NO_PROGRAM)
     else:
@@ -406,8 +408,8 @@ def execute(low: Lowering, op: m.Execute) -> None:
 
 
 def _close_all_but(low: Lowering, *names: str) -> None:
-    """What belongs to the host, or was opened on the way, is of no use any more, and who waits for
-    `start` waits long."""
+    """Close descriptors of the host and those of earlier operations early, because a container
+    may wait for `start` for a long time."""
     keep = [low.sync_number, *(low.numbers[name] for name in names if name in low.numbers)]
     macros.close_all_from(low.a, 3 + low.preserve, keep)
 
@@ -421,10 +423,10 @@ def end_by_signals(low: Lowering, op: m.EndBySignals) -> None:
 
 
 def await_start(low: Lowering, op: m.AwaitStart) -> None:
-    """One connection, one byte. The connection's end (close on exec) tells `start` that all went
-    well; else an errno comes.
+    """Accept one connection and read one byte. The connection's end (close-on-exec) tells
+    `start` that execve succeeded; else an errno is sent.
 
-    Whoever created the container is gone by then, so the socket to it closes here.
+    The process that created the container has ended by then, so the socket to it is closed here.
     """
     a, listening = low.a, low.numbers[op.descriptor]
     if not low.filtered:
@@ -432,8 +434,8 @@ def await_start(low: Lowering, op: m.AwaitStart) -> None:
     low.start, low.start_number = a.slot(4), low.sync_number
     again = a.slot(4)
     byte = a.data(8)
-    # The number of the socket to our parent becomes the listening socket's, then the connection's:
-    # it is known here, and is the one that stays open until execve.
+    # The socket to our parent gives up its number to the listening socket, then to the connection:
+    # the number is known here, and is the one that stays open until execve.
     a.sys("dup3", listening, low.start_number, f.O_CLOEXEC)
     a.sys("close", listening)
     a.sys("accept4", low.start_number, 0, 0, SOCK_CLOEXEC, store=again)
@@ -454,8 +456,8 @@ def refuse_start(low: Lowering, op: m.RefuseStart) -> None:
 
 
 def run_hook(low: Lowering, op: m.RunHook) -> None:
-    """clone(2), which filters that know only older calls let pass; the parent's half comes first,
-    as jumps go forward."""
+    """Run a hook in a clone(2), which filters that know only older calls allow; the parent's
+    half comes first, because jumps go forward."""
     a = low.a
     pid = low.a.slot(4)
     child = low.a.label()
@@ -469,12 +471,12 @@ def run_hook(low: Lowering, op: m.RunHook) -> None:
     a.sys("wait4", pid, status.address, 0, 0)
     a.compare(status, "eq", 0, true=done)
     a.send(STATUS, op.index, status)
-    _tell_errors(low, op)
+    _send_errors(low, op)
     a.exit(1)
     a.place(child)
     a.sys("lseek", state, 0, 0)
     a.sys("dup3", state, 0, 0)
-    # under a filter, which may not know the call, the words of earlier hooks come first
+    # Under a filter, which may not know ftruncate(2), the output of earlier hooks comes first.
     if not low.filtered:
         a.sys("ftruncate", errors, 0)
         a.sys("lseek", errors, 0, 0)
@@ -485,13 +487,18 @@ def run_hook(low: Lowering, op: m.RunHook) -> None:
     a.place(done)
 
 
-def _tell_errors(low: Lowering, op: m.RunHook) -> None:
-    """After the status, `start` reads what the hook wrote; a parent has the file itself. A filter
-    may forbid it."""
+def _send_errors(low: Lowering, op: m.RunHook) -> None:
+    """Send a hook's output to `start`, after the status; a parent reads the file itself. A
+    filter may forbid it."""
     if low.start is not None:
         offset = low.a.data(8)
         low.a.sys(
-            "sendfile", low.start, low.numbers[op.errors], offset, HOOK_WORDS_BYTES, skip_any=NEXT
+            "sendfile",
+            low.start,
+            low.numbers[op.errors],
+            offset,
+            HOOK_OUTPUT_LIMIT_BYTES,
+            skip_any=NEXT,
         )
 
 
@@ -511,7 +518,7 @@ def _end_in_time(low: Lowering, pid: Slot, op: m.RunHook) -> None:
     a.sys("kill", pid, SIGKILL)
     a.sys("wait4", pid, 0, 0, 0)
     a.send(STATUS, op.index, -1)
-    _tell_errors(low, op)
+    _send_errors(low, op)
     a.exit(1)
     a.place(ended)
 

@@ -1,7 +1,6 @@
-"""What lowering keeps while it goes through a plan: the assembler, the descriptors' numbers, and
-data that calls share.
+"""State of one lowering: the assembler, the descriptors' numbers, and data that calls share.
 
-Everything below the container's root is reached by these: `beneath` opens what exists, `place`
+Everything below the container's root is reached by these: `beneath` opens an existing file, `place`
 opens or creates a mount's destination, `attach` puts a mount there. `program.macros` has what does
 not depend on the plan.
 """
@@ -19,7 +18,7 @@ from pyrunc.program.macros import IN_ROOT, RETRY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pyrunc.plan.stock import PlanAssembler
+    from pyrunc.plan.lowering_cache import PlanAssembler
     from pyrunc.program.model import Address, Label, Operand, Slot
 
 EMPTY = f.AT_EMPTY_PATH
@@ -30,7 +29,7 @@ CLONE = mnt.OPEN_TREE_CLONE | mnt.OPEN_TREE_CLOEXEC
 
 
 class Lowering:
-    """One plan on its way to a program."""
+    """State while one plan is lowered to a program."""
 
     def __init__(
         self, a: PlanAssembler, numbers: dict[str, int], scratch: Address | None = None
@@ -44,7 +43,7 @@ class Lowering:
         self.start_number = -1
         self.preserve, self.filtered = 0, False
         self.line = 0
-        """The plan's line that is being lowered: what the process reports when it waits for its
+        """The plan's line that is being lowered: the process reports it when it waits for its
         parent."""
         self.mask: Slot | None = None
         self.null: Slot | None = None
@@ -53,23 +52,23 @@ class Lowering:
         self._scratch = scratch
 
     def forget(self) -> None:
-        """What was opened for later operations is not there any more."""
+        """Forget slots of descriptors that earlier operations opened."""
         self.mask = self.null = self.entered = None
         self._folders.clear()
 
     def how(self, flags: int, mode: int, resolve: int) -> Address:
-        """`struct open_how`, close-on-exec."""
+        """Return a `struct open_how`, close-on-exec."""
         return self.a.constant(pack("<3Q", flags | f.O_CLOEXEC, mode, resolve))
 
     @property
     def scratch(self) -> Address:
-        """4 KiB for results that are looked at at once."""
+        """4 KiB for results that are used at once."""
         if self._scratch is None:
             self._scratch = self.a.data(4096)
         return self._scratch
 
     def container_root(self) -> Operand:
-        """The root's descriptor; where the process is inside already (exec), its `/` is opened."""
+        """Return the root's descriptor; an exec, which is inside already, opens its `/`."""
         if isinstance(self.root, int) and self.root < 0:
             self.root = slot = self.a.slot(4)
             self.a.sys(
@@ -91,8 +90,8 @@ class Lowering:
         missing: Label | None = None,
         also: int | None = None,
     ) -> Slot:
-        """An open file of the container: the slot of its descriptor. `missing`: where to go on
-        ENOENT (and `also`)."""
+        """Open a file of the container; returns the slot of its descriptor. `missing`: the label
+        for ENOENT (and `also`)."""
         slot = self.a.slot(4)
         rules = {} if missing is None else {ENOENT: missing}
         if missing is not None and also is not None:
@@ -110,35 +109,35 @@ class Lowering:
         return slot
 
     def folder(self, path: str) -> Slot:
-        """A directory of the container, made with its parents when it is missing; the caller does
-        not close it.
+        """Open a directory of the container, made with its parents when it is missing; the
+        caller does not close it.
 
-        Kept for the operations that follow, until something is mounted.
+        It stays open for the operations that follow, until something is mounted.
         """
-        found = self._folders.get(path)
-        if found is None:
-            found = self._folders[path] = self.place(path, True)
-        return found
+        slot = self._folders.get(path)
+        if slot is None:
+            slot = self._folders[path] = self.place(path, True)
+        return slot
 
     def place(self, path: str, directory: bool) -> Slot:
-        """O_PATH of a destination, made when it is missing: 0755 folders, and an empty 0644 file
-        unless `directory`.
+        """Open (O_PATH) a destination, made when it is missing: 0755 folders, and an empty 0644
+        file unless `directory`.
 
-        What is not made: a directory where a file is to be covered stays, and the mount then says
-        ENOTDIR.
+        A directory in the place of a file stays, and the mount then fails with ENOTDIR.
         """
         if directory:
             return macros.make_directories(self.a, self.container_root(), path)
         return macros.make_file(self.a, self.container_root(), path)
 
     def ordinary_folder(self, path: str) -> Slot:
-        """A directory that no symlink leads to, made when it is missing: where procfs and sysfs go.
+        """Open a directory that no symlink leads to, made when it is missing: where procfs and
+        sysfs go.
 
-        Nobody can redirect them then (CVE-2019-19921, CVE-2023-27561).
+        So an image cannot redirect them (CVE-2019-19921, CVE-2023-27561).
         """
         a, root = self.a, self.container_root()
-        found = a.slot(4)
-        have = a.label()
+        slot = a.slot(4)
+        opened = a.label()
         missing = a.label()
         wrong = a.label()
         how = self.how(
@@ -152,23 +151,23 @@ class Lowering:
             name,
             how,
             size,
-            store=found,
-            ok=have,
+            store=slot,
+            ok=opened,
             skip={ENOENT: missing, **rules},
             retry=RETRY,
         )
         a.place(missing)
         self.close(macros.make_directories(a, root, path))
-        a.sys("openat2", root, name, how, size, store=found, ok=have, skip=rules, retry=RETRY)
+        a.sys("openat2", root, name, how, size, store=slot, ok=opened, skip=rules, retry=RETRY)
         a.place(wrong)
         a.fail(ENOTDIR, f"{path} must be mounted on ordinary directory")
-        a.place(have)
-        return found
+        a.place(opened)
+        return slot
 
     # ---- mounts
 
     def attach(self, mount: Operand, destination: Operand) -> None:
-        """Put a detached mount on an open file."""
+        """Attach a detached mount on an open file."""
         self.a.sys("move_mount", mount, "", destination, "", ATTACH)
         self._folders.clear()
 
@@ -180,8 +179,8 @@ class Lowering:
         propagation: int = 0,
         recursive: bool = False,
     ) -> None:
-        """mount_setattr(2) on a mount's descriptor. A change within the atime family clears the
-        whole family first."""
+        """Call mount_setattr(2) on a mount's descriptor. A change within the atime family clears
+        the whole family first."""
         if to_set & mnt.MOUNT_ATTR__ATIME:
             to_clear |= mnt.MOUNT_ATTR__ATIME
         recursive = recursive or bool(propagation & mnt.MS_REC)
@@ -197,10 +196,10 @@ class Lowering:
         attributes: int,
         refused: Label | None = None,
     ) -> Slot:
-        """A detached mount of a new filesystem; `refused`: where to go when that is not permitted.
+        """Mount a new filesystem detached; `refused`: the label for EPERM.
 
-        The terminals' group, 5, need not be mapped in a user namespace: then they keep their
-        creator's group. Kernels differ in when they say so, the older ones at the end.
+        Group 5, the terminals', need not be mapped in a user namespace: then they keep their
+        creator's group. Older kernels report that only when the filesystem is created.
         """
         a = self.a
         context = self.a.slot(4)
@@ -238,8 +237,8 @@ class Lowering:
         refusal: int,
         rules: dict[int, Label],
     ) -> None:
-        """A filesystem context with these options; `refusal`: the errno that an unknown group may
-        meet."""
+        """Open a filesystem context with these options; `refusal`: the errno with which an
+        unmapped group may be refused."""
         a = self.a
         a.sys("fsopen", kind, mnt.FSOPEN_CLOEXEC, store=context, skip=rules)
         if source:
@@ -252,12 +251,12 @@ class Lowering:
                 a.sys("fsconfig", context, mnt.FSCONFIG_SET_STRING, key, value, 0, skip=skip)
 
     def make_mask(self) -> None:
-        """The empty read-only tmpfs that hides folders, made once whether or not there is one to
-        hide."""
+        """Make the empty read-only tmpfs that hides folders, once, whether or not there is one
+        to hide."""
         self.mask = self.filesystem("tmpfs", "tmpfs", MASK_OPTIONS, QUIET | mnt.MOUNT_ATTR_RDONLY)
 
     def hide_folder(self, store: Slot) -> None:
-        """Another mount of the mask's tmpfs; where detached mounts cannot be cloned (Linux before
+        """Mount the mask's tmpfs once more; where detached mounts cannot be cloned (Linux before
         6.15) a new one."""
         if self.mask is not None:
             self.a.sys("open_tree", self.mask, "", CLONE | EMPTY, store=store)

@@ -1,12 +1,12 @@
-"""Two closed sets: operations of the new process, steps of its parent. A plan's order is the order
-of events on both sides.
+"""The operations of a new process and the steps of its parent: two closed sets. A plan's order
+is the order of events on both sides.
 
-A plan is a tuple of operations. The steps stand in the operation at which the process waits for its
-parent (`Sync`, and a `LoadFilter` with a listener) and are carried out in their order before it
-goes on. Each class has one meaning; `show` has its line, `lower` an operation's system calls,
-`launch.steps` a step's work, and a test compares these lists. Descriptors appear by name (`root`,
-`cgroup`, `tree:3`, `namespace:network`): whoever runs the plan opens them. Paths of the container
-are absolute and are resolved beneath its root when the operation runs.
+A plan is a tuple of operations. The steps belong to the operation at which the process waits for
+its parent (`Sync`, and a `LoadFilter` with a listener) and are carried out in order before the
+process goes on. Each class has one meaning; `show` has its line, `lower` an operation's system
+calls, `launch.steps` a step's work, and a test compares these lists. Descriptors appear by name
+(`root`, `cgroup`, `tree:3`, `namespace:network`): the launching process opens them. Paths of the
+container are absolute and are resolved beneath its root when the operation runs.
 """
 
 from __future__ import annotations
@@ -27,33 +27,34 @@ class Op(Value):
 
 
 class ParentStep(Value):
-    """One step of the parent's, while the new process waits."""
+    """One step of the parent, while the new process waits."""
 
 
 # In the runtime, as a parent
 
 
 class WriteIdMaps(ParentStep):
-    """gid_map and uid_map of the new user namespace (user_namespaces(7))."""
+    """Write gid_map and uid_map of the new user namespace (user_namespaces(7))."""
 
     uids: tuple[IdMap, ...]
     gids: tuple[IdMap, ...]
 
 
 class RecordProcess(ParentStep):
-    """Pid and start time go into the container's state: from here on `delete` ends what a killed
-    create has left."""
+    """Store pid and start time in the container's state: from here on `delete` finds what a
+    killed create has left."""
 
 
 class GiveCgroup(ParentStep):
-    """The cgroup's folder and the files that delegation names belong to `uid` (runtime-spec,
+    """Give the cgroup's folder and the files that delegation names to `uid` (runtime-spec,
     "Cgroup ownership")."""
 
     uid: int
 
 
 class EnterRdt(ParentStep):
-    """Put the first process into the container's resctrl group, which is made when it must be."""
+    """Put the first process into the container's resctrl group, which is made when it is
+    missing."""
 
     rdt: Mapping[str, Any]
 
@@ -78,8 +79,8 @@ class WriteHookState(ParentStep):
 
 
 class RunHooks(ParentStep):
-    """Run all hooks of one kind, each to its end: in ours, or from `folder` in these `namespaces`
-    of the process."""
+    """Run all hooks of one kind, each to its end: in the runtime's namespaces, or from `folder`
+    in these `namespaces` of the process."""
 
     kind: str
     hooks: tuple[Hook, ...]
@@ -88,20 +89,20 @@ class RunHooks(ParentStep):
 
 
 class SetLimits(ParentStep):
-    """Resource limits of a process in a user namespace, where it may not raise them itself
+    """Set resource limits of a process in a user namespace, where it may not raise them itself
     (prlimit(2))."""
 
     limits: tuple[Rlimit, ...]
 
 
 class ClearOnlcr(ParentStep):
-    """The terminal that was received does not turn a newline into two characters (ONLCR,
-    termios(3)): ours does."""
+    """Stop the terminal from turning a newline into two characters (ONLCR, termios(3)), because
+    ours does so."""
 
 
 class SendListener(ParentStep):
-    """Send the seccomp listener to whoever waits on a unix socket (runtime-spec, "The Container
-    Process State")."""
+    """Send the seccomp listener to the agent's unix socket (runtime-spec, "The Container Process
+    State")."""
 
     path: str
     metadata: str = ""
@@ -120,7 +121,7 @@ Step = (
     | ClearOnlcr
     | SendListener
 )
-"""Every step there is: whoever carries them out matches all of them."""
+"""Every step: `launch.steps.perform` matches all of them."""
 
 
 # In the launcher, still in the runtime's namespaces
@@ -140,7 +141,7 @@ class SetOomScore(Op):
 
 
 class SetExecLabel(Op):
-    """The LSM label of the next execve; `module` is apparmor or selinux."""
+    """Set the LSM label of the next execve; `module` is apparmor or selinux."""
 
     module: str
     label: str
@@ -161,7 +162,7 @@ class JoinProcess(Op):
 
 
 class OffsetClocks(Op):
-    """A new time namespace for children, with offsets (clock -> seconds, nanoseconds)."""
+    """Make a new time namespace for children, with offsets (clock -> seconds, nanoseconds)."""
 
     offsets: tuple[tuple[str, int, int], ...]
 
@@ -173,7 +174,7 @@ class SetAffinity(Op):
 
 
 class Clone(Op):
-    """The container's process is born as a child of our caller, in new namespaces `kinds`, in the
+    """Clone the container's process as a child of our caller, in new namespaces `kinds`, in the
     cgroup if there is one."""
 
     kinds: tuple[str, ...]
@@ -184,7 +185,7 @@ class Clone(Op):
 
 
 class Sync(Op):
-    """Tell the parent that `point` is reached, and wait until it has done its `steps`."""
+    """Report that `point` is reached, and wait until the parent has done its `steps`."""
 
     point: str
     steps: tuple[Step, ...] = ()
@@ -210,39 +211,39 @@ class LoopbackUp(Op):
 
 
 class SetPropagation(Op):
-    """How mounts of the namespace's tree (the runtime's, copied) propagate: MS_* flags."""
+    """Set how mounts of the namespace's tree (the runtime's, copied) propagate: MS_* flags."""
 
     flags: int
 
 
 class AttachRoot(Op):
-    """Put the detached root mount into the container's mount namespace: on top of `/`, or on a
-    folder that hooks know."""
+    """Attach the detached root mount in the container's mount namespace: on top of `/`, or on a
+    folder that hooks can see."""
 
     propagation: int
     place: str = "/"
 
 
 class AttachEmptyRoot(Op):
-    """A read-only empty tmpfs with a few folders and files as root (a pod's pause process)."""
+    """Use a read-only empty tmpfs with a few folders and files as root (a pod's pause process)."""
 
     folders: tuple[str, ...]
 
 
 class AttachMount(Op):
-    """Put a detached mount, itself and not a clone, on a folder of the root."""
+    """Attach a detached mount, itself and not a clone, on a folder of the root."""
 
     path: str
     descriptor: str
 
 
 class MountFs(Op):
-    """A new instance of a filesystem. `options` are its own (None = a flag), `attributes`
+    """Mount a new instance of a filesystem. `options` are its own (None = a flag), `attributes`
     MOUNT_ATTR_*.
 
     `strict`: the destination must be an ordinary directory, never a symlink (procfs, sysfs).
-    `instead`: what is bound, as a slave, where the kernel does not permit a new instance, as in a
-    user namespace that does not own the network or cgroups.
+    `instead`: the path to bind, as a slave, where the kernel does not permit a new instance, as in
+    a user namespace that does not own the network or cgroups.
     """
 
     destination: str
@@ -261,11 +262,12 @@ LINK_CAME = "there was no link in the path when it was looked up"
 
 
 class MountTree(Op):
-    """A detached clone of a host mount (a bind), put at `destination`. All flags are MOUNT_ATTR_*.
+    """Put a detached clone of a host mount (a bind) at `destination`. All flags are
+    MOUNT_ATTR_*.
 
-    Without a `descriptor` the clone is made by the container's process, of `source` in its copy of
-    the runtime's mounts, with those below it if it is `recursive`; no link of that path is
-    followed, for it had none when it was looked up.
+    Without a `descriptor` the container's process clones `source` in its copy of the runtime's
+    mounts, with those below it if it is `recursive`; it follows no link, because the path had none
+    when it was resolved.
     """
 
     destination: str
@@ -282,10 +284,10 @@ class MountTree(Op):
 
 
 class MakeDevice(Op):
-    """A device file with that owner and mode. An existing one must match, unless the folder is
-    known to be `fresh`.
+    """Make a device file with that owner and mode. An existing one must match, unless the folder
+    is new (`fresh`).
 
-    `bind`: making it may not be permitted, then the host's is bound there.
+    `bind`: where making it is not permitted, bind the host's.
     """
 
     path: str
@@ -300,15 +302,15 @@ class MakeDevice(Op):
 
 
 class AttachDevice(Op):
-    """A device file that was made outside, as a detached mount, where the container's user
-    namespace may make none."""
+    """Attach a device file that was made outside, as a detached mount, because the container's
+    user namespace may make none."""
 
     device: MakeDevice
     descriptor: str
 
 
 class Symlink(Op):
-    """A symbolic link in the container; an existing file stays unless it is to be taken over."""
+    """Make a symbolic link in the container; an existing file stays unless `over`."""
 
     path: str
     target: str
@@ -316,15 +318,14 @@ class Symlink(Op):
 
 
 class PivotRoot(Op):
-    """Make the attached root `/` and let go of the old one."""
+    """Make the attached root `/` and detach the old one."""
 
 
 class CoverRoot(Op):
-    """Without pivot_root (a root on a ramdisk): the root is put on top of `/`, the old one stays
+    """Put the root on top of `/` without pivot_root (a root on a ramdisk); the old one stays
     beneath it.
 
-    `hide`: whole procfs and sysfs mounts of the old root, which would undo what is masked in the
-    new one.
+    `hide`: whole procfs and sysfs mounts of the old root, through which masked files could be read.
     """
 
     move: bool
@@ -332,17 +333,18 @@ class CoverRoot(Op):
 
 
 class ShareRoot(Op):
-    """The propagation of the root that was asked for, after everything that has to bind from it."""
+    """Set the root's propagation of the configuration, after everything that has to bind from
+    it."""
 
     propagation: int
 
 
 class ChangeRoot(Op):
-    """Without a mount namespace of its own: chroot."""
+    """Change the root by chroot, for a container without a mount namespace of its own."""
 
 
 class LabelMount(Op):
-    """The SELinux label of the folder at `path`: of a filesystem that takes none as a mount
+    """Set the SELinux label of the folder at `path`: of a filesystem that takes none as a mount
     option."""
 
     path: str
@@ -356,14 +358,14 @@ class ReopenNull(Op):
 
 
 class MakeFolder(Op):
-    """A directory and its missing parents."""
+    """Make a directory and its missing parents."""
 
     path: str
 
 
 class OpenTerminal(Op):
-    """A terminal in the container's devpts: send the master away, make the slave stdio and (if
-    `console`) /dev/console.
+    """Open a terminal in the container's devpts: send the master to the parent, make the slave
+    stdio and (if `console`) /dev/console.
 
     `of_host`: in the devpts of the host, for a container without mounts of its own.
     """
@@ -408,8 +410,8 @@ class ReadonlyPath(Op):
 
 
 class MaskPath(Op):
-    """Hide a directory behind an empty read-only tmpfs, anything else behind /dev/null; a missing
-    one is skipped.
+    """Hide a directory behind an empty read-only tmpfs, anything else behind /dev/null; a
+    missing path is skipped.
 
     `copy`: all folders share one tmpfs, which the kernel can clone detached.
     """
@@ -419,7 +421,7 @@ class MaskPath(Op):
 
 
 class SetScheduler(Op):
-    """sched_setattr(2); the times are nanoseconds."""
+    """Call sched_setattr(2); the times are nanoseconds."""
 
     policy: str
     flags: int
@@ -452,7 +454,7 @@ class SetLimit(Op):
 
 
 class DropBounding(Op):
-    """Take all capabilities but `keep` (numbers) out of the bounding set; `last` is the kernel's
+    """Drop all capabilities but `keep` (numbers) from the bounding set; `last` is the kernel's
     highest number."""
 
     keep: tuple[int, ...]
@@ -464,7 +466,7 @@ class SetGroups(Op):
 
 
 class SetIds(Op):
-    """All uids and gids; `keep` keeps the permitted capabilities over the change."""
+    """Set all uids and gids; `keep` keeps the permitted capabilities over the change."""
 
     uid: int
     gid: int
@@ -472,8 +474,8 @@ class SetIds(Op):
 
 
 class SetCapabilities(Op):
-    """The sets as bit masks; ambient ones are raised one by one, and one that the kernel refuses is
-    skipped."""
+    """Set the capability sets, as bit masks; ambient ones are raised one by one, and those that
+    the kernel refuses are skipped."""
 
     effective: int
     permitted: int
@@ -482,12 +484,12 @@ class SetCapabilities(Op):
 
 
 class ForbidNewPrivileges(Op):
-    """PR_SET_NO_NEW_PRIVS."""
+    """Set PR_SET_NO_NEW_PRIVS."""
 
 
 class TryFolder(Op):
-    """chdir with root's rights, before a filter can forbid it; not permitted is fine, `EnterFolder`
-    tries again as the user.
+    """Change the folder with root's rights, before a filter can forbid it; when it is not
+    permitted, `EnterFolder` tries again as the user.
 
     Then getcwd must see it below the root (CVE-2024-21626).
     """
@@ -496,16 +498,16 @@ class TryFolder(Op):
 
 
 class EnterFolder(Op):
-    """chdir unless `TryFolder` could, with the same check."""
+    """Change the folder unless `TryFolder` could, with the same check."""
 
     path: str
 
 
 class LoadFilter(Op):
-    """A seccomp filter: `instructions` are sock_filter bytes.
+    """Load a seccomp filter: `instructions` are sock_filter bytes.
 
-    `listener` asks for a notification descriptor; then the process waits until the parent has it
-    and has done its `steps`.
+    With `listener` it makes a notification descriptor; then the process waits until the parent has
+    it and has done its `steps`.
     """
 
     instructions: bytes
@@ -515,38 +517,39 @@ class LoadFilter(Op):
 
 
 class CheckProgram(Op):
-    """Is there something to execute? Said while errors still reach the caller of create."""
+    """Check that there is a program to execute, while errors still reach the caller of create."""
 
     args: tuple[str, ...]
     env: tuple[str, ...]
 
 
 class Ready(Op):
-    """Tell the caller that all is set up."""
+    """Report that everything is set up."""
 
 
 class EndBySignals(Op):
-    """From here to execve these signals end the process, though it is the first of its pid
+    """Let these signals end the process from here to execve, although it is the first of its pid
     namespace."""
 
     numbers: tuple[int, ...]
 
 
 class AwaitStart(Op):
-    """Wait on the start socket for the byte of `start`; what goes wrong from here is told there."""
+    """Wait on the start socket for the byte of `start`; later failures are sent to that
+    connection."""
 
     descriptor: str
 
 
 class RefuseStart(Op):
-    """There is no program: `start` is told so, and the process ends."""
+    """Report to `start` that there is no program, and exit."""
 
 
 class RunHook(Op):
-    """A startContainer hook: a child that gets the state on stdin; its failure is told to `start`,
-    and is our end.
+    """Run a startContainer hook: a child that gets the state on stdin. Its failure is sent to
+    `start` and ends the process.
 
-    `errors` names the file for its stderr, whose beginning is told as well.
+    `errors` names the file for its stderr, whose beginning is sent as well.
     """
 
     index: int
@@ -559,7 +562,7 @@ class RunHook(Op):
 
 
 class Execute(Op):
-    """Close everything but stdio and the next `preserve` descriptors, and become the program,
+    """Close everything but stdio and the next `preserve` descriptors, and execute the program,
     looked up in PATH of `env`."""
 
     args: tuple[str, ...]
@@ -568,7 +571,7 @@ class Execute(Op):
 
 
 class ExecuteDescriptor(Op):
-    """Become the program behind a descriptor (the pod's pause process)."""
+    """Execute the program behind a descriptor (the pod's pause process)."""
 
     descriptor: str
     args: tuple[str, ...]
@@ -576,7 +579,7 @@ class ExecuteDescriptor(Op):
 
 
 class Host(Value):
-    """Facts of the machine and of the runtime's own process that decide what a plan holds.
+    """Facts about the machine and the runtime's own process on which a plan depends.
 
     `clones_detached`: open_tree clones mounts that are attached nowhere; `pinned`: we may not run
     on all CPUs; `in_user_namespace`: our root is not the machine's; `setgroups`: it may change
@@ -599,16 +602,15 @@ class Host(Value):
 
     @property
     def lowers_oom_score(self) -> bool:
-        """CAP_SYS_RESOURCE counts in the machine's user namespace only
-        (proc_pid_oom_score_adj(5))."""
+        """Tell whether we may lower oom_score_adj: CAP_SYS_RESOURCE counts in the machine's user
+        namespace only (proc_pid_oom_score_adj(5))."""
         return not self.in_user_namespace and bool(
             self.capabilities >> CAPABILITIES["CAP_SYS_RESOURCE"] & 1
         )
 
 
-class Findings(Value):
-    """What whoever runs the plan found out about this container's files. Keys are indices of
-    `spec.mounts`.
+class RootfsFacts(Value):
+    """Facts about this container's files. Keys are indices of `spec.mounts`.
 
     `sources`: absolute paths of those binds that the container's process makes itself; the others
     come as descriptors. `null_stdio`: descriptors that are reopened as the container's /dev/null.
@@ -627,7 +629,8 @@ class Findings(Value):
 
 
 class Plan(Value):
-    """`ops` in order, and `warnings` (a line each) about what was asked and is left out."""
+    """`ops` in order, and `warnings` (a line each) about parts of the configuration that are
+    left out."""
 
     ops: tuple[Op, ...]
     warnings: tuple[str, ...] = ()

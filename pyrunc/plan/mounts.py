@@ -1,8 +1,8 @@
-"""Entries of `mounts` become operations: options are sorted into attributes, propagation and the
-filesystem's own words.
+"""Plans the entries of `mounts`: sorts options into attributes, propagation and options of the
+filesystem.
 
-The option table is runtime-spec 1.3 config.md with runc's readings: the last occurrence wins, and
-for a bind only what was named changes. Recursive options (`rro`) work on the whole tree after
+The option table is runtime-spec 1.3 config.md as runc reads it: the last occurrence wins, and a
+bind changes only the named attributes. Recursive options (`rro`) work on the whole tree after
 everything else on that mount.
 """
 
@@ -14,7 +14,7 @@ from pyrunc.plan.model import ChangeMount, LabelMount, MountFs, MountTree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pyrunc.plan.model import Findings, Host, Op
+    from pyrunc.plan.model import Host, Op, RootfsFacts
     from pyrunc.spec.model import Linux, Mount
 
     Data = tuple[tuple[str, str | None], ...]
@@ -51,8 +51,8 @@ ATTRIBUTES: dict[str, tuple[int, int]] = {
     "nodiratime": (_NODIR, 0),
     "diratime": (0, _NODIR),
 }
-# Words for the superblock, which fsconfig takes as flags; on a bind they would change the source,
-# so they are left out.
+# Flags of the superblock, which fsconfig takes; on a bind they would change the source, so they are
+# left out.
 SUPERBLOCK = ("sync", "dirsync", "lazytime", "mand", "iversion")
 IGNORED = frozenset(
     (
@@ -78,7 +78,7 @@ PROPAGATION = {
     "runbindable": abi.MS_UNBINDABLE | abi.MS_REC,
 }
 EXTENSIONS = ("tmpcopyup", "idmap", "ridmap")
-UNLABELLED = ("proc", "sysfs", "mqueue", "cgroup2")  # take no context= of SELinux
+UNLABELLED = ("proc", "sysfs", "mqueue", "cgroup2")  # refuse SELinux's context=
 # Programs such as lxcfs may put their own files here; everything else inside /proc is refused
 # (CVE-2019-16884).
 PROC_FILES = frozenset(
@@ -137,9 +137,9 @@ class Options:
 
 
 def operations(
-    mount: Mount, index: int, linux: Linux, host: Host, findings: Findings, warnings: list[str]
+    mount: Mount, index: int, linux: Linux, host: Host, facts: RootfsFacts, warnings: list[str]
 ) -> tuple[Op, ...]:
-    """The operation for `mounts[index]`, and its label where that is one of its own."""
+    """Plan `mounts[index]`, and its label where that needs an operation of its own."""
     options = Options(mount.options)
     path = f"mounts[{index}]"
     destination = normal(mount.destination)
@@ -150,22 +150,22 @@ def operations(
     _refuse_inside_proc(mount, destination, options.bind, path)
     if is_tree(mount):
         peer = _keeps_peers(options, linux)
-        return (_tree(mount, index, destination, findings, options, peer, warnings),)
-    made = _filesystem(
-        mount, destination, findings.modes.get(index), options, linux.mount_label, path
+        return (_tree(mount, index, destination, facts, options, peer, warnings),)
+    filesystem = _filesystem(
+        mount, destination, facts.modes.get(index), options, linux.mount_label, path
     )
-    if made.type == "cgroup2":
-        made = made.replace(options=_cgroup_options(made.options, linux, host))
+    if filesystem.type == "cgroup2":
+        filesystem = filesystem.replace(options=_cgroup_options(filesystem.options, linux, host))
     if linux.namespace("user") is not None or host.in_user_namespace:
-        made = made.replace(instead=_instead(made.type, linux, host))
+        filesystem = filesystem.replace(instead=_instead(filesystem.type, linux, host))
     if linux.mount_label and mount.type == "mqueue":
-        return (made, LabelMount(destination, linux.mount_label))
-    return (made,)
+        return (filesystem, LabelMount(destination, linux.mount_label))
+    return (filesystem,)
 
 
 def finishing(mount: Mount) -> Op | None:
-    """What comes after everything was put into the mount: a tmpfs, and whatever is at /dev, become
-    read-only late."""
+    """Plan what comes after everything was put into the mount: a tmpfs, and a mount at /dev,
+    become read-only late."""
     options = Options(mount.options)
     if not options.set & _RO or options.bind or is_remount(mount):
         return None
@@ -174,7 +174,8 @@ def finishing(mount: Mount) -> Op | None:
 
 
 def normal(path: str) -> str:
-    """Absolute, without empty, `.` and `..` parts (which cannot climb above the container's root)."""
+    """Return the path as absolute, without empty, `.` and `..` parts (which cannot climb above
+    the container's root)."""
     parts: list[str] = []
     for part in path.split("/"):
         if part == "..":
@@ -189,18 +190,18 @@ def is_bind(mount: Mount) -> bool:
 
 
 def is_tree(mount: Mount) -> bool:
-    """Whether the caller makes it, as a detached mount: binds, overlays, whose layers may be many
-    and lie anywhere, and a tmpfs that begins as a copy."""
+    """Tell whether the caller makes it, as a detached mount: binds, overlays, whose layers may
+    be many and lie anywhere, and a tmpfs that begins as a copy."""
     return (mount.type == "overlay" or is_bind(mount) or copies_up(mount)) and not is_remount(mount)
 
 
 def is_remount(mount: Mount) -> bool:
-    """Whether it only changes what is mounted there already."""
+    """Tell whether it only changes the existing mount."""
     return "remount" in mount.options
 
 
 def copies_up(mount: Mount) -> bool:
-    """Whether it is a tmpfs with the content of what it covers."""
+    """Tell whether it is a tmpfs with the content of the folder that it covers."""
     return mount.type == "tmpfs" and "tmpcopyup" in mount.options
 
 
@@ -218,21 +219,22 @@ def _tree(
     mount: Mount,
     index: int,
     destination: str,
-    findings: Findings,
+    facts: RootfsFacts,
     options: Options,
     peer: bool,
     warnings: list[str],
 ) -> Op:
     if options.data and is_bind(mount):
-        words = ",".join(key if value is None else f"{key}={value}" for key, value in options.data)
+        texts = (key if value is None else f"{key}={value}" for key, value in options.data)
         warnings.append(
-            f"mounts[{index}]: a bind mount takes no filesystem options: {words} is ignored"
+            f"mounts[{index}]: a bind mount takes no filesystem options:"
+            f" {','.join(texts)} is ignored"
         )
     return MountTree(
         destination,
-        "" if index in findings.sources else f"tree:{index}",
-        findings.sources.get(index) or (mount.source if is_bind(mount) else mount.type),
-        findings.directories.get(index, True),
+        "" if index in facts.sources else f"tree:{index}",
+        facts.sources.get(index) or (mount.source if is_bind(mount) else mount.type),
+        facts.directories.get(index, True),
         options.set & ~_RO if mount.type == "tmpfs" else options.set,
         options.clear,
         options.rset,
@@ -250,10 +252,10 @@ def _remount(options: Options, destination: str, path: str) -> Op:
 
 
 def _keeps_peers(options: Options, linux: Linux) -> bool:
-    """Whether mounts go both ways between host and container: when the mount is to be shared, and
-    the root too.
+    """Tell whether mounts propagate both ways between host and container: when both this mount
+    and the root are shared.
 
-    Otherwise a shared mount is one of the container's own, and a slave of the host's, as it is
+    Otherwise a shared mount is a peer group of the container's own, and a slave of the host's, as
     under runc.
     """
     shared = any(flags & abi.MS_SHARED for flags in options.propagation)
@@ -261,12 +263,12 @@ def _keeps_peers(options: Options, linux: Linux) -> bool:
 
 
 def may_be_opened_inside(mount: Mount, linux: Linux) -> bool:
-    """Whether the container's process can clone the source itself, in its copy of the runtime's
-    mounts.
+    """Tell whether the container's process can clone the source itself, in its copy of the
+    runtime's mounts.
 
-    Not in a user namespace, where the path may be out of reach and the copy is locked; not what
-    stays a peer of the host's mount, for the copy is a slave, nor a slave where the copy is
-    private; not /proc, which is somebody else's there.
+    Not in a user namespace, where the path may be out of reach and the copy is locked; not a peer
+    of the host's mount, because the copy is a slave, nor a slave where the copy is private; not
+    /proc, which is another process's there.
     """
     options, source = Options(mount.options), mount.source
     private_copy = linux.rootfs_propagation in ("private", "rprivate")
@@ -313,9 +315,10 @@ def _filesystem(
 
 
 def _cgroup_options(options: Data, linux: Linux, host: Host) -> Data:
-    """Outside a cgroup namespace of its own a container mounts the machine's superblock, whose
-    options a mount replaces: they are given again, or all lose `nsdelegate` and
-    `memory_recursiveprot` (Linux, cgroup_get_tree, apply_cgroup_root_flags)."""
+    """Return a cgroup2 mount's options. Outside a cgroup namespace of its own a container mounts
+    the machine's superblock, whose options a mount replaces: they are repeated, or all
+    containers lose `nsdelegate` and `memory_recursiveprot` (Linux, cgroup_get_tree,
+    apply_cgroup_root_flags)."""
     namespace = linux.namespace("cgroup")
     if namespace is not None and not namespace.path:
         return options
@@ -324,8 +327,8 @@ def _cgroup_options(options: Data, linux: Linux, host: Host) -> Data:
 
 
 def _instead(kind: str, linux: Linux, host: Host) -> str:
-    """A user namespace may make a sysfs or a cgroup2 only of a network or cgroup namespace that
-    belongs to it; the joined ones need not."""
+    """Return the path to bind instead. A user namespace may make a sysfs or a cgroup2 only of a
+    network or cgroup namespace that belongs to it; a joined one need not."""
     owner, place = {"sysfs": ("network", "/sys"), "cgroup2": ("cgroup", host.cgroup_root)}.get(
         kind, ("", "")
     )

@@ -1,19 +1,18 @@
-"""Which steps the parent has at which sync point: the half of a plan that the runtime itself
-carries out. Pure.
+"""Plans the parent's steps: the half of a plan that the runtime itself carries out. Pure.
 
 | point | the process | its parent |
 |---|---|---|
-| born | exists, in its namespaces and cgroup, with no rights to speak of | id maps, record,
-cgroup's owner, RDT, links |
-| mounted | has its root and mounts, not pivoted | prestart and createRuntime hooks, in the
-runtime's namespaces |
+| cloned | is in its namespaces and cgroup, with hardly any rights | id maps, record, cgroup's |
+|  |  | owner, RDT, links |
+| mounted | has its root and mounts, not pivoted | prestart and createRuntime hooks, in the |
+|  |  | runtime's namespaces |
 | before-pivot | the same | createContainer hooks, in the container's |
-| before-identity | is still root of its namespaces, has its terminal | limits that it may not raise
-itself, ONLCR |
+| before-identity | is still root of its namespaces, has its terminal | limits that it may not |
+|  |  | raise itself, ONLCR |
 | listener | has loaded its filter | sends the filter's listener away |
 
-The order of `born`: nobody can act in a user namespace without maps; then the record, so that a
-create that is killed leaves nothing that `delete` does not find; then what can fail.
+The order of `cloned`: no process can act in a user namespace without maps; then the record, so that
+`delete` finds what a killed create leaves; then the steps that can fail.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ if TYPE_CHECKING:
     Steps = Mapping[str, tuple[Step, ...]]
 
 HOOK_STATE, HOOK_STDERR = "hook-state", "hook-stderr"
-"""The descriptors of the memfds with the state that startContainer hooks read, and with what the
-last one wrote."""
+"""The descriptors of two memfds: the state that startContainer hooks read, and the output of the
+last hook."""
 
 
 class Parent(Value):
-    """What the runtime does beyond what the configuration asks for.
+    """What the runtime does beyond the configuration.
 
     `record`: the container has a state on disk. `cgroup_owner`: the host's uid that gets the
-    cgroup, None = nobody. `hook_folder`: where createContainer hooks find the root. `attached`: we
-    stay and copy the process's terminal to ours.
+    cgroup, or None. `hook_folder`: where createContainer hooks find the root. `attached`: the
+    runtime stays and copies the process's terminal to its own.
     """
 
     record: bool = False
@@ -51,20 +50,21 @@ class Parent(Value):
 
 
 def steps_of_start(spec: Spec, parent: Parent) -> Steps:
-    """Sync point -> steps of a container's start, without points that have none."""
+    """Return the steps of a container's start by sync point, without points that have none."""
     linux, hooks = spec.linux, spec.hooks
-    born: list[Step] = [*_id_maps(linux)]
+    cloned: list[Step] = [*_id_maps(linux)]
     if parent.record:
-        born.append(model.RecordProcess())
+        cloned.append(model.RecordProcess())
     if hooks.start_container:
-        born.append(model.WriteHookState(HOOK_STATE))
+        cloned.append(model.WriteHookState(HOOK_STATE))
     if parent.cgroup_owner is not None:
-        # Not before: who has joined a user namespace could not be born in a group of another's.
-        born.append(model.GiveCgroup(parent.cgroup_owner))
+        # Not before: a process that has joined a user namespace could not be cloned into a group of
+        # another owner.
+        cloned.append(model.GiveCgroup(parent.cgroup_owner))
     if linux.intel_rdt:
-        born.append(model.EnterRdt(linux.intel_rdt))
+        cloned.append(model.EnterRdt(linux.intel_rdt))
     if linux.net_devices:
-        born.append(model.MoveLinks(linux.net_devices))
+        cloned.append(model.MoveLinks(linux.net_devices))
     mounted: list[Step] = []
     if hooks.prestart:
         mounted.append(model.RunHooks("prestart", hooks.prestart))
@@ -77,9 +77,9 @@ def steps_of_start(spec: Spec, parent: Parent) -> Steps:
                 "createContainer", hooks.create_container, parent.hook_folder, own(linux)
             )
         )
-    return _some(
+    return _non_empty(
         {
-            "born": born,
+            "cloned": cloned,
             "mounted": mounted,
             "before-pivot": inside,
             "before-identity": [
@@ -92,31 +92,32 @@ def steps_of_start(spec: Spec, parent: Parent) -> Steps:
 
 
 def steps_of_exec(linux: Linux, process: Process, attached: bool = False) -> Steps:
-    """Sync point -> steps of a process that enters a container; `attached` as in `Parent`."""
-    born: list[Step] = [model.JoinRdt(linux.intel_rdt)] if linux.intel_rdt else []
+    """Return the steps of a process that enters a container by sync point; `attached` as in
+    `Parent`."""
+    cloned: list[Step] = [model.JoinRdt(linux.intel_rdt)] if linux.intel_rdt else []
     late = [*_limits(linux, process), *_terminal(process, attached)]
-    return _some({"born": born, "before-identity": late, "listener": _listener(linux)})
+    return _non_empty({"cloned": cloned, "before-identity": late, "listener": _listener(linux)})
 
 
 def steps_of_pause(linux: Linux) -> Steps:
-    """Sync point -> steps of a pod's pause process."""
-    return _some({"born": _id_maps(linux)})
+    """Return the steps of a pod's pause process by sync point."""
+    return _non_empty({"cloned": _id_maps(linux)})
 
 
 def sync(point: str, steps: Steps) -> list[Op]:
-    """The operation that waits at `point`, when the parent has something to do there."""
+    """Return the operation that waits at `point`, if the parent has steps there."""
     return [model.Sync(point, steps[point])] if point in steps else []
 
 
 def with_listener(load_filter: LoadFilter | None, steps: Steps) -> LoadFilter | None:
-    """The filter, with what the parent does with its listener."""
+    """Return the filter with the parent's steps for its listener."""
     if load_filter is None or not load_filter.listener:
         return load_filter
     return load_filter.replace(steps=steps.get("listener", ()))
 
 
-def _some(found: Mapping[str, list[Step]]) -> Steps:
-    return {point: tuple(steps) for point, steps in found.items() if steps}
+def _non_empty(steps_by_point: Mapping[str, list[Step]]) -> Steps:
+    return {point: tuple(steps) for point, steps in steps_by_point.items() if steps}
 
 
 def _id_maps(linux: Linux) -> list[Step]:

@@ -1,5 +1,5 @@
-"""Masked and read-only paths: each once, read-only ones first, so that a masked path beneath a
-read-only one stays masked."""
+"""Plans masked and read-only paths: each once, read-only ones first, so that a masked path
+beneath a read-only one stays masked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def operations(linux: Linux, clones_detached: bool) -> list[Op]:
-    """One operation for each distinct path."""
+    """Plan one operation for each distinct path."""
     ops: list[Op] = [
         ReadonlyPath(path) for path in dict.fromkeys(map(normal, linux.readonly_paths))
     ]

@@ -1,9 +1,8 @@
-"""A plan for a person: one line for each operation and step, what `pyrunc plan` prints and what
-errors are worded with.
+"""Prints a plan: one line for each operation and step, for `pyrunc plan` and for errors.
 
 A line begins with a verb and its object: `mount 'proc' on '/proc'`. Numbers become the kernel's
-words. The steps of the parent stand before the operation that waits for them, in the order in which
-all of it happens: 12.1 and 12.2 are done when 12 is.
+names. The steps of the parent come before the operation that waits for them, in the order of
+events: 12.1 and 12.2 are done when 12 is.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _PROPAGATION = (
 
 
 def show(plan: Plan) -> str:
-    """All lines, numbered as errors number them, then the warnings."""
+    """Return all lines, numbered as errors number them, then the warnings."""
     lines = [_numbered(label, text) for label, text in numbered(plan)]
     return "\n".join([*lines, *(f"warning: {text}" for text in plan.warnings)])
 
@@ -48,28 +47,28 @@ def _numbered(label: str, text: str) -> str:
 
 
 def numbered(plan: Plan) -> list[tuple[str, str]]:
-    """(number, line) of everything in the order of events: `12.1` for the first step of the parent
-    that line 12 waits for."""
-    found = []
+    """Return (number, line) of everything in the order of events: `12.1` for the first step of
+    the parent that line 12 waits for."""
+    lines = []
     for number, op in enumerate(plan.ops, 1):
-        found += [(step_label(number, k), step_line(step)) for k, step in enumerate(steps_of(op))]
-        found.append((str(number), line(op)))
-    return found
+        lines += [(step_label(number, k), step_line(step)) for k, step in enumerate(steps_of(op))]
+        lines.append((str(number), line(op)))
+    return lines
 
 
 def steps_of(op: Op) -> tuple[ParentStep, ...]:
-    """What the parent does while this operation waits for it."""
+    """Return the parent's steps while this operation waits for it."""
     return op.steps if isinstance(op, m.Sync | m.LoadFilter) else ()
 
 
 def step_label(number: int, index: int) -> str:
-    """How the `index`-th step (from 0) of a line is numbered."""
+    """Return the number of the `index`-th step (from 0) of a line."""
     return f"{number}.{index + 1}"
 
 
 def trace(plan: Plan, started_ns: int, times: Sequence[tuple[str, int]]) -> str:
-    """A line per operation and step that was timed: its duration in microseconds, the time since
-    the start, its line.
+    """Return a line per operation and step that was timed: its duration in microseconds, the
+    time since the start, its line.
 
     `times` are (number of `numbered`, nanoseconds) in the order of events.
     """
@@ -86,22 +85,22 @@ def trace(plan: Plan, started_ns: int, times: Sequence[tuple[str, int]]) -> str:
 
 
 def step_line(step: ParentStep) -> str:
-    """One step of the parent's as one line."""
+    """Return one step of the parent as one line."""
     return STEP_LINES[type(step)](step)
 
 
 def line(op: Op) -> str:
-    """One operation as one line."""
+    """Return one operation as one line."""
     return LINES[type(op)](op)
 
 
 def attributes(bits: int) -> str:
-    """MOUNT_ATTR_* as mount options, `ro,nosuid`."""
+    """Return MOUNT_ATTR_* as mount options, `ro,nosuid`."""
     return ",".join(word for bit, word in _ATTRIBUTES if bits & bit)
 
 
 def propagation(flags: int) -> str:
-    """MS_* of a propagation as its mount option, `rslave`."""
+    """Return MS_* of a propagation as its mount option, `rslave`."""
     word = next((word for bit, word in _PROPAGATION if flags & bit), "unchanged")
     return "r" + word if flags & abi.MS_REC else word
 
@@ -123,8 +122,8 @@ def _mount_fs(op: m.MountFs) -> str:
 
 
 def _changes(to_set: int, to_clear: int, prefix: str = "") -> str:
-    """`ro,-nosuid`: set and cleared attributes; the atime family is one field, cleared it is
-    relatime."""
+    """Return set and cleared attributes as `ro,-nosuid`; the atime family is one field, and
+    clearing it means relatime."""
     named = [prefix + word for bit, word in _ATTRIBUTES if to_set & bit]
     if to_clear & abi.MOUNT_ATTR__ATIME and not to_set & abi.MOUNT_ATTR__ATIME:
         named.append(prefix + "relatime")
@@ -157,7 +156,10 @@ def _scheduler(op: m.SetScheduler) -> str:
 
 def _capabilities(op: m.SetCapabilities) -> str:
     ambient = ",".join(map(str, op.ambient)) or "none"
-    return f"capset effective {op.effective:#x} permitted {op.permitted:#x} inheritable {op.inheritable:#x} ambient {ambient}"
+    return (
+        f"capset effective {op.effective:#x} permitted {op.permitted:#x}"
+        f" inheritable {op.inheritable:#x} ambient {ambient}"
+    )
 
 
 def _numbers(numbers: tuple[int, ...]) -> str:

@@ -1,2 +1,2 @@
-"""The plan lowered to system calls: assembled and proved here, run by `pause/launcher.c`, its
-failures worded again here."""
+"""Programs of system calls: assembled and proved here, run by `pause/launcher.c`; its failures
+become errors here."""

@@ -1,4 +1,4 @@
-"""The assembler: calls by name, labels instead of counted skips, and a proof that the program
+"""Assembles programs: calls by name, labels instead of counted skips, and a proof that the program
 cannot go wrong by itself.
 
     a = Assembler()
@@ -8,10 +8,10 @@ cannot go wrong by itself.
         a.sys("mkdirat", root, "sub", 0o755, skip={EEXIST: NEXT})
     program = a.program()
 
-Proved is that every jump goes forward and lands inside, and that no slot is loaded on a path on
-which nothing was stored in it. As all jumps go forward, one walk suffices, and it is done while the
-operations are appended: a wrong one is refused where it is written. A call whose error has no rule
-ends the program with a failure that names the operation and the errno.
+The proof: every jump goes forward and lands inside, and no slot is loaded on a path on which
+nothing was stored in it. As all jumps go forward, one walk suffices, and it is done while the
+operations are appended: the call that appends a wrong one is refused. A call whose error has no
+rule ends the program with a failure that names the operation and the errno.
 """
 
 from __future__ import annotations
@@ -69,17 +69,18 @@ _LOADS = {1: LOAD_1, 4: LOAD_4, 8: LOAD_8}
 _PADDING = [(0,) * n for n in range(7)]
 _RULES_AT_MOST = 3
 _NOWHERE = -1
-"""What is stored where no path leads: everything, so that it is neutral when paths meet."""
+"""What is stored in slots where no path leads: everything, so that it is neutral when paths
+meet."""
 _pack = _encode.OPERATION.pack
 _plain: dict[tuple[int, tuple[Argument, ...]], bytes] = {}
-"""Calls with numbers alone, without a rule or a result, packed: dropping the capabilities is 38 of
-them each time."""
+"""Packed calls with numbers alone, without a rule or a result: dropping the capabilities is 38
+of them each time."""
 _PLAIN_AT_MOST = 1000
 
 
 class _Jump:
-    """An operation with labels, packed when all have their places: what comes before, between and
-    after the skips."""
+    """An operation with labels, packed when all have their places: its fields before, between
+    and after the skips."""
 
     __slots__ = ("after", "before", "index", "rules", "times", "true")
 
@@ -99,7 +100,7 @@ class _Jump:
         self.times, self.after = times, after
 
     def packed(self, size: int) -> bytes:
-        """The operation in a program of `size`."""
+        """Return the operation's bytes in a program of `size` operations."""
         skips = [0, 0, 0]
         for place, label in enumerate(self.rules):
             if label is not NEXT:
@@ -132,7 +133,7 @@ class _LineScope:
 
 
 class Assembler:
-    """Collects operations and data for one architecture (`uname -m` name; without one, this
+    """Collects operations and data for one architecture (`uname -m` name; default: this
     machine's).
 
     Operations are appended in the order of the calls. `sync` is the slot that holds the number of
@@ -158,8 +159,8 @@ class Assembler:
         self._relocations: list[int] = []
         self._strings: dict[str | bytes, int] = {}
         self._constants: dict[bytes, Address] = {}
-        # The proof: a bit per slot; what is stored in when the next operation is reached, and when
-        # a label is.
+        # The proof: a bit per slot; the slots with a value when the next operation is reached, and
+        # when a label is.
         self._slots = 0
         self._stored = 0
         self._stored_at: dict[Label, int] = {}
@@ -167,7 +168,7 @@ class Assembler:
     # ---- data
 
     def data(self, content: bytes | int, align: int = 8) -> Address:
-        """A block of the data: the bytes given, or that many bytes of zero. The program may write
+        """Append a block to the data: these bytes, or that many zeros. The program may write
         into it."""
         data = self._data
         if pad := -len(data) % align:
@@ -177,26 +178,27 @@ class Assembler:
         return address
 
     def constant(self, content: bytes) -> Address:
-        """A block that is only read, aligned to 8 bytes: equal ones share one place."""
+        """Return a block that is only read, aligned to 8 bytes: equal blocks share one place."""
         address = self._constants.get(content)
         if address is None:
             address = self._constants[content] = self.data(content)
         return address
 
     def string(self, text: str | bytes) -> Address:
-        """A NUL-terminated string; equal strings share one place, so the program must not write
-        into it."""
+        """Return a NUL-terminated string; equal strings share one place, so the program must not
+        write into it."""
         return Address(self._string(text))
 
     def pointers(self, items: Sequence[bytes | str | Address]) -> Address:
-        """An array of pointers that ends in NULL: argv, envp. Items that are text become strings."""
+        """Return an array of pointers that ends in NULL: argv, envp. Items that are text become
+        strings."""
         places = [i.offset if isinstance(i, Address) else self._string(i) for i in items]
         table = self.data(pack(f"<{len(places) + 1}Q", *places, 0))
         self._relocations.extend(range(table.offset, table.offset + 8 * len(places), 8))
         return table
 
     def pointer(self, place: Address, target: Address) -> None:
-        """Makes the 8 aligned bytes at `place` a pointer to `target`: iovec, msghdr, sock_fprog."""
+        """Make the 8 aligned bytes at `place` a pointer to `target`: iovec, msghdr, sock_fprog."""
         if place.offset % 8:
             raise InvalidArgument(
                 f"a pointer at data offset {place.offset}, which is not a multiple of 8"
@@ -205,8 +207,8 @@ class Assembler:
         self._relocations.append(place.offset)
 
     def slot(self, width: int = 8, initial: int | None = None) -> Slot:
-        """A variable of `width` 1, 4 or 8 bytes. Without `initial` it must be stored into before it
-        is loaded.
+        """Return a variable of `width` 1, 4 or 8 bytes. Without `initial` it must be stored into
+        before it is loaded.
 
         Use width 4 for what a call returns as int (descriptors, pids), 8 otherwise; a load of 1
         byte is unsigned.
@@ -221,8 +223,7 @@ class Assembler:
         return Slot(place.offset, width, 1 << self._slots)
 
     def field(self, place: Address, offset: int, width: int) -> Slot:
-        """A part of a data block as a variable (1, 4 or 8 bytes); it counts as written, the block
-        has its content."""
+        """Return a part of a data block as a variable (1, 4 or 8 bytes), which counts as stored."""
         if width not in _LOADS:
             raise InvalidArgument(f"a field of {width} bytes")
         return Slot(place.offset + offset, width)
@@ -239,11 +240,11 @@ class Assembler:
         ok: Label = NEXT,
         retry: tuple[int, int] | None = None,
     ) -> None:
-        """A system call by its kernel name, such as `openat2`. str and bytes arguments become
-        strings in the data.
+        """Append a system call by its kernel name, such as `openat2`. str and bytes arguments
+        become strings in the data.
 
-        `store` takes the result, on failure the negative errno. `ok` is where to go on success.
-        `skip` maps an errno to where to go, `skip_any` says it for all others; at most three such
+        `store` takes the result, on failure the negative errno. `ok` is the label for success.
+        `skip` maps errnos to labels, `skip_any` is the label for all others; at most three such
         rules together. `retry=(errno, times)` repeats the call. An error without a rule ends the
         program: Failure with this operation's index.
         """
@@ -251,13 +252,8 @@ class Assembler:
         if number is None:
             raise Unsupported(f"system call {name} on {self.arch.machine}")
         plain = not skip and skip_any is None and ok is NEXT
-        if (
-            plain
-            and (known := _plain.get((number, args))) is not None
-            and store is None
-            and retry is None
-        ):
-            self._append(known, name)
+        if plain and store is None and retry is None and (number, args) in _plain:
+            self._append(_plain[number, args], name)
             return
         kinds, words = self._arguments(args, name)
         errno, times = retry or (0, 0)
@@ -295,13 +291,14 @@ class Assembler:
         true: Label = NEXT,
         false: Label = NEXT,
     ) -> None:
-        """`value & mask` eq, ne, lt or ge `constant` (signed, 64 bits): go to `true` or `false`."""
+        """Compare `value & mask` eq, ne, lt or ge `constant` (signed, 64 bits): go to `true` or
+        `false`."""
         kinds, words = self._arguments((value, mask, constant), "compare")
         before = (CMP, 0, RELATIONS[relation], 0, 0, 0, 0, 0, 0, kinds)
         self._append_jump(before, true, (false,), 0, words, "")
 
     def set(self, slot: Slot, value: Operand | Address) -> None:
-        """Stores a number, an address or another slot's content."""
+        """Store a number, an address or another slot's content."""
         kinds, words = self._arguments((value,), "set")
         self._stored |= slot.bit
         self._append(
@@ -309,8 +306,8 @@ class Assembler:
         )
 
     def send(self, tag: int, value: Operand = 0, extra: Operand = 0) -> None:
-        """A message to the parent; tags are in `program.model`. The program ends when the parent is
-        gone."""
+        """Send a message to the parent; tags are in `program.model`. The program ends when the
+        parent is gone."""
         if not 0 < tag < FIRST_RESERVED:
             raise InvalidArgument(f"message tag {tag}")
         if tag == PID and self._pid_op is None:
@@ -319,8 +316,8 @@ class Assembler:
         self._append(_pack(SEND, 0, 0, tag, 0, 0, 0, 0, 0, kinds, 0, 0, 0, 0, 0, *words), "")
 
     def wait(self, store: Slot | None = None) -> None:
-        """Waits for `Running.release()`, whose byte (1 to 255) is stored. The program ends when the
-        parent is gone."""
+        """Wait for `Running.release()`, whose byte (1 to 255) is stored. The program ends when
+        the parent is gone."""
         place, width = (store.offset, store.width) if store is not None else (0, 0)
         if store is not None:
             self._stored |= store.bit
@@ -329,24 +326,24 @@ class Assembler:
         )
 
     def fail(self, errno: Operand, note: str = "", *, mark: str = "") -> None:
-        """Ends the program with a failure; `note` explains it to a person, `mark` names it to the
-        caller."""
+        """End the program with a failure; `note` explains it to a person, `mark` identifies it
+        for the caller."""
         if note or mark:
             self._notes[len(self._packed)] = (note, mark)
         self._append_end(FAIL, errno)
 
     def exit(self, code: Operand) -> None:
-        """Ends the process without a message, as the launcher does once it has cloned."""
+        """End the process without a message, as the launcher does once it has cloned."""
         self._append_end(EXIT, code)
 
     # ---- order
 
     def label(self, name: str = "") -> Label:
-        """A label to jump to; `place` says where it is."""
+        """Make a label to jump to; `place` sets its position."""
         return Label(name)
 
     def place(self, label: Label) -> None:
-        """The label is the operation that is appended next."""
+        """Place the label before the next operation."""
         if label is NEXT or label.index >= 0:
             raise InvalidArgument(f"label {label.name!r} is placed twice")
         label.index = len(self._packed)
@@ -354,7 +351,7 @@ class Assembler:
         self._stored &= self._stored_at.get(label, _NOWHERE)
 
     def goto(self, label: Label) -> None:
-        """Goes on at the label, which comes later."""
+        """Go on at the label, which comes later."""
         self.compare(0, "eq", 0, true=label, false=label)
 
     def line(self, text: str, number: int | None = None, *, mark: str = "") -> _LineScope:
@@ -368,11 +365,12 @@ class Assembler:
 
     @property
     def here(self) -> int:
-        """How many operations there are so far: the index of the next one."""
+        """The number of operations so far: the index of the next one."""
         return len(self._packed)
 
     def program(self) -> Program:
-        """Encodes what was collected. InvalidArgument names the operation whose label has no place."""
+        """Encode the collected operations. InvalidArgument names the operation whose label has
+        no place."""
         if not self._ended:
             self.fail(_errno.EPROTO, "the program ran off its end")
         operations = self._packed
@@ -403,8 +401,8 @@ class Assembler:
         return offset
 
     def _arguments(self, args: Sequence[Argument], what: str) -> tuple[int, list[int]]:
-        """Their kinds (4 bits each) and the six words; every slot that is loaded must have been
-        stored into."""
+        """Encode arguments as kinds (4 bits each) and six words; every slot that is loaded must
+        have been stored into."""
         words: list[int] = []
         kinds = shift = 0
         for arg in args:
@@ -447,8 +445,8 @@ class Assembler:
         words: Sequence[int],
         call: str,
     ) -> None:
-        """Merges what is stored here into every label; what follows is reached only if a way leads
-        there."""
+        """Append an operation and merge the stored slots into each of its labels; what follows
+        counts as reached only if a path leads there."""
         index, stored = len(self._packed), self._stored
         jumps = reached = False
         for label in (true, *rules):
@@ -470,4 +468,5 @@ class Assembler:
             self._stored = _NOWHERE
 
     def _where(self, what: str) -> str:
-        return f"operation {len(self._packed)} ({what}{', ' + self._line.text if self._line.text else ''})"
+        text = f", {self._line.text}" if self._line.text else ""
+        return f"operation {len(self._packed)} ({what}{text})"

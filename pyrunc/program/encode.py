@@ -35,7 +35,7 @@ OPERATION = Struct("<BBBxI4H7I4x6Q")
 def encode(
     operations: Sequence[bytes], relocations: Sequence[int], data: bytes | bytearray
 ) -> bytes:
-    """The whole program; `operations` are packed with OPERATION."""
+    """Encode the whole program; `operations` are packed with OPERATION."""
     ops = b"".join(operations)
     table = Struct(f"<{len(relocations)}I").pack(*relocations)
     start = (HEADER.size + len(ops) + len(table) + 15) & ~15

@@ -1,4 +1,4 @@
-"""From `{operation, errno}` to the words a person reads: `mount 'proc' on '/proc': EPERM
+"""Converts a failed operation and its errno to an error such as `mount 'proc' on '/proc': EPERM
 (move_mount, plan line 17)`."""
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from pyrunc.program.model import Program
 
 
 class OperationFailed(KernelError):
-    """An operation of a program failed. `op_index` and `line` (the plan line's number) say which,
-    `mark` what kind."""
+    """An operation of a program failed. `op_index` and `line` (the plan line's number) identify
+    it, `mark` the kind of failure."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class OperationFailed(KernelError):
 
 
 def failure(program: Program, op_index: int, errno: int) -> OperationFailed:
-    """The error for a failure message of the launcher."""
+    """Return the error for a failure message of the launcher."""
     if not 0 <= op_index < len(program):
         return OperationFailed("launcher", f"operation {op_index}", errno, "", op_index, None, "")
     line, call = program.lines[op_index], program.calls[op_index]

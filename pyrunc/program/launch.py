@@ -1,10 +1,9 @@
-"""Runs a program: the launcher is spawned from a sealed copy of itself, the program handed over as
-a memfd.
+"""Runs a program: spawns the launcher from a sealed copy and passes it the program as a memfd.
 
     running = launch(program, stdio=(0, 1, 2), fds={5: root_mount})
-    while message := running.receive():      # a failure raises OperationFailed, worded with the plan line
+    while message := running.receive():      # raises OperationFailed, with the plan's line
         if message.tag == PID: ...; running.release()
-    running.close()                          # None: everyone let go of the socket, the last by execve
+    running.close()                          # None: the socket is closed, at last by execve
 
 The launcher gets the descriptors as `stdio` 0, 1, 2 and `fds` {number there: number here}, the
 synchronisation socket on the first number above all of these and the program on the next. Signals:
@@ -39,8 +38,8 @@ LAUNCHER = os.path.join(
 MESSAGE = Struct("<IIqq")
 """A message: u32 tag, u32 index of the operation, two i64 values."""
 
-# Signals whose disposition posix_spawn resets: all but those that have none and the two that glibc
-# keeps to itself.
+# Signals whose disposition posix_spawn resets: all but SIGKILL and SIGSTOP, which have none, and
+# the two that glibc reserves.
 _TO_DEFAULT = [n for n in range(1, 65) if n not in (9, 19, 32, 33)]
 _TIMEVAL = Struct("@ll")
 
@@ -50,8 +49,8 @@ _executable: tuple[int, int, int] | None = None  # number, device, inode
 
 
 class Message:
-    """What a program sent: `tag` (see `program.model`), two numbers, and the descriptors that came
-    along (yours now)."""
+    """A message of the program: `tag` (see `program.model`), two numbers, and the descriptors
+    that came along, which the receiver closes."""
 
     __slots__ = ("extra", "fds", "op_index", "tag", "value")
 
@@ -65,12 +64,13 @@ class Message:
         self.fds = fds
 
     def __repr__(self) -> str:
-        return f"Message(tag={self.tag}, op_index={self.op_index}, value={self.value}, extra={self.extra}, fds={self.fds})"
+        numbers = f"tag={self.tag}, op_index={self.op_index}, value={self.value}"
+        return f"Message({numbers}, extra={self.extra}, fds={self.fds})"
 
 
 class Running:
-    """A program that was launched. Whoever holds it reaps the launcher (`close` does) and the
-    processes it cloned."""
+    """A launched program. Its owner reaps the launcher (`close` does) and the processes that it
+    cloned."""
 
     def __init__(self, program: Program, launcher_pid: int, socket: _Socket) -> None:
         self.program, self.launcher_pid = program, launcher_pid
@@ -81,19 +81,20 @@ class Running:
         self._early: list[tuple[bytes, tuple[int, ...]]] = []
 
     def fileno(self) -> int:
-        """The synchronisation socket, to poll it; -1 after `close`."""
+        """Return the synchronisation socket, to poll it; -1 after `close`."""
         return self._socket.fileno() if self._socket else -1
 
     @property
     def queued(self) -> bool:
-        """A message was read already: `receive` will not look at the socket."""
+        """Whether a message was read already: `receive` will not read the socket."""
         return bool(self._early) and self._pid_seen
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
-        """The next message; None when nobody holds the other end any more (exit or execve).
+        """Return the next message; None when the other end is closed everywhere (exit or
+        execve).
 
-        The process that was cloned may be faster than the launcher, which reports it; here PID
-        always comes first, so whoever sees a failure of that process knows whom to reap. Raises
+        The cloned process may be faster than the launcher, which reports its pid; here PID always
+        comes first, so a caller that sees a failure of that process knows which pid to reap. Raises
         OperationFailed for a failure, Error when the launcher refused the program or died,
         DeadlineExceeded.
         """
@@ -107,7 +108,7 @@ class Running:
                 self._check_launcher()
                 return None
             tag, op_index, value, extra = MESSAGE.unpack(packet)
-            if not self._pid_seen and self._is_of_the_cloned(tag, op_index):
+            if not self._pid_seen and self._is_from_cloned(tag, op_index):
                 self._early.append((packet, fds))
                 continue
             if tag in (FAILURE, REFUSED):
@@ -121,26 +122,25 @@ class Running:
             return Message(tag, op_index, value, extra, fds)
         return None
 
-    def _is_of_the_cloned(self, tag: int, op_index: int) -> bool:
+    def _is_from_cloned(self, tag: int, op_index: int) -> bool:
         first = self.program.pid_op
         return first is not None and tag != REFUSED and op_index > first
 
     def expect(self, tag: int, timeout_s: float | None = None) -> Message:
-        """The next message, which must have this tag; Error if it has another or the program ended
-        without it."""
+        """Return the next message, which must have this tag; Error if it has another or the
+        program ended without it."""
         message = self.receive(timeout_s)
         if message is None:
             raise Error(f"the program ended before it sent message {tag}{self._how_it_ended()}")
         if message.tag != tag:
             _fd.close_all(message.fds)
-            raise Error(
-                f"message {message.tag} came where {tag} was due ({self.program.explain(message.op_index)})"
-            )
+            sender = self.program.explain(message.op_index)
+            raise Error(f"message {message.tag} came where {tag} was due ({sender})")
         return message
 
     def release(self, byte: int = 1) -> None:
-        """Lets a `wait` go on. A program that is gone already is not an error here: `receive` will
-        tell."""
+        """Let a `wait` go on. When the program has ended already this is no error: `receive`
+        reports it."""
         if self._socket is None:
             raise Error("the program's socket is closed")
         try:
@@ -149,13 +149,13 @@ class Running:
             pass
 
     def reap_launcher(self) -> int:
-        """Waits for the launcher, once it sent PID or the program ended; its wait status."""
+        """Wait for the launcher, once it sent PID or the program ended; returns its wait status."""
         if self.launcher_status is None:
             self.launcher_status = os.waitpid(self.launcher_pid, 0)[1]
         return self.launcher_status
 
     def let_go(self) -> None:
-        """Closes our end without waiting for anything: a program that waits ends."""
+        """Close our end without waiting for anything: a waiting program ends."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -164,7 +164,7 @@ class Running:
         self._early.clear()
 
     def close(self) -> None:
-        """Closes our end and reaps the launcher. Not for a program whose launcher itself becomes
+        """Close our end and reap the launcher. Not for a program whose launcher itself executes
         the payload."""
         self.let_go()
         self.reap_launcher()
@@ -187,8 +187,8 @@ class Running:
                 MESSAGE.size, 4 * 64 + 16, MSG_CMSG_CLOEXEC
             )
         except ConnectionResetError:
-            # AF_UNIX says this when the other side ended with a byte of ours unread; the queue is
-            # empty by then.
+            # AF_UNIX answers this when the other side ended with a byte of ours unread; the queue
+            # is empty by then.
             return b"", ()
         except BlockingIOError:
             raise DeadlineExceeded(f"the program sent nothing for {timeout_s} s") from None
@@ -209,7 +209,7 @@ class Running:
         return packet, fds
 
     def _check_launcher(self) -> None:
-        """At the end of messages: did the launcher die instead of finishing?"""
+        """At the end of messages, raise Error if the launcher was killed or refused the program."""
         if self.launcher_status is None:
             pid, status = os.waitpid(self.launcher_pid, os.WNOHANG)
             if pid:
@@ -250,28 +250,27 @@ def launch(
     fds: Mapping[int, int] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Running:
-    """Spawns the launcher with this program. `stdio` are three descriptors, `fds` maps numbers
+    """Spawn the launcher with this program. `stdio` are three descriptors, `fds` maps numbers
     there to numbers here.
 
-    The descriptors stay the caller's; the launcher has copies. `env` is the launcher's own (empty)
-    environment, not what the program passes to execve. OSError is never raised: KernelError names
-    the call.
+    The caller keeps its descriptors; the launcher has copies. `env` is the launcher's own (empty)
+    environment, not that of the program's execve. Raises KernelError with the call, never OSError.
     """
-    wanted = {0: stdio[0], 1: stdio[1], 2: stdio[2], **(fds or {})}
-    first_free = max(wanted) + 1
+    numbers = {0: stdio[0], 1: stdio[1], 2: stdio[2], **(fds or {})}
+    first_free = max(numbers) + 1
     ours, theirs = _socketpair(AF_UNIX, SOCK_SEQPACKET, 0)
     opened: list[int] = []
     try:
-        wanted[first_free] = theirs.fileno()
+        numbers[first_free] = theirs.fileno()
         opened.append(image := program.open_image())
-        wanted[first_free + 1] = image
-        # The copies come above every target, else a dup2 would overwrite a source that is still
-        # needed.
+        numbers[first_free + 1] = image
+        # The copies get numbers above every target, else a dup2 would overwrite a source that is
+        # still needed.
         actions = []
-        for target, source in wanted.items():
+        for target, source in numbers.items():
             opened.append(copy := _fd.duplicate(source, first_free + 2))
             actions.append((os.POSIX_SPAWN_DUP2, copy, target))
-        # The path is looked up after the file actions, so this number too must be above every
+        # The path is looked up after the file actions, so this number, too, must be above every
         # target.
         opened.append(exe := _fd.duplicate(executable(), first_free + 2))
         pid = os.posix_spawn(
@@ -294,11 +293,11 @@ def launch(
 
 
 def executable(lowest: int = 0) -> int:
-    """A read-only descriptor of the sealed launcher, made once per process and kept open; the
-    caller does not close it. When it is made it gets a number from `lowest` up.
+    """Return a read-only descriptor of the sealed launcher, made once per process and kept open;
+    the caller does not close it. A new one gets a number from `lowest` up.
 
-    A forked process inherits it, or closes it with everything it does not know: then the number is
-    ours no more, and another copy is made.
+    A forked process inherits it, or closes it with everything that it does not know: then the
+    number is another file's, and a new copy is made.
     """
     global _executable
     if _executable is not None:
@@ -319,8 +318,8 @@ def executable(lowest: int = 0) -> int:
 
 
 def _open_executable(path: str) -> int:
-    """A sealed memfd with the launcher; where memfds cannot be executed, a detached read-only mount
-    of its file."""
+    """Open a sealed memfd with the launcher; where memfds cannot be executed, a detached
+    read-only mount of its file."""
     with open(path, "rb") as file:
         content = file.read()
     try:

@@ -1,9 +1,7 @@
-"""What a container start repeats, as straight lines of operations. Each function appends to the
-assembler it is given.
+"""Sequences of operations that starts repeat. Each function appends to the assembler.
 
-They carry labels, never counted skips, and decide nothing beyond what their name says. Descriptors
-that they open are close-on-exec; where they return a slot, the program may `close` it when it is
-done.
+They use labels, never counted skips, and do no more than their name says. Descriptors that they
+open are close-on-exec; where they return a slot, the program may `close` it.
 """
 
 from __future__ import annotations
@@ -72,11 +70,10 @@ BENEATH = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS
 
 
 def prologue(a: Assembler, name: str = "pyrunc:init", *, dumpable: bool = False) -> None:
-    """The first operations of every program: close-on-exec for the socket, a name, signals 32 and
-    33, not dumpable.
+    """Append the first operations of every program: close-on-exec for the socket, a name,
+    default for signals 32 and 33, not dumpable.
 
-    glibc's posix_spawn sets 32 and 33 to be ignored whatever it is told; without the reset the
-    payload inherits that.
+    glibc's posix_spawn always ignores 32 and 33, and the payload would inherit that.
     """
     a.sys("fcntl", a.sync, F_SETFD, FD_CLOEXEC)
     a.sys("prctl", PR_SET_NAME, name[:15], 0, 0, 0)
@@ -88,13 +85,13 @@ def prologue(a: Assembler, name: str = "pyrunc:init", *, dumpable: bool = False)
 
 
 def end_by_signals(a: Assembler, numbers: Sequence[int]) -> None:
-    """These signals end the process from here on, until execve sets them to default.
+    """Let these signals end the process from here on, until execve resets them.
 
     By default the kernel drops them when the process is the first of a pid namespace
     (pid_namespaces(7)).
     """
     action = a.data(pack("<4Q", 0, SA_RESTORER, 0, 0))
-    # on x86-64 the kernel delivers nothing without a restorer; nobody returns to it
+    # On x86-64 the kernel delivers no signal without a restorer; the handler never returns to it.
     for offset in (0, 16):
         a.set(a.field(action, offset, 8), a.handler)
     for number in numbers:
@@ -102,7 +99,7 @@ def end_by_signals(a: Assembler, numbers: Sequence[int]) -> None:
 
 
 def set_dumpable(a: Assembler, on: bool) -> None:
-    """prctl(PR_SET_DUMPABLE). The kernel resets it at every change of credentials, so repeat it
+    """Set PR_SET_DUMPABLE. The kernel resets it at every change of credentials, so repeat it
     after each."""
     a.sys("prctl", PR_SET_DUMPABLE, int(on), 0, 0, 0)
 
@@ -116,10 +113,10 @@ def clone(
     cgroup: Operand | None = None,
     signal: int = 0,
 ) -> None:
-    """clone3(2): `store` is 0 in the child. `parent`: the child becomes the caller's sibling
-    (`signal` must be 0 then).
+    """Append clone3(2): `store` is 0 in the child. `parent`: the child becomes the caller's
+    sibling (`signal` must be 0 then).
 
-    `cgroup` is a descriptor of a cgroup v2 directory in which the child is born.
+    `cgroup` is a descriptor of the cgroup v2 directory for the child.
     """
     flags |= (CLONE_PARENT if parent else 0) | (CLONE_INTO_CGROUP if cgroup is not None else 0)
     args = a.data(
@@ -133,8 +130,8 @@ def clone(
 
 
 def fork_parent(a: Assembler, flags: int, *, cgroup: Operand | None = None) -> None:
-    """clone3 as a sibling; the launcher sends PID (of the child, as the launcher sees it) and
-    exits.
+    """Clone a sibling by clone3; the launcher sends PID (the child's, as the launcher sees it)
+    and exits.
 
     What is appended afterwards runs in the child, which is a child of the process that called
     `launch`.
@@ -160,8 +157,8 @@ def close_range(
     cloexec: bool = False,
     may_fail: bool = False,
 ) -> None:
-    """close_range(2), both ends included; `cloexec` only marks them. `may_fail`: under a filter
-    that does not know it."""
+    """Append close_range(2), both ends included; `cloexec` only marks them. `may_fail`: a filter
+    may not know the call."""
     a.sys(
         "close_range",
         first,
@@ -179,8 +176,7 @@ def close_all_from(
     cloexec: bool = False,
     may_fail: bool = False,
 ) -> None:
-    """Closes (or marks) every descriptor from `first` on but those in `keep`, which are known
-    numbers."""
+    """Close (or mark) every descriptor from `first` on except `keep`."""
     for number in sorted(k for k in set(keep) if k >= first):
         if number > first:
             close_range(a, first, number - 1, cloexec=cloexec, may_fail=may_fail)
@@ -191,8 +187,8 @@ def close_all_from(
 def send_fd(
     a: Assembler, fd: Operand, *, tag: int = DESCRIPTOR, value: Operand = 0, extra: Operand = 0
 ) -> None:
-    """Sends a message with a copy of the descriptor (SCM_RIGHTS): the console, which needs no right
-    to ptrace this way.
+    """Send a message with a copy of the descriptor (SCM_RIGHTS): the console's master, for which
+    the parent then needs no right to ptrace.
 
     Unlike `send` it uses sendmsg(2), which a seccomp filter may forbid: it belongs before the
     filter.
@@ -225,8 +221,8 @@ def require(
     mask: int = -1,
     mark: str = "",
 ) -> None:
-    """Goes on when `value & mask` stands in that relation to the constant, else fails with this
-    errno and note."""
+    """Go on when `value & mask` is in that relation to the constant, else fail with this errno
+    and note."""
     good = a.label("as required")
     a.compare(value, relation, constant, mask=mask, true=good)
     a.fail(errno, note, mark=mark)
@@ -237,7 +233,7 @@ def require(
 
 
 def open_how(a: Assembler, flags: int, resolve: int) -> Address:
-    """`struct open_how` of openat2(2)."""
+    """Return a `struct open_how` for openat2(2)."""
     return a.constant(pack("<3Q", flags | O_CLOEXEC, 0, resolve))
 
 
@@ -252,11 +248,11 @@ def open_at(
     skip: Mapping[int, Label] | None = None,
     ok: Label = NEXT,
 ) -> Slot:
-    """openat2(2) beneath a root descriptor, close-on-exec, with the retries it needs; the slot
-    holds the descriptor.
+    """Append openat2(2) beneath a root descriptor, close-on-exec, with the retries it needs; the
+    slot holds the descriptor.
 
-    IN_ROOT treats the root as `/`; BENEATH forbids symbolic links and leaving. With an error rule
-    the slot holds the negative errno on that way.
+    IN_ROOT treats the root as `/`; BENEATH forbids symbolic links and leaving. After an error with
+    a rule the slot holds the negative errno.
     """
     fd = a.slot(4) if store is None else store
     how = open_how(a, flags, resolve)
@@ -265,11 +261,12 @@ def open_at(
 
 
 def make_directories(a: Assembler, root: Operand, path: str, mode: int = 0o755) -> Slot:
-    """`mkdir -p` inside the root; the slot holds an O_PATH descriptor of the directory.
+    """Make directories inside the root like `mkdir -p`; the slot holds an O_PATH descriptor of
+    the last one.
 
-    Symbolic links that exist are followed inside the root. What is missing is made below the
-    directory that was just opened, and opened again without links: somebody who swaps names
-    meanwhile causes an error, nothing outside.
+    Existing symbolic links are followed inside the root. What is missing is made below the
+    directory that was just opened, and opened again without links: a process that swaps names
+    meanwhile causes an error, but nothing is made outside.
     """
     flags = O_PATH | a.arch.o_directory
     names = components(path)
@@ -312,15 +309,15 @@ def make_directories(a: Assembler, root: Operand, path: str, mode: int = 0o755) 
 def make_file(
     a: Assembler, root: Operand, path: str, mode: int = 0o644, directory_mode: int = 0o755
 ) -> Slot:
-    """An O_PATH descriptor of whatever is at the path; an empty file, and directories above it, are
-    made when missing."""
+    """Open (O_PATH) what is at the path; an empty file, and directories above it, are made when
+    missing."""
     names = components(path)
     result, done, missing = a.slot(4), a.label("file is there"), a.label("file is missing")
     open_at(a, root, "/".join(names), O_PATH, store=result, skip={ENOENT: missing}, ok=done)
     a.place(missing)
     parent = make_directories(a, root, "/".join(names[:-1]), directory_mode)
     flags = O_CREAT | O_EXCL | O_WRONLY | a.arch.o_nofollow | O_CLOEXEC
-    made, there = a.slot(4), a.label("somebody else made it")
+    made, there = a.slot(4), a.label("made meanwhile")
     a.sys("openat", parent, names[-1], flags, mode, store=made, skip={EEXIST: there})
     close(a, made)
     a.place(there)
@@ -338,7 +335,7 @@ def status(
     follow: bool = False,
     mask: int = STATX_BASIC_STATS,
 ) -> Address:
-    """statx(2) of a descriptor, or of a name in it; `status_field` reads the result."""
+    """Append statx(2) of a descriptor, or of a name in it; `status_field` reads the result."""
     place = a.data(STATX_SIZE)
     flags = (AT_EMPTY_PATH if not path else 0) | (0 if follow else AT_SYMLINK_NOFOLLOW)
     a.sys("statx", fd, path, flags, mask, place)
@@ -346,14 +343,14 @@ def status(
 
 
 def status_field(a: Assembler, place: Address, name: str) -> Slot:
-    """A field of `status`: `ino` 8 bytes, others 4. `mode` needs a mask, such as S_IFMT: its upper
-    half is padding."""
+    """Return a field of `status`: `ino` 8 bytes, others 4. `mode` needs a mask, such as S_IFMT:
+    its upper half is padding."""
     offset, width = STATX_FIELDS[name]
     return a.field(place, offset, max(width, 4))
 
 
 def require_device(a: Assembler, fd: Operand, major: int, minor: int, what: str) -> None:
-    """Fails with ENODEV unless the descriptor is the character device of these numbers (/dev/null
+    """Fail with ENODEV unless the descriptor is the character device of these numbers (/dev/null
     is 1:3)."""
     place = status(a, fd)
     wrong, good = a.label("wrong device"), a.label("right device")
@@ -374,16 +371,15 @@ def require_device(a: Assembler, fd: Operand, major: int, minor: int, what: str)
 def check_program(
     a: Assembler, candidates: Sequence[str], name: str = "", *, mark: str = "program"
 ) -> None:
-    """Fails like execvp would if none of the paths can be executed here and now, by these
-    credentials.
+    """Fail like execvp would if none of the paths can be executed now with these credentials.
 
-    `candidates` are tried in order: `dir/name` for every PATH entry, or the one path that was
-    given. EACCES wins over ENOENT, a directory is EISDIR. Before Linux 6.14 (no AT_EXECVE_CHECK),
-    and under a filter that forbids execveat(2), access(2)'s answer has to do. Where a filter
-    forbids that too, nothing is said.
+    `candidates` are tried in order: `dir/name` for every PATH entry, or the one path. EACCES wins
+    over ENOENT, a directory is EISDIR. Before Linux 6.14 (no AT_EXECVE_CHECK), and under a filter
+    that forbids execveat(2), access(2) has to suffice. Where a filter forbids that too, nothing is
+    checked.
     """
     argv, env = a.pointers([name or "check"]), a.pointers([])
-    denied, found = a.slot(4, 0), a.label("program found")
+    denied, program_ok = a.slot(4, 0), a.label("program found")
     result = a.slot(4)
     for path in candidates:
         after = a.label("next candidate")
@@ -391,7 +387,7 @@ def check_program(
         examine = a.label("denied")
         a.sys(
             "execveat", AT_FDCWD, path, argv, env, AT_EXECVE_CHECK,
-            store=result, ok=found, skip_any=NEXT,
+            store=result, ok=program_ok, skip_any=NEXT,
         )  # fmt: skip
         a.compare(result, "eq", -EACCES, true=examine)
         a.compare(result, "eq", -EINVAL, true=old)
@@ -411,12 +407,12 @@ def check_program(
             store=result, ok=granted, skip_any=NEXT,
         )  # fmt: skip
         a.compare(result, "eq", -EACCES, true=examine)
-        a.compare(result, "eq", -ENOSYS, true=found)
-        a.compare(result, "eq", -EPERM, true=found, false=after)
+        a.compare(result, "eq", -ENOSYS, true=program_ok)
+        a.compare(result, "eq", -EPERM, true=program_ok, false=after)
         a.place(granted)
         place = a.data(STATX_SIZE)
-        a.sys("statx", AT_FDCWD, path, 0, STATX_BASIC_STATS, place, skip_any=found)
-        a.compare(status_field(a, place, "mode"), "ne", S_IFDIR, mask=S_IFMT, true=found)
+        a.sys("statx", AT_FDCWD, path, 0, STATX_BASIC_STATS, place, skip_any=program_ok)
+        a.compare(status_field(a, place, "mode"), "ne", S_IFDIR, mask=S_IFMT, true=program_ok)
         a.place(examine)
         a.set(denied, EACCES)
         a.sys("statx", AT_FDCWD, path, 0, STATX_BASIC_STATS, place, skip_any=after)
@@ -431,7 +427,7 @@ def check_program(
     a.fail(EISDIR, "is a directory", mark=mark)
     a.place(missing)
     a.fail(ENOENT, mark=mark)
-    a.place(found)
+    a.place(program_ok)
 
 
 def execute(
@@ -442,13 +438,13 @@ def execute(
     *,
     result: Slot,
 ) -> None:
-    """execve(2) of the first path that works, as execvp: ENOENT and ENOTDIR try the next, EACCES
-    too but is kept.
+    """Execute the first path that works, as execvp does: ENOENT and ENOTDIR try the next, EACCES
+    too but is remembered.
 
     Never returns on success. What follows runs when nothing could be executed; `result` (4 bytes)
-    has the negative errno. execve says ENOENT also for a file that is there and whose loader or
-    `#!` interpreter is not: that is ELIBACC here, an errno that execve itself does not have, and
-    the search ends with it.
+    has the negative errno. execve answers ENOENT also for a file whose loader or `#!` interpreter
+    is missing: that becomes ELIBACC, an errno that execve itself does not return, and ends the
+    search.
     """
     argv_place, env_place = a.pointers(argv), a.pointers(env)
     failed, code = a.label("execve failed"), a.slot(4)

@@ -1,4 +1,4 @@
-"""What a program is made of: places in its data, labels, and the finished, proved program.
+"""Parts of a program: places in its data, labels, and the finished, proved program.
 
 A program is a list of operations and one block of data. Nothing in it is a string to be parsed: an
 argument is a number, an address in the data, or the content of a slot. The launcher
@@ -32,7 +32,7 @@ class Address:
         self.offset = offset
 
     def at(self, offset: int) -> Address:
-        """The place `offset` bytes further: a field of a structure."""
+        """Return the place `offset` bytes further: a field of a structure."""
         return Address(self.offset + offset)
 
 
@@ -56,8 +56,8 @@ Argument = int | bytes | str | Address | Slot
 
 
 class Label:
-    """A place in the list of operations that is jumped to from earlier ones: every jump goes
-    forward."""
+    """A place in the list of operations, the target of jumps from earlier operations: every jump
+    goes forward."""
 
     __slots__ = ("index", "name")
 
@@ -70,7 +70,7 @@ NEXT = Label("next")
 
 
 class Line:
-    """The plan line that operations belong to: what a failure of one of them is worded with."""
+    """The plan line that operations belong to, for the errors of their failures."""
 
     __slots__ = ("mark", "number", "text")
 
@@ -79,8 +79,8 @@ class Line:
 
 
 class Program:
-    """A proved program, ready to be run any number of times: nothing in it depends on descriptors
-    or processes."""
+    """A proved program, which can be run any number of times: nothing in it depends on
+    descriptors or processes."""
 
     __slots__ = ("_encoded", "arch", "calls", "lines", "notes", "pid_op")
 
@@ -99,24 +99,26 @@ class Program:
         self.lines = lines
         self.notes = notes
         self.pid_op = pid_op
-        """The operation that sends PID, if one does: what comes after it is done by the process
-        that was cloned."""
+        """The operation that sends PID, if one does: the cloned process runs what comes after
+        it."""
 
     def __len__(self) -> int:
         return len(self.calls)
 
     def encode(self) -> bytes:
-        """The bytes that the launcher maps; the layout is in `program.encode`."""
+        """Return the bytes that the launcher maps; the layout is in `program.encode`."""
         return self._encoded
 
     def open_image(self) -> int:
-        """A descriptor of the encoded program for the launcher, the caller's to close. KernelError."""
+        """Open a memfd with the encoded program for the launcher, which the caller closes.
+        Raises KernelError."""
         from pyrunc.kernel.fd import open_memfd
 
         return open_memfd("pyrunc:program", self._encoded)
 
     def explain(self, op_index: int) -> str:
-        """One operation for a person: `mount 'proc' on '/proc' (move_mount, plan line 17)`."""
+        """Describe one operation for a person: `mount 'proc' on '/proc' (move_mount, plan line
+        17)`."""
         if not 0 <= op_index < len(self.calls):
             return f"operation {op_index}"
         line, call = self.lines[op_index], self.calls[op_index]

@@ -1,9 +1,9 @@
-"""A profile to its BPF program: compiled once, then found again in memory or on disk by the hash of
-profile and machine.
+"""Compiles a profile to its BPF program, once: programs are stored in memory and on disk by the
+hash of profile and machine.
 
-Compiling goes through libseccomp and takes some milliseconds; a start finds the program in less
-than a tenth of one, without loading the library. The store is a folder that only its owner can
-write, because what is in it judges every system call.
+Compiling goes through libseccomp and takes some milliseconds; loading a stored program takes less
+than a tenth of one, without the library. The store is a folder that only its owner can write to,
+because its programs decide about every system call.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
     from pyrunc.seccomp.profile import Profile, Rule
 
-# what compiled programs depend on besides the profile: count up when this file, `stub` or `flatten`
-# changes
+# What compiled programs depend on besides the profile: increment it when this file, `stub` or
+# `flatten` changes.
 GENERATION = b"2"
 INSTRUCTION_SIZE_BYTES, MAX_INSTRUCTIONS = 8, 4096
 STORE_LIMIT_FILES = 128
 
 
 class Filter:
-    """What has to be loaded: `program` for sock_fprog, `flags` for seccomp(2); a listener is asked
-    for by NEW_LISTENER.
+    """A filter to load: `program` for sock_fprog, `flags` for seccomp(2), with NEW_LISTENER if
+    it notifies.
 
-    `listener_path` is empty without one; `listener_metadata` goes to whoever listens there.
+    `listener_path` is empty without a listener; `listener_metadata` is sent to the agent there.
     `instructions` is the count.
     """
 
@@ -57,27 +57,27 @@ class Filter:
         return bool(self.listener_path)
 
 
-_known: dict[bytes, Filter | None] = {}
+_filters: dict[bytes, Filter | None] = {}
 
 
 def compile(seccomp: Mapping[str, Any], arch: str = "", store: str | None = None) -> Filter | None:
-    """The filter of an OCI `linux.seccomp` object for the machine `arch` (uname -m; this one by
-    default).
+    """Return the filter of an OCI `linux.seccomp` object for the machine `arch` (uname -m;
+    default: this one).
 
-    None when the object filters nothing. `store`: the folder to keep programs in, by default
+    None when the object filters nothing. `store`: the folder for programs, by default
     `default_store()`, "" for none. Raises InvalidSpec, Unsupported (no libseccomp, an unknown
     flag), KernelError.
     """
     machine = arch or os.uname().machine
     key = _key(seccomp, machine)
-    if key not in _known:
-        _known[key] = _make(seccomp, machine, key, default_store() if store is None else store)
-    return _known[key]
+    if key not in _filters:
+        _filters[key] = _make(seccomp, machine, key, default_store() if store is None else store)
+    return _filters[key]
 
 
 def default_store() -> str:
-    """`/run/pyrunc/.seccomp` for root, beneath $XDG_RUNTIME_DIR for others, "" (none) when that is
-    not set."""
+    """Return `/run/pyrunc/.seccomp` for root, a folder beneath $XDG_RUNTIME_DIR for others, ""
+    (none) when that is not set."""
     if is_machine_root():
         return "/run/pyrunc/.seccomp"
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
@@ -85,7 +85,7 @@ def default_store() -> str:
 
 
 def _key(seccomp: Mapping[str, Any], machine: str) -> bytes:
-    # version 2 knows no references: equal objects give equal bytes
+    # Version 2 has no references, so equal objects give equal bytes.
     text = marshal.dumps(dict(seccomp), 2)
     return blake2b(GENERATION + machine.encode() + b"\0" + text, digest_size=20).digest()
 
@@ -102,28 +102,30 @@ def _make(seccomp: Mapping[str, Any], machine: str, key: bytes, store: str) -> F
 
 
 def build(profile: Profile, machine: str) -> bytes:
-    """The program, always compiled anew: what libseccomp makes of the rules with the stub for newer
-    calls, made flat."""
+    """Compile the program: the stub for newer calls, then libseccomp's program for the rules,
+    flattened."""
     from pyrunc.seccomp import stub
     from pyrunc.seccomp.flatten import flatten
 
     if machine not in profiles.NATIVE:
-        raise Unsupported(f"seccomp on {machine}: only {' and '.join(profiles.NATIVE)} are known")
+        raise Unsupported(
+            f"seccomp on {machine}: only {' and '.join(profiles.NATIVE)} are supported"
+        )
     native = profiles.NATIVE[machine]
     architectures = [
         native,
         *(audit for audit in dict.fromkeys(profile.architectures) if audit != native),
     ]
-    refused = _multiplexed(profile.rules)
-    rules = [rule for rule in profile.rules if rule not in refused]
+    socket_rules = _multiplexed(profile.rules)
+    rules = [rule for rule in profile.rules if rule not in socket_rules]
     conditional = {rule.name for rule in rules if rule.conditions}
     prologue = stub.prologue(
-        _highest(profile, architectures), _verdicts(profile), stub.wanted(profile.default_action)
+        _highest(profile, architectures), _verdicts(profile), stub.is_needed(profile.default_action)
     )
     whole = prologue + _compile(profile.default_action, rules, architectures, machine)
     judged_by_arguments = [rule for rule in rules if rule.name in conditional]
     rest = _compile(profile.default_action, judged_by_arguments, architectures, machine)
-    verdicts = {rule.conditions[0][2]: rule.action for rule in reversed(refused)}
+    verdicts = {rule.conditions[0][2]: rule.action for rule in reversed(socket_rules)}
     first = stub.multiplexed(verdicts if profiles.X86 in architectures else {})
     program = first + min(whole, flatten(whole, rest, architectures), key=len)
     if len(program) > MAX_INSTRUCTIONS * INSTRUCTION_SIZE_BYTES:
@@ -132,8 +134,8 @@ def build(profile: Profile, machine: str) -> bytes:
 
 
 def _multiplexed(rules: Sequence[Rule]) -> list[Rule]:
-    """Rules that are for one of the calls that socketcall(2) stands for: libseccomp does not keep
-    to them."""
+    """Return the rules for single calls behind socketcall(2), which libseccomp does not apply
+    correctly."""
     first = (0, profiles.OPERATORS["SCMP_CMP_EQ"])
     return [
         r
@@ -145,7 +147,7 @@ def _multiplexed(rules: Sequence[Rule]) -> list[Rule]:
 def _compile(
     default_action: int, rules: Sequence[Rule], architectures: Sequence[int], machine: str
 ) -> bytes:
-    """libseccomp's program for these rules."""
+    """Return libseccomp's program for these rules."""
     from pyrunc.kernel import seccomp as library
 
     with library.Compiler(default_action) as compiler:
@@ -161,20 +163,20 @@ def _compile(
 
 
 def _verdicts(profile: Profile) -> dict[int, int]:
-    """Unconditional rules for calls that libseccomp has no name for, by number."""
+    """Return unconditional rules for calls that libseccomp has no name for, by number."""
     from pyrunc.abi.syscalls_recent import RECENT
     from pyrunc.kernel import seccomp as library
 
-    found: dict[int, int] = {}
+    actions: dict[int, int] = {}
     for rule in profile.rules:
         new = rule.name in RECENT and not rule.conditions
         if new and library.number(rule.name) == library.UNKNOWN_SYSCALL:
-            found.setdefault(RECENT[rule.name], rule.action)
-    return found
+            actions.setdefault(RECENT[rule.name], rule.action)
+    return actions
 
 
 def _highest(profile: Profile, architectures: Sequence[int]) -> dict[int, int]:
-    """The highest number that the profile names, per architecture."""
+    """Return the highest number that the profile names, per architecture."""
     from pyrunc.kernel import seccomp as library
 
     return {
@@ -184,7 +186,7 @@ def _highest(profile: Profile, architectures: Sequence[int]) -> dict[int, int]:
 
 
 def _flags(profile: Profile) -> int:
-    """The flags of seccomp(2). TSYNC has nothing to do: the loading process has one thread."""
+    """Return the flags of seccomp(2). TSYNC is dropped: the loading process has one thread."""
     from pyrunc.kernel import seccomp as library
 
     if profile.flags is None:
@@ -193,14 +195,14 @@ def _flags(profile: Profile) -> int:
         flags = profile.flags & ~profiles.TSYNC
         for name, flag in profiles.FLAGS.items():
             if flags & flag and not library.knows_flag(flag):
-                raise Unsupported(f"seccomp flag {name} is not known to this kernel")
+                raise Unsupported(f"this kernel does not support the seccomp flag {name}")
     if not profile.notifies:
         return flags & ~profiles.WAIT_KILLABLE_RECV
     return flags | profiles.NEW_LISTENER
 
 
 def _load(store: str, key: bytes) -> bytes | None:
-    """The stored program; None when there is none or the folder is not ours alone."""
+    """Return the stored program; None when there is none or other users may write to the folder."""
     if not store or not _is_ours_alone(store):
         return None
     try:
@@ -219,7 +221,7 @@ def _load(store: str, key: bytes) -> bytes | None:
 
 
 def _save(store: str, key: bytes, program: bytes) -> None:
-    """Keep it for the next process; a store that cannot be written only costs time."""
+    """Store a program for the next process; a store that cannot be written only costs time."""
     if not store:
         return
     try:
@@ -234,9 +236,11 @@ def _save(store: str, key: bytes, program: bytes) -> None:
 
 def _is_ours_alone(folder: str) -> bool:
     try:
-        found = os.lstat(folder)
+        status = os.lstat(folder)
     except OSError:
         return False
     return (
-        stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+        stat.S_ISDIR(status.st_mode)
+        and status.st_uid == os.geteuid()
+        and not status.st_mode & 0o022
     )

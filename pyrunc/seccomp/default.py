@@ -1,18 +1,18 @@
-"""The profile of RuntimeDefault as data: what a container may call, by subject, and what each
-capability adds.
+"""The profile of RuntimeDefault as data: the calls of every container, by subject, and those
+that each capability adds.
 
 It allows the same calls as containerd's and Docker's default profiles of 2026 (the names are facts;
 the order here is by subject). Everything else answers EPERM, calls newer than the list ENOSYS
 (`stub`). Left out on purpose: io_uring, keyrings, userfaultfd, kexec, and new namespaces without
-CAP_SYS_ADMIN. socket(2) takes the families one by one, because its argument is an int: "greater
-than AF_VSOCK" would also be true for AF_VSOCK with rubbish in the upper half of the register.
+CAP_SYS_ADMIN. socket(2) has one rule per family, because its argument is an int: "greater than
+AF_VSOCK" would also be true for AF_VSOCK with garbage in the upper half of the register.
 
 i386's socketcall(2) has the family behind a pointer, where no filter sees it (CVE-2026-31431:
-AF_ALG opened in this way), so it makes no sockets here; it answers ENOSYS, on which musl and glibc
-built for Linux 4.3 have used socket(2) before. glibc of Debian, Ubuntu and Fedora for i386 is built
-for older kernels and knows no other way (Debian 12's 2.36 was looked at): 32-bit programs linked to
-it have no network under RuntimeDefault, and need a profile of their own (Localhost) or none. On
-sockets that exist, and for pairs (which neither AF_ALG nor AF_VSOCK makes), the multiplexer works.
+AF_ALG opened in this way), so it may not make sockets; it answers ENOSYS, after which musl, and
+glibc built for Linux 4.3, use socket(2). glibc of Debian, Ubuntu and Fedora for i386 is built for
+older kernels and has no other way (seen in Debian 12's 2.36): 32-bit programs linked to it have no
+network under RuntimeDefault, and need a profile of their own (Localhost) or none. The multiplexer
+works on existing sockets, and for pairs (which neither AF_ALG nor AF_VSOCK makes).
 """
 
 from __future__ import annotations
@@ -27,64 +27,71 @@ if TYPE_CHECKING:
     from typing import Any
 
 FILES = """
-    access chdir chmod chown chown32 close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64
-    fadvise64_64 fallocate fanotify_mark fchdir fchmod fchmodat fchmodat2 fchown fchown32 fchownat fcntl fcntl64 fdatasync
-    flock fstat fstat64 fstatat64 fstatfs fstatfs64 fsync ftruncate ftruncate64 futimesat getcwd getdents getdents64
-    inotify_add_watch inotify_init inotify_init1 inotify_rm_watch ioctl lchown lchown32 link linkat listmount _llseek lseek
-    lstat lstat64 memfd_create memfd_secret mkdir mkdirat mknod mknodat name_to_handle_at newfstatat open openat openat2
-    pipe pipe2 pread64 preadv preadv2 pwrite64 pwritev pwritev2 read readahead readlink readlinkat readv rename renameat
-    renameat2 rmdir sendfile sendfile64 splice stat stat64 statfs statfs64 statmount statx symlink symlinkat sync
-    sync_file_range syncfs tee truncate truncate64 umask unlink unlinkat utime utimensat utimensat_time64 utimes vmsplice
-    write writev
+    access chdir chmod chown chown32 close close_range copy_file_range creat dup dup2 dup3 faccessat
+    faccessat2 fadvise64 fadvise64_64 fallocate fanotify_mark fchdir fchmod fchmodat fchmodat2
+    fchown fchown32 fchownat fcntl fcntl64 fdatasync flock fstat fstat64 fstatat64 fstatfs fstatfs64
+    fsync ftruncate ftruncate64 futimesat getcwd getdents getdents64 inotify_add_watch inotify_init
+    inotify_init1 inotify_rm_watch ioctl lchown lchown32 link linkat listmount _llseek lseek lstat
+    lstat64 memfd_create memfd_secret mkdir mkdirat mknod mknodat name_to_handle_at newfstatat open
+    openat openat2 pipe pipe2 pread64 preadv preadv2 pwrite64 pwritev pwritev2 read readahead
+    readlink readlinkat readv rename renameat renameat2 rmdir sendfile sendfile64 splice stat stat64
+    statfs statfs64 statmount statx symlink symlinkat sync sync_file_range syncfs tee truncate
+    truncate64 umask unlink unlinkat utime utimensat utimensat_time64 utimes vmsplice write writev
 """
 EXTENDED_ATTRIBUTES = """
-    fgetxattr flistxattr fremovexattr fsetxattr getxattr getxattrat lgetxattr listxattr listxattrat llistxattr lremovexattr
-    lsetxattr removexattr removexattrat setxattr setxattrat
+    fgetxattr flistxattr fremovexattr fsetxattr getxattr getxattrat lgetxattr listxattr listxattrat
+    llistxattr lremovexattr lsetxattr removexattr removexattrat setxattr setxattrat
 """
 WAITING = """
-    epoll_create epoll_create1 epoll_ctl epoll_ctl_old epoll_pwait epoll_pwait2 epoll_wait epoll_wait_old eventfd eventfd2
-    io_cancel io_destroy io_getevents io_pgetevents io_pgetevents_time64 io_setup io_submit _newselect pause poll ppoll
-    ppoll_time64 pselect6 pselect6_time64 select
+    epoll_create epoll_create1 epoll_ctl epoll_ctl_old epoll_pwait epoll_pwait2 epoll_wait
+    epoll_wait_old eventfd eventfd2 io_cancel io_destroy io_getevents io_pgetevents
+    io_pgetevents_time64 io_setup io_submit _newselect pause poll ppoll ppoll_time64 pselect6
+    pselect6_time64 select
 """
 SOCKETS = """
-    accept accept4 bind connect getpeername getsockname getsockopt listen recv recvfrom recvmmsg recvmmsg_time64 recvmsg send
-    sendmmsg sendmsg sendto setsockopt shutdown socketpair
+    accept accept4 bind connect getpeername getsockname getsockopt listen recv recvfrom recvmmsg
+    recvmmsg_time64 recvmsg send sendmmsg sendmsg sendto setsockopt shutdown socketpair
 """
 MEMORY = """
-    brk cachestat madvise map_shadow_stack membarrier mincore mlock mlock2 mlockall mmap mmap2 mprotect mremap mseal msync
-    munlock munlockall munmap pkey_alloc pkey_free pkey_mprotect process_mrelease remap_file_pages
+    brk cachestat madvise map_shadow_stack membarrier mincore mlock mlock2 mlockall mmap mmap2
+    mprotect mremap mseal msync munlock munlockall munmap pkey_alloc pkey_free pkey_mprotect
+    process_mrelease remap_file_pages
 """
 PROCESSES = """
-    execve execveat exit exit_group fork getcpu getpgid getpgrp getpid getppid getpriority getrandom getrlimit
-    get_robust_list getrusage getsid get_thread_area gettid ioprio_get ioprio_set pidfd_open pidfd_send_signal prctl
-    prlimit64 process_vm_readv process_vm_writev ptrace restart_syscall rseq sched_getaffinity sched_getattr
-    sched_getparam sched_get_priority_max sched_get_priority_min sched_getscheduler sched_rr_get_interval
-    sched_rr_get_interval_time64 sched_setaffinity sched_setattr sched_setparam sched_setscheduler sched_yield setpgid
-    setpriority setrlimit set_robust_list setsid set_thread_area set_tid_address sysinfo ugetrlimit uname uretprobe vfork
-    wait4 waitid waitpid
+    execve execveat exit exit_group fork getcpu getpgid getpgrp getpid getppid getpriority getrandom
+    getrlimit get_robust_list getrusage getsid get_thread_area gettid ioprio_get ioprio_set
+    pidfd_open pidfd_send_signal prctl prlimit64 process_vm_readv process_vm_writev ptrace
+    restart_syscall rseq sched_getaffinity sched_getattr sched_getparam sched_get_priority_max
+    sched_get_priority_min sched_getscheduler sched_rr_get_interval sched_rr_get_interval_time64
+    sched_setaffinity sched_setattr sched_setparam sched_setscheduler sched_yield setpgid
+    setpriority setrlimit set_robust_list setsid set_thread_area set_tid_address sysinfo ugetrlimit
+    uname uretprobe vfork wait4 waitid waitpid
 """
 IDENTITY = """
-    capget capset getegid getegid32 geteuid geteuid32 getgid getgid32 getgroups getgroups32 getresgid getresgid32 getresuid
-    getresuid32 getuid getuid32 setfsgid setfsgid32 setfsuid setfsuid32 setgid setgid32 setgroups setgroups32 setregid
-    setregid32 setresgid setresgid32 setresuid setresuid32 setreuid setreuid32 setuid setuid32
+    capget capset getegid getegid32 geteuid geteuid32 getgid getgid32 getgroups getgroups32
+    getresgid getresgid32 getresuid getresuid32 getuid getuid32 setfsgid setfsgid32 setfsuid
+    setfsuid32 setgid setgid32 setgroups setgroups32 setregid setregid32 setresgid setresgid32
+    setresuid setresuid32 setreuid setreuid32 setuid setuid32
 """
 SANDBOXING = "landlock_add_rule landlock_create_ruleset landlock_restrict_self seccomp"
 SIGNALS = """
-    kill rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo rt_sigreturn rt_sigsuspend rt_sigtimedwait
-    rt_sigtimedwait_time64 rt_tgsigqueueinfo sigaltstack signalfd signalfd4 sigprocmask sigreturn tgkill tkill
+    kill rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo rt_sigreturn rt_sigsuspend
+    rt_sigtimedwait rt_sigtimedwait_time64 rt_tgsigqueueinfo sigaltstack signalfd signalfd4
+    sigprocmask sigreturn tgkill tkill
 """
 SYNCHRONISATION = """
-    futex futex_requeue futex_time64 futex_wait futex_waitv futex_wake ipc mq_getsetattr mq_notify mq_open mq_timedreceive
-    mq_timedreceive_time64 mq_timedsend mq_timedsend_time64 mq_unlink msgctl msgget msgrcv msgsnd semctl semget semop
-    semtimedop semtimedop_time64 shmat shmctl shmdt shmget
+    futex futex_requeue futex_time64 futex_wait futex_waitv futex_wake ipc mq_getsetattr mq_notify
+    mq_open mq_timedreceive mq_timedreceive_time64 mq_timedsend mq_timedsend_time64 mq_unlink msgctl
+    msgget msgrcv msgsnd semctl semget semop semtimedop semtimedop_time64 shmat shmctl shmdt shmget
 """
 TIME = """
-    adjtimex alarm clock_adjtime clock_adjtime64 clock_getres clock_getres_time64 clock_gettime clock_gettime64
-    clock_nanosleep clock_nanosleep_time64 getitimer gettimeofday nanosleep setitimer time timer_create timer_delete
-    timer_getoverrun timer_gettime timer_gettime64 timer_settime timer_settime64 timerfd_create timerfd_gettime
-    timerfd_gettime64 timerfd_settime timerfd_settime64 times
+    adjtimex alarm clock_adjtime clock_adjtime64 clock_getres clock_getres_time64 clock_gettime
+    clock_gettime64 clock_nanosleep clock_nanosleep_time64 getitimer gettimeofday nanosleep
+    setitimer time timer_create timer_delete timer_getoverrun timer_gettime timer_gettime64
+    timer_settime timer_settime64 timerfd_create timerfd_gettime timerfd_gettime64 timerfd_settime
+    timerfd_settime64 times
 """
-EVERYBODY = (
+FOR_ALL = (
     FILES,
     EXTENDED_ATTRIBUTES,
     WAITING,
@@ -100,7 +107,9 @@ EVERYBODY = (
 
 BY_MACHINE = {
     "x86_64": "arch_prctl modify_ldt",
-    "aarch64": "arm_fadvise64_64 arm_sync_file_range breakpoint cacheflush set_tls sync_file_range2",
+    "aarch64": """
+        arm_fadvise64_64 arm_sync_file_range breakpoint cacheflush set_tls sync_file_range2
+    """,
 }
 SUBARCHITECTURES = {
     "x86_64": ("SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"),
@@ -112,9 +121,10 @@ BY_CAPABILITY = {
     "CAP_PERFMON": "perf_event_open",
     "CAP_SYSLOG": "syslog",
     "CAP_SYS_ADMIN": """
-        bpf clone clone3 fanotify_init fsconfig fsmount fsopen fspick lookup_dcookie lsm_get_self_attr lsm_list_modules
-        lsm_set_self_attr mount mount_setattr move_mount open_tree perf_event_open quotactl quotactl_fd setdomainname
-        sethostname setns syslog umount umount2 unshare
+        bpf clone clone3 fanotify_init fsconfig fsmount fsopen fspick lookup_dcookie
+        lsm_get_self_attr lsm_list_modules lsm_set_self_attr mount mount_setattr move_mount
+        open_tree perf_event_open quotactl quotactl_fd setdomainname sethostname setns syslog umount
+        umount2 unshare
     """,
     "CAP_SYS_BOOT": "reboot",
     "CAP_SYS_CHROOT": "chroot",
@@ -127,9 +137,9 @@ BY_CAPABILITY = {
     "CAP_SYS_TTY_CONFIG": "vhangup",
 }
 
-# NEWNS NEWCGROUP NEWUTS NEWIPC NEWUSER NEWPID NEWNET of clone(2); NEWTIME cannot be given to it
+# NEWNS NEWCGROUP NEWUTS NEWIPC NEWUSER NEWPID NEWNET of clone(2), which cannot take NEWTIME
 NEW_NAMESPACES = 0x7E020000
-# LINUX, LINUX32, both with UNAME26, "tell me"
+# LINUX, LINUX32, both with UNAME26, and the query
 PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 AF_ALG = 38
 SYS_SOCKET = 1  # of socketcall(2), linux/net.h
@@ -138,7 +148,7 @@ FAMILIES_AFTER_ALG = (39, 41, 42, 43, 44, 45)
 
 
 def runtime_default(capabilities: Iterable[str], arch: str) -> dict[str, Any]:
-    """The OCI `linux.seccomp` object for a bounding set and a machine (uname -m). Raises
+    """Return the OCI `linux.seccomp` object for a bounding set and a machine (uname -m). Raises
     Unsupported for another machine."""
     if arch not in SUBARCHITECTURES:
         raise Unsupported(f"no default seccomp profile for {arch}")
@@ -148,7 +158,7 @@ def runtime_default(capabilities: Iterable[str], arch: str) -> dict[str, Any]:
         "defaultErrnoRet": errno.EPERM,
         "architectures": list(SUBARCHITECTURES[arch]),
         "syscalls": [
-            _allow([name for subject in EVERYBODY for name in subject.split()]),
+            _allow([name for subject in FOR_ALL for name in subject.split()]),
             _allow(BY_MACHINE[arch].split()),
             _allow_if("socket", AF_ALG, "SCMP_CMP_LT"),
             *(_allow_if("socket", family, "SCMP_CMP_EQ") for family in FAMILIES_AFTER_ALG),
@@ -165,8 +175,8 @@ def runtime_default(capabilities: Iterable[str], arch: str) -> dict[str, Any]:
 
 
 def _no_new_namespaces() -> list[dict[str, Any]]:
-    """clone(2) without namespace flags; clone3(2) hides its flags behind a pointer, so it is "not
-    there" (moby #42681)."""
+    """Allow clone(2) without namespace flags; clone3(2) has its flags behind a pointer, so it
+    answers ENOSYS (moby #42681)."""
     clone = _allow_if("clone", NEW_NAMESPACES, "SCMP_CMP_MASKED_EQ")
     return [clone, {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": errno.ENOSYS}]
 

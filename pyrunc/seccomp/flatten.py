@@ -1,11 +1,12 @@
-"""A filter made flat: per architecture one binary tree over intervals of call numbers, with the
-verdict at its leaves.
+"""Flattens a filter: per architecture one binary tree over intervals of call numbers, with the
+actions at its leaves.
 
-libseccomp compares number by number, also in its binary tree, and installing a filter costs time by
-its length: the kernel checks and compiles every instruction, and runs it once per call number. Most
-neighbours have the same verdict, so intervals are few. They are read off libseccomp's own program
-by running it with a range of numbers instead of one number; what depends on arguments stays a
-program of its own, which the tree jumps to. Measured for RuntimeDefault: see `tests/unit/seccomp`.
+libseccomp compares number by number, also in its binary tree, and installing a filter takes time in
+proportion to its length: the kernel checks and compiles every instruction, and runs the filter once
+per call number. Most neighbours have the same action, so intervals are few. They are computed by
+running libseccomp's own program with a range of numbers instead of one number; what depends on
+arguments stays a program of its own, to which the tree jumps. Measured for RuntimeDefault: see
+`tests/unit/seccomp`.
 """
 
 from __future__ import annotations
@@ -24,20 +25,19 @@ NO_ARCHITECTURE = 0xFFFFFFFF
 FARTHEST_JUMP = 255
 X32_SHARES = {0x4000003E: 0xC000003E}  # x32 calls carry x86-64's architecture
 
-Interval = tuple[
-    int, int, int | None
-]  # first number, last number, action; None: it depends on more than the number
+# first number, last number, action; None: it depends on more than the number
+Interval = tuple[int, int, int | None]
 Instruction = tuple[int, int, int, int]
 TO_REST: Instruction = (0xFFFF, 0, 0, 0)
 
 
 def flatten(program: bytes, rest: bytes, architectures: Sequence[int]) -> bytes:
-    """The same verdicts as `program` with fewer instructions. `rest` judges the calls whose verdict
-    depends on arguments."""
+    """Return a program with the same results as `program` and fewer instructions. `rest` decides
+    about the calls whose action depends on arguments."""
     audits = list(dict.fromkeys(X32_SHARES.get(audit, audit) for audit in architectures))
     trees = [[(LOAD, 0, 0, NUMBER_AT), *_tree(intervals(program, audit))] for audit in audits]
     code: list[Instruction] = [(LOAD, 0, 0, ARCHITECTURE_AT)]
-    # the dispatch behind the first pair, and the foreigners' verdict
+    # the dispatch behind the first pair, and the action for other architectures
     skipped = 2 * len(audits) - 1 + 1
     for audit, tree in zip(audits, trees, strict=True):
         code += [(EQUAL, 0, 1, audit), (JUMP, 0, 0, skipped - 1)]
@@ -54,7 +54,7 @@ def _encode(item: Instruction, at: int, rest_at: int) -> bytes:
 
 
 def _tree(parts: Sequence[Interval]) -> list[Instruction]:
-    """Leaves answer or jump away, so both halves can stand one behind the other."""
+    """Build a tree. Leaves answer or jump away, so both halves can follow each other."""
     if len(parts) == 1:
         action = parts[0][2]
         return [TO_REST if action is None else (RETURN, 0, 0, action)]
@@ -66,9 +66,10 @@ def _tree(parts: Sequence[Interval]) -> list[Instruction]:
 
 
 def intervals(program: bytes, audit: int) -> list[Interval]:
-    """All numbers in order with what `program` answers, for one architecture; neighbours differ."""
+    """Return all numbers in order with `program`'s answers, for one architecture; neighbours
+    differ."""
     code = [INSTRUCTION.unpack_from(program, at) for at in range(0, len(program), INSTRUCTION.size)]
-    found: list[Interval] = []
+    parts: list[Interval] = []
     # instruction, range of numbers, offset that was loaded last
     pending = [(0, 0, LAST_NUMBER, -1)]
     while pending:
@@ -79,7 +80,7 @@ def intervals(program: bytes, audit: int) -> list[Interval]:
         if opcode == LOAD and value in (NUMBER_AT, ARCHITECTURE_AT):
             pending.append((at + 1, first, last, value))
         elif opcode == RETURN:
-            found.append((first, last, value))
+            parts.append((first, last, value))
         elif opcode == JUMP:
             pending.append((at + 1 + value, first, last, loaded))
         elif opcode in (EQUAL, GREATER, GREATER_OR_EQUAL) and loaded >= 0:
@@ -89,8 +90,8 @@ def intervals(program: bytes, audit: int) -> list[Interval]:
             else:
                 pending += [(*part, loaded) for part in _split(opcode, value, first, last, yes, no)]
         else:
-            found.append((first, last, None))
-    return _merged(sorted(found, key=lambda part: part[0]))
+            parts.append((first, last, None))
+    return _merged(sorted(parts, key=lambda part: part[0]))
 
 
 def _holds(opcode: int, left: int, right: int) -> bool:
@@ -102,7 +103,7 @@ def _holds(opcode: int, left: int, right: int) -> bool:
 def _split(
     opcode: int, value: int, first: int, last: int, yes: int, no: int
 ) -> list[tuple[int, int, int]]:
-    """Where the parts of a range go; parts may be empty."""
+    """Return the targets of the parts of a range; parts may be empty."""
     if opcode == EQUAL:
         inside = first <= value <= last
         if not inside:

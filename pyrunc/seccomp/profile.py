@@ -1,9 +1,9 @@
-"""What an OCI `linux.seccomp` object says, checked: actions, rules with conditions, architectures,
-flags, the listener.
+"""Parses and checks an OCI `linux.seccomp` object: actions, rules with conditions,
+architectures, flags, the listener.
 
-Two conditions on one argument mean "either", so such a rule falls apart into one rule per
-condition; conditions on different arguments mean "both". Rules that do what the default does anyway
-are dropped. Source: runtime-spec config-linux.md, seccomp(2).
+Two conditions on one argument mean "either", so such a rule becomes one rule per condition;
+conditions on different arguments mean "both". Rules that repeat the default are dropped. Source:
+runtime-spec config-linux.md, seccomp(2).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OPERATORS = {
 }
 MASKED_EQ = 7
 
-# AUDIT_ARCH_* of linux/audit.h; x32 shares x86_64's, libseccomp tells them apart by leaving out the
+# AUDIT_ARCH_* of linux/audit.h; x32 shares x86_64's, and libseccomp's own number for it lacks the
 # 64-bit mark.
 X86_64, X86, X32, ARM, AARCH64 = 0xC000003E, 0x40000003, 0x4000003E, 0x40000028, 0xC00000B7
 ARCHITECTURES = {
@@ -85,8 +85,8 @@ TSYNC, SPEC_ALLOW, NEW_LISTENER, WAIT_KILLABLE_RECV = 1, 4, 8, 0x20
 
 
 class Rule:
-    """`conditions`: (argument, comparison, a, b) as libseccomp wants them, all of which must hold;
-    none: always."""
+    """One rule. `conditions`: (argument, comparison, a, b) as libseccomp takes them, which must
+    all hold; none: always."""
 
     __slots__ = ("action", "conditions", "name")
 
@@ -100,10 +100,10 @@ class Rule:
 
 
 class Profile:
-    """A checked profile. `names`: every call it names, also where the rule was dropped as the
-    default's repetition.
+    """A checked profile. `names`: every call that it names, also where the rule was dropped
+    because it repeats the default.
 
-    `flags` None: not given. `listener_path` is empty unless a rule notifies.
+    `flags` None: absent. `listener_path` is empty unless a rule notifies.
     """
 
     __slots__ = (
@@ -132,12 +132,12 @@ class Profile:
 
     @property
     def notifies(self) -> bool:
-        """Whether some call is answered by a listener in user space."""
+        """Whether a listener in user space answers some call."""
         return bool(self.listener_path)
 
 
 def parse(seccomp: Mapping[str, Any]) -> Profile | None:
-    """The profile, or None when it filters nothing (no default action and no rules). Raises
+    """Parse the profile; None when it filters nothing (no default action and no rules). Raises
     InvalidSpec."""
     if not seccomp.get("defaultAction") and not seccomp.get("syscalls"):
         return None
@@ -167,7 +167,7 @@ def parse(seccomp: Mapping[str, Any]) -> Profile | None:
 def _listener(seccomp: Mapping[str, Any], rules: list[Rule]) -> str:
     path: str = seccomp.get("listenerPath") or ""
     if seccomp.get("listenerMetadata") and not path:
-        raise InvalidSpec(f"{WHERE}.listenerMetadata", "given without a listenerPath")
+        raise InvalidSpec(f"{WHERE}.listenerMetadata", "needs a listenerPath")
     if not any(rule.action == NOTIFY for rule in rules):
         return ""
     if any(rule.action == NOTIFY and rule.name == "write" for rule in rules):
@@ -175,12 +175,13 @@ def _listener(seccomp: Mapping[str, Any], rules: list[Rule]) -> str:
             f"{WHERE}.syscalls", "SCMP_ACT_NOTIFY cannot be used for the write syscall"
         )
     if not path:
-        raise InvalidSpec(f"{WHERE}.listenerPath", "must be given when SCMP_ACT_NOTIFY is used")
+        raise InvalidSpec(f"{WHERE}.listenerPath", "is required when SCMP_ACT_NOTIFY is used")
     return path
 
 
 def _all_rules(items: list[Mapping[str, Any]]) -> list[Rule]:
-    """Names times conditions are many more than the object's text is long, hence the limit."""
+    """Return all rules; limited, because names times conditions can be many more than the
+    object's text is long."""
     rules: list[Rule] = []
     for index, item in enumerate(items):
         for rule in _rules(item, index):
@@ -207,8 +208,8 @@ def _rules(item: Mapping[str, Any], index: int) -> Iterator[Rule]:
 def _groups(
     conditions: list[tuple[int, int, int, int]],
 ) -> list[tuple[tuple[int, int, int, int], ...]]:
-    """One group that must hold as a whole, or one group per condition when an argument is named
-    twice."""
+    """Return one group of conditions that must all hold, or one group per condition when an
+    argument is named twice."""
     arguments = [condition[0] for condition in conditions]
     if len(set(arguments)) < len(arguments):
         return [(condition,) for condition in conditions]
@@ -257,11 +258,11 @@ def _flags(names: object) -> int | None:
         return None
     if not isinstance(names, list | tuple):
         raise InvalidSpec(f"{WHERE}.flags", "is not a list")
-    found = 0
+    flags = 0
     for index, name in enumerate(names):
         if name not in FLAGS:
             raise InvalidSpec(
                 f"{WHERE}.flags[{index}]", f"{name!r} is not one of {', '.join(FLAGS)}"
             )
-        found |= FLAGS[name]
-    return found
+        flags |= FLAGS[name]
+    return flags

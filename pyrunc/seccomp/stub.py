@@ -1,10 +1,10 @@
-"""A prologue in front of a filter: system calls that are newer than the profile answer ENOSYS, not
+"""Builds a prologue of a filter: system calls that are newer than the profile answer ENOSYS, not
 the default errno.
 
-A C library that tries a new call first falls back to an old one on ENOSYS, but takes EPERM for an
-answer. So what is numbered above the highest call that the profile names is "not there". The
-prologue also judges the calls that libseccomp is too old to know by name: from 424 on, the numbers
-are the same on every architecture. Classic BPF, see seccomp(2) and
+A C library that tries a new call first falls back to an old one on ENOSYS, but treats EPERM as the
+result. So calls above the highest number that the profile names answer ENOSYS. The prologue also
+decides about calls that an old libseccomp does not know by name: from 424 on, the numbers are the
+same on every architecture. Classic BPF, see seccomp(2) and
 Documentation/userspace-api/seccomp_filter.rst; runc has done this since 1.0.
 """
 
@@ -36,17 +36,17 @@ COMMON_NUMBERS = (X86_64, X86, X32, ARM, AARCH64)
 Instruction = tuple[int, int, int, int]  # opcode, jump if true, jump if false, operand
 
 
-def wanted(default_action: int) -> bool:
-    """Whether the default answer would mislead: not when new calls are let through or judged by a
-    tracer."""
+def is_needed(default_action: int) -> bool:
+    """Tell whether the default answer would mislead the C library: not when the default lets new
+    calls through or asks a tracer."""
     return default_action & 0x7FFF0000 not in TAKES_RECENT
 
 
 def prologue(highest: Mapping[int, int], verdicts: Mapping[int, int], with_enosys: bool) -> bytes:
-    """`highest`: architecture -> highest number it names; `verdicts`: number -> action of calls
-    judged here.
+    """Build the prologue. `highest`: architecture -> highest number that the profile names;
+    `verdicts`: number -> action of calls that are decided here.
 
-    Ends by falling into the program behind it, which loads what it needs itself.
+    It ends by falling into the program behind it, which loads what it needs itself.
     """
     code: list[Instruction] = []
     for audit in reversed([audit for audit in highest if audit != X32]):
@@ -62,12 +62,11 @@ def prologue(highest: Mapping[int, int], verdicts: Mapping[int, int], with_enosy
 
 
 def multiplexed(verdicts: Mapping[int, int]) -> bytes:
-    """Judges i386's socketcall(2) by its first argument, the number of the call that it stands for,
-    before the filter behind it.
+    """Build a program in front of the filter that decides about i386's socketcall(2) by its
+    first argument, the number of the call behind it.
 
-    libseccomp lets a multiplexed call pass as soon as there is any rule that allows the call
-    itself, whatever that rule says of arguments, and lets no rule for socketcall stand against
-    that.
+    libseccomp lets a multiplexed call pass as soon as any rule allows that call, whatever the rule
+    says of arguments, and lets no rule for socketcall override that.
     """
     if not verdicts:
         return b""
@@ -90,8 +89,8 @@ def _split_off_x32(
     verdicts: Mapping[int, int],
     with_enosys: bool,
 ) -> list[Instruction]:
-    """x32 calls come with x86_64's architecture and a bit in the number; unlisted, they are left to
-    the program."""
+    """Separate x32 calls, which come with x86_64's architecture and a bit in the number; unless
+    the profile lists x32, they are left to the program."""
     x32 = _judge(highest[X32], verdicts, with_enosys, X32_BIT) if X32 in highest else []
     if not block and not x32:
         return []
@@ -106,7 +105,8 @@ def _split_off_x32(
 def _judge(
     highest: int, verdicts: Mapping[int, int], with_enosys: bool, bit: int
 ) -> list[Instruction]:
-    """Verdicts on single numbers, then ENOSYS above the highest; falls through for all others."""
+    """Build the actions of single numbers, then ENOSYS above the highest; falls through for all
+    others."""
     body: list[Instruction] = []
     for number, action in sorted(verdicts.items()):
         body += [(JUMP_EQUAL, 0, 1, number | bit), (RETURN, 0, 0, action)]

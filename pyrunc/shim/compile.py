@@ -23,11 +23,11 @@ from pyrunc.container import state as states
 from pyrunc.container.state import State, StateFile
 from pyrunc.errors import InvalidArgument, WrongState
 from pyrunc.kernel.mount import open_mount
-from pyrunc.parts import Parts
 from pyrunc.shim import messages
 from pyrunc.shim.files import LaunchFile
 from pyrunc.spec.check import check
 from pyrunc.spec.parse import parse
+from pyrunc.timings import Timings
 from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
@@ -54,7 +54,7 @@ class Compiled:
     __slots__ = ("fds", "launch", "parts", "warnings")
 
     def __init__(
-        self, launch: Launch | None, fds: Sequence[int], warnings: Sequence[str], parts: Parts
+        self, launch: Launch | None, fds: Sequence[int], warnings: Sequence[str], parts: Timings
     ) -> None:
         self.launch, self.fds, self.warnings = launch, list(fds), warnings
         self.parts = parts
@@ -83,7 +83,7 @@ class CompiledContainer(Compiled):
         launch: Launch | None,
         fds: Sequence[int],
         warnings: Sequence[str],
-        parts: Parts,
+        parts: Timings,
         state: Message,
         file: LaunchFile,
     ) -> None:
@@ -111,7 +111,7 @@ class CompiledPause(Compiled):
         launch: Launch | None,
         fds: Sequence[int],
         warnings: Sequence[str],
-        parts: Parts,
+        parts: Timings,
         pins: dict[str, int],
     ) -> None:
         super().__init__(launch, fds, warnings, parts)
@@ -132,7 +132,7 @@ class ContainerCompiler:
         self._images = dict(zip(request.images, fds, strict=False))
         self._sources = request.sources or {}
         self._source_fds = dict(zip(request.opened, fds[images:], strict=False))
-        self._parts = Parts()
+        self._parts = Timings()
         self._file = LaunchFile.read(directory)
         self._spec = _spec(directory)
         self._parts.end("read and parse")
@@ -236,7 +236,7 @@ class PauseCompiler:
     def __init__(self, sandbox_dir: str, *, timed: bool = False) -> None:
         """Raises Error, OSError."""
         self._id, self._timed = os.path.basename(sandbox_dir), timed
-        self._parts = Parts()
+        self._parts = Timings()
         self._request = PauseRequest.read(sandbox_dir)
 
     def fork_first(self) -> Callable[[], Prepared] | None:
@@ -368,7 +368,7 @@ def execute(
 ) -> Compiled:
     """Compile the OCI process object `process` for the container in `directory` whose first process
     is `pid`, which `pidfd` stands for. Raises Error, OSError."""
-    parts = Parts()
+    parts = Timings()
     spec, state = _with_oom_score(_spec(directory), oom_score_adj), StateFile.read(directory)
     if state.pid != pid or state.cgroup is None:
         raise WrongState("the container is not running")

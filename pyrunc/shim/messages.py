@@ -7,7 +7,7 @@ may be older or newer than its client: unknown fields are ignored, an unknown ca
 and `state` tells the shim's protocol version.
 
 A call is a `Request`, `pyrunc.shim.serve` reads it and `cri_server.pod.client` sends it. `parts`
-are where the time of a call went (`pyrunc.parts`), `timed` asks for the time of each operation of a
+are where the time of a call went (`pyrunc.timings`), `timed` asks for the time of each operation of a
 launch, too.
 
 Files. `shim.sock` and `shim.json` {pid, start_time} in the shim's own folder (calls `take_pod` and

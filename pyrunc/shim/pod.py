@@ -10,7 +10,6 @@ from pyrunc import atomic_file, ipc
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError, NotFound, WrongState
 from pyrunc.launch.run import drive
-from pyrunc.parts import Parts
 from pyrunc.shim import messages, stored
 from pyrunc.shim.network import open_network
 from pyrunc.shim.oom import KillCounts
@@ -19,6 +18,7 @@ from pyrunc.shim.session import Container, Exec, Streams
 from pyrunc.shim.starter import Process, StartedProcess
 from pyrunc.shim.steps import Steps
 from pyrunc.shim.worker import Worker
+from pyrunc.timings import Timings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -309,7 +309,7 @@ class Pod:
             raise
 
     def _launch(self, container: Container, call: Call, compiled: CompiledContainer) -> None:
-        file, parts = compiled.file, Parts()
+        file, parts = compiled.file, Timings()
         container.open_log(file.log_path, file.log_directory or "")
         tty = file.tty
         streams = Streams(stdin=file.stdin and not tty, stdout=not tty, stderr=not tty)

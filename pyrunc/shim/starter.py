@@ -19,11 +19,11 @@ from pyrunc.kernel.namespace import open_namespace
 from pyrunc.launch import pinned
 from pyrunc.launch.enter import entering
 from pyrunc.launch.run import first_process_steps
-from pyrunc.parts import CLOCK_MONOTONIC_RAW, STAGES, of_launch
 from pyrunc.records import Record
 from pyrunc.shim import compile, messages
 from pyrunc.shim.compile import ContainerCompiler, PauseCompiler
 from pyrunc.shim.files import LaunchFile
+from pyrunc.timings import CLOCK_MONOTONIC_RAW, STAGES, of_launch
 from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
     from pyrunc.launch.model import Launch
     from pyrunc.launch.run import ChildProcess, Times
-    from pyrunc.parts import Part
     from pyrunc.shim.compile import CompiledContainer, CompiledPause
     from pyrunc.shim.files import OtherRuntime
     from pyrunc.shim.session import Container
     from pyrunc.spec.model import Hook, Spec
+    from pyrunc.timings import Part
 
 WAITING_STEPS = frozenset(("RunHooks", "SendListener", "EnterRdt", "JoinRdt", "MoveLinks"))
 """Steps of a parent that wait for somebody else, or may take long."""

@@ -1,2 +1,2 @@
-"""What was asked: an OCI `config.json` read into values that cannot change, with errors that carry
-their JSON path."""
+"""Specifications: an OCI `config.json` parsed into immutable values, with errors that name the
+JSON path."""

@@ -1,8 +1,7 @@
-"""What fields of a configuration demand of each other and of their words, before anything is
-created.
+"""Checks what fields of a configuration demand of each other, before anything is created.
 
-`check` raises InvalidSpec for the first fault. What only a kernel can judge (a namespace path of
-the wrong kind, an LSM that is off) is judged where it is used. Rules: runtime-spec 1.3 config.md
+`check` raises InvalidSpec for the first fault. What only the kernel can tell (a namespace path of
+the wrong kind, an LSM that is off) is checked where it is used. Rules: runtime-spec 1.3 config.md
 and config-linux.md.
 """
 
@@ -83,7 +82,7 @@ def check(spec: Spec) -> None:
 
 
 def check_process(process: Process, path: str = "process") -> None:
-    """The same for a process alone (exec)."""
+    """Check a process alone (exec)."""
     if not process.args:
         raise InvalidSpec(f"{path}.args", "must not be empty")
     if not process.cwd.startswith("/"):
@@ -97,7 +96,7 @@ def check_process(process: Process, path: str = "process") -> None:
         if limit.type not in RLIMITS:
             raise InvalidSpec(f"{at}.type", f"unknown resource limit {limit.type!r}")
         if limit.type in seen:
-            raise InvalidSpec(f"{at}.type", f"{limit.type} is given twice")
+            raise InvalidSpec(f"{at}.type", f"{limit.type} appears twice")
         if limit.soft > limit.hard:
             raise InvalidSpec(at, f"soft limit {limit.soft} is above hard limit {limit.hard}")
         seen.add(limit.type)
@@ -135,8 +134,9 @@ def _scheduling(process: Process, path: str) -> None:
 
 
 def cpu_list(text: str, path: str) -> tuple[int, ...]:
-    """`0-3,7` -> (0, 1, 2, 3, 7); cpuset(7), "List format". Raises InvalidSpec."""
-    found, listed = set[int](), 0
+    """Parse `0-3,7` to (0, 1, 2, 3, 7); cpuset(7), "List format". Raises InvalidSpec."""
+    cpus: set[int] = set()
+    listed = 0
     for part in text.replace(" ", "").split(","):
         first, dash, last = part.partition("-")
         if not part and not text.strip():
@@ -149,19 +149,19 @@ def cpu_list(text: str, path: str) -> tuple[int, ...]:
         listed += int(last) - int(first) + 1
         if listed > CPUS_LIMIT:
             raise InvalidSpec(path, f"more than {CPUS_LIMIT} numbers")
-        found.update(range(int(first), int(last) + 1))
-    return tuple(sorted(found))
+        cpus.update(range(int(first), int(last) + 1))
+    return tuple(sorted(cpus))
 
 
 def check_namespaces(linux: Linux) -> None:
-    """Types, paths, and what mappings and clock offsets need. Raises InvalidSpec."""
+    """Check types, paths, and the needs of mappings and clock offsets. Raises InvalidSpec."""
     seen: set[str] = set()
     for i, entry in enumerate(linux.namespaces):
         at = f"linux.namespaces[{i}]"
         if entry.type not in NAMESPACES:
             raise InvalidSpec(f"{at}.type", f"unknown namespace type {entry.type!r}")
         if entry.type in seen:
-            raise InvalidSpec(f"{at}.type", f"the {entry.type} namespace is given twice")
+            raise InvalidSpec(f"{at}.type", f"the {entry.type} namespace appears twice")
         if entry.path and not entry.path.startswith("/"):
             raise InvalidSpec(f"{at}.path", "must be absolute")
         seen.add(entry.type)
@@ -294,8 +294,8 @@ def _link_name(name: str, key: str) -> None:
 
 
 def sysctl_path(key: str) -> str:
-    """The path below /proc/sys that `key` names; the first separator decides whether `.` or `/`
-    separates (sysctl(8))."""
+    """Return the path below /proc/sys of the setting `key`; the first separator decides whether
+    `.` or `/` separates (sysctl(8))."""
     dot, slash = key.find("."), key.find("/")
     if slash >= 0 and (dot < 0 or slash < dot):
         return key
@@ -303,8 +303,8 @@ def sysctl_path(key: str) -> str:
 
 
 def sysctl_namespace(key: str) -> str:
-    """The type of namespace that owns a setting. Raises InvalidSpec when none does, or it is not a
-    setting's name."""
+    """Return the type of namespace that owns a setting. Raises InvalidSpec when none does, or
+    `key` is not a setting's name."""
     at = f"linux.sysctl.{key}"
     parts = sysctl_path(key).split("/")
     if any(part in ("", ".", "..") for part in parts):
@@ -322,7 +322,8 @@ def sysctl_namespace(key: str) -> str:
 
 
 def _sysctl(key: str, value: str, linux: Linux) -> None:
-    """Only settings that a namespace of the container owns; a value is one line (CVE-2022-0811)."""
+    """Check that a namespace of the container owns the setting, and that its value is one line
+    (CVE-2022-0811)."""
     needed = sysctl_namespace(key)
     if "\n" in value:
         raise InvalidSpec(f"linux.sysctl.{key}", "the value must be one line")
@@ -331,12 +332,12 @@ def _sysctl(key: str, value: str, linux: Linux) -> None:
 
 
 def settings_by_namespace(spec: Spec) -> dict[str, str]:
-    """Type of namespace -> the JSON path of something that is set in it: nothing of this may reach
-    the host's."""
-    found = {sysctl_namespace(key): f"linux.sysctl.{key}" for key in spec.linux.sysctl}
+    """Map types of namespaces to the JSON path of a setting in them: none of these may reach the
+    host's."""
+    paths = {sysctl_namespace(key): f"linux.sysctl.{key}" for key in spec.linux.sysctl}
     for key, name in (("hostname", spec.hostname), ("domainname", spec.domainname)):
         if name:
-            found["uts"] = key
+            paths["uts"] = key
     if spec.linux.net_devices:
-        found["network"] = "linux.netDevices"
-    return found
+        paths["network"] = "linux.netDevices"
+    return paths

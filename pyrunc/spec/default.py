@@ -22,7 +22,7 @@ READONLY_PATHS = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysr
 
 
 def default(*, cgroup_namespace: bool = True) -> dict[str, Any]:
-    """A `config.json` as a JSON object, the same every time."""
+    """Return a `config.json` as a JSON object, the same every time."""
     capabilities = ["CAP_AUDIT_WRITE", "CAP_KILL", "CAP_NET_BIND_SERVICE"]
     namespaces = ["pid", "network", "ipc", "uts", "mount"] + ["cgroup"] * cgroup_namespace
     return {
@@ -57,7 +57,7 @@ def default(*, cgroup_namespace: bool = True) -> dict[str, Any]:
 
 
 def default_mounts() -> list[dict[str, Any]]:
-    """What every Linux program expects to find, as entries of `mounts`."""
+    """Return the mounts that Linux programs expect, as entries of `mounts`."""
     quiet = ["nosuid", "noexec", "nodev"]
     return [
         {"destination": "/proc", "type": "proc", "source": "proc"},

@@ -1,8 +1,8 @@
-"""The nouns of `config.json`, runtime-spec 1.3, Linux: one class per JSON object, snake_case for
-camelCase.
+"""The objects of `config.json`, runtime-spec 1.3, Linux: one class per JSON object, snake_case
+for camelCase.
 
 Absent lists are empty tuples, absent objects None. `resources`, `seccomp` and `intel_rdt` stay JSON
-objects: the cgroup and seccomp compilers own their grammar.
+objects: the cgroup and seccomp compilers parse them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class IdMap(Value):
-    """`size` ids from `container_id` up are `host_id` and up outside."""
+    """Maps `size` ids from `container_id` up to `host_id` and up outside."""
 
     container_id: int
     host_id: int
@@ -24,7 +24,7 @@ class IdMap(Value):
 
 
 class Mount(Value):
-    """One entry of `mounts`; `options` as given."""
+    """One entry of `mounts`; `options` unparsed."""
 
     destination: str
     type: str = ""
@@ -62,7 +62,7 @@ class Capabilities(Value):
 
 
 class ConsoleSize(Value):
-    """Characters."""
+    """A size in characters."""
 
     height: int
     width: int
@@ -95,7 +95,7 @@ class CpuAffinity(Value):
 
 
 class Process(Value):
-    """What runs: `process` of the configuration, or of an exec request."""
+    """A process: `process` of the configuration, or of an exec request."""
 
     args: tuple[str, ...] = ()
     cwd: str = "/"
@@ -122,7 +122,7 @@ class Root(Value):
 
 
 class Hook(Value):
-    """A program at a point of the life cycle; `timeout_s` None = no limit; `env` None = not given."""
+    """A program at a point of the life cycle; `timeout_s` None = no limit; `env` None = absent."""
 
     path: str
     args: tuple[str, ...] = ()
@@ -131,7 +131,7 @@ class Hook(Value):
 
 
 class Hooks(Value):
-    """Hooks by kind, in the order in which a life goes through them."""
+    """Hooks by kind, in the order of a container's life."""
 
     prestart: tuple[Hook, ...] = ()
     create_runtime: tuple[Hook, ...] = ()
@@ -142,7 +142,7 @@ class Hooks(Value):
 
 
 class Namespace(Value):
-    """`type` in the specification's words (`mount`, `network`, …); `path` empty = a new one."""
+    """`type` as in the specification (`mount`, `network`, …); `path` empty = a new one."""
 
     type: str
     path: str = ""
@@ -207,7 +207,7 @@ class Linux(Value):
     personality: Personality | None = None
 
     def namespace(self, kind: str) -> Namespace | None:
-        """The entry of that type, None when the container stays in the runtime's."""
+        """Return the entry of that type, None when the container stays in the runtime's."""
         for entry in self.namespaces:
             if entry.type == kind:
                 return entry
@@ -215,8 +215,7 @@ class Linux(Value):
 
 
 class Spec(Value):
-    """The whole configuration. `process` may be absent: such a container can be created, not
-    started."""
+    """The whole configuration. Without `process` a container can be created, but not started."""
 
     version: str
     root: Root | None = None

@@ -1,9 +1,9 @@
-"""JSON objects become the values of `model`; what is wrong is said with its JSON path
+"""Parses JSON objects into the values of `model`; errors name the JSON path
 (`mounts[3].destination: …`).
 
 Unknown properties are ignored, null is the same as absent, and a number is never a boolean. Only
-the shape is judged here (types, ranges, words of a closed list); what fields demand of each other
-is in `check`.
+the shape is checked here (types, ranges, words of a closed list); `check` has what fields demand of
+each other.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ INT64 = 0x7FFFFFFFFFFFFFFF
 
 
 def parse(document: object) -> Spec:
-    """The specification in a decoded `config.json`. Raises InvalidSpec."""
+    """Parse the specification in a decoded `config.json`. Raises InvalidSpec."""
     if type(document) is not dict:
         raise InvalidSpec("", "the configuration must be a JSON object")
     return Spec(
@@ -64,7 +64,7 @@ def parse(document: object) -> Spec:
 
 
 def parse_process(o: Object, path: str = "process") -> Process:
-    """A `process` object, of a configuration or of an exec request."""
+    """Parse a `process` object, of a configuration or of an exec request."""
     return Process(
         _texts(o, "args", path),
         _text(o, "cwd", path),
@@ -85,7 +85,7 @@ def parse_process(o: Object, path: str = "process") -> Process:
 
 
 def _version(document: Object) -> str:
-    """`ociVersion`: any 1.x, since minor versions only add (runtime-spec, versioning)."""
+    """Return `ociVersion`: any 1.x, since minor versions only add (runtime-spec, versioning)."""
     version = _text(document, "ociVersion", "", required=True)
     core = version.split("-", 1)[0].split("+", 1)[0]
     numbers = core.split(".")
@@ -112,14 +112,14 @@ def _mount(o: Object, path: str) -> Mount:
 
 
 def _id_map(o: Object, path: str) -> IdMap:
-    made = IdMap(
+    entry = IdMap(
         _number(o, "containerID", path, 0, UINT32, 0),
         _number(o, "hostID", path, 0, UINT32, 0),
         _number(o, "size", path, 1, UINT32, None, required=True),
     )
-    if made.container_id + made.size > UINT32 or made.host_id + made.size > UINT32:
+    if entry.container_id + entry.size > UINT32 or entry.host_id + entry.size > UINT32:
         raise InvalidSpec(path, "the range ends beyond the largest id")
-    return made
+    return entry
 
 
 def _user(o: Object, path: str) -> User:
@@ -361,8 +361,8 @@ def _shaped(o: Object, key: str, path: str, shape: object) -> Object | None:
     value = o.get(key)
     if value is None:
         return None
-    found: Object = shaped(value, shape, _at(path, key))
-    return found
+    result: Object = shaped(value, shape, _at(path, key))
+    return result
 
 
 def _object(o: Object, key: str, path: str, read: Callable[[Object, str], T]) -> T | None:
@@ -381,9 +381,9 @@ def _objects(o: Object, key: str, path: str, read: Callable[[Object, str], T]) -
     if type(values) is not list:
         raise InvalidSpec(_at(path, key), "must be a list")
     base = _at(path, key)
-    made = []
+    items = []
     for i, value in enumerate(values):
         if type(value) is not dict:
             raise InvalidSpec(f"{base}[{i}]", "must be an object")
-        made.append(read(value, f"{base}[{i}]"))
-    return tuple(made)
+        items.append(read(value, f"{base}[{i}]"))
+    return tuple(items)

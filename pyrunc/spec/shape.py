@@ -1,9 +1,8 @@
-"""Types and ranges of `linux.resources` and `linux.seccomp`, whose meaning is the business of the
-cgroup and seccomp folders.
+"""Types and ranges of `linux.resources` and `linux.seccomp`, which the cgroup and seccomp
+folders parse.
 
-They stay JSON objects; what these folders get has the shape that is written down here, without
-nulls. Unknown properties stay unlooked at. Source: runtime-spec schema/defs-linux.json and
-config-linux.json.
+They stay JSON objects; those folders get them in the shape below, without nulls. Unknown properties
+are passed on unchecked. Source: runtime-spec schema/defs-linux.json and config-linux.json.
 """
 
 from __future__ import annotations
@@ -26,16 +25,19 @@ _THROTTLE = [{**_DEVICE, "rate": UINT64}]
 RESOURCES = {
     "devices": [{**_DEVICE, "allow": FLAG, "type": TEXT, "access": TEXT}],
     "memory": {
-        "limit": INT64, "reservation": INT64, "swap": INT64, "kernel": INT64, "kernelTCP": INT64, "swappiness": UINT64,
+        "limit": INT64, "reservation": INT64, "swap": INT64, "kernel": INT64, "kernelTCP": INT64,
+        "swappiness": UINT64,
         "disableOOMKiller": FLAG, "useHierarchy": FLAG, "checkBeforeUpdate": FLAG,
     },
     "cpu": {
-        "shares": UINT64, "quota": INT64, "burst": UINT64, "period": UINT64, "realtimeRuntime": INT64,
-        "realtimePeriod": UINT64, "cpus": TEXT, "mems": TEXT, "idle": INT64,
+        "shares": UINT64, "quota": INT64, "burst": UINT64, "period": UINT64,
+        "realtimeRuntime": INT64, "realtimePeriod": UINT64, "cpus": TEXT, "mems": TEXT,
+        "idle": INT64,
     },
     "pids": {"limit": INT64},
     "blockIO": {
-        "weight": UINT16, "leafWeight": UINT16, "weightDevice": [{**_DEVICE, "weight": UINT16, "leafWeight": UINT16}],
+        "weight": UINT16, "leafWeight": UINT16,
+        "weightDevice": [{**_DEVICE, "weight": UINT16, "leafWeight": UINT16}],
         "throttleReadBpsDevice": _THROTTLE, "throttleWriteBpsDevice": _THROTTLE,
         "throttleReadIOPSDevice": _THROTTLE, "throttleWriteIOPSDevice": _THROTTLE,
     },
@@ -57,7 +59,8 @@ SECCOMP = {
 
 
 def shaped(value: Any, shape: Any, path: str) -> Any:
-    """`value` without nulls. Raises InvalidSpec with the JSON path of what has another shape."""
+    """Return `value` without nulls. Raises InvalidSpec with the JSON path of a value of another
+    shape."""
     if type(shape) is tuple:
         if type(value) is not int:
             raise InvalidSpec(path, "must be an integer")
@@ -73,12 +76,12 @@ def shaped(value: Any, shape: Any, path: str) -> Any:
             raise InvalidSpec(path, "must be an object")
         others = shape.get(ANY)
         return {
-            key: item
-            if (wanted := shape.get(key, others)) is None
-            else shaped(item, wanted, f"{path}.{key}")
+            key: shaped(item, shape.get(key, others), f"{path}.{key}")
             for key, item in value.items()
             if item is not None
         }
+    if shape is None:
+        return value
     if shape == FLAG:
         if type(value) is not bool:
             raise InvalidSpec(path, "must be true or false")
@@ -93,8 +96,8 @@ NOT_PLAIN = "must not contain a NUL byte or half a surrogate pair"
 
 
 def is_plain(text: str) -> bool:
-    """Whether a text can be told to the kernel. Bytes that are no UTF-8 stand in it as surrogate
-    escapes, and can."""
+    """Tell whether a text can be passed to the kernel. Bytes that are no UTF-8 are surrogate
+    escapes in it, and can."""
     if "\0" in text:
         return False
     if text.isascii():

@@ -1,5 +1,5 @@
-"""Values with named fields and slots, without the import cost of `dataclasses` (10 ms; this is on
-the path of every verb).
+"""Values with named fields and slots, without the import cost of `dataclasses` (10 ms, which
+every verb would pay).
 
 A class that derives from `Value` lists its fields as annotations, like a dataclass. The type
 checker sees a frozen dataclass; at run time nothing is generated, so a class costs microseconds.
@@ -25,14 +25,14 @@ class _Shape(type):
         fields = tuple(namespace.get("__annotations__", ()))
         defaults = {field: namespace.pop(field) for field in fields if field in namespace}
         namespace["__slots__"] = fields
-        made = super().__new__(mcs, name, bases, namespace)
-        made._fields = fields  # type: ignore[attr-defined]
-        made._defaults = defaults  # type: ignore[attr-defined]
-        return made
+        cls = super().__new__(mcs, name, bases, namespace)
+        cls._fields = fields  # type: ignore[attr-defined]
+        cls._defaults = defaults  # type: ignore[attr-defined]
+        return cls
 
 
 class Value(metaclass=_Shape):
-    """A plain value: equal by type and fields, shown by its fields."""
+    """A plain value: equality, hash and text go by its fields."""
 
     if not TYPE_CHECKING:
 
@@ -55,7 +55,7 @@ class Value(metaclass=_Shape):
                 raise TypeError(f"{type(self).__name__} has no {', '.join(named)} to set")
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         fields: tuple[str, ...] = self._fields  # type: ignore[attr-defined]
         return type(self)(
             *[changes.pop(f) if f in changes else getattr(self, f) for f in fields], **changes

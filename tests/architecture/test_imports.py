@@ -52,7 +52,7 @@ def begins(name: str, prefixes: tuple[str, ...]) -> bool:
 # The rooms of a package, lowest first: a room imports from rooms before it, never from its
 # neighbours of the same line. What only the type checker sees does not count.
 PYRUNC_ROOMS = (
-    ("errors", "debug", "undo", "parts", "varint"),
+    ("errors", "debug", "undo", "timings", "varint"),
     ("abi", "jsontext"),
     ("atomic_file",),
     ("ipc",),

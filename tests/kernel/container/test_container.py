@@ -230,7 +230,7 @@ def test_start_waits_for_release(box: Box, tmp_path: Path) -> None:
         "echo started > /tmp/x; exec sleep 100",
         start_immediately=False,
         state_dir=str(state),
-        record=lambda born: seen.append(born.pid),
+        record=lambda process: seen.append(process.pid),
     )
     created = create(request)
     try:

@@ -158,14 +158,14 @@ def with_step_at(box: Box, point: str) -> CreateRequest:
         box.linux["namespaces"].append({"type": "user"})
         box.linux.update(uidMappings=identical, gidMappings=identical)
         box.process["rlimits"] = [{"type": "RLIMIT_CORE", "soft": 0, "hard": 0}]
-    elif point != "born":
+    elif point != "cloned":
         kind = "createRuntime" if point == "mounted" else "createContainer"
         box.config["hooks"] = {kind: [{"path": "/bin/true"}]}
-    return box.request("true", record=(lambda born: None) if point == "born" else None)
+    return box.request("true", record=(lambda process: None) if point == "cloned" else None)
 
 
 STEPS = {
-    "born": model.RecordProcess,
+    "cloned": model.RecordProcess,
     "mounted": model.RunHooks,
     "before-pivot": model.RunHooks,
     "before-identity": model.SetLimits,

@@ -357,7 +357,7 @@ def test_the_callers_cpus_do_not_leak(box: Box, monkeypatch: pytest.MonkeyPatch)
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
     try:
-        monkeypatch.setattr(facts, "_host", None)  # as a process that was born so
+        monkeypatch.setattr(facts, "_host", None)  # as in a new process
         with box.running() as (created, request):
             assert os.sched_getaffinity(created.pid) == before
             asked = {"execCPUAffinity": {"initial": str(max(before)), "final": str(min(before))}}

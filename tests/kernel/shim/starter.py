@@ -17,12 +17,12 @@ from typing import Any
 from pyrunc import jsontext
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.errors import NotFound, WrongState
-from pyrunc.parts import Parts
 from pyrunc.shim import messages, tree
 from pyrunc.shim.compile import CompiledContainer, CompiledPause
 from pyrunc.shim.files import LaunchFile
 from pyrunc.shim.session import Container
 from pyrunc.shim.starter import PauseProcess, Process, Starter
+from pyrunc.timings import Timings
 
 KEPT_FD = 1000
 
@@ -71,7 +71,7 @@ class DirectCompiler:
         if prepared is not None:
             raise WrongState(config["process"]["first"])
         file = LaunchFile.of({"rootfs": {}, **_read(f"{self._directory}/launch.json")})
-        direct = Direct(None, (), (), Parts(), {"version": 1}, file)
+        direct = Direct(None, (), (), Timings(), {"version": 1}, file)
         direct.process, direct.group = config["process"], Cgroup(config["linux"]["cgroupsPath"])
         return direct
 
@@ -84,7 +84,7 @@ class DirectPauseCompiler:
         return None
 
     def compile(self, prepared: Any) -> CompiledPause:
-        pause = DirectPause(None, (), (), Parts(), {})
+        pause = DirectPause(None, (), (), Timings(), {})
         pause.fields = _read(f"{self._sandbox_dir}/pause.json")
         return pause
 

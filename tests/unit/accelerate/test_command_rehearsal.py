@@ -11,9 +11,9 @@ import pytest
 REHEARSES = """
 import os, sys
 
-from pyrunc.accelerate.snapshot import WORKS
+from pyrunc.accelerate.snapshot import MODULES
 
-for name in WORKS:
+for name in MODULES:
     __import__(name)
 from pyrunc import jsontext
 from pyrunc.accelerate import command_rehearsal

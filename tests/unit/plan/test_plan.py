@@ -17,7 +17,7 @@ from pyrunc.plan import model, mounts
 from pyrunc.plan.identity import environment
 from pyrunc.plan.lower import lower
 from pyrunc.plan.lower_process import candidates
-from pyrunc.plan.model import Findings, Host, LoadFilter, Op, Plan
+from pyrunc.plan.model import Host, LoadFilter, Op, Plan, RootfsFacts
 from pyrunc.plan.parent import Parent
 from pyrunc.plan.show import LINES, STEP_LINES, line, numbered, show
 from pyrunc.spec.check import cpu_list
@@ -40,8 +40,8 @@ def plan_spec(change: dict[str, Any] | None = None) -> Spec:
 
 
 def plan(change: dict[str, Any] | None = None, **more: Any) -> Plan:
-    findings = more.pop("findings", Findings())
-    return plans.build(plan_spec(change), HOST, findings, plans.StartOptions(**more))
+    facts = more.pop("facts", RootfsFacts())
+    return plans.build(plan_spec(change), HOST, facts, plans.StartOptions(**more))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_cgroup_mount_of_the_machines_superblock_has_its_options(
     that there is."""
     host = HOST.replace(cgroup_options=("nsdelegate", "memory_recursiveprot"))
     spec = plan_spec({"linux.namespaces": namespaces})
-    ops = plans.build(spec, host, Findings(), plans.StartOptions()).ops
+    ops = plans.build(spec, host, RootfsFacts(), plans.StartOptions()).ops
     (mount,) = [op for op in ops if isinstance(op, model.MountFs) and op.type == "cgroup2"]
     assert mount.options == options
 
@@ -241,7 +241,7 @@ def test_the_steps_of_the_parent_are_in_the_plan() -> None:
         "send the seccomp listener to '/run/agent.sock'",
     ]
     assert [op.point for op in built.ops if isinstance(op, model.Sync)] == [
-        "born",
+        "cloned",
         "mounted",
         "before-pivot",
         "before-identity",
@@ -272,7 +272,7 @@ def test_a_plain_container_asks_nothing_of_its_parent() -> None:
 
 def test_a_step_is_shown_before_the_line_that_waits_for_it() -> None:
     lines = show(plan(EVERYTHING, parent=Parent(record=True))).splitlines()
-    at = lines.index("   3  wait for the parent at 'born'")
+    at = lines.index("   3  wait for the parent at 'cloned'")
     assert (
         lines[at - 5 : at][0]
         == "   3.1  parent: write id maps uid 0:100000:65536 gid 0:100000:65536"
@@ -284,7 +284,7 @@ def test_start_waits_at_the_end() -> None:
     assert names(plan(await_start=True))[-4:] == ["CheckProgram", "Ready", "AwaitStart", "Execute"]
 
 
-def test_joined_namespaces_come_before_birth_and_user_last() -> None:
+def test_joined_namespaces_come_before_the_clone_and_user_last() -> None:
     built = plan(
         {
             "linux.namespaces": [
@@ -324,7 +324,7 @@ def test_oom_score_is_clamped_only_where_allowed() -> None:
     document["process"]["oomScoreAdj"] = -5
     spec = parse(document)
     scores = [
-        [op.value for op in plans.build(spec, host, Findings(), plans.StartOptions(restrict_oom_score_adj=restrict)).ops
+        [op.value for op in plans.build(spec, host, RootfsFacts(), plans.StartOptions(restrict_oom_score_adj=restrict)).ops
          if isinstance(op, model.SetOomScore)]
         for host, restrict in ((low, False), (low, True), (HOST, True))
     ]  # fmt: skip
@@ -337,7 +337,7 @@ def test_the_oom_score_is_written_whatever_ours_is() -> None:
     document = default()
     document["process"]["oomScoreAdj"] = 0
     for host in (HOST, HOST.replace(capabilities=0), HOST.replace(in_user_namespace=True)):
-        ops = plans.build(parse(document), host, Findings(), plans.StartOptions()).ops
+        ops = plans.build(parse(document), host, RootfsFacts(), plans.StartOptions()).ops
         assert [op.value for op in ops if isinstance(op, model.SetOomScore)] == [0]
 
 
@@ -381,7 +381,7 @@ def test_a_mount_label_needs_selinux_and_goes_to_what_takes_one() -> None:
         plan({"linux.mountLabel": "a:b:c"})
     document = default()
     document["linux"]["mountLabel"] = "a:b:c"
-    built = plans.build(parse(document), HOST.replace(selinux=True), Findings())
+    built = plans.build(parse(document), HOST.replace(selinux=True), RootfsFacts())
     labelled = [
         op
         for op in built.ops
@@ -399,13 +399,13 @@ def test_labels_need_their_module(field: str) -> None:
         plan({f"process.{field}": "x"})
     document = default()
     document["process"][field] = "x"
-    built = plans.build(parse(document), HOST.replace(apparmor=True, selinux=True), Findings())
+    built = plans.build(parse(document), HOST.replace(apparmor=True, selinux=True), RootfsFacts())
     assert before(built, "SetExecLabel", "Clone")
 
 
 def test_affinity() -> None:
     assert "SetAffinity" not in names(plan())
-    pinned = plans.build(parse(default()), HOST.replace(pinned=True), Findings())
+    pinned = plans.build(parse(default()), HOST.replace(pinned=True), RootfsFacts())
     assert model.SetAffinity() in pinned.ops
     process = Process(args=("x",), exec_cpu_affinity=CpuAffinity("0-1", "3"))
     built = plans.build_exec(parse(default()).linux, process, HOST)
@@ -459,7 +459,7 @@ def test_options(options: list[str], expected: tuple[int, int, int, int]) -> Non
 def test_filesystem_options_on_a_bind_are_a_warning() -> None:
     warnings: list[str] = []
     mount = Mount("/x", "bind", "/y", ("bind", "size=5", "z"))
-    mounts.operations(mount, 3, parse(default()).linux, HOST, Findings(), warnings)
+    mounts.operations(mount, 3, parse(default()).linux, HOST, RootfsFacts(), warnings)
     assert warnings == ["mounts[3]: a bind mount takes no filesystem options: size=5,z is ignored"]
 
 
@@ -545,14 +545,14 @@ def test_kept_runs_have_the_lines_of_the_plan_that_they_are_in() -> None:
                 )
 
 
-def test_what_is_kept_does_not_grow_without_end() -> None:
+def test_the_cache_of_fragments_is_limited() -> None:
     for number in range(300):
         built = plan({"linux.maskedPaths": [f"/proc/{number}/{'x' * 200}"]})
         assert len(lower(built).program) > 100
-    stock = lowering._stocks[""]
-    assert len(stock._runs) <= 200
+    cache = lowering._caches[""]
+    assert len(cache._fragments) <= 200
     assert len(lower(plan()).program.encode()) < 200_000
-    lowering._stocks.clear()
+    lowering._caches.clear()
 
 
 def test_preserved_descriptors_move_the_numbers() -> None:

@@ -220,16 +220,16 @@ def test_the_store_saves_the_work_and_is_not_trusted_when_others_can_write(tmp_p
     (file,) = store.iterdir()
     assert first is not None and file.read_bytes() == first.program
     file.write_bytes(b"\x06\0\0\0\0\0\xff\x7f")  # ret ALLOW: what an attacker would put there
-    compiler._known.clear()
+    compiler._filters.clear()
     poisoned = compiler.compile(wanted, store=str(store))
     assert (
         poisoned is not None and poisoned.program != first.program
     )  # found again, as the folder is ours alone
     store.chmod(0o777)
-    compiler._known.clear()
+    compiler._filters.clear()
     fresh = compiler.compile(wanted, store=str(store))
     assert fresh is not None and fresh.program == first.program
-    compiler._known.clear()
+    compiler._filters.clear()
 
 
 def test_the_store_stays_small(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_the_flat_program_answers_like_the_whole_one(seed: int) -> None:
     prologue = stub.prologue(
         compiler._highest(parsed, native),
         compiler._verdicts(parsed),
-        stub.wanted(parsed.default_action),
+        stub.is_needed(parsed.default_action),
     )
     whole = prologue + compiler._compile(parsed.default_action, parsed.rules, native, "x86_64")
     rest = compiler._compile(

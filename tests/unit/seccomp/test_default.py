@@ -27,7 +27,7 @@ def program(*capabilities: str) -> bytes:
 
 
 def test_no_name_is_listed_twice() -> None:
-    names = [name for subject in default.EVERYBODY for name in subject.split()]
+    names = [name for subject in default.FOR_ALL for name in subject.split()]
     assert len(names) == len(set(names))
 
 

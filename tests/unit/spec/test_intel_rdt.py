@@ -75,13 +75,13 @@ def test_a_named_group_that_is_there(tree: Tree) -> None:
     assert (tree.root / "gold/schemata").read_text().startswith("L3:0=00f"), "somebody else's"
     with pytest.raises(
         InvalidSpec,
-        match=r"linux\.intelRdt\.closID: .*gold is there, and its schemata are not 'L3:0=1'",
+        match=r"linux\.intelRdt\.closID: .*gold are not 'L3:0=1'",
     ):
         enter(tree, {"closID": "gold", "l3CacheSchema": "L3:0=1"})
 
 
 def test_a_named_group_that_is_missing(tree: Tree) -> None:
-    with pytest.raises(InvalidSpec, match="there is no group"):
+    with pytest.raises(InvalidSpec, match="silver does not exist"):
         enter(tree, {"closID": "silver"})
     enter(tree, {"closID": "silver", "memBwSchema": "MB:0=20"})
     assert (tree.root / "silver/tasks").read_text() == "77"

@@ -15,7 +15,7 @@ from pyrunc.kernel import detached
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
-from pyrunc.plan.model import Findings
+from pyrunc.plan.model import RootfsFacts
 from pyrunc.program.assemble import Assembler
 from pyrunc.spec.default import default
 from pyrunc.spec.model import Linux, Namespace
@@ -76,7 +76,7 @@ def test_a_containers_process(calls: Calls) -> None:
         plans.build(
             parse(document),
             HOST.replace(selinux=True),
-            Findings(),
+            RootfsFacts(),
             plans.StartOptions(keyring="_ses.x"),
         )
     )

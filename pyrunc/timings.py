@@ -1,5 +1,5 @@
-"""Where the time of a piece of work goes: parts that follow each other, noted for the server's
-timeline. A part costs a look at the clock, so they are always noted."""
+"""Timings of a piece of work: parts that follow each other, for the server's timeline. A part
+costs one read of the clock, so they are always recorded."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 CLOCK_MONOTONIC_RAW = 4
 
 
-class Parts:
-    """`noted`: (name, begin, end, index of the part that it belongs to or -1), in seconds of
-    CLOCK_MONOTONIC, parents first."""
+class Timings:
+    """Parts in time: `noted` has (name, begin, end, index of the enclosing part or -1), in
+    seconds of CLOCK_MONOTONIC, enclosing parts first."""
 
     __slots__ = ("_last_s", "noted")
 
@@ -25,13 +25,13 @@ class Parts:
         self._last_s = time.perf_counter()
 
     def end(self, name: str) -> None:
-        """`name` was done since the last part ended."""
+        """Record the part `name`, which began when the last part ended."""
         now_s = time.perf_counter()
         self.noted.append((name, self._last_s, now_s, -1))
         self._last_s = now_s
 
     def include(self, parts: Sequence[Part]) -> None:
-        """Others have noted these meanwhile; the next part begins now."""
+        """Append parts that were recorded elsewhere; the next part begins now."""
         shift = len(self.noted)
         for name, begin_s, end_s, parent in parts:
             self.noted.append((name, begin_s, end_s, parent + shift if parent >= 0 else -1))
@@ -41,11 +41,11 @@ class Parts:
 def of_launch(
     started_ns: int, times: Sequence[tuple[str, int]], texts: dict[str, str]
 ) -> list[Part]:
-    """The parts of a launch: from `times` as `launch.run.launch_steps` notes them, in nanoseconds
+    """Return the parts of a launch from the `times` of `launch.run.launch_steps`, in nanoseconds
     of CLOCK_MONOTONIC_RAW.
 
-    `texts`: the words for the numbers of the plan's lines, which become parts of the clone or of
-    the program.
+    `texts`: the texts of the plan's lines by number; the lines become parts of the clone or of the
+    program.
     """
     shift_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - time.clock_gettime_ns(
         CLOCK_MONOTONIC_RAW
@@ -58,18 +58,18 @@ def of_launch(
                 (STAGES[label], (before_ns + shift_ns) / 1e9, (now_ns + shift_ns) / 1e9, -1)
             )
             before_ns = now_ns
-    found, before_ns = stages[:], started_ns
+    parts, before_ns = stages[:], started_ns
     for label, now_ns in sorted(times, key=lambda each: each[1]):
         if label not in STAGES:
             begin_s, end_s = (before_ns + shift_ns) / 1e9, (now_ns + shift_ns) / 1e9
             around = [n for n, (_, _, end, _) in enumerate(stages) if end_s <= end]
-            found.append(
+            parts.append(
                 (f"{label} {texts.get(label, '')}".strip(), begin_s, end_s, (around or [-1])[0])
             )
         before_ns = max(before_ns, now_ns) if label != CLONED else before_ns
-    return found
+    return parts
 
 
 SPAWNED, CLONED, RUNS = "spawn", "clone", "exec"
 STAGES = {SPAWNED: "spawn the launcher", CLONED: "clone the process", RUNS: "set it up and execute"}
-"""What `launch.run` notes of every launch, by the words that people read."""
+"""The stages that `launch.run` records of every launch, with their texts for people."""

@@ -1,0 +1,171 @@
+"""A cache of lowered operations that come again in every plan of a machine: default mounts,
+devices, masks, capabilities.
+
+Lowering is half of the time that a start spends in Python. A program's code can be moved, because
+skips are relative, but not its data, to which calls point by offset. So all cached fragments share
+one block of data, of which every program has a copy at its beginning, and the code of the fragments
+that it uses. A process that starts containers fills the cache once, and its forks inherit it.
+"""
+
+from __future__ import annotations
+
+from pyrunc.plan import model as m
+from pyrunc.program.assemble import Assembler
+from pyrunc.program.model import Line
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from pyrunc.plan.lowering import Lowering
+    from pyrunc.plan.model import Op
+
+# Operations that depend on nothing but themselves and the root's number: each is a fragment by
+# itself or with its neighbours.
+ALONE = frozenset((m.Prepare, m.MountFs, m.DropBounding))
+TOGETHER = {m.MakeDevice: 1, m.Symlink: 1, m.ReadonlyPath: 2, m.MaskPath: 2}
+ROOT_NUMBER = 3
+FRAGMENTS_AT_MOST, DATA_AT_MOST_BYTES = 200, 1 << 16
+
+
+class PlanLine(Line):
+    """The line of an operation, whose text is made only when it fails."""
+
+    __slots__ = ("op",)
+
+    def __init__(self, op: Op | None, number: int) -> None:
+        self.op, self.number, self.mark = op, number, ""
+
+    @property
+    def text(self) -> str:  # type: ignore[override]
+        if self.op is None:
+            return ""
+        from pyrunc.plan.show import line
+
+        return line(self.op)
+
+
+class Fragment:
+    """The code of consecutive operations; `places` has for each call the index of its operation."""
+
+    __slots__ = ("calls", "notes", "packed", "places")
+
+    def __init__(
+        self,
+        packed: list[bytes],
+        calls: list[str],
+        places: list[int],
+        notes: dict[int, tuple[str, str]],
+    ) -> None:
+        self.packed = packed
+        self.calls = calls
+        self.places = places
+        self.notes = notes
+
+
+class PlanAssembler(Assembler):
+    """An assembler whose operations can be extracted as a fragment, and appended to a copy of
+    it."""
+
+    def at(self, where: PlanLine) -> None:
+        """Set the line of the operations that follow."""
+        self._line = where
+
+    def extract(self) -> Fragment:
+        """Take all operations so far out as a fragment; the data stays."""
+        for jump in self._jumps:
+            # The operation after the fragment is a target, too.
+            self._packed[jump.index] = jump.packed(len(self._packed) + 1)
+        places = [where.number or 0 for where in self._lines]
+        fragment = Fragment(self._packed, self._calls, places, self._notes)
+        self._packed = []
+        self._calls = []
+        self._lines = []
+        self._notes = {}
+        self._jumps, self._stored_at = [], {}
+        return fragment
+
+    def append_fragment(self, fragment: Fragment, lines: Sequence[PlanLine]) -> None:
+        """Append the operations of a fragment that was extracted from the original of this copy."""
+        start = len(self._packed)
+        self._packed += fragment.packed
+        self._calls += fragment.calls
+        self._lines += [lines[place] for place in fragment.places]
+        for index, note in fragment.notes.items():
+            self._notes[start + index] = note
+        self._ended = False
+
+    def copy(self) -> PlanAssembler:
+        """Return an assembler with the same data and no operations."""
+        assembler = PlanAssembler(self.arch.machine)
+        assembler._data, assembler._slots = self._data[:], self._slots
+        assembler._relocations = self._relocations[:]
+        assembler._strings, assembler._constants = self._strings.copy(), self._constants.copy()
+        return assembler
+
+    @property
+    def data_bytes(self) -> int:
+        return len(self._data)
+
+
+class LoweringCache:
+    """The fragments of one architecture, and the block of data that they share."""
+
+    __slots__ = ("_fragments", "_low")
+
+    def __init__(self, low: Lowering) -> None:
+        self._low = low
+        self._fragments: dict[tuple[Op, ...], Fragment] = {}
+        low.scratch  # noqa: B018 (shared by all: it must be in the block before the first copy)
+
+    def start(self, lowering: type[Lowering], numbers: dict[str, int]) -> Lowering:
+        """Return a lowering that begins with a copy of the block."""
+        return lowering(self._low.a.copy(), numbers, self._low.scratch)
+
+    def fragments(
+        self, ops: tuple[Op, ...], calls: dict[type, Callable[[Lowering, Any], None]]
+    ) -> dict[int, tuple[int, Fragment]]:
+        """Return index in `ops` -> length and code of the plan's cached fragments. New ones are
+        cached as long as there is room."""
+        by_start = {}
+        for start, end in _spans(ops):
+            key = ops[start:end]
+            fragment = self._fragments.get(key)
+            if fragment is None:
+                if self._is_full():
+                    continue
+                fragment = self._fragments[key] = self._make(key, calls)
+            by_start[start] = (end - start, fragment)
+        return by_start
+
+    def _is_full(self) -> bool:
+        too_many = len(self._fragments) >= FRAGMENTS_AT_MOST
+        return too_many or self._low.a.data_bytes > DATA_AT_MOST_BYTES
+
+    def _make(
+        self, ops: tuple[Op, ...], calls: dict[type, Callable[[Lowering, Any], None]]
+    ) -> Fragment:
+        low = self._low
+        low.forget()
+        for place, op in enumerate(ops):
+            low.a.at(PlanLine(op, place))
+            calls[type(op)](low, op)
+        low.forget()
+        return low.a.extract()
+
+
+def _spans(ops: tuple[Op, ...]) -> list[tuple[int, int]]:
+    """Return where fragments begin and end."""
+    spans, index, size = [], 0, len(ops)
+    while index < size:
+        kind, end = type(ops[index]), index + 1
+        if kind in ALONE:
+            spans.append((index, end))
+        elif kind in TOGETHER:
+            group = TOGETHER[kind]
+            while end < size and TOGETHER.get(type(ops[end])) == group:
+                end += 1
+            spans.append((index, end))
+        index = end
+    return spans
