@@ -1,10 +1,8 @@
-"""What the streaming server needs from the rest of the server: sessions in containers and sockets
-into pods.
+"""The interface between the streaming server and the containers: sessions, and sockets into pods.
 
-A session is a running command (exec) or a seat at a container's stdio (attach), seen as file
-descriptors. The descriptors belong to the session: the streaming server reads and writes them
-without blocking, asks for stdin to be closed when the client has ended it, and closes the session
-exactly once, whatever happened.
+A session is a running command (exec) or a container's stdio (attach), as file descriptors. The
+session owns the descriptors: the streaming server reads and writes them without blocking, calls
+`close_stdin` when the client has ended its input, and calls `close` exactly once.
 """
 
 from __future__ import annotations
@@ -18,8 +16,8 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class ExecOptions:
-    """A checked `ExecRequest`: never a tty with stderr, at least one stream. `changes`: of the
-    container's OCI process."""
+    """A validated `ExecRequest`: at least one stream, no tty with stderr. `changes`: fields that
+    replace those of the container's OCI process."""
 
     container_id: str
     command: tuple[str, ...]
@@ -32,7 +30,7 @@ class ExecOptions:
 
 @dataclass(frozen=True, slots=True)
 class AttachOptions:
-    """A checked `AttachRequest`."""
+    """A validated `AttachRequest`."""
 
     container_id: str
     stdin: bool = False
@@ -43,8 +41,8 @@ class AttachOptions:
 
 @dataclass(frozen=True, slots=True)
 class PortForwardOptions:
-    """A checked `PortForwardRequest`; `ports` are used by WebSocket clients only, SPDY names a port
-    per stream."""
+    """A validated `PortForwardRequest`. `ports`: for WebSocket clients; SPDY names a port per
+    stream."""
 
     sandbox_id: str
     ports: tuple[int, ...] = ()
@@ -66,46 +64,45 @@ class Session(Protocol):
     def stderr_fd(self) -> int | None: ...
 
     def close_stdin(self) -> None:
-        """The client has ended its input; `stdin_fd` is not used any more."""
+        """Close stdin after the client has ended its input; `stdin_fd` is not used afterwards."""
 
     async def resize(self, width: int, height: int) -> None:
         """Set the terminal's size in characters."""
 
     async def wait(self) -> int:
-        """The exit code of the command (exec) or the container (attach), once it has ended; 128 + n
-        for signal n."""
+        """Wait for the command (exec) or container (attach); return its exit code, 128 + n for
+        signal n."""
         ...
 
     async def close(self) -> None:
-        """Give back everything. An exec that still runs is killed with its descendants; an attached
-        container goes on."""
+        """Release everything. A running exec is killed with its descendants; an attached container
+        continues."""
 
 
 class Backend(Protocol):
-    """Starts sessions. What goes wrong is raised as `pyrunc.errors.Error` and told to the client."""
+    """Starts sessions. Raises `pyrunc.errors.Error`, whose message is sent to the client."""
 
     async def exec(self, options: ExecOptions) -> Session: ...
     async def attach(self, options: AttachOptions) -> Session: ...
     async def dial(self, sandbox_id: str, port: int) -> socket.socket:
-        """A connected TCP socket to `port` on the pod's loopback; the caller closes it."""
+        """Connect to TCP `port` on the pod's loopback; the caller closes the socket."""
         ...
 
 
 class Descriptors:
-    """The descriptor side of a session, to be inherited: owns up to three descriptors and closes
-    each once."""
+    """Base of sessions: owns up to three descriptors and closes each once."""
 
     def __init__(self, stdin: int | None, stdout: int | None, stderr: int | None) -> None:
         self.stdin_fd, self.stdout_fd, self.stderr_fd = stdin, stdout, stderr
 
     def close_stdin(self) -> None:
-        """Close stdin now; nothing if it is closed."""
+        """Close stdin, unless it is closed."""
         fd, self.stdin_fd = self.stdin_fd, None
         if fd is not None:
             os.close(fd)
 
     def close_descriptors(self) -> None:
-        """Close what is still open."""
+        """Close all descriptors that are open."""
         self.close_stdin()
         fds, self.stdout_fd, self.stderr_fd = (self.stdout_fd, self.stderr_fd), None, None
         for fd in fds:

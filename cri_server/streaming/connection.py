@@ -1,8 +1,8 @@
-"""What one connection of the streaming server is: a request under a deadline, its ticket, the
-switch to SPDY or WebSocket, a session.
+"""Serves a connection of the streaming server: reads the request within a deadline, redeems its
+ticket, switches to SPDY or WebSocket and runs the session.
 
-The session is one task; a second one reads the connection, and when that ends, because the client
-has left or broken the protocol, the session is cancelled and everything it held is given back.
+The session is one task, and a second task reads the connection. When reading ends, because the
+client has disconnected or broken the protocol, the session is cancelled and closed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from cri_server.streaming.websocket import DIALECTS, TUNNEL, Channels, Messages,
 
 log = logging.getLogger(__name__)
 
-# In the client's words; v3 brought resizing, v4 the Status object, v5 (WebSocket only) closing a
-# channel.
+# v3 added resizing, v4 the Status object, v5 (WebSocket only) closing a channel.
 COMMAND_PROTOCOLS = (
     "v4.channel.k8s.io",
     "v3.channel.k8s.io",
@@ -52,8 +51,8 @@ IDLE_S = 4 * 3600.0
 class Connections:
     """Serves the connections of one server.
 
-    `sessions` counts those that are open, by kind. `opened` is called in a connection's task when
-    its ticket was good.
+    `sessions` counts open sessions by kind. `on_ticket` is called in a connection's task once its
+    ticket is redeemed.
     """
 
     def __init__(
@@ -61,31 +60,31 @@ class Connections:
         backend: Backend,
         tickets: Tickets,
         sessions: Counter[str],
-        opened: Callable[[], None],
+        on_ticket: Callable[[], None],
         idle_s: float,
     ) -> None:
         self._backend, self._tickets, self._sessions = backend, tickets, sessions
-        self._opened, self._idle_s = opened, idle_s
-        self.forwarded = portforward.Forwarded()
+        self._on_ticket, self._idle_s = on_ticket, idle_s
+        self.forward_limits = portforward.ForwardLimits()
 
     async def serve(self, sock: socket.socket) -> None:
-        """The session of one connection, which is closed at its end."""
+        """Serve the session of one connection, then close the connection."""
         wire = SocketWire(sock, idle_s=self._idle_s)
         try:
-            opened = await self._open(wire)
-            if opened is not None:
-                request, options = opened
+            session = await self._open(wire)
+            if session is not None:
+                request, options = session
                 await self._serve(request, options, wire)
             await wire.close()
         except (ConnectionLost, StreamGone):
             pass
         except Exception:
-            log.exception("streaming: a session ended in a way that was not foreseen")
+            log.exception("streaming: unexpected error in a session")
         finally:
             wire.abort()
 
     async def _open(self, wire: SocketWire) -> tuple[Request, object] | None:
-        """Read the request and take its ticket, in `REQUEST_S`; a refusal has been answered."""
+        """Read the request within `REQUEST_S` and redeem its ticket; None after a refusal was sent."""
         try:
             try:
                 async with asyncio.timeout(REQUEST_S):
@@ -96,7 +95,7 @@ class Connections:
         except Refused as refused:
             await wire.send(refused.response())
             return None
-        self._opened()
+        self._on_ticket()
         return request, options
 
     async def _read_request(self, wire: SocketWire) -> Request:
@@ -104,18 +103,17 @@ class Connections:
         while (data := await wire.receive()) and (request := reader.receive(bytes(data))) is None:
             pass
         if not data or request is None:
-            raise ConnectionLost("the client left before its request was complete")
+            raise ConnectionLost("the client disconnected within its request")
         wire.unread(request.ahead)
         return request
 
     def _redeem(self, request: Request) -> object:
-        """The options that the URL stands for."""
+        """Redeem the URL's ticket; return the options of its session. Raises Refused."""
         if request.method not in ("GET", "POST"):
-            raise Refused(405, "GET or POST", [("Allow", "GET, POST")])
+            raise Refused(405, "the method must be GET or POST", [("Allow", "GET, POST")])
         parts = request.path.split("/")
-        options = (
-            self._tickets.take(parts[1], parts[2]) if len(parts) == 3 and not parts[0] else None
-        )
+        is_ticket = len(parts) == 3 and not parts[0]
+        options = self._tickets.take(parts[1], parts[2]) if is_ticket else None
         if options is None:
             raise Refused(404, "no such session")
         return options
@@ -130,7 +128,9 @@ class Connections:
                 serving = self._over_websocket(request, options, wire)
             else:
                 raise Refused(
-                    400, "an upgrade to SPDY/3.1 or websocket is needed", [("Upgrade", "SPDY/3.1")]
+                    400,
+                    "the request must upgrade to SPDY/3.1 or websocket",
+                    [("Upgrade", "SPDY/3.1")],
                 )
             await serving
         except Refused as refused:
@@ -150,7 +150,7 @@ class Connections:
         protocol = upgrade.choose_stream_protocol(request, COMMAND_PROTOCOLS)
         await wire.send(upgrade.switch_to_spdy(protocol))
         collector = _Collector(_roles(options), resizable=options.tty)
-        multiplexer = Multiplexer(wire, "server", collector.take, streams_limit=2 * RESIZE)
+        multiplexer = Multiplexer(wire, "server", collector.on_open, streams_limit=2 * RESIZE)
         await _while_connected(
             multiplexer.run(), self._command_over_spdy(options, protocol, collector)
         )
@@ -175,8 +175,8 @@ class Connections:
         )
 
     async def _forward_over_spdy(self, options: PortForwardOptions, wire: Wire) -> None:
-        forwarder = portforward.Forwarder(self._backend, options.sandbox_id, self.forwarded)
-        multiplexer = Multiplexer(wire, "server", forwarder.take)
+        forwarder = portforward.Forwarder(self._backend, options.sandbox_id, self.forward_limits)
+        multiplexer = Multiplexer(wire, "server", forwarder.on_open)
         try:
             await multiplexer.run()
         finally:
@@ -194,7 +194,7 @@ class Connections:
         messages = Messages(wire)
         channels = Channels(messages, DIALECTS[subprotocol])
         streams = _channel_streams(options, channels, DIALECTS[subprotocol].json_status)
-        # An empty message on the lowest channel that is written says that the connection stands.
+        # Clients wait for a first, empty message on the lowest channel that the server writes.
         await (streams.stdout or streams.stderr or streams.error).write(b"")
         await _while_connected(channels.run(), remotecommand.run(self._session(options), streams))
         messages.leave()
@@ -204,14 +204,12 @@ class Connections:
     ) -> None:
         subprotocol = upgrade.choose_subprotocol(request, (TUNNEL, *FORWARD_SUBPROTOCOLS))
         if subprotocol != TUNNEL and not options.ports:
-            raise Refused(
-                400, "WebSocket port forwarding needs the ports in the request for the URL"
-            )
+            raise Refused(400, "WebSocket port forwarding needs ports in the PortForwardRequest")
         if subprotocol != TUNNEL and len(options.ports) > portforward.CHANNEL_PORTS_LIMIT:
             limit = portforward.CHANNEL_PORTS_LIMIT
             raise Refused(
                 400,
-                f"{len(options.ports)} ports: the channels of a WebSocket are enough for {limit}",
+                f"{len(options.ports)} ports: the limit of a WebSocket is {limit}",
             )
         await wire.send(upgrade.switch_to_websocket(request, subprotocol))
         messages = Messages(wire)
@@ -224,7 +222,7 @@ class Connections:
                 for index in range(len(options.ports))
             ]
             forwarding = portforward.forward_channels(
-                self._backend, options.sandbox_id, self.forwarded, options.ports, pairs
+                self._backend, options.sandbox_id, self.forward_limits, options.ports, pairs
             )
             await _while_connected(channels.run(), forwarding)
         messages.leave()
@@ -237,17 +235,17 @@ class Connections:
         )
 
 
-def _given(inbound: Inbound) -> asyncio.Future[Inbound]:
+def _resolved(inbound: Inbound) -> asyncio.Future[Inbound]:
     future: asyncio.Future[Inbound] = asyncio.get_running_loop().create_future()
     future.set_result(inbound)
     return future
 
 
 class _Collector:
-    """Waits for the streams that an exec or attach needs; any other stream is reset.
+    """Waits for the streams that an exec or attach needs, and resets any other stream.
 
-    `resize` is not waited for: who attaches to a terminal without knowing that it is one does not
-    open it.
+    It does not wait for `resize`: a client that attaches without knowing of the terminal does not
+    open that stream.
     """
 
     def __init__(self, roles: Sequence[str], *, resizable: bool) -> None:
@@ -257,8 +255,8 @@ class _Collector:
         self._streams: dict[str, MultiplexedStream] = {}
         self._complete = asyncio.Event()
 
-    def take(self, stream: MultiplexedStream) -> None:
-        """A stream of the client."""
+    def on_open(self, stream: MultiplexedStream) -> None:
+        """Accept or reset a stream that the client has opened."""
         role = stream.header("streamtype")
         if role == "resize" and self._resizable and not self.resize.done():
             self.resize.set_result(stream.inbound)
@@ -274,7 +272,7 @@ class _Collector:
             self._complete.set()
 
     async def collect(self) -> dict[str, MultiplexedStream] | None:
-        """All streams by role, or `None` if they did not come in time."""
+        """Wait for all streams; return them by role, `None` after `STREAMS_S`."""
         try:
             async with asyncio.timeout(STREAMS_S):
                 await self._complete.wait()
@@ -299,14 +297,14 @@ def _channel_streams(
         stdin=channels.channel(STDIN).inbound if options.stdin else None,
         stdout=channels.channel(STDOUT) if options.stdout else None,
         stderr=channels.channel(STDERR) if options.stderr else None,
-        resize=_given(channels.channel(RESIZE).inbound) if options.tty else None,
+        resize=_resolved(channels.channel(RESIZE).inbound) if options.tty else None,
     )
 
 
 async def _while_connected(
     reading: Coroutine[Any, Any, str], serving: Coroutine[Any, Any, None]
 ) -> None:
-    """Serve until done or until the connection is over; neither goes on without the other."""
+    """Run both until one ends, then cancel the other. Raises the first error."""
     tasks = (asyncio.create_task(reading), asyncio.create_task(serving))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -319,4 +317,4 @@ async def _while_connected(
             if isinstance(result, Exception):
                 raise result
     finally:
-        del tasks, results, result  # an error that is raised here knows this frame
+        del tasks, results, result  # the error's traceback refers to this frame

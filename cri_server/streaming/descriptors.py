@@ -1,8 +1,7 @@
-"""Reading and writing non-blocking descriptors on the event loop: pipes, sockets, pty masters.
+"""Reads and writes non-blocking descriptors on the event loop: pipes, sockets, pty masters.
 
-Each call tries the system call first and waits only if the kernel says so, one waiter per direction
-and descriptor. A cancelled call leaves no registration behind. Nothing is buffered here: what a
-call returns or takes is in the kernel.
+Each function tries the system call first and waits only after EAGAIN; at most one waiter per
+direction and descriptor. A cancelled call leaves no registration behind. Nothing is buffered here.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ READ_BYTES = 64 * 1024
 
 
 async def readable(fd: int) -> None:
-    """Wait until a read would not block (there may be nothing but the end to read)."""
+    """Wait until a read does not block; it may return the end of the stream."""
     loop = asyncio.get_running_loop()
     await _ready(fd, loop.add_reader, loop.remove_reader)
 
 
 async def writable(fd: int) -> None:
-    """Wait until a write would not block (it may fail)."""
+    """Wait until a write does not block; it may fail."""
     loop = asyncio.get_running_loop()
     await _ready(fd, loop.add_writer, loop.remove_writer)
 
@@ -43,9 +42,9 @@ def _wake(ready: asyncio.Future[None]) -> None:
 
 
 async def read_some(fd: int, limit_bytes: int = READ_BYTES) -> bytes:
-    """Between one byte and `limit_bytes`, or nothing at the end.
+    """Read between one byte and `limit_bytes`; empty at the end.
 
-    A pty's master answers EIO when the last slave is closed, a socket ECONNRESET: both are an end.
+    EIO (of a pty's master after the last slave is closed) and ECONNRESET count as the end.
     """
     while True:
         try:
@@ -59,8 +58,8 @@ async def read_some(fd: int, limit_bytes: int = READ_BYTES) -> bytes:
 
 
 async def write_all(fd: int, data: bytes) -> None:
-    """Write all of it. `BrokenPipeError` or `ConnectionResetError` if nobody will read it; EIO on a
-    pty likewise."""
+    """Write all of `data`. Raises BrokenPipeError, ConnectionResetError, or EIO on a pty, when the
+    reading end is closed."""
     view = memoryview(data)
     while view:
         try:

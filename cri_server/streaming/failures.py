@@ -1,5 +1,4 @@
-"""Which failures of sessions the log has: the client is told of each, the node's owner of those
-that he can mend."""
+"""Logging of failed sessions: the client gets each error, the log warns of the node's own."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from pyrunc.errors import Error
 
 log = logging.getLogger(__name__)
 
-OF_THE_NODE = {
+NODE_KINDS = {
     "kernel",
     "peer",
     "unavailable",
@@ -18,10 +17,10 @@ OF_THE_NODE = {
     "unsupported",
     "internal",
 }
-"""Kinds of errors that the client did not cause (`pyrunc.errors`)."""
+"""Kinds of `pyrunc.errors` that the client did not cause."""
 
 
-def note(what: str, error: Error) -> None:
-    """Log that `what` failed: a warning when the node is to blame, else for debugging."""
-    level = logging.WARNING if error.kind in OF_THE_NODE else logging.DEBUG
+def log_failure(what: str, error: Error) -> None:
+    """Log that `what` failed: at warning level for errors of the node, else at debug level."""
+    level = logging.WARNING if error.kind in NODE_KINDS else logging.DEBUG
     log.log(level, "%s: %s: %s", what, error.kind, error.message)

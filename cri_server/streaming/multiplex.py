@@ -1,8 +1,8 @@
-"""Streams over one SPDY connection: the core of `spdy.connection` joined to a `Wire`.
+"""Streams over one SPDY connection: connects the core in `spdy.connection` with a `Wire`.
 
-`run` is the only reader. It hands data to the streams and stops while they hold too much; it also
-answers pings and resets, by posting, so it never waits for the peer to read. Whoever owns a stream
-writes it.
+`run` is the only reader. It hands data to the streams and pauses while they hold too much. It posts
+the replies to pings and resets, so that it never waits for the peer to read. The owner of a stream
+writes to it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from cri_server.streaming.spdy.headers import Headers
 from cri_server.streaming.streams import Budget, Inbound, StreamGone
 from cri_server.streaming.transport import ConnectionLost, Wire, room_or_hang_up
 
-FRAMES_OF_A_TURN = 100
+FRAMES_PER_TURN = 100
 
 
 class MultiplexedStream:
-    """One stream: an `Outbound`, with what the peer sends in `inbound`."""
+    """One stream: an `Outbound`; `inbound` is what the peer sends."""
 
     def __init__(self, multiplexer: Multiplexer, stream_id: int, headers: Headers) -> None:
         self._multiplexer, self.stream_id, self.headers = multiplexer, stream_id, headers
@@ -40,22 +40,21 @@ class MultiplexedStream:
         self.replied = asyncio.Event()
 
     def header(self, name: str) -> str:
-        """The first value of a header, or an empty text."""
+        """The first value of a header; empty without it."""
         return self.headers.get(name, [""])[0]
 
     async def write(self, data: bytes) -> None:
-        """Send data; waits for TCP. Raises `StreamGone`."""
+        """Send data; wait until TCP accepts it. Raises `StreamGone`."""
         await self._multiplexer.send(self, data, fin=False)
 
     async def end(self) -> None:
-        """Say that no more will be written. Raises `StreamGone`."""
+        """Half-close the stream. Raises `StreamGone`."""
         await self._multiplexer.send(self, b"", fin=True)
 
     async def finish(self) -> None:
-        """End this side's direction, if it has not ended, and ignore what the peer still sends.
+        """Half-close the stream and ignore further data of the peer.
 
-        The peer is not told of the second, as it would be by `reset`: a Go peer reports a reset as
-        an error.
+        Not by `reset`, which a Go peer reports as an error.
         """
         with contextlib.suppress(StreamGone):
             await self.end()
@@ -63,19 +62,19 @@ class MultiplexedStream:
         self._multiplexer.forget(self)
 
     def reset(self, status: Status = Status.CANCEL) -> None:
-        """End the stream in both directions, if it has not ended."""
+        """Reset the stream, unless it has ended."""
         self._multiplexer.reset(self, status)
 
     def lose(self) -> None:
-        """The peer has reset it, or the connection is lost."""
+        """Mark the stream as reset by the peer or lost with the connection."""
         self.gone.set()
         self.replied.set()
         self.inbound.lose()
 
 
 class Multiplexer:
-    """All streams of a connection. `on_open` is told of each stream of the peer, which is accepted
-    already."""
+    """All streams of a connection. `on_open` is called with each stream that the peer opens, after
+    it was accepted."""
 
     def __init__(
         self,
@@ -91,16 +90,16 @@ class Multiplexer:
         self._streams: dict[int, MultiplexedStream] = {}
 
     async def run(self) -> str:
-        """Read until the connection is over; why it is, in words. All streams are lost then."""
+        """Read until the connection ends; return the reason. All streams are lost afterwards."""
         try:
             while data := await self._wire.receive():
                 rest = memoryview(data)
                 while len(rest):
-                    events, rest = self._core.receive_some(rest, FRAMES_OF_A_TURN)
+                    events, rest = self._core.receive_some(rest, FRAMES_PER_TURN)
                     for event in events:
                         if isinstance(event, Failed):
                             return event.reason
-                        self._take(event)
+                        self._handle(event)
                     self._post()
                     await self._end_turn()
                 if self.budget.exhausted and not await self._room():
@@ -112,22 +111,22 @@ class Multiplexer:
             self._post_last()
             for stream in self._streams.values():
                 stream.lose()
-            # The streams know this connection: what waited for it is freed now, not by the
-            # collector of cycles.
+            # The streams refer to this connection; without the cycle their memory is freed now
+            # instead of at the next garbage collection.
             self._streams.clear()
             self._on_open = MultiplexedStream.lose
 
     async def _end_turn(self) -> None:
-        """Let the other tasks run after so many frames, however fast they come."""
-        if self._core.frames_handled - self._handled_before >= FRAMES_OF_A_TURN:
+        """Let other tasks run after `FRAMES_PER_TURN` frames."""
+        if self._core.frames_handled - self._handled_before >= FRAMES_PER_TURN:
             self._handled_before = self._core.frames_handled
             await asyncio.sleep(0)
 
     async def _room(self) -> bool:
-        """Wait until the streams have room; false if a client leaves before that.
+        """Wait until the streams have room; return False if the client disconnects before.
 
-        A server that has sent everything hangs up with a part of it still to be read: not a reason
-        to drop it.
+        On the client's side a closed connection does not count: a server closes after its last
+        data, of which a part is still to be read.
         """
         if self._side == "client":
             await self.budget.room()
@@ -138,7 +137,7 @@ class Multiplexer:
         self._core.probe()
         self._post()
 
-    def _take(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         match event:
             case Opened(stream_id, headers, fin):
                 stream = MultiplexedStream(self, stream_id, headers)
@@ -148,15 +147,15 @@ class Multiplexer:
                     stream.inbound.end()
                 self._on_open(stream)
             case Replied(stream_id, _, fin) | Data(stream_id, _, fin):
-                known = self._streams.get(stream_id)
-                if known is None:
+                target = self._streams.get(stream_id)
+                if target is None:
                     return
                 if isinstance(event, Data):
-                    known.inbound.feed(event.data)
-                known.replied.set()
+                    target.inbound.feed(event.data)
+                target.replied.set()
                 if fin:
-                    known.inbound.end()
-                    self._forget_if_over(known)
+                    target.inbound.end()
+                    self._forget_if_over(target)
             case Reset(stream_id, _):
                 lost = self._streams.pop(stream_id, None)
                 if lost is not None:
@@ -193,12 +192,12 @@ class Multiplexer:
         self._post_last()
 
     def forget(self, stream: MultiplexedStream) -> None:
-        """Make room for another stream; frames that the peer still sends on this one are ignored."""
+        """Drop a stream and free its slot; further frames on it are ignored."""
         self._core.forget(stream.stream_id)
         self._streams.pop(stream.stream_id, None)
 
     def leave(self) -> None:
-        """Accept no more streams and tell the peer that this side is about to close."""
+        """Send GOAWAY before closing; further streams of the peer are refused."""
         self._core.go_away()
         self._post_last()
 

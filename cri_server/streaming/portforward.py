@@ -1,14 +1,13 @@
-"""Port forwarding: pairs of a data and an error stream, each joined to a TCP connection inside the
-pod.
+"""Port forwarding: connects pairs of a data and an error stream to TCP connections in the pod.
 
-Over SPDY the client opens as many pairs as it likes, told apart by `requestid`; over WebSocket
-there is one pair per port of the request. Either side of a connection may end its direction and go
-on reading, but only for as long as the other direction moves bytes: kubectl up to 1.31 ends nothing
-until the error stream ends (LINGER_S). A failure is a text on the error stream.
+Over SPDY the client opens any number of pairs, distinguished by `requestid`; over WebSocket there
+is one pair per port of the request. Either side may half-close a connection and go on reading, as
+long as the other direction moves bytes: kubectl up to 1.31 closes nothing until the error stream
+ends (`LINGER_S`). A failure is a text on the error stream.
 
-A dial is a process in the pod's network, a connection a descriptor of this one: both are bounded,
-for a session and in all, dials also for a pod, so that pods that accept no connections leave turns
-for others (`Dials`).
+A dial costs a process in the pod's network, a connection a descriptor of this process. Both are
+limited per session and in total, dials also per pod, so that pods which accept no connections do
+not block others (`Dials`).
 """
 
 from __future__ import annotations
@@ -31,39 +30,40 @@ from pyrunc.errors import Error, ResourceExhausted
 
 PROTOCOL = "portforward.k8s.io"
 PAIRING_S = 30.0
-# of a session, with those that are only to be told that there are too many connections
+# Pairs of a session; more than connections, because a pair may only carry their refusal.
 PAIRS_LIMIT = 512
-SESSION_LIMIT, LIMIT = 256, 2048  # connections of a session, and in all
-SESSION_DIALS_LIMIT, POD_DIALS_LIMIT, DIALS_LIMIT = 8, 8, 32  # of these, dials under way
-DIAL_WAIT_S = 20.0  # twice as long as a dial may take
-# How long a direction may pause, and how long it may last, once the other one has ended. containerd
-# ends both after one second (internal/cri/server/sandbox_portforward_linux.go), which truncates an
-# answer that takes longer. Ten seconds are not more because kubectl up to 1.31 reads no other
-# stream while the pod sends to a local client that has left.
+SESSION_LIMIT, LIMIT = 256, 2048  # connections per session and in total
+SESSION_DIALS_LIMIT = 8  # running dials, here and below
+POD_DIALS_LIMIT = 8
+DIALS_LIMIT = 32
+DIAL_WAIT_S = 20.0  # twice the timeout of a dial
+# The longest pause, and the longest duration, of one direction after the other has ended.
+# containerd ends both after one second (internal/cri/server/sandbox_portforward_linux.go), which
+# truncates longer responses. Not more than ten seconds, because kubectl up to 1.31 reads no other
+# stream while the pod sends to a local client that has disconnected.
 LINGER_S, LINGER_LIMIT_S = 1.0, 10.0
-# a channel's number is an octet, 255 means something else, a port takes two
+# A channel's number is an octet, 255 is reserved, and a port takes two channels.
 CHANNEL_PORTS_LIMIT = 127
 
 
 @dataclass(eq=False, slots=True)
 class Connection:
-    """One forwarded connection; `half_closed` when one direction has ended, so that the other one
-    ends soon."""
+    """One forwarded connection; `half_closed`: one direction has ended, and the other ends soon."""
 
     half_closed: bool = False
 
 
 class Dials:
-    """Turns to dial into pods: DIALS_LIMIT in all, POD_DIALS_LIMIT for a pod. A free turn goes to
-    the pod with the fewest dials under way; among equals to the dial that has waited longest."""
+    """Schedules dials: at most `DIALS_LIMIT` run, at most `POD_DIALS_LIMIT` into one pod. The next
+    one is of the pod with the fewest running dials; of these the one that has waited longest."""
 
     def __init__(self) -> None:
-        self._under_way: Counter[str] = Counter()  # by pod
-        self._waiting: dict[asyncio.Future[None], str] = {}  # a turn that is due to a pod
+        self._running: Counter[str] = Counter()  # by pod
+        self._waiting: dict[asyncio.Future[None], str] = {}  # turn -> pod
 
     @contextlib.asynccontextmanager
     async def turn(self, pod: str) -> AsyncIterator[None]:
-        """Wait for a turn to dial into `pod` and keep it while inside."""
+        """Wait for a turn to dial into `pod`, and hold it while inside."""
         turn = asyncio.get_running_loop().create_future()
         self._waiting[turn] = pod
         self._assign()
@@ -72,25 +72,25 @@ class Dials:
             yield
         finally:
             if self._waiting.pop(turn, None) is None:  # it was assigned
-                self._under_way -= Counter({pod: 1})
+                self._running -= Counter({pod: 1})
             self._assign()
 
     def _assign(self) -> None:
-        while self._under_way.total() < DIALS_LIMIT:
-            # One that is done belongs to a task that was cancelled and has not run since.
+        while self._running.total() < DIALS_LIMIT:
+            # A turn that is done belongs to a cancelled task, which has not run since.
             pods = {turn: pod for turn, pod in self._waiting.items() if not turn.done()}
-            dials = {turn: self._under_way[pod] for turn, pod in pods.items()}
+            dials = {turn: self._running[pod] for turn, pod in pods.items()}
             turn = min(dials, key=dials.__getitem__, default=None)
             if turn is None or dials[turn] >= POD_DIALS_LIMIT:
                 return
-            self._under_way[self._waiting.pop(turn)] += 1
+            self._running[self._waiting.pop(turn)] += 1
             turn.set_result(None)
 
 
-class Forwarded:
-    """Counts connections into pods: those of a session, and in its `whole` those of all sessions."""
+class ForwardLimits:
+    """Limits connections and dials into pods: of a session, or in total (`whole`)."""
 
-    def __init__(self, whole: Forwarded | None = None, pod: str = "") -> None:
+    def __init__(self, whole: ForwardLimits | None = None, pod: str = "") -> None:
         """`pod`: the sandbox id of a session's pod."""
         self._whole, self._pod = whole, pod
         self.limit = LIMIT if whole is None else SESSION_LIMIT
@@ -101,12 +101,12 @@ class Forwarded:
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """The number of open connections."""
         return len(self._open)
 
-    def of_session(self, pod: str) -> Forwarded:
-        """What a new session into this sandbox counts with."""
-        return Forwarded(self, pod)
+    def of_session(self, pod: str) -> ForwardLimits:
+        """The limits of a new session into the sandbox `pod`."""
+        return ForwardLimits(self, pod)
 
     @contextlib.asynccontextmanager
     async def counted(self, connection: Connection) -> AsyncIterator[None]:
@@ -124,19 +124,19 @@ class Forwarded:
             self._closed.set()
 
     async def _wait_below_limit(self) -> None:
-        """Wait for half-closed connections to make room; without any, raises ResourceExhausted."""
+        """Wait for half-closed connections to end; raises ResourceExhausted if there is none."""
         while len(self._open) >= self.limit:
             if not any(connection.half_closed for connection in self._open):
-                where = "in this session" if self._whole is not None else "of this node"
+                where = "of this session" if self._whole is not None else "of this node"
                 raise ResourceExhausted(
-                    f"{self.limit} forwarded connections {where} are open, which is the limit"
+                    f"the limit of {self.limit} forwarded connections {where} is reached"
                 )
             self._closed.clear()
             await self._closed.wait()
 
     @contextlib.asynccontextmanager
     async def dialing(self) -> AsyncIterator[None]:
-        """Wait for a turn to dial and keep it while inside."""
+        """Wait for a turn to dial, and hold it while inside."""
         async with self._session_dials, self._dials.turn(self._pod):
             yield
 
@@ -145,41 +145,41 @@ async def forward(
     backend: Backend,
     sandbox_id: str,
     port: int,
-    forwarded: Forwarded,
+    limits: ForwardLimits,
     data: Outbound,
     inbound: Inbound,
     *,
     half_close: bool = True,
 ) -> str:
-    """Connect to the pod and copy until both directions have ended; what went wrong in words, or
-    nothing.
+    """Connect to the pod and copy until both directions have ended; return an error message, empty
+    on success.
 
-    Without `half_close` the client cannot say that it has ended its direction: the pod's end is the
-    end of both.
+    Without `half_close` (WebSocket) the client cannot end its direction alone: when the pod closes,
+    both end.
     """
     try:
         connection = Connection()
-        async with forwarded.counted(connection):
-            with await _dial(backend, sandbox_id, port, forwarded) as sock:
+        async with limits.counted(connection):
+            with await _dial(backend, sandbox_id, port, limits) as sock:
                 sock.setblocking(False)
                 return await _copy_both(sock, port, connection, data, inbound, half_close)
     except Error as error:
-        failures.note(f"port-forward to port {port} of sandbox {sandbox_id}", error)
+        failures.log_failure(f"port-forward to port {port} of sandbox {sandbox_id}", error)
         return f"forwarding to port {port}: {error.message}"
     except OSError as error:
         return f"forwarding to port {port}: {error.strerror}"
 
 
 async def _dial(
-    backend: Backend, sandbox_id: str, port: int, forwarded: Forwarded
+    backend: Backend, sandbox_id: str, port: int, limits: ForwardLimits
 ) -> socket.socket:
-    """Connect when it is this one's turn. Raises Error, OSError."""
+    """Wait for a turn, then connect. Raises Error, OSError."""
     async with contextlib.AsyncExitStack() as turn:
         try:
             async with asyncio.timeout(DIAL_WAIT_S):
-                await turn.enter_async_context(forwarded.dialing())
+                await turn.enter_async_context(limits.dialing())
         except TimeoutError:
-            raise ResourceExhausted("too many connections are being made") from None
+            raise ResourceExhausted("too many connections are being opened") from None
         return await backend.dial(sandbox_id, port)
 
 
@@ -215,46 +215,45 @@ async def _copy_both(
 
 
 class _Copier:
-    """Copies the two directions of one connection and counts the pieces that have moved."""
+    """Copies both directions of a connection, and counts the chunks."""
 
     def __init__(self, sock: socket.socket, data: Outbound, inbound: Inbound) -> None:
         self._socket, self._data, self._inbound = sock, data, inbound
-        self._pieces = 0
+        self._chunks = 0
 
     async def to_pod(self) -> None:
-        """Copy what the client sends; return when the client or the pod has ended this direction."""
+        """Copy from client to pod until either ends this direction."""
         try:
             while data := await self._inbound.read():
                 await write_all(self._socket.fileno(), data)
-                self._pieces += 1
+                self._chunks += 1
             self._socket.shutdown(socket.SHUT_WR)
         except OSError:
-            # The pod has closed the connection; what it sent before is still on its way to the
-            # client.
+            # The pod has closed the connection; `to_client` still copies its last data.
             self._inbound.discard()
 
     async def to_client(self) -> None:
-        """Copy what the pod sends; return when the pod has ended this direction."""
+        """Copy from pod to client until the pod ends this direction."""
         while received := await read_some(self._socket.fileno()):
             await self._data.write(received)
-            self._pieces += 1
+            self._chunks += 1
         await self._data.end()
 
     async def linger(self, last: asyncio.Task[None]) -> None:
-        """Wait for the direction that is left: until it ends, pauses for LINGER_S, or
-        LINGER_LIMIT_S have passed."""
+        """Wait for the remaining direction: until it ends, pauses for `LINGER_S`, or takes
+        `LINGER_LIMIT_S`."""
         end_s = asyncio.get_running_loop().time() + LINGER_LIMIT_S
-        pieces = -1
+        chunks = -1
         while (
-            not last.done() and pieces != self._pieces and asyncio.get_running_loop().time() < end_s
+            not last.done() and chunks != self._chunks and asyncio.get_running_loop().time() < end_s
         ):
-            pieces = self._pieces
+            chunks = self._chunks
             await asyncio.wait((last,), timeout=LINGER_S)
 
 
 @dataclass(slots=True)
 class _Pair:
-    """The streams of one request; complete when both are there."""
+    """The streams of one request; complete with both."""
 
     data: MultiplexedStream | None = None
     error: MultiplexedStream | None = None
@@ -263,21 +262,21 @@ class _Pair:
 
 
 class Forwarder:
-    """Sorts the streams of a SPDY connection into pairs and runs a task for each pair."""
+    """Pairs the streams of a SPDY connection, and forwards each pair in a task."""
 
-    def __init__(self, backend: Backend, sandbox_id: str, forwarded: Forwarded) -> None:
+    def __init__(self, backend: Backend, sandbox_id: str, limits: ForwardLimits) -> None:
         self._backend, self._sandbox_id = backend, sandbox_id
-        self._forwarded = forwarded.of_session(sandbox_id)
+        self._limits = limits.of_session(sandbox_id)
         self._pairs: dict[str, _Pair] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def take(self, stream: MultiplexedStream) -> None:
-        """A stream of the client: the first or second of its pair, or reset if it makes no sense."""
+    def on_open(self, stream: MultiplexedStream) -> None:
+        """Add a stream of the client to its pair; reset an invalid one."""
         kind, port = stream.header("streamtype"), _port(stream.header("port"))
         if kind not in ("data", "error") or port is None:
             stream.reset(Status.PROTOCOL_ERROR)
             return
-        request = stream.header("requestid") or self._implied(kind, stream.stream_id)
+        request = stream.header("requestid") or self._implied_request(kind, stream.stream_id)
         pair = self._pairs.get(request)
         if pair is None:
             if len(self._pairs) + len(self._tasks) >= PAIRS_LIMIT:
@@ -292,9 +291,9 @@ class Forwarder:
         self._start_if_complete(request, pair)
 
     @staticmethod
-    def _implied(kind: str, stream_id: int) -> str:
-        """Clients older than request ids open the error stream first and the data stream right
-        behind it."""
+    def _implied_request(kind: str, stream_id: int) -> str:
+        """The request id of clients that send none: they open the error stream, then the data
+        stream with the next id."""
         return f"stream {stream_id if kind == 'error' else stream_id - 2}"
 
     def _start_if_complete(self, request: str, pair: _Pair) -> None:
@@ -310,7 +309,7 @@ class Forwarder:
     async def _run(self, data: MultiplexedStream, error: MultiplexedStream, port: int) -> None:
         error.inbound.discard()
         forwarding = asyncio.create_task(
-            forward(self._backend, self._sandbox_id, port, self._forwarded, data, data.inbound)
+            forward(self._backend, self._sandbox_id, port, self._limits, data, data.inbound)
         )
         dropped = asyncio.create_task(data.gone.wait())
         try:
@@ -337,7 +336,7 @@ class Forwarder:
                 stream.reset(Status.CANCEL)
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         for pair in self._pairs.values():
             if pair.expiry is not None:
                 pair.expiry.cancel()
@@ -357,16 +356,16 @@ def _port(text: str) -> int | None:
 async def forward_channels(
     backend: Backend,
     sandbox_id: str,
-    forwarded: Forwarded,
+    limits: ForwardLimits,
     ports: tuple[int, ...],
     channels: list[tuple[Channel, Channel]],
 ) -> None:
-    """The WebSocket form: data and error channel of each port, both of which start with the port
-    (16 bits, little end)."""
+    """Forward ports over WebSocket: a data and an error channel per port, each of which begins with
+    the port (16 bits, little-endian)."""
     for port, pair in zip(ports, channels, strict=True):
         for channel in pair:
             await channel.write(port.to_bytes(2, "little"))
-    own = forwarded.of_session(sandbox_id)
+    own = limits.of_session(sandbox_id)
 
     async def one(port: int, data: Channel, error: Channel) -> None:
         error.inbound.discard()
@@ -375,7 +374,7 @@ async def forward_channels(
             with contextlib.suppress(StreamGone):
                 await error.write(text.encode())
 
-    # Not gather(): when one fails, that leaves the others running, with nothing to end them.
+    # Not asyncio.gather(), which leaves the others running when one fails.
     async with asyncio.TaskGroup() as group:
         for port, pair in zip(ports, channels, strict=True):
             group.create_task(one(port, *pair))

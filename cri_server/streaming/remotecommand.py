@@ -1,9 +1,9 @@
-"""Exec and attach: a session's descriptors joined to a client's streams, and how such a session
-ends.
+"""Exec and attach: copies between a session's descriptors and a client's streams, and reports the
+exit.
 
-A session ends when its process does, whether or not the client has ended stdin. What the process
-wrote before is sent first, then the status on the error stream, then the outputs end. A client that
-leaves ends the session at once.
+A session ends with its process, whether or not the client has ended stdin: the remaining output is
+sent, then the status on the error stream, then the output streams end. A client that disconnects
+ends the session at once.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from cri_server.streaming.descriptors import read_some, write_all
 from cri_server.streaming.streams import Inbound, Outbound, StreamGone
 from pyrunc.errors import Error
 
-# A grandchild may hold an output open for ever. After the exit, silence of QUIET_S ends an output;
-# so does, after DRAIN_S, more than a pipe can have held at the exit.
+# A grandchild may hold an output open for ever. After the exit an output ends after a pause of
+# QUIET_S, and after DRAIN_S also once it has sent more than a pipe can have held at the exit.
 QUIET_S = 0.25
 DRAIN_S = 5.0
 DRAIN_BYTES = 1024 * 1024
@@ -30,10 +30,10 @@ RESIZE_LIMIT_BYTES = 1024
 
 @dataclass(slots=True)
 class CommandStreams:
-    """A client's streams; `None` where it has none.
+    """The streams of a client; `None` for streams that it did not request.
 
-    `json_status`: the error stream carries a Status object. `resize` may come at any time, or
-    never.
+    `json_status`: the error stream carries a Status object. `resize`: set when the client opens
+    that stream, if ever.
     """
 
     error: Outbound
@@ -45,22 +45,22 @@ class CommandStreams:
 
 
 async def run(opening: Awaitable[Session], streams: CommandStreams) -> None:
-    """Open the session, serve it to its end and tell the client how it ended. Cancelled when the
-    client leaves."""
+    """Open a session, serve it to its end and send its status. Cancelled when the client
+    disconnects."""
     try:
         exit_code = await _open_and_serve(opening, streams)
     except StreamGone:
         return
     except Error as error:
-        failures.note("exec or attach", error)
-        await tell(streams, failure(error.message), error.message)
+        failures.log_failure("exec or attach", error)
+        await send_status(streams, failure(error.message), error.message)
     except Exception:
-        # Ours to explain, in the log; the client must not take silence for success.
-        await tell(streams, failure("internal error"), "internal error")
+        # A bug, which the caller logs; without a status the client would assume success.
+        await send_status(streams, failure("internal error"), "internal error")
         raise
     else:
-        # The status comes before the ends: a v1 client that has seen all ends does not wait for it.
-        await tell(streams, *exit_status(exit_code))
+        # Status first: a v1 client does not wait for it once all streams have ended.
+        await send_status(streams, *exit_status(exit_code))
         await _end(streams)
 
 
@@ -73,20 +73,19 @@ async def _open_and_serve(opening: Awaitable[Session], streams: CommandStreams) 
 
 
 async def _open(opening: Awaitable[Session]) -> Session:
-    """Await the session. If this is cancelled meanwhile, the session is closed as soon as it is
-    there."""
+    """Await the session. After a cancellation it is closed as soon as it opens."""
     task = asyncio.ensure_future(opening)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        task.add_done_callback(_close_unwanted)
+        task.add_done_callback(_close_when_opened)
         raise
 
 
 _closing: set[asyncio.Task[None]] = set()
 
 
-def _close_unwanted(task: asyncio.Future[Session]) -> None:
+def _close_when_opened(task: asyncio.Future[Session]) -> None:
     if not task.cancelled() and task.exception() is None:
         closing = asyncio.ensure_future(task.result().close())
         _closing.add(closing)
@@ -94,7 +93,7 @@ def _close_unwanted(task: asyncio.Future[Session]) -> None:
 
 
 async def _finish(session: Session) -> None:
-    """Close the session, also if this task is cancelled while it does."""
+    """Close the session, even if this task is cancelled meanwhile."""
     closing = asyncio.ensure_future(session.close())
     _closing.add(closing)
     closing.add_done_callback(_closing.discard)
@@ -102,7 +101,7 @@ async def _finish(session: Session) -> None:
 
 
 async def _serve(session: Session, streams: CommandStreams) -> int:
-    """Move bytes until the process has ended and its output is sent; its exit code."""
+    """Copy until the process has ended and its output is sent; return the exit code."""
     for fd in (session.stdin_fd, session.stdout_fd, session.stderr_fd):
         if fd is not None:
             os.set_blocking(fd, False)
@@ -126,8 +125,7 @@ async def _serve(session: Session, streams: CommandStreams) -> int:
 
 
 async def _copy_in(session: Session, stdin: Inbound) -> None:
-    """Client to process. A process that does not read any more does not stop the client from
-    sending."""
+    """Copy from client to process. Data for a process that has closed stdin is discarded."""
     try:
         while session.stdin_fd is not None and (data := await stdin.read()):
             await write_all(session.stdin_fd, data)
@@ -151,12 +149,11 @@ async def _copy_sizes(session: Session, opening: asyncio.Future[Inbound]) -> Non
 
 
 class TerminalSizes:
-    """Terminal sizes in what a client sends: JSON objects one behind the other; of those that came
-    together the last counts.
+    """Parses a client's terminal sizes: concatenated JSON objects, of which the last of each chunk
+    counts.
 
-    Only that one is decoded, so the work is one search per portion however many objects it holds. A
-    size has no objects inside, so its braces are the last pair. `broken`: what comes cannot be
-    sizes any more.
+    Only that one is decoded, so a chunk costs one search however many objects it holds. A size
+    contains no objects, so its braces are the last pair. `broken`: the data is not of sizes.
     """
 
     def __init__(self) -> None:
@@ -164,8 +161,8 @@ class TerminalSizes:
         self._rest = b""
 
     def feed(self, data: bytes) -> tuple[int, int] | None:
-        """Width and height of the last size that `data` completes, if it does and they are in
-        range."""
+        """Return width and height of the last size that `data` completes; None without a valid
+        one."""
         if self.broken:
             return None
         text = self._rest + data
@@ -197,12 +194,12 @@ async def _resize(session: Session, width: int, height: int) -> None:
     try:
         await session.resize(width, height)
     except Error:
-        pass  # the process has just ended, or has no terminal
+        pass  # the process has ended, or has no terminal
 
 
 @dataclass(slots=True)
 class Output:
-    """Process to client: one descriptor and its stream."""
+    """Copies one descriptor of the process to its stream."""
 
     fd: int
     out: Outbound
@@ -210,16 +207,16 @@ class Output:
     sending: bool = False
 
     async def copy(self) -> None:
-        """Copy to the end. When the client has dropped the stream the rest is thrown away, so the
-        process goes on."""
-        wanted = True
+        """Copy to the end. If the client resets the stream, the rest is discarded so that the process
+        does not block."""
+        connected = True
         while data := await read_some(self.fd):
             self.sending = True
-            if wanted:
+            if connected:
                 try:
                     await self.out.write(data)
                 except StreamGone:
-                    wanted = False
+                    connected = False
             else:
                 await asyncio.sleep(0)
             self.sending = False
@@ -227,8 +224,8 @@ class Output:
 
 
 async def _drain(tasks: dict[asyncio.Task[None], Output]) -> None:
-    """After the exit: wait for the outputs to end, or to be silent, or to be more than what was
-    left."""
+    """After the exit: wait until each output ends, pauses for `QUIET_S`, or has sent more than
+    `DRAIN_BYTES` after `DRAIN_S`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + DRAIN_S
     at_exit = {task: output.sent_bytes for task, output in tasks.items()}
@@ -251,12 +248,12 @@ async def _end(streams: CommandStreams) -> None:
             try:
                 await out.end()
             except StreamGone:
-                pass  # the client has dropped this stream, not the session
+                pass  # the client has reset this stream only
 
 
-async def tell(streams: CommandStreams, status: dict[str, object], text: str) -> None:
-    """Write the outcome on the error stream: the Status object, or for old clients a text if
-    something failed."""
+async def send_status(streams: CommandStreams, status: dict[str, object], text: str) -> None:
+    """Write the status to the error stream: a Status object, or for old clients the text of a
+    failure."""
     try:
         if streams.json_status:
             await streams.error.write(json.dumps(status).encode())
@@ -268,7 +265,7 @@ async def tell(streams: CommandStreams, status: dict[str, object], text: str) ->
 
 
 def exit_status(exit_code: int) -> tuple[dict[str, object], str]:
-    """How an exit code is told: as a Status object and as a text."""
+    """The Status object and the text of an exit code."""
     if exit_code == 0:
         return {"metadata": {}, "status": "Success"}, ""
     text = f"command terminated with exit code {exit_code}"
@@ -283,7 +280,7 @@ def exit_status(exit_code: int) -> tuple[dict[str, object], str]:
 
 
 def failure(message: str) -> dict[str, object]:
-    """How a session that could not be served is told."""
+    """The Status object of a session that could not be served."""
     return {
         "metadata": {},
         "status": "Failure",

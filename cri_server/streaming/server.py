@@ -1,7 +1,7 @@
-"""The streaming server: hands out single-use URLs and serves the connections that come to them.
+"""The streaming server: hands out single-use URLs, and accepts the connections to them.
 
-What serves one (`connection`) is imported after the start: a server that was restarted answers
-lists sooner.
+The handler of connections (`connection`) is imported after the start, so that a restarted server
+answers lists sooner.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 10.0
 CONNECTIONS_LIMIT = 2048
-UNOPENED_LIMIT = 256  # of these, connections that have not shown a ticket
+UNOPENED_LIMIT = 256  # of these, connections without a redeemed ticket
 BACKLOG = 512
 
 
 class StreamingServer:
-    """Serves exec, attach and port-forward sessions of `backend` on `host`:`port` (0: a free one).
+    """Serves exec, attach and port-forward sessions of `backend` on `host`:`port` (0: a free port).
 
-    `idle_s`: a connection without traffic ends after it; None for `connection.IDLE_S`.
+    `idle_s`: the timeout of connections without traffic; None: `connection.IDLE_S`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class StreamingServer:
     # ---- life ----
 
     async def start(self) -> None:
-        """Listen. Raises `OSError` if the address cannot be had or the certificate cannot be used."""
+        """Listen. Raises `OSError` if the address or the certificate cannot be used."""
         if self._tls is not None:
             self._tls.context()
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
@@ -83,34 +83,34 @@ class StreamingServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens."""
+        """Host and port of the listener."""
         return self._host, self._port
 
     @property
     def handler(self) -> Connections:
-        """What serves a connection."""
+        """The handler of connections, imported at the first use."""
         if self._handler is None:
             from cri_server.streaming.connection import IDLE_S, Connections
 
             idle_s = IDLE_S if self._idle_s is None else self._idle_s
             self._handler = Connections(
-                self._backend, self._tickets, self.sessions, self._opened, idle_s
+                self._backend, self._tickets, self.sessions, self._on_ticket, idle_s
             )
         return self._handler
 
     # ---- URLs ----
 
     def url_for_exec(self, options: ExecOptions) -> str:
-        """A URL that opens this exec once, within a minute. Raises `ResourceExhausted` when too
-        many are unused."""
+        """Return a URL that opens this exec once, within a minute. Raises `ResourceExhausted` when
+        too many URLs are unused."""
         return self._url("exec", options)
 
     def url_for_attach(self, options: AttachOptions) -> str:
-        """Likewise for an attach."""
+        """As `url_for_exec`, for an attach."""
         return self._url("attach", options)
 
     def url_for_port_forward(self, options: PortForwardOptions) -> str:
-        """Likewise for port forwarding."""
+        """As `url_for_exec`, for port forwarding."""
         return self._url("portforward", options)
 
     def _url(self, kind: str, options: object) -> str:
@@ -136,13 +136,13 @@ class StreamingServer:
             task = asyncio.create_task(self._connection(sock))
             self._connections.add(task)
             self._unopened[task] = None
-            task.add_done_callback(self._ended)
-            # it reads what was sent with it before many others make it the oldest
+            task.add_done_callback(self._on_connection_done)
+            # Lets the task read its request before newer connections make it the oldest.
             await asyncio.sleep(0)
 
     def _make_room(self) -> bool:
-        """Whether one more may come. At a limit the oldest that has shown no ticket goes: any user
-        may connect."""
+        """Return whether another connection fits. At a limit the oldest one without a ticket is
+        closed: any local user can connect."""
         if len(self._unopened) < UNOPENED_LIMIT and len(self._connections) < CONNECTIONS_LIMIT:
             return True
         oldest = next(iter(self._unopened), None)
@@ -152,12 +152,12 @@ class StreamingServer:
         oldest.cancel()
         return True
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_connection_done(self, task: asyncio.Task[None]) -> None:
         self._connections.discard(task)
         self._unopened.pop(task, None)
 
     async def _connection(self, sock: socket.socket) -> None:
-        """One connection, from its first byte to its last."""
+        """Serve one connection."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if self._tls is None:
@@ -168,6 +168,6 @@ class StreamingServer:
         except NoHandshake as error:
             log.debug("streaming: %s", error)
 
-    def _opened(self) -> None:
+    def _on_ticket(self) -> None:
         if (task := asyncio.current_task()) is not None:
             self._unopened.pop(task, None)

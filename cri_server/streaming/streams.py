@@ -1,8 +1,8 @@
-"""The two ends of a stream as sessions see them, whatever protocol carries them.
+"""The two directions of a stream, independent of the protocol.
 
-`Inbound` holds what the client has sent and nobody has taken yet. All streams of a connection share
-one `Budget`: when it is used up the connection stops reading, and TCP holds the client back. The
-peers know no other brake.
+`Inbound` buffers what the client has sent. All streams of a connection share one `Budget`: when it
+is used up the connection stops reading, and TCP slows the client down. The peers know no other flow
+control.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from typing import Protocol
 
 BUDGET_BYTES = 512 * 1024
-PIECE_BYTES = 64  # what each piece costs beside its bytes
+CHUNK_OVERHEAD_BYTES = 64
 
 
 class StreamGone(Exception):
@@ -20,7 +20,7 @@ class StreamGone(Exception):
 
 
 class Budget:
-    """Counts the bytes that wait in the streams of one connection."""
+    """Counts the bytes that are buffered in the streams of one connection."""
 
     def __init__(self, limit_bytes: int = BUDGET_BYTES) -> None:
         self.limit_bytes, self.used_bytes = limit_bytes, 0
@@ -28,13 +28,13 @@ class Budget:
         self._room.set()
 
     def use(self, size: int) -> None:
-        """Count bytes in; beyond the limit there is no room until half of it is free."""
+        """Count buffered bytes; beyond the limit there is no room until half of it is free."""
         self.used_bytes += size
         if self.used_bytes > self.limit_bytes:
             self._room.clear()
 
     def give_back(self, size: int) -> None:
-        """Count bytes out."""
+        """Uncount bytes that were read."""
         self.used_bytes -= size
         if self.used_bytes <= self.limit_bytes // 2:
             self._room.set()
@@ -50,28 +50,29 @@ class Budget:
 
 
 class Inbound:
-    """What the client sends on one stream: fed by the connection, read by the stream's owner."""
+    """The data that the client sends on one stream: fed by the connection, read by the stream's
+    owner."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._chunks: deque[bytes] = deque()
-        self._ended = self._gone = self._unwanted = False
+        self._ended = self._gone = self._discarding = False
         self._changed = asyncio.Event()
 
     def feed(self, data: bytes) -> None:
-        """Take bytes in."""
-        if data and not self._unwanted and not self._ended:
-            self._budget.use(len(data) + PIECE_BYTES)
+        """Buffer received data."""
+        if data and not self._discarding and not self._ended:
+            self._budget.use(len(data) + CHUNK_OVERHEAD_BYTES)
             self._chunks.append(data)
             self._changed.set()
 
     def end(self) -> None:
-        """The client sends no more; what waits can still be read."""
+        """Mark the end of the client's data; buffered data can still be read."""
         self._ended = True
         self._changed.set()
 
     def lose(self) -> None:
-        """The stream is gone: unless it had ended, what waits is thrown away and readers get
+        """Mark the stream as lost: unless it has ended, buffered data is discarded and readers get
         `StreamGone`."""
         if self._ended:
             return
@@ -80,13 +81,15 @@ class Inbound:
         self._changed.set()
 
     def discard(self) -> None:
-        """Throw away what waits and what still comes."""
-        self._unwanted = True
-        self._budget.give_back(sum(map(len, self._chunks)) + PIECE_BYTES * len(self._chunks))
+        """Discard buffered and further data."""
+        self._discarding = True
+        self._budget.give_back(
+            sum(map(len, self._chunks)) + CHUNK_OVERHEAD_BYTES * len(self._chunks)
+        )
         self._chunks.clear()
 
     async def read(self) -> bytes:
-        """The next bytes; nothing at the end. Raises `StreamGone`."""
+        """Return the next bytes; empty at the end. Raises `StreamGone`."""
         while not self._chunks:
             if self._gone:
                 raise StreamGone
@@ -95,12 +98,12 @@ class Inbound:
             self._changed.clear()
             await self._changed.wait()
         data = self._chunks.popleft()
-        self._budget.give_back(len(data) + PIECE_BYTES)
+        self._budget.give_back(len(data) + CHUNK_OVERHEAD_BYTES)
         return data
 
 
 class Outbound(Protocol):
-    """What is sent to the client on one stream. Writing waits for TCP; both calls raise
+    """The direction to the client. `write` waits until TCP accepts the data; both raise
     `StreamGone`."""
 
     async def write(self, data: bytes) -> None: ...

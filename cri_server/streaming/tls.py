@@ -1,7 +1,7 @@
-"""TLS before the streaming server: a connection's bytes go through a socket pair, whose other end
-is an ordinary connection.
+"""TLS for the streaming server: decrypts a connection into a socket pair, whose other end is served
+like a plain connection.
 
-The certificate is read again when its files change, so that one that is renewed needs no restart.
+A certificate is loaded again when its files change, so that a renewal needs no restart.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ FLUSH_S = 5.0
 
 
 class NoHandshake(Exception):
-    """The client speaks no TLS, shows no certificate that we take, or is too slow."""
+    """The TLS handshake failed: no TLS, no valid client certificate, or a timeout."""
 
 
 @dataclass
 class Tls:
-    """PEM files: our certificate with its chain, its key, and the authorities of clients'
-    certificates (empty: clients show none)."""
+    """PEM files: the server's certificate with its chain, its key, and the CA of client
+    certificates (empty: clients need none)."""
 
     certificate: str
     key: str
@@ -37,8 +37,8 @@ class Tls:
     _read_at: tuple[int, ...] = field(default=(), init=False)
 
     def context(self) -> ssl.SSLContext:
-        """For the next connection. Raises OSError (ssl.SSLError is one), ValueError when there was
-        none before."""
+        """The context for the next connection. Raises OSError (also ssl.SSLError) or ValueError if
+        the first load fails; a later failure is logged."""
         try:
             times = tuple(
                 os.stat(path).st_mtime_ns
@@ -50,7 +50,7 @@ class Tls:
         except (OSError, ValueError) as error:
             if self._context is None:
                 raise
-            log.error("streaming: the certificate stays the one before: %s", error)
+            log.error("streaming: keeping the previous certificate: %s", error)
         return self._context
 
     def _load(self) -> ssl.SSLContext:
@@ -72,8 +72,8 @@ def _no_password() -> str:
 async def terminated(
     sock: socket.socket, tls: Tls, handshake_s: float
 ) -> AsyncIterator[socket.socket]:
-    """While inside, a socket whose bytes are those of the TLS connection over `sock`, which is
-    closed at the end.
+    """While inside: a socket with the plain bytes of the TLS connection over `sock`. Both are closed
+    at the end.
 
     Raises NoHandshake.
     """
@@ -84,7 +84,7 @@ async def terminated(
         transport, _ = await loop.connect_accepted_socket(
             lambda: protocol, sock, ssl=tls.context(), ssl_handshake_timeout=handshake_s
         )
-    except (OSError, ValueError) as error:  # also of a client that leaves meanwhile
+    except (OSError, ValueError) as error:  # also when the client disconnects
         sock.close()
         raise NoHandshake(str(error)) from None
     writer = asyncio.StreamWriter(transport, protocol, reader, loop)
@@ -98,7 +98,7 @@ async def terminated(
         try:
             async with asyncio.timeout(FLUSH_S):
                 await pump
-        except TimeoutError:  # it does not take what was sent, or does not answer that this was all
+        except TimeoutError:  # the client does not read, or does not answer close_notify
             transport.abort()
         except asyncio.CancelledError:
             transport.abort()
@@ -110,7 +110,7 @@ async def terminated(
 async def _pump(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, inner: socket.socket
 ) -> None:
-    """Both ways until our side has said all, or the client is gone."""
+    """Copy both directions until this side has sent all, or the client disconnects."""
     loop = asyncio.get_running_loop()
 
     async def inwards() -> None:

@@ -1,9 +1,8 @@
-"""Tickets for streaming URLs: 256 random bits that open one prepared session, once, within a
-minute.
+"""Tickets of streaming URLs: 256 random bits that open one prepared session, once, within a minute.
 
-Only a digest of kind and token is kept, so a lookup's time says nothing about a token, and a ticket
-for one kind of session cannot be found as another. Unknown, used and expired tickets look the same
-to whoever asks.
+Only a digest of kind and token is stored, so that the time of a lookup reveals nothing about
+tokens, and a ticket of one kind of session cannot open another. Unknown, used and expired tickets
+get the same response.
 """
 
 from __future__ import annotations
@@ -33,18 +32,16 @@ class Tickets:
         self._tickets: dict[bytes, tuple[float, object]] = {}
 
     def issue(self, kind: str, request: object) -> str:
-        """A token, safe in a URL's path, for `request`. Raises `ResourceExhausted` at the limit."""
+        """Return a URL-safe token for `request`. Raises `ResourceExhausted` at the limit."""
         self._drop_expired()
         if len(self._tickets) >= self._limit:
-            raise ResourceExhausted(
-                f"{self._limit} streaming sessions were requested and not yet opened"
-            )
+            raise ResourceExhausted(f"{self._limit} streaming URLs were requested and not yet used")
         token = secrets.token_urlsafe(TOKEN_BYTES)
         self._tickets[_digest(kind, token)] = (self._clock() + self._ttl_s, request)
         return token
 
     def take(self, kind: str, token: str) -> object | None:
-        """The request that the token was issued for; `None` if there is no such ticket (any more)."""
+        """Redeem a token: return its request, or `None` if it is unknown, used or expired."""
         expires_at, request = self._tickets.pop(_digest(kind, token), (0.0, None))
         return request if self._clock() < expires_at else None
 

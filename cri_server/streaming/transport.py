@@ -1,9 +1,8 @@
-"""Moving the bytes of a connection, with back-pressure both ways.
+"""Transports of bytes with back-pressure in both directions.
 
-Two kinds of output share a socket: `send` is for data and waits until the kernel has taken it;
-`post` is for small answers (a ping's, a reset) that the reading side makes and must not wait for.
-Posted bytes go out before the next data, in order, and are bounded: a peer that asks without
-reading the answers loses the connection.
+`send` is for data and waits until the kernel accepts it. `post` is for small replies of the reading
+side (to pings, resets), which must not wait. Posted bytes precede the next data, in order, and are
+bounded: a peer that does not read the replies loses the connection.
 """
 
 from __future__ import annotations
@@ -19,45 +18,45 @@ from cri_server.streaming.streams import Budget
 
 POSTED_LIMIT_BYTES = 128 * 1024
 RECEIVE_BYTES = 64 * 1024
-# after so much the other tasks get a turn even if the socket is never busy
+# Other tasks get a turn after so many bytes, even if the socket is always ready.
 TURN_BYTES = 1024 * 1024
 LINGER_S = 5.0
 PROBE_S = 1.0
 
 
 class ConnectionLost(Exception):
-    """The peer is gone, silent for too long, or does not read what it asked for."""
+    """The peer has disconnected, is idle for too long, or does not read replies."""
 
 
 class Leaving(Protocol):
-    """What can tell that the peer is gone."""
+    """A connection whose peer may disconnect."""
 
     async def hung_up(self) -> None:
-        """Return when the peer has closed its side, also while nobody receives."""
+        """Wait until the peer has closed its side, also while no task receives."""
 
 
 class Wire(Leaving, Protocol):
     """A stream of bytes to and from one peer."""
 
     async def receive(self) -> bytes | memoryview:
-        """The next bytes, nothing at the end; a view is valid until the next call."""
+        """Return the next bytes, empty at the end; a view is valid until the next call."""
         ...
 
     async def send(self, *parts: bytes) -> None:
-        """Send the parts as one piece, behind what was posted. Raises `ConnectionLost`."""
+        """Send the parts without interruption, after posted bytes. Raises `ConnectionLost`."""
 
     def post(self, data: bytes) -> None:
-        """Send soon, without waiting. Raises `ConnectionLost` when too much waits already."""
+        """Send without waiting. Raises `ConnectionLost` when too much is queued."""
 
 
 async def room_or_hang_up(budget: Budget, wire: Leaving, probe: Callable[[], None]) -> bool:
-    """Wait, without reading, until the streams of a connection have room; false if the client
-    leaves before that.
+    """Wait, without reading, until the streams of a connection have room; return False if the
+    client disconnects before.
 
-    The client's FIN may never come: it waits behind what the client had sent and this side does not
-    take. So something meaningless is sent now and then, which the kernel of a client that is gone
-    answers with a reset. It is not a ping: a Go client that is stuck in sending would be stuck in
-    answering too, and stop reading.
+    The client's FIN may not arrive, because it follows data that this side does not read. So an
+    empty message is sent every `PROBE_S`, which the kernel of a client that is gone answers with a
+    reset. Not a ping: a Go client that blocks in sending would block in answering it, and stop
+    reading.
     """
     room, leaving = asyncio.create_task(budget.room()), asyncio.create_task(wire.hung_up())
     try:
@@ -77,7 +76,7 @@ async def room_or_hang_up(budget: Budget, wire: Leaving, probe: Callable[[], Non
 class SocketWire:
     """A `Wire` over a connected stream socket, which it owns until `close`.
 
-    The connection is lost after `idle_s` without a byte in either direction.
+    The connection is lost after `idle_s` without traffic.
     """
 
     def __init__(self, sock: socket.socket, idle_s: float = 4 * 3600) -> None:
@@ -92,7 +91,7 @@ class SocketWire:
         self._since_turn_bytes = 0
         self._active_at = self._loop.time()
 
-    # ---- in ----
+    # ---- receiving ----
 
     async def receive(self) -> bytes | memoryview:
         if self._ahead:
@@ -110,14 +109,14 @@ class SocketWire:
                 return memoryview(self._buffer)[:size]
 
     def unread(self, data: bytes) -> None:
-        """Give bytes back that belong to what comes next; `receive` returns them first."""
+        """Put bytes back; `receive` returns them first."""
         self._ahead = data + self._ahead
 
     async def _readable(self) -> None:
         while True:
             left_s = self._active_at + self._idle_s - self._loop.time()
             if left_s <= 0:
-                raise ConnectionLost(f"nothing was sent for {self._idle_s:.0f} s")
+                raise ConnectionLost(f"no traffic for {self._idle_s:.0f} s")
             try:
                 async with asyncio.timeout(left_s):
                     return await readable(self._socket.fileno())
@@ -129,7 +128,7 @@ class SocketWire:
             watch.register(self._socket, select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR)
             await readable(watch.fileno())
 
-    # ---- out ----
+    # ---- sending ----
 
     async def send(self, *parts: bytes) -> None:
         try:
@@ -142,7 +141,7 @@ class SocketWire:
     def post(self, data: bytes) -> None:
         self._posted += data
         if len(self._posted) > POSTED_LIMIT_BYTES:
-            raise ConnectionLost("the peer does not read the answers to what it sends")
+            raise ConnectionLost("the peer does not read replies")
         if not self._turn.locked():
             self._flush()
 
@@ -159,21 +158,18 @@ class SocketWire:
                 except OSError as error:
                     raise self._lose(error) from None
                 else:
-                    views = _behind(views, sent)
+                    views = _rest(views, sent)
                     await self._moved(sent)
         except asyncio.CancelledError:
-            # Half a frame is out. The rest must follow, or the peer reads nonsense.
+            # A part of a frame may be sent; its rest must follow before any other frame.
             self._posted[:0] = b"".join(views)
             raise
 
     def _flush(self) -> None:
-        """Send what was posted as far as the kernel takes it, and the rest when it does."""
+        """Send posted bytes, and the rest once the socket is writable."""
+        sendable = self._posted and not self._lost
         try:
-            sent = (
-                self._socket.send(self._posted)
-                if self._posted and not self._lost
-                else len(self._posted)
-            )
+            sent = self._socket.send(self._posted) if sendable else len(self._posted)
         except BlockingIOError:
             sent = 0
         except OSError as error:
@@ -206,14 +202,13 @@ class SocketWire:
         self._lost = True
         return ConnectionLost(error.strerror or "connection lost")
 
-    # ---- the end ----
+    # ---- closing ----
 
     async def close(self, linger_s: float = LINGER_S) -> None:
-        """Send what was posted, say that this was all, wait a little for the peer to do the same,
-        and close.
+        """Send posted bytes, half-close, wait up to `linger_s` for the peer's end, and close.
 
-        Closing a socket while there is something to read makes the kernel send a reset, which can
-        overtake what the peer has not read yet; hence the wait.
+        Closing a socket with unread data makes the kernel send a reset, which discards what the
+        peer has not read yet; hence the wait.
         """
         try:
             async with asyncio.timeout(linger_s):
@@ -227,15 +222,15 @@ class SocketWire:
             self.abort()
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close without waiting."""
         self._lost = True
         if self._socket.fileno() >= 0:
             self._stop_flushing()
             self._socket.close()
 
 
-def _behind(views: list[memoryview], sent: int) -> list[memoryview]:
-    """What is left of the views when `sent` bytes of them are gone."""
+def _rest(views: list[memoryview], sent: int) -> list[memoryview]:
+    """The rest of the views after `sent` bytes."""
     for index, view in enumerate(views):
         if sent < len(view):
             return [view[sent:], *views[index + 1 :]]

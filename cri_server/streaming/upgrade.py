@@ -1,11 +1,10 @@
-"""The HTTP/1.1 request that opens a session and the answer to it, without I/O; `h11` reads, this
-decides.
+"""The HTTP/1.1 request that opens a session, and its response, without I/O; `h11` parses.
 
-Exactly one request per connection: it is answered by 101, after which the bytes are SPDY or
-WebSocket, or by an error and the end of the connection. Nothing in a request is believed except a
-valid ticket. Origin is not compared with Host: the API server passes on its client's Origin,
-kubelet a Host of its own. A foreign page that reaches this server (DNS rebinding, cross-site
-WebSockets) lacks the ticket, which is in the path and in no cookie.
+Each connection has one request. Its response is 101, followed by SPDY or WebSocket, or an error and
+the end of the connection. A request is trusted for a valid ticket alone. Origin is not compared
+with Host: the API server forwards its client's Origin, kubelet sends a Host of its own. A foreign
+web page that reaches this server (DNS rebinding, cross-site WebSockets) lacks the ticket, which is
+in the path and in no cookie.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ Fields = Sequence[tuple[str, str]]
 
 
 class Refused(Exception):
-    """The request is answered with this status and the connection closed."""
+    """The request is refused with an HTTP status, and the connection closed."""
 
     def __init__(self, status: int, message: str, fields: Fields = ()) -> None:
         super().__init__(message)
         self.status, self.message, self.fields = status, message, fields
 
     def response(self) -> bytes:
-        """The whole answer."""
+        """The HTTP response."""
         body = (self.message + "\n").encode()
         fields = [
             ("Content-Type", "text/plain; charset=utf-8"),
@@ -57,8 +56,8 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A complete request without a body. Header names are in lower case; `ahead` are bytes that
-    came behind it."""
+    """A complete request without a body. Header names are in lower case; `ahead`: bytes received
+    after it."""
 
     method: str
     path: str
@@ -66,27 +65,27 @@ class Request:
     ahead: bytes
 
     def values(self, name: str) -> list[str]:
-        """All values of a header, comma lists taken apart."""
-        found = (value for key, value in self.headers if key == name)
-        return [part.strip() for value in found for part in value.split(",") if part.strip()]
+        """All values of a header; comma-separated lists are split."""
+        lists = (value for key, value in self.headers if key == name)
+        return [part.strip() for value in lists for part in value.split(",") if part.strip()]
 
     @property
     def upgrade(self) -> str:
-        """The protocol asked for, in lower case; empty if this is not an upgrade."""
-        asked = {value.lower() for value in self.values("connection")}
-        wanted = self.values("upgrade")
-        return wanted[0].lower() if "upgrade" in asked and wanted else ""
+        """The protocol of the Upgrade header, in lower case; empty if this is not an upgrade."""
+        connection = {value.lower() for value in self.values("connection")}
+        protocols = self.values("upgrade")
+        return protocols[0].lower() if "upgrade" in connection and protocols else ""
 
 
 class RequestReader:
-    """Feeds bytes to `h11` until a request is complete."""
+    """Parses a request with `h11`."""
 
     def __init__(self) -> None:
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_LIMIT_BYTES)
         self._request: h11.Request | None = None
 
     def receive(self, data: bytes) -> Request | None:
-        """Take bytes (none: the client has ended); the request if they complete it. Raises
+        """Add received bytes (empty: the client's end); return the request once complete. Raises
         `Refused`."""
         try:
             self._http.receive_data(data)
@@ -105,12 +104,12 @@ class RequestReader:
 
 
 def _check_framing(event: h11.Request) -> None:
-    """Nothing may come between the head and the session's own bytes."""
+    """Refuse a body: the session's bytes must follow the headers."""
     if event.http_version != b"1.1":
-        raise Refused(400, "HTTP/1.1 is needed")
+        raise Refused(400, "the request must be HTTP/1.1")
     for name, value in event.headers:
         if name == b"transfer-encoding" or (name == b"content-length" and value != b"0"):
-            raise Refused(400, "a request with a body")
+            raise Refused(400, "the request must not have a body")
 
 
 def _checked(event: h11.Request, ahead: bytes) -> Request:
@@ -128,22 +127,22 @@ def _checked(event: h11.Request, ahead: bytes) -> Request:
 
 
 def _check_host(request: Request) -> None:
-    """Host is whatever name the client reached us by: the kubelet passes on that of its own client."""
+    """Require one Host, with any name: kubelet forwards the Host of its own client."""
     hosts = [value for name, value in request.headers if name == "host"]
     if len(hosts) != 1 or not hosts[0] or any(mark in hosts[0] for mark in "/@?# "):
-        raise Refused(400, "exactly one Host is needed")
+        raise Refused(400, "the request must have exactly one Host")
 
 
 def switch(fields: Fields) -> bytes:
-    """The answer 101."""
+    """The response 101."""
     return _head(101, [("Connection", "Upgrade"), *fields])
 
 
 def choose_stream_protocol(request: Request, supported: Sequence[str]) -> str:
-    """The first of the client's SPDY stream protocols that we know. Raises `Refused`."""
+    """Return the first SPDY stream protocol of the client that is supported. Raises `Refused`."""
     offered = request.values(PROTOCOL_HEADER.lower())
     if not offered:
-        raise Refused(400, f"{PROTOCOL_HEADER} is needed")
+        raise Refused(400, f"{PROTOCOL_HEADER} is missing")
     for name in offered:
         if name in supported:
             return name
@@ -155,13 +154,13 @@ def choose_stream_protocol(request: Request, supported: Sequence[str]) -> str:
 
 
 def switch_to_spdy(protocol: str) -> bytes:
-    """The answer that turns the connection into SPDY/3.1 with a stream protocol."""
+    """The response that switches the connection to SPDY/3.1 with a stream protocol."""
     return switch([("Upgrade", "SPDY/3.1"), (PROTOCOL_HEADER, protocol)])
 
 
 def choose_subprotocol(request: Request, supported: Sequence[str]) -> str:
-    """The first of the client's WebSocket subprotocols that we know, empty if it names none. Raises
-    `Refused`."""
+    """Return the first WebSocket subprotocol of the client that is supported; empty if it offers
+    none. Raises `Refused`."""
     offered = request.values("sec-websocket-protocol")
     for name in offered:
         if name in supported:
@@ -172,12 +171,13 @@ def choose_subprotocol(request: Request, supported: Sequence[str]) -> str:
 
 
 def switch_to_websocket(request: Request, subprotocol: str) -> bytes:
-    """The answer that turns the connection into a WebSocket (RFC 6455, 4.2.2). Raises `Refused`."""
+    """The response that switches the connection to WebSocket (RFC 6455, section 4.2.2). Raises
+    `Refused`."""
     keys = [value for name, value in request.headers if name == "sec-websocket-key"]
     if request.method != "GET" or len(keys) != 1 or not _is_key(keys[0]):
         raise Refused(400, "not a WebSocket handshake")
     if request.values("sec-websocket-version") != ["13"]:
-        raise Refused(400, "WebSocket version 13 is needed", [("Sec-WebSocket-Version", "13")])
+        raise Refused(400, "the WebSocket version must be 13", [("Sec-WebSocket-Version", "13")])
     fields = [("Upgrade", "websocket"), ("Sec-WebSocket-Accept", accept_key(keys[0]))]
     if subprotocol:
         fields.append(("Sec-WebSocket-Protocol", subprotocol))

@@ -1,9 +1,8 @@
-"""WebSocket sessions: channels in messages, or a whole SPDY connection in messages (`TunnelWire`).
+"""WebSocket sessions: channels in messages, or a SPDY connection in messages (`TunnelWire`).
 
-A message of the channel protocols is a channel's number and its data: a byte and the bytes, or in
-the base64 forms an ASCII digit and base64 text. Channels cannot be half closed, except in v5, where
-the message `[255, channel]` says so. Framing, masking, ping and close are the core of the
-`websockets` package; this file only moves its bytes.
+A message of the channel protocols is a channel's number and data: an octet and bytes, or an ASCII
+digit and base64 text. A channel can be half-closed in v5 only, by the message `[255, channel]`. The
+`websockets` package does framing, masking, ping and close; this module moves its bytes.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from cri_server.streaming.transport import ConnectionLost, Wire, room_or_hang_up
 
 MESSAGE_LIMIT_BYTES = 1024 * 1024
 CLOSE_CHANNEL = 255
-PART_BYTES = 2048  # handled in one go: a few hundred of the smallest frames
-FRAMES_OF_A_TURN = 100
-# The core reports each closed connection; what matters of it reaches the caller as a reason.
+PART_BYTES = 2048  # parsed at once: a few hundred of the smallest frames
+FRAMES_PER_TURN = 100
+# `websockets` logs each closed connection; the caller gets the reason as a value.
 _QUIET = logging.getLogger("cri_server.streaming.websocket")
 _QUIET.setLevel(logging.CRITICAL)
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What a subprotocol means: base64 or binary, and whether a channel can be closed."""
+    """The features of a subprotocol: base64 or binary, half-closing of channels, Status objects."""
 
     base64: bool
     closes: bool
@@ -52,7 +51,7 @@ TUNNEL = "SPDY/3.1+portforward.k8s.io"
 
 
 class Messages:
-    """Whole messages over a `Wire`. One task receives, any may send."""
+    """Messages over a `Wire`. One task receives; any task may send."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
@@ -63,7 +62,7 @@ class Messages:
         self._handled = 0  # frames in this turn
 
     async def receive(self) -> bytes:
-        """The next message that is not empty, nothing at the end. Raises `ConnectionLost`."""
+        """Return the next message that is not empty; empty at the end. Raises `ConnectionLost`."""
         while not self._ready:
             if self._core.state is not State.OPEN:
                 return b""
@@ -83,9 +82,9 @@ class Messages:
         return self._ready.popleft()
 
     async def _end_turn(self, frames: int) -> None:
-        """Let the other tasks run after so many frames, however fast they come."""
+        """Let other tasks run after `FRAMES_PER_TURN` frames."""
         self._handled += frames
-        if self._handled >= FRAMES_OF_A_TURN:
+        if self._handled >= FRAMES_PER_TURN:
             self._handled = 0
             await asyncio.sleep(0)
 
@@ -105,7 +104,7 @@ class Messages:
                 self._ready.append(message)
 
     async def send(self, data: bytes, *, text: bool = False) -> None:
-        """Send one message; waits for TCP. Raises `ConnectionLost`."""
+        """Send one message; wait until TCP accepts it. Raises `ConnectionLost`."""
         try:
             (self._core.send_text if text else self._core.send_binary)(data)
         except WebSocketException:
@@ -121,12 +120,11 @@ class Messages:
         self._wire.post(self._out())
 
     def fail(self, reason: str) -> None:
-        """Close because of what the peer sent."""
+        """Close after a protocol error of the peer."""
         self._leave(CloseCode.PROTOCOL_ERROR, reason)
 
     def leave(self) -> None:
-        """Close in the normal way: a Go client takes this, and only this, for the end of its
-        streams."""
+        """Close with code 1000, the only one that a Go client takes for the end of its streams."""
         self._leave(CloseCode.NORMAL_CLOSURE, "")
 
     def _leave(self, code: CloseCode, reason: str) -> None:
@@ -138,11 +136,11 @@ class Messages:
             pass
 
     async def hung_up(self) -> None:
-        """Return when the peer has closed its side, also while nobody receives."""
+        """Wait until the peer has closed its side, also while no task receives."""
         await self._wire.hung_up()
 
     def probe(self) -> None:
-        """Send something that asks for no answer: a pong without a ping (RFC 6455, 5.5.3)."""
+        """Send a pong, which needs no reply (RFC 6455, section 5.5.3)."""
         if self._core.state is State.OPEN:
             self._core.send_pong(b"")
             self._wire.post(self._out())
@@ -152,7 +150,7 @@ class Messages:
 
 
 class TunnelWire:
-    """A `Wire` whose bytes travel in messages."""
+    """A `Wire` over messages."""
 
     def __init__(self, messages: Messages) -> None:
         self._messages = messages
@@ -171,24 +169,23 @@ class TunnelWire:
 
 
 class Channel:
-    """One channel: an `Outbound`, with what the client sends in `inbound`."""
+    """One channel: an `Outbound`; `inbound` is what the client sends."""
 
     def __init__(self, channels: Channels, number: int) -> None:
         self._channels, self.number = channels, number
         self.inbound = Inbound(channels.budget)
 
     async def write(self, data: bytes) -> None:
-        """Send data; waits for TCP. Raises `StreamGone`."""
+        """Send data; wait until TCP accepts it. Raises `StreamGone`."""
         await self._channels.send(self.number, data)
 
     async def end(self) -> None:
-        """Say that no more will be written, where the subprotocol can say it. Raises `StreamGone`."""
+        """Half-close the channel, if the subprotocol can. Raises `StreamGone`."""
         await self._channels.end(self.number)
 
 
 class Channels:
-    """All channels of a connection. `run` is the only reader; channels that nobody asked for are
-    skipped."""
+    """All channels of a connection. `run` is the only reader; data of other channels is ignored."""
 
     def __init__(self, messages: Messages, dialect: Dialect) -> None:
         self.budget = Budget()
@@ -197,16 +194,16 @@ class Channels:
         self._over = False
 
     def channel(self, number: int) -> Channel:
-        """Make a channel; before `run`. Afterwards it is a lost one."""
-        found = self._channels.get(number) or Channel(self, number)
+        """Return the channel `number`, made if needed; after the end of `run` it is lost."""
+        channel = self._channels.get(number) or Channel(self, number)
         if self._over:
-            found.inbound.lose()
+            channel.inbound.lose()
         else:
-            self._channels[number] = found
-        return found
+            self._channels[number] = channel
+        return channel
 
     async def run(self) -> str:
-        """Read until the connection is over; why it is, in words. All channels are lost then."""
+        """Read until the connection ends; return the reason. All channels are lost afterwards."""
         try:
             while message := await self._messages.receive():
                 if not self._take(message):
@@ -222,7 +219,7 @@ class Channels:
         finally:
             for channel in self._channels.values():
                 channel.inbound.lose()
-            self._channels.clear()  # they know this connection
+            self._channels.clear()  # breaks the cycle with this object
             self._over = True
 
     def _take(self, message: bytes) -> bool:
@@ -253,5 +250,5 @@ class Channels:
             raise StreamGone from None
 
     async def end(self, number: int) -> None:
-        """v5 lets both sides close a channel, but its Go client knows the message only in the other
-        direction."""
+        """Do nothing: in v5 both sides may close a channel, but its Go client does not understand
+        the message."""

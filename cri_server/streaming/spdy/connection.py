@@ -1,10 +1,10 @@
-"""One SPDY/3.1 connection as a state machine: bytes in, events out, bytes out; no I/O and no clock.
+"""A SPDY/3.1 connection as a state machine without I/O and clock: bytes in, events and bytes out.
 
-`receive` never raises for what a peer sends. A wrong frame on a stream resets that stream; a frame
-after which the two sides no longer agree on the state (framing, compression, stream ids) gives
-`Failed` with a GOAWAY to send, and nothing that comes later is looked at. Memory is bounded: a
-control frame of at most `CONTROL_LIMIT_BYTES` is collected whole, data is handed on as it comes,
-streams are forgotten when both directions have ended.
+`receive` does not raise for any input of a peer. A wrong frame on a stream resets that stream. An
+error of framing, compression or stream ids, after which both sides disagree on the state, is
+reported as `Failed` with a GOAWAY to send, and all later input is ignored. Memory is bounded: a
+control frame of at most `CONTROL_LIMIT_BYTES` is buffered whole, data is passed on as received, and
+a stream is dropped once both directions have ended.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ Side = Literal["client", "server"]
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The peer opened a stream; answer with `reply` or `reset`. With `fin` it will send nothing on
-    it."""
+    """The peer has opened a stream; reply with `reply` or `reset`. `fin`: it sends no data."""
 
     stream_id: int
     headers: Headers
@@ -42,7 +41,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Replied:
-    """The peer accepted a stream of ours."""
+    """The peer has accepted a stream of this side."""
 
     stream_id: int
     headers: Headers
@@ -51,8 +50,7 @@ class Replied:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Bytes of a stream, a whole frame or a part of one; with `fin` they are the last (and may be
-    none)."""
+    """Data of a stream: a frame or a part of one. `fin`: the last data, which may be empty."""
 
     stream_id: int
     data: bytes
@@ -61,8 +59,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """The stream has ended in both directions; `status` is a `frames.Status` if the peer kept to
-    the list."""
+    """The stream was reset; `status`: a `frames.Status`, or any number of the peer."""
 
     stream_id: int
     status: int
@@ -70,14 +67,14 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """The answer to a ping of ours."""
+    """The reply to a ping of this side."""
 
     ping_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class GoneAway:
-    """The peer accepts no more streams and has not looked at those after `last_stream_id`."""
+    """The peer accepts no more streams and has ignored those after `last_stream_id`."""
 
     last_stream_id: int
     status: int
@@ -85,8 +82,7 @@ class GoneAway:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The connection is over because of what the peer sent; the GOAWAY that says so is ready to be
-    sent."""
+    """A connection error; its GOAWAY is ready to be sent."""
 
     reason: str
 
@@ -95,11 +91,11 @@ Event = Opened | Replied | Data | Reset | Pong | GoneAway | Failed
 
 
 class StreamClosed(Exception):
-    """A frame for a stream on which this side cannot send any more."""
+    """This side has closed the stream, so no frame can be sent on it."""
 
 
 class _Broken(Exception):
-    """The connection cannot go on; the text says why."""
+    """A connection error, with its reason."""
 
 
 @dataclass(slots=True)
@@ -110,8 +106,8 @@ class _Stream:
 
 @dataclass(slots=True)
 class Connection:
-    """The state of one side. Frames to send collect in `data_to_send`; bodies of data frames are
-    the caller's."""
+    """The state of one side. `data_to_send` returns frames to send, except the bodies of data
+    frames, which the caller sends."""
 
     side: Side
     streams_limit: int = STREAMS_LIMIT
@@ -133,15 +129,15 @@ class Connection:
     def __post_init__(self) -> None:
         self._next_stream = self._next_ping = 1 if self.side == "client" else 2
 
-    # ---- what is received ----
+    # ---- receiving ----
 
     def receive(self, data: bytes | bytearray | memoryview) -> list[Event]:
-        """Take bytes of any length, in any cut; return what they mean, in order."""
+        """Process received bytes, cut anywhere; return their events in order."""
         return self.receive_some(memoryview(data), len(data))[0]
 
     def receive_some(self, view: memoryview, frames_limit: int) -> tuple[list[Event], memoryview]:
-        """Likewise, but return after so many frames with what is left: a frame may be eight bytes,
-        but is as much work."""
+        """As `receive`, but stop after `frames_limit` frames and return the rest: a frame of eight
+        bytes costs as much work as a long one."""
         events: list[Event] = []
         limit = self.frames_handled + frames_limit
         try:
@@ -156,7 +152,7 @@ class Connection:
         return events, view
 
     def _body(self, view: memoryview, events: list[Event]) -> memoryview:
-        """A part of a data frame's body."""
+        """Process a part of a data frame's body; return the rest."""
         size = min(len(view), self._data_left)
         self._data_left -= size
         fin = self._data_fin and not self._data_left
@@ -168,8 +164,8 @@ class Connection:
         return view[size:]
 
     def _frame(self, view: memoryview, events: list[Event]) -> memoryview:
-        """A frame's head and, for a control frame, its body; keeps what is not complete for the
-        next call."""
+        """Process a frame's header and, of a control frame, its body; an incomplete one is buffered
+        for the next call."""
         self.frames_handled += 1
         view = self._collect(view, HEAD_BYTES)
         if len(self._partial) < HEAD_BYTES:
@@ -233,7 +229,7 @@ class Connection:
             case Type.SETTINGS | Type.WINDOW_UPDATE:
                 pass  # the Go peers have no flow control, see spdy/__init__.py
             case _:
-                pass  # "must ignore" says the draft of types it does not know
+                pass  # the draft requires to ignore unknown types
 
     def _syn_stream(self, flags: int, body: bytes, events: list[Event]) -> None:
         if len(body) < 10:
@@ -276,7 +272,7 @@ class Connection:
 
     def _ping(self, body: bytes, events: list[Event]) -> None:
         if len(body) != WORD.size:
-            raise _Broken("PING of a wrong size")
+            raise _Broken("PING with a wrong size")
         ping_id = int(WORD.unpack(body)[0])
         if self._is_mine(ping_id):
             events.append(Pong(ping_id))
@@ -288,17 +284,16 @@ class Connection:
         if not stream.sending:
             self._streams.pop(stream_id, None)
 
-    # ---- what is sent ----
+    # ---- sending ----
 
     def data_to_send(self) -> bytes:
-        """The frames made since the last call. Send them in this order, and before any later data."""
+        """Return the frames made since the last call. Send them in order, before any later data."""
         out = b"".join(self._out)
         self._out.clear()
         return out
 
     def open(self, headers: Headers, *, fin: bool = False) -> int:
-        """Open a stream; its id. Data may follow at once, but a Go peer drops it until it has
-        replied."""
+        """Open a stream and return its id. A Go peer drops data sent before its reply."""
         stream_id = self._next_stream
         self._next_stream += 2
         self._streams[stream_id] = _Stream(receiving=True, sending=not fin)
@@ -331,32 +326,30 @@ class Connection:
         return stream_id in self._streams
 
     def reset(self, stream_id: int, status: Status) -> None:
-        """End a stream in both directions; nothing happens if it has ended."""
+        """Reset a stream; no effect if it has ended."""
         if self._streams.pop(stream_id, None) is not None:
             self._out.append(frames.rst_stream(stream_id, status))
 
     def forget(self, stream_id: int) -> None:
-        """Count a stream no more whose own direction has ended; what the peer still sends on it is
-        ignored."""
+        """Drop a stream that this side has closed; further frames of the peer on it are ignored."""
         self._streams.pop(stream_id, None)
 
     def ping(self) -> int:
-        """Ask for a `Pong`; its id."""
+        """Send a ping and return the id of its `Pong`."""
         ping_id = self._next_ping
         self._next_ping = (self._next_ping + 2) & frames.STREAM_ID_MAX
         self._out.append(frames.ping(ping_id))
         return ping_id
 
     def probe(self) -> None:
-        """Send something that asks for no answer and means nothing: an empty data frame on a stream
-        that is open."""
+        """Send an empty data frame on an open stream, which has no effect and needs no reply."""
         for stream_id, stream in self._streams.items():
             if stream.sending:
                 self._out.append(frames.data_head(stream_id, 0, False))
                 return
 
     def go_away(self, status: Parting = Parting.OK) -> None:
-        """Accept no more streams; those that are open go on."""
+        """Send GOAWAY: further streams are refused, open ones continue."""
         if not self._leaving:
             self._leaving = True
             self._out.append(frames.goaway(self._last_received, status))
@@ -364,6 +357,6 @@ class Connection:
 
 def _two_words(body: bytes, name: str) -> tuple[int, int]:
     if len(body) != TWO_WORDS.size:
-        raise _Broken(f"{name} of a wrong size")
+        raise _Broken(f"{name} with a wrong size")
     first, second = TWO_WORDS.unpack(body)
     return first & frames.STREAM_ID_MAX, second

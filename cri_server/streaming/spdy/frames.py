@@ -26,7 +26,7 @@ _CONTROL_HEAD = struct.Struct(">HHI")
 
 
 class Type(IntEnum):
-    """Types of control frames; 5 (NOOP) and 10 (CREDENTIAL) went away with earlier versions."""
+    """Types of control frames; 5 (NOOP) and 10 (CREDENTIAL) are of other versions."""
 
     SYN_STREAM = 1
     SYN_REPLY = 2
@@ -39,7 +39,7 @@ class Type(IntEnum):
 
 
 class Status(IntEnum):
-    """Why a stream was reset."""
+    """Status codes of RST_STREAM."""
 
     PROTOCOL_ERROR = 1
     INVALID_STREAM = 2
@@ -54,7 +54,7 @@ class Status(IntEnum):
 
 
 class Parting(IntEnum):
-    """Why a connection goes away."""
+    """Status codes of GOAWAY."""
 
     OK = 0
     PROTOCOL_ERROR = 1
@@ -62,38 +62,37 @@ class Parting(IntEnum):
 
 
 def control(kind: Type, flags: int, body: bytes) -> bytes:
-    """A whole control frame."""
+    """Encode a control frame."""
     return _CONTROL_HEAD.pack(CONTROL << 8 | VERSION, kind, flags << 24 | len(body)) + body
 
 
 def data_head(stream_id: int, length: int, fin: bool) -> bytes:
-    """The head of a data frame whose body, `length` bytes, the caller sends behind it."""
+    """Encode the header of a data frame, whose body of `length` bytes the caller sends."""
     return HEAD.pack(stream_id, (FIN if fin else 0) << 24 | length)
 
 
 def syn_stream(stream_id: int, block: bytes, *, fin: bool = False) -> bytes:
-    """Opens a stream; `block` are the compressed headers. No associated stream, the highest
-    priority."""
+    """Encode a SYN_STREAM; `block`: the compressed headers. No associated stream, highest priority."""
     return control(
         Type.SYN_STREAM, FIN if fin else 0, struct.pack(">IIBB", stream_id, 0, 0, 0) + block
     )
 
 
 def syn_reply(stream_id: int, block: bytes) -> bytes:
-    """Accepts a stream."""
+    """Encode a SYN_REPLY, which accepts a stream."""
     return control(Type.SYN_REPLY, 0, WORD.pack(stream_id) + block)
 
 
 def rst_stream(stream_id: int, status: int) -> bytes:
-    """Ends a stream in both directions at once."""
+    """Encode an RST_STREAM."""
     return control(Type.RST_STREAM, 0, TWO_WORDS.pack(stream_id, status))
 
 
 def ping(ping_id: int) -> bytes:
-    """Asks for, or is, the same frame from the other side."""
+    """Encode a PING, or the reply to one, which is the same frame."""
     return control(Type.PING, 0, WORD.pack(ping_id))
 
 
 def goaway(last_stream_id: int, status: int) -> bytes:
-    """Says that no stream after `last_stream_id` was or will be looked at."""
+    """Encode a GOAWAY: streams after `last_stream_id` are ignored."""
     return control(Type.GOAWAY, 0, TWO_WORDS.pack(last_stream_id, status))

@@ -47,17 +47,17 @@ DICTIONARY = _dictionary()
 
 
 class MalformedHeaders(ValueError):
-    """A block does not unpack, is too large, or breaks the rules for names and values."""
+    """A block that cannot be decompressed, is too large, or has invalid names or values."""
 
 
 class Packer:
-    """Makes the header blocks of one direction of a connection, in the order of their frames."""
+    """Compresses the header blocks of one direction, in the order of their frames."""
 
     def __init__(self) -> None:
         self._stream = zlib.compressobj(zdict=DICTIONARY)
 
     def pack(self, headers: Headers) -> bytes:
-        """One block. Names are sent in lower case; the values of a name are joined by NUL."""
+        """Compress a block. Names are sent in lower case; the values of a name are joined by NUL."""
         parts = [WORD.pack(len(headers))]
         for name, values in headers.items():
             for text in (name.lower().encode("latin-1"), "\0".join(values).encode("utf-8")):
@@ -66,19 +66,19 @@ class Packer:
 
 
 class Unpacker:
-    """Reads the header blocks of one direction of a connection, in the order of their frames."""
+    """Decompresses the header blocks of one direction, in the order of their frames."""
 
     def __init__(self) -> None:
         self._stream = zlib.decompressobj(zdict=DICTIONARY)
 
     def unpack(self, block: bytes) -> Headers:
-        """The headers of a block; `MalformedHeaders` means that the connection cannot go on."""
+        """Decompress a block. Raises MalformedHeaders, a connection error."""
         try:
             plain = self._stream.decompress(block, BLOCK_LIMIT_BYTES)
         except zlib.error as error:
             raise MalformedHeaders(f"header block: {error}") from None
         if self._stream.unconsumed_tail:
-            raise MalformedHeaders(f"header block of more than {BLOCK_LIMIT_BYTES} bytes")
+            raise MalformedHeaders(f"the header block exceeds {BLOCK_LIMIT_BYTES} bytes")
         if self._stream.eof or self._stream.unused_data:
             raise MalformedHeaders("header compression ended")
         return _parse(plain)
@@ -96,18 +96,18 @@ def _parse(plain: bytes) -> Headers:
             raise MalformedHeaders(f"header name {name[:40]!r}")
         headers[name] = value.split("\0")
     if position != len(plain):
-        raise MalformedHeaders("bytes behind the last header")
+        raise MalformedHeaders("data after the last header")
     return headers
 
 
 def _text(plain: bytes, position: int) -> tuple[str, int]:
     length, position = _word(plain, position)
     if length > len(plain) - position:
-        raise MalformedHeaders("header longer than its block")
+        raise MalformedHeaders("a header exceeds its block")
     try:
         return plain[position : position + length].decode("utf-8"), position + length
     except UnicodeDecodeError:
-        raise MalformedHeaders("header is not UTF-8") from None
+        raise MalformedHeaders("a header is not UTF-8") from None
 
 
 def _word(plain: bytes, position: int) -> tuple[int, int]:

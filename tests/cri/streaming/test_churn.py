@@ -257,7 +257,7 @@ async def test_a_connection_ends_that_the_pod_has_half_closed(
         data, error = await pair(multiplexer, service.sockets[0].getsockname()[1], client_name)
         assert await close_after_pod(client_name, data, error) == b"hello"
         assert await error.inbound.read() == b""
-        await until(lambda: not pod.connections and not server.handler.forwarded.connections)
+        await until(lambda: not pod.connections and not server.handler.forward_limits.connections)
 
 
 @pytest.mark.requirement("9.11")
@@ -308,7 +308,7 @@ async def test_a_connection_ends_whose_client_has_half_closed(server: StreamingS
             for data, error in pairs:
                 assert await data.inbound.read() == b""
                 assert await error.inbound.read() == b""
-            await until(lambda: not server.handler.forwarded.connections)
+            await until(lambda: not server.handler.forward_limits.connections)
         finally:
             stopped.set()
 

@@ -286,19 +286,21 @@ async def test_dials_and_connections_are_bounded(monkeypatch: pytest.MonkeyPatch
             errors = await forward_many(server, stack, portforward.SESSION_LIMIT + 10)
             assert backend.dialing == portforward.SESSION_DIALS_LIMIT
             for error in errors[portforward.SESSION_LIMIT :]:
-                assert b"256 forwarded connections in this session are open" in await told(error)
+                assert b"the limit of 256 forwarded connections of this session" in await told(
+                    error
+                )
             others = [await forward_many(server, stack, 20, f"pod {n}") for n in range(4)]
             assert backend.dialing == backend.most == portforward.DIALS_LIMIT
             backend.open.set()
             async with asyncio.timeout(60):
                 while backend.dialed < portforward.SESSION_LIMIT + 80:
                     await asyncio.sleep(0.01)
-            server.handler.forwarded.limit = server.handler.forwarded.connections
+            server.handler.forward_limits.limit = server.handler.forward_limits.connections
             (refused,) = await forward_many(server, stack, 1)
-            assert b"forwarded connections of this node are open" in await told(refused)
+            assert b"forwarded connections of this node is reached" in await told(refused)
             assert not any(error.gone.is_set() for session in others for error in session)
         async with asyncio.timeout(60):
-            while server.handler.forwarded.connections:
+            while server.handler.forward_limits.connections:
                 await asyncio.sleep(0.01)
     finally:
         await server.close()
@@ -338,7 +340,7 @@ async def test_a_client_that_leaves_while_a_port_is_refused_leaves_no_connection
             writer.transport.abort()
             asyncio.get_running_loop().call_soon(backend.open.set)  # after the transport has closed
         async with asyncio.timeout(10):
-            while server.handler.forwarded.connections:
+            while server.handler.forward_limits.connections:
                 await asyncio.sleep(0.01)
         (pod,) = backend.pods
         assert pod.recv(1) == b""
@@ -392,10 +394,12 @@ async def test_a_turn_to_dial_goes_to_the_pod_with_the_fewest_dials(
         end.set()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert len(order) == len(tasks) - 1
-    assert not dials._waiting and not dials._under_way
+    assert not dials._waiting and not dials._running
 
 
-async def test_a_dial_that_waits_too_long_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_dial_that_waits_too_long_fails_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(portforward, "DIAL_WAIT_S", 0.2)
     backend = SlowPods()
     server = StreamingServer(backend)
@@ -403,7 +407,7 @@ async def test_a_dial_that_waits_too_long_is_told_so(monkeypatch: pytest.MonkeyP
     try:
         async with contextlib.AsyncExitStack() as stack:
             errors = await forward_many(server, stack, portforward.SESSION_DIALS_LIMIT + 1)
-            assert b"port 80: too many connections are being made" in await told(errors[-1])
+            assert b"port 80: too many connections are being opened" in await told(errors[-1])
     finally:
         await server.close()
 
