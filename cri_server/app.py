@@ -62,7 +62,7 @@ SHIM_MODULES = ["pyrunc.shim.main"]
 JOB_MODULES = [
     "cri_server.zygote.jobs",
     "cri_server.security.selinux.relabel",
-    *layer_maker.ERRAND_MODULES,
+    *layer_maker.JOB_MODULES,
     "cni_plugins.errand",
 ]
 

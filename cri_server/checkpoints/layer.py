@@ -13,7 +13,7 @@ import stat
 import tarfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from cri_server.images.layers.trees import Folders, in_depth
+from cri_server.images.layers.trees import DirectoryWalker, depth_first_key
 from pyrunc.errors import KernelError, Unsupported
 from pyrunc.kernel.path import open_beneath, open_regular_at
 from pyrunc.kernel.tree import FOLDER
@@ -51,7 +51,7 @@ def write(
     """
     root = os.open(upper, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with Folders(root) as folders, open(target, "xb") as file:
+        with DirectoryWalker(root) as folders, open(target, "xb") as file:
             os.chmod(target, 0o600)
             with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
                 left_out = {os.fsencode(path).strip(b"/") for path in without}
@@ -70,7 +70,7 @@ def write(
 def _write_volume(source: str, place: bytes, tar: tarfile.TarFile) -> None:
     root = os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with Folders(root) as folders:
+        with DirectoryWalker(root) as folders:
             _Writer(folders, tar, set(), place + b"/").run()
     finally:
         os.close(root)
@@ -80,7 +80,11 @@ class _Writer:
     """`prefix`: where the tree is in the tar."""
 
     def __init__(
-        self, folders: Folders, tar: tarfile.TarFile, without: set[bytes], prefix: bytes = b""
+        self,
+        folders: DirectoryWalker,
+        tar: tarfile.TarFile,
+        without: set[bytes],
+        prefix: bytes = b"",
     ) -> None:
         self._folders = folders
         self._tar = tar
@@ -97,7 +101,7 @@ class _Writer:
         self._entry(own, b".", b"" if self._prefix else b".", os.fstat(own))
         while pending:
             path = pending.pop()
-            below = sorted(self._folder(path), key=in_depth, reverse=True)
+            below = sorted(self._folder(path), key=depth_first_key, reverse=True)
             pending += below
 
     def _folder(self, path: bytes) -> list[bytes]:

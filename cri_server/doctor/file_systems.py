@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cri_server.doctor.model import Finding, Host, Level, fine
-from cri_server.images.erofs.probe import why_not, why_not_shared
+from cri_server.images.erofs.probe import mount_obstacle, sharing_obstacle
 from cri_server.store import file_system
 from cri_server.store.paths import Paths
 from pyrunc.errors import Error
@@ -51,11 +51,11 @@ def images(host: Host) -> Iterator[Finding]:
     mend = (
         "boot Linux 6.15 or later; what is here stays usable, and `pyrunc-cri gc` converts it then"
     )
-    if store == "auto" and (why_each := why_not_shared()):
-        yield Finding("images", Level.NOTE, f"if images were mounted, {why_each}", follows, mend)
+    if store == "auto" and (sharing := sharing_obstacle()):
+        yield Finding("images", Level.NOTE, f"if images were mounted, {sharing}", follows, mend)
         return
     try:
-        why = why_not(nearest(host.path(host.config.root)))
+        why = mount_obstacle(nearest(host.path(host.config.root)))
     except (Error, OSError) as error:
         why = str(error)
     if not why:

@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Got = TypeVar("Got")
+Result = TypeVar("Result")
 FETCHES_AT_ONCE = 4
 # that kubelet looks for at the beginning
 PREFIXES = ("RegistryUnavailable: ", "SignatureValidationFailed: ")
 REPORT_BYTES = 16 << 10  # between two reports of how far the pull is
-TELL_S = 0.05  # between two times that the thread of a download wakes the server's
+REPORT_S = 0.05  # between two times that the thread of a download wakes the server's
 
 
 class Pull:
@@ -95,7 +95,7 @@ class Pull:
             self._session.close()
 
     async def _run(self, platform: Platform | None) -> str:
-        self._tell("resolving")
+        self._report_stage("resolving")
         rules = await self._thread(self._rules)
         hosts = await self._thread(lambda: hosts_for(self._reference.registry, self._certs_dirs))
         registry = Registry(self._session, self._reference, hosts, self._auth)
@@ -120,15 +120,15 @@ class Pull:
                 await gather(self._layers(registry, manifest, config), self._keep(blobs))
                 with self._watch.paused():
                     await self._store.publish([self._name(target)], config.diff_ids)
-        self._tell("done")
+        self._report_stage("done")
         return manifest.config.digest
 
     async def _resolve(self, registry: Registry) -> tuple[Descriptor, bytes]:
         """What the reference means now, with its content, which is not fetched when the
         reference meant it before."""
         name = self._store.catalog.name(str(self._reference))
-        known = {name.target.digest: name.target} if name else {}
-        target, data = await self._thread(lambda: registry.resolve(known))
+        stored = {name.target.digest: name.target} if name else {}
+        target, data = await self._thread(lambda: registry.resolve(stored))
         data = data or await self._read(target.digest)
         if data is not None:
             return target, data
@@ -153,22 +153,22 @@ class Pull:
     ) -> Manifest:
         """The manifest for the platform, or for this machine. It and the indexes on the way are
         added to `blobs`, so that it is the last one."""
-        found = manifests.parse(data, target.media_type)
+        document = manifests.parse(data, target.media_type)
         depth = 1
-        while isinstance(found, Index):
+        while isinstance(document, Index):
             depth += 1
             if depth > manifests.DEPTH_LIMIT:
                 raise manifests.BadManifest(
                     f"indexes are nested more than {manifests.DEPTH_LIMIT} deep"
                 )
-            chosen = manifests.choose(found, platform)
+            chosen = manifests.choose(document, platform)
             if chosen.size > manifests.LIMIT_BYTES:
                 raise manifests.BadManifest(f"index: a manifest of {chosen.size} bytes")
             if chosen.digest in blobs:
                 raise manifests.BadManifest("the index contains itself")
             blobs[chosen.digest] = await self._chosen(registry, chosen)
-            found = manifests.parse(blobs[chosen.digest], chosen.media_type)
-        return found
+            document = manifests.parse(blobs[chosen.digest], chosen.media_type)
+        return document
 
     async def _chosen(self, registry: Registry, chosen: Descriptor) -> bytes:
         """The content of a manifest that an index names; fetched unless this repository has
@@ -228,7 +228,7 @@ class Pull:
         self._total = sum(missing.values())
         if self._total > self._store.room.free_bytes():
             raise ResourceExhausted(f"{self._total} bytes of layers: {self._store.room.full()}")
-        self._tell("fetching")
+        self._report_stage("fetching")
         source = BlobSource(
             self._watch,
             partial(self._fetch, registry),
@@ -279,11 +279,11 @@ class Pull:
     ) -> None:
         """Blocking, in a thread of its own."""
         set_batch_policy()
-        arrivals = _Arrivals(lambda size: self._arrived(size, rate))
+        arrivals = _ByteCounter(lambda size: self._arrived(size, rate))
         try:
             registry.blob(descriptor, blob, arrivals.add)
         finally:
-            arrivals.tell()
+            arrivals.flush()
 
     def _arrived(self, size: int, rate: Rate) -> None:
         """Called in threads."""
@@ -297,35 +297,35 @@ class Pull:
         self._unreported += max(0, size)
         if self._unreported >= REPORT_BYTES:
             self._unreported = 0
-            self._tell("fetching")
+            self._report_stage("fetching")
 
-    async def _thread(self, function: Callable[[], Got]) -> Got:
+    async def _thread(self, function: Callable[[], Result]) -> Result:
         return await in_thread(function, self._session.abort)
 
-    def _tell(self, stage: str) -> None:
+    def _report_stage(self, stage: str) -> None:
         self._report(Progress(str(self._reference), stage, self._fetched, self._total))
 
 
-class _Arrivals:
+class _ByteCounter:
     """How many bytes came in one thread. A fast registry's come in pieces of a few KiB: `told`
     hears of many at once."""
 
-    def __init__(self, told: Callable[[int], None]) -> None:
-        self._told, self._size, self._last = told, 0, time.monotonic()
+    def __init__(self, notify: Callable[[int], None]) -> None:
+        self._notify, self._size, self._last = notify, 0, time.monotonic()
 
     def add(self, size: int) -> None:
         """Negative: so many do not count."""
         if size < 0:
-            self.tell()
+            self.flush()
         self._size += size
-        if size < 0 or time.monotonic() - self._last >= TELL_S:
-            self.tell()
+        if size < 0 or time.monotonic() - self._last >= REPORT_S:
+            self.flush()
 
-    def tell(self) -> None:
+    def flush(self) -> None:
         """What was not told yet."""
         size, self._size, self._last = self._size, 0, time.monotonic()
         if size:
-            self._told(size)
+            self._notify(size)
 
 
 CONNECTION_READ_TIMEOUT_S = 3600.0  # the watch ends what hangs, long before

@@ -58,9 +58,9 @@ def push(
         manifest = manifests.with_layers(manifest, layers)
         data = manifests.encoded(manifest)
         target = Descriptor(manifests.OCI_MANIFEST, blobs.put(data), len(data))
-    wanted = list({d.digest: d for d in (manifest.config, *manifest.layers)}.values())
-    total, done = sum(d.size for d in wanted), 0
-    for descriptor in wanted:
+    blobs_to_send = list({d.digest: d for d in (manifest.config, *manifest.layers)}.values())
+    total, done = sum(d.size for d in blobs_to_send), 0
+    for descriptor in blobs_to_send:
         before = done
 
         def arrived(count: int, before: int = before) -> None:

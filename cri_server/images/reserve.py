@@ -34,21 +34,21 @@ class Reserve:
             self._look()
 
     def _look(self) -> None:
-        found = os.fstatvfs(self._fd)
-        if found.f_bavail * found.f_frsize < reserve_bytes(found) + _LOOK_BYTES:
-            raise ResourceExhausted(describe_full(found, self._folder))
-        inodes = found.f_files // _RESERVED_PART
-        if found.f_files and found.f_favail < inodes + _LOOK_BYTES // BLOCK_BYTES:
+        status = os.fstatvfs(self._fd)
+        if status.f_bavail * status.f_frsize < reserve_bytes(status) + _LOOK_BYTES:
+            raise ResourceExhausted(describe_full(status, self._folder))
+        inodes = status.f_files // _RESERVED_PART
+        if status.f_files and status.f_favail < inodes + _LOOK_BYTES // BLOCK_BYTES:
             raise ResourceExhausted(
                 f"no inodes left on the file system of {self._folder} ({inodes} are kept for the node)"
             )
 
 
-def reserve_bytes(found: os.statvfs_result) -> int:
+def reserve_bytes(status: os.statvfs_result) -> int:
     """What of a file system is kept for the node."""
-    return min(RESERVE_LIMIT_BYTES, found.f_blocks * found.f_frsize // _RESERVED_PART)
+    return min(RESERVE_LIMIT_BYTES, status.f_blocks * status.f_frsize // _RESERVED_PART)
 
 
-def describe_full(found: os.statvfs_result, folder: str) -> str:
+def describe_full(status: os.statvfs_result, folder: str) -> str:
     """Why nothing more is written to the file system of `folder`."""
-    return f"{reason(errno.ENOSPC, folder)} ({reserve_bytes(found)} bytes are kept for the node)"
+    return f"{reason(errno.ENOSPC, folder)} ({reserve_bytes(status)} bytes are kept for the node)"

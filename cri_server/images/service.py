@@ -25,11 +25,11 @@ from cri_server.images.formats.reference import Reference
 from cri_server.images.layers.inflate import Limits
 from cri_server.images.model import Auth, FilesystemUsage, Image, ImageConfig, Progress, Rootfs
 from cri_server.images.store.blobs import store_errors
-from cri_server.images.store.catalog import Content, Name, begins
+from cri_server.images.store.catalog import Content, Name, id_matches
+from cri_server.images.store.image_paths import ImagePaths
 from cri_server.images.store.layer_blobs import PlainLayers
 from cri_server.images.store.layer_maker import BlobSource
 from cri_server.images.store.mounts import ImageMount
-from cri_server.images.store.places import Places
 from cri_server.images.store.store import Store
 from cri_server.images.store.unused import Entry
 from cri_server.images.waiting import Watch, in_thread
@@ -65,7 +65,7 @@ class ImageService:
         root: Path,
         certs_dirs: Sequence[Path] = (),
         pinned: Sequence[str] = (),
-        errands: Zygote | None = None,
+        zygote: Zygote | None = None,
         *,
         no_progress_timeout_s: float = 300.0,
         in_use: Callable[[str], Sequence[str]] = lambda image_id: (),
@@ -76,7 +76,7 @@ class ImageService:
         """`store`, `keep_blobs`: as in `[images]`; `descriptors`: where mounts of images outlive
         this process."""
         self.in_use = in_use
-        self._store = Store(root, pinned, errands, store, keep_blobs, descriptors)
+        self._store = Store(root, pinned, zygote, store, keep_blobs, descriptors)
         self._certs_dirs = tuple(certs_dirs)
         self._no_progress_timeout_s = no_progress_timeout_s
         self._pulls: dict[str, _Running] = {}
@@ -181,8 +181,8 @@ class ImageService:
         """All images, or the one that `reference` means."""
         if not reference:
             return self._store.catalog.images()
-        found = self._store.catalog.find(reference)
-        return [found] if found else []
+        image = self._store.catalog.find(reference)
+        return [image] if image else []
 
     async def remove(self, reference: str) -> None:
         """By id: the image with all names. By name: only that name, unless it is the last. Absent
@@ -191,7 +191,7 @@ class ImageService:
         Raises WrongState naming the containers that use the image, when it would be gone.
         """
         with store_errors(self._store.root):
-            await self._store.withdraw(lambda: self._names_to_remove(reference))
+            await self._store.remove_names(lambda: self._names_to_remove(reference))
 
     def _names_to_remove(self, reference: str) -> builtins.list[Name]:
         catalog = self._store.catalog
@@ -221,18 +221,18 @@ class ImageService:
         content = self._store.catalog.content(image_id)
         if not content.mounted:
             layers = self._store.layers.lower_dirs(content.chain)
-            found = Rootfs(image_id, layers, content.config.image)
+            rootfs = Rootfs(image_id, layers, content.config.image)
         else:
-            mount = self._store.mount_at_hand(content)
+            mount = self._store.cached_mount(content)
             if mount is None:
                 with store_errors(self._store.root):
                     mount = await in_thread(lambda: self._store.mount(content))
             assert mount is not None
             if self._store.catalog.content(image_id) is not content:  # it was converted meanwhile
                 return await self.rootfs(image_id)
-            found = Rootfs(image_id, [mount.path], content.config.image, mount)
-        self._roots.add(found)
-        return found
+            rootfs = Rootfs(image_id, [mount.path], content.config.image, mount)
+        self._roots.add(rootfs)
+        return rootfs
 
     @property
     def lowest_layer(self) -> str:
@@ -287,8 +287,10 @@ class ImageService:
 
     async def mounts(self, image_ids: Sequence[str]) -> builtins.list[ImageMount]:
         """Of those of these images that are mounted. Raises NotFound, KernelError."""
-        found = [(await self.rootfs(image_id)).mount for image_id in dict.fromkeys(image_ids)]
-        return [mount for mount in found if mount is not None]
+        image_mounts = [
+            (await self.rootfs(image_id)).mount for image_id in dict.fromkeys(image_ids)
+        ]
+        return [mount for mount in image_mounts if mount is not None]
 
     async def details(self, image_id: str, reference: str = "") -> dict[str, Any]:
         """For people: labels, the image's configuration, and its layers as they were fetched for
@@ -302,17 +304,17 @@ class ImageService:
         return {
             "chainID": content.chain[-1],
             "store": "mounted" if content.mounted else "unpacked",
-            "files": self._places_of(content).to_fields(),
+            "files": self._paths_of(content).to_fields(),
             "labels": labels,
             "imageSpec": json.loads(data),
             "layers": layers,
         }
 
-    def _places_of(self, content: Content) -> Places:
+    def _paths_of(self, content: Content) -> ImagePaths:
         if content.mounted:
-            return Places(self._store.files.image(content.diff_ids, content.chain))
+            return ImagePaths(self._store.files.image(content.diff_ids, content.chain))
         layers = [str(path) for path in self._store.layers.lower_dirs(content.chain)]
-        return Places(lower=layers, place=str(self._store.files.place))
+        return ImagePaths(lower=layers, place=str(self._store.files.place))
 
     async def tag(self, source: str, target: str) -> None:
         """Give an image another name; one that the name had before loses it. Raises NotFound,
@@ -320,9 +322,9 @@ class ImageService:
         reference = Reference.parse(target)
         if reference.digest:
             raise InvalidArgument(f"{target}: a tag is a name without a digest")
-        found, name = self._named(source)
+        image, name = self._named(source)
         with store_errors(self._store.root):
-            diff_ids = self._store.catalog.content(found.id).diff_ids
+            diff_ids = self._store.catalog.content(image.id).diff_ids
             async with self._store.loading():
                 await self._store.publish(
                     [Name(reference.name, reference.tag, name.target)], diff_ids
@@ -339,14 +341,14 @@ class ImageService:
     async def save(self, references: Sequence[str]) -> AsyncGenerator[bytes, None]:
         """The images as an archive, part by part: by a name with that tag, by an id with all.
         Raises NotFound, KernelError."""
-        wanted: dict[str, list[str]] = {}
+        tags_by_image: dict[str, list[str]] = {}
         names: dict[str, Name] = {}
         for reference in references:
             image, name = self._named(reference)
-            is_id = begins(image.id, reference)
+            is_id = id_matches(image.id, reference)
             tags = image.repo_tags if is_id else [name.tagged] if name.tagged else []
-            wanted.setdefault(image.id, []).extend(
-                tag for tag in tags if tag not in wanted.get(image.id, [])
+            tags_by_image.setdefault(image.id, []).extend(
+                tag for tag in tags if tag not in tags_by_image.get(image.id, [])
             )
             names.setdefault(image.id, name)
         contents = {i: self._store.catalog.content_of(name) for i, name in names.items()}
@@ -357,7 +359,7 @@ class ImageService:
                 exports.Exported(
                     blobs.add(names[i].target, contents[i].manifest, contents[i].diff_ids), tags
                 )
-                for i, tags in wanted.items()
+                for i, tags in tags_by_image.items()
             ]
             parts = exports.archive(blobs, images)
             while (part := await in_thread(lambda: next(parts, None))) is not None:
@@ -375,9 +377,9 @@ class ImageService:
         watch = Watch(self._no_progress_timeout_s, f"pushing {reference}")
         loop = asyncio.get_running_loop()
 
-        def report(found: Progress) -> None:
+        def report(state: Progress) -> None:
             watch.touch()
-            loop.call_soon_threadsafe(progress, found)
+            loop.call_soon_threadsafe(progress, state)
 
         def send(registry: Registry, host: Host) -> str:
             from cri_server.images.push import push
@@ -442,7 +444,7 @@ class ImageService:
     async def _load(self, path: Path, name: str | None, watch: Watch) -> builtins.list[Image]:
         room = self._store.room.limits_of_archive()
         given_up = threading.Event()
-        with archives.opened(path) as fd:
+        with archives.open_archive(path) as fd:
             async with self._store.jobs.decoded(fd, room) as archive:
                 loaded = await in_thread(
                     lambda: archives.load(self._store.blobs, archive, name, given_up.is_set),
@@ -456,10 +458,10 @@ class ImageService:
             Name(r.name, r.tag if not r.digest else None, image.target) for r in image.references
         ]
         await self._store.publish(names or [Name("", None, image.target)], image.config.diff_ids)
-        found = self._store.catalog.find(image.manifest.config.digest)
-        if found is None:
+        listed = self._store.catalog.find(image.manifest.config.digest)
+        if listed is None:
             raise NotFound(f"image {image.manifest.config.digest} was removed while it was loaded")
-        return found
+        return listed
 
     def usage(self) -> Usage:
         """What there is, as it is known without looking at the disk."""
@@ -468,7 +470,7 @@ class ImageService:
 
     async def unused(self) -> builtins.list[Entry]:
         """What of the store no image needs."""
-        await self._store.emptied()
+        await self._store.wait_deleted()
         return await in_thread(self._store.unused)
 
     async def discard(self, entry: Entry) -> bool:

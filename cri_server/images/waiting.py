@@ -39,7 +39,7 @@ async def in_thread(
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Outcome] = loop.create_future()
 
-    def settle(outcome: Outcome | None, error: BaseException | None) -> None:
+    def set_outcome(outcome: Outcome | None, error: BaseException | None) -> None:
         if future.done():
             return
         if error is None:
@@ -57,7 +57,7 @@ async def in_thread(
         except BaseException as problem:
             error = problem
         try:
-            loop.call_soon_threadsafe(settle, outcome, error)
+            loop.call_soon_threadsafe(set_outcome, outcome, error)
         except RuntimeError:  # the loop was closed meanwhile
             pass
 

@@ -26,14 +26,14 @@ from cri_server.images.layers import inherit, jail, turns, walk_budget
 from cri_server.images.layers.inflate import BadLayer, Limits, Stream
 from cri_server.images.service import ImageService
 from cri_server.images.store.layer_jobs import LayerJobs
-from cri_server.images.store.space import Room
+from cri_server.images.store.space import SpaceLimit
 from cri_server.images.store.unpacked_layers import Layers
 from cri_server.images.waiting import Abandoned, Watch
 from cri_server.spec.mounts import MountRequest
 from pyrunc.errors import ResourceExhausted
 from pyrunc.kernel.mount import open_mount
 from pyrunc.kernel.reaper import set_child_subreaper
-from tests.cri.images.conftest import unpack_bytes, with_errands
+from tests.cri.images.conftest import unpack_bytes, with_jobs
 from tests.cri.images.indexes import mounted, write_index
 from tests.cri.images.test_hostile import hardlink
 from tests.cri.images.test_unpack import raw_tar
@@ -231,14 +231,14 @@ async def test_one_layer_that_is_unpacked_often(
     limits of one layer. Proof: all of them together have the limits of one; an image that has its
     empty layer often is taken.
     """
-    monkeypatch.setattr(Room, "limits_of_layer", lambda self: Limits(entries=100))
+    monkeypatch.setattr(SpaceLimit, "limits_of_layer", lambda self: Limits(entries=100))
     monkeypatch.setitem(ImageService.__init__.__kwdefaults__ or {}, "store", "unpacked")
     large = build.layer({f"f{n}": b"" for n in range(15)})
     taken = build.image([large, *[build.layer({})] * 20, large])
     with Registry(tmp_path / "registry") as registry:
         registry.push("often:1", build.image([large] * 7))
         registry.push("taken:1", taken)
-        async with with_errands(tmp_path) as service:
+        async with with_jobs(tmp_path) as service:
             with pytest.raises(ResourceExhausted, match="more than 14 entries"):
                 await service.pull(f"{registry.host}/often:1")
             assert await service.pull(f"{registry.host}/taken:1") == taken.id
@@ -415,7 +415,7 @@ def no_orphans() -> Iterator[None]:
     set_child_subreaper(True)
 
 
-INDEX = "cri_server.images.erofs.build:errand"
+INDEX = "cri_server.images.erofs.build:job"
 
 
 @pytest.mark.usefixtures("no_orphans")
@@ -425,7 +425,7 @@ async def test_index_processes_have_turns(tmp_path: Path, monkeypatch: pytest.Mo
     than turns, and an image that is whole does not wait for those.
     """
     running, most = set[asyncio.Task[object]](), 0
-    perform = LayerJobs.perform
+    run = LayerJobs.run
 
     async def counted(self: LayerJobs, function: str, *rest: object) -> None:
         nonlocal most
@@ -435,11 +435,11 @@ async def test_index_processes_have_turns(tmp_path: Path, monkeypatch: pytest.Mo
             running.add(task)
             most = max(most, len(running))
         try:
-            await perform(self, function, *rest)  # type: ignore[arg-type]
+            await run(self, function, *rest)  # type: ignore[arg-type]
         finally:
             running.discard(task)
 
-    monkeypatch.setattr(LayerJobs, "perform", counted)
+    monkeypatch.setattr(LayerJobs, "run", counted)
     monkeypatch.setitem(ImageService.__init__.__kwdefaults__ or {}, "store", "erofs")
     limit = turns.indexes_at_once(turns.memory_bytes(), os.cpu_count() or 2)
     small = build.image([build.layer({"small": b"x"})])
@@ -451,7 +451,7 @@ async def test_index_processes_have_turns(tmp_path: Path, monkeypatch: pytest.Mo
             registry.push(f"large:{number}", built)
             _, blobs = manifest_of(built)
             registry.fault(f"GET .*{max(blobs, key=lambda d: len(blobs[d]))}", stall_at=5 << 20)
-        async with with_errands(tmp_path) as service:
+        async with with_jobs(tmp_path) as service:
             pulls = [
                 asyncio.create_task(service.pull(f"{registry.host}/large:{number}"))
                 for number in range(limit + 2)
@@ -475,19 +475,19 @@ async def test_a_turn_that_is_lent_is_taken_back() -> None:
     begun: list[int] = []
 
     async def lend(number: int) -> None:
-        async with free.lent():
+        async with free.borrow():
             begun.append(number)
             await asyncio.Event().wait()
 
-    lent = [asyncio.create_task(lend(number)) for number in range(2)]
+    borrow = [asyncio.create_task(lend(number)) for number in range(2)]
     await asyncio.sleep(0)
     assert begun == [0, 1]
     with pytest.raises(turns.NoTurn):
         await lend(2)
     async with asyncio.timeout(10), free.held(watch):
-        assert lent[0].cancelled() and not lent[1].done()
+        assert borrow[0].cancelled() and not borrow[1].done()
         async with free.held(watch):
-            assert lent[1].cancelled()
+            assert borrow[1].cancelled()
             waiting = asyncio.create_task(anext(aiter(_entered(free, watch))))
             await asyncio.sleep(0)
             assert not waiting.done()

@@ -23,7 +23,7 @@ from cri_server.cli.images import mount
 from cri_server.cli.observe import inspect
 from cri_server.cli.output import formats, show
 from cri_server.images.layers.trees import open_folder
-from cri_server.images.store.places import Places
+from cri_server.images.store.image_paths import ImagePaths
 from pyrunc.errors import KernelError, WrongState
 
 ADDED, CHANGED, DELETED = "A", "C", "D"
@@ -49,7 +49,7 @@ def diff(address: str, container: str) -> None:
     except FileNotFoundError:
         raise WrongState(f"container {container} has no writable layer on this machine") from None
     try:
-        image = mount.open_tree(Places.of(files))
+        image = mount.open_tree(ImagePaths.of(files))
         try:
             for kind, path in changes(layer, image):
                 formats.say(show.printable(f"{kind} /{os.fsdecode(path)}"))

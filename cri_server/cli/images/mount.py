@@ -15,7 +15,7 @@ import click
 from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client, Unsupported
 from cri_server.cli.observe import inspect
-from cri_server.images.store.places import Places
+from cri_server.images.store.image_paths import ImagePaths
 from pyrunc.abi.mount import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY
 from pyrunc.errors import InvalidArgument, WrongState
 from pyrunc.kernel import mount as kernel_mount
@@ -44,7 +44,7 @@ def mount(address: str, image: str, folder: Path) -> None:
         files = inspect.image(client, image, True).get("info", {}).get("files")
     if not isinstance(files, dict):
         raise Unsupported("the server does not report where an image's files are")
-    tree = open_tree(Places.of(files))
+    tree = open_tree(ImagePaths.of(files))
     try:
         kernel_mount.mount_setattr(tree, attr_set=ATTRIBUTES)
         kernel_mount.move_mount(tree, os.fspath(folder.absolute()))
@@ -52,7 +52,7 @@ def mount(address: str, image: str, folder: Path) -> None:
         os.close(tree)
 
 
-def open_tree(places: Places) -> int:
+def open_tree(places: ImagePaths) -> int:
     """Return a detached mount of an image's files. Raises KernelError, OSError, DamagedRecord,
     Unsupported."""
     if places.image is not None:

@@ -11,7 +11,7 @@ import click
 from cri_server.cli.images import credentials
 from cri_server.images.formats.reference import Reference
 from cri_server.images.model import Auth
-from cri_server.images.registry.auth import is_meant_for
+from cri_server.images.registry.auth import may_receive
 from cri_server.images.registry.hosts import Host, folder_of, hosts_for
 
 PULL_SECRET = Auth(username="user")  # names no host, as the pull secrets that kubelet sends
@@ -107,7 +107,7 @@ def _signatures(path: str, reference: Reference) -> Iterator[str]:
 
 
 def _pull_secrets(host: Host, reference: Reference) -> str:
-    if is_meant_for(PULL_SECRET, reference, host):
+    if may_receive(PULL_SECRET, reference, host):
         return f"those for {reference.registry}"
     if not host.trusted:
         reason = f"hosts.toml of {reference.registry} does not permit others"

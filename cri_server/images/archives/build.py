@@ -62,13 +62,13 @@ def layer(files: Files, *, parents: bool = True) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         named = {name.strip("/") for name in files}
-        made: set[str] = set()
+        described: set[str] = set()
         for name, value in files.items():
             parts = name.strip("/").split("/")
             for count in range(1, len(parts)) if parents else ():
                 parent = "/".join(parts[:count])
-                if parent not in named and parent not in made:
-                    made.add(parent)
+                if parent not in named and parent not in described:
+                    described.add(parent)
                     _add(tar, parent, directory())
             _add(tar, name, value if isinstance(value, Node) else Node(_bytes(value)))
     return buffer.getvalue()

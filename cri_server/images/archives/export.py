@@ -34,10 +34,12 @@ class Exported:
 def platform_manifest(blobs: BlobSource, target: Descriptor) -> tuple[Descriptor, Manifest]:
     """The manifest for this machine that a target is or leads to. Raises BadManifest, NotFound."""
     for _ in range(manifests.DEPTH_LIMIT):
-        found = manifests.parse(blobs.read(target.digest, manifests.LIMIT_BYTES), target.media_type)
-        if not isinstance(found, Index):
-            return target, found
-        target = manifests.choose_stored(found, lambda digest: blobs.size(digest) is not None)
+        document = manifests.parse(
+            blobs.read(target.digest, manifests.LIMIT_BYTES), target.media_type
+        )
+        if not isinstance(document, Index):
+            return target, document
+        target = manifests.choose_stored(document, lambda digest: blobs.size(digest) is not None)
     raise manifests.BadManifest(f"indexes are nested more than {manifests.DEPTH_LIMIT} deep")
 
 

@@ -88,7 +88,7 @@ class _ArchiveBlobs:
         return self._blobs.put(data)
 
 
-class _Parsed:
+class _DocumentCache:
     """The documents among the blobs, each parsed once however many images name it."""
 
     def __init__(self, blobs: _ArchiveBlobs) -> None:
@@ -118,7 +118,7 @@ class _Parsed:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[int]:
+def open_archive(path: Path) -> Iterator[int]:
     """A descriptor of the archive, for a block whose errors about its content get its name. Raises
     InvalidArgument (not an archive, or a damaged one), KernelError."""
     with kernel_errors("open", f"'{path}'"):
@@ -142,7 +142,10 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def load(
-    blobs: Blobs, archive: Stream, name: str | None, given_up: Callable[[], bool] = lambda: False
+    blobs: Blobs,
+    archive: Stream,
+    name: str | None,
+    is_cancelled: Callable[[], bool] = lambda: False,
 ) -> list[Loaded]:
     """Put the archive's blobs into the layout and say which images they make. Blocking; Abandoned
     when it was given up.
@@ -150,18 +153,18 @@ def load(
     Blobs that no image needs are the caller's to collect, also after an error. Raises BadLayer,
     BadManifest, InvalidArgument, NotFound, ResourceExhausted, and OSError.
     """
-    content = _read(blobs, archive, given_up)
+    content = _read(blobs, archive, is_cancelled)
     return _images(_ArchiveBlobs(blobs, content), content, Reference.parse(name) if name else None)
 
 
-def _read(blobs: Blobs, stream: Stream, given_up: Callable[[], bool]) -> _Archive:
+def _read(blobs: Blobs, stream: Stream, is_cancelled: Callable[[], bool]) -> _Archive:
     archive = _Archive()
     for count, entry in enumerate(tar_headers.members(stream)):
         name = _clean(entry.name)
         if count > FILES_LIMIT:
             raise BadLayer(f"the archive has more than {FILES_LIMIT} files")
         if entry.kind == tar_headers.FILE:
-            archive.digests[name] = _blob(blobs, stream, entry, name, given_up)
+            archive.digests[name] = _blob(blobs, stream, entry, name, is_cancelled)
         elif entry.kind == tar_headers.SYMLINK:
             archive.links[name] = _clean(os.path.join(os.path.dirname(entry.name), entry.link))
         elif entry.kind == tar_headers.HARDLINK:
@@ -171,15 +174,19 @@ def _read(blobs: Blobs, stream: Stream, given_up: Callable[[], bool]) -> _Archiv
 
 
 def _blob(
-    blobs: Blobs, stream: Stream, entry: tar_headers.Entry, name: str, given_up: Callable[[], bool]
+    blobs: Blobs,
+    stream: Stream,
+    entry: tar_headers.Entry,
+    name: str,
+    is_cancelled: Callable[[], bool],
 ) -> str:
     if entry.sparse is not None:
-        raise BadLayer(f"{tar_headers.shown(entry.name)}: a sparse file in an archive of images")
+        raise BadLayer(f"{tar_headers.quoted(entry.name)}: a sparse file in an archive of images")
     digest = _digest_in_layout(name)
     with Ingest(blobs, algorithm_of(digest)) as ingest:
         for piece in stream.pieces(entry.stored):
             ingest.write(bytes(piece))
-            if given_up():
+            if is_cancelled():
                 raise Abandoned
         if ingest.size < entry.stored:
             raise BadLayer("the archive is truncated")
@@ -203,21 +210,21 @@ def _images(blobs: _ArchiveBlobs, archive: _Archive, name: Reference | None) -> 
     docker = _json(blobs, archive, "manifest.json", list)
     index = _digest(archive, "index.json")
     if index is not None:
-        found = _from_layout(blobs, archive, index, docker or [])
+        images = _from_layout(blobs, archive, index, docker or [])
     elif docker is not None:
         if len(docker) > IMAGES_LIMIT:
             raise BadLayer(f"manifest.json: more than {IMAGES_LIMIT} images")
-        parsed = _Parsed(blobs)
-        found = [_from_docker(blobs, archive, item, parsed) for item in docker]
+        parsed = _DocumentCache(blobs)
+        images = [_from_docker(blobs, archive, item, parsed) for item in docker]
     else:
         raise BadLayer("not an archive of images: it has neither index.json nor manifest.json")
-    if not found:
+    if not images:
         raise BadLayer("the archive has no image for this machine")
     if name is not None:
-        if len(found) > 1:
+        if len(images) > 1:
             raise InvalidArgument("a name was given, but the archive has more than one image")
-        found[0].references = [name]
-    return found
+        images[0].references = [name]
+    return images
 
 
 # ---- OCI layout
@@ -233,7 +240,7 @@ def _from_layout(
         for item in docker
         if isinstance(item, dict)
     }
-    found, parsed = dict[Descriptor, tuple[Loaded, list[str]]](), _Parsed(blobs)
+    images, parsed = dict[Descriptor, tuple[Loaded, list[str]]](), _DocumentCache(blobs)
     for descriptor in index.manifests:
         manifest = _choose(parsed, descriptor)
         if manifest is None:
@@ -241,25 +248,25 @@ def _from_layout(
         config = _config(blobs, manifest, parsed)
         names = [*_annotated(descriptor), *tags.pop(manifest.config.digest, [])]
         target = Descriptor(descriptor.media_type, descriptor.digest, descriptor.size)
-        found.setdefault(target, (Loaded(target, manifest, config, []), []))[1].extend(names)
-    for image, names in found.values():
+        images.setdefault(target, (Loaded(target, manifest, config, []), []))[1].extend(names)
+    for image, names in images.values():
         image.references = _references(names)
-    return [image for image, _ in found.values()]
+    return [image for image, _ in images.values()]
 
 
-def _choose(parsed: _Parsed, descriptor: Descriptor) -> Manifest | None:
+def _choose(parsed: _DocumentCache, descriptor: Descriptor) -> Manifest | None:
     """The manifest for this machine behind a descriptor; None for what is no image or for other
     machines."""
     for _ in range(manifests.DEPTH_LIMIT):
         if descriptor.media_type not in manifests.ACCEPTED:
             return None
         try:
-            found = parsed.manifest(descriptor)
+            document = parsed.manifest(descriptor)
         except manifests.Artifact:
             return None
-        if isinstance(found, Manifest):
-            return found
-        descriptor = manifests.choose_stored(found, parsed.has)
+        if isinstance(document, Manifest):
+            return document
+        descriptor = manifests.choose_stored(document, parsed.has)
     raise manifests.BadManifest(f"indexes are nested more than {manifests.DEPTH_LIMIT} deep")
 
 
@@ -274,13 +281,15 @@ def _annotated(descriptor: Descriptor) -> list[str]:
 # ---- docker-archive
 
 
-def _from_docker(blobs: _ArchiveBlobs, archive: _Archive, item: Any, parsed: _Parsed) -> Loaded:
+def _from_docker(
+    blobs: _ArchiveBlobs, archive: _Archive, item: Any, parsed: _DocumentCache
+) -> Loaded:
     if not isinstance(item, dict) or not isinstance(item.get("Layers"), list):
         raise BadLayer("manifest.json: an entry is not an image")
     if len(item["Layers"]) > manifests.LAYERS_LIMIT:
         raise BadLayer(f"manifest.json: more than {manifests.LAYERS_LIMIT} layers")
-    config_digest = _need(archive, str(item.get("Config")))
-    layers = [_layer(blobs, _need(archive, str(layer))) for layer in item["Layers"]]
+    config_digest = _required_digest(archive, str(item.get("Config")))
+    layers = [_layer(blobs, _required_digest(archive, str(layer))) for layer in item["Layers"]]
     size = blobs.size(config_digest) or 0
     manifest = Manifest(Descriptor(manifests.OCI_CONFIG, config_digest, size), layers)
     data = manifests.encoded(manifest)
@@ -308,7 +317,7 @@ def _layer(blobs: _ArchiveBlobs, digest: str) -> Descriptor:
 # ---- both
 
 
-def _config(blobs: _ArchiveBlobs, manifest: Manifest, parsed: _Parsed) -> manifests.Config:
+def _config(blobs: _ArchiveBlobs, manifest: Manifest, parsed: _DocumentCache) -> manifests.Config:
     config = parsed.config(manifest.config.digest)
     if words := manifests.foreign_platform(config):
         log.warning("image %s of an archive: %s", manifest.config.digest, words)
@@ -320,13 +329,13 @@ def _config(blobs: _ArchiveBlobs, manifest: Manifest, parsed: _Parsed) -> manife
 
 
 def _references(names: list[Any]) -> list[Reference]:
-    found = []
+    references = []
     for name in names:
         try:
-            found.append(Reference.parse(str(name)))
+            references.append(Reference.parse(str(name)))
         except Error as error:
             raise BadLayer(error.message) from None
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(references))
 
 
 def _digest(archive: _Archive, name: str) -> str | None:
@@ -340,7 +349,7 @@ def _digest(archive: _Archive, name: str) -> str | None:
     return None
 
 
-def _need(archive: _Archive, name: str) -> str:
+def _required_digest(archive: _Archive, name: str) -> str:
     digest = _digest(archive, name)
     if digest is None or not is_digest(digest):
         raise BadLayer(f"manifest.json names {name[:200]!r}, which the archive does not have")

@@ -49,7 +49,7 @@ def build(
     tars = [TarFile(fd, growth) for fd in tar_fds]
     layers = [read_layer(tar, number, limits, tick) for number, tar in enumerate(tars, 1)]
     try:
-        made = make_index(
+        index = make_index(
             merged(layers[number] for number in without_repetitions(chain)), len(tars), uuid
         )
     except MemoryError:
@@ -58,23 +58,23 @@ def build(
         ) from None
     for tar in tars:
         tar.complete()
-    made.put_devices(
+    index.put_devices(
         [
             Device(hex_of(diff_id)[:TAG_BYTES].encode(), tar.size_bytes)
             for diff_id, tar in zip(diff_ids, tars, strict=True)
         ]
     )
     reserve = Reserve(out_fd, limits.folder)
-    for at in range(0, len(made.content), _COPIED_AT_ONCE):
-        part = made.content[at : at + _COPIED_AT_ONCE]
+    for at in range(0, len(index.content), _COPIED_AT_ONCE):
+        part = index.content[at : at + _COPIED_AT_ONCE]
         reserve.charge(len(part))
         _write(out_fd, at, part)
-    for file in made.sparse:
+    for file in index.sparse:
         for target, source, length in iterate_pieces(file):
             reserve.charge(length)
             _copy(tars[file.device - 1], source, out_fd, target, length)
             tick()
-    os.ftruncate(out_fd, made.size_bytes)
+    os.ftruncate(out_fd, index.size_bytes)
 
 
 def _write(fd: int, offset: int, content: bytes | bytearray) -> None:
@@ -104,15 +104,15 @@ class IndexWork(Record):
     limits: Limits
 
 
-def errand(arguments: Message, fds: list[int]) -> int:
+def job(arguments: Message, fds: list[int]) -> int:
     """What the zygote forks: the last of `fds` is a pipe that gets a byte now and then; the
     arguments are an `IndexWork`'s, the others of `fds` are `build_in`'s."""
-    *given, progress_fd = fds
+    *tar_fds, progress_fd = fds
     work = IndexWork.of(arguments)
     tick = layer_job.begin(progress_fd)
     gc.disable()  # a tree of a million nodes has no cycles, and the process ends with it
     with layer_job.writing(work.folder, "indexing the layers of an image"):
-        build_in(work, tick, given, jail.enter)
+        build_in(work, tick, tar_fds, jail.enter)
     return 0
 
 

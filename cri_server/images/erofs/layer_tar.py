@@ -38,7 +38,7 @@ def write_tar(
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(os.path.join(folder, FILE), flags, 0o600)
-    ticked = begun = at = 0
+    on_progress = begun = at = 0
     reserve = Reserve(fd, store or folder)
     try:
         for block in stream.blocks():
@@ -52,8 +52,8 @@ def write_tar(
             if size - begun >= _WRITEBACK_BYTES:
                 start_writeback(fd, begun, size - begun)
                 begun = size
-            if size - ticked >= _TICK_BYTES:
-                ticked = size
+            if size - on_progress >= _TICK_BYTES:
+                on_progress = size
                 tick()
         os.ftruncate(fd, at)
     finally:
@@ -69,10 +69,10 @@ def open_new(folder: str) -> int:
     return os.open(os.path.join(folder, FILE), flags, 0o600)
 
 
-def errand(arguments: Message, fds: list[int]) -> int:
+def job(arguments: Message, fds: list[int]) -> int:
     """Runs in a fork of the zygote, see `layer_job.receive`."""
-    asked, stream, tick = layer_job.receive(arguments, fds)
-    with layer_job.writing(asked.folder, "writing a layer's tar"):
-        folder = jail.enter(asked.folder, jail.TAR_MEMORY_LIMIT_BYTES)
-        write_tar(stream, folder, asked.diff_id, tick, asked.limits.folder)
+    work, stream, tick = layer_job.receive(arguments, fds)
+    with layer_job.writing(work.folder, "writing a layer's tar"):
+        folder = jail.enter(work.folder, jail.TAR_MEMORY_LIMIT_BYTES)
+        write_tar(stream, folder, work.diff_id, tick, work.limits.folder)
     return 0

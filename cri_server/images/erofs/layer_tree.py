@@ -19,7 +19,7 @@ from cri_server.images.erofs.tar_file import TarFile
 from cri_server.images.layers import reader, tar_headers
 from cri_server.images.layers.inflate import BadLayer, Limits
 from cri_server.images.layers.reader import bad_link, checked_members, components, joined
-from cri_server.images.layers.tar_headers import Entry, shown
+from cri_server.images.layers.tar_headers import Entry, quoted
 from cri_server.images.layers.walk_budget import DIRECTORY_STEPS, WalkBudget
 from pyrunc.errors import ResourceExhausted
 
@@ -35,22 +35,22 @@ def read_layer(
 
     Raises BadLayer, ResourceExhausted.
     """
-    reader = _Reader(tar, device, limits, tick)
+    builder = _Reader(tar, device, limits, tick)
     try:
-        return reader.run()
+        return builder.run()
     except OSError as error:
-        raise BadLayer(f"{shown(reader.now)}: {os.strerror(error.errno or 0)}") from None
+        raise BadLayer(f"{quoted(builder.now)}: {os.strerror(error.errno or 0)}") from None
     except MemoryError:
         raise ResourceExhausted(
             "the layer has more files than there is memory to index them"
         ) from None
 
 
-class _Way:
+class _Cursor:
     """A directory of the tree: `node`, and the way to it without links."""
 
-    def __init__(self, reader: _Reader, make: bool) -> None:
-        self._reader, self._make = reader, make
+    def __init__(self, builder: _Reader, make: bool) -> None:
+        self._reader, self._make = builder, make
         self._above: list[tuple[bytes, Node]] = []  # each directory below the root, with its name
 
     @property
@@ -127,10 +127,10 @@ class _Reader:
     def _directory(self, entry: Entry, names: list[bytes]) -> None:
         path, parent = self._parent(names)
         assert parent.children is not None
-        found = parent.children.get(names[-1])
-        if found is None or found.children is None:
-            found = self._put(path, parent, names[-1], directory())
-        self._describe_directory(found, entry)
+        node = parent.children.get(names[-1])
+        if node is None or node.children is None:
+            node = self._put(path, parent, names[-1], directory())
+        self._describe_directory(node, entry)
 
     def _describe_directory(self, node: Node, entry: Entry) -> None:
         described = self._described(entry, stat.S_IFDIR)
@@ -181,20 +181,20 @@ class _Reader:
         path, parent = self._parent(names)
         assert parent.children is not None
         self._hidden.add(path)
-        found = parent.children.get(names[-1])
-        if found is None:
+        node = parent.children.get(names[-1])
+        if node is None:
             self._put(path, parent, names[-1], Node(stat.S_IFCHR))
-        elif found.children is not None:
-            found.opaque = True
+        elif node.children is not None:
+            node.opaque = True
 
     def _described(self, entry: Entry, kind: int) -> Node:
         node = Node(kind | entry.mode, entry.uid, entry.gid, entry.mtime_ns)
         if entry.xattrs:
-            wanted = reader.wanted_attributes(entry)
+            attributes = reader.supported_attributes(entry)
             try:
-                node.mode, node.xattrs = xattrs.settle(node.mode, wanted)
+                node.mode, node.xattrs = xattrs.effective_attributes(node.mode, attributes)
             except BadLayer as error:
-                raise BadLayer(f"{shown(entry.name)}: {error.message}") from None
+                raise BadLayer(f"{quoted(entry.name)}: {error.message}") from None
         return node
 
     # ---- names
@@ -227,28 +227,28 @@ class _Reader:
 
     def _enter(self, names: list[bytes], *, make: bool = True) -> tuple[bytes, Node]:
         written = b"/".join(names)
-        found = self._parents.get(written)
-        if found is None:
-            way = _Way(self, make)
+        parent = self._parents.get(written)
+        if parent is None:
+            way = _Cursor(self, make)
             for link in reader.follow(names, way, self._budget):
                 self._through.setdefault(link, []).append(written)
-            found = self._parents[written] = (way.path_of(), way.node)
-        return found
+            parent = self._parents[written] = (way.path_of(), way.node)
+        return parent
 
-    def step(self, way: _Way, name: bytes, make: bool) -> Node:
+    def step(self, way: _Cursor, name: bytes, make: bool) -> Node:
         """The directory or link `name`; a missing directory is made. Raises BadLayer, OSError
         (ENOTDIR)."""
         folder = way.node
         assert folder.children is not None
-        found = folder.children.get(name)
-        if found is None:
+        node = folder.children.get(name)
+        if node is None:
             if not make:
-                raise BadLayer(f"{shown(self.now)}: the layer has no {shown(way.path_of(name))}")
+                raise BadLayer(f"{quoted(self.now)}: the layer has no {quoted(way.path_of(name))}")
             self._budget.charge(DIRECTORY_STEPS)
             return self._put(b"", folder, name, directory())
-        if found.children is not None or found.link:
-            return found
-        if make and found.is_whiteout:
+        if node.children is not None or node.link:
+            return node
+        if make and node.is_whiteout:
             path = way.path_of(name)
             if path in self._hidden:
                 return self._put(path, folder, name, directory())

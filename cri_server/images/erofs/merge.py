@@ -44,9 +44,9 @@ def _lay_over(below: Node, above: Node) -> None:
                 else:
                     target.children[name] = node
                 continue
-            there = target.children.get(name)
-            if there is None or there.children is None or node.opaque:
-                there = target.children[name] = directory()
+            below_node = target.children.get(name)
+            if below_node is None or below_node.children is None or node.opaque:
+                below_node = target.children[name] = directory()
             if not node.implicit:
-                there.take_attributes(node)
-            pending.append((there, node))
+                below_node.take_attributes(node)
+            pending.append((below_node, node))

@@ -31,7 +31,7 @@ _REASONS = {
 }
 
 
-def why_not(folder: Path) -> str:
+def mount_obstacle(folder: Path) -> str:
     """Why images in `folder` cannot be mounted; empty when they can. Leaves nothing behind.
 
     Raises ResourceExhausted when there is no room to try it, OSError.
@@ -39,7 +39,7 @@ def why_not(folder: Path) -> str:
     try:
         place = Path(tempfile.mkdtemp(prefix="probe-", dir=folder))
         try:
-            return _try(place)
+            return _probe(place)
         finally:
             shutil.rmtree(place)
     except (KernelError, OSError) as error:
@@ -48,7 +48,7 @@ def why_not(folder: Path) -> str:
         raise
 
 
-def why_not_shared() -> str:
+def sharing_obstacle() -> str:
     """Why the containers of an image that is mounted do not share its page cache; empty when they
     do. What each reads is then in memory once for each of them, which an unpacked image's files are
     not."""
@@ -57,7 +57,7 @@ def why_not_shared() -> str:
     return "each container would have a mount of its own and a page cache of its own (Linux 6.15 clones detached mounts)"
 
 
-def _try(place: Path) -> str:
+def _probe(place: Path) -> str:
     for name in ("empty", "upper", "work", "second-upper", "second-work"):
         (place / name).mkdir()
     _make_image(place)

@@ -31,9 +31,9 @@ class TarFile:
     def read_exact(self, size: int) -> bytes:
         """`size` bytes; fewer only at the end. Raises OSError."""
         self._await(self.position + size)
-        found = os.pread(self._fd, size, self.position)
-        self.position += len(found)
-        return found
+        data = os.pread(self._fd, size, self.position)
+        self.position += len(data)
+        return data
 
     def pass_over(self, size: int) -> int:
         """Go on behind the next `size` bytes; how many there were."""

@@ -109,13 +109,13 @@ class _Chunks:
         return erofs.BLOCK << self.bits
 
     def _find(self) -> list[int]:
-        found: list[int] = []
+        chunks: list[int] = []
         for offset, length in self._pieces:
             first, last = offset // self._bytes, (offset + length - 1) // self._bytes
-            if found and found[-1] >= first:
-                first = found[-1] + 1
-            found.extend(range(first, last + 1))
-        return found
+            if chunks and chunks[-1] >= first:
+                first = chunks[-1] + 1
+            chunks.extend(range(first, last + 1))
+        return chunks
 
     def places(self, start: int) -> list[tuple[int, int]]:
         """The pieces (offset in the index, length), when the first chunk with data begins at the

@@ -25,11 +25,13 @@ _ACL_ENTRY = Struct("<HHI")
 _USER_OBJ, _USER, _GROUP_OBJ, _GROUP, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
 
 
-def settle(mode: int, wanted: dict[bytes, bytes]) -> tuple[int, dict[bytes, bytes]]:
+def effective_attributes(
+    mode: int, requested: dict[bytes, bytes]
+) -> tuple[int, dict[bytes, bytes]]:
     """The mode and the attributes of a file with this mode that was given `wanted`. Raises BadLayer
     for what is too long."""
-    kept = {}
-    for name, value in wanted.items():
+    effective = {}
+    for name, value in requested.items():
         if len(name) > NAME_LIMIT_BYTES:
             raise BadLayer(f"an attribute: {os.strerror(errno.ERANGE)}")
         if len(value) > VALUE_LIMIT_BYTES:
@@ -37,18 +39,18 @@ def settle(mode: int, wanted: dict[bytes, bytes]) -> tuple[int, dict[bytes, byte
         if name == ACL_ACCESS:
             mode, acl = _access_list(mode, value)
             if acl:
-                kept[name] = value
+                effective[name] = value
         elif name == ACL_DEFAULT:
             if stat.S_ISDIR(mode) and _entries(value):
-                kept[name] = value
+                effective[name] = value
         elif name == CAPABILITY:
             if _CAPABILITY_SIZES.get(int.from_bytes(value[:4], "little") & 0xFF000000) == len(
                 value
             ):
-                kept[name] = value
+                effective[name] = value
         elif name != b"user." and (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            kept[name] = value
-    return mode, kept
+            effective[name] = value
+    return mode, effective
 
 
 def _access_list(mode: int, value: bytes) -> tuple[int, bool]:

@@ -36,9 +36,9 @@ def hasher(algorithm: str) -> _Hash:
 
 def digest_of(data: bytes, algorithm: str = SHA256) -> str:
     """The digest of content."""
-    found = hasher(algorithm)
-    found.update(data)
-    return f"{algorithm}:{found.hexdigest()}"
+    content_hash = hasher(algorithm)
+    content_hash.update(data)
+    return f"{algorithm}:{content_hash.hexdigest()}"
 
 
 def is_content(data: bytes, digest: str) -> bool:

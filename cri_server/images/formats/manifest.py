@@ -252,11 +252,11 @@ def choose(index: Index, platform: Platform | None = None) -> Descriptor:
         host = (processor(platform),)
         ranked = [d for d in index.manifests if d.platform and rank(d.platform, host) == 0]
     if not ranked:
-        there = sorted(
+        platforms = sorted(
             {str(d.platform) for d in index.manifests if d.platform and d.platform.os != "unknown"}
         )
         target = platform or _this_machine()
-        raise NotFound(f"no image for {target}; there is {', '.join(there)[:300] or 'nothing'}")
+        raise NotFound(f"no image for {target}; there is {', '.join(platforms)[:300] or 'nothing'}")
     return ranked[0]
 
 
@@ -291,11 +291,11 @@ def foreign_platform(config: Config) -> str:
 
     Raises NotFound for another operating system.
     """
-    found = config.platform
-    if not found.architecture or rank(found, host_processors()) is not None:
+    platform = config.platform
+    if not platform.architecture or rank(platform, host_processors()) is not None:
         return ""
-    words = f"the image is for {found}, this machine is {_this_machine()}"
-    if (found.os or "linux").lower() != "linux":
+    words = f"the image is for {platform}, this machine is {_this_machine()}"
+    if (platform.os or "linux").lower() != "linux":
         raise NotFound(words)
     return words
 

@@ -32,7 +32,7 @@ def decode(blob: int | Receiver, out: Sender, limits: Limits) -> None:
     out.finish()
 
 
-def errand(arguments: Message, fds: list[int]) -> int:
+def job(arguments: Message, fds: list[int]) -> int:
     """What the zygote forks: `fds` are the blob, as a file or a `Receiver`'s descriptors, a
     `Sender`'s, and a pipe whose end is ours; the arguments are `Limits`'."""
     *blob_fds, memory, full, freed, _ = fds

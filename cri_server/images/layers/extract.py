@@ -20,8 +20,8 @@ from typing import TypeVar
 from cri_server.images.layers import reader, tar_headers
 from cri_server.images.layers.inflate import BadLayer, Limits, Stream
 from cri_server.images.layers.reader import bad_link, checked_members, components, joined
-from cri_server.images.layers.tar_headers import Entry, shown
-from cri_server.images.layers.trees import Folders, in_depth, open_folder
+from cri_server.images.layers.tar_headers import Entry, quoted
+from cri_server.images.layers.trees import DirectoryWalker, depth_first_key, open_folder
 from cri_server.images.layers.walk_budget import DIRECTORY_STEPS, WalkBudget
 from cri_server.images.layers.zeros import is_hole
 from cri_server.images.reserve import BLOCK_BYTES, Reserve
@@ -42,9 +42,9 @@ _FAULTS_OF_THE_LAYER = {
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _PLACE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
-Made = TypeVar("Made")
+Created = TypeVar("Created")
 Path = bytes  # relative to the layer's root, without links, `.` and `..`; empty: the root
 
 
@@ -76,24 +76,24 @@ def extract(
     try:
         return extractor.run()
     except OSError as error:
-        raise in_our_words(error, extractor.now, limits.folder) from None
+        raise to_error(error, extractor.now, limits.folder) from None
     except KernelError as error:
-        raise in_our_words(OSError(error.errno, error.call), extractor.now, limits.folder) from None
+        raise to_error(OSError(error.errno, error.call), extractor.now, limits.folder) from None
     finally:
         extractor.close()
 
 
-def in_our_words(error: OSError, name: bytes, folder: str) -> Exception:
+def to_error(error: OSError, name: bytes, folder: str) -> Exception:
     """What the kernel refused while `name` was being made on the file system of `folder`."""
     number = error.errno or 0
     if number in FULL:
-        return ResourceExhausted(f"unpacking {shown(name)}: {reason(number, folder)}")
+        return ResourceExhausted(f"unpacking {quoted(name)}: {reason(number, folder)}")
     if number in _FAULTS_OF_THE_LAYER:
-        return BadLayer(f"{shown(name)}: {os.strerror(number)}")
-    return KernelError("unpack", shown(name), number)
+        return BadLayer(f"{quoted(name)}: {os.strerror(number)}")
+    return KernelError("unpack", quoted(name), number)
 
 
-class _Way:
+class _Cursor:
     """A directory of the layer: `folder` is a descriptor that the caller closes, `names` the way to
     it from the root."""
 
@@ -118,9 +118,9 @@ class _Way:
         self.names.clear()
 
     def _move(self, name: bytes, start: int | None = None) -> None:
-        there = os.open(name, _PLACE, dir_fd=self.folder if start is None else start)
+        directory = os.open(name, _PLACE, dir_fd=self.folder if start is None else start)
         os.close(self.folder)
-        self.folder = there
+        self.folder = directory
 
 
 class _Extractor:
@@ -177,7 +177,7 @@ class _Extractor:
 
     def _file(self, entry: Entry, names: list[bytes]) -> None:
         parent, path = self._parent(names)
-        fd = self._fresh(path, parent, lambda name: os.open(name, _NEW, 0o600, dir_fd=parent))
+        fd = self._create(path, parent, lambda name: os.open(name, _NEW, 0o600, dir_fd=parent))
         try:
             self._content(entry, fd)
             os.fchown(fd, entry.uid, entry.gid)  # clears setuid and capabilities, so it comes first
@@ -200,7 +200,7 @@ class _Extractor:
                     offset = self._write(fd, piece, offset)
                 self._wrote()
             if left:
-                raise BadLayer(f"{shown(entry.name)}: the tar is truncated in the file's data")
+                raise BadLayer(f"{quoted(entry.name)}: the tar is truncated in the file's data")
         if holes:
             os.ftruncate(fd, entry.size)
 
@@ -222,10 +222,10 @@ class _Extractor:
             os.mkdir(names[-1], 0o755, dir_fd=parent)
             self._result.inodes += 1
         except FileExistsError:
-            found = os.lstat(names[-1], dir_fd=parent)
-            if not stat.S_ISDIR(found.st_mode):
-                self._fresh(path, parent, lambda name: os.mkdir(name, 0o755, dir_fd=parent))
-        self._describe_directory(entry, path, os.open(names[-1], _FOLDER, dir_fd=parent))
+            status = os.lstat(names[-1], dir_fd=parent)
+            if not stat.S_ISDIR(status.st_mode):
+                self._create(path, parent, lambda name: os.mkdir(name, 0o755, dir_fd=parent))
+        self._describe_directory(entry, path, os.open(names[-1], _DIRECTORY, dir_fd=parent))
 
     def _describe_directory(self, entry: Entry, path: Path, fd: int) -> None:
         try:
@@ -242,16 +242,16 @@ class _Extractor:
 
     def _symlink(self, entry: Entry, names: list[bytes]) -> None:
         parent, path = self._parent(names)
-        self._fresh(path, parent, lambda name: os.symlink(entry.link, name, dir_fd=parent))
+        self._create(path, parent, lambda name: os.symlink(entry.link, name, dir_fd=parent))
         self._describe_node(entry, parent, names[-1])
 
     def _node(self, entry: Entry, names: list[bytes]) -> None:
         mode, device = reader.NODES[entry.kind] | 0o600, os.makedev(entry.major, entry.minor)
         parent, path = self._parent(names)
         try:
-            self._fresh(path, parent, lambda name: os.mknod(name, mode, device, dir_fd=parent))
+            self._create(path, parent, lambda name: os.mknod(name, mode, device, dir_fd=parent))
         except PermissionError:  # as in the jail; whiteouts and fifos need no privilege
-            self._fresh(path, parent, lambda name: os.mknod(name, 0o600, dir_fd=parent))
+            self._create(path, parent, lambda name: os.mknod(name, 0o600, dir_fd=parent))
             self._charge(path)
             self._result.devices[path] = (
                 entry.kind == tar_headers.BLOCK_DEVICE,
@@ -265,7 +265,7 @@ class _Extractor:
         if entry.kind != tar_headers.SYMLINK:
             os.chmod(name, entry.mode, dir_fd=parent)  # it was made a moment ago and is no link
         if entry.xattrs:
-            with _inside(
+            with _working_directory(
                 parent
             ):  # there is no call that takes a descriptor and a name, and no /proc in the jail
                 _set_xattrs(name, entry)
@@ -278,12 +278,12 @@ class _Extractor:
         if source_path == path:
             return
         try:
-            found = os.lstat(source[-1], dir_fd=folder)
+            status = os.lstat(source[-1], dir_fd=folder)
         except FileNotFoundError:
             raise bad_link(entry, reader.ABSENT) from None
-        if stat.S_ISDIR(found.st_mode) or _is_whiteout(found):
+        if stat.S_ISDIR(status.st_mode) or _is_whiteout(status):
             raise bad_link(entry, reader.NO_FILE)
-        self._fresh(
+        self._create(
             path,
             parent,
             lambda name: os.link(
@@ -308,17 +308,17 @@ class _Extractor:
         self._charge(path)
         self._hidden.add(path)
         try:
-            found = os.lstat(names[-1], dir_fd=parent)
+            status = os.lstat(names[-1], dir_fd=parent)
         except FileNotFoundError:
             os.mknod(names[-1], stat.S_IFCHR, os.makedev(0, 0), dir_fd=parent)
             self._result.inodes += 1
             return
-        if stat.S_ISDIR(found.st_mode):
+        if stat.S_ISDIR(status.st_mode):
             _make_opaque_at(parent, names[-1])
 
     # ---- names
 
-    def _fresh(self, path: Path, parent: int, make: Callable[[bytes], Made]) -> Made:
+    def _create(self, path: Path, parent: int, make: Callable[[bytes], Created]) -> Created:
         """Call `make` with the last name; what has that name already gives way, as in every other
         unpacker.
 
@@ -327,23 +327,23 @@ class _Extractor:
         name = path.rpartition(b"/")[2]
         self._result.devices.pop(path, None)
         try:
-            made = make(name)
+            created = make(name)
         except FileExistsError:
             self._remove(path, parent, name)
-            made = make(name)
+            created = make(name)
             if path in self._hidden and stat.S_ISDIR(os.lstat(name, dir_fd=parent).st_mode):
                 _make_opaque_at(parent, name)
         self._result.inodes += 1
-        return made
+        return created
 
     def _remove(self, path: Path, parent: int, name: bytes) -> None:
-        found = os.lstat(name, dir_fd=parent)
+        status = os.lstat(name, dir_fd=parent)
         remove_tree(parent, name)
         self._result.inodes -= 1
-        if stat.S_ISDIR(found.st_mode):
+        if stat.S_ISDIR(status.st_mode):
             self._forget_parents()
-        elif stat.S_ISLNK(found.st_mode):
-            self._forget_link(found.st_ino)
+        elif stat.S_ISLNK(status.st_mode):
+            self._forget_link(status.st_ino)
 
     def _parent(self, names: list[bytes], *, make: bool = True) -> tuple[int, Path]:
         """The directory that holds the last name, and the resolved path of that name."""
@@ -352,13 +352,13 @@ class _Extractor:
 
     def _enter(self, names: list[bytes], *, make: bool = True) -> tuple[Path, int]:
         written = b"/".join(names)
-        found = self._parents.get(written)
-        if found is None:
-            found = self._open_parent(names, written, make)
+        parent = self._parents.get(written)
+        if parent is None:
+            parent = self._open_parent(names, written, make)
             if len(self._parents) >= _PARENTS_OPEN:
                 self._stale.append(self._parents.pop(next(iter(self._parents)))[1])
-            self._parents[written] = found
-        return found
+            self._parents[written] = parent
+        return parent
 
     def _open_parent(self, names: list[bytes], written: bytes, make: bool) -> tuple[Path, int]:
         try:
@@ -366,7 +366,7 @@ class _Extractor:
         except KernelError as error:
             if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
                 raise
-        way = _Way(self, make)
+        way = _Cursor(self, make)
         try:
             for inode in reader.follow(names, way, self._budget):
                 self._through.setdefault(inode, []).append(written)
@@ -381,21 +381,21 @@ class _Extractor:
         """None if `name` in `folder` (which is `done`) is a directory now, else the inode and the
         target of the link that it is."""
         try:
-            found = os.lstat(name, dir_fd=folder)
+            status = os.lstat(name, dir_fd=folder)
         except FileNotFoundError:
             if not make:
                 raise BadLayer(
-                    f"{shown(self.now)}: the layer has no {shown(b'/'.join([*done, name]))}"
+                    f"{quoted(self.now)}: the layer has no {quoted(b'/'.join([*done, name]))}"
                 ) from None
             self._make_implicit(b"/".join([*done, name]), folder, name)
             return None
-        if stat.S_ISLNK(found.st_mode):
-            return found.st_ino, os.readlink(name, dir_fd=folder)
-        if make and _is_whiteout(found) and (path := b"/".join([*done, name])) in self._hidden:
+        if stat.S_ISLNK(status.st_mode):
+            return status.st_ino, os.readlink(name, dir_fd=folder)
+        if make and _is_whiteout(status) and (path := b"/".join([*done, name])) in self._hidden:
             self._remove(path, folder, name)
             self._make_implicit(path, folder, name)
             _make_opaque_at(folder, name)
-        elif not stat.S_ISDIR(found.st_mode):
+        elif not stat.S_ISDIR(status.st_mode):
             raise OSError(errno.ENOTDIR, "parent")
         return None
 
@@ -443,8 +443,8 @@ class _Extractor:
 
         What a later entry took away or made something else is found out here, once, and forgotten.
         """
-        with Folders(self.root) as folders:
-            for path in sorted(self._times, key=in_depth):
+        with DirectoryWalker(self.root) as folders:
+            for path in sorted(self._times, key=depth_first_key):
                 self.now = path
                 try:
                     fd = folders.open(path)
@@ -457,24 +457,24 @@ class _Extractor:
                     os.utime(b".", ns=(time_ns, time_ns), dir_fd=fd)
 
     def _forget_lost_devices(self) -> None:
-        with Folders(self.root) as folders:
-            for path in sorted(self._result.devices, key=in_depth):
+        with DirectoryWalker(self.root) as folders:
+            for path in sorted(self._result.devices, key=depth_first_key):
                 folder, _, name = path.rpartition(b"/")
                 try:
-                    found = os.lstat(name, dir_fd=folders.open(folder))
+                    status = os.lstat(name, dir_fd=folders.open(folder))
                 except (KernelError, FileNotFoundError):
                     del self._result.devices[path]
                     continue
-                if not stat.S_ISREG(found.st_mode):
+                if not stat.S_ISREG(status.st_mode):
                     del self._result.devices[path]
 
 
-def _is_whiteout(found: os.stat_result) -> bool:
-    return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
+def _is_whiteout(status: os.stat_result) -> bool:
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
 
 
 @contextmanager
-def _inside(folder_fd: int) -> Iterator[None]:
+def _working_directory(folder_fd: int) -> Iterator[None]:
     """With this working directory, which is the process's."""
     before = os.open(b".", _PLACE)
     try:
@@ -486,7 +486,7 @@ def _inside(folder_fd: int) -> Iterator[None]:
 
 
 def _make_opaque_at(parent_fd: int, name: bytes) -> None:
-    fd = os.open(name, _FOLDER, dir_fd=parent_fd)
+    fd = os.open(name, _DIRECTORY, dir_fd=parent_fd)
     try:
         os.setxattr(fd, OPAQUE_XATTR, b"y")
     finally:
@@ -495,7 +495,7 @@ def _make_opaque_at(parent_fd: int, name: bytes) -> None:
 
 def _set_xattrs(target: int | bytes, entry: Entry) -> None:
     """What the file system or the kind of file does not take is left out."""
-    for name, value in reader.wanted_attributes(entry).items():
+    for name, value in reader.supported_attributes(entry).items():
         try:
             os.setxattr(target, name, value, follow_symlinks=isinstance(target, int))
         except OSError as error:

@@ -128,8 +128,8 @@ class Stream:
     def read_exact(self, size: int) -> bytes:
         """`size` bytes; fewer only at the end of the stream."""
         if len(self._block) >= size:
-            found, self._block = bytes(self._block[:size]), self._block[size:]
-            return found
+            data, self._block = bytes(self._block[:size]), self._block[size:]
+            return data
         return b"".join(bytes(piece) for piece in self.pieces(size))
 
     def pieces(self, size: int) -> Iterator[memoryview]:
@@ -161,12 +161,12 @@ class Stream:
 
     def expect(self, diff_id: str | None) -> str:
         """`drain`; None takes what comes. Raises BadLayer when the content is another."""
-        found = self.drain()
-        if diff_id is not None and found != diff_id:
+        content = self.drain()
+        if diff_id is not None and content != diff_id:
             raise BadLayer(
-                f"the layer's content is {found}, not {diff_id} as the image's configuration says"
+                f"the layer's content is {content}, not {diff_id} as the image's configuration says"
             )
-        return found
+        return content
 
     def _fill(self) -> bool:
         block = next(self._blocks, b"")

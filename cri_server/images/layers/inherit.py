@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from cri_server.images.layers.extract import OPAQUE_XATTR
-from cri_server.images.layers.trees import Folders, in_depth
+from cri_server.images.layers.trees import DirectoryWalker, depth_first_key
 from cri_server.images.layers.walk_budget import WalkBudget
 from pyrunc.errors import KernelError
 
@@ -34,16 +34,16 @@ def inherit_attributes(tree: Path, implicit: Iterable[str], below: Sequence[Path
     more than the layers that have its beginning. Raises BadLayer when that is too often for the
     number of directories, KernelError, OSError.
     """
-    paths = sorted(map(os.fsencode, implicit), key=in_depth)
+    paths = sorted(map(os.fsencode, implicit), key=depth_first_key)
     if not paths or not below:
         return
     with ExitStack() as stack:
         top, *lowers = [stack.enter_context(_Tree(path)) for path in (tree, *below)]
         levels = _Levels([top, *lowers], WalkBudget(FREE_STEPS, STEPS_PER_DIRECTORY, len(paths)))
         for path in paths:
-            shown = levels.at(path)
-            if shown[:1] == [top] and len(shown) > 1:
-                _copy_directory(shown[1].open(path), top.open(path))
+            visible = levels.at(path)
+            if visible[:1] == [top] and len(visible) > 1:
+                _copy_directory(visible[1].open(path), top.open(path))
 
 
 class _Tree:
@@ -56,7 +56,7 @@ class _Tree:
     def __enter__(self) -> _Tree:
         root = os.open(self._path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._stack.callback(os.close, root)
-        self._folders = self._stack.enter_context(Folders(root))
+        self._folders = self._stack.enter_context(DirectoryWalker(root))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -110,10 +110,10 @@ class _Levels:
 
 def _copy_directory(source: int, target: int) -> None:
     """Both are O_PATH, which the calls for attributes take by name only."""
-    found, names = os.fstat(source), (f"/proc/self/fd/{source}", f"/proc/self/fd/{target}")
-    os.chown(names[1], found.st_uid, found.st_gid)
-    os.chmod(names[1], stat.S_IMODE(found.st_mode))
+    status, names = os.fstat(source), (f"/proc/self/fd/{source}", f"/proc/self/fd/{target}")
+    os.chown(names[1], status.st_uid, status.st_gid)
+    os.chmod(names[1], stat.S_IMODE(status.st_mode))
     for name in os.listxattr(names[0]):
         if not name.startswith("trusted."):
             os.setxattr(names[1], name, os.getxattr(names[0], name))
-    os.utime(names[1], ns=(found.st_mtime_ns, found.st_mtime_ns))
+    os.utime(names[1], ns=(status.st_mtime_ns, status.st_mtime_ns))

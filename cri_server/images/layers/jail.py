@@ -26,7 +26,7 @@ from pyrunc.abi.file import F_SETOWN, F_SETOWN_EX
 from pyrunc.errors import ResourceExhausted
 from pyrunc.kernel import limit, restrict
 
-KEPT = (
+KEPT_CAPABILITIES = (
     "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_SETFCAP", "CAP_SYS_ADMIN",
 )  # fmt: skip
 # truncate(2): landlock knows it from Linux 6.2 on, and lets it through before.
@@ -77,7 +77,7 @@ def enter(folder: str, memory_limit_bytes: int = MEMORY_LIMIT_BYTES) -> str:
         restrict.only_beneath([fd])
     finally:
         os.close(fd)
-    restrict.keep_capabilities(KEPT)
+    restrict.keep_capabilities(KEPT_CAPABILITIES)
     restrict.set_filter(_FILTER)
     return "/"
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from cri_server.images.layers import tar_headers
 from cri_server.images.layers.inflate import BadLayer, Limits
-from cri_server.images.layers.tar_headers import Entry, Source, members, shown
+from cri_server.images.layers.tar_headers import Entry, Source, members, quoted
 from cri_server.images.layers.walk_budget import WalkBudget
 from pyrunc.errors import ResourceExhausted
 
@@ -34,7 +34,7 @@ NODES = {
 }
 
 
-class Way(Protocol):
+class Cursor(Protocol):
     """A place in a layer, at its root to begin with."""
 
     def enter(self, name: bytes) -> tuple[int, bytes] | None:
@@ -77,7 +77,7 @@ def checked_members(
         elif entry.kind != tar_headers.HARDLINK or components(
             entry.link
         ):  # kaniko links `/` to `.`
-            raise BadLayer(f"{shown(entry.name)}: the root must be a directory")
+            raise BadLayer(f"{quoted(entry.name)}: the root must be a directory")
 
 
 def check_count(count: int, limits: Limits) -> None:
@@ -87,7 +87,7 @@ def check_count(count: int, limits: Limits) -> None:
 
 
 def _check(entry: Entry, limits: Limits) -> None:
-    name = shown(entry.name)
+    name = quoted(entry.name)
     if entry.kind == tar_headers.FILE and entry.size > limits.size_bytes:
         raise ResourceExhausted(f"{name}: a file of {entry.size} bytes: {limits.reason}")
     if entry.kind == tar_headers.SYMLINK and not entry.link:
@@ -108,18 +108,18 @@ def _hidden(entry: Entry, *names: bytes) -> tuple[str, list[bytes]] | None:
     if any(name.startswith(AUFS) for name in folder):
         return None
     if any(name.startswith(WHITEOUT) for name in folder):
-        raise BadLayer(f"{shown(entry.name)}: a whiteout cannot hold anything")
+        raise BadLayer(f"{quoted(entry.name)}: a whiteout cannot hold anything")
     if last == OPAQUE_NAME:
         return OPAQUE, folder
     if last.startswith(AUFS):
         return None
     hidden = last.removeprefix(WHITEOUT)
     if hidden in (b"", b".", b".."):
-        raise BadLayer(f"{shown(entry.name)}: a whiteout of nothing")
+        raise BadLayer(f"{quoted(entry.name)}: a whiteout of nothing")
     return HIDDEN, [*folder, hidden]
 
 
-def follow(names: list[bytes], way: Way, budget: WalkBudget) -> list[int]:
+def follow(names: list[bytes], way: Cursor, budget: WalkBudget) -> list[int]:
     """Go along the directories `names`; the identities of the links on the way. From one directory
     to the next, not each from the root: names may be thousands. Raises BadLayer, OSError."""
     pending, links, steps = names[::-1], list[int](), 0
@@ -151,7 +151,7 @@ def components(name: bytes) -> list[bytes]:
     """The components of a member's name; an absolute one is relative to the root."""
     names = [part for part in name.split(b"/") if part not in (b"", b".")]
     if b".." in names:
-        raise BadLayer(f"{shown(name)}: a name with '..'")
+        raise BadLayer(f"{quoted(name)}: a name with '..'")
     return names
 
 
@@ -166,19 +166,19 @@ def joined(folder: bytes, name: bytes) -> bytes:
 
 def bad_link(entry: Entry, why: str) -> BadLayer:
     """The error for a hard link whose target is none."""
-    return BadLayer(f"{shown(entry.name)}: a hard link to {shown(entry.link)}{why}")
+    return BadLayer(f"{quoted(entry.name)}: a hard link to {quoted(entry.link)}{why}")
 
 
-def wanted_attributes(entry: Entry) -> dict[bytes, bytes]:
+def supported_attributes(entry: Entry) -> dict[bytes, bytes]:
     """The extended attributes that a container can make use of: file capabilities, POSIX ACLs,
     `user.*`. Others are the host's business, and `*.overlay.*` would be orders to overlayfs. Raises
     BadLayer."""
     if any(b"\0" in name for name in entry.xattrs):
-        raise BadLayer(f"{shown(entry.name)}: an attribute whose name has a NUL byte")
-    return {name: value for name, value in entry.xattrs.items() if _is_wanted(name)}
+        raise BadLayer(f"{quoted(entry.name)}: an attribute whose name has a NUL byte")
+    return {name: value for name, value in entry.xattrs.items() if _is_supported(name)}
 
 
-def _is_wanted(name: bytes) -> bool:
+def _is_supported(name: bytes) -> bool:
     if name in (b"security.capability", b"system.posix_acl_access", b"system.posix_acl_default"):
         return True
     return name.startswith(b"user.") and not name.startswith(b"user.overlay.")

@@ -71,8 +71,8 @@ def _open_ends(seals: int) -> tuple[Ends, Ends]:
     except OSError:
         close_all(opened)
         raise
-    memory, again, hear_full, tell_full, hear_freed, tell_freed = opened
-    return (memory, tell_full, hear_freed), (again, hear_full, tell_freed)
+    memory, again, full_reader, full_writer, freed_reader, freed_writer = opened
+    return (memory, full_writer, freed_reader), (again, full_reader, freed_writer)
 
 
 class Sender:
@@ -154,7 +154,7 @@ class Receiver:
             self._used.append(self._read)
             self._read = None
         if not self._arrived or len(self._used) >= _FREED_AT_ONCE:
-            self._tell()
+            self._report_freed()
         if not self._arrived:
             self._arrived.extend(_FULL.iter_unpack(os.read(self.fds[1], _ALL_FULL_BYTES)))
         if not self._arrived or not self._arrived[0][1]:
@@ -169,7 +169,7 @@ class Receiver:
                 self._part = whole[at : at + size]
         return self._part
 
-    def _tell(self) -> None:
+    def _report_freed(self) -> None:
         if self._used:
             try:
                 os.write(self.fds[2], self._used)

@@ -113,7 +113,7 @@ class Streams:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._holders: list[StreamTurn] = []
+        self._active: list[StreamTurn] = []
         self._waiters: dict[StreamTurn, _Waiter] = {}
 
     @asynccontextmanager
@@ -131,8 +131,8 @@ class Streams:
             self._give_back(turn)
 
     async def _take(self, turn: StreamTurn) -> None:
-        if len(self._holders) < self._count:
-            self._holders.append(turn)
+        if len(self._active) < self._count:
+            self._active.append(turn)
             return
         loop = asyncio.get_running_loop()
         timeout = asyncio.timeout(STREAM_WAIT_S)
@@ -140,7 +140,7 @@ class Streams:
         try:
             async with timeout:
                 self._waiters[turn] = waiter
-                self._ask_slow_ones()
+                self._interrupt_slow()
                 await waiter.granted
         except BaseException as error:
             if self._waiters.pop(turn, None) is None:  # it got the turn in the same moment
@@ -149,19 +149,19 @@ class Streams:
                 raise Interrupted from None
             raise
 
-    def _ask_slow_ones(self) -> None:
-        slow = [holder for holder in self._holders if holder.rate.is_slow]
+    def _interrupt_slow(self) -> None:
+        slow = [holder for holder in self._active if holder.rate.is_slow]
         for holder in slow[: len(self._waiters)]:
             holder.give_way()
 
     def _give_back(self, turn: StreamTurn) -> None:
-        self._holders.remove(turn)
+        self._active.remove(turn)
         if not self._waiters:
             return
-        counts = Counter(holder.origin for holder in self._holders)
+        counts = Counter(holder.origin for holder in self._active)
         chosen = min(self._waiters, key=lambda waiter: counts[waiter.origin])  # the first of equals
         granted = self._waiters.pop(chosen).granted
-        self._holders.append(chosen)
+        self._active.append(chosen)
         if not granted.done():
             granted.set_result(None)
         now = asyncio.get_running_loop().time()

@@ -183,7 +183,7 @@ def _entry(stream: Source, header: tuple[bytes, ...], extended: _Extended) -> En
         }
     kind = _KINDS.get(type_flag)
     if kind is None:
-        raise BadLayer(f"{shown(name)}: entries of type {type_flag!r} are not supported")
+        raise BadLayer(f"{quoted(name)}: entries of type {type_flag!r} are not supported")
     if kind == FILE and name.endswith(b"/"):
         kind = DIRECTORY  # before ustar, directories were files with a slash
     stored = _pax_number(pax, b"size") if b"size" in pax else _number(header[4], "size")
@@ -225,9 +225,9 @@ def _name(header: tuple[bytes, ...]) -> bytes:
 
 def _checked_name(name: bytes, what: str) -> bytes:
     if b"\0" in name:
-        raise BadLayer(f"{shown(name)}: the {what} has a NUL byte")
+        raise BadLayer(f"{quoted(name)}: the {what} has a NUL byte")
     if len(name) > NAME_LIMIT_BYTES:
-        raise BadLayer(f"{shown(name)}: the {what} is longer than {NAME_LIMIT_BYTES} bytes")
+        raise BadLayer(f"{quoted(name)}: the {what} is longer than {NAME_LIMIT_BYTES} bytes")
     return name
 
 
@@ -255,7 +255,7 @@ def _number(text: bytes, what: str, signed: bool = False) -> int:
 
 def _identity(value: int, name: bytes) -> int:
     if value > HIGHEST_ID:
-        raise BadLayer(f"{shown(name)}: owner {value} is out of range")
+        raise BadLayer(f"{quoted(name)}: owner {value} is out of range")
     return value
 
 
@@ -387,7 +387,7 @@ def _sparse_list_before_data(stream: Source, entry: Entry) -> list[tuple[int, in
         nonlocal data
         while b"\n" not in data:
             if len(data) > 20 or entry.stored < BLOCK:
-                raise BadLayer(f"{shown(entry.name)}: the sparse map is malformed")
+                raise BadLayer(f"{quoted(entry.name)}: the sparse map is malformed")
             block = stream.read_exact(BLOCK)
             if len(block) < BLOCK:
                 raise BadLayer("the tar is truncated in a sparse map")
@@ -413,13 +413,13 @@ def _check_sparse(entry: Entry) -> None:
     at = total = 0
     for offset, length in entry.sparse or []:
         if offset < at or offset + length > entry.size:
-            raise BadLayer(f"{shown(entry.name)}: the sparse map is out of order or out of range")
+            raise BadLayer(f"{quoted(entry.name)}: the sparse map is out of order or out of range")
         at, total = offset + length, total + length
     if total != entry.stored:
-        raise BadLayer(f"{shown(entry.name)}: the sparse map does not fit the data")
+        raise BadLayer(f"{quoted(entry.name)}: the sparse map does not fit the data")
 
 
-def shown(name: bytes) -> str:
+def quoted(name: bytes) -> str:
     """A name for an error: printable, and not longer than a line."""
     text = name.decode("utf-8", "backslashreplace")
     return repr(text if len(text) <= 120 else text[:120] + "…")

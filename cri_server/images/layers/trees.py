@@ -17,12 +17,12 @@ def open_folder(root_fd: int, path: bytes) -> int:
     return open_beneath(root_fd, path or b".", os.O_RDONLY | os.O_DIRECTORY)
 
 
-def in_depth(path: bytes) -> bytes:
+def depth_first_key(path: bytes) -> bytes:
     """A key to sort paths by: each directory right before what is in it."""
     return path.replace(b"/", b"\0")
 
 
-class Folders:
+class DirectoryWalker:
     """Directories beneath a root that nobody else changes, one after the other; a context manager.
 
     The way leads from the last one over what they have in common: in the order of `in_depth` all
@@ -55,6 +55,6 @@ class Folders:
 
     def _move(self, name: bytes) -> None:
         with kernel_errors("open", repr(name)):
-            there = os.open(name, _PLACE, dir_fd=self._fd)
+            directory = os.open(name, _PLACE, dir_fd=self._fd)
         os.close(self._fd)
-        self._fd = there
+        self._fd = directory

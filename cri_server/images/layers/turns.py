@@ -22,15 +22,15 @@ class Turns:
 
     def __init__(self, count: int) -> None:
         self._free = asyncio.Semaphore(count)
-        self._lent: dict[asyncio.Task[object], None] = {}  # oldest first
+        self._borrowed: dict[asyncio.Task[object], None] = {}  # oldest first
 
     @asynccontextmanager
     async def held(self, watch: Watch) -> AsyncIterator[None]:
         """A turn for a block, waited for in order; waiting is not a lack of progress. Where all are
         taken, the oldest one that is lent is taken back."""
-        if self._free.locked() and self._lent:
-            task = next(iter(self._lent))
-            del self._lent[task]
+        if self._free.locked() and self._borrowed:
+            task = next(iter(self._borrowed))
+            del self._borrowed[task]
             task.cancel()
         with watch.paused():
             await self._free.acquire()
@@ -40,7 +40,7 @@ class Turns:
             self._free.release()
 
     @asynccontextmanager
-    async def lent(self) -> AsyncIterator[None]:
+    async def borrow(self) -> AsyncIterator[None]:
         """A turn for a block that need not be: its task is cancelled when another needs the turn.
         Raises NoTurn when none is free."""
         if self._free.locked():
@@ -48,11 +48,11 @@ class Turns:
         await self._free.acquire()
         task = asyncio.current_task()
         assert task is not None
-        self._lent[task] = None
+        self._borrowed[task] = None
         try:
             yield
         finally:
-            self._lent.pop(task, None)
+            self._borrowed.pop(task, None)
             self._free.release()
 
 

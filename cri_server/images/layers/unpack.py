@@ -92,9 +92,9 @@ def unpack(
     return layer
 
 
-def errand(arguments: Message, fds: list[int]) -> int:
+def job(arguments: Message, fds: list[int]) -> int:
     """Runs in a fork of the zygote, see `layer_job.receive`."""
-    asked, stream, tick = layer_job.receive(arguments, fds)
-    with layer_job.writing(asked.folder, "unpacking a layer"):
-        unpack(stream, jail.enter(asked.folder), asked.diff_id, asked.limits, tick)
+    work, stream, tick = layer_job.receive(arguments, fds)
+    with layer_job.writing(work.folder, "unpacking a layer"):
+        unpack(stream, jail.enter(work.folder), work.diff_id, work.limits, tick)
     return 0

@@ -72,22 +72,22 @@ class TokenRequest:
 def credential(auth: Auth | None, reference: Reference, host: Host) -> Credential:
     """What to log in with at `host` when an image of `reference` is pulled with a pull secret.
     Raises InvalidArgument."""
-    if auth is not None and not auth.empty and is_meant_for(auth, reference, host):
+    if auth is not None and not auth.empty and may_receive(auth, reference, host):
         return _credential(auth)
     return _credential(host.auth) if host.auth is not None and not host.auth.empty else ANONYMOUS
 
 
-def is_meant_for(auth: Auth, reference: Reference, host: Host) -> bool:
+def may_receive(auth: Auth, reference: Reference, host: Host) -> bool:
     """Whether `host` may see a pull secret."""
     address = _server(auth.server_address)
     is_registrys = not address or address == reference.registry
     is_registry = host.upstream and (host.trusted or host.url == default_url(reference.registry))
-    if is_registrys and (is_registry or (host.trusted and _is_closed(host, reference))):
+    if is_registrys and (is_registry or (host.trusted and _is_private(host, reference))):
         return True
     return bool(address) and address == _server(host.netloc)
 
 
-def _is_closed(mirror: Host, reference: Reference) -> bool:
+def _is_private(mirror: Host, reference: Reference) -> bool:
     """Whether nobody can listen on the way to a mirror who could not on the way to the registry."""
     parts = urlsplit(mirror.url)
     registry = default_url(reference.registry)
@@ -112,7 +112,9 @@ def _credential(auth: Auth) -> Credential:
         return Credential(user, password.strip("\0"))
     if auth.identity_token:
         return Credential(refresh_token=auth.identity_token)
-    return Credential(bearer=_safe(auth.registry_token, InvalidArgument, "auth.registry_token"))
+    return Credential(
+        bearer=_header_value(auth.registry_token, InvalidArgument, "auth.registry_token")
+    )
 
 
 def _server(address: str) -> str:
@@ -129,7 +131,7 @@ def _server(address: str) -> str:
 def challenges(header: str) -> list[Challenge]:
     """All challenges of a WWW-Authenticate header (RFC 9110 section 11.6.1); nothing for what
     cannot be read."""
-    found: list[Challenge] = []
+    offered: list[Challenge] = []
     at = 0
     while at < len(header):
         separator = re.compile(r"[\s,]*").match(header, at)
@@ -140,42 +142,42 @@ def challenges(header: str) -> list[Challenge]:
         at = word.end()
         equals = re.compile(r"\s*=\s*").match(header, at)
         if not equals:
-            found.append(Challenge(word[0].lower(), {}))
+            offered.append(Challenge(word[0].lower(), {}))
             continue
         value = _QUOTED.match(header, equals.end()) or _TOKEN.match(header, equals.end())
-        if not found or not value:
+        if not offered or not value:
             break
         text = re.sub(r"\\(.)", r"\1", value[1]) if value.re is _QUOTED else value[0]
-        found[-1].parameters.setdefault(word[0].lower(), text)
+        offered[-1].parameters.setdefault(word[0].lower(), text)
         at = value.end()
-    return found
+    return offered
 
 
-def token_request(challenge: Challenge, who: Credential, host: Host, scope: str) -> TokenRequest:
+def token_request(challenge: Challenge, login: Credential, host: Host, scope: str) -> TokenRequest:
     """How to get a bearer token. Raises PeerError for a token server that must not be asked."""
     parts = _split(challenge.parameters.get("realm", ""))
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
         raise PeerError(f"{host.netloc}: the challenge names no token server")
-    if parts.scheme == "http" and host.url.startswith("https://") and who != ANONYMOUS:
+    if parts.scheme == "http" and host.url.startswith("https://") and login != ANONYMOUS:
         text = "is not on https, and would get a secret"
         raise PeerError(f"{host.netloc}: its token server {parts.netloc} {text}")
-    asked = {
+    fields = {
         "service": challenge.parameters.get("service", ""),
         "scope": challenge.parameters.get("scope") or scope,
     }
-    asked = {key: value for key, value in asked.items() if value}
+    fields = {key: value for key, value in fields.items() if value}
     base = parts._replace(fragment="")
-    if who.refresh_token:
+    if login.refresh_token:
         form = {
             "grant_type": "refresh_token",
-            "refresh_token": who.refresh_token,
+            "refresh_token": login.refresh_token,
             "client_id": CLIENT,
-            **asked,
+            **fields,
         }
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
         return TokenRequest(base.geturl(), headers, urlencode(form).encode())
-    query = "&".join(filter(None, (parts.query, urlencode(asked))))
-    basic = who.basic
+    query = "&".join(filter(None, (parts.query, urlencode(fields))))
+    basic = login.basic
     return TokenRequest(
         base._replace(query=query).geturl(), {"Authorization": basic} if basic else {}
     )
@@ -200,10 +202,10 @@ def read_token(data: bytes, server: str) -> str:
         token = None
     if not isinstance(token, str) or not token:
         raise PeerError(f"{server}: the token server's answer has no token")
-    return _safe(token, PeerError, f"{server}: the token")
+    return _header_value(token, PeerError, f"{server}: the token")
 
 
-def _safe(text: str, error: type[InvalidArgument] | type[PeerError], what: str) -> str:
+def _header_value(text: str, error: type[InvalidArgument] | type[PeerError], what: str) -> str:
     """A header cannot carry everything, and the library's own error would show the value."""
     if not _HEADER_SAFE.fullmatch(text):
         raise error(f"{what} has characters that a header cannot carry")

@@ -121,8 +121,8 @@ class Session:
             url, target = self._redirected(url, location)
             if origin_of(target) != origin_of(origin):
                 foreign = True
-                kept = {name.lower() for name in headers} - set(_SECRET_HEADERS)
-                sent = {name: value for name, value in sent.items() if name.lower() in kept}
+                safe_names = {name.lower() for name in headers} - set(_SECRET_HEADERS)
+                sent = {name: value for name, value in sent.items() if name.lower() in safe_names}
         raise Forbidden(f"{origin.netloc}: more than {REDIRECTS_LIMIT} redirects")
 
     def send(
@@ -167,7 +167,7 @@ class Session:
             return response.read1(size, decode_content=False)
         except (HTTPError, OSError, ValueError) as error:
             self.check()
-            raise Unavailable(worded(error, "")) from None
+            raise Unavailable(describe_error(error, "")) from None
 
     def _send(
         self, method: str, host: Host, url: str, headers: dict[str, str], body: Body, foreign: bool
@@ -194,7 +194,7 @@ class Session:
             proxy = host.proxy or proxy_for(url)
             through = f" through the proxy {proxy.url}" if proxy else ""
             raise Unavailable(
-                f"{netloc}{through}: {worded(error, urlsplit(url).hostname or '')}",
+                f"{netloc}{through}: {describe_error(error, urlsplit(url).hostname or '')}",
                 refused=isinstance(error, NewConnectionError | NameResolutionError),
             ) from None
         self._touch()
@@ -254,16 +254,16 @@ class Session:
         class Http(HTTPConnection):
             def _new_conn(self) -> socket.socket:
                 sock = _through_socks(self, socks) if socks else super()._new_conn()
-                return session._opened(sock, sent_by)
+                return session._check_peer(sock, sent_by)
 
         class Https(HTTPSConnection):
             def _new_conn(self) -> socket.socket:
                 sock = _through_socks(self, socks) if socks else super()._new_conn()
-                return session._opened(sock, sent_by)
+                return session._check_peer(sock, sent_by)
 
             def connect(self) -> None:
                 super().connect()
-                session._know(self.sock)
+                session._register(self.sock)
 
         class HttpPool(HTTPConnectionPool):
             ConnectionCls = Http
@@ -273,20 +273,22 @@ class Session:
 
         return {"http": HttpPool, "https": HttpsPool}
 
-    def _opened(self, sock: socket.socket, sent_by: Host | None) -> socket.socket:
+    def _check_peer(self, sock: socket.socket, sent_by: Host | None) -> socket.socket:
         if sent_by is not None and _is_local(sock.getpeername()[0]) and not _is_at_home(sent_by):
             sock.close()
             raise Forbidden(
                 f"{sent_by.netloc}: it sends us to an address of this machine or its link"
             )
-        self._know(sock)
+        self._register(sock)
         return sock
 
-    def _know(self, sock: socket.socket | None) -> None:
+    def _register(self, sock: socket.socket | None) -> None:
         if sock is None:
             return
         with self._lock:
-            self._sockets = {known for known in self._sockets if known.fileno() >= 0}
+            self._sockets = {
+                open_socket for open_socket in self._sockets if open_socket.fileno() >= 0
+            }
             self._sockets.add(sock)
         if self._aborted.is_set():
             sock.shutdown(socket.SHUT_RDWR)
@@ -360,9 +362,9 @@ def _through_socks(connection: HTTPConnection, proxy: Proxy) -> socket.socket:
 
 
 def _is_local(address: str) -> bool:
-    found = ipaddress.ip_address(address.partition("%")[0])
-    found = getattr(found, "ipv4_mapped", None) or found
-    return found.is_loopback or found.is_link_local or found.is_unspecified or found.is_multicast
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    return ip.is_loopback or ip.is_link_local or ip.is_unspecified or ip.is_multicast
 
 
 def _is_at_home(host: Host) -> bool:
@@ -391,7 +393,7 @@ def _cause(error: BaseException, kind: type[BaseException]) -> BaseException | N
 NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG")
 
 
-def worded(error: BaseException, host: str) -> str:
+def describe_error(error: BaseException, host: str) -> str:
     """What went wrong in words of our own: the library's have URLs with query strings and header
     values in them."""
     if isinstance(error, NameResolutionError):
@@ -406,9 +408,9 @@ def worded(error: BaseException, host: str) -> str:
             or "handshake failed"
         )
         return f"TLS: {reason}"
-    found = _cause(error, OSError)
-    if isinstance(found, OSError) and found.errno:
-        return os.strerror(found.errno).lower()
+    os_error = _cause(error, OSError)
+    if isinstance(os_error, OSError) and os_error.errno:
+        return os.strerror(os_error.errno).lower()
     if isinstance(error, TimeoutError | socket.timeout) and not isinstance(
         error, NewConnectionError
     ):

@@ -301,10 +301,10 @@ def _split(path: Path, key: str, url: str) -> SplitResult:
 
 def _capabilities(path: Path, key: str, names: list[str] | None) -> frozenset[str]:
     """An empty list is the same as none, as in containerd."""
-    known = {RESOLVE, PULL, "push", "referrers"}
+    supported = {RESOLVE, PULL, "push", "referrers"}
     lower = frozenset(name.lower() for name in names or (RESOLVE, PULL))
-    if lower - known:
-        text = f"{sorted(lower - known)} is unknown; there are {', '.join(sorted(known))}"
+    if lower - supported:
+        text = f"{sorted(lower - supported)} is unknown; there are {', '.join(sorted(supported))}"
         raise InvalidSpec(f"{path}:{key}.capabilities", text)
     return lower
 
@@ -320,12 +320,12 @@ def _proxy(path: Path, key: str, url: str) -> Proxy | None:
     return parse(f"{path}:{key}.proxy", url)
 
 
-def _auth(given: _Auth | None) -> Auth | None:
-    if given is None:
+def _auth(table: _Auth | None) -> Auth | None:
+    if table is None:
         return None
     return Auth(
-        given.username, given.password, given.auth,
-        identity_token=given.identitytoken, registry_token=given.registrytoken,
+        table.username, table.password, table.auth,
+        identity_token=table.identitytoken, registry_token=table.registrytoken,
     )  # fmt: skip
 
 
@@ -366,11 +366,11 @@ def _pair(path: Path, key: str, item: str | list[str]) -> tuple[str, str | None]
 
 
 def _headers(path: Path, key: str, table: dict[str, str | list[str]]) -> dict[str, list[str]]:
-    found = {name: _listed(value) for name, value in table.items()}
-    for name, values in found.items():
+    headers = {name: _listed(value) for name, value in table.items()}
+    for name, values in headers.items():
         if not _HEADER_NAME.fullmatch(name) or any("\n" in v or "\r" in v for v in values):
             raise InvalidSpec(f"{path}:{key}.header", f"{name!r} is not a header")
-    return found
+    return headers
 
 
 def _duration(path: Path, key: str, text: str | None) -> float:

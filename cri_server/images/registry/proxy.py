@@ -114,10 +114,10 @@ def _split(entry: str) -> tuple[str, str]:
 def _address(text: str) -> Address | None:
     """An address; one of IPv4 that is written as one of IPv6 is the former."""
     try:
-        found = ipaddress.ip_address(text)
+        address = ipaddress.ip_address(text)
     except ValueError:
         return None
-    return getattr(found, "ipv4_mapped", None) or found
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def _is_in(address: Address, network: str) -> bool:

@@ -31,7 +31,7 @@ from cri_server.images.registry.hosts import PULL, RESOLVE, Host
 from cri_server.images.store.blobs import DigestMismatch, Incoming
 from pyrunc.errors import Error, InvalidSpec, NotFound, PeerError
 
-Got = TypeVar("Got")
+Result = TypeVar("Result")
 
 ATTEMPTS = 4
 BLOB_ATTEMPTS = 5  # that brought less than PROGRESS_BYTES
@@ -74,7 +74,7 @@ class Registry:
         self._tokens: dict[Host, str] = {}
         self._lock = threading.Lock()
 
-    def resolve(self, known: Mapping[str, Descriptor]) -> tuple[Descriptor, bytes | None]:
+    def resolve(self, stored: Mapping[str, Descriptor]) -> tuple[Descriptor, bytes | None]:
         """The manifest or index that the reference means: its descriptor and content.
 
         `known`: those of this repository that are here, by digest. When there are any, a HEAD
@@ -86,12 +86,12 @@ class Registry:
         capability = PULL if reference.digest else RESOLVE
 
         def find(host: Host) -> tuple[Descriptor, bytes | None]:
-            digest = self._current_digest(host, reference) if known else ""
-            if digest in known:
-                return known[digest], None
+            digest = self._current_digest(host, reference) if stored else ""
+            if digest in stored:
+                return stored[digest], None
             return self._manifest_once(host, reference.target, reference.digest)
 
-        return self._each(capability, lambda host: self._retrying(host, lambda: find(host)))
+        return self._first_answer(capability, lambda host: self._retrying(host, lambda: find(host)))
 
     def manifest(self, descriptor: Descriptor) -> bytes:
         """A manifest that an index names."""
@@ -104,7 +104,7 @@ class Registry:
                 )
             return data
 
-        return self._each(PULL, fetch)
+        return self._first_answer(PULL, fetch)
 
     def blob(
         self, descriptor: Descriptor, ingest: Incoming, arrived: Callable[[int], None]
@@ -121,7 +121,7 @@ class Registry:
                     raise
                 self._checked_blob(host, descriptor, ingest, arrived)
 
-        self._each(PULL, fetch)
+        self._first_answer(PULL, fetch)
 
     def _checked_blob(
         self, host: Host, descriptor: Descriptor, ingest: Incoming, arrived: Callable[[int], None]
@@ -143,7 +143,7 @@ class Registry:
             with self._open(host, f"manifests/{tag}", headers) as response:
                 return self._all(host, response, manifests.LIMIT_BYTES, "a manifest")
 
-        return self._each(PULL, lambda host: self._retrying(host, lambda: fetch(host)))
+        return self._first_answer(PULL, lambda host: self._retrying(host, lambda: fetch(host)))
 
     def small_blob(self, digest: str, limit_bytes: int) -> bytes:
         """A blob in memory, verified."""
@@ -155,11 +155,11 @@ class Registry:
                 raise DigestMismatch(f"{host.netloc}: blob {digest} has other content")
             return data
 
-        return self._each(PULL, lambda host: self._retrying(host, lambda: fetch(host)))
+        return self._first_answer(PULL, lambda host: self._retrying(host, lambda: fetch(host)))
 
     # ---- hosts in order
 
-    def _each(self, capability: str, fetch: Callable[[Host], Got]) -> Got:
+    def _first_answer(self, capability: str, fetch: Callable[[Host], Result]) -> Result:
         """The answer of the first host that has one.
 
         When none has: the last host is the registry itself and decides what kind of failure it is.
@@ -190,17 +190,17 @@ class Registry:
             raise NotFound(message)
         raise PeerError(message) if not isinstance(last, Unauthorized) else Unauthorized(message)
 
-    def _tries(self, host: Host) -> int:
+    def _attempts(self, host: Host) -> int:
         """A mirror that refuses a connection is passed over at once; the registry itself gets
         another chance."""
         return ATTEMPTS if host is self._hosts[-1] else 2
 
-    def _retrying(self, host: Host, attempt: Callable[[], Got]) -> Got:
-        for number in range(self._tries(host)):
+    def _retrying(self, host: Host, attempt: Callable[[], Result]) -> Result:
+        for number in range(self._attempts(host)):
             try:
                 return attempt()
             except Unavailable as error:
-                if number + 1 == self._tries(host):
+                if number + 1 == self._attempts(host):
                     raise
                 self._pause(host, number, error)
         raise AssertionError("unreachable")
@@ -245,15 +245,15 @@ class Registry:
             sent = response.headers.get("Content-Type", "").partition(";")[0].strip()
             promised = response.headers.get("Docker-Content-Digest", "")
         named = digest or (promised if is_digest(promised) else None)
-        found = digest_of(data, algorithm_of(named))
+        actual = digest_of(data, algorithm_of(named))
         for expected in (digest, promised if is_digest(promised) else None):
             if expected and not is_content(data, expected):
                 raise DigestMismatch(
-                    f"{host.netloc}: manifest {target} has the digest {found}, not {expected}"
+                    f"{host.netloc}: manifest {target} has the digest {actual}, not {expected}"
                 )
         manifests.parse(data, sent)
         return Descriptor(
-            sent if sent in manifests.ACCEPTED else _own_type(data), found, len(data)
+            sent if sent in manifests.ACCEPTED else _own_type(data), actual, len(data)
         ), data
 
     def _all(self, host: Host, response: BaseHTTPResponse, limit_bytes: int, what: str) -> bytes:
@@ -390,14 +390,14 @@ class Registry:
     def _log_in(self, host: Host, headers: list[str]) -> None:
         """Answer the host's own challenge with what is meant for it."""
         offered = [challenge for header in headers for challenge in logins.challenges(header)]
-        who = self._credentials[host]
+        login = self._credentials[host]
         bearer = next((c for c in offered if c.scheme == "bearer"), None)
-        if who.bearer:
-            value: str | None = f"Bearer {who.bearer}"
+        if login.bearer:
+            value: str | None = f"Bearer {login.bearer}"
         elif bearer is not None:
-            value = f"Bearer {self._token(host, bearer, who)}"
+            value = f"Bearer {self._token(host, bearer, login)}"
         elif any(c.scheme == "basic" for c in offered):
-            value = who.basic
+            value = login.basic
         else:
             raise Unauthorized(f"{host.netloc}: 401, and no way to log in that is known here")
         if value is None:
@@ -407,10 +407,10 @@ class Registry:
         with self._lock:
             self._tokens[host] = value
 
-    def _token(self, host: Host, challenge: logins.Challenge, who: Credential) -> str:
+    def _token(self, host: Host, challenge: logins.Challenge, login: Credential) -> str:
         request = logins.token_request(
             challenge,
-            who,
+            login,
             host,
             f"repository:{host.repository(self._reference.path)}:{self._actions}",
         )
@@ -449,10 +449,10 @@ class Registry:
 
 
 def _own_type(data: bytes) -> str:
-    found = manifests.parse(data)
+    document = manifests.parse(data)
     own = manifests.media_type(data)
     return own or (
-        manifests.OCI_INDEX if isinstance(found, manifests.Index) else manifests.OCI_MANIFEST
+        manifests.OCI_INDEX if isinstance(document, manifests.Index) else manifests.OCI_MANIFEST
     )
 
 
@@ -460,8 +460,8 @@ def _continues(response: BaseHTTPResponse, at: int) -> bool:
     """Whether the body goes on where we stopped; a server may send all of it again instead."""
     if not at:
         return True
-    found = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
-    return response.status == 206 and found is not None and int(found[1]) == at
+    content_range = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+    return response.status == 206 and content_range is not None and int(content_range[1]) == at
 
 
 def _overloaded(message: str, response: BaseHTTPResponse) -> Unavailable:

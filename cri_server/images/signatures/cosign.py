@@ -74,12 +74,12 @@ def check(rules: Policy, registry: Registry, reference: Reference, digests: Sequ
     """
     scope, requirements = rules.requirements(reference)
     where = f"{rules.path}, {scope}"
-    wanted = [requirement for requirement in requirements if requirement.type == policy.SIGNED]
-    if not wanted:
+    signed = [requirement for requirement in requirements if requirement.type == policy.SIGNED]
+    if not signed:
         return
-    found = [entry for digest in digests for entry in _signatures(registry, digest)]
-    for requirement in wanted:
-        _require(requirement, found, reference, where)
+    signatures = [entry for digest in digests for entry in _signatures(registry, digest)]
+    for requirement in signed:
+        _require(requirement, signatures, reference, where)
 
 
 def check_scope(rules: Policy, reference: Reference) -> None:
@@ -91,19 +91,19 @@ def check_scope(rules: Policy, reference: Reference) -> None:
 
 def _require(
     requirement: Requirement,
-    found: list[tuple[str, bytes, bytes]],
+    signatures: list[tuple[str, bytes, bytes]],
     reference: Reference,
     where: str,
 ) -> None:
     """One valid signature of the right thing by one of the keys is enough, whatever the others are."""
-    if not found:
+    if not signatures:
         raise SignatureValidationFailed(f"{where}: the image has no signature")
     keys = _keys(requirement, where)
     reasons = []
-    for digest, payload, signature in found:
-        if not any(_is_by(key, payload, signature) for key in keys):
+    for digest, payload, signature in signatures:
+        if not any(_verifies(key, payload, signature) for key in keys):
             reasons.append("a signature is by no key of the policy")
-        elif reason := _unfit(payload, digest, requirement, reference):
+        elif reason := _mismatch(payload, digest, requirement, reference):
             reasons.append(reason)
         else:
             return
@@ -122,7 +122,7 @@ def _signatures(registry: Registry, digest: str) -> list[tuple[str, bytes, bytes
         raise SignatureValidationFailed(
             f"the signatures of {digest} are no manifest: {error}"
         ) from None
-    found = []
+    signatures = []
     for layer in layers[:SIGNATURES_LIMIT]:
         text = (layer.annotations or {}).get(SIGNATURE, "")
         if (
@@ -135,11 +135,13 @@ def _signatures(registry: Registry, digest: str) -> list[tuple[str, bytes, bytes
             signature = base64.b64decode(text, validate=True)
         except binascii.Error:
             continue
-        found.append((digest, registry.small_blob(layer.digest, PAYLOAD_LIMIT_BYTES), signature))
-    return found
+        signatures.append(
+            (digest, registry.small_blob(layer.digest, PAYLOAD_LIMIT_BYTES), signature)
+        )
+    return signatures
 
 
-def _unfit(payload: bytes, digest: str, requirement: Requirement, reference: Reference) -> str:
+def _mismatch(payload: bytes, digest: str, requirement: Requirement, reference: Reference) -> str:
     """Why a signature by the right key is not one of this image; empty when it is."""
     try:
         critical = typed.decode(payload, _Payload).critical
@@ -149,7 +151,9 @@ def _unfit(payload: bytes, digest: str, requirement: Requirement, reference: Ref
         return f"what was signed is a {critical.type[:80]!r}"
     if critical.image.digest != digest:
         return "a signature is for another manifest"
-    if not policy.is_meant(requirement.signed_identity, reference, critical.identity.reference):
+    if not policy.identity_matches(
+        requirement.signed_identity, reference, critical.identity.reference
+    ):
         claimed = critical.identity.reference[:200]
         return f"a signature is for {claimed!r}, which {requirement.signed_identity.type} does not take"
     return ""
@@ -165,7 +169,7 @@ def _keys(requirement: Requirement, where: str) -> list[object]:
         raise WrongState(f"{where}: a public key cannot be read: {error}") from None
 
 
-def _is_by(key: object, payload: bytes, signature: bytes) -> bool:
+def _verifies(key: object, payload: bytes, signature: bytes) -> bool:
     """Whether `signature` is the one of `payload` by `key`, with SHA-256 as cosign signs."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
@@ -188,9 +192,9 @@ def _is_by(key: object, payload: bytes, signature: bytes) -> bool:
 def check_policy(path: str) -> None:
     """Whether a policy can be used here: the file, its keys, and the library that verifies. Raises
     WrongState."""
-    found = policy.read(path)
-    scopes = found.file.transports.get(policy.TRANSPORT, {})
-    for name, requirements in [("default", found.file.default), *scopes.items()]:
+    rules = policy.read(path)
+    scopes = rules.file.transports.get(policy.TRANSPORT, {})
+    for name, requirements in [("default", rules.file.default), *scopes.items()]:
         for requirement in requirements:
             if requirement.type == policy.SIGNED:
                 try:

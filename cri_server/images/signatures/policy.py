@@ -94,16 +94,18 @@ def read(path: str) -> Policy:
             content = file.read(SIZE_LIMIT_BYTES + 1)
         if len(content) > SIZE_LIMIT_BYTES:
             raise ValueError(f"larger than {SIZE_LIMIT_BYTES} bytes")
-        found = typed.convert(json.loads(content, object_pairs_hook=_once), _File)
-        _check("default", found.default)
-        found.transports[TRANSPORT] = _normal_scopes(found.transports.get(TRANSPORT, {}))
-        for transport, scopes in found.transports.items():
+        content_file = typed.convert(json.loads(content, object_pairs_hook=_once), _File)
+        _check("default", content_file.default)
+        content_file.transports[TRANSPORT] = _normal_scopes(
+            content_file.transports.get(TRANSPORT, {})
+        )
+        for transport, scopes in content_file.transports.items():
             for scope, requirements in scopes.items():
                 if transport == TRANSPORT:  # the others are for other programs
                     _check(f"transports.{transport}.{scope or '(all)'}", requirements)
     except (OSError, ValueError, RecursionError) as error:
         raise WrongState(f"signature policy {path}: {error}") from None
-    return Policy(path, found)
+    return Policy(path, content_file)
 
 
 def _normal_scopes(scopes: dict[str, list[Requirement]]) -> dict[str, list[Requirement]]:
@@ -160,10 +162,10 @@ def _check(place: str, requirements: list[Requirement]) -> None:
             requirement.key_data,
             requirement.key_datas,
         ]
-        given = sum(map(bool, keys))
-        if requirement.type != SIGNED and given:
+        key_count = sum(map(bool, keys))
+        if requirement.type != SIGNED and key_count:
             raise ValueError(f"{place}: {requirement.type} has no keys")
-        if requirement.type == SIGNED and given != 1:
+        if requirement.type == SIGNED and key_count != 1:
             raise ValueError(
                 f"{place}: {SIGNED} needs one of keyPath, keyPaths, keyData and keyDatas"
             )
@@ -173,10 +175,12 @@ def _check(place: str, requirements: list[Requirement]) -> None:
 def _check_identity(place: str, identity: Identity) -> None:
     if identity.type not in IDENTITIES:
         raise ValueError(f"{place}: signedIdentity is not one of {', '.join(IDENTITIES)}")
-    given = {key for key, value in msgspec.to_builtins(identity).items() if key != "type" and value}
-    if given != IDENTITIES[identity.type]:
-        wanted = ", ".join(sorted(IDENTITIES[identity.type])) or "nothing else"
-        raise ValueError(f"{place}: signedIdentity {identity.type} takes {wanted}")
+    fields = {
+        key for key, value in msgspec.to_builtins(identity).items() if key != "type" and value
+    }
+    if fields != IDENTITIES[identity.type]:
+        expected = ", ".join(sorted(IDENTITIES[identity.type])) or "nothing else"
+        raise ValueError(f"{place}: signedIdentity {identity.type} takes {expected}")
 
 
 def scopes_of(reference: Reference) -> Iterator[str]:
@@ -200,28 +204,28 @@ def _full(reference: Reference) -> str:
     return f"{reference.repository}:{reference.tag}"
 
 
-def is_meant(identity: Identity, reference: Reference, claimed: str) -> bool:
+def identity_matches(identity: Identity, reference: Reference, claimed: str) -> bool:
     """Whether a signature that claims to be for `claimed` is one for what is pulled."""
-    signed = _Claimed.parse(claimed)
+    signed = _SignedReference.parse(claimed)
     if signed is None:
         return False
     match identity.type:
         case "matchRepository":
             return signed.name == reference.repository
         case "exactReference":
-            return signed == _Claimed.parse(identity.docker_reference)
+            return signed == _SignedReference.parse(identity.docker_reference)
         case "exactRepository":
-            wanted = _Claimed.parse(identity.docker_repository)
-            return wanted is not None and signed.name == wanted.name
+            expected = _SignedReference.parse(identity.docker_repository)
+            return expected is not None and signed.name == expected.name
         case "matchExact":
-            return signed == _Claimed.parse(_full(reference))
+            return signed == _SignedReference.parse(_full(reference))
         case "remapIdentity":
-            return _is_this(signed, _remapped(identity, reference.repository), reference)
+            return _matches_image(signed, _remapped(identity, reference.repository), reference)
         case _:
-            return _is_this(signed, reference.repository, reference)
+            return _matches_image(signed, reference.repository, reference)
 
 
-def _is_this(signed: _Claimed, name: str, reference: Reference) -> bool:
+def _matches_image(signed: _SignedReference, name: str, reference: Reference) -> bool:
     """A digest needs the repository only, for the content is known; a tag must be the one that was
     signed."""
     return signed.name == name and (bool(reference.digest) or signed.rest == f":{reference.tag}")
@@ -235,14 +239,14 @@ def _remapped(identity: Identity, name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Claimed:
+class _SignedReference:
     """A reference without a default tag. `rest` is `:TAG`, `@DIGEST` or nothing."""
 
     name: str
     rest: str
 
     @classmethod
-    def parse(cls, text: str) -> _Claimed | None:
+    def parse(cls, text: str) -> _SignedReference | None:
         """None for what is no reference."""
         try:
             parsed = Reference.parse(text)

@@ -143,13 +143,15 @@ class Catalog:
     def find(self, reference: str) -> Image | None:
         """By id, unique prefix of one, tag or digest. A malformed reference means nothing, hence
         None."""
-        for wanted in (reference, digest_from_hex(reference)):
-            if wanted in self._images:
-                return self._images[wanted]
+        for image_id in (reference, digest_from_hex(reference)):
+            if image_id in self._images:
+                return self._images[image_id]
         if name := self.name(reference):
             return self._images[self._contents[name.target.digest].image_id]
-        found = [i for i in self._images.values() if is_id(reference) and begins(i.id, reference)]
-        return found[0] if len(found) == 1 else None
+        matches = [
+            i for i in self._images.values() if is_id(reference) and id_matches(i.id, reference)
+        ]
+        return matches[0] if len(matches) == 1 else None
 
     def name(self, reference: str) -> Name | None:
         """The name that a reference by tag or digest means."""
@@ -184,10 +186,10 @@ class Catalog:
         name = self.name_of(image_id, references)
         if name is not None:
             return [self.content_of(name)]
-        found = [content for content in self._contents.values() if content.image_id == image_id]
-        if not found:
+        contents = [content for content in self._contents.values() if content.image_id == image_id]
+        if not contents:
             raise NotFound(f"no image {image_id}")
-        return found
+        return contents
 
     def name_of(self, image_id: str, references: Iterable[str]) -> Name | None:
         """The image's name that the first possible of these references means: with the tag of
@@ -209,8 +211,8 @@ class Catalog:
     def is_mounted(self, image_id: str) -> bool:
         """Whether the image is mounted, for one that is not here: whether it will be. One that is
         listed stays as it is, for containers use its files; `convert` changes it."""
-        found = next((c for c in self._contents.values() if c.image_id == image_id), None)
-        return self._policy.erofs if found is None else found.mounted
+        content = next((c for c in self._contents.values() if c.image_id == image_id), None)
+        return self._policy.erofs if content is None else content.mounted
 
     def pin(self, references: Iterable[str]) -> None:
         """Mark the images of these references as pinned, and no others. Raises InvalidArgument."""
@@ -264,7 +266,7 @@ class Catalog:
         they are unpacked.
         """
         names = self._read_names()
-        kept, contents, not_unpacked = [], {}, []
+        complete, contents, not_unpacked = [], {}, []
         for name in names:
             try:
                 content = self.examine(name.target, name.target.digest in self._were_mounted)
@@ -278,11 +280,11 @@ class Catalog:
                     error,
                 )
                 continue
-            kept.append(name)
+            complete.append(name)
             contents[name.target.digest] = content
-        if names != kept or not self._is_written():
-            self._write(kept, contents)
-        self._take(kept, contents)
+        if names != complete or not self._is_written():
+            self._write(complete, contents)
+        self._replace(complete, contents)
         return not_unpacked
 
     def examine(self, target: Descriptor, mounted: bool | None = None) -> Content:
@@ -311,27 +313,27 @@ class Catalog:
         """What the blobs say about a target; all of them must be here, or of a layer its tar.
         Raises Error."""
         data = self._blobs.read(target.digest, manifests.LIMIT_BYTES)
-        found = manifests.parse(data, target.media_type)
+        document = manifests.parse(data, target.media_type)
         blobs = {target.digest: len(data)}
         depth = 1
-        while isinstance(found, Index):
+        while isinstance(document, Index):
             depth += 1
             if depth > manifests.DEPTH_LIMIT:
                 raise manifests.BadManifest(
                     f"indexes are nested more than {manifests.DEPTH_LIMIT} deep"
                 )
             chosen = manifests.choose_stored(
-                found, lambda digest: self._blobs.size(digest) is not None
+                document, lambda digest: self._blobs.size(digest) is not None
             )
             data = self._blobs.read(chosen.digest, manifests.LIMIT_BYTES)
             blobs[chosen.digest] = len(data)
-            found = manifests.parse(data, chosen.media_type)
-        config_data = self._blobs.read(found.config.digest, manifests.LIMIT_BYTES)
+            document = manifests.parse(data, chosen.media_type)
+        config_data = self._blobs.read(document.config.digest, manifests.LIMIT_BYTES)
         config = manifests.parse_config(config_data)
         chain = chain_ids(config.diff_ids)
-        blobs[found.config.digest] = len(config_data)
-        blobs |= self._layer_blobs(found, config)
-        return Content(found.config.digest, found, config, chain, blobs)
+        blobs[document.config.digest] = len(config_data)
+        blobs |= self._layer_blobs(document, config)
+        return Content(document.config.digest, document, config, chain, blobs)
 
     def add(self, names: Iterable[Name]) -> None:
         """Make names visible, durably. A tag that pointed elsewhere moves; the image it leaves
@@ -342,11 +344,11 @@ class Catalog:
         after, contents = self._names, dict(self._contents)
         for name in names:
             contents[name.target.digest] = self.examine(name.target)
-            kept = [_demoted(n, name) for n in after]
-            after = list(dict.fromkeys([*filter(None, kept), name]))
+            updated = [_name_after(n, name) for n in after]
+            after = list(dict.fromkeys([*filter(None, updated), name]))
         if set(after) != set(self._names) or contents != self._contents:
             self._write(after, contents)
-        self._take(after, contents)
+        self._replace(after, contents)
 
     def remove(self, names: Iterable[Name]) -> None:
         """Take names back, durably. Images without names are gone. Raises OSError, and nothing has
@@ -354,16 +356,16 @@ class Catalog:
         gone = set(names)
         after = [name for name in self._names if name not in gone]
         self._write(after, self._contents)
-        self._take(after, self._contents)
+        self._replace(after, self._contents)
 
-    def forget(self, names: Iterable[Name]) -> None:
+    def remove_in_memory(self, names: Iterable[Name]) -> None:
         """`remove` on a disk that is full: only in memory, so that the content can be deleted;
         `remove` again then.
 
         A crash in between leaves names of images that are not complete, which are not listed.
         """
         gone = set(names)
-        self._take([name for name in self._names if name not in gone], self._contents)
+        self._replace([name for name in self._names if name not in gone], self._contents)
 
     def convert(self, image_id: str, mounted: bool) -> None:
         """Take the image's other form from now on, durably; both are here. Raises Error, OSError,
@@ -372,7 +374,7 @@ class Catalog:
         for name in self.names_of(image_id):
             contents[name.target.digest] = self.examine(name.target, mounted)
         self._write(self._names, contents)
-        self._take(self._names, contents)
+        self._replace(self._names, contents)
 
     def names_of(self, image_id: str) -> list[Name]:
         """All names of an image."""
@@ -381,15 +383,15 @@ class Catalog:
     def _layer_blobs(self, manifest: Manifest, config: Config) -> dict[str, int]:
         """Those that are here. Raises NotFound for one that is not, when its tar is not either."""
         manifests.check_layers(manifest, config)
-        found = {}
+        sizes = {}
         for layer, diff_id in zip(manifest.layers, config.diff_ids, strict=True):
             if self._blobs.size(layer.digest) == layer.size:
-                found[layer.digest] = layer.size
+                sizes[layer.digest] = layer.size
             elif not self._files.has_tar(diff_id):
                 raise NotFound(f"layer blob {layer.digest} is missing or has another size")
-        return found
+        return sizes
 
-    def _take(self, names: list[Name], contents: dict[str, Content]) -> None:
+    def _replace(self, names: list[Name], contents: dict[str, Content]) -> None:
         """What readers in other threads see is replaced, never changed."""
         targets = {name.target.digest for name in names}
         self._contents = {
@@ -466,7 +468,7 @@ class Catalog:
 
     def _scan(self) -> list[Name]:
         """Every complete image among the blobs, without a name."""
-        found = []
+        images = []
         for digest in self._blobs.digests():
             size = self._blobs.size(digest) or 0
             if not is_digest(digest) or size > manifests.LIMIT_BYTES:
@@ -477,12 +479,12 @@ class Catalog:
                 self.read(target)
             except Error:
                 continue
-            found.append(Name("", None, target))
-        indexed = {n.target.digest for n in found if n.target.media_type == manifests.OCI_MANIFEST}
-        return [n for n in found if n.target.digest in indexed] or found
+            images.append(Name("", None, target))
+        indexed = {n.target.digest for n in images if n.target.media_type == manifests.OCI_MANIFEST}
+        return [n for n in images if n.target.digest in indexed] or images
 
 
-def begins(image_id: str, text: str) -> bool:
+def id_matches(image_id: str, text: str) -> bool:
     """Whether the id begins with this text, which may lack the algorithm."""
     return (image_id if ":" in text else hex_of(image_id)).startswith(text)
 
@@ -499,7 +501,7 @@ def _kind(parsed: Manifest | Index) -> str:
     return manifests.OCI_INDEX if isinstance(parsed, Index) else manifests.OCI_MANIFEST
 
 
-def _demoted(name: Name, new: Name) -> Name | None:
+def _name_after(name: Name, new: Name) -> Name | None:
     """What becomes of a name when `new` arrives: nothing, gone, or without its tag."""
     if name == new or (
         new.repository and not name.repository and name.target.digest == new.target.digest

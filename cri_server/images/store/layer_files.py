@@ -59,11 +59,11 @@ class LayerFiles:
             return
         atomic_file.remove_leftovers(str(self._verity))
         names = {self._name(path): path for path in self._sizes}
-        for kept in list(self._verity.iterdir()):
-            if kept.name in names:
-                self._digests[names[kept.name]] = kept.read_text()
+        for record in list(self._verity.iterdir()):
+            if record.name in names:
+                self._digests[names[record.name]] = record.read_text()
             else:
-                kept.unlink()
+                record.unlink()
 
     @staticmethod
     def _name(path: Path) -> str:
@@ -123,18 +123,18 @@ class LayerFiles:
         """Take what `build` has written. Raises as `commit_tar`."""
         self._commit(os.path.join(folder, build.FILE), self.index(chain_id))
 
-    def _commit(self, made: str, path: Path) -> None:
-        found = os.lstat(made)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-            raise DigestMismatch(f"{made} is not what an errand makes")
-        fd = os.open(made, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    def _commit(self, source: str, path: Path) -> None:
+        status = os.lstat(source)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+            raise DigestMismatch(f"{source} is not what an errand makes")
+        fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             self._seal(fd, path)
             # now and not in `sync`, so that the disk works beside what is still being made
             os.fsync(fd)
         finally:
             os.close(fd)
-        os.rename(made, path)
+        os.rename(source, path)
         self._unsynced.add(path)
         self._sizes[path] = os.lstat(path).st_blocks * 512
 
@@ -151,8 +151,8 @@ class LayerFiles:
     def sync(self, diff_ids: Sequence[str], chain: Sequence[str]) -> None:
         """Make the names of the image's files durable, before what refers to them becomes visible.
         Raises OSError."""
-        wanted = {self.index(chain_id) for chain_id in chain[-1:]} | {self.tar(d) for d in diff_ids}
-        pending = wanted & self._unsynced
+        paths = {self.index(chain_id) for chain_id in chain[-1:]} | {self.tar(d) for d in diff_ids}
+        pending = paths & self._unsynced
         for folder in {path.parent for path in pending}:
             atomic_file.sync_folder(str(folder))
         self._unsynced.difference_update(pending)

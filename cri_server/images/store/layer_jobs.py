@@ -26,15 +26,15 @@ from pyrunc.records import Record
 log = logging.getLogger(__name__)
 
 STREAMS_AT_ONCE = turns.streams_at_once(turns.memory_bytes())
-_ERRAND_END_S = 10.0
-_DECODE_ERRAND = "cri_server.images.layers.decode:errand"
+_JOB_END_S = 10.0
+_DECODE_JOB = "cri_server.images.layers.decode:job"
 
 
 class LayerJobs:
     """All of one store. Without `errands` the work is done in threads."""
 
-    def __init__(self, errands: Zygote | None, layers: Layers) -> None:
-        self._errands, self._layers = errands, layers
+    def __init__(self, zygote: Zygote | None, layers: Layers) -> None:
+        self._zygote, self._layers = zygote, layers
         processors = os.cpu_count() or 2
         self._cores = Turns(max(2, processors))
         self._streams = Streams(STREAMS_AT_ONCE)
@@ -49,51 +49,51 @@ class LayerJobs:
         finally:
             await in_thread(lambda: self._layers.discard(folder))
 
-    async def perform(
+    async def run(
         self,
         function: str,
         arguments: Record,
         fds: list[int],
         here: Callable[[Callable[[], None]], object],
-        ticked: Callable[[], None],
+        on_progress: Callable[[], None],
     ) -> None:
         """`function` in an errand with a pipe for its progress, or without errands `here` in a
         thread."""
-        if self._errands is None:
-            await _in_thread_with_ticks(here, ticked)
+        if self._zygote is None:
+            await _in_thread_with_ticks(here, on_progress)
         else:
-            await _in_errand(self._errands, function, arguments, fds, ticked)
+            await _in_process(self._zygote, function, arguments, fds, on_progress)
 
-    async def perform_decoded(
+    async def run_decoded(
         self,
         function: str,
         arguments: LayerWork,
         blob: int | Receiver,
         here: Callable[[Stream, Callable[[], None]], object],
-        ticked: Callable[[], None],
+        on_progress: Callable[[], None],
     ) -> None:
         """`perform` with the content of the blob, which another errand decodes: `function` gets a
         ring's descriptors, or without errands `here` the stream."""
-        if self._errands is None:
+        if self._zygote is None:
             stream = Stream(blob, arguments.limits, algorithm=algorithm_of(arguments.diff_id))
-            await _in_thread_with_ticks(lambda tick: here(stream, tick), ticked)
+            await _in_thread_with_ticks(lambda tick: here(stream, tick), on_progress)
             return
-        async with self._decoding(self._errands, blob, arguments.limits) as receiver:
-            await _in_errand(self._errands, function, arguments, [*receiver.fds], ticked)
+        async with self._decoding(self._zygote, blob, arguments.limits) as receiver:
+            await _in_process(self._zygote, function, arguments, [*receiver.fds], on_progress)
 
     @asynccontextmanager
     async def decoded(self, blob_fd: int, limits: Limits) -> AsyncIterator[Stream]:
         """The content of a blob, for a thread: it is decoded in an errand. Raises BadLayer, which
         comes as a PeerError from there, ResourceExhausted, KernelError."""
-        if self._errands is None:
+        if self._zygote is None:
             yield Stream(blob_fd, limits)
         else:
-            async with self._decoding(self._errands, blob_fd, limits) as receiver:
+            async with self._decoding(self._zygote, blob_fd, limits) as receiver:
                 yield Stream(receiver, limits, decoded=True)
 
     @asynccontextmanager
     async def _decoding(
-        self, errands: Zygote, blob: int | Receiver, limits: Limits
+        self, zygote: Zygote, blob: int | Receiver, limits: Limits
     ) -> AsyncIterator[Receiver]:
         """What an errand decodes beside the block, which is cancelled when that fails. At the end
         of the block it is killed: whoever has seen the end of the content has all of it, and one
@@ -101,7 +101,7 @@ class LayerJobs:
         sending, receiving = ring.open_ends()
         receiver = Receiver(*receiving, copying=True)
         blob_fds = [blob] if isinstance(blob, int) else blob.fds
-        decoder = _in_errand(errands, _DECODE_ERRAND, limits, [*blob_fds, *sending], lambda: None)
+        decoder = _in_process(zygote, _DECODE_JOB, limits, [*blob_fds, *sending], lambda: None)
         try:
             async with asyncio.TaskGroup() as group:
                 # Our copies of a process's ends are closed with it, else the other one would wait.
@@ -137,33 +137,33 @@ class LayerJobs:
             yield
 
     @asynccontextmanager
-    async def early_index(self) -> AsyncIterator[None]:
+    async def partial_index(self) -> AsyncIterator[None]:
         """The turn of an index that follows tars which are being made: no core is kept from those
         who make them, and one that waits for its registry gives way to an index that is needed now.
         Raises NoTurn."""
-        async with self._indexes.lent():
+        async with self._indexes.borrow():
             yield
 
 
 async def _in_thread_with_ticks(
-    work: Callable[[Callable[[], None]], object], ticked: Callable[[], None]
+    work: Callable[[Callable[[], None]], object], on_progress: Callable[[], None]
 ) -> None:
     abandoned = threading.Event()
 
     def tick() -> None:
-        ticked()
+        on_progress()
         if abandoned.is_set():
             raise Abandoned
 
     await in_thread(lambda: work(tick), abandoned.set)
 
 
-async def _in_errand(
-    errands: Zygote,
+async def _in_process(
+    zygote: Zygote,
     function: str,
     arguments: Record,
     fds: list[int],
-    ticked: Callable[[], None],
+    on_progress: Callable[[], None],
 ) -> None:
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     loop = asyncio.get_running_loop()
@@ -171,18 +171,18 @@ async def _in_errand(
     ended = asyncio.Event()
 
     def readable() -> None:
-        ticked()
+        on_progress()
         if not os.read(reading, 4096):
             loop.remove_reader(reading)
             ended.set()
 
     loop.add_reader(reading, readable)
     try:
-        result = await errands.run(function, arguments, [*fds, writing])
+        result = await zygote.run(function, arguments, [*fds, writing])
     finally:
         os.close(writing)
         try:
-            async with asyncio.timeout(_ERRAND_END_S):
+            async with asyncio.timeout(_JOB_END_S):
                 await ended.wait()
         except TimeoutError:
             log.warning("a process that works on a layer does not end")
@@ -190,5 +190,7 @@ async def _in_errand(
             loop.remove_reader(reading)
             os.close(reading)
     if result.exit_code:
-        said = result.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise PeerError(f"unpacking a layer failed with exit code {result.exit_code}: {said[:300]}")
+        last_line = result.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise PeerError(
+            f"unpacking a layer failed with exit code {result.exit_code}: {last_line[:300]}"
+        )

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from cri_server.images.erofs import build as index_builder
 from cri_server.images.erofs import layer_tar
-from cri_server.images.erofs.early import GrowingTars
 from cri_server.images.erofs.format import uuid_of
+from cri_server.images.erofs.partial_tars import PartialTars
 from cri_server.images.formats.digests import algorithm_of
 from cri_server.images.formats.manifest import Descriptor, Manifest
 from cri_server.images.layers import unpack
@@ -28,8 +28,8 @@ from cri_server.images.store.blobs import Blobs
 from cri_server.images.store.catalog import Catalog, Content, Policy
 from cri_server.images.store.layer_files import LayerFiles
 from cri_server.images.store.layer_jobs import LayerJobs
-from cri_server.images.store.leases import Holds
-from cri_server.images.store.space import Room
+from cri_server.images.store.leases import Leases
+from cri_server.images.store.space import SpaceLimit
 from cri_server.images.store.unpacked_layers import Layers, chain_ids
 from cri_server.images.store.verified import VerifiedLayers
 from cri_server.images.waiting import Watch, first_error, in_thread
@@ -37,20 +37,20 @@ from cri_server.operations.locks import KeyedLock
 
 log = logging.getLogger(__name__)
 
-EARLY_LAYERS_LIMIT = 100  # whose descriptors go to a process in one message
-ERRAND_MODULES = (
+PARTIAL_LAYERS_LIMIT = 100  # whose descriptors go to a process in one message
+JOB_MODULES = (
     "cri_server.images.layers.decode",
     "cri_server.images.erofs.build",
     "cri_server.images.erofs.layer_tar",
     "cri_server.images.layers.unpack",
 )
-_UNPACK_ERRAND = "cri_server.images.layers.unpack:errand"
-_TAR_ERRAND = "cri_server.images.erofs.layer_tar:errand"
-_INDEX_ERRAND = "cri_server.images.erofs.build:errand"
+_UNPACK_JOB = "cri_server.images.layers.unpack:job"
+_TAR_JOB = "cri_server.images.erofs.layer_tar:job"
+_INDEX_JOB = "cri_server.images.erofs.build:job"
 
 
 @dataclass(frozen=True, slots=True)
-class Folders:
+class LayerStores:
     """What the layers are made of and become: blobs; unpacked layers; tars and indexes."""
 
     blobs: Blobs
@@ -58,7 +58,7 @@ class Folders:
     files: LayerFiles
 
 
-async def _is_here(descriptor: Descriptor, rate: Rate) -> None:
+async def _already_stored(descriptor: Descriptor, rate: Rate) -> None:
     pass
 
 
@@ -71,7 +71,7 @@ class BlobSource:
     layers are those of an image that is or was listed, so they were verified then."""
 
     watch: Watch
-    fetch: Callable[[Descriptor, Rate], Awaitable[None]] = _is_here
+    fetch: Callable[[Descriptor, Rate], Awaitable[None]] = _already_stored
     stream: Callable[[Descriptor, OpenStream, Rate], Awaitable[None]] | None = None
     origin: str = ""
     is_listed: bool = False
@@ -79,7 +79,7 @@ class BlobSource:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _LayerToUnpack:
     """A layer to unpack: the last of `chain`, whose content is `diff_id`, from the blob
     `descriptor`; the image has it so many `times`, and it is unpacked as often, because a chain id
     stands for those below it, too."""
@@ -97,17 +97,17 @@ class LayerMaker:
 
     def __init__(
         self,
-        folders: Folders,
+        folders: LayerStores,
         catalog: Catalog,
         policy: Policy,
-        holds: Holds,
-        room: Room,
+        holds: Leases,
+        room: SpaceLimit,
         jobs: LayerJobs,
     ) -> None:
         self._blobs, self._layers, self._files = folders.blobs, folders.layers, folders.files
         self._catalog = catalog
         self._policy = policy
-        self._holds = holds
+        self._leases = holds
         self._room = room
         self._jobs = jobs
         self._verified = VerifiedLayers(catalog)
@@ -177,11 +177,11 @@ class LayerMaker:
             (d, layer.digest): layer for d, layer in zip(diff_ids, manifest.layers, strict=True)
         }
         async with (
-            self._index_beside(diff_ids, chain_id, source) as tars,
+            self._index_meanwhile(diff_ids, chain_id, source) as tars,
             asyncio.TaskGroup() as group,
         ):
             for (diff_id, _), layer in layers.items():
-                group.create_task(self._have_tar(diff_id, layer, source, tars))
+                group.create_task(self._ensure_tar(diff_id, layer, source, tars))
         rate = Rate()
         async with self._work.turn(f"index {chain_id} {source.origin}", rate, source.watch):
             if not self._files.has_index(chain_id):
@@ -189,20 +189,20 @@ class LayerMaker:
                     await self._make_index(diff_ids, chain_id, source.watch)
 
     @asynccontextmanager
-    async def _index_beside(
+    async def _index_meanwhile(
         self, diff_ids: Sequence[str], chain_id: str, source: BlobSource
-    ) -> AsyncIterator[GrowingTars | None]:
+    ) -> AsyncIterator[PartialTars | None]:
         """Make the index from tars that are made in the block, as far as they are there. Whatever
         goes wrong with that, the index is not there after the block, and is to be made from the
         whole tars."""
         if (
             source.stream is None
             or self._files.has_index(chain_id)
-            or len(diff_ids) > EARLY_LAYERS_LIMIT
+            or len(diff_ids) > PARTIAL_LAYERS_LIMIT
         ):
             yield None
             return
-        tars = GrowingTars(diff_ids)
+        tars = PartialTars(diff_ids)
 
         async def make() -> None:
             key = f"index {chain_id} {source.origin}"
@@ -214,22 +214,22 @@ class LayerMaker:
         try:
             yield tars
             if not tars.replaced:
-                tars.whole()
+                tars.finish()
                 await asyncio.wait([making])
         finally:
             making.cancel()
-            tars.whole()
+            tars.finish()
             await asyncio.wait([making])
             if not making.cancelled() and (error := making.exception()):
                 log.debug("an index that was begun early: %s", error)
             tars.close()
 
-    async def _have_tar(
+    async def _ensure_tar(
         self,
         diff_id: str,
         descriptor: Descriptor,
         source: BlobSource,
-        tars: GrowingTars | None,
+        tars: PartialTars | None,
     ) -> None:
         """A tar that is here counts only if this blob is known to be it; else the blob is fetched
         and decoded to a tar of its own, which is dropped when it was the same."""
@@ -240,15 +240,15 @@ class LayerMaker:
             if not here and await self._stream_tar(diff_id, descriptor, source, tars, rate):
                 return
             if not here or self._policy.keep_blobs:
-                await self._have_blob(descriptor, is_shared, source, rate)
+                await self._ensure_blob(descriptor, is_shared, source, rate)
             if not here:
                 with rate.node_work(), source.rate.node_work():
                     await self._make_tar(diff_id, descriptor, source.watch)
                 self._drop_blob(descriptor.digest)
             if tars:
-                tars.begun(diff_id, self._files.open_tar(diff_id))
+                tars.add(diff_id, self._files.open_tar(diff_id))
 
-    async def _have_blob(
+    async def _ensure_blob(
         self, descriptor: Descriptor, is_shared: bool, source: BlobSource, rate: Rate
     ) -> None:
         if not is_shared or self._blobs.size(descriptor.digest) != descriptor.size:
@@ -257,7 +257,7 @@ class LayerMaker:
     def _drop_blob(self, digest: str) -> None:
         """The tar has taken its place, unless somebody else wants it: then it is collected later."""
         if (
-            not self._holds.by_others(digest)
+            not self._leases.by_others(digest)
             and not self._policy.keep_blobs
             and digest not in self._catalog.used_blobs()
         ):
@@ -268,7 +268,7 @@ class LayerMaker:
         diff_id: str,
         descriptor: Descriptor,
         source: BlobSource,
-        tars: GrowingTars | None,
+        tars: PartialTars | None,
         rate: Rate,
     ) -> bool:
         """Make the tar while its blob arrives; False when it must be made from a blob that is kept,
@@ -283,17 +283,17 @@ class LayerMaker:
         try:
             async with self._jobs.folder() as folder:
                 if tars:
-                    tars.begun(diff_id, layer_tar.open_new(folder))
+                    tars.add(diff_id, layer_tar.open_new(folder))
 
                 arriving: list[StreamedBlob] = []
 
-                def ticked() -> None:
+                def on_progress() -> None:
                     # Bytes of the blob are its progress. What they decode to is the image's
                     # choice: 4 MiB of zeros are 130 bytes of zstd.
                     if all(blob.is_closed for blob in arriving):
                         watch.touch()
                     if tars:
-                        tars.grown()
+                        tars.notify()
 
                 @asynccontextmanager
                 async def opened() -> AsyncIterator[StreamedBlob]:
@@ -301,7 +301,7 @@ class LayerMaker:
                     async with (
                         self._jobs.stream(turn, watch),
                         streamed(
-                            lambda end: self._write_tar(diff_id, end, folder, ticked),
+                            lambda end: self._write_tar(diff_id, end, folder, on_progress),
                             algorithm_of(descriptor.digest),
                         ) as blob,
                     ):
@@ -334,15 +334,15 @@ class LayerMaker:
         self._verified.add(layer.digest, diff_id)
 
     async def _write_tar(
-        self, diff_id: str, blob: int | Receiver, folder: str, ticked: Callable[[], None]
+        self, diff_id: str, blob: int | Receiver, folder: str, on_progress: Callable[[], None]
     ) -> None:
         limits = self._room.limits_of_layer()
-        await self._jobs.perform_decoded(
-            _TAR_ERRAND,
+        await self._jobs.run_decoded(
+            _TAR_JOB,
             LayerWork(folder, limits, diff_id),
             blob,
             lambda stream, tick: layer_tar.write_tar(stream, folder, diff_id, tick),
-            ticked,
+            on_progress,
         )
 
     async def _make_index(
@@ -350,32 +350,34 @@ class LayerMaker:
         diff_ids: Sequence[str],
         chain_id: str,
         watch: Watch,
-        growing: GrowingTars | None = None,
+        partial: PartialTars | None = None,
     ) -> None:
         """Of the tars that are here, or those that are being made."""
         devices = list(dict.fromkeys(diff_ids))
-        fds = await growing.fds() if growing else []
+        fds = await partial.fds() if partial else []
         async with self._jobs.folder() as folder:
             work = index_builder.IndexWork(
                 folder=folder,
-                tars=[] if growing else [str(self._files.tar(diff_id)) for diff_id in devices],
+                tars=[] if partial else [str(self._files.tar(diff_id)) for diff_id in devices],
                 diff_ids=devices,
                 chain=[devices.index(diff_id) for diff_id in diff_ids],
                 uuid=uuid_of(chain_id).hex(),
                 limits=self._room.limits_of_layer(),
             )
 
-            def ticked() -> None:
-                if growing is None or growing.is_whole:  # else bytes that arrive are the progress
+            def on_progress() -> None:
+                if (
+                    partial is None or partial.is_finished
+                ):  # else bytes that arrive are the progress
                     watch.touch()
 
-            async with self._jobs.early_index() if growing else self._jobs.index(watch):
-                await self._jobs.perform(
-                    _INDEX_ERRAND,
+            async with self._jobs.partial_index() if partial else self._jobs.index(watch):
+                await self._jobs.run(
+                    _INDEX_JOB,
                     work,
                     fds,
                     lambda tick: index_builder.build_in(work, tick, fds),
-                    ticked,
+                    on_progress,
                 )
             async with self._commits.hold(f"index {chain_id}", watch.paused()):
                 if not self._files.has_index(chain_id):  # one that is here may be mounted
@@ -404,7 +406,7 @@ class LayerMaker:
                 zip(diff_ids, manifest.layers, strict=True)
             ):
                 below = committed[number - 1] if number else None
-                layer = _Wanted(
+                layer = _LayerToUnpack(
                     chain[: number + 1],
                     diff_id,
                     times[diff_id],
@@ -414,24 +416,24 @@ class LayerMaker:
                 )
                 group.create_task(self._unpack_layer(layer, source))
 
-    async def _unpack_layer(self, layer: _Wanted, source: BlobSource) -> None:
+    async def _unpack_layer(self, layer: _LayerToUnpack, source: BlobSource) -> None:
         rate = Rate()
         async with self._work.turn(f"layer {layer.chain[-1]} {source.origin}", rate, source.watch):
             is_shared = self._is_shared(layer.descriptor, layer.diff_id, source)
-            await self._have_blob(layer.descriptor, is_shared, source, rate)
+            await self._ensure_blob(layer.descriptor, is_shared, source, rate)
             if not is_shared or self._layers.get(layer.chain[-1]) is None:
                 await self._unpack(layer, source.watch, rate)
         layer.committed.set()
 
-    async def _unpack(self, layer: _Wanted, watch: Watch, rate: Rate) -> None:
+    async def _unpack(self, layer: _LayerToUnpack, watch: Watch, rate: Rate) -> None:
         limits = self._room.limits_of_layer().shared(layer.times)
         fd = self._open_layer(layer)
         try:
             async with self._jobs.folder() as folder:
                 with rate.node_work():
                     async with self._jobs.core(watch):
-                        await self._jobs.perform_decoded(
-                            _UNPACK_ERRAND,
+                        await self._jobs.run_decoded(
+                            _UNPACK_JOB,
                             LayerWork(folder, limits, layer.diff_id),
                             fd,
                             lambda stream, tick: unpack.unpack(
@@ -448,7 +450,7 @@ class LayerMaker:
         finally:
             os.close(fd)
 
-    def _open_layer(self, layer: _Wanted) -> int:
+    def _open_layer(self, layer: _LayerToUnpack) -> int:
         """Its blob, or the tar that has taken its place."""
         if self._blobs.size(layer.descriptor.digest) is None and self._files.has_tar(layer.diff_id):
             return self._files.open_tar(layer.diff_id)

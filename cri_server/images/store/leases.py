@@ -10,7 +10,7 @@ from collections.abc import Iterable
 EVERYTHING = "everything"  # a key that is held as digests are
 
 
-class Holds:
+class Leases:
     """Keys with the number of their holders. Any thread may call."""
 
     def __init__(self) -> None:

@@ -77,14 +77,14 @@ class Mounts:
             except (Error, OSError):  # said to who uses the image
                 continue
             fd = stored.get(name, -1)
-            if fd >= 0 and shows(fd, content.chain[-1]):
+            if fd >= 0 and is_mount_of(fd, content.chain[-1]):
                 self._mounts[content.chain[-1]] = ImageMount(stored.pop(name), image, name)
         for name, fd in stored.items():
             log.info("the stored descriptor %s belongs to no image that is here", name)
             os.close(fd)
             self._store.remove(name)
 
-    def at_hand(self, chain: Sequence[str]) -> ImageMount | None:
+    def cached(self, chain: Sequence[str]) -> ImageMount | None:
         """The mount of the image of these layers, if it is there. Does not block."""
         return self._mounts.get(chain[-1])
 
@@ -92,16 +92,16 @@ class Mounts:
         """The mount of the image of these layers. Blocking. Raises KernelError, OSError,
         DamagedRecord."""
         with self._lock:
-            found = self._mounts.get(chain[-1])
-            if found is None:
+            mount = self._mounts.get(chain[-1])
+            if mount is None:
                 image = self._files.image(diff_ids, chain)
                 with _opened(image) as fds:
                     name = name_of(chain[-1], image, fds)
-                    found = self._mounts[chain[-1]] = ImageMount(
+                    mount = self._mounts[chain[-1]] = ImageMount(
                         open_erofs(fds[0], fds[1:]), image, name
                     )
-                self._store.put(name, found.fd)
-            return found
+                self._store.put(name, mount.fd)
+            return mount
 
     def drop_tar_pages(self) -> None:
         """What is read of a mounted image is in memory twice: as pages of EROFS, which its
@@ -147,23 +147,23 @@ def name_of(chain_id: str, image: Image, fds: Sequence[int]) -> str:
     """What a mount of these files is called in the descriptor store, of which `fds` are the index
     and the devices: the image's chain id, and a digest of which files they are. A mount keeps its
     files' inodes, so as long as it is there no other file has their numbers."""
-    found = [os.fstat(fd) for fd in fds]
+    statuses = [os.fstat(fd) for fd in fds]
     files = repr(
-        ([(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in found], list(image.digests))
+        ([(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in statuses], list(image.digests))
     )
     return f"image-{hex_of(chain_id)}-{hashlib.sha256(files.encode()).hexdigest()}"
 
 
-def shows(fd: int, chain_id: str) -> bool:
+def is_mount_of(fd: int, chain_id: str) -> bool:
     """Whether this is the root of a read-only EROFS that was made of the index of an image with
     that chain id. Raises OSError."""
     uuid, half = erofs.uuid_of(chain_id), erofs.UUID_BYTES // 2
     # uuid_to_fsid() in Linux' statfs.h
-    wanted = int.from_bytes(uuid[:half], "little") ^ int.from_bytes(uuid[half:], "little")
+    fsid = int.from_bytes(uuid[:half], "little") ^ int.from_bytes(uuid[half:], "little")
     if os.readlink(f"/proc/self/fd/{fd}") != "/" or fstatfs_type(fd) != EROFS_SUPER_MAGIC_V1:
         return False
-    found = os.fstatvfs(fd)
-    return found.f_fsid == wanted and bool(found.f_flag & os.ST_RDONLY)
+    status = os.fstatvfs(fd)
+    return status.f_fsid == fsid and bool(status.f_flag & os.ST_RDONLY)
 
 
 def open_image(image: Image) -> int:
@@ -195,9 +195,9 @@ def check(index_fd: int, device_fds: Sequence[int], image: Image) -> None:
     fields = erofs.SUPERBLOCK.unpack(superblock)
     count, first = fields[16], fields[17]
     slots = os.pread(index_fd, count * erofs.DEVICE_SLOT.size, first * erofs.DEVICE_SLOT.size)
-    wanted = [
+    expected = [
         (Path(path).name[: erofs.TAG_BYTES].encode(), -(-os.fstat(fd).st_size // erofs.BLOCK))
         for path, fd in zip(image.devices, device_fds, strict=True)
     ]
-    if [slot[:2] for slot in erofs.DEVICE_SLOT.iter_unpack(slots)] != wanted:
+    if [slot[:2] for slot in erofs.DEVICE_SLOT.iter_unpack(slots)] != expected:
         raise DamagedRecord(f"{image.index} does not fit the layers' tars")

@@ -11,7 +11,7 @@ from cri_server.images.reserve import describe_full, reserve_bytes
 from pyrunc.errors import ResourceExhausted
 
 
-class Room:
+class SpaceLimit:
     """Of the file system that `root` is on. Asks it each time."""
 
     def __init__(self, root: Path) -> None:
@@ -19,8 +19,8 @@ class Room:
 
     def free_bytes(self) -> int:
         """What may still be written, with a reserve left for the node to go on."""
-        found = os.statvfs(self._root)
-        return max(0, found.f_bavail * found.f_frsize - reserve_bytes(found))
+        status = os.statvfs(self._root)
+        return max(0, status.f_bavail * status.f_frsize - reserve_bytes(status))
 
     def full(self) -> str:
         """Why no more than `free_bytes` can be written."""

@@ -11,16 +11,16 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from cri_server.images.erofs.probe import why_not, why_not_shared
+from cri_server.images.erofs.probe import mount_obstacle, sharing_obstacle
 from cri_server.images.formats.digests import digest_from_hex
 from cri_server.images.store.blobs import Blobs
 from cri_server.images.store.catalog import Catalog, Content, Name, Policy
 from cri_server.images.store.layer_files import LayerFiles
 from cri_server.images.store.layer_jobs import LayerJobs
-from cri_server.images.store.layer_maker import BlobSource, Folders, LayerMaker
-from cri_server.images.store.leases import EVERYTHING, Holds
+from cri_server.images.store.layer_maker import BlobSource, LayerMaker, LayerStores
+from cri_server.images.store.leases import EVERYTHING, Leases
 from cri_server.images.store.mounts import ImageMount, Mounts
-from cri_server.images.store.space import Room
+from cri_server.images.store.space import SpaceLimit
 from cri_server.images.store.unpacked_layers import Layers, chain_ids
 from cri_server.images.store.unused import Entry, unused
 from cri_server.images.waiting import Watch, in_thread
@@ -40,7 +40,7 @@ class Store:
         self,
         root: Path,
         pinned: Iterable[str],
-        errands: Zygote | None,
+        zygote: Zygote | None,
         kind: str = "unpacked",
         keep_blobs: bool = False,
         descriptors: DescriptorStore | None = None,
@@ -55,16 +55,16 @@ class Store:
         self._kind = kind
         self.policy = Policy(keep_blobs=keep_blobs)
         self.catalog = Catalog(root, self.blobs, self.layers, self.files, self.policy, pinned)
-        self.room = Room(root)
-        self._holds = Holds()
+        self.room = SpaceLimit(root)
+        self._leases = Leases()
         self._collecting = threading.Lock()  # held while what nobody needs is deleted
         self._changing = asyncio.Lock()
-        self.jobs = LayerJobs(errands, self.layers)
+        self.jobs = LayerJobs(zygote, self.layers)
         self.maker = LayerMaker(
-            Folders(self.blobs, self.layers, self.files),
+            LayerStores(self.blobs, self.layers, self.files),
             self.catalog,
             self.policy,
-            self._holds,
+            self._leases,
             self.room,
             self.jobs,
         )
@@ -79,7 +79,7 @@ class Store:
         """
         for name in await in_thread(self._open):
             try:
-                await self._make_again(name)
+                await self._rebuild(name)
             except Error as error:
                 log.warning("image %s is dropped: %s", name.tagged or name.target.digest, error)
         await self.collect()
@@ -88,19 +88,19 @@ class Store:
         self.blobs.prepare()
         self.layers.prepare()
         self.files.prepare()
-        self._choose()
+        self._choose_form()
         lost = self.catalog.load()
         self._mounts.adopt(self.catalog.mounted())
         return lost
 
-    def _choose(self) -> None:
-        why_each = why_not_shared() if self._kind == "auto" else ""
-        if why_each:
-            log.info("images are unpacked: if they were mounted, %s", why_each)
-        unpacks = self._kind == "unpacked" or bool(why_each)
+    def _choose_form(self) -> None:
+        sharing = sharing_obstacle() if self._kind == "auto" else ""
+        if sharing:
+            log.info("images are unpacked: if they were mounted, %s", sharing)
+        unpacks = self._kind == "unpacked" or bool(sharing)
         if unpacks and self.files.empty:
             return
-        why = self._why_not()
+        why = self._mount_obstacle()
         self.policy.mounts = not why
         self.policy.erofs = self.policy.mounts and not unpacks
         if why and self._kind == "erofs":
@@ -113,16 +113,16 @@ class Store:
             )  # those that are here need room then
             log.log(level, "images are unpacked, since they cannot be mounted here: %s", why)
 
-    def _why_not(self) -> str:
+    def _mount_obstacle(self) -> str:
         try:
-            return why_not(self.root)
+            return mount_obstacle(self.root)
         except ResourceExhausted as error:
             # A full disk must not make a node unpack what is here: kubelet frees it through this
             # server.
             log.warning("it was not tried whether images can be mounted: %s", error)
             return ""
 
-    async def _make_again(self, name: Name) -> None:
+    async def _rebuild(self, name: Name) -> None:
         what = "indexing" if self.policy.erofs else "unpacking"
         log.warning("image %s: %s its layers again", name.tagged or name.target.digest, what)
         content = await in_thread(lambda: self.catalog.read(name.target))
@@ -132,7 +132,7 @@ class Store:
             await self.publish([name], content.diff_ids)
 
     async def close(self) -> None:
-        await self.emptied()
+        await self.wait_deleted()
         self._mounts.close()
         self.files.release()
 
@@ -145,7 +145,7 @@ class Store:
         try:
             yield
         finally:
-            self._holds.remove(held)
+            self._leases.remove(held)
 
     @asynccontextmanager
     async def loading(self) -> AsyncIterator[None]:
@@ -156,12 +156,12 @@ class Store:
     async def _hold(self, keys: list[str]) -> None:
         def hold() -> None:
             with self._collecting:
-                self._holds.add(keys)
+                self._leases.add(keys)
 
         try:
             await in_thread(hold, abandon_s=None)
         except asyncio.CancelledError:
-            self._holds.remove(keys)
+            self._leases.remove(keys)
             raise
 
     async def publish(self, names: Sequence[Name], diff_ids: Sequence[str]) -> None:
@@ -182,23 +182,23 @@ class Store:
         self.files.sync(diff_ids, chain)
         self.blobs.sync_folder()
 
-    async def withdraw(self, choose: Callable[[], Sequence[Name]]) -> None:
+    async def remove_names(self, choose: Callable[[], Sequence[Name]]) -> None:
         """Take back the names that `choose` answers when it is this caller's turn, and what nobody
         needs then."""
         async with self._changing:
             names = choose()
             if names:
-                await in_thread(lambda: self._withdraw(names), abandon_s=None)
+                await in_thread(lambda: self._remove_names(names), abandon_s=None)
         self._empty_trash_soon()
 
-    def _withdraw(self, names: Sequence[Name]) -> None:
+    def _remove_names(self, names: Sequence[Name]) -> None:
         try:
             self.catalog.remove(names)
         except OSError as error:
             if error.errno not in FULL:
                 raise
             log.warning("the image store is full: removing first, writing the index then")
-            self.catalog.forget(names)
+            self.catalog.remove_in_memory(names)
             self._collect()
             self._empty_trash()
             self.catalog.remove(names)
@@ -216,7 +216,7 @@ class Store:
 
     def _collect(self) -> None:
         with self._collecting:
-            held = self._holds.current()
+            held = self._leases.current()
             if EVERYTHING not in held:
                 self._drop_all_but(held)
 
@@ -229,7 +229,7 @@ class Store:
         self.files.collect(self.catalog.used_tars() | held, self.catalog.used_indexes() | held)
         self._mounts.keep(self.catalog.used_indexes())
 
-    async def emptied(self) -> None:
+    async def wait_deleted(self) -> None:
         """Wait for deletions that are under way."""
         if self._emptying:
             await asyncio.wait([self._emptying])
@@ -248,7 +248,7 @@ class Store:
         """Remove one of `unused`; whether it is gone: not when a pull needs it or may need it.
         Raises OSError."""
         with self._collecting:
-            held = self._holds.current()
+            held = self._leases.current()
             digest = digest_from_hex(entry.path.name)
             used = held | set(self.catalog.used_blobs()) | self.catalog.used_chain_ids()
             used |= self.catalog.used_tars() | self.catalog.used_indexes()
@@ -287,9 +287,9 @@ class Store:
         layers, files, blobs = self.layers.totals(), self.files.totals(), self.catalog.used_blobs()
         return layers[0] + files[0] + sum(blobs.values()), layers[1] + files[1] + len(blobs)
 
-    def mount_at_hand(self, content: Content) -> ImageMount | None:
+    def cached_mount(self, content: Content) -> ImageMount | None:
         """The mount of an image that is mounted, if it was asked for before. Does not block."""
-        return self._mounts.at_hand(content.chain)
+        return self._mounts.cached(content.chain)
 
     def mount(self, content: Content) -> ImageMount | None:
         """The image's mount; None for one that is unpacked. Blocking. Raises Error, OSError."""

@@ -53,7 +53,7 @@ class Layers:
         self._empty = root / "empty"
         # empty too: the second layer that overlayfs needs below a single one
         self.lowest = root / "lowest"
-        self._known: dict[str, Layer] = {}
+        self._layers: dict[str, Layer] = {}
         self._unsynced: set[str] = set()  # chain ids of layers that a crash may take
 
     def prepare(self) -> None:
@@ -69,18 +69,18 @@ class Layers:
             self._throw_away(self._ingest / name)
         for name in os.listdir(self._folder):
             try:
-                self._known[digest_from_hex(name)] = Layer.read(str(self._folder / name))
+                self._layers[digest_from_hex(name)] = Layer.read(str(self._folder / name))
             except (NotFound, DamagedRecord, NotADirectoryError):
                 self._throw_away(self._folder / name)
 
     def get(self, chain_id: str) -> Layer | None:
         """The layer's record; None if it is not unpacked."""
-        return self._known.get(chain_id)
+        return self._layers.get(chain_id)
 
     def totals(self) -> tuple[int, int]:
         """Bytes and inodes of all layers."""
-        known = list(self._known.values())
-        return sum(layer.size_bytes for layer in known), sum(layer.inodes for layer in known)
+        layers = list(self._layers.values())
+        return sum(layer.size_bytes for layer in layers), sum(layer.inodes for layer in layers)
 
     def new_folder(self) -> str:
         """A fresh directory to unpack into; ends with `commit` or `discard`."""
@@ -107,7 +107,7 @@ class Layers:
             inherit_attributes(Path(folder, TREE), layer.implicit, self._visible(chain[:-1]))
         self._unsynced.add(chain[-1])
         os.rename(folder, self._path(chain[-1]))
-        self._known[chain[-1]] = layer
+        self._layers[chain[-1]] = layer
 
     def sync(self, chain: Sequence[str]) -> None:
         """Write those of the chain's layers to the disk that are not yet there: syncfs(2) of the
@@ -134,27 +134,27 @@ class Layers:
         return self._visible(chain) or [self._empty]
 
     def _visible(self, chain: Sequence[str]) -> list[Path]:
-        found = []
+        trees = []
         for chain_id in reversed(chain):
-            layer = self._known.get(chain_id)
+            layer = self._layers.get(chain_id)
             if layer is None:
                 raise NotFound(f"layer {chain_id} is not unpacked")
-            found.append(self.tree(chain_id))
+            trees.append(self.tree(chain_id))
             if layer.opaque:
                 break
-        return found
+        return trees
 
     def collect(self, keep: set[str]) -> int:
         """Throw away every layer that is not in `keep`; how many. `empty_trash` deletes them."""
-        unwanted = [chain_id for chain_id in list(self._known) if chain_id not in keep]
+        unwanted = [chain_id for chain_id in list(self._layers) if chain_id not in keep]
         for chain_id in unwanted:
-            self._known.pop(chain_id)
+            self._layers.pop(chain_id)
             self._throw_away(self._path(chain_id))
         return len(unwanted)
 
     def drop(self, chain_id: str) -> None:
         """Throw one layer's folder away, also one that is no layer; missing is fine."""
-        self._known.pop(chain_id, None)
+        self._layers.pop(chain_id, None)
         self._throw_away(self._path(chain_id))
 
     def empty_trash(self) -> None:
@@ -187,10 +187,10 @@ def refuse_links(folder: str) -> None:
     place of the record would keep us waiting."""
     for name, is_kind in ((TREE, stat.S_ISDIR), (RECORD, stat.S_ISREG)):
         try:
-            found = os.stat(os.path.join(folder, name), follow_symlinks=False)
+            status = os.stat(os.path.join(folder, name), follow_symlinks=False)
         except FileNotFoundError:
             raise NotFound(f"{folder} has no {name}") from None
-        if not is_kind(found.st_mode) or found.st_size > RECORD_LIMIT_BYTES:
+        if not is_kind(status.st_mode) or status.st_size > RECORD_LIMIT_BYTES:
             raise DamagedRecord(f"{folder}/{name} is not what an unpacker makes")
 
 
@@ -220,13 +220,16 @@ def make_devices(tree: str, layer: Layer) -> None:
 
 
 def _make_device(parent_fd: int, name: bytes, kind: int, device: int) -> None:
-    found = os.lstat(name, dir_fd=parent_fd)
-    if not stat.S_ISREG(found.st_mode):
+    placeholder = os.lstat(name, dir_fd=parent_fd)
+    if not stat.S_ISREG(placeholder.st_mode):
         return
     os.unlink(name, dir_fd=parent_fd)
     os.mknod(name, kind | 0o600, device, dir_fd=parent_fd)
-    os.chown(name, found.st_uid, found.st_gid, dir_fd=parent_fd, follow_symlinks=False)
-    os.chmod(name, stat.S_IMODE(found.st_mode), dir_fd=parent_fd)
+    os.chown(name, placeholder.st_uid, placeholder.st_gid, dir_fd=parent_fd, follow_symlinks=False)
+    os.chmod(name, stat.S_IMODE(placeholder.st_mode), dir_fd=parent_fd)
     os.utime(
-        name, ns=(found.st_mtime_ns, found.st_mtime_ns), dir_fd=parent_fd, follow_symlinks=False
+        name,
+        ns=(placeholder.st_mtime_ns, placeholder.st_mtime_ns),
+        dir_fd=parent_fd,
+        follow_symlinks=False,
     )

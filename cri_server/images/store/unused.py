@@ -56,9 +56,9 @@ def unused(root: Path, used: Mapping[str, set[str]]) -> Iterator[Entry]:
 
 
 def _entries(kind: str, folder: Path, used: Iterable[str]) -> Iterator[Entry]:
-    kept = set(used)
+    used_names = set(used)
     for name in sorted(os.listdir(folder) if folder.is_dir() else ()):
-        if name not in kept:
+        if name not in used_names:
             yield Entry(kind, folder / name, size_of(folder / name))
 
 

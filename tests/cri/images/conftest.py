@@ -13,7 +13,7 @@ import pytest
 from cri_server.images.layers.inflate import Limits, Stream
 from cri_server.images.layers.unpack import TREE, Layer, unpack
 from cri_server.images.service import ImageService, Rootfs
-from cri_server.images.store.layer_maker import ERRAND_MODULES
+from cri_server.images.store.layer_maker import JOB_MODULES
 from cri_server.zygote.client import Zygote
 from tests.cri.images.puller import STORE
 from tests.support.registry import Registry
@@ -82,12 +82,12 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 
 
 @asynccontextmanager
-async def with_errands(tmp_path: Path, *modules: str) -> AsyncIterator[ImageService]:
-    """An image service that works on layers in errands of a zygote, as the server's does, with
+async def with_jobs(tmp_path: Path, *modules: str) -> AsyncIterator[ImageService]:
+    """An image service that works on layers in jobs of a zygote, as the server's does, with
     these modules in it, too."""
-    zygote = await Zygote.start([*ERRAND_MODULES, *modules])
+    zygote = await Zygote.start([*JOB_MODULES, *modules])
     made = ImageService(
-        tmp_path / "images", [tmp_path / "certs.d"], errands=zygote, no_progress_timeout_s=20.0
+        tmp_path / "images", [tmp_path / "certs.d"], zygote=zygote, no_progress_timeout_s=20.0
     )
     await made.start()
     yield made
@@ -96,8 +96,8 @@ async def with_errands(tmp_path: Path, *modules: str) -> AsyncIterator[ImageServ
 
 
 @pytest.fixture
-async def errand_service(tmp_path: Path) -> AsyncIterator[ImageService]:
-    async with with_errands(tmp_path) as made:
+async def job_service(tmp_path: Path) -> AsyncIterator[ImageService]:
+    async with with_jobs(tmp_path) as made:
         yield made
 
 

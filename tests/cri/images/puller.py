@@ -6,7 +6,7 @@
                                      the same story each time, killed before its NUMBERth change to
                                      a file
 
-With ERRANDS in the environment layers are worked on in processes of their own, which outlive it for
+With JOBS in the environment layers are worked on in processes of their own, which outlive it for
 a moment.
 """
 
@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from cri_server.images.service import ImageService
-from cri_server.images.store.layer_maker import ERRAND_MODULES
+from cri_server.images.store.layer_maker import JOB_MODULES
 from cri_server.zygote.client import Zygote
 from pyrunc.errors import Error
 
 STORE = "PYRUNC_TESTS_IMAGE_STORE"
-ERRANDS = "PYRUNC_TESTS_IMAGE_ERRANDS"
+JOBS = "PYRUNC_TESTS_IMAGE_ERRANDS"
 _CHANGES = (
     "mkdir", "rename", "unlink", "rmdir", "link", "symlink", "write", "pwrite", "ftruncate", "fsync", "chmod", "chown", "utime",
 )  # fmt: skip
@@ -57,17 +57,17 @@ def count_changes(kill_at: int) -> Callable[[], int]:
 async def steps(kill_at: str, store: str, first: str, second: str) -> None:
     """Two images with a common base are pulled side by side, one is removed and pulled again, the
     other removed. Stdout has how many changes that were."""
-    errands = await Zygote.start(ERRAND_MODULES) if ERRANDS in os.environ else None
+    jobs = await Zygote.start(JOB_MODULES) if JOBS in os.environ else None
     changes = count_changes(int(kill_at))
-    service = ImageService(Path(store), store=os.environ.get(STORE, "unpacked"), errands=errands)
+    service = ImageService(Path(store), store=os.environ.get(STORE, "unpacked"), zygote=jobs)
     await service.start()
     ids = await asyncio.gather(service.pull(first), service.pull(second))
     await service.remove(ids[0])
     await service.pull(first)
     await service.remove(ids[1])
     await service.close()
-    if errands:
-        await errands.close()
+    if jobs:
+        await jobs.close()
     print(changes(), flush=True)
 
 

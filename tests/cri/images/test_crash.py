@@ -18,12 +18,12 @@ import pytest
 
 from cri_server.images.archives.build import BuiltImage, image, layer
 from cri_server.images.service import ImageService
-from cri_server.images.store.layer_maker import ERRAND_MODULES
+from cri_server.images.store.layer_maker import JOB_MODULES
 from cri_server.zygote.client import Zygote
 from pyrunc.errors import PeerError
-from tests.cri.images import ended_errands
-from tests.cri.images.ended_errands import EXIT_CODE, Changes
-from tests.cri.images.puller import ERRANDS
+from tests.cri.images import ended_jobs
+from tests.cri.images.ended_jobs import EXIT_CODE, Changes
+from tests.cri.images.puller import JOBS
 from tests.cri.images.trees import names
 from tests.support.registry import Registry
 
@@ -161,12 +161,12 @@ async def kill_at_steps(tmp_path: Path, registry: Registry, every: int) -> set[i
     raise AssertionError("the story does not end")
 
 
-@pytest.fixture(params=["threads", "errands"])
+@pytest.fixture(params=["threads", "jobs"])
 def each_place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where layers are worked on. Errands outlive what is killed, and write on into folders that
     the next one throws away."""
-    if request.param == "errands":
-        monkeypatch.setenv(ERRANDS, "yes")
+    if request.param == "jobs":
+        monkeypatch.setenv(JOBS, "yes")
 
 
 async def test_killed_at_some_steps(tmp_path: Path, registry: Registry, each_place: None) -> None:
@@ -179,19 +179,19 @@ async def test_killed_at_every_step(tmp_path: Path, registry: Registry, each_pla
     assert {0, 1, 2} == await kill_at_steps(tmp_path, registry, 1)
 
 
-async def end_errands(
-    tmp_path: Path, registry: Registry, changes: Changes, errands: Zygote, every: int
+async def end_jobs(
+    tmp_path: Path, registry: Registry, changes: Changes, jobs: Zygote, every: int
 ) -> int:
-    """End an errand before its first change, then `every` changes later, until both pulls come to
+    """End a job before its first change, then `every` changes later, until both pulls come to
     their end; the server lives on.
 
-    A pull that lost an errand has failed in words, or made its layer again; nothing of it is left,
+    A pull that lost a job has failed in words, or made its layer again; nothing of it is left,
     and the next one makes a whole image. How many failed.
     """
     built, failed = small_images(), 0
     for name, one in built.items():
         registry.push(name, one)
-    service = ImageService(tmp_path / "images", errands=errands)
+    service = ImageService(tmp_path / "images", zygote=jobs)
     await service.start()
     for number in range(1, 10_000, every):
         changes.end_at(number)
@@ -207,13 +207,13 @@ async def end_errands(
                 ), result
         listed = {found.id for found in await service.list()}
         assert listed == {result for result in results if isinstance(result, str)}
-        await service._store.emptied()
+        await service._store.wait_deleted()
         assert names(tmp_path / "images/ingest") == set(), f"change {number}"
         for name in names_of:
             await service.pull(name)
         await service.close()
         assert await check(tmp_path / "images", built) == len(built)
-        service = ImageService(tmp_path / "images", errands=errands)
+        service = ImageService(tmp_path / "images", zygote=jobs)
         await service.start()
         for one in built.values():
             await service.remove(one.id)
@@ -225,29 +225,29 @@ async def end_errands(
 
 @pytest.fixture
 def changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Changes:
-    monkeypatch.setenv(ended_errands.FILE, str(tmp_path / "changes"))
+    monkeypatch.setenv(ended_jobs.FILE, str(tmp_path / "changes"))
     return Changes(tmp_path / "changes")
 
 
 @pytest.fixture
-async def counting_errands(changes: Changes) -> AsyncIterator[Zygote]:
-    zygote = await Zygote.start((*ERRAND_MODULES, "tests.cri.images.ended_errands"))
+async def counting_jobs(changes: Changes) -> AsyncIterator[Zygote]:
+    zygote = await Zygote.start((*JOB_MODULES, "tests.cri.images.ended_jobs"))
     yield zygote
     await zygote.close()
 
 
-async def test_errands_end_at_some_steps(
-    tmp_path: Path, registry: Registry, changes: Changes, counting_errands: Zygote
+async def test_jobs_end_at_some_steps(
+    tmp_path: Path, registry: Registry, changes: Changes, counting_jobs: Zygote
 ) -> None:
-    assert await end_errands(tmp_path, registry, changes, counting_errands, 12)
+    assert await end_jobs(tmp_path, registry, changes, counting_jobs, 12)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-async def test_errands_end_at_every_step(
-    tmp_path: Path, registry: Registry, changes: Changes, counting_errands: Zygote
+async def test_jobs_end_at_every_step(
+    tmp_path: Path, registry: Registry, changes: Changes, counting_jobs: Zygote
 ) -> None:
-    assert await end_errands(tmp_path, registry, changes, counting_errands, 1)
+    assert await end_jobs(tmp_path, registry, changes, counting_jobs, 1)
 
 
 WORDS = {"ENOSPC": "no space left", "EDQUOT": "the disk quota"}

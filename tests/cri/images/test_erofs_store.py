@@ -132,7 +132,7 @@ async def test_where_the_kernel_cannot_mount_layers_are_unpacked_from_their_tars
     name = await pulled(service, registry, built)
     await service.close()
     with monkeypatch.context() as patch:
-        patch.setattr(stores, "why_not", lambda folder: "no such kernel")
+        patch.setattr(stores, "mount_obstacle", lambda folder: "no such kernel")
         for _ in range(2):
             other = await serve(opened, tmp_path / "images", store=setting)
             [found] = await other.list()
@@ -273,7 +273,7 @@ async def test_what_a_removed_image_had_is_given_back(
     del rootfs
     await service.remove(built.id)
     assert names(tmp_path / "images/tars") == set()
-    await service._store.emptied()
+    await service._store.wait_deleted()
     held = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _exists(fd)}
     assert [path for path in held if path.startswith(str(tmp_path / "images"))] == []
     assert service._store._mounts._dropped == []

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cri_server.images.archives import build
-from cri_server.images.archives.load import load, opened
+from cri_server.images.archives.load import load, open_archive
 from cri_server.images.layers.inflate import BadLayer, Limits, Stream
 from cri_server.images.store.blobs import Blobs
 from cri_server.images.store.unpacked_layers import Layers
@@ -224,7 +224,7 @@ def test_archives_that_name_one_image_often(kind: str, memory: Path) -> None:
 
         def run() -> None:
             try:
-                with opened(root / "archive") as fd:
+                with open_archive(root / "archive") as fd:
                     load(blobs, Stream(fd, Limits(size_bytes=1 << 30)), None)
             except Error:
                 pass

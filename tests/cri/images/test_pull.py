@@ -21,7 +21,7 @@ from cri_server.images.model import Auth, Progress
 from cri_server.images.service import ImageService
 from pyrunc.errors import Error, NotFound, PeerError
 from tests.cri.images import taken_over
-from tests.cri.images.conftest import only_unpacked, texts, with_errands
+from tests.cri.images.conftest import only_unpacked, texts, with_jobs
 from tests.cri.images.test_hostile import device, hardlink
 from tests.cri.images.test_unpack import make_everything, raw_tar
 from tests.cri.images.trees import names, snapshot
@@ -518,11 +518,11 @@ async def test_what_is_collected_is_not_taken_for_here(
 
 
 async def test_a_cancelled_unpack_leaves_nothing(
-    tmp_path: Path, registry: Registry, errand_service: ImageService, each_store: str
+    tmp_path: Path, registry: Registry, job_service: ImageService, each_store: str
 ) -> None:
     many = layer({f"folder-{n % 50}/file-{n}": str(n) for n in range(30_000)})
     registry.push("app:v1", image([many]))
-    pull = asyncio.create_task(errand_service.pull(f"{registry.host}/app:v1"))
+    pull = asyncio.create_task(job_service.pull(f"{registry.host}/app:v1"))
     ingest = tmp_path / "images" / "ingest"
     begun = "layer-*/tree/folder-9" if each_store == "unpacked" else "layer-*/tar"
     assert await asyncio.to_thread(wait_for, lambda: any(ingest.glob(begun)), 60)
@@ -533,20 +533,20 @@ async def test_a_cancelled_unpack_leaves_nothing(
 
 @pytest.mark.parametrize("compress", ["gzip", "zstd", ""])
 async def test_layers_unpack_in_errands(
-    registry: Registry, errand_service: ImageService, compress: str
+    registry: Registry, job_service: ImageService, compress: str
 ) -> None:
     built = make(layers=6)
     registry.push("app:v1", built, compress=compress)
-    assert await errand_service.pull(f"{registry.host}/app:v1") == built.id
-    rootfs = await errand_service.rootfs(built.id)
+    assert await job_service.pull(f"{registry.host}/app:v1") == built.id
+    rootfs = await job_service.rootfs(built.id)
     assert texts(rootfs, "top") == (["5"] if rootfs.mount else list("543210"))
 
 
 @only_unpacked
-async def test_an_errand_gives_the_same_tree_as_a_thread(
-    tmp_path: Path, registry: Registry, errand_service: ImageService
+async def test_a_job_gives_the_same_tree_as_a_thread(
+    tmp_path: Path, registry: Registry, job_service: ImageService
 ) -> None:
-    """Also device nodes, which the errand may not make itself."""
+    """Also device nodes, which the job may not make itself."""
     make_everything(tmp_path / "everything")
     pack = [
         "tar",
@@ -567,8 +567,8 @@ async def test_an_errand_gives_the_same_tree_as_a_thread(
     )
     built = image([tar, more])
     registry.push("app:v1", built)
-    await errand_service.pull(f"{registry.host}/app:v1")
-    top, bottom = (await errand_service.rootfs(built.id)).lower_dirs
+    await job_service.pull(f"{registry.host}/app:v1")
+    top, bottom = (await job_service.rootfs(built.id)).lower_dirs
     assert snapshot(bottom) == snapshot(tmp_path / "everything")
     found = snapshot(top)
     assert (found[b"gone"].kind, found[b"d"].kind, found[b"d"].device) == (
@@ -579,12 +579,12 @@ async def test_an_errand_gives_the_same_tree_as_a_thread(
     assert found[b"e"].device == os.makedev(7, 7)
 
 
-async def test_an_errand_says_what_was_wrong(
-    tmp_path: Path, registry: Registry, errand_service: ImageService
+async def test_a_job_says_what_was_wrong(
+    tmp_path: Path, registry: Registry, job_service: ImageService
 ) -> None:
     registry.push("app:v1", image([layer({"a": "a"}), layer({"../b": "b"}, parents=False)]))
     with pytest.raises(PeerError, match=r"'\.\./b': a name with '\.\.'"):
-        await errand_service.pull(f"{registry.host}/app:v1")
+        await job_service.pull(f"{registry.host}/app:v1")
     assert left_over(tmp_path) == set()
 
 
@@ -594,7 +594,7 @@ async def deceived(
 ) -> AsyncIterator[ImageService]:
     """An image service whose decoders were taken over."""
     monkeypatch.setenv(taken_over.LIE, request.param)
-    async with with_errands(tmp_path, "tests.cri.images.taken_over") as made:
+    async with with_jobs(tmp_path, "tests.cri.images.taken_over") as made:
         yield made
 
 

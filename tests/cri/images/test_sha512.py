@@ -15,7 +15,7 @@ from cri_server.images.archives.build import layer
 from cri_server.images.formats import manifest as types
 from cri_server.images.service import ImageService
 from pyrunc.errors import PeerError
-from tests.cri.images.conftest import texts, with_errands
+from tests.cri.images.conftest import texts, with_jobs
 from tests.cri.images.test_pull import left_over
 from tests.cri.images.trees import names
 from tests.support.registry import Registry
@@ -67,7 +67,7 @@ async def test_an_image_with_sha512(
     called, saved, loaded, removed."""
     identifier, digest = put(registry, *parts)
     name = f"{registry.host}/app"
-    async with with_errands(tmp_path) as service:
+    async with with_jobs(tmp_path) as service:
         assert await service.pull(f"{name}:v1") == identifier
         assert await service.pull(f"{name}@{digest}") == identifier
         tops = texts(await service.rootfs(identifier), "top")

@@ -163,29 +163,29 @@ async def test_a_bad_archive_is_refused(tmp_path: Path, service: ImageService, c
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
-async def test_an_errand_decodes_an_archive(
-    tmp_path: Path, errand_service: ImageService, compress: Callable[[bytes], bytes]
+async def test_a_job_decodes_an_archive(
+    tmp_path: Path, job_service: ImageService, compress: Callable[[bytes], bytes]
 ) -> None:
     built = make()
-    [found] = await errand_service.load(archive(tmp_path, compress(docker_archive({"a:b": built}))))
+    [found] = await job_service.load(archive(tmp_path, compress(docker_archive({"a:b": built}))))
     assert found.id == built.id
-    await errand_service.remove(built.id)
+    await job_service.remove(built.id)
     for data, words in BAD_ARCHIVES.values():
         with pytest.raises(InvalidArgument, match=words) as caught:
-            await errand_service.load(archive(tmp_path, compress(data)))
+            await job_service.load(archive(tmp_path, compress(data)))
         assert "archive.tar: " in caught.value.message
     with pytest.raises(Error, match="EISDIR"):
-        await errand_service.load(tmp_path)
-    assert await errand_service.list() == [] and left_over(tmp_path) == set()
+        await job_service.load(tmp_path)
+    assert await job_service.list() == [] and left_over(tmp_path) == set()
 
 
 async def test_a_load_that_is_cancelled_while_its_archive_comes_ends(
-    tmp_path: Path, errand_service: ImageService
+    tmp_path: Path, job_service: ImageService
 ) -> None:
     data = docker_archive({"a:b": make(size=3_000_000)})
     os.mkfifo(tmp_path / "pipe")
     with open(os.open(tmp_path / "pipe", os.O_RDWR), "wb") as pipe:  # without waiting for a reader
-        loading = asyncio.create_task(errand_service.load(tmp_path / "pipe"))
+        loading = asyncio.create_task(job_service.load(tmp_path / "pipe"))
         await asyncio.to_thread(pipe.write, data[: len(data) // 2])
         await asyncio.to_thread(pipe.flush)
         ingest = tmp_path / "images" / "ingest"
@@ -194,7 +194,7 @@ async def test_a_load_that_is_cancelled_while_its_archive_comes_ends(
         await asyncio.wait([loading], timeout=60)
     assert loading.cancelled()
     assert await asyncio.to_thread(wait_for, lambda: left_over(tmp_path) == set())
-    assert await errand_service.list() == []
+    assert await job_service.list() == []
 
 
 async def test_a_missing_archive(tmp_path: Path, service: ImageService) -> None:

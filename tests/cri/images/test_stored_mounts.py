@@ -80,7 +80,7 @@ async def test_the_next_service_has_the_same_superblock(node: Node) -> None:
 async def test_it_goes_with_its_image(node: Node) -> None:
     service = await node.restart()
     await service.remove(BUILT.id)
-    await service._store.emptied()
+    await service._store.wait_deleted()
     assert node.manager.store == {}
     await node.pull()
     await node.mounted()
@@ -93,7 +93,7 @@ async def test_it_goes_when_the_image_is_unpacked(node: Node) -> None:
         "a server that is told to unpack goes on mounting what is here"
     )
     assert await service.convert(BUILT.id)
-    await service._store.emptied()
+    await service._store.wait_deleted()
     assert node.manager.store == {}
 
 
@@ -209,5 +209,5 @@ async def test_images_of_the_same_layers_have_one(node: Node, registry: Registry
         await node.restart()
     assert node.service is not None
     await node.service.remove(BUILT.id)
-    await node.service._store.emptied()
+    await node.service._store.wait_deleted()
     assert len(node.manager.store) == 1

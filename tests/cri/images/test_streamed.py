@@ -22,7 +22,7 @@ from cri_server.images.layers.ring import Interrupted, Receiver
 from cri_server.images.layers.streamed import streamed
 from cri_server.images.layers.tar_headers import members, skip
 from cri_server.images.service import ImageService
-from cri_server.images.store.layer_maker import ERRAND_MODULES
+from cri_server.images.store.layer_maker import JOB_MODULES
 from cri_server.zygote.client import Zygote
 from pyrunc.errors import ResourceExhausted
 from tests.cri.images.test_pull import left_over
@@ -31,12 +31,12 @@ from tests.support.processes import wait_until
 from tests.support.registry import Registry
 
 
-@pytest.fixture(params=["threads", "errands"])
+@pytest.fixture(params=["threads", "jobs"])
 async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ImageService]:
     """With images that are mounted."""
-    zygote = await Zygote.start(ERRAND_MODULES) if request.param == "errands" else None
+    zygote = await Zygote.start(JOB_MODULES) if request.param == "jobs" else None
     made = ImageService(
-        tmp_path / "images", errands=zygote, store="erofs", no_progress_timeout_s=20.0
+        tmp_path / "images", zygote=zygote, store="erofs", no_progress_timeout_s=20.0
     )
     await made.start()
     yield made

@@ -229,7 +229,7 @@ async def test_auto_mounts_only_what_containers_share(
     store, built, more = tmp_path / "images", make(), make(seed=1)
     await pulled(await serve(opened, store), registry, built)
     await opened.pop().close()
-    monkeypatch.setattr(stores, "why_not_shared", lambda: "each has its own")
+    monkeypatch.setattr(stores, "sharing_obstacle", lambda: "each has its own")
     service = await serve(opened, store, store="auto")
     assert "images are unpacked: if they were mounted, each has its own" in caplog.text
     await pulled(service, registry, more)
@@ -255,5 +255,5 @@ def test_the_reason_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (errno.EIO, "fsconfig erofs: EIO"),
     ):
         refuse(number)
-        assert words in probe.why_not(tmp_path)
+        assert words in probe.mount_obstacle(tmp_path)
     assert list(tmp_path.iterdir()) == []

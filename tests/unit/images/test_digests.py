@@ -7,7 +7,7 @@ import hashlib
 import pytest
 
 from cri_server.images.formats import digests
-from cri_server.images.store.catalog import begins
+from cri_server.images.store.catalog import id_matches
 
 
 @pytest.mark.parametrize("algorithm", digests.ALGORITHMS)
@@ -18,8 +18,8 @@ def test_a_digest_names_a_file_and_content(algorithm: str) -> None:
     assert digests.digest_from_hex(digests.hex_of(digest)) == digest
     assert digests.is_content(b"content", digest) and not digests.is_content(b"contents", digest)
     for text in (digest, digest[:12], digests.hex_of(digest), digests.hex_of(digest)[:7], ""):
-        assert begins(digest, text), text
-    assert not begins(digest, "sha")
+        assert id_matches(digest, text), text
+    assert not id_matches(digest, "sha")
 
 
 @pytest.mark.parametrize(

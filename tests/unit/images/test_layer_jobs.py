@@ -1,4 +1,4 @@
-"""Work on a layer in an errand that is cancelled at any moment."""
+"""Work on a layer in a job that is cancelled at any moment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyrunc.records import Record
 
 
 class Ended:
-    """A zygote whose errand has ended well, while its end of the pipe for its progress is still
+    """A zygote whose job has ended well, while its end of the pipe for its progress is still
     open."""
 
     async def run(self, function: str, arguments: Record, fds: Sequence[int]) -> JobResult:
@@ -26,13 +26,13 @@ class Ended:
 
 
 @pytest.mark.parametrize("turns", range(8))
-async def test_a_cancellation_is_not_lost_as_the_errand_goes(turns: int) -> None:
+async def test_a_cancellation_is_not_lost_as_the_job_ends(turns: int) -> None:
     """asyncio.wait_for() of Python 3.11 forgets one that comes with the result: the task went on,
     to wait for a layer that another task of its pull no longer made."""
     zygote = Ended()
     jobs = LayerJobs(cast(Zygote, zygote), cast(Layers, None))
     work = asyncio.create_task(
-        jobs.perform("m:f", LayerWork("/", Limits(), "x"), [], lambda tick: None, lambda: None)
+        jobs.run("m:f", LayerWork("/", Limits(), "x"), [], lambda tick: None, lambda: None)
     )
     for _ in range(10):
         await asyncio.sleep(0)

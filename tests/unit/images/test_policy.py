@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from cri_server.images.formats.reference import Reference
-from cri_server.images.signatures.policy import Identity, Requirement, is_meant, read, scopes_of
+from cri_server.images.signatures.policy import (
+    Identity,
+    Requirement,
+    identity_matches,
+    read,
+    scopes_of,
+)
 from pyrunc.errors import WrongState
 
 ACCEPT, REJECT = [{"type": "insecureAcceptAnything"}], [{"type": "reject"}]
@@ -128,7 +134,7 @@ def test_what_a_signature_may_claim(
         }
     ]
     [requirement] = read(write(tmp_path, {"default": signed})).file.default
-    assert is_meant(requirement.signed_identity, Reference.parse(image), claimed) == meant
+    assert identity_matches(requirement.signed_identity, Reference.parse(image), claimed) == meant
 
 
 @pytest.mark.parametrize(

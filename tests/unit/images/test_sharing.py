@@ -87,7 +87,7 @@ async def test_the_registry_with_the_fewest_streams_is_next() -> None:
         await asyncio.sleep(0)
     await asyncio.gather(*tasks)
     assert order == ["b", "a", "a"]
-    assert not streams._holders and not streams._waiters
+    assert not streams._active and not streams._waiters
 
 
 async def test_no_turn_in_time_is_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ async def test_no_turn_in_time_is_an_interruption(monkeypatch: pytest.MonkeyPatc
             async with streams.held(StreamTurn("b", rate), WATCH):
                 pass
         assert asked == ["slow"]
-    assert not streams._holders and not streams._waiters
+    assert not streams._active and not streams._waiters
 
 
 async def test_a_stream_waits_as_long_as_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ async def test_a_stream_waits_as_long_as_others_end(monkeypatch: pytest.MonkeyPa
     tasks = [asyncio.create_task(take(0.05)) for _ in range(10)]
     await asyncio.wait(tasks)
     assert isinstance(tasks[-1].exception(), Interrupted) and ended > 10
-    assert not streams._holders and not streams._waiters
+    assert not streams._active and not streams._waiters
 
 
 async def test_a_stream_that_is_cancelled_while_it_waits_leaves_nothing() -> None:
@@ -142,4 +142,4 @@ async def test_a_stream_that_is_cancelled_while_it_waits_leaves_nothing() -> Non
         await asyncio.sleep(0)
         task.cancel()
     await asyncio.wait([task])
-    assert task.cancelled() and not streams._holders and not streams._waiters
+    assert task.cancelled() and not streams._active and not streams._waiters

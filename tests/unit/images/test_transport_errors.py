@@ -8,7 +8,7 @@ import threading
 import pytest
 import urllib3
 
-from cri_server.images.registry.client import worded
+from cri_server.images.registry.client import describe_error
 
 
 def test_http_where_tls_was_expected_is_told_as_that() -> None:
@@ -26,6 +26,6 @@ def test_http_where_tls_was_expected_is_told_as_that() -> None:
         with pytest.raises(urllib3.exceptions.HTTPError) as caught:
             pool.request("GET", "/v2/")
         pool.close()
-    assert worded(caught.value, f"127.0.0.1:{port}") == (
+    assert describe_error(caught.value, f"127.0.0.1:{port}") == (
         f'it speaks HTTP, not TLS: server = "http://127.0.0.1:{port}" in its hosts.toml asks it so'
     )

@@ -38,7 +38,7 @@ async def test_a_disk_that_comes_from_a_newer_kernel(
 ) -> None:
     """Tars and indexes are made as there; only that they can be mounted is pretended."""
     with monkeypatch.context() as patch:
-        patch.setattr(stores, "why_not", lambda folder: "")
+        patch.setattr(stores, "mount_obstacle", lambda folder: "")
         newer, built = await serve(opened, tmp_path / "images"), make()
         name = await pulled(newer, registry, built)
         await newer.close()

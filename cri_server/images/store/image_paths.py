@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Places(Record):
+class ImagePaths(Record):
     """`image`: of one that is mounted; `lower`: the layers of one that is unpacked, topmost first,
     and `place`, an empty folder."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 
-class GrowingTars:
+class PartialTars:
     """A descriptor for each of the tars `diff_ids`, and a pipe that says when they have grown: see
     `tar_file.Growth`. Ends with `close`."""
 
@@ -19,7 +19,7 @@ class GrowingTars:
         os.set_blocking(self._writing, False)
         self.replaced = False
 
-    def begun(self, diff_id: str, fd: int) -> None:
+    def add(self, diff_id: str, fd: int) -> None:
         """The tar is behind this descriptor, which is taken over. If another one was named before,
         that does not count, and nor does what was made of it: they are `replaced`."""
         if self._fds[diff_id] is not None:
@@ -30,7 +30,7 @@ class GrowingTars:
         if None not in self._fds.values():
             self._all_begun.set()
 
-    def grown(self) -> None:
+    def notify(self) -> None:
         """One of them."""
         self._news.set()
         if self._writing >= 0:
@@ -38,11 +38,11 @@ class GrowingTars:
                 os.write(self._writing, b".")
 
     @property
-    def is_whole(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether none of them grows any more."""
         return self._writing < 0
 
-    def whole(self) -> None:
+    def finish(self) -> None:
         """All of them. Idempotent."""
         self._news.set()
         writing, self._writing = self._writing, -1
@@ -59,7 +59,7 @@ class GrowingTars:
 
     def close(self) -> None:
         """When nobody reads them any more."""
-        self.whole()
+        self.finish()
         for fd in (self._reading, *self._fds.values()):
             if fd is not None:
                 os.close(fd)

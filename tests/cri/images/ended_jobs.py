@@ -1,7 +1,7 @@
-"""A module for a zygote: its errands count their changes to files, and one ends at once before the
+"""A module for a zygote: its jobs count their changes to files, and one ends at once before the
 change with a chosen number.
 
-The count and that number are in a file, PYRUNC_TESTS_ERRAND_CHANGES, that is mapped before errands
+The count and that number are in a file, PYRUNC_TESTS_JOB_CHANGES, that is mapped before jobs
 are forked: their jails let them open nothing, and refuse kill(2), so the end is _exit(2), after
 which nothing of the process runs either.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Any
 
-FILE = "PYRUNC_TESTS_ERRAND_CHANGES"
+FILE = "PYRUNC_TESTS_JOB_CHANGES"
 EXIT_CODE = 77
 _NUMBERS = Struct("=QQ")
 _CHANGES = (
