@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 
 from cri_server.cli.server.install_node import command_lines
+from cri_server.config import Config
 from tests.support import documents
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +86,21 @@ def test_commands_and_mistakes_are_recognized() -> None:
     assert sum(len(list(commands(page))) for page in PAGES) > 20
     assert unknown(["pyrunc-cri", "doctor", "--jsno"]) == ["--jsno"]
     assert unknown(["pyrunc-cri", "docter"]) == ["no verb of pyrunc-cri"]
+
+
+def configurations(page: str) -> Iterator[dict[str, object]]:
+    """Yield the `toml` blocks of a page that are parts of the server's configuration."""
+    text = (ROOT / page).read_text()
+    for block in re.findall(r"^ *```toml\n(.*?)^ *```$", text, flags=re.MULTILINE | re.DOTALL):
+        values = tomllib.loads(block)
+        if not isinstance(values.get("server"), str):  # a hosts.toml
+            yield values
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_key_of_a_configuration_is_one(page: str) -> None:
+    for values in configurations(page):
+        msgspec.convert(values, Config)
 
 
 @pytest.mark.parametrize("page", PAGES)
