@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cri_server.containers import pause
-from cri_server.observability.timeline.trace import graft, span
+from cri_server.observability.timeline.trace import add_remote_spans, span
 from cri_server.pod.client import ExecSession, ShimClient
 from cri_server.services import Services
 from cri_server.spec import process
@@ -264,7 +264,7 @@ async def begin(
                 tty=tty,
                 **streams,
             )
-            graft(session.parts)
+            add_remote_spans(session.parts)
         return session
     except NotFound as error:
         if container.running:

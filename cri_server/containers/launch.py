@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from cri_server.containers import host_paths
-from cri_server.observability.timeline.trace import graft, span
+from cri_server.observability.timeline.trace import add_remote_spans, span
 from cri_server.pod import orphans
 from cri_server.pod.processes import ANSWER_S
 from cri_server.services import Services
@@ -69,7 +69,7 @@ async def prepare(
     with span("compile"), limit_errors(container):
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                graft((await client.create_container(request, fds)).parts)
+                add_remote_spans((await client.create_container(request, fds)).parts)
         except TimeoutError:
             if created_in is not None:
                 orphans.kill_process(created_in)

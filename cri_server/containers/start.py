@@ -11,7 +11,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.containers import launch, restore
 from cri_server.containers.create import target_pid
 from cri_server.observability import events
-from cri_server.observability.timeline.trace import graft
+from cri_server.observability.timeline.trace import add_remote_spans
 from cri_server.operations.steps import Step, Steps
 from cri_server.services import Services
 from cri_server.spec import pod_files, sources
@@ -94,7 +94,7 @@ async def execute(context: StartContext) -> None:
         await launch.ensure(context.services, context.sandbox, container)
         container.created_in = None
         started = await context.services.shims.get(context.sandbox).start_container(container.id)
-        graft(started.parts)
+        add_remote_spans(started.parts)
     except Error as error:
         await context.services.shims.drain(context.sandbox)
         if container.exit is None:

@@ -1,7 +1,6 @@
-"""What the running server is doing: the stacks of its threads and tasks, and where its time goes.
+"""Debugging of the running server: stacks of threads and tasks, and a sampling profiler.
 
-SIGUSR1 writes the threads' stacks to stderr, also when the event loop hangs and no call is
-answered.
+SIGUSR1 writes the threads' stacks to stderr, even when the event loop hangs and answers no call.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ INTERVAL_S = 0.005
 
 
 def enable_signal() -> None:
-    """From here on SIGUSR1 shows the threads; without this it would end the server."""
+    """Make SIGUSR1 dump the threads' stacks; by default it ends the process."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
 def stacks() -> str:
-    """The stacks of all threads, and of all tasks down to what each waits for. Call on the event
+    """The stacks of all threads, and of all tasks down to what each awaits. Call on the event
     loop."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
@@ -39,7 +38,7 @@ def stacks() -> str:
 
 
 def _task(task: asyncio.Task[Any]) -> str:
-    """A task and the coroutines that wait for each other, the innermost last."""
+    """The stack of a task: its coroutines, the innermost last."""
     lines: list[str] = []
     waiting: object = None
     awaited: object = task.get_coro()
@@ -57,22 +56,22 @@ def _task(task: asyncio.Task[Any]) -> str:
 
 
 def profile(seconds: float) -> list[str]:
-    """Look at all threads every 5 ms for `seconds`; lines of `thread;outermost;…;innermost COUNT`,
-    as flame graphs take them.
+    """Sample all threads every 5 ms for `seconds`; return folded stacks for a flame graph, lines of
+    `thread;outermost;…;innermost COUNT`.
 
-    Blocks: run it in a thread. What only waits is seen as well, at the line where it does.
+    Blocks: run it in a thread. Waiting threads are sampled, too, at the line where they wait.
     """
-    own, found = threading.get_ident(), Counter[tuple[str, tuple[CodeType, ...]]]()
+    own, samples = threading.get_ident(), Counter[tuple[str, tuple[CodeType, ...]]]()
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         for ident, frame in sys._current_frames().items():
             if ident != own:
-                found[names.get(ident, "?"), _codes(frame)] += 1
+                samples[names.get(ident, "?"), _codes(frame)] += 1
         time.sleep(INTERVAL_S)
     lines = (
         (";".join([thread.replace(" ", "_"), *map(_name, codes)]), n)
-        for (thread, codes), n in found.items()
+        for (thread, codes), n in samples.items()
     )
     return [f"{stack} {count}" for stack, count in sorted(lines, key=lambda each: -each[1])]
 

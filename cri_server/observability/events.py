@@ -1,7 +1,7 @@
-"""Container events for those who asked: a bounded queue per subscriber, new events only.
+"""Container events of CRI's GetContainerEvents: a bounded queue per subscriber, new events only.
 
-A subscriber that does not read loses its stream with an error, never an event in the middle; the
-others do not notice.
+A subscriber that does not read loses its stream with an error, never single events; other
+subscribers are not affected.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ Queue = asyncio.Queue[api.ContainerEventResponse | None]
 
 
 class Events:
-    """Publishes what happened to sandboxes and containers."""
+    """Publishes the events of sandboxes and containers."""
 
     def __init__(self) -> None:
         self._queues: set[Queue] = set()
         self._latest_ns = 0
 
     @property
-    def wanted(self) -> bool:
-        """Whether anybody listens: the statuses in an event are not free."""
+    def has_subscribers(self) -> bool:
+        """Whether there are subscribers; without them no statuses need to be built."""
         return bool(self._queues)
 
     def now_ns(self) -> int:
-        """A time stamp later than all before: kubelet keeps the newer of a status and an event."""
+        """A strictly increasing time stamp: kubelet uses the newer of a status and an event."""
         self._latest_ns = max(time.time_ns(), self._latest_ns + 1)
         return self._latest_ns
 
     @property
     def subscribers(self) -> int:
-        """How many are told."""
+        """The number of subscribers."""
         return len(self._queues)
 
     def publish(self, event: api.ContainerEventResponse) -> None:
-        """Hand `event` to every subscriber; one whose queue is full is cut off."""
+        """Queue `event` for every subscriber; the stream of one whose queue is full ends."""
         for queue in list(self._queues):
             if queue.qsize() >= QUEUE_LIMIT:
                 self._queues.discard(queue)
@@ -55,7 +55,7 @@ class Events:
                 queue.put_nowait(event)
 
     async def subscribe(self) -> AsyncIterator[api.ContainerEventResponse]:
-        """Events from now on, until the caller stops. Raises ResourceExhausted for one that did not
+        """Yield new events until the caller stops. Raises ResourceExhausted when the caller did not
         keep up."""
         queue: Queue = asyncio.Queue()
         self._queues.add(queue)
@@ -63,7 +63,7 @@ class Events:
             while True:
                 event = await queue.get()
                 if event is None:
-                    raise ResourceExhausted(f"more than {QUEUE_LIMIT} events were not read")
+                    raise ResourceExhausted(f"the client is more than {QUEUE_LIMIT} events behind")
                 yield event
         finally:
             self._queues.discard(queue)

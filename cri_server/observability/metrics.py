@@ -1,10 +1,9 @@
-"""Metrics of pods and containers for a kubelet without cAdvisor: one table of what exists, and the
-figures for it.
+"""Metrics of pods and containers for a kubelet without cAdvisor: the table of metrics, and their
+values.
 
-Names and label keys are announced once, at kubelet's start, so every metric of the table is given
-for every running container; what this kernel does not count is 0, but for pressure and huge pages,
-which are left out then: a node without them must not look like one at rest. Values are whole
-numbers: seconds are rounded down.
+kubelet reads names and label keys once, at its start, so every running container has every metric
+of the table. A value that this kernel does not count is 0, except pressure and huge pages, which
+are omitted: a node without them must not look idle. Values are integers; seconds are rounded down.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ BASE_LABELS = ("pod", "namespace", "container", "id", "image")
 
 @dataclass(slots=True)
 class Figures:
-    """Everything measured about one container."""
+    """The measurements of one container."""
 
     cpu: dict[str, int]
     memory: Memory
@@ -48,11 +47,11 @@ class Figures:
     open_files_limit: int | None
 
     def stat(self, name: str) -> int:
-        """A line of memory.stat."""
+        """A value of memory.stat; 0 without it."""
         return self.memory.stat.get(name, 0)
 
     def usec(self, name: str) -> int:
-        """A time of cpu.stat in seconds."""
+        """A time of cpu.stat, in seconds."""
         return self.cpu.get(name, 0) // 1_000_000
 
 
@@ -62,7 +61,7 @@ Reader = Callable[[Figures], int | Values]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """`read` gives one value, or one for each value of the extra `labels`."""
+    """A metric. `read` returns one value, or one per combination of the extra `labels`."""
 
     name: str
     help: str
@@ -113,17 +112,17 @@ def _huge_pages(key: str) -> Reader:
 
 
 def _pressure(name: str, kind: str) -> Reader:
-    """`some`: a task waited; `full`: none could go on."""
+    """Pressure. `kind`: `some` (a task waited) or `full` (all tasks waited)."""
 
     def read(figures: Figures) -> Values:
-        found = figures.pressure.get(name, {}).get(kind)
-        return [] if found is None else [((), int(found["total"]) // 1_000_000)]
+        pressure = figures.pressure.get(name, {}).get(kind)
+        return [] if pressure is None else [((), int(pressure["total"]) // 1_000_000)]
 
     return read
 
 
 def _soft_limits(figures: Figures) -> Values:
-    """cAdvisor gives this one of all."""
+    """The limit of open files, the only one that cAdvisor exports."""
     limit = figures.open_files_limit
     return [] if limit is None else [(("max_open_files",), limit)]
 
@@ -269,17 +268,17 @@ NETWORK = tuple(
 
 
 def descriptors() -> list[api.MetricDescriptor]:
-    """What will be given, for kubelet's registration."""
-    found = [(m.full_name, m.help, m.labels) for m in CONTAINER]
-    found += [(f"container_{name}", help, ("interface",)) for name, help, _ in NETWORK]
+    """The descriptors of all metrics, for kubelet's registration."""
+    columns = [(m.full_name, m.help, m.labels) for m in CONTAINER]
+    columns += [(f"container_{name}", help, ("interface",)) for name, help, _ in NETWORK]
     return [
         api.MetricDescriptor(name=name, help=help, label_keys=[*BASE_LABELS, *labels])
-        for name, help, labels in found
+        for name, help, labels in columns
     ]
 
 
 async def of_sandbox(services: Services, sandbox: Sandbox) -> api.PodSandboxMetrics:
-    """The pod's own metrics (its network) and those of its running containers."""
+    """Return the metrics of the pod (its network) and of its running containers."""
     metadata = sandbox.config.metadata
     base = [metadata.name, metadata.namespace, "", sandbox.id, ""]
     result = api.PodSandboxMetrics(pod_sandbox_id=sandbox.id)
@@ -287,8 +286,8 @@ async def of_sandbox(services: Services, sandbox: Sandbox) -> api.PodSandboxMetr
         result.metrics.extend(_network(base, sandbox.pause.pid))
     for container in services.index.containers_of(sandbox):
         if container.running:
-            found = result.container_metrics.add(container_id=container.id)
-            found.metrics.extend(await _of_container(services, sandbox, container))
+            container_metrics = result.container_metrics.add(container_id=container.id)
+            container_metrics.metrics.extend(await _of_container(services, sandbox, container))
     return result
 
 
@@ -319,8 +318,8 @@ async def _of_container(
 
 
 def _values(metric: Metric, figures: Figures) -> Values:
-    found = metric.read(figures)
-    return found if isinstance(found, list) else [((), found)]
+    value = metric.read(figures)
+    return value if isinstance(value, list) else [((), value)]
 
 
 def _measure(services: Services, container: Container, layer_bytes: int) -> Figures:
@@ -352,7 +351,7 @@ def _measure(services: Services, container: Container, layer_bytes: int) -> Figu
 
 
 def _open_files_limit(container: Container) -> int | None:
-    """The soft one of the container's first process (prlimit(2)); None when it is gone."""
+    """The soft limit of the container's first process (prlimit(2)); None after its exit."""
     if container.process is None:
         return None
     try:

@@ -1,7 +1,7 @@
-"""Usage of containers and pods, read from their cgroups when asked.
+"""CPU, memory, disk and network usage of containers and pods, read on request.
 
-On a host whose controllers are on v1 the v2 group has no memory files: memory is then added up over
-the group's processes.
+On a host with controllers on cgroup v1, the v2 group has no memory files; memory is then the sum
+over the group's processes.
 """
 
 from __future__ import annotations
@@ -27,30 +27,33 @@ from pyrunc.errors import Error
 from pyrunc.kernel.process import stat
 from pyrunc.kernel.usage import usage
 
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-LAYER_AGE_S = 10.0
 log = logging.getLogger(__name__)
 
-RATE_WINDOW_NS = 1_000_000_000  # shorter ones tell more about the scheduler than about the group
-LAYER_REST = 10  # times as long as a walk took
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+LAYER_AGE_S = 10.0
+RATE_WINDOW_NS = 1_000_000_000  # shorter windows measure the scheduler rather than the group
+LAYER_REST = 10  # pause between walks, as a multiple of the last duration
 DEFAULT_INTERFACE = "eth0"
 NO_MEMORY = Memory(0, {}, {})
 
 
 class LayerSizes:
-    """Sizes of writable layers. A layer is walked by one thread at a time and rests then, longer
-    the longer that took: a container with millions of files must not keep the server busy."""
+    """Measures and caches the sizes of writable layers.
+
+    One thread walks a layer; the next walk follows after a pause in proportion to the duration, so
+    that a container with millions of files does not keep the server busy.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[float, int, int, int]] = {}
+        self._cache: dict[str, tuple[float, int, int, int]] = {}
         self._walks: dict[str, asyncio.Task[tuple[int, int, int]]] = {}
 
     async def of(self, container_id: str, root: Path) -> tuple[int, int, int]:
-        """timestamp ns, bytes, inodes of the layer and the anonymous volumes in a container's
-        folder; those of the last walk while another is under way."""
-        known = self._known.get(container_id)
-        if known is not None and (time.monotonic() < known[0] or container_id in self._walks):
-            return known[1:]
+        """Return timestamp (ns), bytes and inodes of a container's layer and anonymous volumes;
+        values of the last walk while another is running."""
+        cached = self._cache.get(container_id)
+        if cached is not None and (time.monotonic() < cached[0] or container_id in self._walks):
+            return cached[1:]
         walk = self._walks.get(container_id)
         if walk is None:
             walk = self._walks[container_id] = asyncio.create_task(self._walk(container_id, root))
@@ -58,16 +61,16 @@ class LayerSizes:
         return await asyncio.shield(walk)
 
     def measured(self, roots: Mapping[str, Path]) -> tuple[int, int]:
-        """Bytes and inodes of all these containers' layers, by what is known of them: nobody waits
-        for a walk here. One is begun for a layer that was never measured."""
+        """Return the cached bytes and inodes of all these layers without waiting; start a walk of
+        each layer that was never measured."""
         for container_id, root in roots.items():
-            if container_id not in self._known and container_id not in self._walks:
+            if container_id not in self._cache and container_id not in self._walks:
                 walk = self._walks[container_id] = asyncio.create_task(
                     self._walk(container_id, root)
                 )
                 walk.add_done_callback(lambda done, name=container_id: self._forget(name, done))  # type: ignore[misc]
-        found = [self._known[container_id] for container_id in roots if container_id in self._known]
-        return sum(used for _, _, used, _ in found), sum(inodes for _, _, _, inodes in found)
+        sizes = [self._cache[container_id] for container_id in roots if container_id in self._cache]
+        return sum(used for _, _, used, _ in sizes), sum(inodes for _, _, _, inodes in sizes)
 
     def _forget(self, container_id: str, walk: asyncio.Task[tuple[int, int, int]]) -> None:
         self._walks.pop(container_id, None)
@@ -78,45 +81,44 @@ class LayerSizes:
         begin = time.monotonic()
         used, inodes = await asyncio.to_thread(_written, root)
         end = time.monotonic()
-        found = (time.time_ns(), used, inodes)
-        if len(self._known) > 10_000:
-            self._known.clear()
-        self._known[container_id] = (end + max(LAYER_AGE_S, LAYER_REST * (end - begin)), *found)
-        return found
+        measured = (time.time_ns(), used, inodes)
+        if len(self._cache) > 10_000:
+            self._cache.clear()
+        self._cache[container_id] = (end + max(LAYER_AGE_S, LAYER_REST * (end - begin)), *measured)
+        return measured
 
 
 def _written(root: Path) -> tuple[int, int]:
-    """Bytes and inodes of what a container may write to on the node's disk."""
-    found = [usage(root / "upper")]
+    """Bytes and inodes of a container's writable layer and anonymous volumes."""
+    usages = [usage(root / "upper")]
     if (root / FOLDER).exists():
-        found.append(usage(root / FOLDER))
-    return sum(used for used, _ in found), sum(inodes for _, inodes in found)
+        usages.append(usage(root / FOLDER))
+    return sum(used for used, _ in usages), sum(inodes for _, inodes in usages)
 
 
 layers = LayerSizes()
 
 
 class CpuRates:
-    """How fast groups use the CPU: between the sample of now and the last one that is old
-    enough."""
+    """Computes the CPU usage of groups per second, between samples at least `RATE_WINDOW_NS`
+    apart."""
 
     def __init__(self) -> None:
-        self._known: dict[
-            str, tuple[int, int, int | None]
-        ] = {}  # when, used until then, and the rate until then
+        # By group: the time of the sample, the CPU time used until then, the rate until then.
+        self._cache: dict[str, tuple[int, int, int | None]] = {}
 
     def of(self, key: str, now_ns: int, used_ns: int) -> int | None:
-        """Nanoseconds of CPU time in a second; None with the first sample, and after one that goes
-        back: another group."""
-        known = self._known.get(key)
-        if known is not None and used_ns >= known[1] and now_ns - known[0] < RATE_WINDOW_NS:
-            return known[2]
+        """Return nanoseconds of CPU time per second; None for a first sample, and after a decrease,
+        which means another group of the same name."""
+        sample = self._cache.get(key)
+        if sample is not None and used_ns >= sample[1] and now_ns - sample[0] < RATE_WINDOW_NS:
+            return sample[2]
         rate = None
-        if known is not None and used_ns >= known[1]:
-            rate = (used_ns - known[1]) * 1_000_000_000 // (now_ns - known[0])
-        if len(self._known) > 10_000:
-            self._known.clear()
-        self._known[key] = (now_ns, used_ns, rate)
+        if sample is not None and used_ns >= sample[1]:
+            rate = (used_ns - sample[1]) * 1_000_000_000 // (now_ns - sample[0])
+        if len(self._cache) > 10_000:
+            self._cache.clear()
+        self._cache[key] = (now_ns, used_ns, rate)
         return rate
 
 
@@ -125,14 +127,14 @@ rates = CpuRates()
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was measured of one group. `stats` is empty when the group is gone."""
+    """The measurements of one group. `stats` is empty when the group is gone."""
 
     stats: Stats
     processes: int
 
 
 async def of_container(services: Services, container: Container) -> api.ContainerStats:
-    """Attributes and writable layer always, usage while it runs."""
+    """Return attributes and writable layer, and while the container runs its usage."""
     (result,) = await of_containers(services, [container])
     return result
 
@@ -140,12 +142,12 @@ async def of_container(services: Services, container: Container) -> api.Containe
 async def of_containers(
     services: Services, containers: Iterable[Container]
 ) -> list[api.ContainerStats]:
-    """Of each, measured together in one thread."""
-    wanted = list(containers)
-    groups_of = {c.id: groups.place(c.cgroups_path, c.id) for c in wanted if c.running}
+    """Return the stats of all containers, measured in one thread."""
+    listed = list(containers)
+    groups_of = {c.id: groups.place(c.cgroups_path, c.id) for c in listed if c.running}
     figures = await asyncio.to_thread(_measure_all, groups_of)
     return [
-        await _container(services, container, figures.get(container.id)) for container in wanted
+        await _container(services, container, figures.get(container.id)) for container in listed
     ]
 
 
@@ -165,7 +167,7 @@ async def _container(
 
 
 def _attributes(services: Services, container: Container) -> bytes:
-    """The message with what never changes, in its wire form."""
+    """The constant part of the message, encoded."""
 
     def make() -> bytes:
         result = api.ContainerStats()
@@ -180,7 +182,8 @@ def _attributes(services: Services, container: Container) -> bytes:
 
 
 async def of_sandbox(services: Services, sandbox: Sandbox) -> api.PodSandboxStats:
-    """Usage of the pod's parent cgroup when it has one of its own, of its members otherwise."""
+    """Return the usage of the pod's own cgroup, or else the sum of its containers and pause
+    process."""
     (result,) = await of_sandboxes(services, [sandbox])
     return result
 
@@ -188,19 +191,16 @@ async def of_sandbox(services: Services, sandbox: Sandbox) -> api.PodSandboxStat
 async def of_sandboxes(
     services: Services, sandboxes: Iterable[Sandbox]
 ) -> list[api.PodSandboxStats]:
-    """Of each, measured together in one thread; a group is measured once, though its pod counts it
-    too."""
-    wanted = [(sandbox, services.index.containers_of(sandbox)) for sandbox in sandboxes]
+    """Return the stats of all pods, measured in one thread, each group once."""
+    pods = [(sandbox, services.index.containers_of(sandbox)) for sandbox in sandboxes]
     groups_of: dict[str, Cgroup] = {}
-    for sandbox, containers in wanted:
+    for sandbox, containers in pods:
         groups_of |= {c.id: groups.place(c.cgroups_path, c.id) for c in containers if c.running}
         if sandbox.state == api.SANDBOX_READY:
             pod = _pod_group(sandbox)
             groups_of[sandbox.id] = pod or groups.place(sandbox.cgroups_path, sandbox.id)
     figures = await asyncio.to_thread(_measure_all, groups_of)
-    return [
-        await _sandbox(services, sandbox, containers, figures) for sandbox, containers in wanted
-    ]
+    return [await _sandbox(services, sandbox, containers, figures) for sandbox, containers in pods]
 
 
 async def _sandbox(
@@ -241,27 +241,27 @@ def _pod_attributes(sandbox: Sandbox) -> bytes:
 
 
 def measure(group: Cgroup) -> tuple[Stats, Memory]:
-    """All figures of the group, memory from its processes where the v2 tree has no files for it."""
-    found = group.stats()
-    return found, found.memory or _memory_of(group.processes())
+    """Return all figures of the group; memory is the sum of its processes if v2 has no files."""
+    stats = group.stats()
+    return stats, stats.memory or _memory_of(group.processes())
 
 
-def _measure_all(wanted: Mapping[str, Cgroup]) -> dict[str, Figures]:
-    """Figures by the same keys; a group that cannot be read has none."""
-    found = {}
-    for key, group in wanted.items():
+def _measure_all(groups_of: Mapping[str, Cgroup]) -> dict[str, Figures]:
+    """Measure each group; one that cannot be read is omitted."""
+    figures = {}
+    for key, group in groups_of.items():
         try:
             stats, pids = group.usage(), group.processes()
         except Error:
             continue
         if stats.memory is None:
             stats.memory = _memory_of(pids)
-        found[key] = Figures(stats, len(pids))
-    return found
+        figures[key] = Figures(stats, len(pids))
+    return figures
 
 
 def _pod_group(sandbox: Sandbox) -> Cgroup | None:
-    """The group that kubelet made for the pod."""
+    """The pod's cgroup, which kubelet made; None without one."""
     if not sandbox.config.linux.cgroup_parent.strip("/"):
         return None
     driver = groups.driver_of(sandbox.cgroup_parent)
@@ -292,24 +292,24 @@ def _sum_memory(left: Memory | None, right: Memory | None) -> Memory:
 def _memory_of(pids: Iterable[int]) -> Memory:
     resident = faults = major = 0
     for pid in pids:
-        if (found := stat(pid)) is not None:
-            faults, major = faults + found.minor_faults, major + found.major_faults
-            resident += found.resident * PAGE_BYTES
+        if (process := stat(pid)) is not None:
+            faults, major = faults + process.minor_faults, major + process.major_faults
+            resident += process.resident * PAGE_BYTES
     return Memory(
         resident, {"anon": resident, "inactive_file": 0, "pgfault": faults, "pgmajfault": major}, {}
     )
 
 
-def _fill(key: str, cpu: api.CpuUsage, memory: api.MemoryUsage, found: Stats) -> None:
-    """`key`: what tells this group from others, over several samples."""
+def _fill(key: str, cpu: api.CpuUsage, memory: api.MemoryUsage, stats: Stats) -> None:
+    """Fill CPU and memory usage. `key`: identifies the group across samples."""
     now = time.time_ns()
     cpu.timestamp = memory.timestamp = now
-    used = (found.cpu or {}).get("usage_usec", 0) * 1000
+    used = (stats.cpu or {}).get("usage_usec", 0) * 1000
     cpu.usage_core_nano_seconds.value = used
     rate = rates.of(key, time.monotonic_ns(), used)
     if rate is not None:
         cpu.usage_nano_cores.value = rate
-    figures = found.memory or NO_MEMORY
+    figures = stats.memory or NO_MEMORY
     stat = figures.stat
     working_set = max(0, figures.current - stat.get("inactive_file", 0))
     memory.usage_bytes.value = figures.current
@@ -319,12 +319,12 @@ def _fill(key: str, cpu: api.CpuUsage, memory: api.MemoryUsage, found: Stats) ->
     memory.major_page_faults.value = stat.get("pgmajfault", 0)
     if figures.max is not None:
         memory.available_bytes.value = max(0, figures.max - working_set)
-    _psi(cpu, found, "cpu")
-    _psi(memory, found, "memory")
+    _psi(cpu, stats, "cpu")
+    _psi(memory, stats, "memory")
 
 
-def _fill_swap(swap: api.SwapUsage, found: Stats) -> None:
-    memory = found.memory
+def _fill_swap(swap: api.SwapUsage, stats: Stats) -> None:
+    memory = stats.memory
     if memory is None or memory.swap_current is None:
         return
     swap.timestamp = time.time_ns()
@@ -333,9 +333,9 @@ def _fill_swap(swap: api.SwapUsage, found: Stats) -> None:
         swap.swap_available_bytes.value = max(0, memory.swap_max - memory.swap_current)
 
 
-def _psi(message: Any, found: Stats, name: str) -> None:
-    """Pressure; the kernel counts microseconds, CRI nanoseconds."""
-    for kind, figures in found.pressure.get(name, {}).items():
+def _psi(message: Any, stats: Stats, name: str) -> None:
+    """Fill pressure stall information; the kernel counts microseconds, CRI nanoseconds."""
+    for kind, figures in stats.pressure.get(name, {}).items():
         data = getattr(message.psi, kind.capitalize())
         data.Total = int(figures["total"]) * 1000
         data.Avg10, data.Avg60, data.Avg300 = figures["avg10"], figures["avg60"], figures["avg300"]
@@ -344,8 +344,8 @@ def _psi(message: Any, found: Stats, name: str) -> None:
 
 
 def _network(usage: api.NetworkUsage, pid: int) -> None:
-    """Counters of the namespace of `pid`, from its /proc/PID/net/dev; the default interface is
-    always named."""
+    """Fill the counters of the network namespace of `pid` from /proc/PID/net/dev; the default
+    interface is always present."""
     usage.timestamp = time.time_ns()
     usage.default_interface.name = DEFAULT_INTERFACE
     try:

@@ -17,7 +17,7 @@ from cri_server.config import handlers
 from cri_server.config.model import Containers
 from cri_server.network.model import Dns, PodNetwork, PortMapping
 from cri_server.observability import events
-from cri_server.observability.timeline.trace import graft
+from cri_server.observability.timeline.trace import add_remote_spans
 from cri_server.operations.steps import Beside, Step, Steps
 from cri_server.operations.tasks import gather, shield_until_done
 from cri_server.pod import orphans
@@ -272,7 +272,7 @@ async def start_pause(context: RunContext) -> None:
     client = context.services.shims.get(context.sandbox)
     try:
         started = await client.start_pause()
-        graft(started.parts)
+        add_remote_spans(started.parts)
     except KernelError as error:
         if sysctls.is_refused(error):
             raise InvalidArgument(error.message) from None

@@ -132,7 +132,7 @@ def event(
 ) -> api.ContainerEventResponse | None:
     """The event that something (a container, or the sandbox itself by its id) changed; None when
     nobody listens."""
-    if not services.events.wanted:
+    if not services.events.has_subscribers:
         return None
     containers = services.index.containers_of(sandbox)
     return api.ContainerEventResponse(

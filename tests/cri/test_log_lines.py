@@ -104,7 +104,7 @@ def test_a_failure_has_one_line_with_its_step_and_reason(server: Server) -> None
     server.remove_pod(pod)
 
 
-def test_reading_says_nothing_even_when_it_fails(server: Server) -> None:
+def test_failed_reads_are_not_logged(server: Server) -> None:
     log = Log(server)
     for _ in range(3):
         with pytest.raises(grpc.RpcError):
@@ -118,7 +118,7 @@ def test_reading_says_nothing_even_when_it_fails(server: Server) -> None:
     assert log.records() == []
 
 
-def test_secrets_stay_out(server: Server) -> None:
+def test_secrets_are_not_logged(server: Server) -> None:
     log = Log(server)
     pod = server.run_pod(server.pod_config("quiet", annotations={"token": SECRET}))
     config = server.container_config(
@@ -146,7 +146,7 @@ def test_secrets_stay_out(server: Server) -> None:
     assert SECRET not in log.text()
 
 
-def test_a_client_that_fails_in_a_loop_is_held_back(server: Server) -> None:
+def test_a_client_that_fails_in_a_loop_is_rate_limited(server: Server) -> None:
     log = Log(server)
     bad = api.RunPodSandboxRequest(config=api.PodSandboxConfig())
     for _ in range(300):
@@ -174,7 +174,7 @@ def failures(log: Log, verb: str) -> list[dict[str, Any]]:
     return [r for r in log.records() if r["message"] == f"{verb} failed"]
 
 
-def test_what_the_node_cannot_do_is_a_warning(server: Server) -> None:
+def test_failures_of_the_node_are_warnings(server: Server) -> None:
     """UNIMPLEMENTED is the answer to a request that is right: whoever owns the node finds it in the
     log."""
     pod = server.run_pod(server.pod_config("unable"))
@@ -236,7 +236,7 @@ def update(server: Server, container: str, limits: api.LinuxContainerResources) 
     server.runtime.UpdateContainerResources(request, timeout=30)
 
 
-def test_a_call_that_the_server_has_not_is_quiet(server: Server) -> None:
+def test_an_unknown_call_is_not_logged(server: Server) -> None:
     log = Log(server)
     call = server.channel.unary_unary(
         "/runtime.v1.RuntimeService/NoSuchCall",

@@ -126,7 +126,7 @@ def test_a_pods_life_in_numbers(server: Server, address: Path) -> None:
     assert value(down, "process_resident_memory_bytes") > 1e6
 
 
-def test_what_pods_use(server: Server, address: Path) -> None:
+def test_metrics_of_pods(server: Server, address: Path) -> None:
     """The same series that kubelet makes of ListPodSandboxMetrics."""
     container = server.launch(server.run_pod())
     samples = of_pods(address)
@@ -179,7 +179,7 @@ def test_an_exec_session_is_counted_while_it_is_open(server: Server, address: Pa
     server.remove_pod(pod)
 
 
-def test_it_is_what_prometheus_wants(server: Server, address: Path) -> None:
+def test_promtool_accepts_the_metrics(server: Server, address: Path) -> None:
     """The rules of `promtool check metrics`, as far as they concern us."""
     server.pods()
     text = get(address, "/metrics")[1]
@@ -223,7 +223,7 @@ def _check_histogram(family: Metric) -> None:
         assert buckets[-1] == (float("inf"), counts[key])
 
 
-def test_dashboard_and_alerts_name_what_there_is(server: Server, address: Path) -> None:
+def test_dashboard_and_alerts_use_existing_metrics(server: Server, address: Path) -> None:
     server.remove_pod(server.run_pod())
     samples = {s.name for family in scrape(address).values() for s in family.samples}
     # A counter without a sample yet has its name all the same.
@@ -252,7 +252,7 @@ def test_health(server: Server, address: Path) -> None:
     assert get(address, "/healthz") == (200, "ok\n")
 
 
-def test_it_is_off_unless_asked_for_and_costs_nothing_then() -> None:
+def test_metrics_are_off_by_default_and_cost_nothing() -> None:
     with Server(network=False) as server:
         server.pods()
         script = "import sys, cri_server.app; print([m for m in sys.modules if m.startswith(('prometheus', 'cri_server.tele'))])"

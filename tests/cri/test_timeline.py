@@ -118,14 +118,14 @@ def parts_of(call: dict[str, Any], name: str) -> list[str]:
     return [span["name"] for span in call["spans"] if span.get("parent") == whole]
 
 
-def test_the_parts_of_shims(server: Server) -> None:
+def test_spans_of_shims(server: Server) -> None:
     pod = server.run_pod(server.pod_config("parts"))
     container = server.launch(pod, server.container_config(["sleep", "600"]))
     server.exec(container, "true")
     found = {call["call"]: call for call in calls(server, "default/parts")}
     server.remove_pod(pod)
     launch = ["spawn the launcher", "clone the process", "set it up and execute"]
-    pause = parts_of(found["RunPodSandbox"], "pause")
+    pause = parts_of(found["RunPodSandbox"], "holder")
     assert pause[-3:] == launch and "cgroup" in pause[:-3]
     assert parts_of(found["CreateContainer"], "launch") == ["compile"]
     compiled = parts_of(found["CreateContainer"], "compile")
@@ -194,7 +194,7 @@ def test_the_launchers_operations_and_a_page(tmp_path: Path) -> None:
         assert wait_until(lambda: not told(), 60), "a running server takes it"
 
 
-def test_who_follows_sees_calls_end_over_a_restart() -> None:
+def test_a_follower_sees_calls_across_a_restart() -> None:
     with Server(network=False) as server:
         server.load_image()
         server.run_pod(server.pod_config("one"), host_network=True)

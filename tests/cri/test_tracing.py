@@ -92,7 +92,7 @@ def test_the_spans_of_calls(tmp_path: Path) -> None:
         assert {s["name"] for s in found if s["parent"] == started["id"] and s["failed"]} == {
             "execute"
         }
-        assert "pause" in {span["name"] for span in found if span["parent"] == ran["id"]}
+        assert "holder" in {span["name"] for span in found if span["parent"] == ran["id"]}
         for span in found:
             parent = by_id.get(span["parent"])
             assert span["begin_ns"] <= span["end_ns"]
@@ -115,7 +115,7 @@ def test_the_spans_of_calls(tmp_path: Path) -> None:
         assert calls[0]["traceparent"] == f"00-{TRACE}-{SPAN}-01" and "traceparent" not in calls[1]
 
 
-def test_sampling_is_for_those_who_do_not_say(tmp_path: Path) -> None:
+def test_sampling_applies_to_calls_without_traceparent(tmp_path: Path) -> None:
     with tracing(tmp_path, sampling=0.0) as server:
         run_pod(server, "unasked")
         run_pod(server, "malformed", "00-not-a-trace")
@@ -126,7 +126,7 @@ def test_sampling_is_for_those_who_do_not_say(tmp_path: Path) -> None:
         server.start()
 
 
-def test_a_collector_that_hangs_or_is_gone_slows_nobody(tmp_path: Path) -> None:
+def test_a_hanging_or_missing_collector_does_not_slow_calls(tmp_path: Path) -> None:
     with tracing(tmp_path, "hang") as server:
         for number in range(5):
             server.remove_pod(run_pod(server, f"web{number}"))
@@ -145,7 +145,7 @@ def test_a_collector_that_hangs_or_is_gone_slows_nobody(tmp_path: Path) -> None:
         server.remove_pod(run_pod(server, "after"))
 
 
-def test_it_is_off_and_costs_nothing_unless_asked_for() -> None:
+def test_tracing_is_off_by_default_and_costs_nothing() -> None:
     code = "import cri_server.app, sys; print([m for m in sys.modules if 'opentelemetry' in m or m == 'requests'])"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True

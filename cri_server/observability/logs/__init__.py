@@ -1,2 +1,1 @@
-"""What the server says about itself: one line per record, as text, JSON or fields of the journal,
-never too many of a kind."""
+"""The server's log: records as text, JSON or fields of the journal, with a rate limit."""

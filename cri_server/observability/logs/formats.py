@@ -1,8 +1,8 @@
-"""A record as one line of text, and as one JSON object.
+"""The formats of log records: a line of text, or a JSON object.
 
-Both write times as RFC 3339 in UTC with milliseconds. Names in a message may be an image's or a
-pod's: control characters are escaped, so that no name begins a line of its own; only a traceback,
-which is ours, has more lines (in JSON it is a string).
+Times are RFC 3339 in UTC with milliseconds. Control characters in messages are escaped, so that the
+name of an image or pod cannot forge a line. Only a traceback spans several lines; in JSON it is a
+string.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from functools import lru_cache
 
 import msgspec
 
-from cri_server.observability.logs.fields import found_in
+from cri_server.observability.logs.fields import fields_of
 from pyrunc.errors import VISIBLE
 
 _PLAIN = re.compile(r"[\w./:@%+,\[\]-]+")
 
 
 def time_of(record: logging.LogRecord) -> str:
-    """`2026-11-22T21:50:00.123Z`."""
+    """The time as `2026-11-22T21:50:00.123Z`."""
     return f"{_second(int(record.created))}.{int(record.msecs):03d}Z"
 
 
@@ -32,7 +32,7 @@ def _second(seconds: int) -> str:
 
 
 def message_of(record: logging.LogRecord) -> str:
-    """The message on one line."""
+    """The message as one line."""
     return record.getMessage().translate(VISIBLE)
 
 
@@ -41,7 +41,7 @@ class Text(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line = f"{time_of(record)} {record.levelname} {record.name}: {message_of(record)}"
-        for key, value in found_in(record).items():
+        for key, value in fields_of(record).items():
             line += f" {key}={_quoted(str(value))}"
         return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
 
@@ -55,7 +55,7 @@ class Json(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": message_of(record),
-            **found_in(record),
+            **fields_of(record),
         }
         if record.exc_info:
             content["traceback"] = self.formatException(record.exc_info)
@@ -63,7 +63,7 @@ class Json(logging.Formatter):
 
 
 def _quoted(text: str) -> str:
-    """As in logfmt: in quotation marks where a reader could not tell where the value ends."""
-    return (
-        text if _PLAIN.fullmatch(text) else json.dumps(text.translate(VISIBLE), ensure_ascii=False)
-    )
+    """Quote a value if needed, as in logfmt."""
+    if _PLAIN.fullmatch(text):
+        return text
+    return json.dumps(text.translate(VISIBLE), ensure_ascii=False)

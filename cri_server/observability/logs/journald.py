@@ -1,9 +1,10 @@
-"""Records to journald as fields, by its native protocol: one datagram of `KEY=value` lines to its
-socket; a value with line breaks has its length in front; what is too long for a datagram goes as a
-sealed memfd (systemd.io/JOURNAL_NATIVE_PROTOCOL, sd_journal_send(3)).
+"""Sends log records to journald by its native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL,
+sd_journal_send(3)).
 
-The event loop never waits for the journal: a record that its socket does not take at once is
-dropped and counted, and the next one that is taken says how many were lost.
+A record is a datagram of `KEY=value` lines; a value with line breaks is preceded by its length; a
+record too long for a datagram is sent as a sealed memfd. The event loop does not wait for the
+journal: a record that its socket refuses is dropped, and the next one has the number of lost
+records.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import socket
 from collections.abc import Iterable
 from struct import pack
 
-from cri_server.observability.logs.fields import found_in
+from cri_server.observability.logs.fields import fields_of
 from cri_server.observability.logs.formats import message_of
 
 SOCKET = "/run/systemd/journal/socket"
@@ -29,7 +30,7 @@ _TOO_LONG = (errno.EMSGSIZE, errno.ENOBUFS)
 
 
 def encode(pairs: Iterable[tuple[str, str]]) -> bytes:
-    """The datagram of these fields."""
+    """Encode fields as a datagram."""
     parts = []
     for key, value in pairs:
         data = value.encode("utf-8", "replace")
@@ -41,7 +42,7 @@ def encode(pairs: Iterable[tuple[str, str]]) -> bytes:
 
 
 class Journal(logging.Handler):
-    """Sends records to the journal at `path`. Raises OSError when nobody listens there."""
+    """Sends records to the journal at `path`. Raises OSError when it does not listen."""
 
     def __init__(self, path: str = SOCKET) -> None:
         super().__init__()
@@ -80,11 +81,11 @@ class Journal(logging.Handler):
             ("CODE_LINE", str(record.lineno)),
             ("CODE_FUNC", record.funcName),
         ]
-        pairs += [(PREFIX + key.upper(), str(value)) for key, value in found_in(record).items()]
+        pairs += [(PREFIX + key.upper(), str(value)) for key, value in fields_of(record).items()]
         return [*pairs, (PREFIX + "LOST_BEFORE", str(self._lost))] if self._lost else pairs
 
     def _send(self, data: bytes) -> None:
-        """Raises OSError: BlockingIOError when the journal does not keep up."""
+        """Send a datagram. Raises OSError: BlockingIOError when the journal does not keep up."""
         try:
             self._socket.sendto(data, self._path)  # not connected: the journal may be restarted
         except OSError as error:

@@ -1,7 +1,8 @@
-"""At most so many records of a kind per second: a client that fails in a loop fills no disk.
+"""Limits the rate of similar log records, so that a client that fails in a loop cannot fill the
+disk.
 
-A kind is a logger, a level and a message before its arguments are put in. What is held back is
-counted; the next record of the kind that passes has the number in its field `suppressed`.
+Records of one kind have the same logger, level and message template. Suppressed records are
+counted; the next one of the kind that passes has their number in its field `suppressed`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 
 from cri_server.observability.logs.fields import add_to
 
-BURST_S = 4.0  # so many seconds' worth may come at once
+BURST_S = 4.0  # a burst may have as many records as this many seconds
 KINDS_LIMIT = 1024
 
 _Kind = tuple[str, int, str]
@@ -22,14 +23,14 @@ class RateLimit(logging.Filter):
     """A token bucket per kind: `per_second` records, `BURST_S` times as many at once. Critical
     records always pass.
 
-    `clock`: seconds that never go back.
+    `clock`: monotonic seconds.
     """
 
     def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
         self._per_second, self._size = per_second, max(1.0, per_second * BURST_S)
-        # tokens, when they were counted, records held back
+        # Tokens, the time when they were counted, suppressed records.
         self._buckets: dict[_Kind, list[float]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -1,4 +1,4 @@
-"""Where the server's records go: stderr as text or JSON, or the journal."""
+"""Configures logging: to stderr as text or JSON, or to the journal."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pyrunc.errors import WrongState
 
 
 def configure(level: str, form: str, limit_per_s: float) -> None:
-    """Replace the root logger's handlers. `form`: text, json or journald; `limit_per_s` 0: no
-    limit.
+    """Replace the root logger's handlers. `form`: text, json or journald; `limit_per_s`: records of
+    a kind, 0 without limit.
 
-    Raises WrongState when the journal is asked for and does not run.
+    Raises WrongState when journald does not run.
     """
     handler = _handler(form)
     if limit_per_s:
         handler.addFilter(RateLimit(limit_per_s))
-    # What no form shows is not looked up for each record (logging HOWTO, "Optimization").
+    # Skip what no format shows (logging HOWTO, "Optimization").
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     if sys.version_info >= (3, 12):
         logging.logAsyncioTasks = False
-    if form != "journald":  # which has the line of source code
+    if form != "journald":  # the journal alone has the source line
         logging._srcfile = None  # type: ignore[attr-defined]
     root = logging.getLogger()
     root.handlers[:] = [handler]

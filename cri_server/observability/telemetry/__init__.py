@@ -1,2 +1,1 @@
-"""The server's own numbers for Prometheus, and whether it is well: loaded only when `[metrics]
-address` is set."""
+"""Prometheus metrics and a health check of the server, loaded only with `[metrics] address`."""

@@ -1,8 +1,7 @@
-"""A small HTTP/1.1 server for metrics and `/healthz` on a unix socket or a TCP address; h11 reads
-and writes the protocol.
+"""An HTTP/1.1 server for metrics and `/healthz` on a unix socket or a TCP address, with h11.
 
-It takes GET and HEAD without a body. Whoever can connect may read: on TCP anybody who reaches the
-address, on the socket root and its group.
+It serves GET and HEAD without authentication: over TCP to every client that reaches the address,
+over the socket to root and its group.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from pyrunc.errors import Error, WrongState
 
 log = logging.getLogger(__name__)
 
-REQUEST_S = 10.0  # for a request to arrive, and for an answer to be taken
-# More than twice what asyncio accepts in one turn of its loop (a backlog of 100): a connection that
-# brings its request along is read before later ones make it the oldest.
+REQUEST_S = 10.0  # to receive a request, and to send a reply
+# More than twice what asyncio accepts in one turn of its loop (a backlog of 100): a connection is
+# read once before newer ones make it the oldest.
 CONNECTIONS_LIMIT = 256
 READ_BYTES = 16 << 10
 SOCKET_MODE = 0o660
@@ -31,7 +30,7 @@ SOCKET_MODE = 0o660
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer."""
+    """An HTTP reply."""
 
     status: int
     body: bytes
@@ -39,7 +38,7 @@ class Reply:
 
 
 Route = Callable[[str], Awaitable[Reply]]
-"""Answers a request with this Accept header."""
+"""Handles a request, given its Accept header."""
 
 
 class Endpoint:
@@ -49,7 +48,7 @@ class Endpoint:
         self._address, self._routes = address, routes
         self._connections: set[asyncio.Task[None]] = set()
         self._idle: dict[asyncio.Task[None], None] = {}
-        """Those that wait for their client, the longest waiting first."""
+        """Connections that wait for their client, the longest waiting first."""
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -75,12 +74,12 @@ class Endpoint:
 
     @property
     def port(self) -> int:
-        """Of TCP: the one that was chosen where 0 was asked for."""
+        """The TCP port, which the kernel chooses for port 0."""
         assert self._server is not None
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """Stop listening, end the connections."""
+        """Stop listening and close all connections."""
         if self._server is not None:
             self._server.close()
         if self._address.startswith("unix://"):
@@ -97,17 +96,17 @@ class Endpoint:
                 self._connections.add(task)
                 await self._serve(task, reader, writer)
         except (OSError, TimeoutError, h11.ProtocolError):
-            pass  # the client's end of it
+            pass  # the client has disconnected, is too slow, or broke the protocol
         except asyncio.CancelledError:
-            pass  # the server's
+            pass  # closed by the server
         finally:
             self._connections.discard(task)
             self._idle.pop(task, None)
             writer.transport.abort()
 
     def _make_room(self) -> bool:
-        """Whether one more may come. At the limit the one that has waited longest for its client
-        goes: any local user may connect by TCP."""
+        """Return whether another connection fits. At the limit the one that has waited longest for
+        its client is closed: any local user can connect by TCP."""
         if len(self._connections) < CONNECTIONS_LIMIT:
             return True
         oldest = next(iter(self._idle), None)
@@ -121,7 +120,7 @@ class Endpoint:
     async def _serve(
         self, task: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Requests one after the other, until either side has had enough."""
+        """Serve requests until either side closes the connection."""
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=READ_BYTES)
         while True:
             self._idle[task] = None
@@ -146,22 +145,24 @@ class Endpoint:
 
     async def _answer(self, request: h11.Request) -> Reply:
         if request.method not in (b"GET", b"HEAD"):
-            return Reply(405, b"GET or HEAD\n")
+            return Reply(405, b"the method must be GET or HEAD\n")
         route = self._routes.get(request.target.partition(b"?")[0].decode("ascii", "replace"))
         if route is None:
-            return Reply(404, f"there are {' and '.join(sorted(self._routes))}\n".encode())
+            return Reply(
+                404, f"not found; there are {' and '.join(sorted(self._routes))}\n".encode()
+            )
         accept = b",".join(value for name, value in request.headers if name == b"accept")
         try:
             return await route(accept.decode("latin-1"))
         except (Error, OSError) as error:
             log.warning("metrics: %s", error)
         except Exception:
-            log.exception("metrics: not expected")
+            log.exception("metrics: unexpected error")
         return Reply(500, b"see the server's log\n")
 
 
 async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Request | None:
-    """The next request, its body skipped; None at the end. Raises RemoteProtocolError."""
+    """Read the next request and skip its body; None at the end. Raises RemoteProtocolError."""
     request: h11.Request | None = None
     while True:
         event = connection.next_event()

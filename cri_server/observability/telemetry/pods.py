@@ -1,6 +1,7 @@
-"""What pods use, as a kubelet with `PodAndContainerStatsFromCRI` exports it at its
-/metrics/cadvisor: for nodes whose kubelet, as it is by default, asks cAdvisor, which knows no pods
-of ours (docs/operate.md).
+"""Metrics of pods, as a kubelet with `PodAndContainerStatsFromCRI` exports them at
+/metrics/cadvisor.
+
+By default kubelet asks cAdvisor instead, which does not know this runtime's pods (docs/operate.md).
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ _TOTAL = "_total"
 async def take(services: Services) -> Snapshot:
     """The families of ListMetricDescriptors with the samples of ListPodSandboxMetrics."""
     kinds = {metric.full_name: metric.kind for metric in metrics.CONTAINER}
-    found = {
-        described.name: _family(described, kinds.get(described.name, api.COUNTER))
-        for described in metrics.descriptors()
+    families = {
+        descriptor.name: _family(descriptor, kinds.get(descriptor.name, api.COUNTER))
+        for descriptor in metrics.descriptors()
     }
     for sandbox in services.index.select_sandboxes(state=api.SANDBOX_READY):
         measured = await metrics.of_sandbox(services, sandbox)
@@ -26,15 +27,15 @@ async def take(services: Services) -> Snapshot:
             *measured.metrics,
             *(m for c in measured.container_metrics for m in c.metrics),
         ):
-            found[metric.name].samples[tuple(metric.label_values)] = metric.value.value
-    return [*found.values()]
+            families[metric.name].samples[tuple(metric.label_values)] = metric.value.value
+    return [*families.values()]
 
 
-def _family(described: api.MetricDescriptor, kind: int) -> Family:
-    """Prometheus' library puts `_total` behind the name of each counter: those that have another
-    name are written as gauges."""
-    is_counter = kind == api.COUNTER and described.name.endswith(_TOTAL)
-    name = described.name.removesuffix(_TOTAL) if is_counter else described.name
+def _family(descriptor: api.MetricDescriptor, kind: int) -> Family:
+    """The family of a descriptor. The client library appends `_total` to the names of counters, so
+    counters with other names are written as gauges."""
+    is_counter = kind == api.COUNTER and descriptor.name.endswith(_TOTAL)
+    name = descriptor.name.removesuffix(_TOTAL) if is_counter else descriptor.name
     return Family(
-        name, "counter" if is_counter else "gauge", described.help, tuple(described.label_keys)
+        name, "counter" if is_counter else "gauge", descriptor.help, tuple(descriptor.label_keys)
     )

@@ -1,5 +1,4 @@
-"""What is served: `/metrics` and, of pods, `/metrics/cadvisor` for Prometheus, `/healthz` for
-whoever watches the server."""
+"""The routes of the endpoint: `/metrics`, `/metrics/cadvisor` with metrics of pods, `/healthz`."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from cri_server.services import Services
 
 
 def endpoint(address: str, source: Source) -> Endpoint:
-    """The server of all three, not started yet."""
+    """Return the endpoint with all routes, not started yet."""
     routes = {
         "/metrics": _metrics(source),
         "/metrics/cadvisor": _of_pods(source.services),

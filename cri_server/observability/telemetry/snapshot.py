@@ -1,8 +1,6 @@
-"""The server's numbers at one moment, taken on the event loop as plain values; `exposition` writes
-them in a thread.
+"""A snapshot of the server's metrics, taken on the event loop; `exposition` writes it in a thread.
 
-Durations and outcomes are counted all the time (`meters`); everything else is looked up when it is
-asked for.
+Durations and outcomes are counted at all times (`meters`); everything else is read at each scrape.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ Labels = tuple[str, ...]
 
 @dataclass(slots=True)
 class Family:
-    """One metric: `samples` by the values of `labels`. A counter's name has no `_total` here."""
+    """A metric: `samples` by the values of `labels`. The name of a counter lacks `_total`."""
 
     name: str
     kind: Literal["gauge", "counter"]
@@ -40,8 +38,8 @@ class Family:
 
 @dataclass(slots=True)
 class Histogram:
-    """One metric: by the values of `labels` the counts per bucket of `meters.BOUNDS_S`, not summed
-    up, and the sum in seconds."""
+    """A histogram: by the values of `labels` the counts per bucket of `meters.BOUNDS_S`, not
+    cumulative, and the sum in seconds."""
 
     name: str
     text: str
@@ -54,46 +52,48 @@ Snapshot = list[Family | Histogram]
 
 @dataclass(slots=True)
 class Source:
-    """What is measured."""
+    """The objects that metrics are read from."""
 
     services: Services
     server: Server
     streaming: StreamingServer
 
     async def take(self) -> Snapshot:
-        """Everything there is."""
+        """Read all metrics."""
         leases = await self._leases()
         space = await asyncio.to_thread(os.statvfs, self.services.paths.root)
         return [
             _gauge("pyrunc_build_info", "Always 1; the version in its labels.", ("version", "python"), {(pyrunc.__version__, platform.python_version()): 1}),
-            _histogram("pyrunc_call_duration_seconds", "Calls of the CRI by gRPC code, without those that stream.", ("call", "code"), meters.VERBS),
+            _histogram("pyrunc_call_duration_seconds", "Calls of the CRI by gRPC code, except streaming ones.", ("call", "code"), meters.VERBS),
             _histogram("pyrunc_step_duration_seconds", "Steps that succeeded, of the verbs that are made of steps.", ("verb", "step"), meters.STEPS),
-            _gauge("pyrunc_calls_running", "Calls that are being answered, streams among them.", (), {(): self.server.calls}),
-            _gauge("pyrunc_operations_running", "Operations on pods and containers that are under way.", (), {(): len(self.services.running)}),
+            _gauge("pyrunc_calls_running", "Calls that are being answered, including streams.", (), {(): self.server.calls}),
+            _gauge("pyrunc_operations_running", "Operations on pods and containers that are running.", (), {(): len(self.services.running)}),
             *self._pods(),
             *self._processes(),
             *self._images(),
-            _gauge("pyrunc_root_free_bytes", "What may still be written below the root directory.", (), {(): space.f_bavail * space.f_frsize}),
-            _gauge("pyrunc_root_free_inodes", "Files that may still be made below the root directory.", (), {(): space.f_favail}),
+            _gauge("pyrunc_root_free_bytes", "Free space below the root directory.", (), {(): space.f_bavail * space.f_frsize}),
+            _gauge("pyrunc_root_free_inodes", "Free inodes below the root directory.", (), {(): space.f_favail}),
             _gauge("pyrunc_network_attachments", "Sandboxes that are attached to the network.", (), {(): sum(s.network == "attached" for s in self.services.index.sandboxes)}),
             _gauge("pyrunc_network_leases", "Addresses that host-local has handed out.", ("network", "family"), {_network(u): u.taken for u in leases}),
-            _gauge("pyrunc_network_addresses", "Addresses that host-local may hand out.", ("network", "family"), {_network(u): u.size for u in leases}),
+            _gauge("pyrunc_network_addresses", "Addresses that host-local manages.", ("network", "family"), {_network(u): u.size for u in leases}),
         ]  # fmt: skip
 
     def problems(self) -> list[str]:
-        """What keeps the server from doing its work; nothing when it is well."""
-        found = [
-            f"the zygote for {name} is gone" for name, z in self.services.zygotes.items() if z.lost
+        """What prevents the server from running pods; empty when it is healthy."""
+        problems = [
+            f"the zygote for {name} has ended"
+            for name, z in self.services.zygotes.items()
+            if z.lost
         ]
         try:
             space = os.statvfs(self.services.paths.root)
         except OSError as error:
-            return [*found, f"{self.services.paths.root}: {error.strerror}"]
+            return [*problems, f"{self.services.paths.root}: {error.strerror}"]
         if space.f_flag & os.ST_RDONLY:
-            found.append(f"{self.services.paths.root} is on a file system that is read-only")
+            problems.append(f"{self.services.paths.root} is on a read-only file system")
         if not space.f_bavail:
-            found.append(f"no space left below {self.services.paths.root}")
-        return found
+            problems.append(f"no space left below {self.services.paths.root}")
+        return problems
 
     async def _leases(self) -> list[Usage]:
         try:
@@ -123,19 +123,19 @@ class Source:
         alive = _labelled({name: z.pid is not None for name, z in self.services.zygotes.items()})
         return [
             _gauge("pyrunc_shims", "Shims by whether they answer.", ("state",), _labelled(self.services.shims.count())),
-            _gauge("pyrunc_zygote_up", "Whether the process lives that forks shims, errands.", ("role",), alive),
-            _gauge("pyrunc_keeper_up", "Whether the process lives with which pods outlive their shims.", (), {(): keeper is not None and keeper.pid > 0}),
-            _gauge("pyrunc_sessions", "Streaming sessions that are open.", ("kind",), sessions),
-            _gauge("pyrunc_event_subscribers", "Clients that are told of containers' events.", (), {(): self.services.events.subscribers}),
+            _gauge("pyrunc_zygote_up", "Whether the zygote that forks shims, or jobs, runs.", ("role",), alive),
+            _gauge("pyrunc_keeper_up", "Whether the keeper runs, with which pods outlive their shims.", (), {(): keeper is not None and keeper.pid > 0}),
+            _gauge("pyrunc_sessions", "Open streaming sessions.", ("kind",), sessions),
+            _gauge("pyrunc_event_subscribers", "Subscribers of container events.", (), {(): self.services.events.subscribers}),
         ]  # fmt: skip
 
     def _images(self) -> Snapshot:
         usage = self.services.images.usage()
         return [
             _gauge("pyrunc_images", "Images.", (), {(): usage.images}),
-            _gauge("pyrunc_image_bytes", "What images, unpacked and packed, have on the disk.", (), {(): usage.size_bytes}),
+            _gauge("pyrunc_image_bytes", "Disk space of images, unpacked and packed.", (), {(): usage.size_bytes}),
             _gauge("pyrunc_image_inodes", "Files that images have on the disk.", (), {(): usage.inodes}),
-            _gauge("pyrunc_pulls_running", "Pulls that are under way.", (), {(): usage.pulls}),
+            _gauge("pyrunc_pulls_running", "Pulls that are running.", (), {(): usage.pulls}),
         ]  # fmt: skip
 
 
@@ -143,19 +143,19 @@ def _gauge(name: str, text: str, labels: Labels, samples: Mapping[Labels, float]
     return Family(name, "gauge", text, labels, dict(samples))
 
 
-def _histogram(name: str, text: str, labels: Labels, found: meters.Meters) -> Histogram:
+def _histogram(name: str, text: str, labels: Labels, durations: meters.Meters) -> Histogram:
     return Histogram(
-        name, text, labels, {key: (list(d.counts), d.sum_s) for key, d in found.items()}
+        name, text, labels, {key: (list(d.counts), d.sum_s) for key, d in durations.items()}
     )
 
 
-def _counted(found: Mapping[str, int], *always: str) -> dict[Labels, float]:
-    """A sample for each of `always`, also where there is none, so that an alert sees the change."""
-    return _labelled({**dict.fromkeys(always, 0), **found})
+def _counted(counts: Mapping[str, int], *always: str) -> dict[Labels, float]:
+    """Samples of `counts`, and 0 for missing keys of `always`, so that an alert sees the change."""
+    return _labelled({**dict.fromkeys(always, 0), **counts})
 
 
-def _labelled(found: Mapping[str, float]) -> dict[Labels, float]:
-    return {(key,): value for key, value in found.items()}
+def _labelled(values: Mapping[str, float]) -> dict[Labels, float]:
+    return {(key,): value for key, value in values.items()}
 
 
 def _network(usage: Usage) -> Labels:

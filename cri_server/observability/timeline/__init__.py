@@ -1,2 +1,1 @@
-"""When what happened to a pod and how long it took: each call, its steps and plugins, kept for pods
-that are gone."""
+"""The timeline: each past call with the durations of its steps and plugins, also of removed pods."""

@@ -1,4 +1,4 @@
-"""Which entries are asked for: a pod's, the last, the slowest."""
+"""Selects entries of the timeline: of a pod, the last, the slowest."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from cri_server.observability.timeline.ring import Entry
 
 
 def choose(entries: Sequence[Entry], pod: str = "", last: int = 0, slowest: int = 0) -> list[Entry]:
-    """Those of `pod` (id or its prefix, NAME or NAMESPACE/NAME; empty: all), of these the `last` or
-    the `slowest` so many; 0: all.
+    """Return the entries of `pod` (an id, its prefix, NAME or NAMESPACE/NAME; empty: all), of these
+    the `last` or the `slowest` N; 0: all.
 
-    Of several pods of one name all are meant: kubelet makes a pod again under its name.
+    A name selects all its pods: kubelet recreates a pod under the same name.
     """
-    found = [entry for entry in entries if not pod or _is_of(entry, pod)]
+    chosen = [entry for entry in entries if not pod or _is_of(entry, pod)]
     if slowest:
-        return sorted(found, key=lambda entry: -float(entry.get("duration_ms", 0)))[:slowest]
-    return found[-last:] if last else found
+        return sorted(chosen, key=lambda entry: -float(entry.get("duration_ms", 0)))[:slowest]
+    return chosen[-last:] if last else chosen
 
 
 def _is_of(entry: Entry, pod: str) -> bool:

@@ -1,4 +1,4 @@
-"""A span in an entry of the timeline: the ring writes it, the command line draws it."""
+"""The record of a span in the timeline, which the ring writes and the command line draws."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pyrunc.records import Record
 
 
 class SpanRecord(Record):
-    """`offset_ms`: since the call began. `parent`: the `id` of the span that it is a part of; None:
-    a part of the call itself. `failed`: it ended with an error, None if not."""
+    """A span. `offset_ms`: since the call began; `parent`: the `id` of the enclosing span, None for
+    the call itself; `failed`: True after an error, else None."""
 
     id: int
     name: str

@@ -1,10 +1,9 @@
-"""The same spans for OpenTelemetry: to a collector by OTLP over HTTP, when `[tracing] endpoint`
-names one.
+"""Exports spans to an OpenTelemetry collector by OTLP over HTTP, with `[tracing] endpoint`.
 
-The library is imported then only. A call costs a place in a bounded queue: a thread makes spans of
-it, the library's own thread sends them. When a collector hangs or is gone, spans are lost and
-nothing else. Who calls with a W3C `traceparent`, as kubelet does, is the parent, and has decided
-whether the call is sampled; `sampling` is for the others.
+The library is imported only then. A call is put into a bounded queue; one thread converts it to
+spans, the library's own thread sends them. When the collector hangs or is unreachable, only spans
+are lost. A caller's W3C `traceparent`, as of kubelet, becomes the parent and decides whether the
+call is sampled; `sampling` applies to other calls.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CALLS_LIMIT = 1000  # that wait to become spans
-SPANS_LIMIT = 4096  # that wait to be sent
+CALLS_LIMIT = 1000  # queued for conversion
+SPANS_LIMIT = 4096  # queued for sending
 BATCH_SPANS = 512
 INTERVAL_MS = 1000.0
 SEND_TIMEOUT_S = 10.0
@@ -42,17 +41,17 @@ ATTRIBUTES = {
     "step": "pyrunc.failed_step",
     "explain": "error.type",
 }
-"""Fields of a call by the names of OpenTelemetry's semantic conventions."""
+"""Fields of a call and their names in OpenTelemetry's semantic conventions."""
 
 Queued = tuple[str, Mapping[str, object], Trace]
 
 
 class Exporter:
-    """Sends spans until `close`."""
+    """Exports the spans of calls until `close`."""
 
     def __init__(self, endpoint: str, sampling: float) -> None:
-        """`endpoint`: http[s]://HOST:PORT, with a path where it is not /v1/traces. Raises
-        Unsupported without the library."""
+        """`endpoint`: http[s]://HOST:PORT, with a path unless it is /v1/traces; `sampling`: 0 to 1.
+        Raises Unsupported without the library."""
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
@@ -63,14 +62,14 @@ class Exporter:
             raise Unsupported(
                 f"tracing.endpoint: {error.name or 'opentelemetry'} is not installed: pip install 'pyrunc[tracing]'"
             ) from None
-        # a batch that failed, not each attempt
+        # Log failed batches, not each attempt.
         logging.getLogger("opentelemetry").setLevel(logging.ERROR)
         self._provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(sampling)),
             resource=Resource.create(
                 {"service.name": "pyrunc-cri", "service.version": pyrunc.__version__}
             ),
-            shutdown_on_exit=False,  # it would wait for a collector that hangs
+            shutdown_on_exit=False,  # a hanging collector would delay the exit
         )
         sender = OTLPSpanExporter(endpoint=_url(endpoint), timeout=SEND_TIMEOUT_S)
         self._provider.add_span_processor(
@@ -86,15 +85,15 @@ class Exporter:
         tracer = self._provider.get_tracer("pyrunc-cri", pyrunc.__version__)
         threading.Thread(target=self._convert, args=(tracer,), name="tracing", daemon=True).start()
 
-    def add(self, call: str, said: Mapping[str, object], trace: Trace) -> None:
-        """Send a call that has ended, with its spans; never waits."""
+    def add(self, call: str, record: Mapping[str, object], trace: Trace) -> None:
+        """Queue a call that has ended, with its spans, without waiting."""
         try:
-            self._queue.put_nowait((call, said, trace))
+            self._queue.put_nowait((call, record, trace))
         except queue.Full:
-            log.debug("tracing: %s is not sent: too many calls wait", call)
+            log.debug("tracing: %s is dropped: the queue is full", call)
 
     async def close(self) -> None:
-        """Send what waits, for `CLOSE_TIMEOUT_S` at most."""
+        """Send queued spans, for at most `CLOSE_TIMEOUT_S`."""
         try:
             self._queue.put_nowait(None)
         except queue.Full:
@@ -102,22 +101,23 @@ class Exporter:
         await asyncio.to_thread(self._closed.wait, CLOSE_TIMEOUT_S)
 
     def _convert(self, tracer: Tracer) -> None:
-        """The thread: spans of calls."""
-        while (found := self._queue.get()) is not None:
+        """The thread that converts queued calls to spans."""
+        while (queued := self._queue.get()) is not None:
             try:
-                _send(tracer, *found)
-            except Exception as error:  # of one call
-                log.warning("tracing: %s: %s", found[0], error)
+                _send(tracer, *queued)
+            except Exception as error:  # must not end the thread
+                log.warning("tracing: %s: %s", queued[0], error)
         self._provider.shutdown()
         self._closed.set()
 
 
 def _url(endpoint: str) -> str:
-    """OTLP's own path where none is given (opentelemetry.io/docs/specs/otlp, "OTLP/HTTP Request")."""
+    """Add OTLP's default path if there is none (opentelemetry.io/docs/specs/otlp, "OTLP/HTTP
+    Request")."""
     return endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + PATH
 
 
-def _send(tracer: Tracer, call: str, said: Mapping[str, object], trace: Trace) -> None:
+def _send(tracer: Tracer, call: str, record: Mapping[str, object], trace: Trace) -> None:
     from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -129,35 +129,37 @@ def _send(tracer: Tracer, call: str, said: Mapping[str, object], trace: Trace) -
         call,
         caller,
         SpanKind.SERVER,
-        attributes=_attributes(call, said),
+        attributes=_attributes(call, record),
         start_time=trace.started_at_ns,
     )
     if not root.is_recording():
         return
-    made: dict[int, OtelSpan] = {ROOT: root}
+    spans: dict[int, OtelSpan] = {ROOT: root}
     for number, part in enumerate(list(trace.spans)):
-        if not part.end_s:  # it goes on, though nobody waits any more
+        if not part.end_s:  # still running after its caller has hung up
             continue
-        parent = set_span_in_context(made.get(part.parent, root))
-        span = made[number] = tracer.start_span(part.name, parent, start_time=at_ns(part.begin_s))
+        parent = set_span_in_context(spans.get(part.parent, root))
+        span = spans[number] = tracer.start_span(part.name, parent, start_time=at_ns(part.begin_s))
         if part.failed:
             span.set_status(Status(StatusCode.ERROR))
         span.end(end_time=at_ns(part.end_s))
-    if said.get("outcome") != "OK":
-        root.set_status(Status(StatusCode.ERROR, str(said.get("error", ""))))
-    took_ms = said.get("duration_ms")
+    if record.get("outcome") != "OK":
+        root.set_status(Status(StatusCode.ERROR, str(record.get("error", ""))))
+    took_ms = record.get("duration_ms")
     assert isinstance(took_ms, float)
     root.end(end_time=trace.started_at_ns + round(took_ms * 1e6))
 
 
-def _attributes(call: str, said: Mapping[str, object]) -> dict[str, Any]:
-    found = {name: str(said[field]) for field, name in ATTRIBUTES.items() if said.get(field)}
-    namespace, slash, name = str(said.get("pod", "")).partition("/")
+def _attributes(call: str, record: Mapping[str, object]) -> dict[str, Any]:
+    attributes = {
+        name: str(record[field]) for field, name in ATTRIBUTES.items() if record.get(field)
+    }
+    namespace, slash, name = str(record.get("pod", "")).partition("/")
     if slash:
-        found |= {"k8s.namespace.name": namespace, "k8s.pod.name": name}
+        attributes |= {"k8s.namespace.name": namespace, "k8s.pod.name": name}
     return {
-        **found,
+        **attributes,
         "rpc.system": "grpc",
         "rpc.method": call,
-        "rpc.response.status_code": str(said["outcome"]),
+        "rpc.response.status_code": str(record["outcome"]),
     }

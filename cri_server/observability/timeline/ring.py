@@ -1,9 +1,7 @@
-"""The calls of the last hours or days on disk: two files of JSON lines that take turns, so that at
-most 4 MiB are kept.
+"""Stores the calls of the last hours or days: two rotating files of JSON lines, at most 4 MiB.
 
-What happens is only put into a list; a thread writes it once a second and before anybody reads. It
-is not synced: after a power cut the last seconds are missing, and a line that was cut off is left
-out.
+Entries are collected in a list; a thread writes them every second and before each read. The files
+are not synced: after a power cut the last seconds are missing, and a truncated line is skipped.
 """
 
 from __future__ import annotations
@@ -26,14 +24,14 @@ from pyrunc.errors import ResourceExhausted
 log = logging.getLogger(__name__)
 
 LIMIT_BYTES = 2 << 20  # of one file
-WAITING_LIMIT = 10_000  # entries that are not written, when the disk does not keep up
-FOLLOWER_LIMIT = 1000  # entries that somebody who follows has not read
+WAITING_LIMIT = 10_000  # entries that wait for a slow disk
+FOLLOWER_LIMIT = 1000  # entries that a follower has not read
 INTERVAL_S = 1.0
 
 Entry = dict[str, Any]
 """{"call", "started_at_ns", "ended_at_ns", "duration_ms", "outcome", …fields of the log line,
-"spans": a list of `SpanRecord`}. `ended_at_ns` is different for each, and grows. `traceparent`: of
-who made the call, when it traces itself."""
+"spans": a list of `SpanRecord`}. `ended_at_ns` increases strictly. `traceparent`: the caller's, if
+it sent one."""
 
 Follower = asyncio.Queue[tuple[Entry, Trace | None] | None]
 
@@ -50,19 +48,19 @@ class Ring:
         self._ended_at_ns = 0
 
     def add(self, entry: Entry, trace: Trace | None = None) -> None:
-        """Remember. Call on the event loop; costs a microsecond."""
+        """Add an entry, in a microsecond. Call on the event loop."""
         self._ended_at_ns = entry["ended_at_ns"] = max(time.time_ns(), self._ended_at_ns + 1)
         if len(self._waiting) < WAITING_LIMIT:
             self._waiting.append((entry, trace))
         for follower in list(self._followers):
-            self._tell(follower, entry, trace)
+            self._send(follower, entry, trace)
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(
                 INTERVAL_S, lambda: loop.run_in_executor(None, self.flush)
             )
 
-    def _tell(self, follower: Follower, entry: Entry, trace: Trace | None) -> None:
+    def _send(self, follower: Follower, entry: Entry, trace: Trace | None) -> None:
         if follower.qsize() < FOLLOWER_LIMIT:
             follower.put_nowait((entry, trace))
         else:
@@ -70,8 +68,8 @@ class Ring:
             follower.put_nowait(None)
 
     async def follow(self, after_ns: int) -> AsyncGenerator[Entry, None]:
-        """The entries that ended after `after_ns`, as on disk, then those that end, until the
-        caller stops. Raises ResourceExhausted for one that does not keep up."""
+        """Yield the entries that ended after `after_ns`, then new ones, until the caller stops.
+        Raises ResourceExhausted when the caller does not keep up."""
         follower: Follower = asyncio.Queue()
         self._followers.add(follower)
         try:
@@ -81,16 +79,16 @@ class Ring:
             for entry in sorted(ended, key=lambda entry: int(entry["ended_at_ns"])):
                 after_ns = entry["ended_at_ns"]
                 yield entry
-            while (found := await follower.get()) is not None:
-                entry, trace = found
+            while (item := await follower.get()) is not None:
+                entry, trace = item
                 if entry["ended_at_ns"] > after_ns:
                     yield complete(entry, trace)
-            raise ResourceExhausted(f"more than {FOLLOWER_LIMIT} calls were not read")
+            raise ResourceExhausted(f"the client is more than {FOLLOWER_LIMIT} calls behind")
         finally:
             self._followers.discard(follower)
 
     def flush(self) -> None:
-        """Write what is remembered. Touches the disk; what it refuses is lost, and told once."""
+        """Write waiting entries; after an error they are dropped with a warning. Touches the disk."""
         with self._writing:
             self._timer = None
             waiting, self._waiting = self._waiting, []
@@ -101,7 +99,7 @@ class Ring:
                     "".join(json.dumps(complete(*e), default=str) + "\n" for e in waiting).encode()
                 )
             except OSError as error:
-                log.warning("the timeline could not be written: %s", error)
+                log.warning("the timeline cannot be written: %s", error)
 
     def _write(self, data: bytes) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -113,7 +111,7 @@ class Ring:
             path.rename(self._folder / "calls.1")
 
     def read(self) -> list[Entry]:
-        """All entries, in the order in which they began. Touches the disk."""
+        """Return all entries in order of their start. Touches the disk."""
         self.flush()
         with self._writing:
             return sorted(self._lines(), key=lambda entry: int(entry["started_at_ns"]))
@@ -132,7 +130,7 @@ class Ring:
 
 
 def complete(entry: Entry, trace: Trace | None) -> Entry:
-    """The entry with the spans that have ended."""
+    """Return the entry with the spans that have ended."""
     if trace is None:
         return entry
     spans = [

@@ -1,6 +1,5 @@
-"""A call and the spans in it. Who makes the call sets `CURRENT`; what runs for it, in tasks of its
-own as well (they inherit context variables), adds its spans there, and knows nothing of who reads
-them.
+"""Traces of running calls. The RPC layer sets `CURRENT`; code of the call adds its spans there, also
+in tasks that it starts, because tasks inherit context variables.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ from types import TracebackType
 
 SPANS_LIMIT = 512
 ROOT = -1
-"""The parent of spans that belong to the call itself."""
+"""The parent index of spans directly below the call."""
 
 
 @dataclass(slots=True)
 class Span:
-    """A part of a call, in seconds of `time.perf_counter`, which is one clock for all processes.
-    `end_s` 0: it runs still.
+    """A part of a call, in seconds of `time.perf_counter`, which all processes share. `end_s` 0: it
+    is running.
 
-    `failed`: it ended with an error. `parent`: the index of the span that it is a part of.
+    `failed`: it ended with an error. `parent`: the index of the enclosing span.
     """
 
     name: str
@@ -33,7 +32,7 @@ class Span:
 
 @dataclass(slots=True)
 class Trace:
-    """A call that runs. `origin`: the W3C `traceparent` of who made it."""
+    """A running call. `origin`: the caller's W3C `traceparent`."""
 
     begin_s: float = field(default_factory=time.perf_counter)
     started_at_ns: int = field(default_factory=time.time_ns)
@@ -42,20 +41,20 @@ class Trace:
 
 
 ORIGIN: ContextVar[str] = ContextVar("origin", default="")
-"""The `traceparent` of the call that this task answers; empty without one."""
+"""The `traceparent` of the call that this task serves; empty without one."""
 CURRENT: ContextVar[Trace | None] = ContextVar("trace", default=None)
 _inside: ContextVar[int] = ContextVar("inside", default=ROOT)
 
 
 class span:
-    """Notes what is done inside, and that spans noted meanwhile are parts of it. `beside`: it is a
-    part of the call itself, whatever it was begun in."""
+    """Records a span of the code inside, which becomes the parent of spans recorded meanwhile.
+    `beside`: its own parent is the call, not the enclosing span."""
 
-    __slots__ = ("_beside", "_name", "_noted", "_token")
+    __slots__ = ("_beside", "_name", "_span", "_token")
 
     def __init__(self, name: str, *, beside: bool = False) -> None:
         self._name, self._beside = name, beside
-        self._noted: Span | None = None
+        self._span: Span | None = None
         self._token: Token[int] | None = None
 
     def __enter__(self) -> None:
@@ -63,9 +62,9 @@ class span:
         if trace is None or len(trace.spans) >= SPANS_LIMIT:
             return
         parent = ROOT if self._beside else _inside.get()
-        self._noted = Span(self._name, time.perf_counter(), parent=parent)
+        self._span = Span(self._name, time.perf_counter(), parent=parent)
         self._token = _inside.set(len(trace.spans))
-        trace.spans.append(self._noted)
+        trace.spans.append(self._span)
 
     def __exit__(
         self,
@@ -73,17 +72,17 @@ class span:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._noted is not None and self._token is not None:
+        if self._span is not None and self._token is not None:
             _inside.reset(self._token)
-            self._noted.end_s, self._noted.failed = time.perf_counter(), kind is not None
+            self._span.end_s, self._span.failed = time.perf_counter(), kind is not None
 
 
-def graft(parts: Sequence[Sequence[object]]) -> None:
-    """Add what another process of ours has noted: [name, begin_s, end_s, index of its parent in
-    `parts` or -1] each, parents first.
+def add_remote_spans(parts: Sequence[Sequence[object]]) -> None:
+    """Add spans that a shim recorded: [name, begin_s, end_s, index of its parent in `parts` or -1]
+    each, parents first.
 
-    They become parts of the span that we are in. What is of another shape is left out: that process
-    may be of another version.
+    They become children of the current span. Entries of another shape are skipped: the shim may be
+    of another version.
     """
     trace = CURRENT.get()
     if trace is None:
@@ -94,9 +93,9 @@ def graft(parts: Sequence[Sequence[object]]) -> None:
             return
         try:
             name, begin_s, end_s, parent = part
-            found = Span(str(name), float(begin_s), float(end_s))  # type: ignore[arg-type]
-            found.parent = places.get(parent, around)  # type: ignore[call-overload]
+            added = Span(str(name), float(begin_s), float(end_s))  # type: ignore[arg-type]
+            added.parent = places.get(parent, around)  # type: ignore[call-overload]
         except (TypeError, ValueError):
             continue
         places[number] = len(trace.spans)
-        trace.spans.append(found)
+        trace.spans.append(added)

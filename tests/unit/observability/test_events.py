@@ -12,7 +12,7 @@ from pyrunc.errors import ResourceExhausted
 
 
 @pytest.mark.requirement("10.3.1")
-async def test_one_that_does_not_read_is_cut_off_and_the_others_are_not() -> None:
+async def test_a_subscriber_that_does_not_read_is_cut_off_and_others_are_not() -> None:
     events = Events()
     events.publish(api.ContainerEventResponse(container_id="before"))
     slow, quick = events.subscribe(), events.subscribe()
@@ -33,7 +33,7 @@ async def test_one_that_does_not_read_is_cut_off_and_the_others_are_not() -> Non
 
 
 @pytest.mark.requirement("10.3.3", "3.4.4")
-def test_times_only_grow() -> None:
+def test_time_stamps_increase() -> None:
     events = Events()
     times = [events.now_ns() for _ in range(1000)]
     assert times == sorted(set(times))

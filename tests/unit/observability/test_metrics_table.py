@@ -48,7 +48,7 @@ def read(name: str, **changes: object) -> int | Values:
 
 
 @pytest.mark.requirement("10.2.4")
-def test_all_names_of_the_requirements() -> None:
+def test_every_required_metric_exists() -> None:
     """Requirements 10.2."""
     announced = descriptors()
     assert sorted(each.name for each in announced) == sorted(f"container_{name}" for name in NAMES)
@@ -98,7 +98,7 @@ def test_a_rate_needs_two_samples_that_are_far_enough_apart() -> None:
     assert rates.of("b", 14 * SECOND, 5 * SECOND) is None, "another group"
 
 
-def test_a_counter_that_goes_back_is_another_groups() -> None:
+def test_a_counter_that_decreases_belongs_to_another_group() -> None:
     rates = CpuRates()
     rates.of("a", 0, 9 * SECOND)
     assert rates.of("a", 2 * SECOND, SECOND) is None

@@ -77,7 +77,7 @@ def test_cpu_and_its_pressure() -> None:
 
 
 @pytest.mark.requirement("5.5.2")
-async def test_what_layers_take_is_told_without_a_walk(tmp_path: Path) -> None:
+async def test_sizes_of_layers_are_returned_without_a_walk(tmp_path: Path) -> None:
     """One that was never measured is walked meanwhile, once; what is asked later finds what that
     walk found."""
     layers, upper = stats.LayerSizes(), tmp_path / "upper"

@@ -60,7 +60,7 @@ def test_fields(journal: socket.socket, log: logging.Logger) -> None:
     assert found["CODE_FILE"] == __file__ and found["CODE_FUNC"] == "test_fields"
 
 
-def test_a_value_of_several_lines_makes_no_field_of_its_own(
+def test_a_value_of_several_lines_forges_no_field(
     journal: socket.socket, log: logging.Logger
 ) -> None:
     try:
@@ -88,7 +88,7 @@ def test_a_long_record_comes_as_a_sealed_memfd(journal: socket.socket, log: logg
     assert found["MESSAGE"] == text
 
 
-def test_a_journal_that_does_not_read_is_not_waited_for(
+def test_records_are_dropped_when_the_journal_does_not_read(
     journal: socket.socket, log: logging.Logger
 ) -> None:
     for number in range(3000):  # net.unix.max_dgram_qlen is a few hundred at most
@@ -108,7 +108,7 @@ def test_a_journal_that_does_not_read_is_not_waited_for(
     assert "PYRUNC_LOST_BEFORE" not in parse(journal.recv(1 << 16))
 
 
-def test_a_journal_that_is_restarted_is_found_again(tmp_path: Path) -> None:
+def test_a_restarted_journal_gets_records_again(tmp_path: Path) -> None:
     path, logger = str(tmp_path / "socket"), logging.Logger("x")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as first:
         first.bind(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from cri_server.observability.logs.fields import found_in
+from cri_server.observability.logs.fields import fields_of
 from cri_server.observability.logs.rate_limit import BURST_S, KINDS_LIMIT, RateLimit
 
 
@@ -22,8 +22,8 @@ def test_a_flood() -> None:
     )
     now[0] += 1.0
     first, second = record("%s failed"), record("%s failed")
-    assert limit.filter(first) and found_in(first) == {"suppressed": 80}
-    assert limit.filter(second) and not found_in(second)
+    assert limit.filter(first) and fields_of(first) == {"suppressed": 80}
+    assert limit.filter(second) and not fields_of(second)
     assert [limit.filter(record("%s failed")) for _ in range(4)] == [True, True, True, False]
 
 

@@ -75,7 +75,9 @@ async def test_refusals(served: str, request_: bytes, status: int) -> None:
     assert answer.startswith(f"HTTP/1.1 {status} ".encode()) and b"secret" not in answer
 
 
-async def test_silent_clients_are_cut_off(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_clients_are_disconnected(
+    served: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "REQUEST_S", 0.05)
     reader, writer = await asyncio.open_unix_connection(served)
     assert await reader.read() == b""
@@ -93,7 +95,7 @@ async def test_a_flood_of_connections_is_bounded(served: str) -> None:
     assert b"200" in await ask(served, get("/metrics"))
 
 
-async def test_idle_connections_shut_nobody_out() -> None:
+async def test_idle_connections_make_room() -> None:
     """Any local user may connect by TCP. Proof: beside more idle connections than the limit a
     request is answered, also on a connection that had one answered before; the oldest idle ones are
     closed.
@@ -117,7 +119,7 @@ async def test_idle_connections_shut_nobody_out() -> None:
         await endpoint.close()
 
 
-async def test_tcp_and_an_address_that_is_taken() -> None:
+async def test_tcp_and_an_address_in_use() -> None:
     first = Endpoint("127.0.0.1:0", {"/metrics": hello})
     await first.start()
     try:
@@ -131,7 +133,7 @@ async def test_tcp_and_an_address_that_is_taken() -> None:
         await first.close()
 
 
-async def test_a_stale_socket_is_replaced_and_a_living_one_is_not(tmp_path: Path) -> None:
+async def test_a_stale_socket_is_replaced_and_a_used_one_is_not(tmp_path: Path) -> None:
     path = tmp_path / "metrics.sock"
     first = Endpoint(f"unix://{path}", {})
     await first.start()

@@ -14,7 +14,7 @@ from cri_server.observability.telemetry.exposition import write
 from cri_server.observability.telemetry.snapshot import Family, Histogram
 
 
-def test_buckets_add_up() -> None:
+def test_buckets_are_cumulative() -> None:
     meters = Meters()
     for seconds in (0.00005, BOUNDS_S[0], 0.3, 1e6):
         meters.add("RunPodSandbox", "OK", seconds)

@@ -18,7 +18,7 @@ from cri_server.observability.timeline.trace import (
     SPANS_LIMIT,
     Span,
     Trace,
-    graft,
+    add_remote_spans,
     span,
 )
 from pyrunc.errors import ResourceExhausted
@@ -34,7 +34,7 @@ def entry(number: int, **more: Any) -> dict[str, Any]:
     }
 
 
-async def test_what_is_added_is_read_in_order_and_survives(tmp_path: Path) -> None:
+async def test_entries_are_read_in_order_and_survive(tmp_path: Path) -> None:
     ring = Ring(tmp_path / "timeline")
     trace = Trace(
         10.0, 5, [Span("b", 10.02, 10.03, True), Span("a", 10.0, 10.0123), Span("runs", 10.1)]
@@ -57,7 +57,7 @@ async def test_what_is_added_is_read_in_order_and_survives(tmp_path: Path) -> No
     assert (tmp_path / "timeline/calls").stat().st_mode & 0o777 == 0o600
 
 
-async def test_it_is_bounded_and_the_newest_stay(tmp_path: Path) -> None:
+async def test_the_files_are_bounded_and_the_newest_entries_stay(tmp_path: Path) -> None:
     ring = Ring(tmp_path / "timeline", limit_bytes=10_000)
     for number in range(2000):
         ring.add(entry(number))
@@ -68,7 +68,9 @@ async def test_it_is_bounded_and_the_newest_stay(tmp_path: Path) -> None:
     assert sum(f.stat().st_size for f in (tmp_path / "timeline").iterdir()) < 25_000
 
 
-async def test_it_is_written_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_entries_are_written_after_an_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("cri_server.observability.timeline.ring.INTERVAL_S", 0.01)
     ring = Ring(tmp_path / "timeline")
     ring.add(entry(1))
@@ -77,7 +79,7 @@ async def test_it_is_written_by_itself(tmp_path: Path, monkeypatch: pytest.Monke
             await asyncio.sleep(0.01)
 
 
-async def test_damage_and_a_disk_that_refuses(
+async def test_damaged_lines_and_a_full_disk(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ring = Ring(tmp_path / "timeline")
@@ -92,7 +94,7 @@ async def test_damage_and_a_disk_that_refuses(
     broken.add(entry(1))
     with caplog.at_level(logging.WARNING):
         broken.flush()
-    assert "could not be written" in caplog.text
+    assert "cannot be written" in caplog.text
     for number in range(WAITING_LIMIT + 10):
         broken.add(entry(number))
     assert len(broken._waiting) == WAITING_LIMIT
@@ -115,23 +117,23 @@ async def test_spans_of_tasks_belong_to_the_call_that_started_them() -> None:
     found = await asyncio.gather(asyncio.create_task(call("a")), asyncio.create_task(call("b")))
     assert found == [["a1", "a2", "a3"], ["b1", "b2", "b3"]]
     with span("nobody's"):
-        graft([["nobody's", 0.0, 1.0, -1]])
+        add_remote_spans([["nobody's", 0.0, 1.0, -1]])
     trace = Trace()
     CURRENT.set(trace)
     for _ in range(SPANS_LIMIT):
         with span("x"):
             pass
-        graft([["x", 0.0, 1.0, -1]])
+        add_remote_spans([["x", 0.0, 1.0, -1]])
     assert len(trace.spans) == SPANS_LIMIT
 
 
-async def test_spans_know_what_they_are_a_part_of() -> None:
+async def test_spans_have_parents() -> None:
     trace = Trace()
     CURRENT.set(trace)
 
     async def inner() -> None:
         with span("inner"):
-            graft(
+            add_remote_spans(
                 [
                     ["part", 1.0, 2.0, -1],
                     ["wrong"],
@@ -153,7 +155,7 @@ async def test_spans_know_what_they_are_a_part_of() -> None:
     assert found == [("outer", ""), ("beside", ""), *once, *once, ("after", "")]
 
 
-async def test_who_follows_gets_what_is_on_disk_and_what_ends(tmp_path: Path) -> None:
+async def test_a_follower_gets_stored_and_new_entries(tmp_path: Path) -> None:
     ring = Ring(tmp_path / "timeline")
     ring.add(entry(2))
     first = ring.read()[0]["ended_at_ns"]
@@ -168,7 +170,7 @@ async def test_who_follows_gets_what_is_on_disk_and_what_ends(tmp_path: Path) ->
         assert found["started_at_ns"] == 3 and [s["name"] for s in found["spans"]] == ["a"]
         for number in range(FOLLOWER_LIMIT + 1):
             ring.add(entry(number))
-        with pytest.raises(ResourceExhausted, match="were not read"):
+        with pytest.raises(ResourceExhausted, match="calls behind"):
             async for _ in following:
                 pass
     assert not ring._followers
