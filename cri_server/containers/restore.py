@@ -110,7 +110,7 @@ def _make_folders(*folders: Path) -> None:
 
 
 async def _unpack(services: Services, folder: Path, archive: int) -> None:
-    await run(services, UNPACK, Unpack(str(folder), services.images.room()), [archive])
+    await run(services, UNPACK, Unpack(str(folder), services.images.archive_limits()), [archive])
 
 
 async def _load(services: Services, root: Path, layers: Sequence[Path]) -> None:

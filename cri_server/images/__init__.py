@@ -1,2 +1,2 @@
-"""Images: from a reference to layers that are mounted or unpacked, by a registry or an archive; an
-OCI image layout on disk."""
+"""Images: pulled from a registry or loaded from an archive into an OCI image layout on disk, and
+mounted or unpacked for containers."""

@@ -1,4 +1,4 @@
-"""The nouns of the image service: what a caller asks with and what it gets."""
+"""Arguments and results of the image service."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ HIGHEST_ID = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Auth:
-    """A pull secret as CRI's AuthConfig has it; used in this order: user and password, `auth`
-    (base64 of `user:password`), `identity_token` (an OAuth2 refresh token), `registry_token` (a
-    bearer token). `server_address` limits it to one host.
+    """A pull secret with the fields of CRI's AuthConfig. The first one that is set counts: user and
+    password, `auth` (base64 of `user:password`), `identity_token` (an OAuth2 refresh token),
+    `registry_token` (a bearer token). `server_address` limits the secret to one host.
 
-    Its repr shows no secret.
+    The repr shows no secret.
     """
 
     username: str = ""
@@ -31,7 +31,7 @@ class Auth:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to log in with."""
+        """Whether no credential is set."""
         return not (
             self.username
             or self.password
@@ -43,8 +43,8 @@ class Auth:
 
 @dataclass(frozen=True, slots=True)
 class ImageConfig:
-    """What an image says about the processes made from it. Hostile input: the types are checked,
-    the meaning is not."""
+    """The part of an image's configuration that containers use. Hostile input: types are checked,
+    values are not."""
 
     user: str = ""
     env: list[str] = field(default_factory=list)
@@ -58,9 +58,9 @@ class ImageConfig:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Rootfs:
-    """Where an image's unpacked layers are, top first (at least one), and its configuration. An
-    image that is mounted has one, which this process can use as long as it has this object. An
-    image is not converted while somebody has its object."""
+    """An image's configuration and its files: the unpacked layers, top first (at least one), or a
+    mount. The mount can be used while this object lives, and the image is not converted meanwhile.
+    """
 
     image_id: str
     lower_dirs: list[Path]
@@ -72,8 +72,9 @@ class Rootfs:
 class Image:
     """A complete image. `id` is `sha256:<config digest>`.
 
-    `repo_tags`: fully qualified `HOST/PATH:TAG`; `repo_digests`: `HOST/PATH@sha256:…` of what the
-    registry served. `size_bytes`: blobs and unpacked layers on disk. `user` as the image has it.
+    `repo_tags`: fully qualified `HOST/PATH:TAG`. `repo_digests`: `HOST/PATH@sha256:…` of the index
+    or manifest that the registry served. `size_bytes`: blobs and unpacked layers on disk. `user`:
+    as in the image's configuration.
     """
 
     id: str
@@ -85,8 +86,8 @@ class Image:
 
     @property
     def uid(self) -> int | None:
-        """The number in `user` (`1002`, `1003:1004`), None when it has a name, is empty or out of
-        range."""
+        """The numeric user in `user` (`1002`, `1003:1004`); None for a name, nothing, or a number
+        out of range."""
         text = self.user.partition(":")[0]
         if not (text.isascii() and text.isdigit() and len(text) <= 10):
             return None
@@ -94,14 +95,14 @@ class Image:
 
     @property
     def username(self) -> str:
-        """The name in `user` (`www-data`, `www-data:adm`); also a number that no uid can be, so
-        that it is not taken for root."""
+        """The user name in `user` (`www-data`, `www-data:adm`), also a number that is out of range
+        for a uid, so that kubelet does not take it for root."""
         return "" if self.uid is not None else self.user.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class FilesystemUsage:
-    """The image store on disk: its directory, and what it holds (a cached count of our own files)."""
+    """The image store's directory and its usage, counted from the store's own files."""
 
     timestamp_ns: int
     mountpoint: Path
@@ -111,8 +112,8 @@ class FilesystemUsage:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a pull is. `stage`: resolving, fetching, unpacking, done; the bytes are of all
-    layers' blobs."""
+    """How far a pull or push is. `stage`: resolving, fetching, done for a pull; compressing,
+    sending, done for a push. The bytes are those of all layers' blobs."""
 
     reference: str
     stage: str

@@ -1,7 +1,7 @@
-"""A pull: resolve, choose the platform, fetch and unpack or index the layers side by side, and only
-then a name.
+"""Pulls an image: resolves the reference, chooses the platform, fetches and unpacks or indexes the
+layers in parallel, and lists the image last.
 
-Until the last step nothing can be seen; what a failed or cancelled pull leaves is collected.
+Nothing is visible before the last step; content of a failed or cancelled pull is collected.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Pull:
         report: Callable[[Progress], None],
         policy: str = "",
     ) -> None:
-        """`policy`: the file that says which signatures an image needs; empty: none."""
+        """`policy`: the file that says which signatures an image needs; "" for none."""
         self._policy = policy
         self._store = store
         self._certs_dirs = certs_dirs
@@ -79,8 +79,9 @@ class Pull:
         self._downloaded: set[str] = set()  # digests of the blobs that this pull has got
 
     async def run(self, platform: Platform | None = None) -> str:
-        """The image id; of the image for `platform`, which then has the name, instead of the one
-        that suits this machine. Raises Error, whose message names the reference."""
+        """Pull the image and return its id. `platform`: pull the image for it instead of this
+        machine's; the name then refers to that image. Raises Error, whose message names the
+        reference."""
         try:
             with store_errors(self._store.root):
                 return await self._run(platform)
@@ -124,8 +125,8 @@ class Pull:
         return manifest.config.digest
 
     async def _resolve(self, registry: Registry) -> tuple[Descriptor, bytes]:
-        """What the reference means now, with its content, which is not fetched when the
-        reference meant it before."""
+        """Return the reference's current descriptor and content; the content is not fetched again
+        when it is stored."""
         name = self._store.catalog.name(str(self._reference))
         stored = {name.target.digest: name.target} if name else {}
         target, data = await self._thread(lambda: registry.resolve(stored))
@@ -137,7 +138,7 @@ class Pull:
         return target, data
 
     async def _read(self, digest: str) -> bytes | None:
-        """A manifest or index from the store; None when it is gone, or damaged."""
+        """Read a manifest or index from the store; None when it is gone, or damaged."""
         try:
             return await self._thread(lambda: self._store.blobs.read(digest, manifests.LIMIT_BYTES))
         except (NotFound, DigestMismatch):
@@ -151,8 +152,8 @@ class Pull:
         blobs: dict[str, bytes],
         platform: Platform | None,
     ) -> Manifest:
-        """The manifest for the platform, or for this machine. It and the indexes on the way are
-        added to `blobs`, so that it is the last one."""
+        """Return the manifest for the platform, or for this machine. It and the indexes on the way
+        are added to `blobs`; the manifest is last."""
         document = manifests.parse(data, target.media_type)
         depth = 1
         while isinstance(document, Index):
@@ -171,7 +172,7 @@ class Pull:
         return document
 
     async def _chosen(self, registry: Registry, chosen: Descriptor) -> bytes:
-        """The content of a manifest that an index names; fetched unless this repository has
+        """Return the content of a manifest that an index names; fetched unless this repository has
         served it before."""
         is_known = chosen.digest in self._store.catalog.documents(self._reference.name)
         data = await self._read(chosen.digest) if is_known else None
@@ -180,8 +181,8 @@ class Pull:
         return await self._thread(lambda: registry.manifest(chosen))
 
     def _rules(self) -> Policy | None:
-        """The policy, if there is one; what it rejects is not even asked for. Raises
-        SignatureValidationFailed, WrongState."""
+        """Read the policy, if there is one, and check the reference's scope before any request.
+        Raises SignatureValidationFailed, WrongState."""
         if not self._policy:
             return None
         from cri_server.images.signatures import cosign as signatures
@@ -192,8 +193,8 @@ class Pull:
         return rules
 
     def _check_signatures(self, rules: Policy, registry: Registry, digests: list[str]) -> None:
-        """Before anything else of the image is fetched. Raises SignatureValidationFailed,
-        WrongState."""
+        """Check the signatures before anything else of the image is fetched. Raises
+        SignatureValidationFailed, WrongState."""
         from cri_server.images.signatures import cosign as signatures
 
         try:
@@ -204,8 +205,8 @@ class Pull:
     async def _config(
         self, registry: Registry, manifest: Manifest, blobs: dict[str, bytes]
     ) -> Config:
-        """Fetched also when it is here, which proves the right to the image: see `verified`. It
-        is added to `blobs`."""
+        """Fetch the configuration, also when it is stored, because that proves the right to the
+        image (see `verified`). It is added to `blobs`."""
         content = InMemory(algorithm_of(manifest.config.digest))
         await self._thread(lambda: registry.blob(manifest.config, content, lambda size: None))
         blobs[manifest.config.digest] = content.data
@@ -245,8 +246,8 @@ class Pull:
     # ---- blobs
 
     async def _fetch(self, registry: Registry, descriptor: Descriptor, rate: Rate) -> None:
-        """Download the blob, also when it is here: see `verified`. A manifest that names it
-        twice has it once."""
+        """Download the blob into the layout, also when it is stored (see `verified`), but only once
+        per pull."""
         async with self._turns.hold(descriptor.digest, self._watch.paused()):
             if descriptor.digest in self._downloaded:
                 return
@@ -265,7 +266,8 @@ class Pull:
     async def _stream(
         self, registry: Registry, descriptor: Descriptor, opened: OpenStream, rate: Rate
     ) -> None:
-        """Send the blob to its decoder while it arrives. Raises Interrupted: it must be fetched."""
+        """Send the blob to its decoder while it arrives. Raises Interrupted: it must be fetched to
+        a file."""
         async with self._fetches, opened() as blob:
             try:
                 await self._thread(lambda: self._receive(registry, descriptor, blob, rate))
@@ -277,7 +279,7 @@ class Pull:
     def _receive(
         self, registry: Registry, descriptor: Descriptor, blob: Incoming, rate: Rate
     ) -> None:
-        """Blocking, in a thread of its own."""
+        """Download a blob. Blocking, in a thread of its own."""
         set_batch_policy()
         arrivals = _ByteCounter(lambda size: self._arrived(size, rate))
         try:
@@ -286,7 +288,7 @@ class Pull:
             arrivals.flush()
 
     def _arrived(self, size: int, rate: Rate) -> None:
-        """Called in threads."""
+        """Count received bytes. Called in threads."""
         self._loop.call_soon_threadsafe(self._count, size, rate)
 
     def _count(self, size: int, rate: Rate) -> None:
@@ -307,14 +309,14 @@ class Pull:
 
 
 class _ByteCounter:
-    """How many bytes came in one thread. A fast registry's come in pieces of a few KiB: `told`
-    hears of many at once."""
+    """Counts bytes received in one thread, and calls `notify` for many pieces at once: a fast
+    registry's come in pieces of a few KiB, and each call wakes the event loop."""
 
     def __init__(self, notify: Callable[[int], None]) -> None:
         self._notify, self._size, self._last = notify, 0, time.monotonic()
 
     def add(self, size: int) -> None:
-        """Negative: so many do not count."""
+        """Count bytes; a negative size takes earlier ones back."""
         if size < 0:
             self.flush()
         self._size += size
@@ -322,7 +324,7 @@ class _ByteCounter:
             self.flush()
 
     def flush(self) -> None:
-        """What was not told yet."""
+        """Report what was not reported yet."""
         size, self._size, self._last = self._size, 0, time.monotonic()
         if size:
             self._notify(size)

@@ -1,4 +1,4 @@
-"""A push: the blobs that the registry does not have yet, then the manifest under its tag. Blocking:
+"""Pushes an image: the blobs that the registry lacks, then the manifest under its tag. Blocking:
 runs in a thread.
 
 To the registry itself, never to a mirror. Source: OCI distribution specification, "Push": a single
@@ -37,10 +37,10 @@ def push(
     reference: Reference,
     report: Callable[[Progress], None],
 ) -> str:
-    """Send an image; the digest of its manifest, which is another one when layers are compressed
-    again.
+    """Send an image; return the digest of its manifest, which is a new one when layers are
+    compressed again.
 
-    The caller keeps everything from being collected. Raises Unauthorized, PeerError, NotFound.
+    The caller prevents collection. Raises Unauthorized, PeerError, NotFound.
     """
     target, manifest = platform_manifest(blobs, target)
     config = manifests.parse_config(blobs.read(manifest.config.digest, manifests.LIMIT_BYTES))
@@ -85,7 +85,7 @@ def push(
 
 
 def has_blob(registry: Registry, host: Host, descriptor: Descriptor) -> bool:
-    """Whether the registry has it already. Raises what a request raises."""
+    """Whether the registry has the blob. Raises as a request does."""
     what = f"blobs/{descriptor.digest}"
     response = registry.request("HEAD", host, registry.url(host, what), {}, None)
     if response.status == 404:

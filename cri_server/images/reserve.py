@@ -1,4 +1,4 @@
-"""The part of a disk that is kept for the node, however much images write."""
+"""The part of a disk that images must leave free for the node."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _RESERVED_PART = 50  # one of so many, of bytes and of inodes
 
 
 class Reserve:
-    """Keeps the reserve while files are written to a file system, by any number of processes at
-    once: each looks at what is left after every MiB that it has charged. What is charged are
-    blocks, because a byte takes a whole one."""
+    """Keeps the reserve free while files are written, by any number of processes at once: each
+    checks the free space after every MiB it has charged. Sizes are rounded up to blocks, because a
+    single byte takes a whole one."""
 
     def __init__(self, fd: int, folder: str) -> None:
-        """`fd`: anything on the file system, which stays the caller's; `folder`: what an error
-        names it by."""
+        """`fd`: any file on the file system; it stays the caller's. `folder`: the path that errors
+        name."""
         self._fd, self._folder = fd, folder
         self._charged = 0
 
     def charge(self, size: int) -> None:
-        """`size` bytes are to be written in one place; 0 for none. Raises ResourceExhausted,
-        OSError."""
+        """Count `size` bytes (0 for an empty file) that are about to be written. Raises
+        ResourceExhausted when the reserve would be touched, OSError."""
         self._charged += size + -size % BLOCK_BYTES
         if self._charged >= _LOOK_BYTES:
             self._charged = 0
@@ -45,10 +45,10 @@ class Reserve:
 
 
 def reserve_bytes(status: os.statvfs_result) -> int:
-    """What of a file system is kept for the node."""
+    """Return the bytes of a file system that are reserved for the node."""
     return min(RESERVE_LIMIT_BYTES, status.f_blocks * status.f_frsize // _RESERVED_PART)
 
 
 def describe_full(status: os.statvfs_result, folder: str) -> str:
-    """Why nothing more is written to the file system of `folder`."""
+    """Say why nothing more is written to the file system of `folder`."""
     return f"{reason(errno.ENOSPC, folder)} ({reserve_bytes(status)} bytes are kept for the node)"

@@ -1,4 +1,4 @@
-"""The image service: what the CRI's ImageService and `pyrunc-cri image` call. Coroutines of one
+"""The image service behind the CRI's ImageService and `pyrunc-cri image`. Coroutines run on one
 event loop."""
 
 from __future__ import annotations
@@ -52,12 +52,14 @@ Outcome = TypeVar("Outcome")
 
 
 class ImageService:
-    """Images below `root` (an OCI image layout beside what is made of the layers).
+    """Images below `root`: an OCI image layout and the files made from its layers.
 
-    `certs_dirs`: folders of HOST/hosts.toml; the first that has one for a host is asked. `pinned`:
-    references that status and list mark as pinned. `errands`: the zygote whose processes work on
-    layers (it should preload `layer_maker.ERRAND_MODULES`); None: threads do. `in_use(image_id) ->
-    names of containers that use it`: set by the server; remove refuses while it answers any.
+    - `certs_dirs`: folders of HOST/hosts.toml; the first one with a registry's folder is used.
+    - `pinned`: references that status and list mark as pinned.
+    - `zygote`: its jobs work on layers (it should preload `layer_maker.JOB_MODULES`); None: threads
+      do.
+    - `in_use(image_id)`: returns the containers that use an image; set by the server. Images in use
+      are not removed.
     """
 
     def __init__(
@@ -73,8 +75,8 @@ class ImageService:
         keep_blobs: bool = False,
         descriptors: DescriptorStore | None = None,
     ) -> None:
-        """`store`, `keep_blobs`: as in `[images]`; `descriptors`: where mounts of images outlive
-        this process."""
+        """`store`, `keep_blobs`: as in `[images]`. `descriptors`: where image mounts survive this
+        process."""
         self.in_use = in_use
         self._store = Store(root, pinned, zygote, store, keep_blobs, descriptors)
         self._certs_dirs = tuple(certs_dirs)
@@ -89,16 +91,16 @@ class ImageService:
     def reconfigure(
         self, certs_dirs: Sequence[Path], pinned: Sequence[str], no_progress_timeout_s: float
     ) -> None:
-        """For the calls to come. Raises InvalidArgument for what is no reference."""
+        """Change the settings for later calls. Raises InvalidArgument for a malformed reference."""
         self._store.catalog.pin(pinned)
         self._certs_dirs, self._no_progress_timeout_s = tuple(certs_dirs), no_progress_timeout_s
 
     async def start(self) -> None:
-        """Make the folders, read what is there, drop what no image needs. Call once, before
+        """Create or read the store, and drop content that no image needs. Call once, before
         anything else.
 
-        Raises ResourceExhausted, KernelError, Unsupported (images cannot be mounted, as they are to
-        be).
+        Raises ResourceExhausted, KernelError, Unsupported (images are to be mounted, and this
+        kernel cannot mount them).
         """
         with store_errors(self._store.root):
             await self._store.open()
@@ -131,11 +133,11 @@ class ImageService:
         progress: Callable[[Progress], None] | None = None,
         platform: Platform | None = None,
     ) -> str:
-        """Fetch and unpack; the image id, of the image for `platform` or for this machine. Equal
-        concurrent pulls are one, cancelled when nobody waits any more.
+        """Pull an image for `platform` or this machine; return its id. Equal concurrent pulls are
+        one, which is cancelled when its last caller is.
 
-        Raises InvalidArgument (reference), NotFound, PeerError (message begins with
-        `RegistryUnavailable` when no host of the registry answered usefully), DeadlineExceeded (no
+        Raises InvalidArgument (reference), NotFound, PeerError (the message begins with
+        `RegistryUnavailable` when no host of the registry could be used), DeadlineExceeded (no
         progress), ResourceExhausted, Unsupported.
         """
         parsed = Reference.parse(reference)
@@ -173,22 +175,22 @@ class ImageService:
         return image_id
 
     async def status(self, reference: str) -> Image | None:
-        """The image by id (with or without `sha256:`, unique prefix), tag or digest; None if
+        """Find an image by id (with or without `sha256:`, unique prefix), tag or digest; None if
         absent."""
         return self._store.catalog.find(reference)
 
     async def list(self, reference: str | None = None) -> builtins.list[Image]:
-        """All images, or the one that `reference` means."""
+        """List all images, or the one that `reference` means."""
         if not reference:
             return self._store.catalog.images()
         image = self._store.catalog.find(reference)
         return [image] if image else []
 
     async def remove(self, reference: str) -> None:
-        """By id: the image with all names. By name: only that name, unless it is the last. Absent
-        is fine.
+        """Remove an image by id with all its names, or one name; the last name removes the image.
+        An absent image is no error.
 
-        Raises WrongState naming the containers that use the image, when it would be gone.
+        Raises WrongState naming the containers that use the image.
         """
         with store_errors(self._store.root):
             await self._store.remove_names(lambda: self._names_to_remove(reference))
@@ -216,8 +218,8 @@ class ImageService:
         return names
 
     async def rootfs(self, image_id: str) -> Rootfs:
-        """The unpacked layers or the mount, and the configuration. Raises NotFound if there is no
-        such image, KernelError."""
+        """Return the image's unpacked layers or its mount, and its configuration. Raises NotFound,
+        KernelError."""
         content = self._store.catalog.content(image_id)
         if not content.mounted:
             layers = self._store.layers.lower_dirs(content.chain)
@@ -236,43 +238,43 @@ class ImageService:
 
     @property
     def lowest_layer(self) -> str:
-        """An empty folder, to be the last layer of an overlay that has only one other."""
+        """An empty folder, the second lower layer of an overlay over a single layer."""
         return str(self._store.layers.lowest)
 
     def annotations(
         self, image_id: str, references: Sequence[str] = ()
     ) -> builtins.list[Mapping[str, object]]:
-        """Those of the manifest that these references lead to, or of each manifest of the image:
-        images of one id may come from several manifests, and anybody may make one with
-        annotations of his own. Raises NotFound."""
+        """The annotations of the manifest that these references lead to, or of each manifest of the
+        image: images of one id may come from several manifests, and any user may make one with
+        annotations of their choice. Raises NotFound."""
         contents = self._store.catalog.contents(image_id, references)
         return [content.manifest.annotations or {} for content in contents]
 
     def names(self, image: Image, references: Sequence[str]) -> tuple[str, str]:
-        """The image's name and its digest form, in the repository and with the tag that one of
-        these references has; without such a name the first ones, and the id where it has none."""
+        """The image's name and its name by digest, with the repository and tag of one of these
+        references; without a match its first names, or its id."""
         name = self._store.catalog.name_of(image.id, references)
         if name is not None and name.by_digest:
             return name.tagged or name.by_digest, name.by_digest
         digest = image.repo_digests[0] if image.repo_digests else image.id
         return image.repo_tags[0] if image.repo_tags else digest, digest
 
-    def room(self) -> Limits:
+    def archive_limits(self) -> Limits:
         """What an archive may unpack to on the store's disk. Raises ResourceExhausted when there is
-        none."""
+        no space."""
         return self._store.room.limits_of_archive()
 
     def to_convert(self, image_id: str) -> str:
-        """What `convert` would make of the image: "mounted", "unpacked", or nothing as it is that
-        already. Raises NotFound."""
+        """The form that `convert` would give the image, "mounted" or "unpacked"; "" if it has it.
+        Raises NotFound."""
         content = self._store.catalog.content(image_id)
         if content.mounted == self._store.policy.erofs or not content.diff_ids:
             return ""
         return "mounted" if self._store.policy.erofs else "unpacked"
 
     async def convert(self, image_id: str) -> bool:
-        """Make an image what `[images] store` says, from what is here; False when a container uses
-        it, which needs its files.
+        """Convert an image to the form in `[images] store`, without fetching; False when a
+        container uses it.
 
         Raises NotFound, ResourceExhausted, KernelError.
         """
@@ -286,14 +288,14 @@ class ImageService:
             return await self._store.convert(image_id, is_used)
 
     async def mounts(self, image_ids: Sequence[str]) -> builtins.list[ImageMount]:
-        """Of those of these images that are mounted. Raises NotFound, KernelError."""
+        """The mounts of these images, as far as they are mounted. Raises NotFound, KernelError."""
         image_mounts = [
             (await self.rootfs(image_id)).mount for image_id in dict.fromkeys(image_ids)
         ]
         return [mount for mount in image_mounts if mount is not None]
 
     async def details(self, image_id: str, reference: str = "") -> dict[str, Any]:
-        """For people: labels, the image's configuration, and its layers as they were fetched for
+        """Information for users: labels, the image's configuration, and its layers as fetched for
         this reference. Raises NotFound."""
         content = self._store.catalog.contents(image_id, [reference])[0]
         data = await in_thread(
@@ -317,7 +319,7 @@ class ImageService:
         return ImagePaths(lower=layers, place=str(self._store.files.place))
 
     async def tag(self, source: str, target: str) -> None:
-        """Give an image another name; one that the name had before loses it. Raises NotFound,
+        """Give an image another name; an image that had the name loses it. Raises NotFound,
         InvalidArgument."""
         reference = Reference.parse(target)
         if reference.digest:
@@ -339,8 +341,8 @@ class ImageService:
         return image, catalog.name(reference) or catalog.names_of(image.id)[0]
 
     async def save(self, references: Sequence[str]) -> AsyncGenerator[bytes, None]:
-        """The images as an archive, part by part: by a name with that tag, by an id with all.
-        Raises NotFound, KernelError."""
+        """Yield the images as an archive, in parts: one given by a name with that tag, one given by
+        an id with all tags. Raises NotFound, KernelError."""
         tags_by_image: dict[str, list[str]] = {}
         names: dict[str, Name] = {}
         for reference in references:
@@ -368,7 +370,7 @@ class ImageService:
     async def push(
         self, source: str, target: str, auth: Auth | None, progress: Callable[[Progress], None]
     ) -> str:
-        """Send an image to the registry that `target` names; the digest of its manifest.
+        """Send an image to the registry in `target`; return the digest of its manifest.
 
         Raises NotFound, InvalidArgument, PeerError, DeadlineExceeded (no progress).
         """
@@ -397,7 +399,8 @@ class ImageService:
             await self._store.collect()
 
     async def check_login(self, domain: str, auth: Auth) -> None:
-        """Whether a registry takes this login. Raises PeerError, InvalidArgument, DeadlineExceeded."""
+        """Check that a registry accepts this login. Raises PeerError, InvalidArgument,
+        DeadlineExceeded."""
         reference = Reference.parse(f"{domain}/login")
         watch = Watch(self._no_progress_timeout_s, f"logging in to {domain}")
         await self._at_registry(reference, auth, watch, lambda registry, host: registry.check(host))
@@ -409,7 +412,8 @@ class ImageService:
         watch: Watch,
         work: Callable[[Registry, Host], Outcome],
     ) -> Outcome:
-        """In a thread, at the registry itself; what fails names the reference."""
+        """Run `work` in a thread with the registry itself, without mirrors. A stall's error names
+        the reference."""
         from cri_server.images.pull import CONNECTION_READ_TIMEOUT_S
         from cri_server.images.registry.client import Session
         from cri_server.images.registry.hosts import hosts_for
@@ -427,11 +431,11 @@ class ImageService:
             session.close()
 
     async def load(self, path: Path, name: str | None = None) -> builtins.list[Image]:
-        """Import a docker-archive or OCI archive (tar, plain or compressed); all images in it,
-        their tags kept.
+        """Load all images of a docker-archive or OCI archive (tar, plain or compressed), with their
+        tags.
 
-        `name` is given to an archive's only image. Raises InvalidArgument, NotFound (other
-        platform), ResourceExhausted, KernelError.
+        `name` replaces the names of an archive's only image. Raises InvalidArgument, NotFound
+        (other platform), ResourceExhausted, KernelError.
         """
         watch = Watch(self._no_progress_timeout_s, f"loading {path}")
         try:
@@ -464,30 +468,30 @@ class ImageService:
         return listed
 
     def usage(self) -> Usage:
-        """What there is, as it is known without looking at the disk."""
+        """The store's usage, from memory."""
         size_bytes, inodes = self._store.totals()
         return Usage(len(self._store.catalog.images()), size_bytes, inodes, len(self._tasks))
 
     async def unused(self) -> builtins.list[Entry]:
-        """What of the store no image needs."""
+        """List what no image needs."""
         await self._store.wait_deleted()
         return await in_thread(self._store.unused)
 
     async def discard(self, entry: Entry) -> bool:
-        """Remove one of `unused`; False while a pull needs it. Raises ResourceExhausted,
+        """Remove an entry of `unused`; False while a pull needs it. Raises ResourceExhausted,
         KernelError."""
         with store_errors(self._store.root):
             return await in_thread(lambda: self._store.discard(entry), abandon_s=None)
 
     async def fs_info(self) -> FilesystemUsage:
-        """The store's usage, counted when images come and go."""
+        """The store's usage, counted when images are added and removed."""
         used_bytes, inodes = self._store.totals()
         return FilesystemUsage(time.time_ns(), self._store.root, max(1, used_bytes), max(1, inodes))
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Images, bytes and files of what they have on the disk, and pulls under way."""
+    """Number of images, bytes and files that they have on disk, and running pulls."""
 
     images: int
     size_bytes: int
@@ -496,15 +500,16 @@ class Usage:
 
 
 def _puller() -> type[Pull]:
-    """The HTTP client takes 50 ms to import: not at the server's start, and not on its event loop."""
+    """Import the pull's module. Its HTTP client takes 50 ms, so it is imported neither at the
+    server's start nor on its event loop."""
     from cri_server.images.pull import Pull
 
     return Pull
 
 
 class _Running:
-    """A pull and those who wait for it. `given_up`: nobody did for a moment, so it ends, and who
-    comes then begins anew."""
+    """A pull and its callers. `given_up`: its last caller was cancelled, so it ends, and a later
+    call starts a new pull."""
 
     def __init__(self) -> None:
         self.task: asyncio.Task[str]
@@ -535,7 +540,8 @@ class _Running:
 
 
 def _key(reference: Reference, auth: Auth | None) -> str:
-    """Pulls are equal if they ask for the same with the same secret, which stays unreadable."""
+    """A key that is equal for pulls of the same reference with the same secret, which it does not
+    show."""
     fields = [] if auth is None else [auth.username, auth.password, auth.auth, auth.server_address]
     fields += [] if auth is None else [auth.identity_token, auth.registry_token]
     return f"{reference} {hashlib.sha256(repr(fields).encode()).hexdigest()}"

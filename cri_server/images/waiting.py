@@ -1,5 +1,4 @@
-"""Waiting: for a thread that does what blocks, for somebody who works on the same thing, and no
-longer than there is progress."""
+"""Runs blocking work in threads that can be abandoned, and cancels work that makes no progress."""
 
 from __future__ import annotations
 
@@ -29,12 +28,12 @@ async def in_thread(
     abort: Callable[[], None] = lambda: None,
     abandon_s: float | None = _ABANDON_S,
 ) -> Outcome:
-    """Run `function` in a thread of its own. On cancellation `abort` is called, which should make
-    it return soon; after `abandon_s`, or a second cancellation, it is left to itself (None: never,
-    however often the caller is cancelled).
+    """Run `function` in a thread of its own. On cancellation call `abort`, which should make it
+    return soon, and wait for it at most `abandon_s`; None waits until it returns, however often the
+    caller is cancelled.
 
-    A daemon thread and not a pool: one that hangs in the kernel takes no place from others and does
-    not hold up an exit.
+    A daemon thread instead of a pool: a thread that hangs in the kernel takes no place from others
+    and does not delay the exit.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Outcome] = loop.create_future()
@@ -82,7 +81,7 @@ class Watch:
     def __init__(
         self, timeout_s: float, what: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`clock`: seconds, as `time.monotonic`."""
+        """`what`: the work, for the error's message. `clock`: returns seconds, as `time.monotonic`."""
         self._timeout_s, self._what, self._clock = timeout_s, what, clock
         self._last = clock()
         self._pauses = 0
@@ -90,13 +89,13 @@ class Watch:
         self.stalled = False
 
     def touch(self) -> None:
-        """Something happened."""
+        """Record progress."""
         self._last, self._arrived_bytes = self._clock(), 0
 
     def arrived(self, size: int) -> None:
-        """Count bytes that a source sent. They are progress once PROGRESS_BYTES_PER_S, times the
-        timeout, have arrived since the last progress: a source that is faster never stalls, and
-        one that is slower always does."""
+        """Count bytes that a source sent. They are progress once PROGRESS_BYTES_PER_S times the
+        timeout have arrived since the last progress: a faster source never stalls, a slower one
+        always does."""
         self._arrived_bytes += size
         if self._arrived_bytes >= PROGRESS_BYTES_PER_S * self._timeout_s:
             self.touch()
@@ -108,7 +107,7 @@ class Watch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While waiting for others, or for the disk."""
+        """Stop the clock in the block, which waits for other work or for the disk."""
         self._pauses += 1
         try:
             yield
@@ -117,8 +116,8 @@ class Watch:
             self.touch()
 
     async def guard(self, work: asyncio.Task[Outcome]) -> Outcome:
-        """The task's outcome. Raises DeadlineExceeded when it had to be cancelled; cancelling
-        cancels the task."""
+        """Return the task's result. Raises DeadlineExceeded after cancelling a task that stalled;
+        when the caller is cancelled, so is the task."""
         try:
             while not work.done():
                 await asyncio.wait([work], timeout=min(1.0, self._timeout_s / 4))
@@ -137,7 +136,8 @@ class Watch:
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What went wrong first in a task group: the others were cancelled because of it."""
+    """Return the error that failed first in a task group; the other tasks were cancelled because of
+    it."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -125,7 +125,7 @@ async def _fill_shm(services: Services, sandbox_id: str, archive: str) -> None:
     try:
         await asyncio.to_thread(_make_folder, folder)
         await container_checkpoint.run(
-            services, UNPACK, Unpack(str(folder), services.images.room()), [content]
+            services, UNPACK, Unpack(str(folder), services.images.archive_limits()), [content]
         )
         async with shm.open_mounts(services, services.index.sandboxes.get(sandbox_id)) as mounts:
             if mounts:

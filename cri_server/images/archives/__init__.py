@@ -1,1 +1,1 @@
-"""Images as files: docker-archives and OCI archives, written and read."""
+"""Images as files: reads, writes and builds docker-archives and OCI archives."""

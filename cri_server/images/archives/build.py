@@ -1,7 +1,7 @@
-"""Small images made from files, the same bytes each time: docker-archives, and a busybox of the
-machine's own.
+"""Builds small images from files, the same bytes each time: docker-archives, and one of the
+machine's busybox.
 
-For the demo and the tests: an image is a list of layers, a layer a dict of names to what is there.
+For the demo and the tests: an image is a list of layers, a layer maps names to files.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _TARGET_OF_ALL_APPLETS = "busybox"
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Anything a layer can hold. `kind` is a tarfile type; `content` of a regular file, `link` of a
-    link."""
+    """A file of any kind in a layer. `kind`: a tarfile type. `content`: of a regular file; `link`:
+    a link's target."""
 
     content: bytes = b""
     mode: int = 0o644
@@ -57,8 +57,7 @@ Files = Mapping[str, Node | bytes | str]
 
 
 def layer(files: Files, *, parents: bool = True) -> bytes:
-    """A layer's tar. With `parents`, directories on the way that `files` does not name are
-    described too (0755, root)."""
+    """Build a layer's tar. `parents`: also describe missing parent directories (0755, root)."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         named = {name.strip("/") for name in files}
@@ -90,7 +89,7 @@ def _add(tar: tarfile.TarFile, name: str, node: Node) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BuiltImage:
-    """An image in memory. `layers` are the uncompressed tars, `config` the configuration's JSON."""
+    """An image in memory. `layers`: the uncompressed tars; `config`: the configuration's JSON."""
 
     layers: tuple[bytes, ...]
     config: bytes
@@ -104,8 +103,8 @@ class BuiltImage:
 def image(
     layers: Sequence[bytes], config: Mapping[str, Any] | None = None, **top: Any
 ) -> BuiltImage:
-    """An image of `layers` for this machine; `config` is the `config` part (Env, Cmd, …), `top`
-    overrides what is around."""
+    """Build an image of `layers` for this machine. `config`: the `config` part (Env, Cmd, …); `top`
+    replaces keys around it."""
     platform = manifests.host_platform()
     document = {
         "architecture": platform.architecture,
@@ -118,7 +117,7 @@ def image(
 
 
 def docker_archive(images: Mapping[str, BuiltImage]) -> bytes:
-    """A `docker save` archive; name -> image."""
+    """Build a `docker save` archive of images by name."""
     items: list[dict[str, Any]] = []
     files: dict[str, bytes] = {}
     for name, built in images.items():
@@ -135,8 +134,8 @@ def _digest(data: bytes) -> str:
 
 
 def busybox(program: Path = BUSYBOX) -> BuiltImage:
-    """An image of the machine's static busybox: a link for each applet it lists, users, /tmp, and a
-    shell as the command.
+    """Build an image of the machine's static busybox: a link for each of its applets, users, /tmp,
+    and a shell as the command.
 
     Raises NotFound if there is no busybox, Error if it does not run or is not static.
     """
@@ -176,7 +175,7 @@ def busybox(program: Path = BUSYBOX) -> BuiltImage:
 
 
 def busybox_archive(path: Path, name: str = BUSYBOX_NAME) -> Path:
-    """Write the busybox image to `path` as a docker-archive, whole or not at all; the path."""
+    """Write the busybox image to `path` as a docker-archive, atomically; return the path."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.write_bytes(docker_archive({name: busybox()}))
     temporary.rename(path)

@@ -1,8 +1,8 @@
-"""Images as an archive, as a stream of bytes: an OCI image layout in a tar that is a
-docker-archive, too (`manifest.json`).
+"""Writes images as a stream of bytes: an OCI image layout in a tar that is also a docker-archive
+(`manifest.json`).
 
-Only what this machine's platform needs is here, so an index becomes the manifest that was chosen
-from it.
+The store has only what this machine's platform needs, so an index is replaced by the manifest
+chosen from it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CONTAINERD_NAME = "io.containerd.image.name"
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """An image and the tags that it has in the archive."""
+    """An image and its tags in the archive."""
 
     target: Descriptor
     tags: Sequence[str]
@@ -44,8 +44,8 @@ def platform_manifest(blobs: BlobSource, target: Descriptor) -> tuple[Descriptor
 
 
 def archive(blobs: BlobSource, images: Sequence[Exported]) -> Iterator[bytes]:
-    """The archive, part by part; blocking. The caller keeps the blobs from being collected. Raises
-    Error, OSError."""
+    """Yield the archive in parts; blocking. The caller holds leases on the blobs. Raises Error,
+    OSError."""
     index, legacy = [], []
     needed: dict[str, None] = {}
     for image in images:

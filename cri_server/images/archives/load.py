@@ -1,9 +1,9 @@
-"""Images from a file: a docker-archive (`docker save`, `skopeo copy … docker-archive:`) or an OCI
-layout in a tar.
+"""Reads images from a file: a docker-archive (`docker save`, `skopeo copy … docker-archive:`) or an
+OCI layout in a tar.
 
-The archive is read once, front to back: blobs go to the layout as they come, other files wait until
-the end says what they are. Docker's newer archives are both; then the layout is used and the names
-come from `manifest.json`.
+The archive is read once, front to back: each file goes to the layout as a blob, and is interpreted
+at the end. Docker's newer archives have both forms; then the layout is used, and the names come
+from `manifest.json`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _OCI_NAME = "org.opencontainers.image.ref.name"
 
 @dataclass(slots=True)
 class Loaded:
-    """An image of an archive: all its blobs are in the layout. `references` may be empty."""
+    """An image of an archive, all of whose blobs are in the layout. `references` may be empty."""
 
     target: Descriptor
     manifest: Manifest
@@ -55,41 +55,41 @@ class Loaded:
 
 @dataclass(slots=True)
 class _Archive:
-    """What an archive's members turned into: name -> blob digest, name -> the name it links to."""
+    """An archive's members: name -> blob digest, name of a link -> its target."""
 
     digests: dict[str, str] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
 
 
 class _ArchiveBlobs:
-    """Of the layout's blobs those that came with the archive: an image is what its archive has,
-    not what it names."""
+    """The layout's blobs that came with the archive: an image must not use others that its
+    documents name."""
 
     def __init__(self, blobs: Blobs, archive: _Archive) -> None:
         self._blobs = blobs
         self._digests = set(archive.digests.values())
 
     def read(self, digest: str, limit_bytes: int) -> bytes:
-        """The content, verified. Raises NotFound, DigestMismatch."""
+        """Read and verify a blob. Raises NotFound, DigestMismatch."""
         if digest not in self._digests:
             raise NotFound(f"the archive has no blob {digest}")
         return self._blobs.read(digest, limit_bytes)
 
     def size(self, digest: str) -> int | None:
-        """None if the archive does not have it."""
+        """The blob's size; None if the archive does not have it."""
         return self._blobs.size(digest) if digest in self._digests else None
 
     def open_blob(self, digest: str) -> int:
-        """A descriptor for reading, which the caller closes. Raises NotFound."""
+        """Open a blob for reading; the caller closes it. Raises NotFound."""
         return self._blobs.open_blob(digest)
 
     def put(self, data: bytes) -> str:
-        """Store content that is made of the archive's; its digest."""
+        """Store a document made from the archive's; return its digest."""
         return self._blobs.put(data)
 
 
 class _DocumentCache:
-    """The documents among the blobs, each parsed once however many images name it."""
+    """Parsed documents of the archive, each parsed once however many images name it."""
 
     def __init__(self, blobs: _ArchiveBlobs) -> None:
         self._blobs = blobs
@@ -101,7 +101,7 @@ class _DocumentCache:
         return self._blobs.size(digest) is not None
 
     def manifest(self, descriptor: Descriptor) -> Manifest | Index:
-        """Raises BadManifest, NotFound."""
+        """Parse a manifest or an index. Raises BadManifest, NotFound."""
         key = (descriptor.digest, descriptor.media_type)
         if key not in self._manifests:
             data = self._blobs.read(descriptor.digest, manifests.LIMIT_BYTES)
@@ -109,7 +109,7 @@ class _DocumentCache:
         return self._manifests[key]
 
     def config(self, digest: str) -> manifests.Config:
-        """Raises BadManifest, NotFound."""
+        """Parse a configuration. Raises BadManifest, NotFound."""
         if digest not in self._configs:
             self._configs[digest] = manifests.parse_config(
                 self._blobs.read(digest, manifests.LIMIT_BYTES)
@@ -119,8 +119,8 @@ class _DocumentCache:
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[int]:
-    """A descriptor of the archive, for a block whose errors about its content get its name. Raises
-    InvalidArgument (not an archive, or a damaged one), KernelError."""
+    """Open the archive for the block; errors about its content get its name. Raises InvalidArgument
+    (not an archive, or a damaged one), KernelError."""
     with kernel_errors("open", f"'{path}'"):
         # of a named pipe: without waiting for somebody who writes
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -147,11 +147,11 @@ def load(
     name: str | None,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> list[Loaded]:
-    """Put the archive's blobs into the layout and say which images they make. Blocking; Abandoned
-    when it was given up.
+    """Store the archive's blobs in the layout; return the images that they make. Blocking. Raises
+    Abandoned once `is_cancelled`.
 
-    Blobs that no image needs are the caller's to collect, also after an error. Raises BadLayer,
-    BadManifest, InvalidArgument, NotFound, ResourceExhausted, and OSError.
+    The caller collects blobs that no image needs, also after an error. Raises BadLayer,
+    BadManifest, InvalidArgument, NotFound, ResourceExhausted, OSError.
     """
     content = _read(blobs, archive, is_cancelled)
     return _images(_ArchiveBlobs(blobs, content), content, Reference.parse(name) if name else None)
@@ -196,7 +196,7 @@ def _blob(
 
 
 def _digest_in_layout(name: str) -> str | None:
-    """What a file of an OCI layout is named by; None for other files."""
+    """The digest in the name of a file of an OCI layout; None for other files."""
     folder, algorithm, digits = (*name.split("/"), "", "")[:3]
     is_blob = folder == "blobs" and algorithm in ALGORITHMS and name.count("/") == 2
     return f"{algorithm}:{digits}" if is_blob else None
@@ -255,8 +255,8 @@ def _from_layout(
 
 
 def _choose(parsed: _DocumentCache, descriptor: Descriptor) -> Manifest | None:
-    """The manifest for this machine behind a descriptor; None for what is no image or for other
-    machines."""
+    """The manifest for this machine that a descriptor leads to; None for an artifact or another
+    media type."""
     for _ in range(manifests.DEPTH_LIMIT):
         if descriptor.media_type not in manifests.ACCEPTED:
             return None
@@ -271,8 +271,8 @@ def _choose(parsed: _DocumentCache, descriptor: Descriptor) -> Manifest | None:
 
 
 def _annotated(descriptor: Descriptor) -> list[str]:
-    """containerd's annotation has the whole name; the standard's may be only a tag, which names
-    nothing."""
+    """The image's name in a descriptor's annotations. containerd's holds the whole name; the
+    standard one may be only a tag, which is no name."""
     annotations = descriptor.annotations or {}
     name = annotations.get(_CONTAINERD_NAME) or annotations.get(_OCI_NAME, "")
     return [name] if "/" in name or ":" in name else []

@@ -1,2 +1,1 @@
-"""EROFS indexes: one small file per image that makes its layers' uncompressed tars a mountable file
-system."""
+"""EROFS indexes: one small file per image that makes its layers' uncompressed tars mountable."""

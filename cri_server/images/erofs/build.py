@@ -1,5 +1,5 @@
-"""The index of an image made from its layers' tars, in an errand: a process that runs no decoder,
-so that no layer has taken it over when it writes what the kernel will read."""
+"""Builds the index of an image from its layers' tars, in a job that runs no decoder, so that no
+layer has taken it over when it writes what the kernel will read."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def build(
     tick: Callable[[], None] = lambda: None,
     growth: Growth | None = None,
 ) -> None:
-    """Write the index to `out_fd`, an empty file. `tar_fds` are the devices, called by their
-    `diff_ids`; `chain`: for each layer of the image, bottom first, the number of its device from 0
-    on; `growth`: of tars that are still being written.
+    """Write the index to `out_fd`, an empty file. `tar_fds`: the devices, named by their
+    `diff_ids`. `chain`: for each layer of the image, bottom first, the number of its device, from
+    0. `growth`: notifies of tars that are still being written.
 
     Raises BadLayer, ResourceExhausted, OSError.
     """
@@ -92,9 +92,9 @@ def _copy(tar: TarFile, source: int, fd: int, target: int, length: int) -> None:
 
 
 class IndexWork(Record):
-    """An index to build in `folder`, of the tars at the paths `tars`, or of those that are being
-    written. `diff_ids`: of all tars, in their order; `chain`: the layers from the bottom, as
-    numbers of tars; `uuid` in hexadecimal."""
+    """Arguments of the job that builds an index in `folder`. `tars`: paths of complete tars; empty
+    when partial ones come as descriptors. `diff_ids`: of all tars, in their order. `chain`: the
+    layers from the bottom, as numbers of tars. `uuid`: in hexadecimal."""
 
     folder: AbsolutePath
     tars: Sequence[AbsolutePath]
@@ -105,8 +105,8 @@ class IndexWork(Record):
 
 
 def job(arguments: Message, fds: list[int]) -> int:
-    """What the zygote forks: the last of `fds` is a pipe that gets a byte now and then; the
-    arguments are an `IndexWork`'s, the others of `fds` are `build_in`'s."""
+    """Zygote job. The arguments are an `IndexWork`; `fds` are those of `build_in` and last the
+    progress pipe."""
     *tar_fds, progress_fd = fds
     work = IndexWork.of(arguments)
     tick = layer_job.begin(progress_fd)
@@ -122,9 +122,9 @@ def build_in(
     fds: Sequence[int] = (),
     restrict: Callable[[str], str] = lambda folder: folder,
 ) -> None:
-    """Write the index to FILE in the folder. `fds`: of tars that are being written a `Growth`'s
-    pipe and then they. `restrict` is called with the folder when all are open, and answers where it
-    is then.
+    """Write the index to FILE in the job's folder. `fds`: for tars that are still being written,
+    the pipe of a `Growth` and the tars. `restrict` is called with the folder when all files are
+    open; it returns the folder's path from then on.
 
     Raises as `build` does.
     """

@@ -1,7 +1,7 @@
-"""The on-disk format of EROFS, as much of it as an index of tars needs.
+"""The part of EROFS' on-disk format that an index of tars needs.
 
 Source: Linux, fs/erofs/erofs_fs.h and Documentation/filesystems/erofs.rst. All numbers are
-little-endian. Blocks are 512 bytes, as a tar's are, so that a file's data begins at a block of the
+little-endian. Blocks are 512 bytes, as in a tar, so that a file's data begins at a block of the
 tar.
 """
 
@@ -62,15 +62,15 @@ XATTR_COUNT_MAX = 0xFFFF
 
 
 def i_format(layout: int) -> int:
-    """Of an extended inode with that layout of its data."""
+    """The format field of an extended inode with that data layout."""
     return 1 | layout << 1
 
 
 def encoded_device(major: int, minor: int) -> int:
-    """A device number as new_encode_dev() of Linux stores it."""
+    """A device number as Linux' new_encode_dev() stores it."""
     return (minor & 0xFF) | major << 8 | (minor & ~0xFF) << 12
 
 
 def uuid_of(chain_id: str) -> bytes:
-    """Of the index of an image with that top chain id: the beginning of its digest."""
+    """The UUID of an image's index: the first bytes of its top chain id."""
     return bytes.fromhex(hex_of(chain_id))[:UUID_BYTES]

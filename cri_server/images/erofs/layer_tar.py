@@ -1,5 +1,5 @@
-"""One layer's content hashed and written as its uncompressed tar, in an errand. What it gets was
-decoded by another process."""
+"""Hashes one layer's content and writes it as an uncompressed tar, in a job. Another process has
+decoded the content."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def write_tar(
     tick: Callable[[], None] = lambda: None,
     store: str = "",
 ) -> None:
-    """Write the stream's content to FILE in `folder`, which is empty if it is there. `tick` is
-    called every few MiB and at the end, and may raise. `store`: what an error names the file system
-    by, if not by the folder.
+    """Write the stream's content to FILE in `folder`, which is created or empty. `tick` is called
+    every few MiB and at the end, and may raise. `store`: the path that errors name for the file
+    system, by default `folder`.
 
-    Raises BadLayer when it is not `diff_id`, ResourceExhausted, OSError.
+    Raises BadLayer when the content is not `diff_id`, ResourceExhausted, OSError.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(os.path.join(folder, FILE), flags, 0o600)
@@ -63,14 +63,14 @@ def write_tar(
 
 
 def open_new(folder: str) -> int:
-    """Make the FILE that `write_tar` is to write; a descriptor for reading, which the caller
-    closes."""
+    """Create the FILE that `write_tar` will write; return a descriptor for reading, which the
+    caller closes."""
     flags = os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(os.path.join(folder, FILE), flags, 0o600)
 
 
 def job(arguments: Message, fds: list[int]) -> int:
-    """Runs in a fork of the zygote, see `layer_job.receive`."""
+    """Zygote job; arguments as `layer_job.receive` takes them."""
     work, stream, tick = layer_job.receive(arguments, fds)
     with layer_job.writing(work.folder, "writing a layer's tar"):
         folder = jail.enter(work.folder, jail.TAR_MEMORY_LIMIT_BYTES)

@@ -1,8 +1,9 @@
-"""A layer's tar as a tree in memory: the same files that `images.extract` makes of it, and the same
-tars refused.
+"""Reads a layer's tar into a tree in memory, with the same files, and the same tars refused, as
+`layers.extract`.
 
 Names with `..` are refused; links on the way to a name are followed as if the layer's root were
-`/`. What the kernel would say about a name, a link or a path that is too long is said here.
+`/`. This module itself checks what the kernel checks for the unpacker: the length of names, links
+and paths.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _TICK_ENTRIES = 5000
 def read_layer(
     tar: TarFile, device: int, limits: Limits, tick: Callable[[], None] = lambda: None
 ) -> Node:
-    """The root of the layer's tree, whose files' data is on device number `device`. `tick` is
-    called now and then, and may raise.
+    """Return the root of the layer's tree. `device`: the number of the device with its files' data.
+    `tick` is called regularly, and may raise.
 
     Raises BadLayer, ResourceExhausted.
     """
@@ -47,7 +48,7 @@ def read_layer(
 
 
 class _Cursor:
-    """A directory of the tree: `node`, and the way to it without links."""
+    """A directory of the tree while its path is resolved: `node`, and its path without links."""
 
     def __init__(self, builder: _Reader, make: bool) -> None:
         self._reader, self._make = builder, make
@@ -200,7 +201,8 @@ class _Reader:
     # ---- names
 
     def _put(self, path: bytes, parent: Node, name: bytes, node: Node) -> Node:
-        """What has that name already gives way. A directory where a whiteout is or was is opaque."""
+        """Add a node under its name, in place of any other. A directory that replaces a whiteout is
+        opaque."""
         assert parent.children is not None
         before = parent.children.get(name)
         if before is not None:
@@ -219,7 +221,7 @@ class _Reader:
         return node
 
     def _parent(self, names: list[bytes], *, make: bool = True) -> tuple[bytes, Node]:
-        """The resolved path of the last name, and the directory that it is in."""
+        """Return the resolved path of the last name, and the directory that it is in."""
         if len(names[-1]) > NAME_LIMIT_BYTES:
             raise OSError(errno.ENAMETOOLONG, "name")
         folder, node = self._enter(names[:-1], make=make)
@@ -236,8 +238,8 @@ class _Reader:
         return parent
 
     def step(self, way: _Cursor, name: bytes, make: bool) -> Node:
-        """The directory or link `name`; a missing directory is made. Raises BadLayer, OSError
-        (ENOTDIR)."""
+        """Return the directory or link `name`; a missing directory is made. Raises BadLayer,
+        OSError (ENOTDIR)."""
         folder = way.node
         assert folder.children is not None
         node = folder.children.get(name)

@@ -1,4 +1,4 @@
-"""Layers laid over each other as overlayfs would show them: one tree, without whiteouts and opaque
+"""Merges layers into one tree as overlayfs would show them, without whiteouts and opaque
 directories."""
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from cri_server.images.erofs.node import Node, directory
 
 
 def merged(layers: Iterable[Node]) -> Node:
-    """The tree that the roots of `layers`, bottom first, make together; theirs are not changed.
+    """Return the tree of all `layers` (their roots, bottom first), which are not changed.
 
-    A directory looks as in the topmost layer that describes it. (overlayfs takes the topmost layer
-    that has it: the unpacked store gives that one the attributes of the one below, which is the
-    same.)
+    A directory has the attributes of the topmost layer that describes it. (overlayfs takes the
+    topmost layer that has it; there the unpacked store copies the attributes from below, with the
+    same result.)
     """
     root = directory()
     for layer in layers:
@@ -26,9 +26,9 @@ def merged(layers: Iterable[Node]) -> Node:
 
 
 def without_repetitions(chain: Sequence[int]) -> list[int]:
-    """The same layers, bottom first, each only where it is last: the tree that they make together
-    is the same, because what a layer does to a name does not depend on what is there. One large
-    layer that is named 500 times is laid over once."""
+    """Return the layers, bottom first, each only at its last place. The merged tree is the same,
+    because what a layer does to a name does not depend on what is below; a large layer that is
+    named 500 times is merged once."""
     return list(dict.fromkeys(reversed(chain)))[::-1]
 
 

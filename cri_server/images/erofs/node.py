@@ -1,4 +1,4 @@
-"""Files of an image in memory: what an index is made from."""
+"""Files of an image in memory, from which an index is written."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Sparse = list[tuple[int, int]]
 
 
 class Node:
-    """A file, whatever its kind; hard links are one node under several names.
+    """A file of any kind; hard links are one node under several names.
 
-    `device`, `block`: where a regular file's data begins, the number of its tar (from 1) and a
-    block in there; `stored` bytes of it, in `sparse` (offset, length) pieces when they are not the
-    whole file. `implicit`: a directory that the layer needed but did not describe; `opaque`: one
-    that hides what the layers below have in it.
+    `device`, `block`: where a regular file's data begins: the number of its tar, from 1, and a
+    block in it. `stored`: bytes of data, in `sparse` (offset, length) pieces when they are not the
+    whole file. `implicit`: a directory that the layer needed but did not describe. `opaque`: a
+    directory that hides the contents of the layers below.
     """
 
     __slots__ = (
@@ -38,11 +38,11 @@ class Node:
 
     @property
     def is_whiteout(self) -> bool:
-        """overlayfs' form of one: a character device 0:0."""
+        """Whether this is a whiteout in overlayfs' form, a character device 0:0."""
         return self.rdev == (0, 0) and stat.S_ISCHR(self.mode)
 
     def take_attributes(self, other: Node) -> None:
-        """Owner, mode, time and attributes of another directory."""
+        """Copy owner, mode, time and extended attributes from another directory."""
         self.mode = other.mode
         self.uid = other.uid
         self.gid = other.gid
@@ -51,7 +51,7 @@ class Node:
 
 
 def directory() -> Node:
-    """An empty one that nobody described."""
+    """A new empty directory that no entry describes."""
     node = Node(stat.S_IFDIR | 0o755)
     node.children = {}
     node.implicit = True
@@ -59,7 +59,7 @@ def directory() -> Node:
 
 
 def walk(root: Node) -> Iterator[Node]:
-    """Each node once, directories before what is in them. Without recursion: paths may have
+    """Yield each node once, directories before their contents. Not recursive: paths may have
     thousands of names."""
     seen: set[int] = set()
     pending = [root]

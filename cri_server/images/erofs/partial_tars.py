@@ -1,4 +1,4 @@
-"""The tars of an image while they are made: what its index can be begun from before they are whole."""
+"""An image's tars while they are written, so that its index can be begun before they are complete."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import suppress
 
 
 class PartialTars:
-    """A descriptor for each of the tars `diff_ids`, and a pipe that says when they have grown: see
-    `tar_file.Growth`. Ends with `close`."""
+    """A descriptor for each of the tars `diff_ids`, and a pipe that notifies their reader when they
+    grow (`tar_file.Growth`). Ends with `close`."""
 
     def __init__(self, diff_ids: Iterable[str]) -> None:
         self._fds: dict[str, int | None] = dict.fromkeys(diff_ids)
@@ -20,8 +20,8 @@ class PartialTars:
         self.replaced = False
 
     def add(self, diff_id: str, fd: int) -> None:
-        """The tar is behind this descriptor, which is taken over. If another one was named before,
-        that does not count, and nor does what was made of it: they are `replaced`."""
+        """Take over the descriptor of a tar that is being written. A second one for the same tar
+        sets `replaced`: neither it nor an index made from the first may be used."""
         if self._fds[diff_id] is not None:
             self.replaced = True
             os.close(fd)
@@ -31,7 +31,7 @@ class PartialTars:
             self._all_begun.set()
 
     def notify(self) -> None:
-        """One of them."""
+        """Notify the reader that a tar has grown."""
         self._news.set()
         if self._writing >= 0:
             with suppress(BlockingIOError):  # nobody has read the last ones yet
@@ -39,26 +39,26 @@ class PartialTars:
 
     @property
     def is_finished(self) -> bool:
-        """Whether none of them grows any more."""
+        """Whether all tars are complete."""
         return self._writing < 0
 
     def finish(self) -> None:
-        """All of them. Idempotent."""
+        """All tars are complete: close the pipe. Idempotent."""
         self._news.set()
         writing, self._writing = self._writing, -1
         if writing >= 0:
             os.close(writing)
 
     async def fds(self) -> list[int]:
-        """The pipe, and the tars in their order, once all are begun and there is something to read;
-        they stay ours."""
+        """Return the pipe and the tars in their order, once all have been added and there is data
+        to read. They stay this object's."""
         await self._all_begun.wait()
         # else their reader would take a processor from those who begin to make them
         await self._news.wait()
         return [self._reading, *(fd for fd in self._fds.values() if fd is not None)]
 
     def close(self) -> None:
-        """When nobody reads them any more."""
+        """Close everything, once the reader has ended."""
         self.finish()
         for fd in (self._reading, *self._fds.values()):
             if fd is not None:

@@ -1,9 +1,8 @@
-"""Whether images can be mounted here: tried, not concluded from a version.
+"""Tests whether images can be mounted here, by mounting one; the kernel's version is not enough.
 
-The kernel needs EROFS from files (Linux 6.12), which the file system of the store must suit as
-well, and an overlay over such a mount, and another overlay over that, for containers that run
-containers: some kernels count EROFS as a level of stacking, of which there are two
-(FILESYSTEM_MAX_STACK_DEPTH).
+The kernel needs EROFS on files (Linux 6.12), which the store's file system must support, an overlay
+over such a mount, and another overlay over that, for containers that run containers: some kernels
+count EROFS as a level of stacking, of which there are two (FILESYSTEM_MAX_STACK_DEPTH).
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ _REASONS = {
 
 
 def mount_obstacle(folder: Path) -> str:
-    """Why images in `folder` cannot be mounted; empty when they can. Leaves nothing behind.
+    """Return why images in `folder` cannot be mounted, "" if they can. Removes its files.
 
-    Raises ResourceExhausted when there is no room to try it, OSError.
+    Raises ResourceExhausted when the disk has no room for the test, OSError.
     """
     try:
         place = Path(tempfile.mkdtemp(prefix="probe-", dir=folder))
@@ -49,9 +48,9 @@ def mount_obstacle(folder: Path) -> str:
 
 
 def sharing_obstacle() -> str:
-    """Why the containers of an image that is mounted do not share its page cache; empty when they
-    do. What each reads is then in memory once for each of them, which an unpacked image's files are
-    not."""
+    """Return why containers of a mounted image do not share its page cache, "" if they do. Without
+    sharing, what each container reads is in memory once per container, which is not so for an
+    unpacked image."""
     if host.host().clones_detached:
         return ""
     return "each container would have a mount of its own and a page cache of its own (Linux 6.15 clones detached mounts)"

@@ -1,4 +1,5 @@
-"""An uncompressed tar on disk, for `tar_headers.members`: the files' data is passed over unread."""
+"""An uncompressed tar on disk, as a source of `tar_headers.members`: the files' data is skipped
+without reading it."""
 
 from __future__ import annotations
 
@@ -6,22 +7,22 @@ import os
 
 
 class Growth:
-    """What is known of tars that are still being written: a pipe gets a byte when one has grown,
-    and ends when all are whole."""
+    """Notifications about tars that are still being written: a pipe gets a byte when one has grown,
+    and ends when all are complete."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self.ended = False
 
     def wait(self) -> None:
-        """For the next news; at once when there is none to come."""
+        """Wait for the next notification; return at once when there will be none."""
         if not self.ended and not os.read(self._fd, 4096):
             self.ended = True
 
 
 class TarFile:
-    """The file behind a descriptor, which stays the caller's. What it has does not change; with
-    `growth` more may come."""
+    """The file behind a descriptor, which stays the caller's. Its present content does not change;
+    with `growth` more may be appended."""
 
     def __init__(self, fd: int, growth: Growth | None = None) -> None:
         self._fd, self._growth = fd, growth
@@ -29,29 +30,29 @@ class TarFile:
         self.position = 0
 
     def read_exact(self, size: int) -> bytes:
-        """`size` bytes; fewer only at the end. Raises OSError."""
+        """Read `size` bytes; fewer only at the end. Raises OSError."""
         self._await(self.position + size)
         data = os.pread(self._fd, size, self.position)
         self.position += len(data)
         return data
 
     def pass_over(self, size: int) -> int:
-        """Go on behind the next `size` bytes; how many there were."""
+        """Skip `size` bytes; return how many there were."""
         self._await(self.position + size)
         before = self.position
         self.position = min(before + size, self.size_bytes)
         return self.position - before
 
     def at(self, offset: int, size: int) -> bytes:
-        """A part of the content, wherever the position is. Raises OSError."""
+        """Read a part of the content, independent of the position. Raises OSError."""
         return os.pread(self._fd, size, offset)
 
     def complete(self) -> None:
-        """Wait until the file does not grow any more."""
+        """Wait until the file is complete."""
         self._await(None)
 
     def _await(self, end: int | None) -> None:
-        """Until the file has `end` bytes, or as many as it will ever have."""
+        """Wait until the file has `end` bytes, or is complete."""
         while self._growth is not None and (end is None or self.size_bytes < end):
             ended = self._growth.ended
             self.size_bytes = os.fstat(self._fd).st_size

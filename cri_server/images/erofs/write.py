@@ -1,10 +1,10 @@
-"""A tree of files as an EROFS image whose data lies elsewhere: superblock, device table, inodes,
-directories.
+"""Writes a tree of files as an EROFS image whose data lies in other files: superblock, device
+table, inodes, directories.
 
-Pure: the tree in, bytes out. Regular files are one chunk on the device that their tar is, so the
-tars are used as they are. Only sparse files have their data here, because a tar stores it without
-the holes and at no multiple of a block. Their chunks without data are holes, for readers too
-(lseek(2), SEEK_DATA): to copy such a file is not to write all of it.
+Pure: a tree in, bytes out. A regular file is one chunk on the device that is its tar, so tars are
+used as they are. Only sparse files have their data in the index, because a tar stores it without
+the holes and not at multiples of a block. Chunks without data are holes, also for lseek(2) with
+SEEK_DATA, so a copy of such a file need not write all of it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FIRST_SLOT = (erofs.SUPERBLOCK_OFFSET + erofs.SUPERBLOCK.size) // erofs.DEVICE_
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A tar: what it is called (64 bytes at most) and how long it is."""
+    """A tar: its tag (at most 64 bytes) and its size."""
 
     tag: bytes
     size_bytes: int
@@ -41,8 +41,8 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class SparseFile:
-    """Data to be copied: the `pieces` (offset in the index, length) come one after the other on
-    `device`, from `source` on."""
+    """Data to copy into the index: the `pieces` (offset in the index, length) lie one after the
+    other on `device`, from `source` on."""
 
     pieces: list[tuple[int, int]]
     device: int
@@ -51,8 +51,8 @@ class SparseFile:
 
 @dataclass(slots=True)
 class Index:
-    """The image's metadata, which begins at offset 0, and what else is to be in its file.
-    `size_bytes` of the whole file."""
+    """An image's metadata, at offset 0 of the file, and the data to copy behind it. `size_bytes`:
+    of the whole file."""
 
     content: bytearray
     size_bytes: int
@@ -60,8 +60,7 @@ class Index:
     sparse: list[SparseFile] = field(default_factory=list)
 
     def put_devices(self, devices: Sequence[Device]) -> None:
-        """Fill the device table, which has room for as many as `index` was told. An index is not
-        whole before."""
+        """Fill the device table, whose size was given to `index`. The index is complete only then."""
         for number, device in enumerate(devices, _FIRST_SLOT):
             erofs.DEVICE_SLOT.pack_into(
                 self.content,
@@ -74,8 +73,8 @@ class Index:
 
 @dataclass(slots=True)
 class _Inode:
-    """Where a node goes. `place`: of the inode after meta_blkaddr; `data`: its blocks, counted from
-    the first one after the inodes."""
+    """A node's place. `place`: of the inode, after meta_blkaddr; `data`: its first block, counted
+    from the end of the inodes."""
 
     node: Node
     number: int
@@ -93,7 +92,7 @@ class _Chunks:
     other in the index."""
 
     def __init__(self, node: Node, limit: int) -> None:
-        """At most `limit` chunks, but at least one."""
+        """Use at most `limit` chunks, but at least one."""
         self._pieces = [piece for piece in node.sparse or () if piece[1]]
         self.bits = _sparse_chunk_bits(node.size, len(self._pieces))
         while self.bits < _chunk_bits(node.size) and _ceil(node.size, self._bytes) > limit:
@@ -118,8 +117,8 @@ class _Chunks:
         return chunks
 
     def places(self, start: int) -> list[tuple[int, int]]:
-        """The pieces (offset in the index, length), when the first chunk with data begins at the
-        offset `start`."""
+        """Return the pieces as (offset in the index, length), for data that begins at the offset
+        `start`."""
         places, rank = [], -1
         remaining = iter(self.with_data)
         chunk = -1
@@ -132,7 +131,7 @@ class _Chunks:
         return places
 
     def encoded(self, block: int) -> bytes:
-        """The list of chunks, when the first one with data begins at `block` of the index."""
+        """Encode the list of chunks, for data that begins at `block` of the index."""
         content, done = bytearray(), 0
         for number in self.with_data:
             content += _HOLE * (number - done) + erofs.CHUNK_INDEX.pack(0, 0, block)
@@ -142,8 +141,9 @@ class _Chunks:
 
 
 def index(root: Node, devices: int, uuid: bytes) -> Index:
-    """The image of the tree, whose files lie on so many devices, which are described last; `uuid`
-    has 16 bytes. Raises BadLayer, ResourceExhausted for what the format cannot say."""
+    """Encode the tree. `devices`: how many devices its files lie on, whose table is filled later;
+    `uuid`: 16 bytes. Raises BadLayer, ResourceExhausted for a tree that the format cannot
+    represent."""
     return _Writer(devices, uuid).write(root)
 
 
@@ -191,8 +191,8 @@ class _Writer:
             self._directories.append((here, blocks))
 
     def _lay_out(self) -> tuple[int, int]:
-        """Give every inode its place, in the order of the tree; where the last one ends, and how
-        many blocks of data follow."""
+        """Place every inode, in the order of the tree. Return the end of the last one, and the
+        number of data blocks that follow."""
         at = data = 0
         for inode in self._inodes.values():
             node = inode.node
@@ -224,7 +224,7 @@ class _Writer:
         return at, data
 
     def _sparse_files(self, result: Index, end: int) -> dict[int, int]:
-        """The first block of each sparse file's data, by inode number. The data lies after
+        """Return the first block of each sparse file's data by inode number. The data lies behind
         everything else."""
         places = {}
         first = end
@@ -304,13 +304,13 @@ def _name(entry: tuple[bytes, _Inode]) -> bytes:
 
 
 def _chunk_bits(size: int) -> int:
-    """The power of two of blocks that a file of one chunk needs."""
+    """The power of two of blocks in the chunk of a file with one chunk."""
     return (_blocks(size) - 1).bit_length()
 
 
 def _sparse_chunk_bits(size: int, pieces: int) -> int:
-    """As many blocks to a chunk, as a power of two, as make the list of chunks about as long as
-    what chunks have besides data; at least a page, at most the whole file. All of a file without
+    """Return the chunk size, as a power of two of blocks, at which the list of chunks is about as
+    long as the zeros that chunks include; at least a page, at most the whole file. A file without
     data is one chunk."""
     largest = _chunk_bits(size)
     if not pieces:
@@ -320,7 +320,8 @@ def _sparse_chunk_bits(size: int, pieces: int) -> int:
 
 
 def _split(entries: list[tuple[bytes, _Inode]]) -> tuple[list[list[tuple[bytes, _Inode]]], int]:
-    """Sorted entries by block, and the directory's size: whole blocks, and what the last one uses."""
+    """Split sorted entries into blocks. Return them and the directory's size: whole blocks, and the
+    used part of the last one."""
     blocks: list[list[tuple[bytes, _Inode]]] = []
     used = erofs.BLOCK
     for entry in entries:
@@ -356,8 +357,7 @@ def _file_type(node: Node) -> int:
 
 
 def _xattrs(node: Node) -> bytes:
-    """The attributes that follow an inode; names in order, so that the same tree gives the same
-    bytes."""
+    """Encode the attributes behind an inode, sorted by name, so that equal trees give equal bytes."""
     content = bytearray(erofs.XATTR_HEADER.pack(0, 0))
     for name, value in sorted(node.xattrs.items()):
         prefix, number = next((p, n) for p, n in erofs.XATTR_PREFIXES.items() if name.startswith(p))
@@ -370,7 +370,7 @@ def _xattrs(node: Node) -> bytes:
 
 
 def iterate_pieces(file: SparseFile) -> Iterator[tuple[int, int, int]]:
-    """(offset in the index, offset on the device, length) of each piece of a sparse file."""
+    """Yield (offset in the index, offset on the device, length) for each piece of a sparse file."""
     source = file.source
     for offset, length in file.pieces:
         yield offset, source, length

@@ -1,5 +1,5 @@
-"""Extended attributes as setxattr(2) would have left them: those that Linux refuses are not there,
-an ACL changes the mode.
+"""Computes the extended attributes and the mode that setxattr(2) would leave: attributes that Linux
+refuses are dropped, an ACL changes the mode.
 
 Source: Linux, security/commoncap.c (cap_convert_nscap) and fs/posix_acl.c (posix_acl_from_xattr,
 posix_acl_valid, posix_acl_equiv_mode).
@@ -28,8 +28,8 @@ _USER_OBJ, _USER, _GROUP_OBJ, _GROUP, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x08, 0x
 def effective_attributes(
     mode: int, requested: dict[bytes, bytes]
 ) -> tuple[int, dict[bytes, bytes]]:
-    """The mode and the attributes of a file with this mode that was given `wanted`. Raises BadLayer
-    for what is too long."""
+    """Return mode and attributes of a file with this mode after the `requested` ones were set.
+    Raises BadLayer for one that is too long."""
     effective = {}
     for name, value in requested.items():
         if len(name) > NAME_LIMIT_BYTES:
@@ -54,7 +54,7 @@ def effective_attributes(
 
 
 def _access_list(mode: int, value: bytes) -> tuple[int, bool]:
-    """The mode that the list gives the file, and whether it says more than a mode."""
+    """Return the mode that an ACL gives the file, and whether the ACL holds more than a mode."""
     entries = _entries(value)
     if not entries or stat.S_ISLNK(mode):
         return mode, False
@@ -65,7 +65,7 @@ def _access_list(mode: int, value: bytes) -> tuple[int, bool]:
 
 
 def _entries(value: bytes) -> list[tuple[int, int, int]]:
-    """(tag, rights, id) of a well-formed list; empty for any other, which Linux refuses."""
+    """Parse an ACL into (tag, rights, id); empty for a malformed one, which Linux refuses."""
     if (
         len(value) < 4
         or int.from_bytes(value[:4], "little") != _ACL_VERSION

@@ -1,7 +1,7 @@
-"""Digests of content: `sha256:` or `sha512:` and the hash in lower-case hex, the registered
-algorithms of the image specification.
+"""Content digests: `sha256:` or `sha512:` and the hash in lower-case hex, the algorithms that the
+OCI image specification registers.
 
-Files are named by the hex alone: its length tells the algorithm.
+Files on disk are named by the hex alone; its length gives the algorithm.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
 
 
 def is_digest(text: object) -> bool:
-    """Whether it is a digest that we can verify."""
+    """Whether `text` is a digest that can be verified here."""
     return isinstance(text, str) and DIGEST.fullmatch(text) is not None
 
 
 def algorithm_of(digest: str | None) -> str:
-    """The algorithm of a digest; sha256 for None, for which no digest is known before."""
+    """The algorithm of a digest; sha256 for None, where no digest is expected."""
     return SHA512 if digest is not None and digest.startswith("sha512:") else SHA256
 
 
 def hasher(algorithm: str) -> _Hash:
-    """A new hash of one of ALGORITHMS."""
+    """A new hash object for one of ALGORITHMS."""
     return hashlib.sha512() if algorithm == SHA512 else hashlib.sha256()
 
 
 def digest_of(data: bytes, algorithm: str = SHA256) -> str:
-    """The digest of content."""
+    """The digest of `data`."""
     content_hash = hasher(algorithm)
     content_hash.update(data)
     return f"{algorithm}:{content_hash.hexdigest()}"
 
 
 def is_content(data: bytes, digest: str) -> bool:
-    """Whether the digest is that of this content."""
+    """Whether `digest` is that of `data`."""
     return digest_of(data, algorithm_of(digest)) == digest
 
 
 def hex_of(digest: str) -> str:
-    """The hash without its algorithm: the name of a file. Text without an algorithm stays as it
-    is."""
+    """The hex part of a digest, which is its file's name. Text without an algorithm is returned
+    unchanged."""
     return digest.rpartition(":")[2]
 
 
 def digest_from_hex(name: str) -> str:
-    """The digest whose `hex_of` is a file's name."""
+    """The digest whose file has this name; the reverse of `hex_of`."""
     return f"{HEX_LENGTHS.get(len(name), SHA256)}:{name}"

@@ -1,9 +1,9 @@
-"""Manifests, indexes and image configurations, Docker's and OCI's: hostile JSON made into typed
-values, or refused.
+"""Manifests, indexes and image configurations of Docker and OCI, parsed from hostile JSON into
+typed values.
 
-A document that could be read in two ways is refused: keys that occur twice, `layers` beside
-`manifests`, a media type that contradicts the one the registry sent. Sizes and counts are bounded
-before anything is fetched because of them.
+An ambiguous document is refused: keys that occur twice, `layers` beside `manifests`, a media type
+that contradicts the Content-Type. Sizes and counts are bounded before anything they name is
+fetched.
 """
 
 from __future__ import annotations
@@ -61,13 +61,14 @@ class BadManifest(PeerError):
 
 
 class Artifact(Unsupported):
-    """The manifest is of something that is no image: a chart, a signature, a model."""
+    """The manifest describes an OCI artifact that is not an image: a chart, a signature, a model."""
 
 
 class Descriptor(
     msgspec.Struct, frozen=True, rename={"media_type": "mediaType"}, omit_defaults=True
 ):
-    """A blob by its digest. `urls` are never fetched: they would be anybody's choice of an address."""
+    """A blob by its digest. `urls` are never fetched: an image's author could make the node send
+    requests anywhere."""
 
     media_type: str
     digest: str
@@ -76,7 +77,7 @@ class Descriptor(
     annotations: dict[str, str] | None = None
 
     def check(self, what: str) -> None:
-        """Raises BadManifest."""
+        """Check digest and size; `what` names the descriptor in an error. Raises BadManifest."""
         if not is_digest(self.digest):
             raise BadManifest(
                 f"{what}: digest {self.digest[:100]!r} is not a sha256 or sha512 digest in lower case"
@@ -86,9 +87,9 @@ class Descriptor(
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """One image: its configuration and its layers, bottom first. `others`: what is listed as a
-    layer and is no file system, as WebAssembly, attestations and signatures; it is neither
-    fetched nor kept."""
+    """One image: its configuration and its layers, bottom first. `others`: entries of the layer
+    list that are not file systems, such as WebAssembly, attestations and signatures; they are
+    neither fetched nor stored."""
 
     config: Descriptor
     layers: list[Descriptor]
@@ -103,8 +104,7 @@ class Index(msgspec.Struct, frozen=True):
 
 
 class Config(msgspec.Struct, frozen=True):
-    """What an image's configuration says: platform, the layers' uncompressed digests, and how to
-    run it."""
+    """An image's configuration: platform, diff ids of the layers, and how to run it."""
 
     platform: Platform
     diff_ids: list[str]
@@ -143,7 +143,7 @@ class _RawConfig(msgspec.Struct):
 
 
 def parse(data: bytes, media_type: str = "") -> Manifest | Index:
-    """A manifest or an index; `media_type` is what the sender called it ("" if nothing).
+    """Parse a manifest or an index. `media_type`: the Content-Type it came with, "" for none.
 
     Raises BadManifest, Artifact, Unsupported.
     """
@@ -175,7 +175,7 @@ def parse(data: bytes, media_type: str = "") -> Manifest | Index:
 
 
 def encoded(manifest: Manifest) -> bytes:
-    """An OCI manifest. The same image gives the same bytes, and so the same digest."""
+    """Encode an OCI manifest. Equal images give equal bytes, and so the same digest."""
 
     def plain(descriptor: Descriptor) -> dict[str, object]:
         return {
@@ -194,8 +194,8 @@ def encoded(manifest: Manifest) -> bytes:
 
 
 def with_layers(manifest: Manifest, layers: list[Descriptor]) -> Manifest:
-    """The same image with its layers in other forms; everything else in OCI's words, which mean the
-    same as Docker's."""
+    """Return the manifest with other forms of its layers (compressed, plain), and all media types
+    in OCI's spelling."""
 
     def layer_in_oci(layer: Descriptor) -> Descriptor:
         form = next((f for f in ("gzip", "zstd") if layer.media_type.endswith(f)), "")
@@ -206,12 +206,12 @@ def with_layers(manifest: Manifest, layers: list[Descriptor]) -> Manifest:
 
 
 def media_type(data: bytes) -> str:
-    """What a manifest calls itself; "" if nothing."""
+    """The `mediaType` inside a manifest; "" if it has none."""
     return str(_document(data, "manifest").get("mediaType", ""))
 
 
 def parse_config(data: bytes) -> Config:
-    """An image's configuration. Raises BadManifest."""
+    """Parse an image's configuration. Raises BadManifest."""
     raw = _typed(_document(data, "image configuration"), _RawConfig, "image configuration")
     run = raw.config or _RawRun()
     diff_ids = raw.rootfs.diff_ids or []
@@ -241,10 +241,10 @@ def parse_config(data: bytes) -> Config:
 
 
 def choose(index: Index, platform: Platform | None = None) -> Descriptor:
-    """The index's image that suits this machine best; the first one of equals. Images that name no
-    platform come last. With `platform` the first image that names just this one.
+    """Choose the index's image that suits this machine best, the first of equals; images without a
+    platform come last. With `platform`, choose the first image for exactly that one.
 
-    Raises NotFound that lists what there is.
+    Raises NotFound, which lists the platforms of the index.
     """
     if platform is None:
         ranked = _ranked(index)
@@ -261,10 +261,11 @@ def choose(index: Index, platform: Platform | None = None) -> Descriptor:
 
 
 def choose_stored(index: Index, is_here: Callable[[str], bool]) -> Descriptor:
-    """The image of an index that is in a store or an archive: the best one that is here, by the
-    digest of its manifest, else one for another processor. Which one suits best depends on the
-    processor and on the version of this program, and images are to be found again after both
-    have changed. Raises NotFound as `choose`.
+    """Choose the image of an index in a store or an archive: the best one whose manifest `is_here`,
+    also one for another processor. The best one depends on the processor and on this program's
+    version, and stored images must still be usable after both have changed.
+
+    Raises NotFound as `choose` does.
     """
     foreign = [
         d for d in index.manifests if d.platform and (d.platform.os or "linux").lower() == "linux"
@@ -274,7 +275,7 @@ def choose_stored(index: Index, is_here: Callable[[str], bool]) -> Descriptor:
 
 
 def _ranked(index: Index) -> list[Descriptor]:
-    """Those that this machine runs, the best one first."""
+    """The images that this machine runs, best first."""
     host = host_processors()
     fitting: list[tuple[int, bool, Descriptor]] = []
     for descriptor in index.manifests:
@@ -285,9 +286,9 @@ def _ranked(index: Index) -> list[Descriptor]:
 
 
 def foreign_platform(config: Config) -> str:
-    """What to warn of: the configuration names a processor that this machine has not. Its user
-    chose the image, by its name or its digest, and a node that runs it by binfmt_misc(5) wants it.
-    Empty for one that fits, or that names none.
+    """The warning for an image whose configuration names a processor that this machine does not
+    have; empty if it fits or names none. It is not an error: the user chose the image by name or
+    digest, and the node may run it through binfmt_misc(5).
 
     Raises NotFound for another operating system.
     """
@@ -301,7 +302,7 @@ def foreign_platform(config: Config) -> str:
 
 
 def check_platform(config: Config, platform: Platform) -> None:
-    """Raises NotFound when the configuration of an image without an index names another platform."""
+    """Check an image without an index against the requested platform. Raises NotFound."""
     if config.platform.architecture and rank(config.platform, (processor(platform),)) is None:
         raise NotFound(f"no image for {platform}; there is {config.platform}")
 
@@ -346,9 +347,9 @@ def _manifest(document: dict[str, Any]) -> Manifest:
 def _refuse_artifact(
     raw: _RawManifest, layers: list[Descriptor], others: tuple[Descriptor, ...]
 ) -> None:
-    """An artifact has a configuration that is no image's (image specification, "Guidelines for
-    Artifact Usage"), or nothing that is a file system, as cosign's signatures and buildkit's
-    attestations, whose configurations are called an image's. Raises Artifact."""
+    """Raise Artifact for a manifest whose config has a media type that is not an image's (image
+    specification, "Guidelines for Artifact Usage"), or that has no file-system layer: cosign's
+    signatures and buildkit's attestations have an image's config type."""
     config = raw.config.media_type
     if config in _IMAGE_CONFIGS and (layers or not others):
         return
@@ -363,8 +364,8 @@ def _artifact(kind: object) -> Artifact:
 
 
 def check_layers(manifest: Manifest, config: Config) -> None:
-    """Each layer that is a file system has a diff id, and nothing else has one, as containerd
-    wants it. Raises BadManifest."""
+    """Check that there are as many diff ids as file-system layers, as containerd does. Raises
+    BadManifest."""
     if len(config.diff_ids) != len(manifest.layers):
         kinds = ", ".join(dict.fromkeys(layer.media_type[:100] for layer in manifest.others))
         beside = f" beside {kinds[:300]}" if kinds else ""

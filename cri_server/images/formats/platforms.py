@@ -1,8 +1,8 @@
-"""Platforms of images: how they are written, and which of them this machine's processor runs, the
-best one first.
+"""Platforms of images: how they are spelled, and which of them this machine's processor runs, best
+first.
 
 Source: OCI image specification, "Platform Variants"; Go's GOARCH, GOARM and GOAMD64; the x86-64
-psABI for its levels; what containerd's `platforms` takes for the same.
+psABI for its levels; containerd's `platforms` for equal spellings.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Processor = tuple[str, str]  # architecture and variant, as _SPELLINGS has them
 
 
 class Platform(msgspec.Struct, frozen=True):
-    """Where an image runs."""
+    """The operating system and processor that an image runs on."""
 
     architecture: str = ""
     os: str = ""
@@ -74,7 +74,7 @@ class Platform(msgspec.Struct, frozen=True):
 
 
 def parse(text: str) -> Platform:
-    """The platform that OS/ARCH or OS/ARCH/VARIANT names, in lower case. Raises InvalidArgument."""
+    """Parse OS/ARCH or OS/ARCH/VARIANT, in any case. Raises InvalidArgument."""
     parts = text.lower().split("/")
     if len(parts) not in (2, 3) or not all(_PART.fullmatch(part) for part in parts):
         raise InvalidArgument(f"platform {text[:100]!r} is not OS/ARCH or OS/ARCH/VARIANT")
@@ -84,7 +84,7 @@ def parse(text: str) -> Platform:
 
 
 def processor(platform: Platform) -> Processor:
-    """The processor of a platform, for `rank`."""
+    """The platform's processor in its compared spelling, for `rank`."""
     words = platform.architecture.lower(), (platform.variant or "").lower()
     return _SPELLINGS.get(words, words)
 
@@ -97,7 +97,7 @@ def host_platform() -> Platform:
 
 @cache
 def host_processors() -> tuple[Processor, ...]:
-    """What this machine runs, the best one first."""
+    """The processors whose code this machine runs, best first."""
     flags: set[str] = set()
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -110,11 +110,11 @@ def host_processors() -> tuple[Processor, ...]:
 
 
 def processors(machine: str, flags: set[str]) -> tuple[Processor, ...]:
-    """What a machine runs, the best one first. `machine` is uname's, `flags` are an x86 processor's
-    in /proc/cpuinfo.
+    """The processors whose code a machine runs, best first. `machine` is uname's, `flags` are those
+    of an x86 processor in /proc/cpuinfo.
 
-    32-bit images come last: kernels and arm64 processors without them are rare, and an image
-    that cannot run says so at its start.
+    32-bit images come last: kernels and arm64 processors without them are rare, and an image that
+    cannot run fails at its start with a clear error.
     """
     architecture = _MACHINES.get(machine, machine)
     if architecture == "amd64":
@@ -134,8 +134,8 @@ def _arm(version: int) -> tuple[Processor, ...]:
 
 
 def rank(platform: Platform, host: Sequence[Processor]) -> int | None:
-    """The place of an image's platform in what the host runs, 0 for the best; None if it does
-    not run."""
+    """The position of an image's platform in the list of `host`, 0 for the best; None if it does
+    not run there."""
     kind = processor(platform)
     if (platform.os or "linux").lower() != "linux" or kind not in host:
         return None

@@ -1,13 +1,13 @@
-"""References as people write them: `busybox`, `host:5000/a/b:tag`, `name@sha256:…`,
+"""Image references as users write them: `busybox`, `host:5000/a/b:tag`, `name@sha256:…`,
 `name:tag@sha256:…`.
 
-The grammar is the distribution project's; short names mean docker.io, as everywhere, and a missing
-tag `latest`.
+The grammar is the distribution project's. Short names mean docker.io, and a missing tag means
+`latest`.
 
-A registry has several spellings (`R.example`, `r.example:443`). Names of images keep theirs,
-because the scheduler and people's scripts compare them as text. `normal_registry` has the same
-result for all spellings of a registry: signature policies, hosts.toml, logins and pull secrets
-compare only that.
+A registry has several spellings (`R.example`, `r.example:443`). Image names keep the spelling of
+the request, because the scheduler and users' scripts compare names as text. `normal_registry` gives
+one result for all spellings of a registry; signature policies, hosts.toml, logins and pull secrets
+compare that.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _PORTS_LIMIT = 1 << 16
 
 
 def is_id(text: str) -> bool:
-    """Whether it can be an image id or the beginning of one, with its algorithm or not."""
+    """Whether `text` can be an image id or its beginning, with or without the algorithm."""
     return _ID.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A complete reference. `domain` is the registry's HOST[:PORT]; `tag` and `digest` are not both
-    None."""
+    """A complete reference. `domain` is the registry's HOST[:PORT]; at least one of `tag` and
+    `digest` is set."""
 
     domain: str
     path: str
@@ -53,8 +53,8 @@ class Reference:
 
     @classmethod
     def parse(cls, text: str) -> Reference:
-        """Raises InvalidArgument, and Unsupported for a digest of another algorithm than sha256
-        and sha512."""
+        """Parse a reference. Raises InvalidArgument; Unsupported for a digest of another algorithm
+        than sha256 and sha512."""
         if len(text) > TEXT_LIMIT:
             raise InvalidArgument(f"image {_shown(text)}: longer than {TEXT_LIMIT} characters")
         rest, at, digest = text.partition("@")
@@ -82,12 +82,12 @@ class Reference:
 
     @property
     def name(self) -> str:
-        """`HOST/PATH` as it was written, what CRI calls the repository."""
+        """`HOST/PATH` as it was written; CRI calls it the repository."""
         return f"{self.domain}/{self.path}"
 
     @property
     def registry(self) -> str:
-        """The normal form of the registry's HOST[:PORT]."""
+        """The registry's HOST[:PORT] in its normal form."""
         return normal_registry(self.domain)
 
     @property
@@ -97,12 +97,12 @@ class Reference:
 
     @property
     def tagged(self) -> str | None:
-        """`HOST/PATH:TAG`; None for a pull by digest, whose tag says nothing."""
+        """`HOST/PATH:TAG`; None for a reference by digest, whose tag does not matter."""
         return None if self.digest else f"{self.name}:{self.tag}"
 
     @property
     def target(self) -> str:
-        """What to ask the registry for: the digest wins over the tag."""
+        """The digest or tag to request from the registry; the digest wins."""
         return self.digest or str(self.tag)
 
     def __str__(self) -> str:
@@ -129,11 +129,11 @@ def _split_domain(text: str) -> tuple[str, str]:
 
 
 def normal_registry(domain: str) -> str:
-    """The one form of all spellings of HOST[:PORT] that reach the same registry.
+    """Return the one form of all spellings of HOST[:PORT] that reach the same registry.
 
-    The host is in lower case, without the dot at the end that DNS allows; an address is written as
-    inet_ntoa(3) writes it, because inet_aton(3) takes `10.5` and `0xa.0.0.5`, too. The scheme's own
-    port is left out: 443, or 80 for loopback, which is asked by http. Docker Hub's three hosts are
+    The host is in lower case, without DNS's trailing dot. An address is written as inet_ntoa(3)
+    writes it, because inet_aton(3) also takes `10.5` and `0xa.0.0.5`. The scheme's default port is
+    left out: 443, or 80 for loopback, which is reached by http. Docker Hub's three hosts are
     `docker.io`.
     """
     host, port = split_port(domain)
@@ -147,7 +147,7 @@ def normal_registry(domain: str) -> str:
 
 
 def split_port(domain: str) -> tuple[str, str]:
-    """The host, with the brackets of an IPv6 address, and the port or nothing."""
+    """The host, an IPv6 address with its brackets, and the port or ""."""
     if domain.endswith("]") or ":" not in domain:
         return domain, ""
     host, _, port = domain.rpartition(":")
@@ -155,7 +155,7 @@ def split_port(domain: str) -> tuple[str, str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address means this machine, without a look-up."""
+    """Whether a name or address is this machine's loopback, without a DNS lookup."""
     if host == "localhost":
         return True
     try:

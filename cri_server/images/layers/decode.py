@@ -1,9 +1,9 @@
-"""A blob decoded in a process of its own, which can do nothing but that: no file, no socket, no
-other process is within its reach.
+"""Decodes a blob in a process of its own, which can name no file, open no socket and reach no other
+process.
 
-Decoders are C, and a layer is hostile bytes. Should they make one run an attacker's code, all that
-this code decides is which bytes come out, and the process that gets them hashes a copy: it takes
-those that the image's configuration names, or none.
+Decoders are C code that reads hostile bytes. If a layer takes one over, all that its code decides
+is which bytes come out; the receiving process hashes a copy and accepts only the content that the
+image's configuration names.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def decode(blob: int | Receiver, out: Sender, limits: Limits) -> None:
-    """Send what is in the blob, a descriptor that is read from its position on or what comes
-    through a ring.
+    """Decode the blob into `out`. `blob`: a descriptor, read from its position on, or a ring's
+    receiver.
 
-    Raises BadLayer, ResourceExhausted; Interrupted when nobody receives it any more.
+    Raises BadLayer, ResourceExhausted; Interrupted when the receiver is closed.
     """
     stream = Stream(blob, limits, hashed=False)
     for block in stream.blocks():
@@ -33,8 +33,9 @@ def decode(blob: int | Receiver, out: Sender, limits: Limits) -> None:
 
 
 def job(arguments: Message, fds: list[int]) -> int:
-    """What the zygote forks: `fds` are the blob, as a file or a `Receiver`'s descriptors, a
-    `Sender`'s, and a pipe whose end is ours; the arguments are `Limits`'."""
+    """Zygote job. `fds`: the blob, as a file or a `Receiver`'s three descriptors; a `Sender`'s
+    three; and the progress pipe, whose end tells the server that this process is gone. The
+    arguments are `Limits`."""
     *blob_fds, memory, full, freed, _ = fds
     blob: int | Receiver
     if len(blob_fds) == 1:

@@ -1,10 +1,10 @@
-"""A layer's tar made into files: every name resolved beneath the layer's own root, whiteouts in
+"""Makes files of a layer's tar: every name is resolved beneath the layer's root, whiteouts become
 overlayfs' form.
 
-The tar is hostile. Names with `..` are refused; parents are opened beneath the root by openat2, and
-where a link lies on the way it is followed inside the root only; the last name is never followed.
-Nothing else has access to the folder meanwhile (it is new and its parent is 0700), so there is
-nobody to race with. `trusted.overlay.*` is what we write, never the layer.
+The tar is hostile. Names with `..` are refused. Parents are opened beneath the root by openat2(2);
+a link on the way is followed inside the root only, and the last name is never followed. Nothing
+else has access to the folder meanwhile (it is new and its parent is 0700), so there are no races.
+`trusted.overlay.*` attributes are written by this module only, never taken from the layer.
 """
 
 from __future__ import annotations
@@ -50,12 +50,9 @@ Path = bytes  # relative to the layer's root, without links, `.` and `..`; empty
 
 @dataclass(slots=True)
 class Extracted:
-    """What came out. `implicit`: directories that the layer needed but did not describe; `opaque`:
-    it hides all below it.
-
-    `devices`: nodes that this process may not make, (is a block device, major, minor); an empty
-    file holds the place.
-    """
+    """The result of `extract`. `implicit`: directories that the layer needed but did not describe.
+    `opaque`: the layer hides all layers below it. `devices`: device nodes that this process may not
+    make, as (is a block device, major, minor); an empty file is in each one's place."""
 
     size_bytes: int = 0
     inodes: int = 0
@@ -67,8 +64,8 @@ class Extracted:
 def extract(
     stream: Stream, root_fd: int, limits: Limits, tick: Callable[[], None] = lambda: None
 ) -> Extracted:
-    """Make the files of the tar beneath `root_fd`, an empty directory. `tick` is called now and
-    then, and may raise.
+    """Make the files of the tar beneath `root_fd`, an empty directory. `tick` is called regularly,
+    and may raise.
 
     Raises BadLayer, ResourceExhausted (disk, limits), KernelError.
     """
@@ -84,7 +81,8 @@ def extract(
 
 
 def to_error(error: OSError, name: bytes, folder: str) -> Exception:
-    """What the kernel refused while `name` was being made on the file system of `folder`."""
+    """Convert an OSError raised while `name` was made on the file system of `folder`: a full disk,
+    a name that no file system takes, or another failure of the kernel."""
     number = error.errno or 0
     if number in FULL:
         return ResourceExhausted(f"unpacking {quoted(name)}: {reason(number, folder)}")
@@ -94,8 +92,8 @@ def to_error(error: OSError, name: bytes, folder: str) -> Exception:
 
 
 class _Cursor:
-    """A directory of the layer: `folder` is a descriptor that the caller closes, `names` the way to
-    it from the root."""
+    """A directory of the layer while its path is resolved: `folder` is an O_PATH descriptor, closed
+    by the caller; `names` is its path from the root."""
 
     def __init__(self, extractor: _Extractor, make: bool) -> None:
         self._extractor, self._make = extractor, make
@@ -319,10 +317,10 @@ class _Extractor:
     # ---- names
 
     def _create(self, path: Path, parent: int, make: Callable[[bytes], Created]) -> Created:
-        """Call `make` with the last name; what has that name already gives way, as in every other
-        unpacker.
+        """Call `make` with the last name of `path`. An existing file of that name is replaced, as
+        by every other unpacker.
 
-        A directory where a whiteout is or was is opaque: lower content stays hidden.
+        A directory that replaces a whiteout is opaque, so that lower content stays hidden.
         """
         name = path.rpartition(b"/")[2]
         self._result.devices.pop(path, None)
@@ -346,7 +344,7 @@ class _Extractor:
             self._forget_link(status.st_ino)
 
     def _parent(self, names: list[bytes], *, make: bool = True) -> tuple[int, Path]:
-        """The directory that holds the last name, and the resolved path of that name."""
+        """Return the directory that the last name is in, and the resolved path of that name."""
         folder, fd = self._enter(names[:-1], make=make)
         return fd, joined(folder, names[-1])
 
@@ -378,8 +376,8 @@ class _Extractor:
     def step(
         self, folder: int, done: list[bytes], name: bytes, make: bool
     ) -> tuple[int, bytes] | None:
-        """None if `name` in `folder` (which is `done`) is a directory now, else the inode and the
-        target of the link that it is."""
+        """Enter the directory `name` of `folder`, whose path is `done`: None if it is a directory
+        or was made one; for a link its inode and target."""
         try:
             status = os.lstat(name, dir_fd=folder)
         except FileNotFoundError:
@@ -410,13 +408,13 @@ class _Extractor:
         self._set_time(path, 0)  # the same layer gives the same tree
 
     def _set_time(self, path: Path, time_ns: int) -> None:
-        """What the directory's time will be."""
+        """Remember the directory's time, which `_set_directory_times` sets."""
         if path not in self._times:
             self._charge(path)
         self._times[path] = time_ns
 
     def _charge(self, path: Path) -> None:
-        """Count a name that is kept to the end."""
+        """Count a path that is held until the end of the layer."""
         self._names_bytes += len(path)
         if self._names_bytes > NAMES_LIMIT_BYTES:
             raise ResourceExhausted(
@@ -429,7 +427,7 @@ class _Extractor:
         self._through.clear()
 
     def _forget_link(self, inode: int) -> None:
-        """Forget the parents whose names lead over the link."""
+        """Forget the cached parents whose paths lead over this link."""
         for written in self._through.pop(inode, ()):
             if written in self._parents:
                 self._stale.append(self._parents.pop(written)[1])
@@ -439,9 +437,10 @@ class _Extractor:
             os.close(self._stale.pop())
 
     def _set_directory_times(self) -> None:
-        """Last, because every new name in a directory changes its time.
+        """Set the directories' times last, because each new name in a directory changes its time.
 
-        What a later entry took away or made something else is found out here, once, and forgotten.
+        Directories that a later entry removed or replaced are noticed here, once, and dropped from
+        the result.
         """
         with DirectoryWalker(self.root) as folders:
             for path in sorted(self._times, key=depth_first_key):
@@ -475,7 +474,7 @@ def _is_whiteout(status: os.stat_result) -> bool:
 
 @contextmanager
 def _working_directory(folder_fd: int) -> Iterator[None]:
-    """With this working directory, which is the process's."""
+    """Change the process's working directory for the block."""
     before = os.open(b".", _PLACE)
     try:
         os.fchdir(folder_fd)
@@ -494,7 +493,8 @@ def _make_opaque_at(parent_fd: int, name: bytes) -> None:
 
 
 def _set_xattrs(target: int | bytes, entry: Entry) -> None:
-    """What the file system or the kind of file does not take is left out."""
+    """Set the entry's extended attributes, without those that the file system or the kind of file
+    refuses."""
     for name, value in reader.supported_attributes(entry).items():
         try:
             os.setxattr(target, name, value, follow_symlinks=isinstance(target, int))

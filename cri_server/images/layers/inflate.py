@@ -1,10 +1,10 @@
-"""A layer's blob as the tar stream inside it: gzip, zstd or plain by its first bytes, hashed and
-bounded while it is read.
+"""A layer's blob as a tar stream: gzip, zstd or plain by its first bytes, hashed and bounded while
+it is read.
 
-What the media type claims is not asked: the diff id in the image's configuration decides whether
-this is the right content. The bounds: bytes in all, which are no more than the disk has room for,
-the zstd window, and members that give nothing. How well a layer compresses is no bound: a
-preallocated file of zeros is honest, and becomes a hole (`zeros`).
+The media type is ignored: the diff id in the image's configuration decides whether this is the
+right content. The bounds: bytes in all (no more than the disk has free), the zstd window, and empty
+members. The compression ratio is not bounded: a preallocated file of zeros is legitimate, and
+becomes a hole (`zeros`).
 """
 
 from __future__ import annotations
@@ -51,13 +51,12 @@ _DECODER_ERRORS: Any = (zstd.ZstdError, igzip_lib.IsalError, ValueError, EOFErro
 
 
 class BadLayer(PeerError):
-    """The layer's bytes are not what they must be: not a tar, damaged, hostile, or not the promised
-    content."""
+    """The layer's bytes are not a tar, are damaged or hostile, or do not have the promised digest."""
 
 
 class Limits(Record):
-    """What a layer (or `subject`) may unpack to, in bytes and in entries; `reason` says why not
-    more. `folder`: what an error names when its file system is full."""
+    """How much a layer (or `subject`) may unpack to, in bytes and in entries; `reason` says why not
+    more. `folder`: the path that an error names when its file system is full."""
 
     size_bytes: int = 64 << 30
     entries: int = 8_000_000
@@ -66,7 +65,7 @@ class Limits(Record):
     folder: AbsolutePath = "/"
 
     def shared(self, times: int) -> Limits:
-        """Of each of `times` copies, which together have what one has."""
+        """Return the limits of each of `times` copies, which together have those of one."""
         if times == 1:
             return self
         return self.replace(
@@ -77,7 +76,7 @@ class Limits(Record):
 
 
 class LayerWork(Record):
-    """What an errand that reads a layer's blob is asked. It works in `folder`; the content is to be
+    """Arguments of a job that reads a layer. It works in `folder`; the content must have the digest
     `diff_id`."""
 
     folder: AbsolutePath
@@ -96,8 +95,8 @@ class _Decoder(Protocol):
 
 
 class Stream:
-    """The tar stream in a blob: a descriptor, read from its position on, or what comes through a
-    ring. Not thread-safe."""
+    """The tar stream in a blob: a descriptor, read from its position on, or a ring's receiver. Not
+    thread-safe."""
 
     def __init__(
         self,
@@ -108,8 +107,8 @@ class Stream:
         decoded: bool = False,
         algorithm: str = SHA256,
     ) -> None:
-        """Unless it is `hashed`, `drain` has no digest; `algorithm` is that of the digest; one
-        that is `decoded` already is taken as it is, whatever it begins with."""
+        """`hashed`: compute the digest, with `algorithm`. `decoded`: the blob is already decoded,
+        and is passed on as it is."""
         self._read = (
             blob.read if isinstance(blob, Receiver) else partial(os.read, blob, _INPUT_BYTES)
         )
@@ -126,14 +125,15 @@ class Stream:
         self.size_bytes = 0
 
     def read_exact(self, size: int) -> bytes:
-        """`size` bytes; fewer only at the end of the stream."""
+        """Read `size` bytes; fewer only at the end of the stream."""
         if len(self._block) >= size:
             data, self._block = bytes(self._block[:size]), self._block[size:]
             return data
         return b"".join(bytes(piece) for piece in self.pieces(size))
 
     def pieces(self, size: int) -> Iterator[memoryview]:
-        """`size` bytes in pieces as they come, without a copy; ends early at the end of the stream."""
+        """Yield `size` bytes in pieces of any length, without a copy; ends early at the end of the
+        stream."""
         while size:
             if not self._block and not self._fill():
                 return
@@ -143,24 +143,25 @@ class Stream:
             yield piece
 
     def blocks(self) -> Iterator[memoryview]:
-        """All that is left, in pieces as they come, without a copy."""
+        """Yield the rest of the stream in pieces of any length, without a copy."""
         while self._block or self._fill():
             block, self._block = self._block, memoryview(b"")
             yield block
 
     def pass_over(self, size: int) -> int:
-        """Go on behind the next `size` bytes; how many there were."""
+        """Skip `size` bytes; return how many there were."""
         return sum(len(piece) for piece in self.pieces(size))
 
     def drain(self) -> str:
-        """Read to the end; the diff id, `sha256:…` or `sha512:…` of the whole uncompressed
-        stream."""
+        """Read to the end; return the diff id, `sha256:…` or `sha512:…` of the whole uncompressed
+        stream ("" if it is not hashed)."""
         for _ in self.blocks():
             pass
         return f"{self._algorithm}:{self._hash.hexdigest()}" if self._hash else ""
 
     def expect(self, diff_id: str | None) -> str:
-        """`drain`; None takes what comes. Raises BadLayer when the content is another."""
+        """Read to the end and return the diff id. Raises BadLayer when it is not `diff_id`; None
+        accepts any."""
         content = self.drain()
         if diff_id is not None and content != diff_id:
             raise BadLayer(
@@ -209,8 +210,8 @@ class Stream:
         self._input, self._used = data if isinstance(data, memoryview) else memoryview(data), 0
 
     def _refill_magic(self) -> None:
-        """Read at least the bytes that tell the compression: a registry's first piece may be a
-        single byte."""
+        """Read enough bytes to recognize the compression: a registry's first piece may be a single
+        byte."""
         self._refill()
         while 0 < (size := len(self._input)) < _MAGIC_BYTES:
             start = bytes(self._input)
@@ -220,8 +221,8 @@ class Stream:
                 return
 
     def _members(self, new: Callable[[], _Decoder], kind: str) -> Iterator[bytes]:
-        """The content of concatenated members (gzip) or frames (zstd); the stream must end with
-        one."""
+        """Yield the content of concatenated gzip members or zstd frames; the stream must end with a
+        complete one."""
         empty = 0
         while self._used < len(self._input):
             produced = False

@@ -1,7 +1,6 @@
-"""Directories that a layer needed but did not describe (`a/b` without `a`): they get the attributes
-that they have in the layers below, because overlayfs shows those of the topmost layer that has the
-directory.
-"""
+"""Sets the attributes of directories that a layer needed but did not describe (`a/b` without `a`):
+overlayfs shows those of the topmost layer that has the directory, so they are copied from the
+layers below."""
 
 from __future__ import annotations
 
@@ -26,13 +25,13 @@ STEPS_PER_DIRECTORY = (
 
 
 def inherit_attributes(tree: Path, implicit: Iterable[str], below: Sequence[Path]) -> None:
-    """Give the directories `implicit` (relative paths, "" for the root) of the layer `tree` owner,
-    mode, times and attributes of the directories that the layers `below`, top first, show at their
-    places. Blocking.
+    """Copy owner, mode, times and attributes to the directories `implicit` (relative paths, "" for
+    the root) of the layer `tree` from the directories that the layers `below`, top first, show at
+    the same paths. Blocking.
 
-    A layer is looked into only where the directory's parent shows in it, so that a path costs no
-    more than the layers that have its beginning. Raises BadLayer when that is too often for the
-    number of directories, KernelError, OSError.
+    A layer is searched only where it has the directory's parent, so a path costs no more than the
+    layers that have its beginning. Raises BadLayer when that is too much work for the number of
+    directories, KernelError, OSError.
     """
     paths = sorted(map(os.fsencode, implicit), key=depth_first_key)
     if not paths or not below:
@@ -47,7 +46,7 @@ def inherit_attributes(tree: Path, implicit: Iterable[str], below: Sequence[Path
 
 
 class _Tree:
-    """The directories of one layer, opened in the order of `in_depth`; a context manager."""
+    """The directories of one layer, opened in the order of `depth_first_key`; a context manager."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -63,25 +62,25 @@ class _Tree:
         self._stack.close()
 
     def open(self, path: bytes) -> int:
-        """The directory as O_PATH, until the next call. Raises KernelError."""
+        """Open the directory as O_PATH; valid until the next call. Raises KernelError."""
         return self._folders.open(path)
 
     def is_opaque(self, path: bytes) -> bool:
-        """Whether the directory hides what the layers below have in it. Raises KernelError."""
+        """Whether the directory hides the contents of the layers below. Raises KernelError."""
         return bool(path) and OPAQUE_XATTR in os.listxattr(f"/proc/self/fd/{self.open(path)}")
 
 
 class _Levels:
-    """Which of the layers, top first, have a directory that is not hidden by one above: for each
-    directory on the way to a path."""
+    """For each directory on a path: the layers, top first, that have it and do not hide it from
+    each other."""
 
     def __init__(self, trees: list[_Tree], budget: WalkBudget) -> None:
         self._budget = budget
         self._levels: list[tuple[bytes, list[_Tree]]] = [(b"", trees)]
 
     def at(self, path: bytes) -> list[_Tree]:
-        """Of a path that follows the last one in the order of `in_depth`. Raises BadLayer,
-        KernelError."""
+        """Return the layers that have `path`, which follows the last one in the order of
+        `depth_first_key`. Raises BadLayer, KernelError."""
         levels = self._levels
         while not (levels[-1][0] in (b"", path) or path.startswith(levels[-1][0] + b"/")):
             levels.pop()
@@ -109,7 +108,8 @@ class _Levels:
 
 
 def _copy_directory(source: int, target: int) -> None:
-    """Both are O_PATH, which the calls for attributes take by name only."""
+    """Copy attributes between two O_PATH descriptors; the system calls for attributes take them by
+    name only."""
     status, names = os.fstat(source), (f"/proc/self/fd/{source}", f"/proc/self/fd/{target}")
     os.chown(names[1], status.st_uid, status.st_gid)
     os.chmod(names[1], stat.S_IMODE(status.st_mode))

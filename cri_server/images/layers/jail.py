@@ -1,19 +1,22 @@
-"""Where layers are decoded, unpacked or indexed: processes that can do next to nothing.
+"""Restricts the processes that decode, unpack or index layers.
 
-A decoder, which is C and meets hostile bytes first (CVE classes: bugs in inflate libraries), has
-the system calls that reading, writing and memory need: no file can be named and no process reached
-with them.
+A decoder is C code and reads hostile bytes first (CVE class: memory errors in decompression
+libraries). It keeps the system calls for reading, writing and memory: with these it can name no
+file and reach no process.
 
-The others, which are Python, can make files in one folder, which is all they see. (A checkpoint's
-archive is decoded there, too.) If one is made to run an attacker's code, this is what it has: the
-content, the folder, a few capabilities to own files as a layer says, and no way to start programs,
-open sockets or look around. It makes no device nodes either, because it could open them: the server
-does that when the layer is done (whiteouts, devices of number 0:0, need no privilege since Linux
-5.8). The folder is its root, for landlock(7) has no right for chmod(2), chown(2) and setxattr(2),
-which would do to any file of the host. CAP_SYS_ADMIN stays for `trusted.overlay.opaque`, and what
-else it is good for is refused by call: ioctl(2) would freeze the folder's file system. So is what
-root may do to root's processes without a capability: limits, signals by a pipe's owner, System V
-memory.
+The other jobs, in Python, can make files in one folder, which is all they see. (A checkpoint's
+archive is decoded in such a job, too.) Code that takes one over has the content, the folder, and a
+few capabilities for file ownership; it cannot start programs, open sockets or read the host's
+files.
+
+- Device nodes are made by the server afterwards, because the job could open them. Whiteouts (device
+  0:0) need no privilege since Linux 5.8.
+- The folder is the root directory, because landlock(7) has no right for chmod(2), chown(2) and
+  setxattr(2), which would work on any file of the host.
+- CAP_SYS_ADMIN stays for `trusted.overlay.opaque`; its other uses are refused by system call:
+  ioctl(2) could freeze the file system.
+- Also refused: calls by which root affects root's processes without a capability, such as limits,
+  signals by a pipe's owner, System V memory.
 """
 
 from __future__ import annotations
@@ -62,10 +65,11 @@ CPU_LIMIT_S = 1200  # 64 GiB, the most that a layer may have, are hashed and wri
 
 
 def enter(folder: str, memory_limit_bytes: int = MEMORY_LIMIT_BYTES) -> str:
-    """Restrict this process, which has one thread, for good, to making files beneath `folder`,
-    which becomes its root directory; the folder's path from now on. Raises KernelError, OSError.
+    """Restrict this single-threaded process for good to making files beneath `folder`, which
+    becomes its root directory. Return the folder's path inside. Raises KernelError, OSError.
 
-    Descriptors that are open stay usable, but for directories, which would lead out.
+    Open descriptors stay usable, except those of directories, which are closed because they would
+    lead out.
     """
     _limit(memory_limit_bytes)
     _close_directories()
@@ -83,8 +87,7 @@ def enter(folder: str, memory_limit_bytes: int = MEMORY_LIMIT_BYTES) -> str:
 
 
 def enter_decoder() -> None:
-    """Restrict this process, which has one thread, for good, to the descriptors that are open.
-    Raises KernelError."""
+    """Restrict this single-threaded process for good to its open descriptors. Raises KernelError."""
     _limit(DECODER_MEMORY_LIMIT_BYTES)
     restrict.no_new_privileges()
     restrict.keep_capabilities(())
@@ -99,7 +102,7 @@ def _limit(memory_bytes: int) -> None:
 
 
 def _refuse_more_time(*_: object) -> None:
-    """The soft limit; at the hard one the kernel kills."""
+    """Handle SIGXCPU at the soft limit; at the hard one the kernel kills the process."""
     raise ResourceExhausted(f"the layers need more than {CPU_LIMIT_S} s of processor time")
 
 

@@ -1,5 +1,5 @@
-"""What the errands that write what is made of layers have in common: how they run, how they tell
-that they get on, and words for what the kernel refuses them."""
+"""What jobs that write a layer's files have in common: how they start, report progress, and convert
+the kernel's errors."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def begin(progress_fd: int) -> Callable[[], None]:
-    """Run behind others, and answer what tells by the pipe `progress_fd` that there is progress.
-    Never blocks."""
+    """Lower this process's priority; return a function that reports progress through the pipe
+    `progress_fd`, and never blocks."""
     set_batch_policy()
     os.set_blocking(progress_fd, False)
 
@@ -36,8 +36,9 @@ def begin(progress_fd: int) -> Callable[[], None]:
 
 
 def receive(arguments: Message, fds: list[int]) -> tuple[LayerWork, Stream, Callable[[], None]]:
-    """The work, the layer's content that another process has decoded, and what tells of progress.
-    `arguments` are a `LayerWork`'s, `fds` a `Receiver`'s and the pipe of `begin`."""
+    """Return a job's arguments, the layer's content (decoded by another process), and a function
+    that reports progress. `arguments`: a `LayerWork`; `fds`: a `Receiver`'s and the progress pipe.
+    """
     *ends, progress_fd = fds
     work = LayerWork.of(arguments)
     receiver = Receiver(*ends, copying=True)
@@ -48,8 +49,8 @@ def receive(arguments: Message, fds: list[int]) -> tuple[LayerWork, Stream, Call
 
 @contextmanager
 def writing(folder: str, doing: str) -> Iterator[None]:
-    """A block that writes in `folder`, `doing` what an error names: an OSError becomes
-    ResourceExhausted or KernelError."""
+    """Convert OSErrors of a block that writes in `folder` to ResourceExhausted or KernelError.
+    `doing`: what the error says was being done."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Reads a layer's tar for those who make files of it and those who make a tree in memory: both
-refuse the same names.
+"""Reads a layer's tar for the unpacker and for the index builder, so that both refuse the same
+names.
 
-Names with `..` are refused, and links on the way to a name are followed as if the layer's root were
-`/`. The last name is never followed.
+Names with `..` are refused. Links on the way to a name are followed as if the layer's root were
+`/`; the last name is never followed.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ NODES = {
 
 
 class Cursor(Protocol):
-    """A place in a layer, at its root to begin with."""
+    """A directory in a layer, at first its root."""
 
     def enter(self, name: bytes) -> tuple[int, bytes] | None:
-        """Go into the directory `name`, or stay where `name` is a link: the link's identity and
-        target then."""
+        """Enter the directory `name`. If `name` is a link, stay and return the link's identity and
+        target."""
 
     def leave(self) -> None:
-        """Go to the directory above; stay in the root."""
+        """Move to the parent directory; the root has none."""
 
     def restart(self) -> None:
-        """Go to the root."""
+        """Move to the root."""
 
 
 def checked_members(
     source: Source, limits: Limits, budget: WalkBudget, tick: Callable[[], None], tick_entries: int
 ) -> Iterator[tuple[str, Entry, list[bytes]]]:
-    """The entries of a layer: what to make, one of tar_headers' kinds, ROOT, HIDDEN or OPAQUE; the
-    entry; the components of the name, or of what a whiteout hides. `tick` is called every
-    `tick_entries`, and may raise.
+    """Yield the layer's entries as (kind, entry, names). The kind is one of tar_headers', ROOT,
+    HIDDEN or OPAQUE; the names are the components of the path, or of the path that a whiteout
+    hides. `tick` is called every `tick_entries` entries, and may raise.
 
-    Raises BadLayer for what can be refused without looking at the files made so far,
+    Raises BadLayer for everything that can be refused without looking at the files made so far,
     ResourceExhausted.
     """
     for entry in members(source):
@@ -81,7 +81,7 @@ def checked_members(
 
 
 def check_count(count: int, limits: Limits) -> None:
-    """Raises ResourceExhausted when a layer has that many entries or files."""
+    """Raise ResourceExhausted when a layer has more entries or files than its limit."""
     if count > limits.entries:
         raise ResourceExhausted(f"the layer has more than {limits.entries} entries")
 
@@ -101,9 +101,9 @@ def _check(entry: Entry, limits: Limits) -> None:
 
 
 def _hidden(entry: Entry, *names: bytes) -> tuple[str, list[bytes]] | None:
-    """`.wh.NAME` hides what lower layers have there, `.wh..wh..opq` all they have in its directory;
-    what this layer has stays, wherever it stands in the tar. Other `.wh..wh.` names are notes of
-    aufs: None."""
+    """Interpret a whiteout: `.wh.NAME` hides what lower layers have under that name, `.wh..wh..opq`
+    everything they have in its directory. This layer's own files stay, wherever they are in the
+    tar. Other `.wh..wh.` names are metadata of aufs: None."""
     *folder, last = names
     if any(name.startswith(AUFS) for name in folder):
         return None
@@ -120,8 +120,9 @@ def _hidden(entry: Entry, *names: bytes) -> tuple[str, list[bytes]] | None:
 
 
 def follow(names: list[bytes], way: Cursor, budget: WalkBudget) -> list[int]:
-    """Go along the directories `names`; the identities of the links on the way. From one directory
-    to the next, not each from the root: names may be thousands. Raises BadLayer, OSError."""
+    """Walk along the directories `names`; return the identities of the links on the way. Each
+    directory is entered from the one before, not from the root: there may be thousands. Raises
+    BadLayer, OSError."""
     pending, links, steps = names[::-1], list[int](), 0
     while pending:
         name = pending.pop()
@@ -148,7 +149,7 @@ def follow(names: list[bytes], way: Cursor, budget: WalkBudget) -> list[int]:
 
 
 def components(name: bytes) -> list[bytes]:
-    """The components of a member's name; an absolute one is relative to the root."""
+    """Split a member's name; an absolute name is relative to the root. Raises BadLayer for `..`."""
     names = [part for part in name.split(b"/") if part not in (b"", b".")]
     if b".." in names:
         raise BadLayer(f"{quoted(name)}: a name with '..'")
@@ -156,8 +157,7 @@ def components(name: bytes) -> list[bytes]:
 
 
 def joined(folder: bytes, name: bytes) -> bytes:
-    """The path of `name` in `folder`. Raises OSError where the kernel would take no path of that
-    length."""
+    """Join a path. Raises OSError for a path that is too long for the kernel."""
     path = b"/".join((folder, name)) if folder else name
     if len(path) > PATH_LIMIT_BYTES:
         raise OSError(errno.ENAMETOOLONG, "path")
@@ -165,14 +165,13 @@ def joined(folder: bytes, name: bytes) -> bytes:
 
 
 def bad_link(entry: Entry, why: str) -> BadLayer:
-    """The error for a hard link whose target is none."""
+    """The error for a hard link whose target cannot be linked."""
     return BadLayer(f"{quoted(entry.name)}: a hard link to {quoted(entry.link)}{why}")
 
 
 def supported_attributes(entry: Entry) -> dict[bytes, bytes]:
-    """The extended attributes that a container can make use of: file capabilities, POSIX ACLs,
-    `user.*`. Others are the host's business, and `*.overlay.*` would be orders to overlayfs. Raises
-    BadLayer."""
+    """The extended attributes that matter in a container: file capabilities, POSIX ACLs, `user.*`.
+    Others affect the host, and `*.overlay.*` would control overlayfs. Raises BadLayer."""
     if any(b"\0" in name for name in entry.xattrs):
         raise BadLayer(f"{quoted(entry.name)}: an attribute whose name has a NUL byte")
     return {name: value for name, value in entry.xattrs.items() if _is_supported(name)}

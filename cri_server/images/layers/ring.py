@@ -1,12 +1,14 @@
-"""A blob on its way to a process that works on it: blocks of shared memory, and two pipes that say
-which are full and which are free.
+"""Passes a blob to another process through blocks of shared memory, with two pipes for the numbers
+of full and of free blocks.
 
-A pipe would copy each byte once more, allocate a page for each 4 KiB, and hold 1 MiB at most: a
-decoder has used that up in three milliseconds, before a sender that waits for a processor is back.
-One of the two may be a decoder that its blob has taken over. As a receiver it cannot write to the
-memory (F_SEAL_FUTURE_WRITE), and what it says is free is checked; the sender reads nothing else of
-it. As a sender it could change a block while that is used, so the receiver takes a copy of each,
-and nothing beyond the blocks can be read.
+A pipe for the content would copy each byte once more, allocate a page for each 4 KiB, and hold at
+most 1 MiB: a decoder uses that up in three milliseconds, before a sender that waits for a processor
+is scheduled again.
+
+One of the two ends may be a decoder that its blob has taken over. As a receiver it cannot write to
+the memory (F_SEAL_FUTURE_WRITE), and the block numbers it sends back are checked; the sender reads
+nothing else of it. As a sender it could change a block while that is used, so the receiver copies
+each block, and cannot be made to read beyond them.
 """
 
 from __future__ import annotations
@@ -41,18 +43,18 @@ Ends = tuple[int, int, int]
 
 
 class Interrupted(Exception):
-    """What came through the ring does not count."""
+    """The transfer ended early; the data received so far must not be used."""
 
 
 def open_ends() -> tuple[Ends, Ends]:
-    """Descriptors for a sender and for a receiver in other processes, all of them the caller's.
-    Raises KernelError, OSError."""
+    """Open a ring between two other processes: the descriptors for a sender and for a receiver, all
+    owned by the caller. Raises KernelError, OSError."""
     return _open_ends(_SIZE_SEALS | F_SEAL_SEAL)
 
 
 def open_ring() -> tuple[Sender, Receiver]:
-    """A sender of this process, and a receiver, whose process cannot write to the memory. Raises
-    KernelError, OSError."""
+    """Open a ring with a sender in this process, and a receiver whose process cannot write to the
+    memory. Raises KernelError, OSError."""
     sending, receiving = _open_ends(_SIZE_SEALS)
     # what is mapped already stays writable
     sender, receiver = Sender(*sending), Receiver(*receiving)
@@ -76,10 +78,10 @@ def _open_ends(seals: int) -> tuple[Ends, Ends]:
 
 
 class Sender:
-    """One end, for one thread at a time."""
+    """The sending end; one thread at a time."""
 
     def __init__(self, memory: int, full: int, freed: int) -> None:
-        """Takes the descriptors over. Raises OSError."""
+        """Takes over the descriptors. Raises OSError."""
         self._full, self._freed = io.FileIO(full, "wb"), io.FileIO(freed, "rb")
         self._free = list(range(BLOCKS))
         try:
@@ -88,7 +90,8 @@ class Sender:
             os.close(memory)
 
     def write(self, data: bytes | memoryview) -> None:
-        """Waits for room. Raises Interrupted when nobody receives, or after `close`."""
+        """Send data; waits for free blocks. Raises Interrupted when the receiver is closed, or
+        after `close`."""
         view = memoryview(data)
         try:
             while view:
@@ -100,15 +103,15 @@ class Sender:
             raise Interrupted from None
 
     def finish(self) -> None:
-        """What was written is all: the receiver need not wait for `close`, nor for the end of this
-        process. Raises Interrupted."""
+        """Mark the end of the blob, so that the receiver need not wait for `close` or the end of
+        this process. Raises Interrupted."""
         try:
             self._full.write(_FULL.pack(0, 0))
         except (BrokenPipeError, ValueError):
             raise Interrupted from None
 
     def _take(self) -> int:
-        """A free block. Raises Interrupted."""
+        """Return the number of a free block. Raises Interrupted."""
         if not self._free:
             freed = self._freed.read(BLOCKS) or b""
             if not freed or max(freed) >= BLOCKS or len(set(freed)) < len(freed):
@@ -117,19 +120,19 @@ class Sender:
         return self._free.pop()
 
     def close(self) -> None:
-        """The receiver gets the end of the blob behind what was written. Idempotent, from any
-        thread."""
+        """Close this end; the receiver reads the end of the blob after the data written.
+        Idempotent, from any thread."""
         self._full.close()
         self._freed.close()
         self._memory.close()
 
 
 class Receiver:
-    """The other end, as descriptors: in this process, or passed to another one, which makes it
-    again of them. Ends with `close`."""
+    """The receiving end, as descriptors: used in this process, or passed to another one that builds
+    a Receiver of them. Ends with `close`."""
 
     def __init__(self, memory: int, full: int, freed: int, *, copying: bool = False) -> None:
-        """`copying`: what is read is a copy, which the sender cannot change."""
+        """`copying`: `read` returns copies, which the sender cannot change."""
         self.fds = (memory, full, freed)
         self._copying = copying
         self._memory: mmap.mmap | None = None
@@ -139,13 +142,13 @@ class Receiver:
         self._read: int | None = None
 
     def map(self) -> None:
-        """What the first `read` does else: it takes system calls that a process may not have later.
+        """Map the memory, which the first `read` would do otherwise; a decoder's jail refuses that.
         Raises OSError."""
         self._memory = mmap.mmap(self.fds[0], _MEMORY_BYTES, prot=mmap.PROT_READ)
 
     def read(self) -> memoryview:
-        """The next bytes, which can be read until the next call; empty at the end of the blob.
-        Raises OSError."""
+        """Return the next bytes, valid until the next call; empty at the end of the blob. Raises
+        OSError."""
         if self._memory is None:
             self.map()
         assert self._memory is not None
@@ -178,7 +181,7 @@ class Receiver:
             self._used.clear()
 
     def close(self) -> None:
-        """Idempotent. A sender that waits gets Interrupted."""
+        """Close this end; a waiting sender gets Interrupted. Idempotent."""
         fds, self.fds = self.fds, (-1, -1, -1)
         close_all(fds)
         with suppress(BufferError):  # a thread that was given up still reads

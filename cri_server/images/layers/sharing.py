@@ -1,8 +1,8 @@
-"""What pulls that run at the same time share: work on layers, and streams that are decoded.
+"""What concurrent pulls share: the work on a layer, and turns to stream a blob into its decoder.
 
 Tenants choose which layers their images name, and their registries how fast they answer. So a pull
-waits for another one's work only when that comes from the same registry, and only as long as it is
-fast; it waits for a stream's turn only for a moment, since a blob can be fetched to a file instead.
+waits for another one's work only when that comes from the same registry, and only while it is fast.
+It waits only briefly for a turn to stream, because a blob can be fetched to a file instead.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _POLL_S = 1.0
 
 
 class Rate:
-    """How fast the content of one piece of work arrives. Use on the event loop."""
+    """How fast content arrives for one piece of work. Use on the event loop."""
 
     def __init__(self) -> None:
         self._bytes, self._since = 0, time.monotonic()
         self._node_works = 0
 
     def arrived(self, size: int) -> None:
-        """So many bytes came."""
+        """Count received bytes."""
         self._bytes += max(0, size)
         if self._bytes >= FAST_BYTES:
             self.restart()
 
     @contextmanager
     def node_work(self) -> Iterator[None]:
-        """A block that waits for this machine and not for a source: it is not slow."""
+        """Do not count the block's time as slowness: it waits for this machine, not for a registry."""
         self._node_works += 1
         try:
             yield
@@ -48,16 +48,16 @@ class Rate:
 
     @property
     def is_slow(self) -> bool:
-        """Whether less than FAST_BYTES came in the last SLOW_S."""
+        """Whether less than FAST_BYTES arrived in the last SLOW_S."""
         return not self._node_works and time.monotonic() - self._since > SLOW_S
 
     def restart(self) -> None:
-        """Measure from now on."""
+        """Measure anew from now on."""
         self._bytes, self._since = 0, time.monotonic()
 
 
 class SharedWork:
-    """Keys that are worked on. Use on one event loop."""
+    """Which keys are worked on, and how fast. Use on one event loop."""
 
     def __init__(self) -> None:
         self._rates: dict[str, list[Rate]] = {}
@@ -65,8 +65,8 @@ class SharedWork:
 
     @asynccontextmanager
     async def turn(self, key: str, rate: Rate, watch: Watch) -> AsyncIterator[None]:
-        """Work on `key` in the block, at `rate`. Others that do so already are waited for while one
-        of them is fast; this waiting does not count as a lack of progress."""
+        """Work on `key` in the block, at `rate`. Waits while another worker on the key is fast; the
+        waiting does not count as a lack of progress."""
         with watch.paused():
             while any(not other.is_slow for other in self._rates.get(key, ())):
                 await self._wait(key)
@@ -82,7 +82,7 @@ class SharedWork:
                 event.set()
 
     async def _wait(self, key: str) -> None:
-        """Until a worker has ended, or for a moment, after which one may have become slow."""
+        """Wait until a worker ends, but only for a moment: one may have become slow meanwhile."""
         event = self._ended.setdefault(key, asyncio.Event())
         try:
             async with asyncio.timeout(min(_POLL_S, SLOW_S / 4)):
@@ -92,7 +92,8 @@ class SharedWork:
 
 
 class StreamTurn:
-    """One stream. `origin`: the registry; `give_way`: called when it is slow and another waits."""
+    """A stream's place. `origin`: the registry. `give_way`: called when the stream is slow and
+    another one waits."""
 
     def __init__(self, origin: str, rate: Rate) -> None:
         self.origin, self.rate = origin, rate
@@ -101,7 +102,7 @@ class StreamTurn:
 
 @dataclass(slots=True)
 class _Waiter:
-    """A stream that waits. `timeout` ends that, `limit` is the latest time for it."""
+    """A stream that waits. `timeout` ends its waiting; it is extended up to the time `limit`."""
 
     granted: asyncio.Future[None]
     timeout: asyncio.Timeout
@@ -109,7 +110,8 @@ class _Waiter:
 
 
 class Streams:
-    """So many streams at once, shared out between registries. Use on one event loop."""
+    """Limits the number of concurrent streams, shared fairly between registries. Use on one event
+    loop."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -118,10 +120,11 @@ class Streams:
 
     @asynccontextmanager
     async def held(self, turn: StreamTurn, watch: Watch) -> AsyncIterator[None]:
-        """A turn for a block. Of those that wait, the registry with the fewest streams is the next.
+        """Hold a place for the block. Of the waiting streams the one whose registry has the fewest
+        places is next.
 
         Raises Interrupted when no stream ends for STREAM_WAIT_S, or after STREAM_WAIT_LIMIT_S: the
-        blob is to be fetched to a file then, which takes no turn.
+        blob must then be fetched to a file, which needs no place.
         """
         with watch.paused():
             await self._take(turn)

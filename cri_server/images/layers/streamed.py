@@ -1,8 +1,8 @@
-"""A blob that is used while it arrives, and never is a file: its decoder reads it from a ring.
+"""Decodes a blob while it arrives, without a file: its decoder reads it from a ring.
 
-What the decoder has read cannot be taken back. When a download must begin again (another host, a
-server that ignores ranges), or its reader ends before it, `Interrupted` says that the blob has to
-be fetched to a file first: then it is known whose fault it was.
+Data that the decoder has read cannot be taken back. When a download must start again (another host,
+a server that ignores ranges), or the reader ends early, `Interrupted` tells the caller to fetch the
+blob to a file; its digest then shows whether the registry or the layer is at fault.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from pyrunc.errors import PeerError
 
 
 class StreamedBlob(Incoming):
-    """What is written goes into a ring. `write` and `restart` raise Interrupted."""
+    """Writes a blob into a ring. `write` and `restart` raise Interrupted."""
 
     def __init__(self, sender: Sender, algorithm: str) -> None:
-        """Takes it over."""
+        """Takes over `sender`."""
         super().__init__(algorithm)
         self._sender = sender
         self._is_interrupted = False
         self.is_closed = False  # nothing arrives any more
 
     def interrupt(self) -> None:
-        """The next `write` raises Interrupted. Any thread may call."""
+        """Make the next `write` raise Interrupted. May be called from any thread."""
         self._is_interrupted = True
 
     def _put(self, data: bytes) -> None:
@@ -38,13 +38,13 @@ class StreamedBlob(Incoming):
         self._sender.write(data)
 
     def restart(self) -> None:
-        """Forget what was written, which must be nothing. Raises Interrupted."""
+        """Discard what was written. Raises Interrupted unless it was nothing."""
         if self.size:
             super().restart()
             raise Interrupted
 
     def close(self) -> None:
-        """The reader gets the end of the blob. Idempotent."""
+        """Close the ring; the reader gets the end of the blob. Idempotent."""
         self.is_closed = True
         self._sender.close()
 
@@ -56,12 +56,12 @@ OpenStream = Callable[[], AbstractAsyncContextManager[StreamedBlob]]
 async def streamed(
     read: Callable[[Receiver], Coroutine[Any, Any, None]], algorithm: str = SHA256
 ) -> AsyncIterator[StreamedBlob]:
-    """Run `read`, which gets one end of a ring, beside the block, which writes to the other one.
-    The end of the block is the end of the blob, and `read` is waited for; when the block fails it
-    is cancelled. `algorithm`: of the blob's digest.
+    """Run `read` with one end of a ring while the block writes to the other. At the end of the
+    block the blob ends, and `read` is awaited; when the block fails, `read` is cancelled.
+    `algorithm`: of the blob's digest.
 
-    Raises what the block or `read` raises; Interrupted when `read` failed before all was
-    written, unless that was this node's fault.
+    Raises what the block or `read` raises; Interrupted when `read` failed before everything was
+    written, unless this node was at fault.
     """
     sender, receiver = open_ring()
     blob = StreamedBlob(sender, algorithm)

@@ -1,9 +1,9 @@
-"""The headers of a tar: ustar, GNU (long names, base-256 numbers, sparse files) and PAX, as bytes,
+"""Parses tar headers: ustar, GNU (long names, base-256 numbers, sparse files) and PAX, as bytes,
 with every number checked.
 
-Why not tarfile: it takes a bad header in the middle for the end of the archive, and reads an
-extended header of any claimed size into memory; its names are also decoded. A test compares this
-reader with it. Global PAX headers are passed over, as containerd does.
+Why not tarfile: it takes a bad header in the middle for the end of the archive, reads an extended
+header of any claimed size into memory, and decodes names. A test compares the two. Global PAX
+headers are ignored, as in containerd.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ _XATTR = b"SCHILY.xattr."
 
 
 class Source(Protocol):
-    """Where a tar is read from: `inflate.Stream`, or `erofs.tar_file.TarFile`."""
+    """A tar to read: `inflate.Stream`, or `erofs.tar_file.TarFile`."""
 
     def read_exact(self, size: int) -> bytes:
-        """`size` bytes; fewer only at the end."""
+        """Read `size` bytes; fewer only at the end."""
 
     def pass_over(self, size: int) -> int:
-        """Go on behind the next `size` bytes; how many there were."""
+        """Skip `size` bytes; return how many there were."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """One member. `size` is what the file has, `stored` what the archive holds of it; `sparse` the
-    (offset, length) pairs of that, None for all of it. `name` and `link` are as written, without
-    NUL."""
+    """One member. `size`: of the file; `stored`: bytes of it in the archive; `sparse`: their
+    (offset, length) pairs in the file, None when the whole file is stored. `name` and `link` are as
+    written, without NUL."""
 
     name: bytes
     kind: str
@@ -72,7 +72,7 @@ class Entry:
 
 @dataclass(slots=True)
 class _Extended:
-    """What special headers said about the member that follows them."""
+    """Special headers (PAX, GNU long names) for the member that follows them."""
 
     name: bytes | None = None
     link: bytes | None = None
@@ -81,8 +81,8 @@ class _Extended:
     size: int = 0
 
     def count(self, data: bytes) -> bytes:
-        """`data`, once it is counted: any number of special headers may come before a member.
-        Raises BadLayer."""
+        """Count and return `data`: any number of special headers may precede a member. Raises
+        BadLayer."""
         self.size += len(data)
         if self.size > EXTENDED_TOTAL_BYTES:
             raise BadLayer(
@@ -92,8 +92,8 @@ class _Extended:
 
 
 def members(stream: Source) -> Iterator[Entry]:
-    """The members in order. When a FILE comes, its `stored` bytes are next in the stream and the
-    caller takes all of them.
+    """Yield the members in order. After a FILE its `stored` bytes are next in the stream, and the
+    caller must read all of them.
 
     Raises BadLayer for anything that is not a whole, well-formed tar.
     """
@@ -125,14 +125,14 @@ def members(stream: Source) -> Iterator[Entry]:
 
 
 def skip(stream: Source, size: int) -> None:
-    """Pass over `size` bytes. BadLayer if they are not there."""
+    """Skip `size` bytes. Raises BadLayer if the tar ends before."""
     if stream.pass_over(size) < size:
         raise BadLayer("the tar is truncated")
 
 
 def _next_header(stream: Source) -> tuple[bytes, ...] | None:
-    """The next header's fields; None at the end: a zero block, or the end of the stream where a
-    header could be."""
+    """Return the next header's fields; None at the end: a zero block, or the end of the stream
+    where a header could begin."""
     block = stream.read_exact(BLOCK)
     if len(block) < BLOCK:
         if not block:
@@ -151,8 +151,8 @@ def _next_header(stream: Source) -> tuple[bytes, ...] | None:
 
 
 def _sum(block: bytes) -> int:
-    """Of at most 256 bytes: 1 + their sum is Adler-32's lower half, which is below its modulus of
-    65521 then. Ten times as fast as `sum`, which took a sixth of an index's time."""
+    """The sum of at most 256 bytes. Adler-32's lower half is 1 + their sum, which is then below its
+    modulus of 65521. Ten times as fast as `sum`, which took a sixth of an index's time."""
     return (adler32(block) & 0xFFFF) - 1
 
 
@@ -233,7 +233,7 @@ def _checked_name(name: bytes, what: str) -> bytes:
 
 @lru_cache(1024)  # owners, modes and times repeat
 def _number(text: bytes, what: str, signed: bool = False) -> int:
-    """Octal text, or GNU's base-256 whose first byte is 0x80 (0xff for a negative number)."""
+    """Parse octal text, or GNU's base-256, whose first byte is 0x80 (0xff for a negative number)."""
     if text[0] & 0x80:
         value = (
             int.from_bytes(text, "big", signed=True)
@@ -260,7 +260,8 @@ def _identity(value: int, name: bytes) -> int:
 
 
 def _clamped(seconds: int, nanoseconds: int) -> int:
-    """As timestamp_truncate() of Linux: at the ends of what can be stored there are no nanoseconds."""
+    """The time in ns, limited as by Linux' timestamp_truncate(): at the ends of the range the
+    nanoseconds are dropped."""
     seconds = min(max(seconds, EARLIEST_S), LATEST_S)
     return seconds * 1_000_000_000 + (nanoseconds if EARLIEST_S < seconds < LATEST_S else 0)
 
@@ -269,8 +270,8 @@ def _clamped(seconds: int, nanoseconds: int) -> int:
 
 
 def _pax(data: bytes, extended: _Extended) -> None:
-    """`LENGTH KEY=VALUE\\n` records. A later record of the same key wins; an empty value takes the
-    key back (POSIX pax)."""
+    """Parse `LENGTH KEY=VALUE\\n` records. A later record of the same key wins; an empty value
+    removes the key (POSIX pax)."""
     offset: int | None = None
     at = 0
     while at < len(data):
@@ -308,7 +309,7 @@ def _decimal(text: bytes, what: str) -> int:
 
 
 def _time(text: bytes) -> int:
-    """Seconds with a fraction of any length, as nanoseconds; an int, because a float loses the last
+    """Parse seconds with a fraction of any length to nanoseconds; a float would lose the last
     digits."""
     whole, _, fraction = text.strip().partition(b".")
     negative = whole.startswith(b"-")
@@ -330,8 +331,8 @@ def _time(text: bytes) -> int:
 
 
 def _sparse(stream: Source, header: tuple[bytes, ...], extended: _Extended, entry: Entry) -> None:
-    """GNU's four forms: the old header, and PAX 0.0 (pairs), 0.1 (a list), 1.0 (a list before the
-    data)."""
+    """Read the sparse map in one of GNU's four forms: the old header, and PAX 0.0 (pairs), 0.1 (a
+    list), 1.0 (a list before the data)."""
     pax = extended.pax
     if header[7] == b"S":
         entry.sparse, entry.size = _old_sparse(stream, header)
@@ -409,7 +410,8 @@ def _paired(numbers: list[int]) -> list[tuple[int, int]]:
 
 
 def _check_sparse(entry: Entry) -> None:
-    """In order, without overlap, inside the file, and exactly what is stored."""
+    """Check that the pieces are in order, do not overlap, lie inside the file, and add up to the
+    stored bytes."""
     at = total = 0
     for offset, length in entry.sparse or []:
         if offset < at or offset + length > entry.size:
@@ -420,6 +422,6 @@ def _check_sparse(entry: Entry) -> None:
 
 
 def quoted(name: bytes) -> str:
-    """A name for an error: printable, and not longer than a line."""
+    """A name for an error message: printable, and not longer than a line."""
     text = name.decode("utf-8", "backslashreplace")
     return repr(text if len(text) <= 120 else text[:120] + "…")

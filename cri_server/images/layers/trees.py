@@ -1,4 +1,4 @@
-"""Folders of unpacked files, entered over no symbolic link."""
+"""Opens directories of unpacked layers without following symbolic links."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ _PLACE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def open_folder(root_fd: int, path: bytes) -> int:
-    """The directory at `path` beneath the root, readable; the caller closes it. Raises KernelError."""
+    """Open the directory at `path` beneath the root for reading; the caller closes it. Raises
+    KernelError."""
     return open_beneath(root_fd, path or b".", os.O_RDONLY | os.O_DIRECTORY)
 
 
 def depth_first_key(path: bytes) -> bytes:
-    """A key to sort paths by: each directory right before what is in it."""
+    """A sort key for paths: each directory comes right before its contents."""
     return path.replace(b"/", b"\0")
 
 
 class DirectoryWalker:
-    """Directories beneath a root that nobody else changes, one after the other; a context manager.
+    """Opens directories beneath a root that no one else changes, one after the other; a context
+    manager.
 
-    The way leads from the last one over what they have in common: in the order of `in_depth` all
-    directories of a tree take as many steps as there are directories, however deep they are.
+    Each is reached from the last one over their common parent: in the order of `depth_first_key`
+    all directories of a tree take as many steps as there are directories, however deep they are.
     """
 
     def __init__(self, root_fd: int) -> None:
@@ -40,8 +42,8 @@ class DirectoryWalker:
         os.close(self._fd)
 
     def open(self, path: bytes) -> int:
-        """The directory at `path`, as O_PATH, until the next call. Raises KernelError: ENOTDIR also
-        for a link, EXDEV for `..`."""
+        """Open the directory at `path` as O_PATH; valid until the next call. Raises KernelError:
+        ENOTDIR also for a link, EXDEV for `..`."""
         while self._path and not (path == self._path or path.startswith(self._path + b"/")):
             self._move(b"..")
             self._path = self._path.rpartition(b"/")[0]

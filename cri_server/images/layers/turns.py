@@ -1,4 +1,4 @@
-"""How many processes work on layers at once, by the memory that each of them may take."""
+"""How many processes work on layers at once, by the memory that each may take."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class NoTurn(Exception):
 
 
 class Turns:
-    """So many holders at once. Some have their turn only until another needs it."""
+    """A semaphore, some of whose holders have borrowed their turn and lose it when another task
+    needs one."""
 
     def __init__(self, count: int) -> None:
         self._free = asyncio.Semaphore(count)
@@ -26,8 +27,8 @@ class Turns:
 
     @asynccontextmanager
     async def held(self, watch: Watch) -> AsyncIterator[None]:
-        """A turn for a block, waited for in order; waiting is not a lack of progress. Where all are
-        taken, the oldest one that is lent is taken back."""
+        """Hold a turn for the block; tasks get it in order, and waiting does not count as a lack of
+        progress. When all turns are taken, the oldest borrowed one is taken back."""
         if self._free.locked() and self._borrowed:
             task = next(iter(self._borrowed))
             del self._borrowed[task]
@@ -41,8 +42,8 @@ class Turns:
 
     @asynccontextmanager
     async def borrow(self) -> AsyncIterator[None]:
-        """A turn for a block that need not be: its task is cancelled when another needs the turn.
-        Raises NoTurn when none is free."""
+        """Hold a turn for a block that is optional: its task is cancelled when another one needs
+        the turn. Raises NoTurn when none is free."""
         if self._free.locked():
             raise NoTurn
         await self._free.acquire()
@@ -57,18 +58,18 @@ class Turns:
 
 
 def streams_at_once(memory_bytes: int) -> int:
-    """Blobs that are worked on while they arrive, of all pulls: each has two processes of a few MiB
-    that mostly wait for a registry, but that a layer may make large. All of them have half of the
-    memory."""
+    """How many blobs of all pulls are decoded while they arrive. Each has two processes, which take
+    a few MiB and mostly wait for a registry, but which a layer may make large; together they get
+    half of the memory."""
     return min(16, max(4, memory_bytes // 2 // _STREAM_BYTES))
 
 
 def indexes_at_once(memory_bytes: int, processors: int) -> int:
-    """Processes that make an index, whose tree of files is in memory. All of them have a quarter of
-    it, or one has what it needs."""
+    """How many processes build an index, with the tree of all files in memory. Together they get a
+    quarter of the memory, and at least one runs."""
     return min(max(2, processors), max(1, memory_bytes // 4 // jail.MEMORY_LIMIT_BYTES))
 
 
 def memory_bytes() -> int:
-    """Of this machine."""
+    """This machine's memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

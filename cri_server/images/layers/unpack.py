@@ -1,10 +1,10 @@
-"""One layer's content unpacked into a folder of its own, in an errand: a process without network or
-secrets, that can be killed. What it gets was decoded by another process.
+"""Unpacks one layer's content into its own folder, in a job: a process without network or secrets
+that can be killed. Another process has decoded the content.
 
-The folder gets `tree/` (the files) and `layer.json` (what `Layer` says). It counts only once it was
-renamed to the place of its chain id. Why a process: hostile names meet the extractor without our
-secrets beside them, a hung disk hangs an errand that can be killed, and making ten thousand files
-in Python does not take the interpreter's lock from the event loop.
+The folder gets `tree/` (the files) and `layer.json` (a `Layer`). It is part of the store once it is
+renamed to its chain id. Why a process: hostile names meet the extractor away from the server's
+secrets, a hung disk hangs a process that can be killed, and making ten thousand files in Python
+does not hold the interpreter lock of the event loop.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ RECORD = "layer.json"
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """An unpacked layer. `size_bytes` and `inodes` of its files; `implicit`: directories it needed
-    but did not describe (relative paths, "" for the root), whose attributes the layers below have;
-    `opaque`: it hides all layers below; `devices`: nodes to be made where an empty file is, as
-    [path, is a block device, major, minor]."""
+    """An unpacked layer. `size_bytes` and `inodes`: of its files. `implicit`: directories that it
+    needed but did not describe (relative paths, "" for the root), which take the attributes of the
+    layers below. `opaque`: it hides all layers below. `devices`: nodes to make in place of empty
+    files, as [path, is a block device, major, minor]."""
 
     diff_id: str
     size_bytes: int
@@ -51,8 +51,8 @@ class Layer:
 
     @classmethod
     def read(cls, folder: str) -> Layer:
-        """The record in the folder. Raises NotFound, DamagedRecord: a process that met hostile
-        bytes has written it."""
+        """Read the record in the folder. Raises NotFound, DamagedRecord: the process that wrote it
+        has read hostile bytes."""
         values = atomic_file.read_json(os.path.join(folder, RECORD))
         try:
             return typed.convert(values, cls)
@@ -69,9 +69,9 @@ def unpack(
 ) -> Layer:
     """Unpack a tar stream into `folder`, an empty directory.
 
-    `diff_id`: what the content must be; None takes what comes. `tick` is called now and then and
-    may raise. Raises BadLayer, ResourceExhausted, KernelError; the folder is the caller's to remove
-    then.
+    `diff_id`: the digest that the content must have; None accepts any. `tick` is called regularly,
+    and may raise. Raises BadLayer, ResourceExhausted, KernelError; the caller then removes the
+    folder.
     """
     os.mkdir(os.path.join(folder, TREE), 0o755)
     root_fd = os.open(os.path.join(folder, TREE), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -93,7 +93,7 @@ def unpack(
 
 
 def job(arguments: Message, fds: list[int]) -> int:
-    """Runs in a fork of the zygote, see `layer_job.receive`."""
+    """Zygote job; arguments as `layer_job.receive` takes them."""
     work, stream, tick = layer_job.receive(arguments, fds)
     with layer_job.writing(work.folder, "unpacking a layer"):
         unpack(stream, jail.enter(work.folder), work.diff_id, work.limits, tick)

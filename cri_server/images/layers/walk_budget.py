@@ -1,8 +1,8 @@
-"""How much work the names of one layer may cause, in proportion to its entries.
+"""Bounds the work that the names of one layer cause, in proportion to its entries.
 
-An entry of a tar compresses to a few bytes, but its name may lead over forty links of four thousand
-bytes each, or need a hundred directories that the tar does not describe. Limits for one name alone
-leave the sum to the layer's author.
+A tar's entry compresses to a few bytes, but its name may lead over forty links of four thousand
+bytes each, or need a hundred directories that the tar does not describe. Limits for each name alone
+would leave the sum unbounded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DIRECTORY_STEPS = 8
 
 
 class WalkBudget:
-    """Of one layer, whose `entries` are counted by the caller. A step enters one directory, or
+    """The budget of one layer, whose `entries` the caller counts. A step enters one directory, or
     follows one link, on the way to a name."""
 
     def __init__(
@@ -27,7 +27,7 @@ class WalkBudget:
         self._used = 0
 
     def charge(self, steps: int) -> None:
-        """Raises BadLayer when the layer has taken more steps than its entries so far allow."""
+        """Count steps. Raises BadLayer when the layer has taken more than its entries so far allow."""
         self._used += steps
         limit = self._free + self._per_entry * self.entries
         if self._used > limit:

@@ -1,5 +1,5 @@
-"""Zeros in what is written to disk become holes: a preallocated file, and a bomb of zeros, take no
-blocks."""
+"""Leaves out zeros when files are written, so that preallocated files and bombs of zeros take no
+blocks on the disk."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ _LEAST_BYTES = 4096  # less than a block of the disk leaves no hole
 
 
 def is_hole(piece: memoryview) -> bool:
-    """Whether the bytes are zeros, and enough of them to be left out of a file. Longer pieces than
-    a decoder gives never are."""
+    """Whether the bytes are all zeros, and enough of them to make a hole. False for pieces longer
+    than a decoder's output."""
     size = len(piece)
     if size < _LEAST_BYTES or piece[0] or piece[-1]:  # most data ends here, uncopied
         return False

@@ -1,12 +1,12 @@
-"""Logging in to registries: challenges read, credentials chosen, token requests made and answered.
-Bytes in, values out.
+"""Logging in to registries: parses challenges, chooses credentials, builds token requests and reads
+their answers. No I/O.
 
-Whose secret goes where: a pull secret is for the registry that the reference names (and what
-`hosts.toml` calls its server) and for the mirrors that the registry's own `hosts.toml` names,
-unless the way there is in clear text and the registry's is not; another host gets one only if the
-secret's server address is that host's. Without one the `auth` of `hosts.toml` counts. A token
-server is chosen by the registry's challenge; it gets the secret that is meant for this registry,
-and only over https when the registry itself is on https. Without a secret it may be on http.
+Which host gets which secret: a pull secret is sent to the registry that the reference names (and to
+the `server` of its `hosts.toml`), and to the mirrors that the registry's own `hosts.toml` names,
+unless the mirror is on plain http and the registry is not. Another host gets one only if the
+secret's server address is that host. Without a pull secret, `auth` in `hosts.toml` is used. The
+registry's challenge chooses the token server; it gets the registry's secret, and only over https
+when the registry is on https. Without a secret it may be on http.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _HEADER_SAFE = re.compile(r"[\x21-\x7e]+")
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """One way to log in that a WWW-Authenticate header offers; the scheme and the names are in
-    lower case."""
+    """One login method that a WWW-Authenticate header offers; the scheme and the parameter names
+    are in lower case."""
 
     scheme: str
     parameters: dict[str, str]
@@ -42,7 +42,7 @@ class Challenge:
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What to log in with at one host; nothing: anonymous. The repr shows no secret."""
+    """What to log in with at one host; empty for anonymous access. The repr shows no secret."""
 
     username: str = field(default="", repr=False)
     password: str = field(default="", repr=False)
@@ -51,7 +51,7 @@ class Credential:
 
     @property
     def basic(self) -> str | None:
-        """The value of a basic Authorization header."""
+        """The value of a basic Authorization header; None without user and password."""
         if not self.username and not self.password:
             return None
         return "Basic " + base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
@@ -70,15 +70,15 @@ class TokenRequest:
 
 
 def credential(auth: Auth | None, reference: Reference, host: Host) -> Credential:
-    """What to log in with at `host` when an image of `reference` is pulled with a pull secret.
-    Raises InvalidArgument."""
+    """The credential for `host` when an image of `reference` is pulled with a pull secret. Raises
+    InvalidArgument."""
     if auth is not None and not auth.empty and may_receive(auth, reference, host):
         return _credential(auth)
     return _credential(host.auth) if host.auth is not None and not host.auth.empty else ANONYMOUS
 
 
 def may_receive(auth: Auth, reference: Reference, host: Host) -> bool:
-    """Whether `host` may see a pull secret."""
+    """Whether `host` may receive a pull secret."""
     address = _server(auth.server_address)
     is_registrys = not address or address == reference.registry
     is_registry = host.upstream and (host.trusted or host.url == default_url(reference.registry))
@@ -88,7 +88,8 @@ def may_receive(auth: Auth, reference: Reference, host: Host) -> bool:
 
 
 def _is_private(mirror: Host, reference: Reference) -> bool:
-    """Whether nobody can listen on the way to a mirror who could not on the way to the registry."""
+    """Whether the connection to a mirror is at least as protected against listeners as the one to
+    the registry."""
     parts = urlsplit(mirror.url)
     registry = default_url(reference.registry)
     return (
@@ -118,7 +119,7 @@ def _credential(auth: Auth) -> Credential:
 
 
 def _server(address: str) -> str:
-    """The registry, in its normal form, of what people write: `https://index.docker.io/v1/`,
+    """Normalize the registry of a server address as users write it: `https://index.docker.io/v1/`,
     `host:5000`."""
     try:
         netloc = urlsplit(address if "://" in address else f"//{address}").netloc.rpartition("@")[2]
@@ -129,8 +130,8 @@ def _server(address: str) -> str:
 
 
 def challenges(header: str) -> list[Challenge]:
-    """All challenges of a WWW-Authenticate header (RFC 9110 section 11.6.1); nothing for what
-    cannot be read."""
+    """Parse all challenges of a WWW-Authenticate header (RFC 9110 section 11.6.1); malformed parts
+    are left out."""
     offered: list[Challenge] = []
     at = 0
     while at < len(header):
@@ -154,7 +155,8 @@ def challenges(header: str) -> list[Challenge]:
 
 
 def token_request(challenge: Challenge, login: Credential, host: Host, scope: str) -> TokenRequest:
-    """How to get a bearer token. Raises PeerError for a token server that must not be asked."""
+    """Build the request for a bearer token. Raises PeerError for a token server that must not be
+    contacted."""
     parts = _split(challenge.parameters.get("realm", ""))
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
         raise PeerError(f"{host.netloc}: the challenge names no token server")
@@ -184,8 +186,8 @@ def token_request(challenge: Challenge, login: Credential, host: Host, scope: st
 
 
 def _split(url: str) -> SplitResult:
-    """The parts of a URL that a server named; of one that cannot be read, such as a port that is no
-    number, none."""
+    """Split a URL that a server sent; a malformed one, such as with a port that is no number, gives
+    empty parts."""
     try:
         parts = urlsplit(url)
         return parts if parts.port is None or parts.port else urlsplit("")
@@ -194,7 +196,8 @@ def _split(url: str) -> SplitResult:
 
 
 def read_token(data: bytes, server: str) -> str:
-    """The token in a token server's answer. Raises PeerError, which shows nothing of it."""
+    """Return the token in a token server's answer. Raises PeerError, which shows nothing of the
+    answer."""
     try:
         answer = json.loads(data)
         token = answer.get("token") or answer.get("access_token")
@@ -206,7 +209,7 @@ def read_token(data: bytes, server: str) -> str:
 
 
 def _header_value(text: str, error: type[InvalidArgument] | type[PeerError], what: str) -> str:
-    """A header cannot carry everything, and the library's own error would show the value."""
+    """Check that `text` can be a header's value; the HTTP library's own error would show it."""
     if not _HEADER_SAFE.fullmatch(text):
         raise error(f"{what} has characters that a header cannot carry")
     return text

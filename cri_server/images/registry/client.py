@@ -1,10 +1,10 @@
-"""HTTP for one pull: connections that can be cut from outside, redirects without secrets, errors
+"""HTTP for one pull: connections that can be aborted from other threads, redirects and errors
 without secrets.
 
-urllib3 in threads. Every socket is known to the session, so that `abort` ends whatever a thread
-waits for. A response may send us elsewhere (redirect, token server), but not down from https to
-http, and not to this machine or its link (loopback, 169.254.0.0/16: cloud metadata) unless we were
-talking to this machine already: the address is checked when it is connected, before a byte is sent.
+urllib3 in threads. The session knows every socket, so that `abort` ends what a thread waits for. A
+response may send the client to another server (redirect, token server), but not from https to http,
+and not to this machine or its link (loopback, 169.254.0.0/16: cloud metadata) unless the registry
+itself is on this machine: the peer's address is checked after connecting, before a byte is sent.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ _SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization")
 
 
 class Unavailable(PeerError):
-    """A host could not be reached, broke off, or is overloaded: worth another try or another host."""
+    """A host could not be reached, broke the connection, or is overloaded: worth another attempt or
+    another host."""
 
     def __init__(
         self, message: str, retry_after_s: float | None = None, *, refused: bool = False
@@ -57,11 +58,11 @@ class Unavailable(PeerError):
 
 
 class Forbidden(PeerError):
-    """A server sent us to a place where we do not go."""
+    """A server redirected the client to a place where it does not go."""
 
 
 class Session:
-    """The connections of one pull. `get` and `post` may be called from several threads."""
+    """The connections of one pull. `get`, `send` and `token` may be called from several threads."""
 
     def __init__(self, read_timeout_s: float, touch: Callable[[], None] = lambda: None) -> None:
         self._read_timeout_s = read_timeout_s
@@ -72,7 +73,7 @@ class Session:
         self._aborted = threading.Event()
 
     def abort(self) -> None:
-        """Cut all connections: threads that wait on them end with Abandoned. Idempotent, from any
+        """Cut all connections: threads that wait for them end with Abandoned. Idempotent, from any
         thread."""
         self._aborted.set()
         with self._lock:
@@ -84,7 +85,7 @@ class Session:
                 pass
 
     def close(self) -> None:
-        """Close what is idle, at once: the library leaves it to the garbage collector."""
+        """Close idle connections now; urllib3 leaves that to the garbage collector."""
         for manager in self._pools.values():
             for key in manager.pools.keys():  # noqa: SIM118 - it has no iterator, keys() is a copy
                 if pool := manager.pools.get(key):
@@ -92,21 +93,21 @@ class Session:
             manager.clear()
 
     def check(self) -> None:
-        """Raises Abandoned after `abort`."""
+        """Raise Abandoned after `abort`."""
         if self._aborted.is_set():
             raise Abandoned
 
     def sleep(self, seconds: float) -> None:
-        """Wait, unless aborted: Abandoned."""
+        """Wait. Raises Abandoned after `abort`."""
         if self._aborted.wait(seconds):
             raise Abandoned
 
     def get(
         self, host: Host, url: str, headers: dict[str, str], method: str = "GET"
     ) -> tuple[BaseHTTPResponse, str]:
-        """The response to a GET or HEAD, redirects followed, its body not read (the caller closes
-        it); and who gave it, when a redirect led away from the origin of `url`: host[:port] of that
-        other server, which is owed no secret.
+        """Send a GET or HEAD and follow redirects. Return the response, whose body is unread (the
+        caller closes it), and the host[:port] of the server that answered if a redirect led to
+        another origin, else "". That server must not get a secret.
 
         Raises Unavailable, Forbidden, Abandoned.
         """
@@ -128,17 +129,16 @@ class Session:
     def send(
         self, method: str, host: Host, url: str, headers: dict[str, str], body: Body
     ) -> BaseHTTPResponse:
-        """The response to a request of a push; redirects are not followed. Raises Unavailable,
-        Abandoned."""
+        """Send a request of a push; redirects are not followed. Raises Unavailable, Abandoned."""
         sent = {**{name: ", ".join(values) for name, values in host.headers.items()}, **headers}
         return self._send(method, host, url, sent, body, foreign=False)
 
     def token(
         self, host: Host, url: str, headers: dict[str, str], body: bytes | None
     ) -> BaseHTTPResponse:
-        """The answer of a token server that `host` named. Redirects are followed within that
-        server, because they carry the secret; a redirect of a POST with 301, 302 or 303 becomes a
-        GET (RFC 9110 section 15.4).
+        """Send a request to a token server that `host` named. Redirects are followed only within
+        that server, because the request carries the secret; a redirect of a POST with 301, 302 or
+        303 becomes a GET (RFC 9110 section 15.4).
 
         Raises Unavailable, Forbidden, Abandoned.
         """
@@ -160,8 +160,8 @@ class Session:
         raise Forbidden(f"{urlsplit(url).netloc}: more than {REDIRECTS_LIMIT} redirects")
 
     def read(self, response: BaseHTTPResponse, size: int) -> bytes:
-        """What is there of the body, at most `size` bytes; empty at the end. Raises Unavailable,
-        Abandoned."""
+        """Read the available part of the body, at most `size` bytes; empty at the end. Raises
+        Unavailable, Abandoned."""
         self.check()
         try:
             return response.read1(size, decode_content=False)
@@ -216,7 +216,8 @@ class Session:
         return target._replace(fragment="").geturl(), target
 
     def _pool(self, host: Host, url: str, foreign: bool) -> urllib3.PoolManager:
-        """Connections to a configured host with its TLS settings; anything else with the system's."""
+        """Return connections with the TLS settings of a configured host, or with the system's for
+        any other."""
         parts, proxy = urlsplit(url), host.proxy or proxy_for(url)
         ours = parts.netloc == host.netloc
         # The system's authorities take 20 ms to read, for which a plain connection does not wait.
@@ -247,8 +248,8 @@ class Session:
         return manager
 
     def _pool_classes(self, sent_by: Host | None, socks: Proxy | None) -> dict[str, Any]:
-        """urllib3's pools with connections that this session knows and checks. `socks`: they go
-        through it."""
+        """urllib3's pools with connections that this session registers and checks; through the
+        SOCKS proxy `socks`, if given."""
         session = self
 
         class Http(HTTPConnection):
@@ -295,7 +296,7 @@ class Session:
 
 
 def origin_of(parts: SplitResult) -> tuple[str, str, int | None]:
-    """Scheme, host and port: what a secret is bound to (RFC 6454 section 4)."""
+    """Scheme, host and port, which a secret is bound to (RFC 6454 section 4)."""
     return (
         parts.scheme,
         parts.hostname or "",
@@ -304,14 +305,14 @@ def origin_of(parts: SplitResult) -> tuple[str, str, int | None]:
 
 
 def _is_same_server(here: SplitResult, target: SplitResult) -> bool:
-    """Whether the target has the same origin, or the one that the host has on https."""
+    """Whether the target has the same origin, or the same host on https."""
     upgraded = ("https", here.hostname or "", 443)
     return origin_of(target) in (origin_of(here), upgraded if here.scheme == "http" else None)
 
 
 def tls_context(host: Host | None) -> ssl.SSLContext:
-    """The system's authorities and what hosts.toml adds. Raises InvalidSpec naming a file that
-    cannot be used."""
+    """A TLS context with the system's authorities and those of hosts.toml. Raises InvalidSpec
+    naming an unusable file."""
     context = ssl.create_default_context()
     if host is None:
         return context
@@ -344,7 +345,7 @@ def _load(host: Host, name: str, load: Callable[[], object]) -> None:
 
 
 def _through_socks(connection: HTTPConnection, proxy: Proxy) -> socket.socket:
-    """A connection that a SOCKS 5 proxy made, which also resolves the name."""
+    """Connect through a SOCKS 5 proxy, which also resolves the name."""
     from python_socks import ProxyError, ProxyType
     from python_socks.sync import Proxy as Socks
 
@@ -368,7 +369,7 @@ def _is_local(address: str) -> bool:
 
 
 def _is_at_home(host: Host) -> bool:
-    """Whether the host that sends us somewhere is itself on this machine."""
+    """Whether the redirecting host is itself on this machine."""
     name = urlsplit(host.url).hostname or ""
     try:
         return any(
@@ -394,8 +395,8 @@ NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACK
 
 
 def describe_error(error: BaseException, host: str) -> str:
-    """What went wrong in words of our own: the library's have URLs with query strings and header
-    values in them."""
+    """Describe a failure without the library's text, which contains URLs with query strings and
+    header values."""
     if isinstance(error, NameResolutionError):
         return f"the name {host} does not resolve"
     if isinstance(error, SSLError) or _cause(error, ssl.SSLError):

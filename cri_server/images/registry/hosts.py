@@ -1,10 +1,10 @@
-"""Where a registry's content comes from: containerd's `certs.d/HOST/hosts.toml`, mirrors in order,
+"""Which hosts serve a registry's content: containerd's `certs.d/HOST/hosts.toml`, mirrors in order,
 the registry itself last.
 
-Sources: containerd's docs/hosts.md; `rewrite` is k3s's and RKE2's, `auth` has the keys of
+Sources: containerd's docs/hosts.md; `rewrite` is from k3s and RKE2, `auth` has the keys of
 containerd's old registry.configs, `pull_secrets` is ours. The folder is `HOST`, `HOST_PORT_` or
-`HOST:PORT`, else `_default`. A folder without the file may hold docker's `*.crt` (authorities) and
-`*.cert` with `*.key` (client certificates).
+`HOST:PORT`, else `_default`. A folder without hosts.toml may hold docker's `*.crt` (authorities)
+and `*.cert` with `*.key` (client certificates).
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A place to ask. `url` is scheme://host[:port], `prefix` the path before the repository
-    (`/v2`).
+    """A host that serves images. `url` is scheme://host[:port], `prefix` the path before the
+    repository (`/v2`).
 
-    `upstream`: the registry itself, which pull secrets are for. `trusted`: a mirror that the
-    registry's own file names, which gets them, too (of the registry itself: that its own file names
-    it). `auth`: what the administrator wants to log in with there. `rewrites`: regular expressions
-    for the repository and what takes their place. `headers` may hold secrets, which the repr does
-    not show. `proxy`: in place of those that the environment names.
+    - `upstream`: the registry itself, which gets pull secrets.
+    - `trusted`: a mirror that the registry's own file names, which gets them, too (for the registry
+      itself: its own file names it).
+    - `auth`: the administrator's login for this host.
+    - `rewrites`: regular expressions for the repository, with their replacements.
+    - `headers` may hold secrets, which the repr does not show.
+    - `proxy`: used instead of the environment's.
     """
 
     url: str
@@ -68,7 +70,7 @@ class Host:
     source: str = ""
 
     def repository(self, path: str) -> str:
-        """What the host calls the repository `path`: the first rewrite that matches it counts."""
+        """The repository `path` as this host names it: the first rewrite that matches counts."""
         for rewrite in self.rewrites:
             rewritten = rewrite.apply(path)
             if rewritten is not None:
@@ -81,7 +83,7 @@ class Host:
         return urlsplit(self.url).netloc
 
     def can(self, capability: str) -> bool:
-        """Whether the administrator lets it do this."""
+        """Whether the administrator allows the capability."""
         return capability in self.capabilities
 
 
@@ -94,7 +96,7 @@ class _Auth(msgspec.Struct):
 
 
 class _Table(msgspec.Struct):
-    """What a host has; the top of the file has the same for the server."""
+    """The keys of a host; the top of the file has the same for the server."""
 
     capabilities: list[str] | None = None
     ca: str | list[str] | None = None
@@ -115,15 +117,14 @@ class _Server(_Table):
 
 @dataclass(frozen=True, slots=True)
 class HostsFile:
-    """A hosts.toml that was read. `warnings`: what was ignored in it, each with its key."""
+    """A parsed hosts.toml. `warnings`: ignored parts, each with its key."""
 
     hosts: list[Host]
     warnings: list[str]
 
 
 def hosts_for(domain: str, certs_dirs: Sequence[Path]) -> list[Host]:
-    """The hosts to ask about images of `domain`, in order. Raises InvalidSpec naming the file and
-    key."""
+    """The hosts for images of `domain`, in order. Raises InvalidSpec naming the file and key."""
     domain = normal_registry(domain)
     folder = folder_of(domain, certs_dirs)
     if folder is None:
@@ -135,7 +136,8 @@ def hosts_for(domain: str, certs_dirs: Sequence[Path]) -> list[Host]:
 
 
 def default_url(domain: str) -> str:
-    """https, and http for this very machine unless the port is 443, as containerd."""
+    """The registry's URL without a hosts.toml: https; http for loopback unless the port is 443, as
+    containerd does."""
     if domain == DOCKER:
         return "https://registry-1.docker.io"
     host, port = split_port(domain)
@@ -147,8 +149,8 @@ def _default(domain: str) -> Host:
 
 
 def folder_of(domain: str, certs_dirs: Sequence[Path]) -> Path | None:
-    """The folder that says how to talk to a registry: its own in the first of `certs_dirs` that has
-    one, else `_default`.
+    """The folder with a registry's settings: its own in the first of `certs_dirs` that has one,
+    else `_default`.
 
     The folder may have any spelling of the registry's name; HOST_PORT_ comes before HOST:PORT, and
     both before other spellings.
@@ -167,7 +169,7 @@ def registry_of(folder: str) -> str:
 
 
 def _spellings(normal: str, certs_dir: Path) -> Iterator[tuple[int, str]]:
-    """The folders for a registry, each with its place in the order."""
+    """Yield the folders for a registry, each with its rank."""
     host, port = split_port(normal)
     preferred = ([f"{host}_{port}_"] if port else []) + [normal]
     try:
@@ -191,10 +193,10 @@ def _read(path: Path, domain: str, *, own: bool) -> list[Host]:
 
 
 def read_file(path: Path, domain: str, *, own: bool) -> HostsFile:
-    """Read a hosts.toml. `own`: it is the registry's, not the one for all that have none.
+    """Read a hosts.toml. `own`: it is the registry's own, not `_default`'s.
 
-    Unknown keys are ignored with a warning, because the files of other programs and of later
-    versions of containerd have more of them. Raises InvalidSpec naming the file and the key.
+    Unknown keys are ignored with a warning, because other programs and later versions of containerd
+    have more of them. Raises InvalidSpec naming the file and the key.
     """
     try:
         content = tomllib.loads(_text(path))
@@ -222,8 +224,7 @@ def read_file(path: Path, domain: str, *, own: bool) -> HostsFile:
 def _table(
     path: Path, key: str, fields: Any, kind: type[AnyTable], warnings: list[str]
 ) -> AnyTable:
-    """A table of the file, without the keys that are not known. Raises InvalidSpec naming the
-    table."""
+    """Convert a table of the file, without unknown keys. Raises InvalidSpec naming the table."""
     place = f"{path}:{key}" if key else str(path)
     if not isinstance(fields, dict):
         raise InvalidSpec(place, "not a table")
@@ -239,8 +240,8 @@ def _table(
 
 
 def _text(path: Path) -> str:
-    """The file's text. Raises OSError; ValueError for one that is too long or has a line that is:
-    tomllib's work on a key grows with the square of its parts."""
+    """Read the file. Raises OSError; ValueError for a file or a line that is too long: tomllib's
+    time for a key grows with the square of its parts."""
     with path.open("rb") as file:
         data = file.read(SIZE_LIMIT_BYTES + 1)
     if len(data) > SIZE_LIMIT_BYTES:
@@ -300,7 +301,7 @@ def _split(path: Path, key: str, url: str) -> SplitResult:
 
 
 def _capabilities(path: Path, key: str, names: list[str] | None) -> frozenset[str]:
-    """An empty list is the same as none, as in containerd."""
+    """Parse capabilities; an empty list means the default, as in containerd."""
     supported = {RESOLVE, PULL, "push", "referrers"}
     lower = frozenset(name.lower() for name in names or (RESOLVE, PULL))
     if lower - supported:
@@ -352,7 +353,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _file(path: Path, name: str) -> str:
-    """Relative names are relative to hosts.toml's folder."""
+    """Resolve a file name relative to the folder of hosts.toml."""
     return str(path.parent / name)
 
 
@@ -374,7 +375,7 @@ def _headers(path: Path, key: str, table: dict[str, str | list[str]]) -> dict[st
 
 
 def _duration(path: Path, key: str, text: str | None) -> float:
-    """Go's way to write a time: `1m30s`, `500ms`, `.5s`. Nothing and 0 are the default."""
+    """Parse Go's durations: `1m30s`, `500ms`, `.5s`. Nothing and 0 mean the default."""
     if not text or text == "0":
         return DIAL_TIMEOUT_S
     units = {

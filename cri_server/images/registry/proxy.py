@@ -1,9 +1,9 @@
-"""The proxy that the environment names for a URL, by the rules that other programs of a node
-follow: those of Go.
+"""Chooses the proxy for a URL from the environment, by Go's rules, which the node's other programs
+follow.
 
 HTTPS_PROXY or HTTP_PROXY by the URL's scheme, else their names in lower case; never for this
 machine itself. NO_PROXY is a list of `*` (everything), addresses, networks (`10.0.0.0/8`), and
-domains: `example.com` with all below it, `.example.com` and `*.example.com` what is below it only.
+domains: `example.com` with its subdomains, `.example.com` and `*.example.com` only the subdomains.
 Addresses and domains may end in a port. Source: golang.org/x/net/http/httpproxy.
 """
 
@@ -27,8 +27,8 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy's address without its login, which is in `headers` or for SOCKS in `login`; the repr
-    shows none."""
+    """A proxy's address. Its login is in `headers`, or for SOCKS in `login`; the repr shows
+    neither."""
 
     url: str
     headers: dict[str, str] = field(default_factory=dict, repr=False, hash=False)
@@ -41,8 +41,8 @@ class Proxy:
 
 
 def proxy_for(url: str, environment: Mapping[str, str] = os.environ) -> Proxy | None:
-    """What to ask for `url` through; None: directly. Raises InvalidSpec naming the variable that is
-    wrong."""
+    """The proxy for `url`; None to connect directly. Raises InvalidSpec naming the malformed
+    variable."""
     parts = urlsplit(url)
     name = f"{parts.scheme.upper()}_PROXY"
     value = _variable(name, environment)
@@ -56,7 +56,7 @@ def _variable(name: str, environment: Mapping[str, str]) -> str:
 
 
 def parse(name: str, value: str) -> Proxy:
-    """The proxy that a setting names. Raises InvalidSpec naming the setting."""
+    """Parse the proxy in the setting `name`. Raises InvalidSpec naming the setting."""
     try:
         parts = urlsplit(value if "://" in value else f"http://{value}")
         host, port = parts.hostname, parts.port
@@ -85,7 +85,7 @@ def _bypasses(no_proxy: str, parts: SplitResult) -> bool:
 
 
 def _matches(entry: str, host: str, address: Address | None, port: str) -> bool:
-    """Whether one entry of NO_PROXY means this host and port."""
+    """Whether an entry of NO_PROXY covers this host and port."""
     if entry == "*":
         return True
     if "/" in entry:
@@ -112,7 +112,7 @@ def _split(entry: str) -> tuple[str, str]:
 
 
 def _address(text: str) -> Address | None:
-    """An address; one of IPv4 that is written as one of IPv6 is the former."""
+    """Parse an address; an IPv4 address in IPv6 notation becomes IPv4."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

@@ -1,9 +1,9 @@
-"""A registry's content: what a reference means, manifests, blobs; from the hosts in order, logged
-in, retried, verified.
+"""Fetches a registry's content: resolves references, downloads manifests and blobs, from hosts in
+order, with logins and retries.
 
-Blocking: runs in a pull's threads. Everything is checked against a digest before it counts, so a
-host can only fail or be slow. A blob that broke off goes on where it stopped (Range), at the next
-host if need be.
+Blocking: runs in a pull's threads. Everything is checked against a digest before it is used, so a
+host can only fail or be slow. A blob whose download broke off is continued (Range), at the next
+host if necessary.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _LENGTH = re.compile(r"[0-9]{1,18}")
 
 
 class Unauthorized(PeerError):
-    """The registry wants a login, or another one."""
+    """The registry requires a login, or another one."""
 
 
 class _NoSuch(NotFound):
-    """This host does not have it."""
+    """This host does not have the content."""
 
 
 class Registry:
@@ -67,7 +67,7 @@ class Registry:
         auth: Auth | None,
         actions: str = "pull",
     ) -> None:
-        """`actions`: what a token is asked for, `pull` or `pull,push`."""
+        """`actions`: the actions that a token is requested for, `pull` or `pull,push`."""
         self._session, self._reference, self._hosts = session, reference, hosts
         self._actions = actions
         self._credentials = {host: logins.credential(auth, reference, host) for host in hosts}
@@ -75,12 +75,12 @@ class Registry:
         self._lock = threading.Lock()
 
     def resolve(self, stored: Mapping[str, Descriptor]) -> tuple[Descriptor, bytes | None]:
-        """The manifest or index that the reference means: its descriptor and content.
+        """Fetch the manifest or index that the reference means: its descriptor and content.
 
-        `known`: those of this repository that are here, by digest. When there are any, a HEAD
-        asks which one it is now, and a GET follows only for another one; the content is None
-        when it is here. Docker Hub counts GETs of manifests, not HEADs. Raises what `_each`
-        raises.
+        `stored`: descriptors of this repository that are here, by digest. If there are any, a HEAD
+        asks for the current digest, and a GET follows only for one that is not stored; the content
+        is None for a stored one. Docker Hub's rate limit counts GETs of manifests, not HEADs.
+        Raises as `_first_answer` does.
         """
         reference = self._reference
         capability = PULL if reference.digest else RESOLVE
@@ -94,7 +94,7 @@ class Registry:
         return self._first_answer(capability, lambda host: self._retrying(host, lambda: find(host)))
 
     def manifest(self, descriptor: Descriptor) -> bytes:
-        """A manifest that an index names."""
+        """Fetch a manifest that an index names."""
 
         def fetch(host: Host) -> bytes:
             _, data = self._manifest(host, descriptor.digest, descriptor.digest)
@@ -109,8 +109,8 @@ class Registry:
     def blob(
         self, descriptor: Descriptor, ingest: Incoming, arrived: Callable[[int], None]
     ) -> None:
-        """Fill `ingest` with the blob, verified; `arrived` is told how many bytes came. The caller
-        commits."""
+        """Download and verify a blob into `ingest`; call `arrived` with the number of received
+        bytes (negative when they are discarded). The caller commits."""
 
         def fetch(host: Host) -> None:
             begun_by_another = ingest.size > 0
@@ -135,8 +135,8 @@ class Registry:
             raise
 
     def document(self, tag: str) -> bytes:
-        """What the repository has under a tag, unread: a manifest that is no image. Raises what
-        `_each` raises."""
+        """Fetch what the repository has under a tag, unparsed: a manifest that need not be an
+        image's. Raises as `_first_answer` does."""
 
         def fetch(host: Host) -> bytes:
             headers = {"Accept": ", ".join(manifests.ACCEPTED)}
@@ -146,7 +146,7 @@ class Registry:
         return self._first_answer(PULL, lambda host: self._retrying(host, lambda: fetch(host)))
 
     def small_blob(self, digest: str, limit_bytes: int) -> bytes:
-        """A blob in memory, verified."""
+        """Fetch and verify a blob in memory."""
 
         def fetch(host: Host) -> bytes:
             with self._open(host, f"blobs/{digest}", {}) as response:
@@ -160,11 +160,11 @@ class Registry:
     # ---- hosts in order
 
     def _first_answer(self, capability: str, fetch: Callable[[Host], Result]) -> Result:
-        """The answer of the first host that has one.
+        """Return the answer of the first host that has one.
 
-        When none has: the last host is the registry itself and decides what kind of failure it is.
-        NotFound, Unauthorized, PeerError, or PeerError with the prefix RegistryUnavailable; the
-        message tells about every host.
+        If none has, the last host, the registry itself, decides the kind of failure: NotFound,
+        Unauthorized, PeerError, or PeerError with the prefix RegistryUnavailable. The message
+        covers every host.
         """
         failures: list[Error] = []
         for host in self._hosts:
@@ -191,8 +191,8 @@ class Registry:
         raise PeerError(message) if not isinstance(last, Unauthorized) else Unauthorized(message)
 
     def _attempts(self, host: Host) -> int:
-        """A mirror that refuses a connection is passed over at once; the registry itself gets
-        another chance."""
+        """How often to try a host: a mirror that refuses connections is soon skipped, the registry
+        itself gets more attempts."""
         return ATTEMPTS if host is self._hosts[-1] else 2
 
     def _retrying(self, host: Host, attempt: Callable[[], Result]) -> Result:
@@ -206,8 +206,8 @@ class Registry:
         raise AssertionError("unreachable")
 
     def _pause(self, host: Host, number: int, error: Unavailable) -> None:
-        """Wait before the next attempt, as long as the host says. Raises `error` when that is too
-        long."""
+        """Wait before the next attempt, as long as the host demands. Raises `error` when that is
+        too long."""
         is_last = host is self._hosts[-1]
         retry_after_s = error.retry_after_s or 0.0
         limit_s = RETRY_AFTER_LIMIT_S if is_last else MIRROR_RETRY_AFTER_LIMIT_S
@@ -221,11 +221,12 @@ class Registry:
         return self._retrying(host, lambda: self._manifest_once(host, target, digest))
 
     def _current_digest(self, host: Host, reference: Reference) -> str:
-        """What a HEAD says that the reference means; empty when the host does not say, and a GET
-        has to tell, or what is wrong: registries are known that answer 403, 404 or 405 to each
-        HEAD, or without a digest, which the specification lets them.
+        """Ask with a HEAD for the digest of the reference; "" when the host does not answer it, and
+        a GET must follow: some registries answer each HEAD with 403, 404 or 405, or without a
+        digest, which the specification allows.
 
-        Raises Unavailable (no answer), Unauthorized (no token)."""
+        Raises Unavailable (no answer), Unauthorized (no token).
+        """
         accept = {"Accept": ", ".join(manifests.ACCEPTED)}
         response, _ = self._response(host, f"manifests/{reference.target}", accept, "HEAD")
         with response:
@@ -311,7 +312,7 @@ class Registry:
     # ---- one request, logged in
 
     def _open(self, host: Host, what: str, headers: dict[str, str]) -> BaseHTTPResponse:
-        """A successful response. Raises Unavailable, Unauthorized, _NoSuch, PeerError."""
+        """Return a successful response. Raises Unavailable, Unauthorized, _NoSuch, PeerError."""
         response, other = self._response(host, what, headers)
         if response.status in (200, 206):
             return response
@@ -327,7 +328,7 @@ class Registry:
     def _response(
         self, host: Host, what: str, headers: dict[str, str], method: str = "GET"
     ) -> tuple[BaseHTTPResponse, str]:
-        """As `Session.get`, logged in when the host wants that. Raises Unavailable,
+        """As `Session.get`, with a login when the host requires one. Raises Unavailable,
         Unauthorized."""
         url = self.url(host, what) + self._namespace(host)
         response, other = self._session.get(host, url, headers | self._authorization(host), method)
@@ -342,22 +343,22 @@ class Registry:
     # ---- what a push and a login need
 
     def url(self, host: Host, what: str) -> str:
-        """Of something in the repository."""
+        """The URL of something in the repository."""
         return (
             f"{host.url}{quote(host.prefix)}/{quote(host.repository(self._reference.path))}/{what}"
         )
 
     def check(self, host: Host) -> None:
-        """Log in. Raises Unauthorized, Unavailable, PeerError."""
+        """Check that the login is accepted. Raises Unauthorized, Unavailable, PeerError."""
         response = self.request("GET", host, f"{host.url}{quote(host.prefix)}/", {}, None)
         self.expect(host, response, "login", (200,))
 
     def request(
         self, method: str, host: Host, url: str, headers: dict[str, str], body: Body
     ) -> BaseHTTPResponse:
-        """The answer, logged in when that is wanted; redirects are not followed. A body that is
-        read once is sent once, so a registry that wants a login says so before: with the first
-        HEAD. Raises Unavailable, Unauthorized."""
+        """Send a request with a login when the host requires one; redirects are not followed. A
+        body that is an iterator cannot be sent twice, so a registry must have demanded the login
+        before: at the first HEAD. Raises Unavailable, Unauthorized."""
         response = self._session.send(method, host, url, headers | self._authorization(host), body)
         if response.status == 401 and (body is None or isinstance(body, bytes)):
             response.close()
@@ -370,7 +371,8 @@ class Registry:
     def expect(
         self, host: Host, response: BaseHTTPResponse, what: str, statuses: tuple[int, ...]
     ) -> None:
-        """Close the response. Raises Unauthorized, PeerError for another status."""
+        """Close the response. Raises Unauthorized, PeerError for a status that is not among
+        `statuses`."""
         try:
             if response.status not in statuses:
                 raise self._refusal(host, response, what)
@@ -378,7 +380,7 @@ class Registry:
             response.close()
 
     def _namespace(self, host: Host) -> str:
-        """Tells a host that is not the registry itself which registry is meant, as containerd does."""
+        """The query that tells a mirror which registry is meant, as containerd sends it."""
         registry = self._reference.registry
         return "" if normal_registry(host.netloc) == registry else f"?ns={quote(registry)}"
 
@@ -388,7 +390,7 @@ class Registry:
         return {"Authorization": value} if value else {}
 
     def _log_in(self, host: Host, headers: list[str]) -> None:
-        """Answer the host's own challenge with what is meant for it."""
+        """Answer a host's challenge with its credential. Raises Unauthorized, PeerError."""
         offered = [challenge for header in headers for challenge in logins.challenges(header)]
         login = self._credentials[host]
         bearer = next((c for c in offered if c.scheme == "bearer"), None)
@@ -427,8 +429,8 @@ class Registry:
             )
 
     def _refusal(self, host: Host, response: BaseHTTPResponse, what: str) -> Error:
-        """The error for a status. Of the body only registry error codes are shown: it may echo what
-        was sent."""
+        """The error for a response's status. Of the body only registry error codes are shown: it
+        may echo secrets of the request."""
         try:
             code = _CODE.search(
                 self._all(host, response, 64 << 10, "an error").decode("utf-8", "replace")
@@ -457,7 +459,8 @@ def _own_type(data: bytes) -> str:
 
 
 def _continues(response: BaseHTTPResponse, at: int) -> bool:
-    """Whether the body goes on where we stopped; a server may send all of it again instead."""
+    """Whether the body continues at the offset `at`; a server may send the whole blob again
+    instead."""
     if not at:
         return True
     content_range = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
@@ -465,7 +468,8 @@ def _continues(response: BaseHTTPResponse, at: int) -> bool:
 
 
 def _overloaded(message: str, response: BaseHTTPResponse) -> Unavailable:
-    """The error for an answer that may be another one later, with the time that the host asks for."""
+    """The error for an answer that is worth another attempt, with the waiting time that the host
+    demands."""
     retry_after_s = retry_after(response.headers.get("Retry-After", ""), time.time())
     if retry_after_s is not None and retry_after_s > RETRY_AFTER_LIMIT_S:
         message += f", and no more requests for {math.ceil(retry_after_s)} s"
@@ -473,8 +477,8 @@ def _overloaded(message: str, response: BaseHTTPResponse) -> Unavailable:
 
 
 def retry_after(value: str, now: float) -> float | None:
-    """Seconds that a Retry-After header asks for: a number, a date (RFC 9110 section 10.2.3), or as
-    Docker Hub sends it the time in seconds since 1970. None for anything else."""
+    """Seconds that a Retry-After header demands: a number, a date (RFC 9110 section 10.2.3), or as
+    Docker Hub sends it a time in seconds since 1970. None for anything else."""
     value = value.strip()
     if value.isascii() and value.isdecimal() and len(value) < 12:
         seconds = float(value)

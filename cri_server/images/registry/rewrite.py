@@ -1,7 +1,7 @@
-"""The `rewrite` of hosts.toml: regular expressions and replacements as Go has them.
+"""The `rewrite` tables of hosts.toml: regular expressions and replacements with Go's syntax.
 
 k3s and RKE2 write these tables, and their containerd applies Go's regexp.ReplaceAllString. RE2 has
-the syntax of Go's expressions, which Python's re has not (`[[:alnum:]]`, `\\z`). Sources:
+the syntax of Go's expressions, parts of which Python's re lacks (`[[:alnum:]]`, `\\z`). Sources:
 pkg.go.dev/regexp, github.com/google/re2/wiki/Syntax.
 """
 
@@ -40,7 +40,7 @@ class Rewrite:
         object.__setattr__(self, "_compiled", compiled)
 
     def apply(self, text: str) -> str | None:
-        """The text with each match replaced; None when nothing matches."""
+        """Replace each match; None when nothing matches."""
         parts, end, is_first = [], 0, True
         for match in self._compiled.finditer(text):
             if match.start() == match.end() == end and not is_first:
@@ -50,7 +50,7 @@ class Rewrite:
         return None if is_first else "".join([*parts, text[end:]])
 
     def unknown_groups(self) -> list[str]:
-        """The names in the replacement that no group has. Go takes the empty text for them."""
+        """Names in the replacement that are no groups of the pattern; Go replaces them by nothing."""
         names = [name for match in _REFERENCE.finditer(self.replacement) if (name := _name(match))]
         return [name for name in dict.fromkeys(names) if self._number(name) is None]
 
@@ -64,7 +64,7 @@ class Rewrite:
         return _REFERENCE.sub(expand, self.replacement)
 
     def _number(self, name: str) -> int | None:
-        """The number of the group that a name or number means."""
+        """The number of the group with this name or number."""
         if _NUMBER.fullmatch(name):
             return int(name) if int(name) <= self._compiled.groups else None
         number: int | None = dict(self._compiled.groupindex).get(name)
@@ -72,5 +72,5 @@ class Rewrite:
 
 
 def _name(reference: re.Match[str]) -> str:
-    """The group that is named; empty for `$$`."""
+    """The group's name or number; "" for `$$`."""
     return reference[1] or reference[2] or ""

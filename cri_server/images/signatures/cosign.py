@@ -1,5 +1,5 @@
-"""Signatures of images as cosign makes them with a key: fetched beside the image, verified against
-a policy.
+"""Verifies cosign's signatures with keys: fetches them beside the image, and checks them against a
+policy.
 
 The signatures of a manifest are the layers of the image `sha256-DIGEST.sig` in its repository, each
 a small JSON text ("simple signing") whose signature is an annotation. Source: cosign's
@@ -30,7 +30,7 @@ PAYLOAD_LIMIT_BYTES = 64 << 10
 
 
 class SignatureValidationFailed(PeerError):
-    """The policy does not let this image in; the message begins with CRI's word for it."""
+    """The policy refuses the image; the message begins with CRI's word for it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(f"SignatureValidationFailed: {message}")
@@ -66,11 +66,11 @@ class _Payload(msgspec.Struct):
 
 
 def check(rules: Policy, registry: Registry, reference: Reference, digests: Sequence[str]) -> None:
-    """Let an image in that no scope rejects, or raise SignatureValidationFailed. `digests`: its
-    index, if there is one, and its manifest; a signature of either is one of the image, since the
-    index names the manifest by its digest.
+    """Check an image's signatures against the policy. `digests`: its index, if there is one, and
+    its manifest; a signature of either is enough, since the index names the manifest by its digest.
 
-    Raises also PeerError (the registry does not answer), WrongState (a key cannot be read).
+    Raises SignatureValidationFailed, PeerError (the registry does not answer), WrongState (a key
+    cannot be read).
     """
     scope, requirements = rules.requirements(reference)
     where = f"{rules.path}, {scope}"
@@ -83,7 +83,7 @@ def check(rules: Policy, registry: Registry, reference: Reference, digests: Sequ
 
 
 def check_scope(rules: Policy, reference: Reference) -> None:
-    """Raises SignatureValidationFailed for what the policy rejects, signed or not."""
+    """Raise SignatureValidationFailed for an image that the policy rejects, signed or not."""
     scope, requirements = rules.requirements(reference)
     if any(requirement.type == policy.REJECT for requirement in requirements):
         raise SignatureValidationFailed(f"rejected by {rules.path}, {scope}")
@@ -95,7 +95,8 @@ def _require(
     reference: Reference,
     where: str,
 ) -> None:
-    """One valid signature of the right thing by one of the keys is enough, whatever the others are."""
+    """Require one valid signature of the image by one of the keys; invalid ones beside it do not
+    matter."""
     if not signatures:
         raise SignatureValidationFailed(f"{where}: the image has no signature")
     keys = _keys(requirement, where)
@@ -111,7 +112,7 @@ def _require(
 
 
 def _signatures(registry: Registry, digest: str) -> list[tuple[str, bytes, bytes]]:
-    """The manifest's digest, payload and signature of each that the registry has for it."""
+    """Fetch a manifest's signatures: the manifest's digest, payload and signature of each."""
     try:
         data = registry.document(f"{digest.replace(':', '-')}.sig")
     except NotFound:
@@ -142,7 +143,7 @@ def _signatures(registry: Registry, digest: str) -> list[tuple[str, bytes, bytes
 
 
 def _mismatch(payload: bytes, digest: str, requirement: Requirement, reference: Reference) -> str:
-    """Why a signature by the right key is not one of this image; empty when it is."""
+    """Why a valid signature is not one of this image; "" if it is."""
     try:
         critical = typed.decode(payload, _Payload).critical
     except msgspec.MsgspecError:
@@ -170,7 +171,7 @@ def _keys(requirement: Requirement, where: str) -> list[object]:
 
 
 def _verifies(key: object, payload: bytes, signature: bytes) -> bool:
-    """Whether `signature` is the one of `payload` by `key`, with SHA-256 as cosign signs."""
+    """Whether `signature` is one of `payload` by `key`, with SHA-256 as cosign signs."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
     from cryptography.hazmat.primitives.hashes import SHA256
@@ -190,8 +191,8 @@ def _verifies(key: object, payload: bytes, signature: bytes) -> bool:
 
 
 def check_policy(path: str) -> None:
-    """Whether a policy can be used here: the file, its keys, and the library that verifies. Raises
-    WrongState."""
+    """Check that a policy can be used here: the file, its keys, and the library that verifies.
+    Raises WrongState."""
     rules = policy.read(path)
     scopes = rules.file.transports.get(policy.TRANSPORT, {})
     for name, requirements in [("default", rules.file.default), *scopes.items()]:

@@ -1,9 +1,9 @@
 """Which images may be pulled: a policy of containers-policy.json(5), with the requirements that
 need no GPG.
 
-The most specific scope of the transport `docker` that an image lies in decides: the image with its
-tag or digest, its repository, what that lies in, its registry, the domains around that
-(`*.example.com`), all of the transport, all.
+The most specific scope of the transport `docker` decides: the image with its tag or digest, its
+repository, the namespaces around that, its registry, the domains around that (`*.example.com`), the
+whole transport, the default.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ IDENTITIES = {
 
 
 class Identity(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """What a signature must say that it is for; which of the names there are depends on `type`."""
+    """Which image a signature must name; the fields in use depend on `type`."""
 
     type: str = "matchRepoDigestOrExact"
     docker_reference: str = msgspec.field(default="", name="dockerReference")
@@ -46,7 +46,7 @@ class Identity(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Requirement(msgspec.Struct, forbid_unknown_fields=True):
-    """One requirement; those of a scope hold together. A signature by one of the keys is enough."""
+    """One requirement; all of a scope must hold. A signature by one of the keys is enough."""
 
     type: str
     key_path: str = msgspec.field(default="", name="keyPath")
@@ -73,13 +73,13 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A file that was read."""
+    """A parsed policy file."""
 
     path: str
     file: _File
 
     def requirements(self, reference: Reference) -> tuple[str, list[Requirement]]:
-        """What holds for an image, and the scope that says so, in words."""
+        """The requirements for an image, and a description of the scope they are from."""
         scopes = self.file.transports.get(TRANSPORT, {})
         for scope in scopes_of(reference):
             if scope in scopes:
@@ -88,7 +88,7 @@ class Policy:
 
 
 def read(path: str) -> Policy:
-    """Raises WrongState for a file that is wrong in any way: what it may have meant is not guessed."""
+    """Read a policy. Raises WrongState for a file with any error; nothing is guessed."""
     try:
         with open(path, "rb") as file:
             content = file.read(SIZE_LIMIT_BYTES + 1)
@@ -126,7 +126,7 @@ def normal_scope(scope: str) -> str:
     `docker.io/library/busybox:1`.
 
     Without a tag or a digest `docker.io/team` stays, because it may be a namespace. Raises
-    ValueError for a name that no image has.
+    ValueError for a malformed name.
     """
     registry, slash, path = scope.partition("/")
     if registry.startswith("*."):
@@ -184,7 +184,7 @@ def _check_identity(place: str, identity: Identity) -> None:
 
 
 def scopes_of(reference: Reference) -> Iterator[str]:
-    """From the most specific one to the whole transport."""
+    """Yield an image's scopes, from the most specific one to the whole transport."""
     yield _full(reference)
     name = reference.repository
     while True:
@@ -205,7 +205,7 @@ def _full(reference: Reference) -> str:
 
 
 def identity_matches(identity: Identity, reference: Reference, claimed: str) -> bool:
-    """Whether a signature that claims to be for `claimed` is one for what is pulled."""
+    """Whether a signature for the reference `claimed` counts for the image that is pulled."""
     signed = _SignedReference.parse(claimed)
     if signed is None:
         return False
@@ -226,8 +226,8 @@ def identity_matches(identity: Identity, reference: Reference, claimed: str) -> 
 
 
 def _matches_image(signed: _SignedReference, name: str, reference: Reference) -> bool:
-    """A digest needs the repository only, for the content is known; a tag must be the one that was
-    signed."""
+    """Whether the signed reference is the pulled one. For a pull by digest the repository is
+    enough, because the content is fixed; a tag must be the signed one."""
     return signed.name == name and (bool(reference.digest) or signed.rest == f":{reference.tag}")
 
 
@@ -240,14 +240,14 @@ def _remapped(identity: Identity, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _SignedReference:
-    """A reference without a default tag. `rest` is `:TAG`, `@DIGEST` or nothing."""
+    """A reference without a default tag. `rest` is `:TAG`, `@DIGEST` or ""."""
 
     name: str
     rest: str
 
     @classmethod
     def parse(cls, text: str) -> _SignedReference | None:
-        """None for what is no reference."""
+        """Parse a reference; None for a malformed one."""
         try:
             parsed = Reference.parse(text)
         except Error:

@@ -1,9 +1,9 @@
-"""Blobs on disk in an OCI image layout: `blobs/sha256/<hex>` or `blobs/sha512/<hex>`, there whole
-and durable or not at all.
+"""Blobs in an OCI image layout: `blobs/sha256/<hex>` or `blobs/sha512/<hex>`, complete and durable
+or absent.
 
-A blob grows in `ingest/` under a name of its own, is hashed while it is written, synced, and
-renamed; one that goes to its decoder (see `streamed`) never is here. What lies in `ingest/` when
-the server starts is rubbish of an earlier life.
+A blob is written in `ingest/` under a unique name, hashed meanwhile, synced, and renamed. A blob
+that is streamed to its decoder (`streamed`) is never a file. Files in `ingest/` at the server's
+start are left from an earlier run, and are removed.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ LAYOUT = json.dumps({"imageLayoutVersion": "1.0.0"}).encode()
 
 
 class DigestMismatch(PeerError):
-    """Content is not what its digest or size promised."""
+    """Content does not have its promised digest or size."""
 
 
 def node_error(error: OSError, subject: str, root: Path) -> Error:
-    """An OSError of the store at `root` in our words: a full disk is a matter of its own."""
+    """Convert an OSError of the store at `root`: ResourceExhausted for a full disk, else
+    KernelError."""
     if error.errno in FULL:
         return ResourceExhausted(f"{reason(error.errno, str(root))} ({subject})")
     return KernelError("write", subject, error.errno or 0)
@@ -48,7 +49,7 @@ def node_error(error: OSError, subject: str, root: Path) -> Error:
 
 @contextmanager
 def store_errors(root: Path) -> Iterator[None]:
-    """What the operating system says about the store at `root` becomes an error of ours."""
+    """Convert OSErrors of the block, which works on the store at `root`, as `node_error` does."""
     try:
         yield
     except OSError as error:
@@ -56,7 +57,7 @@ def store_errors(root: Path) -> Iterator[None]:
 
 
 class Incoming(ABC):
-    """Content that arrives in pieces, hashed on the way. Use from one thread at a time."""
+    """Content that arrives in pieces and is hashed meanwhile. Use from one thread at a time."""
 
     def __init__(self, algorithm: str = SHA256) -> None:
         """`algorithm`: of its digest."""
@@ -65,7 +66,7 @@ class Incoming(ABC):
         self.size = 0
 
     def write(self, data: bytes) -> None:
-        """Append. Raises what `_put` raises."""
+        """Append data. Raises what `_put` raises."""
         self._hash.update(data)
         self.size += len(data)
         self._put(data)
@@ -74,16 +75,16 @@ class Incoming(ABC):
     def _put(self, data: bytes) -> None: ...
 
     def restart(self) -> None:
-        """Forget what was written."""
+        """Discard what was written."""
         self._hash, self.size = hasher(self._algorithm), 0
 
     @property
     def digest(self) -> str:
-        """Of what was written so far."""
+        """The digest of what was written so far."""
         return f"{self._algorithm}:{self._hash.hexdigest()}"
 
     def check(self, digest: str, size: int | None = None) -> None:
-        """Raises DigestMismatch unless this is the promised content."""
+        """Raise DigestMismatch unless the content has this digest and size."""
         if size is not None and self.size != size:
             raise DigestMismatch(f"blob {digest} has {self.size} bytes, not {size}")
         if self.digest != digest:
@@ -91,7 +92,7 @@ class Incoming(ABC):
 
 
 class InMemory(Incoming):
-    """Content that is kept in memory, whose size the caller has limited."""
+    """Content in memory; the caller limits its size."""
 
     def __init__(self, algorithm: str) -> None:
         super().__init__(algorithm)
@@ -111,8 +112,8 @@ class InMemory(Incoming):
 
 
 class Ingest(Incoming):
-    """A blob that is being written; ends with `commit` or `abandon` (or as a `with`). `write`
-    raises ResourceExhausted, KernelError."""
+    """A blob that is being written; ends with `commit` or `abandon`, or as a context manager.
+    `write` raises ResourceExhausted, KernelError."""
 
     def __init__(self, blobs: Blobs, algorithm: str = SHA256) -> None:
         super().__init__(algorithm)
@@ -143,7 +144,8 @@ class Ingest(Incoming):
         super().restart()
 
     def commit(self) -> str:
-        """Make it a blob; its digest. Raises ResourceExhausted, KernelError."""
+        """Make the content a blob of the layout; return its digest. Raises ResourceExhausted,
+        KernelError."""
         try:
             os.fsync(self._fd)
             self._blobs.make_folder(self.digest)
@@ -155,7 +157,7 @@ class Ingest(Incoming):
         return self.digest
 
     def abandon(self) -> None:
-        """Remove what is not committed; does nothing after `commit`. Safe beside a thread that
+        """Remove a blob that is not committed; does nothing after `commit`. Safe while a thread
         still writes."""
         if self._fd < 0:
             return
@@ -173,7 +175,7 @@ class Blobs:
         self._ingest = root / "ingest"
 
     def prepare(self) -> None:
-        """Make the layout's folders and files, durably."""
+        """Create the layout's folders and files, durably."""
         for folder in (self.root, self.root / "blobs", self._folders[SHA256], self._ingest):
             _make_folder(folder)
             folder.chmod(FOLDER_MODE)
@@ -183,27 +185,27 @@ class Blobs:
             atomic_file.write_bytes(str(layout), LAYOUT, durable=True)
 
     def new_temporary(self, kind: str) -> str:
-        """A path in `ingest/` that nobody has."""
+        """Return an unused path in `ingest/`."""
         return str(self._ingest / f"{kind}-{uuid.uuid4().hex}")
 
     def path(self, digest: str) -> str:
-        """Where the blob is or will be."""
+        """The blob's path, whether it exists or not."""
         return str(self._folders[algorithm_of(digest)] / hex_of(digest))
 
     def make_folder(self, digest: str) -> None:
-        """The one that the blob goes to: that of sha512 is there only when it is needed, as
-        other programs do it. Raises OSError."""
+        """Create the blob's folder. The one for sha512 is created only when needed, as other
+        programs do it. Raises OSError."""
         _make_folder(self._folders[algorithm_of(digest)])
 
     def size(self, digest: str) -> int | None:
-        """The blob's size; None if it is not here."""
+        """The blob's size; None if it is absent."""
         try:
             return os.stat(self.path(digest)).st_size
         except FileNotFoundError:
             return None
 
     def read(self, digest: str, limit_bytes: int) -> bytes:
-        """The content, verified. Raises NotFound, DigestMismatch (damaged, or longer than the
+        """Read and verify a blob. Raises NotFound, DigestMismatch (damaged, or longer than the
         limit)."""
         try:
             with open(self.path(digest), "rb") as file:
@@ -215,14 +217,14 @@ class Blobs:
         return data
 
     def open_blob(self, digest: str) -> int:
-        """A descriptor for reading, which the caller closes. Raises NotFound."""
+        """Open a blob for reading; the caller closes it. Raises NotFound."""
         try:
             return os.open(self.path(digest), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise NotFound(f"no blob {digest}") from None
 
     def put(self, data: bytes, algorithm: str = SHA256) -> str:
-        """Store content; its digest."""
+        """Store content; return its digest."""
         digest = digest_of(data, algorithm)
         if self.size(digest) == len(data):
             return digest
@@ -231,11 +233,11 @@ class Blobs:
             return ingest.commit()
 
     def remove(self, digest: str) -> None:
-        """Missing is fine."""
+        """Remove a blob, if it is there."""
         Path(self.path(digest)).unlink(missing_ok=True)
 
     def digests(self) -> list[str]:
-        """All blobs."""
+        """The digests of all blobs."""
         return [
             f"{algorithm}:{name}"
             for algorithm, folder in self._folders.items()

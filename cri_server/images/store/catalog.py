@@ -1,11 +1,11 @@
-"""Which images there are: names that point to manifests, kept in the layout's `index.json`, and
-what follows from them.
+"""The catalog of images: names that point to manifests, stored in the layout's `index.json`, and
+everything derived from them.
 
-`index.json` is the truth, so that skopeo and umoci see what we see: a name is a descriptor with an
-annotation, the full tag in `org.opencontainers.image.ref.name`, or only the repository in one of
-ours (pulled by digest, or a tag that has moved on). `names.json` holds the same; it is read when
-`index.json` is damaged. When both are, the images are found again by their manifests among the
-blobs, without names. An image that is not complete is not listed.
+`index.json` is authoritative, so that skopeo and umoci see the same images. A name is a descriptor
+with an annotation: the full tag in `org.opencontainers.image.ref.name`, or only the repository in
+an annotation of ours (an image pulled by digest, or whose tag has moved on). `names.json` is a
+copy, read when `index.json` is damaged. When both are damaged, images are recovered, without names,
+from the manifests among the blobs. An incomplete image is not listed.
 """
 
 from __future__ import annotations
@@ -40,15 +40,14 @@ _NAMES = "names.json"
 
 
 class NotUnpacked(NotFound):
-    """Everything that the image is made from is here, but it can neither be mounted nor is each
-    layer unpacked."""
+    """The image's blobs or tars are here, but it can neither be mounted nor are all its layers
+    unpacked."""
 
 
 @dataclass(slots=True)
 class Policy:
-    """What the store does with layers. `erofs`: images that come are mounted, not unpacked;
-    `mounts`: this kernel can mount those that are here; `keep_blobs`: compressed layers are kept
-    beside the tars."""
+    """How the store treats layers. `erofs`: new images are mounted, not unpacked. `mounts`: this
+    kernel can mount images. `keep_blobs`: compressed layers are kept beside their tars."""
 
     erofs: bool = False
     mounts: bool = False
@@ -57,11 +56,8 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A name of an image. `repository` is `HOST/PATH`, empty for an image without any; `tag` is
-    None for a digest name.
-
-    `target` is what the registry served: an index or a manifest.
-    """
+    """A name of an image. `repository`: `HOST/PATH`, "" for an image without a name. `tag`: None
+    for a name by digest. `target`: the index or manifest that the registry served."""
 
     repository: str
     tag: str | None
@@ -78,8 +74,8 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What an image is made of. `blobs`: digest -> size of everything in the layout that it needs;
-    `mounted`: its layers are tars with an index, else they are unpacked."""
+    """An image's documents. `blobs`: digest and size of every blob that it needs. `mounted`: its
+    layers are tars with an index, otherwise they are unpacked."""
 
     image_id: str
     manifest: Manifest
@@ -103,14 +99,14 @@ class Content:
 
     @property
     def layer_pairs(self) -> list[tuple[str, str]]:
-        """The layers' blob and uncompressed digests, bottom first."""
+        """The layers' (blob digest, diff id), bottom first."""
         return [
             (layer.digest, d) for layer, d in zip(self.manifest.layers, self.diff_ids, strict=True)
         ]
 
 
 class Catalog:
-    """All images of a store. Reading is from memory; `add`, `remove` and `load` write files: one
+    """All images of a store. Reads are from memory; `add`, `remove` and `load` write files, for one
     caller at a time."""
 
     def __init__(
@@ -141,8 +137,8 @@ class Catalog:
         return list(self._images.values())
 
     def find(self, reference: str) -> Image | None:
-        """By id, unique prefix of one, tag or digest. A malformed reference means nothing, hence
-        None."""
+        """Find an image by id, unique prefix of an id, tag or digest. None also for a malformed
+        reference."""
         for image_id in (reference, digest_from_hex(reference)):
             if image_id in self._images:
                 return self._images[image_id]
@@ -154,7 +150,7 @@ class Catalog:
         return matches[0] if len(matches) == 1 else None
 
     def name(self, reference: str) -> Name | None:
-        """The name that a reference by tag or digest means."""
+        """The name that a reference by tag or digest leads to."""
         try:
             parsed = Reference.parse(reference)
         except Error:
@@ -167,22 +163,23 @@ class Catalog:
         return None
 
     def content(self, image_id: str) -> Content:
-        """What all manifests of the image have in common: configuration, diff ids, form. Raises
-        NotFound."""
+        """The image with its first manifest; configuration, diff ids and form are the same for all
+        its manifests. Raises NotFound."""
         return self.contents(image_id)[0]
 
     def documents(self, repository: str) -> set[str]:
-        """The digests of all manifests and indexes here that this repository has served."""
+        """The digests of all stored manifests and indexes that this repository has served."""
         names = [name for name in self._names if name.repository == repository]
         return {digest for name in names for digest in self.content_of(name).documents}
 
     def content_of(self, name: Name) -> Content:
-        """What the name's own manifest says."""
+        """The image with the name's own manifest."""
         return self._contents[name.target.digest]
 
     def contents(self, image_id: str, references: Iterable[str] = ()) -> list[Content]:
         """The image with the manifest that `name_of` these references leads to; without such a
-        name with each of its manifests, whose annotations and blobs may differ. Raises NotFound."""
+        name, with each of its manifests, whose annotations and blobs may differ. Raises NotFound.
+        """
         name = self.name_of(image_id, references)
         if name is not None:
             return [self.content_of(name)]
@@ -192,9 +189,9 @@ class Catalog:
         return contents
 
     def name_of(self, image_id: str, references: Iterable[str]) -> Name | None:
-        """The image's name that the first possible of these references means: with the tag of
-        the reference, or without one where it has a digest or its tag has moved since. None when
-        no reference leads to a repository of the image."""
+        """The image's name for the first of these references that leads to one: with the
+        reference's tag, or without a tag when the reference has a digest or its tag has moved
+        since. None when no reference leads to a repository of the image."""
         names = self.names_of(image_id)
         for reference in references:
             name = self.name(reference)
@@ -209,18 +206,18 @@ class Catalog:
         return None
 
     def is_mounted(self, image_id: str) -> bool:
-        """Whether the image is mounted, for one that is not here: whether it will be. One that is
-        listed stays as it is, for containers use its files; `convert` changes it."""
+        """Whether the image is mounted; for an absent one, whether it will be. A listed image keeps
+        its form, because containers use its files, until `convert` changes it."""
         content = next((c for c in self._contents.values() if c.image_id == image_id), None)
         return self._policy.erofs if content is None else content.mounted
 
     def pin(self, references: Iterable[str]) -> None:
-        """Mark the images of these references as pinned, and no others. Raises InvalidArgument."""
+        """Mark exactly the images of these references as pinned. Raises InvalidArgument."""
         self._pinned = {pin(text) for text in references}
         self._images = self._listed()
 
     def used_blobs(self) -> dict[str, int]:
-        """Digest -> size of all blobs that some image needs."""
+        """Digest and size of all blobs that images need."""
         return {
             digest: size
             for content in self._contents.values()
@@ -228,27 +225,27 @@ class Catalog:
         }
 
     def layer_pairs(self) -> frozenset[tuple[str, str]]:
-        """Blob digest and diff id of each layer of all images."""
+        """(Blob digest, diff id) of each layer of all images."""
         return self._layer_pairs
 
     def used_chain_ids(self) -> set[str]:
-        """All unpacked layers that some image needs."""
+        """The chain ids of all unpacked layers that images need."""
         contents = self._contents.values()
         return {
             chain_id for content in contents if not content.mounted for chain_id in content.chain
         }
 
     def used_indexes(self) -> set[str]:
-        """The top chain ids of all images that are mounted."""
+        """The top chain ids of all mounted images."""
         return {content.chain[-1] for content in self.mounted()}
 
     def mounted(self) -> list[Content]:
-        """Of all images that are mounted."""
+        """All mounted images."""
         return [content for content in self._contents.values() if content.mounted]
 
     def used_tars(self) -> set[str]:
-        """The diff ids of all tars that some image needs: to be mounted, or because their blobs are
-        gone."""
+        """The diff ids of all tars that images need: to be mounted, or because their blobs were
+        removed."""
         return {
             diff_id
             for content in self._contents.values()
@@ -259,11 +256,11 @@ class Catalog:
     # ---- writing
 
     def load(self) -> list[Name]:
-        """Read the index; repair it from its copy or from the blobs. Images that are not complete
-        are left out and logged.
+        """Read the index, or repair it from its copy or from the blobs. Incomplete images are
+        dropped with a log line.
 
-        The names of those that lack nothing but unpacked layers are returned: `add` takes them when
-        they are unpacked.
+        Returns the names of images that lack only unpacked layers; `add` lists them once they are
+        unpacked.
         """
         names = self._read_names()
         complete, contents, not_unpacked = [], {}, []
@@ -288,9 +285,8 @@ class Catalog:
         return not_unpacked
 
     def examine(self, target: Descriptor, mounted: bool | None = None) -> Content:
-        """What the blobs say about a target: everything must be here, and mountable or unpacked.
-        Where it is both, `mounted` says which is meant; None: as `is_mounted` does. Raises Error,
-        NotUnpacked."""
+        """Read a target's blobs and check that the image is complete, and mountable or unpacked. If
+        it is both, `mounted` decides; None: as `is_mounted` does. Raises Error, NotUnpacked."""
         content = self.read(target)
         mountable = self._policy.mounts and self._files.has_image(content.diff_ids, content.chain)
         missing = next((c for c in content.chain if self._layers.get(c) is None), None)
@@ -303,15 +299,15 @@ class Catalog:
         return content
 
     def _blobs_of_mounted(self, content: Content) -> dict[str, int]:
-        """Without those that its tars replace."""
+        """The image's blobs without those that its tars replace."""
         if self._policy.keep_blobs:
             return content.blobs
         layers = {layer.digest for layer in content.manifest.layers}
         return {digest: size for digest, size in content.blobs.items() if digest not in layers}
 
     def read(self, target: Descriptor) -> Content:
-        """What the blobs say about a target; all of them must be here, or of a layer its tar.
-        Raises Error."""
+        """Read a target's blobs, all of which must be here (or a layer's tar instead). Raises
+        Error."""
         data = self._blobs.read(target.digest, manifests.LIMIT_BYTES)
         document = manifests.parse(data, target.media_type)
         blobs = {target.digest: len(data)}
@@ -336,10 +332,10 @@ class Catalog:
         return Content(document.config.digest, document, config, chain, blobs)
 
     def add(self, names: Iterable[Name]) -> None:
-        """Make names visible, durably. A tag that pointed elsewhere moves; the image it leaves
-        keeps its digest.
+        """List names, durably. A tag that pointed to another image moves; that image keeps its name
+        by digest.
 
-        Raises OSError, and nothing has changed then.
+        Raises OSError, and then nothing has changed.
         """
         after, contents = self._names, dict(self._contents)
         for name in names:
@@ -351,25 +347,25 @@ class Catalog:
         self._replace(after, contents)
 
     def remove(self, names: Iterable[Name]) -> None:
-        """Take names back, durably. Images without names are gone. Raises OSError, and nothing has
-        changed then."""
+        """Remove names, durably. Images without names are no longer listed. Raises OSError, and
+        then nothing has changed."""
         gone = set(names)
         after = [name for name in self._names if name not in gone]
         self._write(after, self._contents)
         self._replace(after, self._contents)
 
     def remove_in_memory(self, names: Iterable[Name]) -> None:
-        """`remove` on a disk that is full: only in memory, so that the content can be deleted;
-        `remove` again then.
+        """Remove names only in memory, for a full disk: their content can then be deleted, and
+        `remove` called again.
 
-        A crash in between leaves names of images that are not complete, which are not listed.
+        A crash in between leaves names of incomplete images, which are not listed.
         """
         gone = set(names)
         self._replace([name for name in self._names if name not in gone], self._contents)
 
     def convert(self, image_id: str, mounted: bool) -> None:
-        """Take the image's other form from now on, durably; both are here. Raises Error, OSError,
-        and nothing has changed then."""
+        """Switch the image to its other form, durably; both forms are here. Raises Error, OSError,
+        and then nothing has changed."""
         contents = dict(self._contents)
         for name in self.names_of(image_id):
             contents[name.target.digest] = self.examine(name.target, mounted)
@@ -381,7 +377,8 @@ class Catalog:
         return [n for n in self._names if self._contents[n.target.digest].image_id == image_id]
 
     def _layer_blobs(self, manifest: Manifest, config: Config) -> dict[str, int]:
-        """Those that are here. Raises NotFound for one that is not, when its tar is not either."""
+        """Sizes of the layers' blobs that are here. Raises NotFound for a layer with neither blob
+        nor tar."""
         manifests.check_layers(manifest, config)
         sizes = {}
         for layer, diff_id in zip(manifest.layers, config.diff_ids, strict=True):
@@ -392,7 +389,7 @@ class Catalog:
         return sizes
 
     def _replace(self, names: list[Name], contents: dict[str, Content]) -> None:
-        """What readers in other threads see is replaced, never changed."""
+        """Replace the lists at once; they are never changed, because threads read them."""
         targets = {name.target.digest for name in names}
         self._contents = {
             digest: content for digest, content in contents.items() if digest in targets
@@ -467,7 +464,7 @@ class Catalog:
         return names
 
     def _scan(self) -> list[Name]:
-        """Every complete image among the blobs, without a name."""
+        """Find every complete image among the blobs, without a name."""
         images = []
         for digest in self._blobs.digests():
             size = self._blobs.size(digest) or 0
@@ -485,12 +482,12 @@ class Catalog:
 
 
 def id_matches(image_id: str, text: str) -> bool:
-    """Whether the id begins with this text, which may lack the algorithm."""
+    """Whether the id begins with `text`, which may lack the algorithm."""
     return (image_id if ":" in text else hex_of(image_id)).startswith(text)
 
 
 def repository_of(reference: str) -> str:
-    """`HOST/PATH`; empty for an id and for what is no reference."""
+    """`HOST/PATH` of a reference; "" for an id or a malformed reference."""
     try:
         return "" if is_id(reference) else Reference.parse(reference).name
     except Error:
@@ -502,7 +499,7 @@ def _kind(parsed: Manifest | Index) -> str:
 
 
 def _name_after(name: Name, new: Name) -> Name | None:
-    """What becomes of a name when `new` arrives: nothing, gone, or without its tag."""
+    """A name after `new` was added: unchanged, None (gone), or without its tag."""
     if name == new or (
         new.repository and not name.repository and name.target.digest == new.target.digest
     ):
@@ -521,8 +518,8 @@ def _name_after(name: Name, new: Name) -> Name | None:
 
 
 def pin(text: str) -> str:
-    """What a configured reference or id pins: an id, or a name with tag or digest. Raises
-    InvalidArgument."""
+    """Normalize a configured reference or id to what it pins: an id, or a name with tag or digest.
+    Raises InvalidArgument."""
     if is_id(text):
         return text if ":" in text else digest_from_hex(text)
     return str(Reference.parse(text))
@@ -542,9 +539,9 @@ def _descriptor(name: Name, mounted: bool) -> dict[str, Any]:
 
 
 def _without_repeated_tags(names: Iterable[Name]) -> list[Name]:
-    """The names, where only the first of several that have one tag keeps it.
+    """Remove the tag of all but the first of several names with the same tag.
 
-    Earlier versions kept apart what is one name now, such as Docker.io/a:1 and
+    Earlier versions treated spellings as different that are one name now, such as Docker.io/a:1 and
     docker.io/library/a:1.
     """
     tags: set[str] = set()
@@ -559,8 +556,8 @@ def _without_repeated_tags(names: Iterable[Name]) -> list[Name]:
 
 
 def _name(entry: dict[str, Any]) -> Name:
-    """A name from the index; one that another program wrote with a bare tag or nothing is an image
-    without a name."""
+    """Parse a name from the index. An entry that another program wrote with a bare tag or none is
+    an image without a name."""
     target = Descriptor(str(entry["mediaType"]), str(entry["digest"]), int(entry["size"]))
     target.check("index.json")
     annotations = entry.get("annotations") or {}

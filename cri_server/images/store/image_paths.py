@@ -1,4 +1,4 @@
-"""Where the files of an image are, for `pyrunc-cri image mount` on the same machine."""
+"""Paths of an image's files, for `pyrunc-cri image mount` on the same machine."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 class ImagePaths(Record):
-    """`image`: of one that is mounted; `lower`: the layers of one that is unpacked, topmost first,
-    and `place`, an empty folder."""
+    """`image`: of a mounted image. `lower`: the layers of an unpacked one, topmost first, and
+    `place`, an empty folder."""
 
     image: Image | None = None
     lower: Sequence[str] | None = None

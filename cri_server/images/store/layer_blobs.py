@@ -1,5 +1,5 @@
-"""The layers of an image as blobs again, when only their tars are here: plain for an archive,
-compressed for a registry."""
+"""Turns layers that are stored as tars back into blobs: plain for an archive, compressed for a
+registry."""
 
 from __future__ import annotations
 
@@ -24,18 +24,17 @@ class BlobSource(Protocol):
     """Where an image's blobs are read from."""
 
     def read(self, digest: str, limit_bytes: int) -> bytes:
-        """The content, verified. Raises NotFound, DigestMismatch."""
+        """Read and verify a blob. Raises NotFound, DigestMismatch."""
 
     def size(self, digest: str) -> int | None:
-        """None if it is not there."""
+        """The blob's size; None if it is absent."""
 
     def open_blob(self, digest: str) -> int:
-        """A descriptor for reading, which the caller closes. Raises NotFound."""
+        """Open a blob for reading; the caller closes it. Raises NotFound."""
 
 
 class PlainLayers:
-    """A layout's blobs, and beside them the tars of images that have no others for their layers. A
-    BlobSource."""
+    """A BlobSource of a layout's blobs, with tars in place of layers whose blobs were removed."""
 
     def __init__(self, blobs: Blobs, files: LayerFiles) -> None:
         self._blobs, self._files = blobs, files
@@ -43,8 +42,8 @@ class PlainLayers:
         self._tars: dict[str, int] = {}
 
     def add(self, target: Descriptor, manifest: Manifest, diff_ids: Sequence[str]) -> Descriptor:
-        """What stands for the image: its own target, or a manifest with plain layers. `target` has
-        or leads to `manifest`."""
+        """Return the descriptor to export for an image: its own target, or a new manifest with
+        plain layers. `target` is or leads to `manifest`."""
         layers = [self._layer(layer, d) for layer, d in zip(manifest.layers, diff_ids, strict=True)]
         if layers == manifest.layers and not manifest.others:
             return target
@@ -84,8 +83,8 @@ class PlainLayers:
 def compressed(
     blobs: Blobs, files: LayerFiles, diff_id: str, tick: Callable[[], None]
 ) -> Descriptor:
-    """The layer as a gzip blob in the layout, which the caller holds. Raises NotFound,
-    DigestMismatch (a tar that has changed), ResourceExhausted, OSError."""
+    """Compress the layer's tar to a gzip blob in the layout; the caller holds a lease on it. Raises
+    NotFound, DigestMismatch (a tar that has changed), ResourceExhausted, OSError."""
     compressor = isal_zlib.compressobj(3, isal_zlib.DEFLATED, _GZIP)
     content = hasher(algorithm_of(diff_id))
     with Ingest(blobs) as ingest, io.FileIO(files.open_tar(diff_id)) as tar:

@@ -1,10 +1,10 @@
-"""The layer store on disk: uncompressed tars by diff id, and indexes by the chain id of the image's
-top layer.
+"""The files of mounted images: uncompressed tars by diff id, and indexes by the chain id of the
+image's top layer.
 
-A file is there whole or not at all: it grows in `ingest/` and is renamed. Removing is unlinking: a
-mount keeps what it uses. Where the file system has fs-verity each is sealed before, and its digest
-kept in `verity/`, to be compared at each mount: a block that has changed since cannot be read, and
-a file that was replaced is not mounted.
+A file is complete or absent: it is written in `ingest/` and renamed. Removing is unlinking; a mount
+keeps the files that it uses. On a file system with fs-verity each file is sealed first, and its
+digest stored in `verity/` and compared at each mount: a block that has changed cannot be read, and
+a replaced file is not mounted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DIGITS = frozenset("0123456789abcdef")
 
 
 class LayerFiles:
-    """The tars and indexes below `root`. One caller at a time commits one digest."""
+    """The tars and indexes below `root`. Each digest is committed by one caller at a time."""
 
     def __init__(self, root: Path) -> None:
         self._tars, self._indexes, self.place = root / "tars", root / "indexes", root / "empty"
@@ -38,7 +38,7 @@ class LayerFiles:
         self._dropped: list[int] = []
 
     def prepare(self) -> None:
-        """Make the folders, and see what is there."""
+        """Create the folders, and list the files in them."""
         self.place.mkdir(exist_ok=True)
         for folder in (self._tars, self._indexes):
             folder.mkdir(parents=True, exist_ok=True)
@@ -71,15 +71,15 @@ class LayerFiles:
 
     @property
     def empty(self) -> bool:
-        """Whether no image is here."""
+        """Whether there is no index, so no mounted image."""
         return not any(path.parent == self._indexes for path in self._sizes)
 
     def tar(self, diff_id: str) -> Path:
-        """Where the layer's tar is or will be."""
+        """The path of the layer's tar, whether it exists or not."""
         return self._tars / hex_of(diff_id)
 
     def index(self, chain_id: str) -> Path:
-        """Where the index is or will be of the image whose top layer has that chain id."""
+        """The path of the index of the image with this top chain id, whether it exists or not."""
         return self._indexes / hex_of(chain_id)
 
     def has_tar(self, diff_id: str) -> bool:
@@ -93,7 +93,7 @@ class LayerFiles:
         return bool(chain) and self.has_index(chain[-1]) and all(self.has_tar(d) for d in diff_ids)
 
     def image(self, diff_ids: Sequence[str], chain: Sequence[str]) -> Image:
-        """Where the files are of an image of these layers."""
+        """The paths of an image of these layers."""
         devices = [self.tar(diff_id) for diff_id in dict.fromkeys(diff_ids)]
         index = self.index(chain[-1])
         digests = [self._digests.get(path, "") for path in (index, *devices)]
@@ -110,17 +110,17 @@ class LayerFiles:
         return sum(self._sizes.get(path, 0) for path in paths)
 
     def totals(self) -> tuple[int, int]:
-        """Bytes on disk and files of all images."""
+        """Bytes on disk and number of all files."""
         sizes = list(self._sizes.values())
         return sum(sizes), len(sizes)
 
     def commit_tar(self, folder: str, diff_id: str) -> None:
-        """Take what `layer_tar` has written, and wait for the disk. Raises DigestMismatch when that
-        is no file, OSError."""
+        """Move the tar that `layer_tar` wrote into the store, synced. Raises DigestMismatch when it
+        is not a regular file, OSError."""
         self._commit(os.path.join(folder, layer_tar.FILE), self.tar(diff_id))
 
     def commit_index(self, folder: str, chain_id: str) -> None:
-        """Take what `build` has written. Raises as `commit_tar`."""
+        """Move the index that `build` wrote into the store. Raises as `commit_tar` does."""
         self._commit(os.path.join(folder, build.FILE), self.index(chain_id))
 
     def _commit(self, source: str, path: Path) -> None:
@@ -139,7 +139,7 @@ class LayerFiles:
         self._sizes[path] = os.lstat(path).st_blocks * 512
 
     def _seal(self, fd: int, path: Path) -> None:
-        """With fs-verity, where the file system has it. The digest is on the disk before the file
+        """Enable fs-verity, where the file system has it. The digest is on the disk before the file
         has its name."""
         if not verity.enable(fd):
             return
@@ -149,8 +149,8 @@ class LayerFiles:
         self._digests[path] = digest
 
     def sync(self, diff_ids: Sequence[str], chain: Sequence[str]) -> None:
-        """Make the names of the image's files durable, before what refers to them becomes visible.
-        Raises OSError."""
+        """Make the names of the image's files durable, before anything that refers to them is
+        visible. Raises OSError."""
         paths = {self.index(chain_id) for chain_id in chain[-1:]} | {self.tar(d) for d in diff_ids}
         pending = paths & self._unsynced
         for folder in {path.parent for path in pending}:
@@ -158,7 +158,7 @@ class LayerFiles:
         self._unsynced.difference_update(pending)
 
     def collect(self, diff_ids: set[str], chain_ids: set[str]) -> None:
-        """Unlink the tars and indexes that are not among these. Raises OSError."""
+        """Unlink all tars and indexes except these. Raises OSError."""
         keep = {self.tar(diff_id) for diff_id in diff_ids} | {
             self.index(chain_id) for chain_id in chain_ids
         }
@@ -166,8 +166,8 @@ class LayerFiles:
             self.drop(path)
 
     def drop(self, path: Path) -> None:
-        """Unlink one; missing is fine. Its blocks and pages stay until `release`: freeing those of
-        a large tar takes a while."""
+        """Unlink one file, if it is there. Its blocks and pages stay until `release`: freeing those
+        of a large tar takes a while."""
         if len(self._dropped) < DROPPED_LIMIT:
             try:
                 self._dropped.append(os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC))
@@ -180,7 +180,7 @@ class LayerFiles:
         self._sizes.pop(path, None)
 
     def release(self) -> None:
-        """Give back what the dropped files had. Blocking; may run beside `drop`."""
+        """Free the blocks of dropped files. Blocking; may run beside `drop`."""
         while True:
             try:
                 fd = self._dropped.pop()
@@ -189,7 +189,7 @@ class LayerFiles:
             os.close(fd)
 
     def open_tar(self, diff_id: str) -> int:
-        """A descriptor for reading, which the caller closes. Raises NotFound."""
+        """Open a layer's tar for reading; the caller closes it. Raises NotFound."""
         try:
             return os.open(self.tar(diff_id), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:

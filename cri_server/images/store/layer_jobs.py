@@ -1,5 +1,4 @@
-"""Where work on layers is done: in errands of the zygote, so many at once, in folders that are gone
-at the end."""
+"""Runs work on layers in jobs of a zygote, with a limited number at once, in temporary folders."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ _DECODE_JOB = "cri_server.images.layers.decode:job"
 
 
 class LayerJobs:
-    """All of one store. Without `errands` the work is done in threads."""
+    """The jobs of one store. Without a zygote the work is done in threads."""
 
     def __init__(self, zygote: Zygote | None, layers: Layers) -> None:
         self._zygote, self._layers = zygote, layers
@@ -42,7 +41,7 @@ class LayerJobs:
 
     @asynccontextmanager
     async def folder(self) -> AsyncIterator[str]:
-        """A fresh folder, which is gone at the end, unless it was committed."""
+        """Provide a new folder for the block; removed at the end unless it was committed."""
         folder = self._layers.new_folder()
         try:
             yield folder
@@ -57,8 +56,8 @@ class LayerJobs:
         here: Callable[[Callable[[], None]], object],
         on_progress: Callable[[], None],
     ) -> None:
-        """`function` in an errand with a pipe for its progress, or without errands `here` in a
-        thread."""
+        """Run `function` in a job that reports progress through a pipe; without a zygote run `here`
+        in a thread."""
         if self._zygote is None:
             await _in_thread_with_ticks(here, on_progress)
         else:
@@ -72,8 +71,8 @@ class LayerJobs:
         here: Callable[[Stream, Callable[[], None]], object],
         on_progress: Callable[[], None],
     ) -> None:
-        """`perform` with the content of the blob, which another errand decodes: `function` gets a
-        ring's descriptors, or without errands `here` the stream."""
+        """Run `function` with a ring that another job decodes the blob into; without a zygote run
+        `here` with the stream in a thread."""
         if self._zygote is None:
             stream = Stream(blob, arguments.limits, algorithm=algorithm_of(arguments.diff_id))
             await _in_thread_with_ticks(lambda tick: here(stream, tick), on_progress)
@@ -83,8 +82,8 @@ class LayerJobs:
 
     @asynccontextmanager
     async def decoded(self, blob_fd: int, limits: Limits) -> AsyncIterator[Stream]:
-        """The content of a blob, for a thread: it is decoded in an errand. Raises BadLayer, which
-        comes as a PeerError from there, ResourceExhausted, KernelError."""
+        """Provide a blob's content, decoded in a job, for a thread. Raises BadLayer (a PeerError
+        when a job raised it), ResourceExhausted, KernelError."""
         if self._zygote is None:
             yield Stream(blob_fd, limits)
         else:
@@ -95,9 +94,9 @@ class LayerJobs:
     async def _decoding(
         self, zygote: Zygote, blob: int | Receiver, limits: Limits
     ) -> AsyncIterator[Receiver]:
-        """What an errand decodes beside the block, which is cancelled when that fails. At the end
-        of the block it is killed: whoever has seen the end of the content has all of it, and one
-        that was taken over is not to hold anybody up."""
+        """Decode a blob in a job during the block. When the job fails the block is cancelled; at
+        the end of the block the job is killed: a reader that has seen the end of the content has
+        all of it, and a decoder that was taken over must not delay anything."""
         sending, receiving = ring.open_ends()
         receiver = Receiver(*receiving, copying=True)
         blob_fds = [blob] if isinstance(blob, int) else blob.fds
@@ -119,28 +118,28 @@ class LayerJobs:
 
     @asynccontextmanager
     async def core(self, watch: Watch) -> AsyncIterator[None]:
-        """One of the machine's, when it is our turn: waiting for it is not a lack of progress."""
+        """Hold one of the machine's processors for the block; waiting does not count as a lack of
+        progress."""
         async with self._cores.held(watch):
             yield
 
     @asynccontextmanager
     async def stream(self, turn: StreamTurn, watch: Watch) -> AsyncIterator[None]:
-        """The turn of a blob that is worked on while it arrives. Raises Interrupted: see
-        `Streams.held`."""
+        """Hold a place to decode a blob while it arrives. Raises Interrupted as `Streams.held`
+        does."""
         async with self._streams.held(turn, watch):
             yield
 
     @asynccontextmanager
     async def index(self, watch: Watch) -> AsyncIterator[None]:
-        """The turn of an index that is made of whole tars."""
+        """Hold a turn to build an index from complete tars."""
         async with self._indexes.held(watch), self._cores.held(watch):
             yield
 
     @asynccontextmanager
     async def partial_index(self) -> AsyncIterator[None]:
-        """The turn of an index that follows tars which are being made: no core is kept from those
-        who make them, and one that waits for its registry gives way to an index that is needed now.
-        Raises NoTurn."""
+        """Hold a turn to build an index from partial tars. It takes no processor from the jobs that
+        write the tars, and is cancelled for an index of complete ones. Raises NoTurn."""
         async with self._indexes.borrow():
             yield
 

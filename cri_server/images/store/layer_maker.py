@@ -1,6 +1,6 @@
-"""An image's layers made from their blobs: tars with one index, or unpacked folders. Layers of one
-image are made in parallel. One that another pull is making from the same registry is waited for, as
-`sharing` says."""
+"""Makes an image's layers from their blobs: tars with one index, or unpacked folders. Layers of one
+image are made in parallel. A layer that another pull is making from the same registry is awaited,
+as described in `sharing`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _INDEX_JOB = "cri_server.images.erofs.build:job"
 
 @dataclass(frozen=True, slots=True)
 class LayerStores:
-    """What the layers are made of and become: blobs; unpacked layers; tars and indexes."""
+    """Where layers are read from and written to: blobs; unpacked layers; tars and indexes."""
 
     blobs: Blobs
     layers: Layers
@@ -64,11 +64,16 @@ async def _already_stored(descriptor: Descriptor, rate: Rate) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BlobSource:
-    """Where the layers' blobs come from. `watch`: of the whole work; `fetch` gets a blob from
-    where the image comes from, by default they are all in the layout, or tars have taken their
-    places; `stream` sends one that need not be kept to its decoder, or raises Interrupted; both
-    note in a Rate what arrives. `origin`: the registry, empty for this node. `is_listed`: the
-    layers are those of an image that is or was listed, so they were verified then."""
+    """Where the layers' blobs come from.
+
+    - `watch`: of the whole pull or load.
+    - `fetch`: downloads a blob into the layout; by default all are there, or tars have replaced
+      them.
+    - `stream`: sends a blob to its decoder without storing it, or raises Interrupted.
+    - `origin`: the registry, "" for this node.
+    - `is_listed`: the image is or was listed, so its layers were verified then.
+    - `rate`: of the whole image; `fetch` and `stream` also get a Rate of the layer.
+    """
 
     watch: Watch
     fetch: Callable[[Descriptor, Rate], Awaitable[None]] = _already_stored
@@ -81,8 +86,8 @@ class BlobSource:
 @dataclass(frozen=True, slots=True)
 class _LayerToUnpack:
     """A layer to unpack: the last of `chain`, whose content is `diff_id`, from the blob
-    `descriptor`; the image has it so many `times`, and it is unpacked as often, because a chain id
-    stands for those below it, too."""
+    `descriptor`. An image that has it several `times` unpacks it as often, because a chain id also
+    stands for the layers below."""
 
     chain: list[str]
     diff_id: str
@@ -93,7 +98,7 @@ class _LayerToUnpack:
 
 
 class LayerMaker:
-    """Of one store. Methods that are coroutines run on one event loop."""
+    """The layer maker of one store. Coroutines run on one event loop."""
 
     def __init__(
         self,
@@ -120,9 +125,9 @@ class LayerMaker:
         diff_ids: Sequence[str],
         source: BlobSource,
     ) -> None:
-        """Have all layers here, as tars with an index or unpacked with their blobs. In parallel.
+        """Make all layers in parallel, as tars with an index or unpacked with their blobs.
 
-        Cancels what is left when one fails. Raises what failed.
+        When one fails the others are cancelled, and its error is raised.
         """
         try:
             if diff_ids and self._catalog.is_mounted(manifest.config.digest):
@@ -133,8 +138,7 @@ class LayerMaker:
             raise first_error(problems) from None
 
     def needs_blob(self, image_id: str, layer: Descriptor, diff_id: str) -> bool:
-        """Whether the layer's blob must be fetched before `make_all` can have the layer of that
-        image."""
+        """Whether `make_all` must fetch the layer's blob for that image."""
         if not self._verified.has(layer.digest, diff_id):
             return True
         if (
@@ -146,12 +150,12 @@ class LayerMaker:
         return self._blobs.size(layer.digest) != layer.size
 
     def _is_shared(self, layer: Descriptor, diff_id: str, source: BlobSource) -> bool:
-        """Whether what is here of the layer may be used for the image: see `verified`."""
+        """Whether the stored layer may be used for the image; see `verified`."""
         return source.is_listed or self._verified.has(layer.digest, diff_id)
 
     async def convert(self, content: Content) -> bool:
-        """Have a listed image's layers in the form that new ones get, from what is here; whether
-        they are to be mounted then.
+        """Make a listed image's layers in the form that new images get, without fetching; return
+        whether that is the mounted form.
 
         Raises NotFound (a blob of it is gone), ResourceExhausted, KernelError.
         """
@@ -192,9 +196,8 @@ class LayerMaker:
     async def _index_meanwhile(
         self, diff_ids: Sequence[str], chain_id: str, source: BlobSource
     ) -> AsyncIterator[PartialTars | None]:
-        """Make the index from tars that are made in the block, as far as they are there. Whatever
-        goes wrong with that, the index is not there after the block, and is to be made from the
-        whole tars."""
+        """Build the index from the tars that the block writes, while they grow. If that fails there
+        is no index after the block, and it must be built from the complete tars."""
         if (
             source.stream is None
             or self._files.has_index(chain_id)
@@ -231,8 +234,8 @@ class LayerMaker:
         source: BlobSource,
         tars: PartialTars | None,
     ) -> None:
-        """A tar that is here counts only if this blob is known to be it; else the blob is fetched
-        and decoded to a tar of its own, which is dropped when it was the same."""
+        """Use the stored tar only if this blob is verified to contain it; else fetch and decode the
+        blob to another tar, which is dropped if it is the same."""
         rate = Rate()
         async with self._work.turn(f"tar {diff_id} {source.origin}", rate, source.watch):
             is_shared = self._is_shared(descriptor, diff_id, source)
@@ -255,7 +258,8 @@ class LayerMaker:
             await source.fetch(descriptor, rate)
 
     def _drop_blob(self, digest: str) -> None:
-        """The tar has taken its place, unless somebody else wants it: then it is collected later."""
+        """Remove a blob that its tar has replaced, unless another pull has a lease on it: then it
+        is collected later."""
         if (
             not self._leases.by_others(digest)
             and not self._policy.keep_blobs
@@ -271,8 +275,8 @@ class LayerMaker:
         tars: PartialTars | None,
         rate: Rate,
     ) -> bool:
-        """Make the tar while its blob arrives; False when it must be made from a blob that is kept,
-        or has to be looked into."""
+        """Make the tar while its blob arrives. False when the blob must be kept or inspected, so
+        that the tar must be made from a file."""
         stream, watch = source.stream, source.watch
         is_here = self._blobs.size(descriptor.digest) == descriptor.size
         is_kept = self._policy.keep_blobs or (
@@ -326,8 +330,8 @@ class LayerMaker:
             os.close(blob_fd)
 
     async def _commit_tar(self, folder: str, layer: Descriptor, diff_id: str, watch: Watch) -> None:
-        """The tar in `folder`, made from this blob, is the layer. One that is here already
-        stays: it may be mounted, and in memory."""
+        """Commit the tar in `folder`, made from this blob. A tar that is already stored stays: it
+        may be mounted, and in the page cache."""
         async with self._commits.hold(f"tar {diff_id}", watch.paused()):
             if not self._files.has_tar(diff_id):
                 await self._commit(lambda: self._files.commit_tar(folder, diff_id), watch)
@@ -352,7 +356,7 @@ class LayerMaker:
         watch: Watch,
         partial: PartialTars | None = None,
     ) -> None:
-        """Of the tars that are here, or those that are being made."""
+        """Build the index from the stored tars, or from partial ones."""
         devices = list(dict.fromkeys(diff_ids))
         fds = await partial.fds() if partial else []
         async with self._jobs.folder() as folder:
@@ -384,8 +388,8 @@ class LayerMaker:
                     await self._commit(lambda: self._files.commit_index(folder, chain_id), watch)
 
     async def _commit(self, take: Callable[[], None], watch: Watch) -> None:
-        """Have a file that is made taken into the store: whole, also when the caller is cancelled
-        meanwhile."""
+        """Move a finished file into the store with `take`; waits for it also when the caller is
+        cancelled."""
         with watch.paused():
             await in_thread(take, abandon_s=None)
 
@@ -397,7 +401,7 @@ class LayerMaker:
         diff_ids: Sequence[str],
         source: BlobSource,
     ) -> None:
-        """Committed bottom first."""
+        """Unpack the layers in parallel; commit them bottom first."""
         chain = chain_ids(diff_ids)
         committed = [asyncio.Event() for _ in chain]
         times = Counter(diff_ids)
@@ -451,7 +455,7 @@ class LayerMaker:
             os.close(fd)
 
     def _open_layer(self, layer: _LayerToUnpack) -> int:
-        """Its blob, or the tar that has taken its place."""
+        """Open the layer's blob, or the tar that has replaced it."""
         if self._blobs.size(layer.descriptor.digest) is None and self._files.has_tar(layer.diff_id):
             return self._files.open_tar(layer.diff_id)
         return self._blobs.open_blob(layer.descriptor.digest)

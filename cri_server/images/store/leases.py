@@ -1,4 +1,4 @@
-"""What pulls and loads hold while it is not yet listed: digests and chain ids that must not be
+"""Leases of running pulls and loads: digests and chain ids that are not listed yet and must not be
 collected."""
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ EVERYTHING = "everything"  # a key that is held as digests are
 
 
 class Leases:
-    """Keys with the number of their holders. Any thread may call."""
+    """Counts the leases on each key. Any thread may call."""
 
     def __init__(self) -> None:
         self._keys: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def add(self, keys: Iterable[str]) -> None:
-        """One more holder of each."""
+        """Add a lease on each key."""
         with self._lock:
             self._keys.update(keys)
 
     def remove(self, keys: Iterable[str]) -> None:
-        """One holder of each less."""
+        """Remove a lease from each key."""
         with self._lock:
             self._keys.subtract(keys)
             self._keys += Counter()  # drops the zeros
 
     def current(self) -> set[str]:
-        """All that somebody holds."""
+        """All keys with a lease."""
         with self._lock:
             return set(self._keys)
 
     def by_others(self, key: str) -> bool:
-        """Whether somebody beside the caller, who holds it, does too."""
+        """Whether a key on which the caller has a lease has another one."""
         with self._lock:
             return self._keys[key] > 1 or EVERYTHING in self._keys

@@ -1,8 +1,7 @@
-"""An image's files as one tree: a detached, read-only overlay of its unpacked layers, which lives
-as long as its descriptor.
+"""Shows an unpacked image's files as one tree: a detached, read-only overlay of its layers, which
+lives as long as its descriptor.
 
-No mount appears anywhere. What is in the tree is hostile: resolve paths beneath the descriptor
-only.
+It is mounted nowhere. The tree's content is hostile: resolve paths beneath the descriptor only.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from pyrunc.compile.sources import open_layers
 
 @contextmanager
 def merged(layers: Sequence[str | os.PathLike[str]]) -> Iterator[int]:
-    """The root's descriptor, for a block; `layers` top first. Blocking. Raises KernelError,
-    OSError."""
+    """Provide a descriptor of the tree's root for the block; `layers` top first. Blocking. Raises
+    KernelError, OSError."""
     root = _open([os.fspath(layer) for layer in layers])
     try:
         yield root
@@ -26,7 +25,8 @@ def merged(layers: Sequence[str | os.PathLike[str]]) -> Iterator[int]:
 
 
 def _open(layers: list[str]) -> int:
-    """overlay(5) needs two layers when there is no upper one; a single one is opened as it is."""
+    """Open the layers. overlay(5) needs two layers when there is no upper one, so a single layer is
+    opened directly."""
     if len(layers) == 1:
         return os.open(layers[0], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     return open_layers(layers)

@@ -1,9 +1,9 @@
-"""The mounts of images: one for each, made when it is first used and held by descriptor, so that
+"""Mounts of images: one for each image, made at its first use and held by descriptor, so that
 containers share its page cache.
 
-Nothing is mounted anywhere. What is in use outlives us: an overlay has its own hold on the layers
-below it. So that containers of the next server share it with those, each mount is also in the
-service manager's descriptor store.
+Mounts are detached. An overlay holds its own reference to the layers below it, so containers
+survive the server. Each mount is also in the service manager's descriptor store, so that containers
+of the next server share it with earlier ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class ImageMount:
-    """A detached mount of an image, as long as somebody has this object."""
+    """A detached mount of an image, closed with this object."""
 
     def __init__(self, fd: int, image: Image, stored_as: str) -> None:
         """`stored_as`: its name in the descriptor store."""
@@ -46,12 +46,12 @@ class ImageMount:
 
     @property
     def path(self) -> Path:
-        """Its root, for this process."""
+        """The mount's root, for this process."""
         return Path(f"/proc/self/fd/{self.fd}")
 
     @property
     def index(self) -> str:
-        """The path of its index, which names it."""
+        """The path of the image's index, which identifies the mount."""
         return self.image.index
 
 
@@ -66,8 +66,8 @@ class Mounts:
         self._dropped: list[ImageMount] = []
 
     def adopt(self, contents: Iterable[Content]) -> None:
-        """Take back what an earlier server has put into the store of these images, which are
-        mounted; the rest is removed from there. Call it before anything else. Blocking."""
+        """Take over the stored mounts of an earlier server for these images; remove all others from
+        the descriptor store. Call before anything else. Blocking."""
         stored = self._store.take()
         for content in contents if stored else ():
             image = self._files.image(content.diff_ids, content.chain)
@@ -85,12 +85,12 @@ class Mounts:
             self._store.remove(name)
 
     def cached(self, chain: Sequence[str]) -> ImageMount | None:
-        """The mount of the image of these layers, if it is there. Does not block."""
+        """The mount of the image of these layers, if there is one. Does not block."""
         return self._mounts.get(chain[-1])
 
     def get(self, diff_ids: Sequence[str], chain: Sequence[str]) -> ImageMount:
-        """The mount of the image of these layers. Blocking. Raises KernelError, OSError,
-        DamagedRecord."""
+        """Return the mount of the image of these layers, mounting it if necessary. Blocking. Raises
+        KernelError, OSError, DamagedRecord."""
         with self._lock:
             mount = self._mounts.get(chain[-1])
             if mount is None:
@@ -104,11 +104,14 @@ class Mounts:
             return mount
 
     def drop_tar_pages(self) -> None:
-        """What is read of a mounted image is in memory twice: as pages of EROFS, which its
-        containers share, and as those of the tar they were copied from. The latter are dropped
-        (posix_fadvise(2), POSIX_FADV_DONTNEED; a tmpfs keeps its files). Mounting with `directio`
-        would have no second copy, but a first start then reads from the disk what the pull has just
-        written; for the same reason those stay that were mounted since the last call. Blocking."""
+        """Drop the page cache of tars under mounted images. What is read of such an image is in
+        memory twice: as pages of EROFS, which its containers share, and as those of the tar they
+        were copied from (posix_fadvise(2), POSIX_FADV_DONTNEED; a tmpfs keeps its pages).
+
+        Mounting with `directio` would avoid the second copy, but a first start would then read from
+        the disk what the pull has just written. For the same reason mounts that were made since the
+        last call are skipped. Blocking.
+        """
         with self._lock:
             settled = [mount for chain_id, mount in self._mounts.items() if chain_id in self._seen]
             self._seen = set(self._mounts)
@@ -124,13 +127,13 @@ class Mounts:
                 os.close(fd)
 
     def keep(self, chain_ids: set[str]) -> None:
-        """Let go of the others, of which `release` frees the pages."""
+        """Drop the mounts of all other images; `release` closes them."""
         with self._lock:
             for chain_id in [c for c in self._mounts if c not in chain_ids]:
                 self._dropped.append(self._mounts.pop(chain_id))
 
     def release(self) -> None:
-        """Close what was let go. Blocking; may run beside the other methods."""
+        """Close dropped mounts. Blocking; may run beside the other methods."""
         with self._lock:
             dropped, self._dropped = self._dropped, []
         for mount in dropped:
@@ -138,15 +141,15 @@ class Mounts:
         dropped.clear()  # without the lock: it may take a tenth of a second
 
     def close(self) -> None:
-        """Let go of all; what is stored stays there for the next server. Blocking."""
+        """Close all mounts; the stored descriptors stay for the next server. Blocking."""
         self.release()
         self._mounts.clear()
 
 
 def name_of(chain_id: str, image: Image, fds: Sequence[int]) -> str:
-    """What a mount of these files is called in the descriptor store, of which `fds` are the index
-    and the devices: the image's chain id, and a digest of which files they are. A mount keeps its
-    files' inodes, so as long as it is there no other file has their numbers."""
+    """The name of a mount of these files in the descriptor store: the image's chain id, and a
+    digest that identifies the files. `fds`: of the index and the devices. A mount holds its files'
+    inodes, so no other file can get their numbers while it is stored."""
     statuses = [os.fstat(fd) for fd in fds]
     files = repr(
         ([(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in statuses], list(image.digests))
@@ -155,8 +158,7 @@ def name_of(chain_id: str, image: Image, fds: Sequence[int]) -> str:
 
 
 def is_mount_of(fd: int, chain_id: str) -> bool:
-    """Whether this is the root of a read-only EROFS that was made of the index of an image with
-    that chain id. Raises OSError."""
+    """Whether `fd` is the root of a read-only EROFS with the UUID of this chain id. Raises OSError."""
     uuid, half = erofs.uuid_of(chain_id), erofs.UUID_BYTES // 2
     # uuid_to_fsid() in Linux' statfs.h
     fsid = int.from_bytes(uuid[:half], "little") ^ int.from_bytes(uuid[half:], "little")
@@ -167,15 +169,15 @@ def is_mount_of(fd: int, chain_id: str) -> bool:
 
 
 def open_image(image: Image) -> int:
-    """A detached mount of the whole image. Raises KernelError, OSError, DamagedRecord."""
+    """Open a detached mount of the whole image. Raises KernelError, OSError, DamagedRecord."""
     with _opened(image) as fds:
         return open_erofs(fds[0], fds[1:])
 
 
 @contextmanager
 def _opened(image: Image) -> Iterator[list[int]]:
-    """Descriptors of the image's index and devices, which fit each other and are what was written.
-    Raises KernelError, OSError, DamagedRecord."""
+    """Open the image's index and devices for the block, and check that they belong together and are
+    unchanged. Raises KernelError, OSError, DamagedRecord."""
     with ExitStack() as stack:
         fds: list[int] = []
         for path in (image.index, *image.devices):
@@ -187,8 +189,8 @@ def _opened(image: Image) -> Iterator[list[int]]:
 
 
 def check(index_fd: int, device_fds: Sequence[int], image: Image) -> None:
-    """Whether the index was made for these devices: the kernel would serve other data. Raises
-    DamagedRecord."""
+    """Check that the index was made for these devices; the kernel would serve wrong data otherwise.
+    Raises DamagedRecord."""
     superblock = os.pread(index_fd, erofs.SUPERBLOCK.size, erofs.SUPERBLOCK_OFFSET)
     if len(superblock) < erofs.SUPERBLOCK.size:
         raise DamagedRecord(f"{image.index} is cut short")

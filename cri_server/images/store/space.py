@@ -1,5 +1,4 @@
-"""How much the image store may still write: what its disk has left, without a reserve for the node
-to go on."""
+"""How much the image store may still write: its disk's free space minus a reserve for the node."""
 
 from __future__ import annotations
 
@@ -12,30 +11,31 @@ from pyrunc.errors import ResourceExhausted
 
 
 class SpaceLimit:
-    """Of the file system that `root` is on. Asks it each time."""
+    """The limit for the file system of `root`, computed anew each time."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def free_bytes(self) -> int:
-        """What may still be written, with a reserve left for the node to go on."""
+        """The bytes that may still be written."""
         status = os.statvfs(self._root)
         return max(0, status.f_bavail * status.f_frsize - reserve_bytes(status))
 
     def full(self) -> str:
-        """Why no more than `free_bytes` can be written."""
+        """Say why no more than `free_bytes` can be written."""
         return describe_full(os.statvfs(self._root), str(self._root))
 
     def limits_of_archive(self) -> Limits:
-        """What an archive may unpack to: as much as there is room for. Raises ResourceExhausted
-        when there is none."""
+        """What an archive may unpack to: the free space. Raises ResourceExhausted when there is
+        none."""
         free = self.free_bytes()
         if not free:
             raise ResourceExhausted(self.full())
         return Limits(free, reason=self.full(), subject="the archive", folder=str(self._root))
 
     def limits_of_layer(self) -> Limits:
-        """A layer's own, or what there is room for. Raises ResourceExhausted when there is none."""
+        """What a layer may unpack to: its fixed limit or the free space, whichever is less. Raises
+        ResourceExhausted when there is none."""
         limits, room = Limits(folder=str(self._root)), self.limits_of_archive()
         return (
             room.replace(subject=limits.subject) if room.size_bytes < limits.size_bytes else limits

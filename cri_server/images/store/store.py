@@ -1,5 +1,5 @@
-"""The store that pulls and loads work on: blobs, layers, the catalog, and who holds what while it
-is not yet listed."""
+"""The image store as a whole: blobs, layers, the catalog, and leases on content that is not listed
+yet."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class Store:
-    """Everything below `root`. Methods that are coroutines run on one event loop."""
+    """Everything below `root`. Coroutines run on one event loop."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class Store:
         keep_blobs: bool = False,
         descriptors: DescriptorStore | None = None,
     ) -> None:
-        """`kind` and `keep_blobs`: the keys `store` and `keep_blobs` of `[images]`; `descriptors`:
-        as `Mounts` has them."""
+        """`kind`, `keep_blobs`: the keys `store` and `keep_blobs` of `[images]`. `descriptors`: as
+        for `Mounts`."""
         self.root = root
         self.blobs = Blobs(root)
         self.layers = Layers(root)
@@ -72,10 +72,9 @@ class Store:
         self._has_trash = False
 
     async def open(self) -> None:
-        """Make or read the store; layers that are lost are made again, what no image needs is
-        dropped.
+        """Create or read the store, make lost layers again, and drop content that no image needs.
 
-        Raises Unsupported when images are to be mounted and this kernel cannot.
+        Raises Unsupported when images are to be mounted and this kernel cannot mount them.
         """
         for name in await in_thread(self._open):
             try:
@@ -138,8 +137,8 @@ class Store:
 
     @asynccontextmanager
     async def holding(self, keys: Iterable[str]) -> AsyncIterator[None]:
-        """Keep blobs and layers (digests, chain ids) from being collected. What is here inside
-        stays here: a collection that is under way ends first."""
+        """Hold leases on blobs and layers (digests, chain ids) during the block. Their content
+        present at its start stays: a running collection ends first."""
         held = list(keys)
         await self._hold(held)
         try:
@@ -149,7 +148,7 @@ class Store:
 
     @asynccontextmanager
     async def loading(self) -> AsyncIterator[None]:
-        """Collect nothing: an archive's blobs arrive before it is known what they are."""
+        """Collect nothing during the block: an archive's blobs arrive before their use is known."""
         async with self.holding([EVERYTHING]):
             yield
 
@@ -165,7 +164,7 @@ class Store:
             raise
 
     async def publish(self, names: Sequence[Name], diff_ids: Sequence[str]) -> None:
-        """List an image whose blobs and layers are all here: everything it needs reaches the disk
+        """List an image whose blobs and layers are all stored; everything it needs reaches the disk
         first."""
         async with self._changing:
             await in_thread(lambda: self._publish(names, diff_ids), abandon_s=None)
@@ -183,8 +182,8 @@ class Store:
         self.blobs.sync_folder()
 
     async def remove_names(self, choose: Callable[[], Sequence[Name]]) -> None:
-        """Take back the names that `choose` answers when it is this caller's turn, and what nobody
-        needs then."""
+        """Remove the names that `choose` returns once other changes are done, and the content that
+        no image needs then."""
         async with self._changing:
             names = choose()
             if names:
@@ -205,8 +204,8 @@ class Store:
         self._collect()
 
     async def collect(self) -> None:
-        """Drop what neither an image nor a running pull needs. What cannot be dropped now is tried
-        again next time."""
+        """Drop content that neither an image nor a running pull needs. Failures are logged; the
+        next collection tries again."""
         async with self._changing:
             try:
                 await in_thread(self._collect, abandon_s=None)
@@ -230,12 +229,12 @@ class Store:
         self._mounts.keep(self.catalog.used_indexes())
 
     async def wait_deleted(self) -> None:
-        """Wait for deletions that are under way."""
+        """Wait for deletions under way."""
         if self._emptying:
             await asyncio.wait([self._emptying])
 
     def unused(self) -> list[Entry]:
-        """What no image needs, also what pulls hold. Slow: run it in a thread."""
+        """List what no image needs, also what pulls hold leases on. Slow: run it in a thread."""
         used = {
             "blob": set(self.catalog.used_blobs()),
             "layer": self.catalog.used_chain_ids(),
@@ -245,8 +244,7 @@ class Store:
         return list(unused(self.root, used))
 
     def discard(self, entry: Entry) -> bool:
-        """Remove one of `unused`; whether it is gone: not when a pull needs it or may need it.
-        Raises OSError."""
+        """Remove an entry of `unused`; False if a pull needs it or may need it. Raises OSError."""
         with self._collecting:
             held = self._leases.current()
             digest = digest_from_hex(entry.path.name)
@@ -277,22 +275,22 @@ class Store:
             await in_thread(self._empty_trash)
 
     def _empty_trash(self) -> None:
-        """Give back the memory and the room of what was dropped. Slow: run it in a thread."""
+        """Free memory and disk space of dropped files. Slow: run it in a thread."""
         self.layers.empty_trash()
         self.files.release()
         self._mounts.release()
 
     def totals(self) -> tuple[int, int]:
-        """Bytes and inodes of what the images have on disk."""
+        """Bytes and inodes of the images on disk."""
         layers, files, blobs = self.layers.totals(), self.files.totals(), self.catalog.used_blobs()
         return layers[0] + files[0] + sum(blobs.values()), layers[1] + files[1] + len(blobs)
 
     def cached_mount(self, content: Content) -> ImageMount | None:
-        """The mount of an image that is mounted, if it was asked for before. Does not block."""
+        """The mount of a mounted image that was used before. Does not block."""
         return self._mounts.cached(content.chain)
 
     def mount(self, content: Content) -> ImageMount | None:
-        """The image's mount; None for one that is unpacked. Blocking. Raises Error, OSError."""
+        """Return the image's mount, None for an unpacked image. Blocking. Raises Error, OSError."""
         return self._mounts.get(content.diff_ids, content.chain) if content.mounted else None
 
     def drop_tar_pages(self) -> None:
@@ -300,8 +298,8 @@ class Store:
         self._mounts.drop_tar_pages()
 
     async def convert(self, image_id: str, in_use: Callable[[], bool]) -> bool:
-        """Bring a listed image to the form that new ones get; False when it is in use. Nothing is
-        fetched.
+        """Convert a listed image to the form that new images get; False when it is in use. Nothing
+        is fetched.
 
         Raises NotFound, WrongState (a blob of it is gone), ResourceExhausted, KernelError.
         """

@@ -1,10 +1,10 @@
-"""Unpacked layers, keyed by chain id: `layers/<hex>/tree`, renamed into place whole, removed by
+"""Unpacked layers by chain id: `layers/<hex>/tree`, complete when renamed into place, removed by
 renaming away.
 
 A chain id stands for a layer and all below it (image specification, "Layer ChainID"), so two images
-share what they have in common. A layer's tree is what its tar says, plus one thing that depends on
-the layers below: a directory that the tar needed but did not describe (`a/b` without `a`) must look
-as it does below, because overlayfs shows the topmost one's attributes.
+share what they have in common. A layer's tree depends on the layers below in one thing: a directory
+that the tar needed but did not describe (`a/b` without `a`) takes their attributes, because
+overlayfs shows the topmost one's.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ def chain_ids(diff_ids: Sequence[str]) -> list[str]:
 
 
 class Layers:
-    """The layers below `root`. The caller sees to it that one chain id is committed by one task at
-    a time."""
+    """The layers below `root`. The caller ensures that one task at a time commits a chain id."""
 
     def __init__(self, root: Path) -> None:
         self._folder = root / "layers"
@@ -57,8 +56,8 @@ class Layers:
         self._unsynced: set[str] = set()  # chain ids of layers that a crash may take
 
     def prepare(self) -> None:
-        """Make the folders, read the records. A layer without a readable record and what an earlier
-        life was working on are thrown away."""
+        """Create the folders and read the records. Layers without a readable record, and unfinished
+        ones of an earlier run, are thrown away."""
         for folder in (self._folder, self._ingest, self._trash):
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(FOLDER_MODE)
@@ -83,21 +82,21 @@ class Layers:
         return sum(layer.size_bytes for layer in layers), sum(layer.inodes for layer in layers)
 
     def new_folder(self) -> str:
-        """A fresh directory to unpack into; ends with `commit` or `discard`."""
+        """Create a folder to unpack into; ends with `commit` or `discard`."""
         path = str(self._ingest / f"layer-{uuid.uuid4().hex}")
         os.mkdir(path, 0o700)
         return path
 
     def discard(self, folder: str) -> None:
-        """Remove a folder of `new_folder`; missing is fine."""
+        """Remove a folder of `new_folder`, if it is there."""
         self._delete(Path(folder).parent, Path(folder).name)
 
     def commit(self, folder: str, chain: Sequence[str]) -> None:
-        """Rename the unpacked `folder` to the last of `chain` (bottom first), whose others are
-        committed.
+        """Rename the unpacked `folder` to the last chain id of `chain` (bottom first); the others
+        are committed.
 
-        What the directories inherit from below is set now. Call `sync` before what refers to the
-        layer becomes visible.
+        Directories take their attributes from below here. Call `sync` before anything that refers
+        to the layer is visible.
         """
         refuse_links(folder)
         layer = Layer.read(folder)
@@ -110,8 +109,7 @@ class Layers:
         self._layers[chain[-1]] = layer
 
     def sync(self, chain: Sequence[str]) -> None:
-        """Write those of the chain's layers to the disk that are not yet there: syncfs(2) of the
-        file system that they share."""
+        """Write unsynced layers of the chain to the disk, with syncfs(2) of their file system."""
         pending = self._unsynced.intersection(chain)
         if not pending:
             return
@@ -125,12 +123,12 @@ class Layers:
         self._unsynced -= pending
 
     def tree(self, chain_id: str) -> Path:
-        """Where the layer's files are."""
+        """The path of the layer's files."""
         return self._path(chain_id) / TREE
 
     def lower_dirs(self, chain: Sequence[str]) -> list[Path]:
-        """The trees of a chain for overlayfs, top first; what lies below an opaque root is left
-        out. Never empty."""
+        """The trees of a chain for overlayfs, top first, without those below an opaque root. Never
+        empty."""
         return self._visible(chain) or [self._empty]
 
     def _visible(self, chain: Sequence[str]) -> list[Path]:
@@ -145,7 +143,7 @@ class Layers:
         return trees
 
     def collect(self, keep: set[str]) -> int:
-        """Throw away every layer that is not in `keep`; how many. `empty_trash` deletes them."""
+        """Throw away every layer except `keep`; return how many. `empty_trash` deletes them."""
         unwanted = [chain_id for chain_id in list(self._layers) if chain_id not in keep]
         for chain_id in unwanted:
             self._layers.pop(chain_id)
@@ -153,7 +151,7 @@ class Layers:
         return len(unwanted)
 
     def drop(self, chain_id: str) -> None:
-        """Throw one layer's folder away, also one that is no layer; missing is fine."""
+        """Throw away one layer's folder, also a damaged one, if it is there."""
         self._layers.pop(chain_id, None)
         self._throw_away(self._path(chain_id))
 
@@ -182,9 +180,9 @@ class Layers:
 
 
 def refuse_links(folder: str) -> None:
-    """What we now open by name was made by a process that met hostile bytes, and could do nothing
-    but make files: a link in place of the tree would make the host's files an image's, a pipe in
-    place of the record would keep us waiting."""
+    """Check a folder before its files are opened by name: a process that read hostile bytes made
+    it, and might have put a link to the host's files in place of the tree, or a pipe in place of
+    the record, which would block. Raises NotFound, DamagedRecord."""
     for name, is_kind in ((TREE, stat.S_ISDIR), (RECORD, stat.S_ISREG)):
         try:
             status = os.stat(os.path.join(folder, name), follow_symlinks=False)
@@ -195,8 +193,8 @@ def refuse_links(folder: str) -> None:
 
 
 def make_devices(tree: str, layer: Layer) -> None:
-    """Put device nodes where the unpacker, which may not make any, has left an empty file with
-    their attributes."""
+    """Make device nodes in place of the empty files that the unpacker, which may not make nodes,
+    has left with their attributes."""
     root = os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name, is_block, major, minor in layer.devices:

@@ -1,5 +1,5 @@
-"""What of the image store no image needs, with its size: blobs, unpacked layers, tars, indexes, and
-what a pull or a removal has left."""
+"""Lists files of the image store that no image needs, with their sizes: blobs, unpacked layers,
+tars, indexes, and remains of pulls and removals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KNOWN = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file or folder: `kind` is blob, layer (unpacked), tar, index, download, trash or unknown."""
+    """A file or folder. `kind`: blob, layer (unpacked), tar, index, download, trash or unknown."""
 
     kind: str
     path: Path
@@ -46,8 +46,8 @@ FOLDERS = (
 
 
 def unused(root: Path, used: Mapping[str, set[str]]) -> Iterator[Entry]:
-    """Everything below `root` but what images use, given as digests by kind. Slow: run it in a
-    thread."""
+    """Yield everything below `root` except what images use (`used`: digests by kind). Slow: run it
+    in a thread."""
     for kind, folder in FOLDERS:
         yield from _entries(kind, root / folder, {hex_of(digest) for digest in used[kind]})
     yield from _entries("download", root / "ingest", ())
@@ -63,7 +63,7 @@ def _entries(kind: str, folder: Path, used: Iterable[str]) -> Iterator[Entry]:
 
 
 def size_of(path: Path) -> int:
-    """Bytes on disk; 0 for what has vanished."""
+    """Bytes on disk; 0 for a file that has vanished."""
     try:
         if path.is_dir() and not path.is_symlink():
             return usage(path)[0]

@@ -224,8 +224,8 @@ def test_whether_images_are_mounted(
     says: str,
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    monkeypatch.setattr(file_systems, "why_not", lambda folder: why)
-    monkeypatch.setattr(file_systems, "why_not_shared", lambda: why_each)
+    monkeypatch.setattr(file_systems, "mount_obstacle", lambda folder: why)
+    monkeypatch.setattr(file_systems, "sharing_obstacle", lambda: why_each)
     host = machine(tmp_path, images__store=store)
     (found,) = examine.examine(host, (file_systems.images,))
     assert (found.code, found.level) == ("images", level) and says in found.found
