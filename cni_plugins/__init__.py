@@ -1,1 +1,1 @@
-"""CNI plugins (bridge, host-local, loopback, portmap) and the protocol they speak."""
+"""CNI plugins (bridge, host-local, loopback, portmap) and the protocol that they use."""

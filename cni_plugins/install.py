@@ -1,4 +1,4 @@
-"""Write our plugins as executables into a folder, for any CNI runtime: `python -m
+"""Writes pyrunc's plugins as executables into a folder, for any CNI runtime: `python -m
 cni_plugins.install DIR`."""
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from cni_plugins.protocol.builtin import MODULES, import_path, script
 
 
 def install(folder: str) -> list[str]:
-    """Write all executables into `folder`, which is made; returns their paths. Raises OSError."""
+    """Write all executables into `folder`, which is created; return their paths. Raises OSError."""
     os.makedirs(folder, mode=0o755, exist_ok=True)
     written = []
     for name in MODULES:
         path = os.path.join(folder, name)
         temporary = f"{path}.{os.urandom(8).hex()}.tmp"
-        with open(temporary, "x", encoding="utf-8") as file:  # over nobody's link
+        with open(temporary, "x", encoding="utf-8") as file:  # "x": never through a link
             os.fchmod(file.fileno(), 0o755)
             file.write(script(name, sys.executable, import_path()))
         os.rename(temporary, path)

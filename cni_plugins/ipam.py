@@ -1,7 +1,8 @@
-"""Ask an address plugin: host-local by a function call, any other by running it, as the
-specification's "delegation".
+"""Calls a network's address plugin: host-local by a function call, any other by executing it, which
+the specification calls delegation.
 
-An executable called host-local in CNI_PATH that is not ours wins over our own, as everywhere.
+An executable called host-local in CNI_PATH that is not pyrunc's takes precedence over the built-in
+one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 from typing import Any
 
 from cni_plugins.host_local import plugin as host_local
-from cni_plugins.protocol.builtin import HEAD_BYTES, is_ours
+from cni_plugins.protocol.builtin import HEAD_BYTES, is_builtin_script
 from cni_plugins.protocol.call import Call
 from cni_plugins.protocol.config import PluginConfig, decode_object
 from cni_plugins.protocol.errors import (
@@ -27,8 +28,7 @@ _ERROR_TEXT_LIMIT = 500
 
 
 def plugin_of(config: PluginConfig) -> str:
-    """The address plugin's name, or an empty string for a network without addresses. Raises
-    CniError 7."""
+    """The address plugin's name; empty for a network without addresses. Raises CniError 7."""
     ipam = config.raw.get("ipam")
     if ipam is None or ipam == {}:
         return ""
@@ -41,7 +41,7 @@ def plugin_of(config: PluginConfig) -> str:
 
 
 def allocate(call: Call, config: PluginConfig, *, link: str) -> Result:
-    """ADD of the address plugin; an empty result where there is none. `link`: the host's interface
+    """Run ADD of the address plugin; an empty result if there is none. `link`: the host's interface
     of the attachment."""
     kind = plugin_of(config)
     if not kind:
@@ -54,7 +54,7 @@ def allocate(call: Call, config: PluginConfig, *, link: str) -> Result:
 
 
 def release(call: Call, config: PluginConfig) -> None:
-    """DEL."""
+    """Run DEL of the address plugin."""
     _delegate("DEL", call, config)
 
 
@@ -77,29 +77,29 @@ def _delegate(command: str, call: Call, config: PluginConfig) -> None:
     if program := _program(kind, call):
         _run(program, call, config)
         return
-    own = {
+    verbs = {
         "DEL": host_local.release,
         "CHECK": host_local.check,
         "STATUS": host_local.status,
         "GC": host_local.collect,
     }
-    own[command](call, config)
+    verbs[command](call, config)
 
 
 def _program(kind: str, call: Call) -> str:
-    """The executable to run, or an empty string for our own host-local. Raises CniError 5 where
-    there is neither."""
+    """The executable to run; empty for the built-in host-local. Raises CniError 5 if there is
+    neither."""
     for folder in call.path:
         path = os.path.join(folder, kind)
         if os.path.isabs(path) and os.access(path, os.X_OK) and os.path.isfile(path):
-            if kind == "host-local" and is_ours(_head(path)):
+            if kind == "host-local" and is_builtin_script(_head(path)):
                 return ""
             return path
     if kind == "host-local":
         return ""
     raise CniError(
         IO_FAILURE,
-        f"there is no address plugin {kind!r} in {':'.join(call.path) or 'an empty CNI_PATH'}",
+        f"address plugin {kind!r} is not in {':'.join(call.path) or 'CNI_PATH, which is empty'}",
     )
 
 
@@ -109,12 +109,12 @@ def _head(path: str) -> bytes:
 
 
 def _run(program: str, call: Call, config: PluginConfig) -> dict[str, Any]:
-    """Run a foreign address plugin with the same request. Raises its error."""
-    import subprocess  # 3 ms that our own host-local does without
+    """Execute a foreign address plugin with the same request. Raises its error."""
+    import subprocess  # takes 3 ms, and the built-in host-local does not need it
 
     name = os.path.basename(program)
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [program],
             input=json.dumps(config.to_json()).encode(),
             env={**call.environment(), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
@@ -123,13 +123,15 @@ def _run(program: str, call: Call, config: PluginConfig) -> dict[str, Any]:
         )
     except OSError as error:
         raise CniError(IO_FAILURE, f"{program}: {error.strerror}") from None
-    if done.returncode == 0:
-        return decode_object(done.stdout, f"the answer of {name}") if done.stdout.strip() else {}
+    if process.returncode == 0:
+        return (
+            decode_object(process.stdout, f"the answer of {name}") if process.stdout.strip() else {}
+        )
     try:
-        refused = from_json(decode_object(done.stdout, f"the answer of {name}"))
+        refused = from_json(decode_object(process.stdout, f"the answer of {name}"))
     except CniError:
-        words = " ".join(done.stderr.decode("utf-8", "replace").split())[:_ERROR_TEXT_LIMIT]
+        stderr = " ".join(process.stderr.decode("utf-8", "replace").split())[:_ERROR_TEXT_LIMIT]
         raise CniError(
-            DECODING_FAILURE, f"{name} failed with {done.returncode} and said: {words}"
+            DECODING_FAILURE, f"{name} failed with exit code {process.returncode}: {stderr}"
         ) from None
     raise refused

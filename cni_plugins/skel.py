@@ -1,8 +1,8 @@
-"""What is the same in every plugin: read the request, check the version, call the command, print
+"""The common part of all plugins: reads the request, checks the version, calls the command, prints
 the answer.
 
-`answer` is the whole contract without a process around it: environment and stdin in, exit code and
-stdout out. `serve` is `answer` on this process's own; the server's errands use `answer` too.
+`answer` is the whole contract without a process: environment and stdin in, exit code and stdout
+out. `serve` applies it to this process; the server's workers use `perform`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Verb = Callable[[Call, PluginConfig], None]
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A plugin: its name and one function per command."""
+    """A plugin: its name, and a function per command."""
 
     name: str
     add: Callable[[Call, PluginConfig], Result]
@@ -45,7 +45,7 @@ class Plugin:
 
 
 def answer(plugin: Plugin, environment: Mapping[str, str], content: bytes) -> tuple[int, bytes]:
-    """Exit code and stdout of a request."""
+    """Run a request; returns exit code and stdout."""
     cni_version = version.LATEST
     try:
         call = Call.from_environment(environment)
@@ -58,13 +58,13 @@ def answer(plugin: Plugin, environment: Mapping[str, str], content: bytes) -> tu
         result = perform(plugin, call, config)
         return 0, b"" if result is None else _encode(result.to_json(cni_version))
     except Exception as error:
-        return 1, _encode(refusal(plugin.name, error).to_json(cni_version))
+        return 1, _encode(to_cni_error(plugin.name, error).to_json(cni_version))
 
 
 def perform(plugin: Plugin, call: Call, config: PluginConfig) -> Result | None:
     """Run one command other than VERSION. Raises CniError and what the plugin raises."""
     version.require_supported(config.cni_version)
-    _require_command(call.command, config.cni_version)
+    _check_command_version(call.command, config.cni_version)
     if call.command == "ADD":
         return plugin.add(call, config)
     verbs = {"DEL": plugin.delete, "CHECK": plugin.check, "STATUS": plugin.status, "GC": plugin.gc}
@@ -72,9 +72,8 @@ def perform(plugin: Plugin, call: Call, config: PluginConfig) -> Result | None:
     return None
 
 
-def refusal(name: str, error: Exception) -> CniError:
-    """Any exception as the error that the specification wants; a bug leaves its traceback on
-    stderr."""
+def to_cni_error(name: str, error: Exception) -> CniError:
+    """Convert any exception to the error object of the specification; print a bug's traceback."""
     if isinstance(error, CniError):
         return CniError(error.code, f"{name}: {error.message}", error.details)
     if isinstance(error, InvalidArgument):
@@ -92,7 +91,7 @@ def refusal(name: str, error: Exception) -> CniError:
 
 
 def serve(plugin: Plugin) -> NoReturn:
-    """Be the plugin: environment, stdin, stdout and exit code of this process."""
+    """Run the plugin in this process: its environment, stdin, stdout and exit code."""
     content = b""
     if os.environ.get("CNI_COMMAND") != "VERSION":
         content = _read_all(0)
@@ -102,7 +101,7 @@ def serve(plugin: Plugin) -> NoReturn:
     sys.exit(code)
 
 
-def _require_command(command: str, cni_version: str) -> None:
+def _check_command_version(command: str, cni_version: str) -> None:
     first = {"CHECK": "0.4.0", "STATUS": "1.1.0", "GC": "1.1.0"}.get(command)
     if first and not version.at_least(cni_version, first):
         raise CniError(

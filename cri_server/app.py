@@ -63,7 +63,7 @@ JOB_MODULES = [
     "cri_server.zygote.jobs",
     "cri_server.security.selinux.relabel",
     *layer_maker.JOB_MODULES,
-    "cni_plugins.errand",
+    "cni_plugins.jobs",
 ]
 
 
@@ -236,7 +236,7 @@ async def _renew_shims(zygote: Zygote, shims: Shims) -> None:
 
 async def _moved(services: Services, sandbox: Sandbox) -> None:
     """Update what names the pod's shim by its pid, after another shim has taken the pod over."""
-    await services.network.moved(sandbox.id, sandbox.netns_path)
+    await services.network.update_path(sandbox.id, sandbox.netns_path)
     if services.paths.sandbox_record(sandbox.id).exists():
         await disk.save_sandbox(services.paths, sandbox)
 

@@ -1,1 +1,1 @@
-"""bridge: connects pods to a bridge of the host, which may be their gateway."""
+"""The plugin bridge: connects pods to a bridge of the host, which may be their gateway."""

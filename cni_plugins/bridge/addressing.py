@@ -1,4 +1,5 @@
-"""From an address plugin's answer to what goes onto the pod's link and the bridge: pure arithmetic."""
+"""Derives the settings of the pod's link and of the bridge from an address plugin's result: pure
+arithmetic."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from ipaddress import (
     IPv6Network,
 )
 
-from cni_plugins.bridge.settings import Settings
+from cni_plugins.bridge.settings import BridgeSettings
 from cni_plugins.protocol.errors import INVALID_CONFIG, CniError
 from cni_plugins.protocol.result import AssignedAddress, Result, Route
 
@@ -25,7 +26,7 @@ _ANYWHERE: dict[int, IPv4Network | IPv6Network] = {
 
 @dataclass(frozen=True, slots=True)
 class Addressing:
-    """The pod's addresses, its routes as the result reports them, and the bridge's own addresses."""
+    """The pod's addresses, its routes as in the result, and the bridge's own addresses."""
 
     ips: tuple[AssignedAddress, ...]
     reported: tuple[Route, ...]
@@ -34,26 +35,29 @@ class Addressing:
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        """The routes as they are installed."""
-        return filled(self.reported, self.ips)
+        """The routes to install."""
+        return installed_routes(self.reported, self.ips)
 
     @property
     def versions(self) -> set[int]:
         return {assigned.address.version for assigned in self.ips}
 
 
-def derive(answer: Result, settings: Settings, seed: str) -> Addressing:
-    """`seed` decides the hardware address of a pod without IPv4. Raises CniError 7."""
+def derive(answer: Result, settings: BridgeSettings, seed: str) -> Addressing:
+    """Derive the addressing from an address plugin's result. `seed` determines the hardware address
+    of a pod without IPv4. Raises CniError 7."""
     if settings.container_interface_down and answer.ips:
-        raise CniError(INVALID_CONFIG, "disableContainerInterface cannot go with addresses")
+        raise CniError(
+            INVALID_CONFIG, "disableContainerInterface cannot be combined with addresses"
+        )
     ips = tuple(_with_gateway(assigned, settings) for assigned in answer.ips)
     reported = list(answer.routes)
     if settings.is_default_gateway:
-        present = {route.destination for route in reported}
+        destinations = {route.destination for route in reported}
         defaults = (
             Route(_ANYWHERE[version], gateway) for version, gateway in first_gateways(ips).items()
         )
-        reported += [route for route in defaults if route.destination not in present]
+        reported += [route for route in defaults if route.destination not in destinations]
     return Addressing(
         ips=ips,
         reported=tuple(reported),
@@ -63,27 +67,29 @@ def derive(answer: Result, settings: Settings, seed: str) -> Addressing:
 
 
 def first_gateways(ips: tuple[AssignedAddress, ...]) -> dict[int, IPv4Address | IPv6Address]:
-    """The gateway of each family's first address that has one: where routes without gateway lead."""
-    found: dict[int, IPv4Address | IPv6Address] = {}
+    """The gateway of each family's first address that has one; routes without a gateway use it."""
+    gateways: dict[int, IPv4Address | IPv6Address] = {}
     for assigned in ips:
         if assigned.gateway is not None:
-            found.setdefault(assigned.gateway.version, assigned.gateway)
-    return found
+            gateways.setdefault(assigned.gateway.version, assigned.gateway)
+    return gateways
 
 
-def filled(routes: tuple[Route, ...], ips: tuple[AssignedAddress, ...]) -> tuple[Route, ...]:
-    """The routes as they are installed: each once, with its family's gateway where it names none."""
+def installed_routes(
+    routes: tuple[Route, ...], ips: tuple[AssignedAddress, ...]
+) -> tuple[Route, ...]:
+    """The routes to install: each once, with its family's gateway if it has none."""
     gateways = first_gateways(ips)
-    return tuple(dict.fromkeys(_filled(route, gateways) for route in routes))
+    return tuple(dict.fromkeys(_with_default_gateway(route, gateways) for route in routes))
 
 
-def _with_gateway(assigned: AssignedAddress, settings: Settings) -> AssignedAddress:
+def _with_gateway(assigned: AssignedAddress, settings: BridgeSettings) -> AssignedAddress:
     if assigned.gateway is not None or not settings.is_gateway:
         return assigned
     return replace(assigned, gateway=assigned.address.network.network_address + 1)
 
 
-def _filled(route: Route, gateways: dict[int, IPv4Address | IPv6Address]) -> Route:
+def _with_default_gateway(route: Route, gateways: dict[int, IPv4Address | IPv6Address]) -> Route:
     if route.gateway is not None or route.number("scope") == 253:
         return route
     return replace(route, gateway=gateways.get(route.destination.version))
@@ -92,18 +98,18 @@ def _filled(route: Route, gateways: dict[int, IPv4Address | IPv6Address]) -> Rou
 def _bridge_addresses(
     ips: tuple[AssignedAddress, ...],
 ) -> tuple[IPv4Interface | IPv6Interface, ...]:
-    found: dict[IPv4Interface | IPv6Interface, None] = {}
+    addresses: dict[IPv4Interface | IPv6Interface, None] = {}
     for assigned in ips:
         prefix = assigned.address.network.prefixlen
         if isinstance(assigned.gateway, IPv4Address):
-            found[IPv4Interface((assigned.gateway, prefix))] = None
+            addresses[IPv4Interface((assigned.gateway, prefix))] = None
         elif isinstance(assigned.gateway, IPv6Address):
-            found[IPv6Interface((assigned.gateway, prefix))] = None
-    return tuple(found)
+            addresses[IPv6Interface((assigned.gateway, prefix))] = None
+    return tuple(addresses)
 
 
 def _derived_mac(ips: tuple[AssignedAddress, ...], seed: str) -> str:
-    """0a:58 and the IPv4 address: who gets the address later has the same hardware address, so no
-    ARP entry is stale."""
+    """0a:58 and the IPv4 address: the next pod with this address has the same hardware address, so
+    no ARP entry becomes stale."""
     packed = next((a.address.ip.packed for a in ips if a.address.version == 4), None)
     return (b"\x0a\x58" + (packed or hashlib.sha256(seed.encode()).digest()[:4])).hex(":")

@@ -1,13 +1,13 @@
-"""The bridge plugin's CHECK: is everything as ADD left it? Read through pyroute2, each sentence
-names one damage."""
+"""The bridge plugin's CHECK: compares the kernel's state with the result of ADD; each error names
+one damage. Reads through pyroute2."""
 
 from __future__ import annotations
 
 from cni_plugins import ipam
-from cni_plugins.bridge.addressing import filled
-from cni_plugins.bridge.settings import Settings, host_link_name, parse
+from cni_plugins.bridge.addressing import installed_routes
+from cni_plugins.bridge.settings import BridgeSettings, host_link_name, parse
 from cni_plugins.net import host_rules, netns
-from cni_plugins.net.inventory import FoundLink, addresses, link_named, routes
+from cni_plugins.net.inventory import LinkState, addresses, link_named, routes
 from cni_plugins.protocol.call import Call
 from cni_plugins.protocol.config import PluginConfig
 from cni_plugins.protocol.errors import DAMAGED, INVALID_CONFIG, CniError
@@ -15,7 +15,7 @@ from cni_plugins.protocol.result import AssignedAddress, Result
 
 
 def check(call: Call, config: PluginConfig) -> None:
-    """CHECK. Raises CniError 120 for the first damage, 7 without `prevResult`."""
+    """Run CHECK. Raises CniError 120 for the first damage, 7 without `prevResult`."""
     settings = parse(config, call)
     previous = config.previous_result()
     if previous is None:
@@ -29,7 +29,7 @@ def check(call: Call, config: PluginConfig) -> None:
         _check_masquerade(call, config, previous)
 
 
-def _check_host(settings: Settings, name: str) -> None:
+def _check_host(settings: BridgeSettings, name: str) -> None:
     bridge, port = link_named(settings.bridge), link_named(name)
     _require(
         bridge is not None and bridge.kind == "bridge", f"the bridge {settings.bridge} is gone"
@@ -53,54 +53,63 @@ def _check_host(settings: Settings, name: str) -> None:
     )
 
 
-def _check_pod(call: Call, previous: Result, settings: Settings) -> None:
-    with netns.opened(call.netns) as pod, netns.inside(pod):
+def _check_pod(call: Call, previous: Result, settings: BridgeSettings) -> None:
+    with netns.open_for(call.netns) as pod, netns.entered(pod):
         link = link_named(call.ifname)
         _require(link is not None, f"the pod's {call.ifname} is gone")
         assert link is not None
         _check_pod_link(link, call, previous, settings)
-        present = addresses(link.index)
+        assigned_addresses = addresses(link.index)
         for assigned in previous.addresses_of(call.ifname, call.netns):
             _require(
-                assigned.address in present, f"the pod's {call.ifname} has lost {assigned.address}"
+                assigned.address in assigned_addresses,
+                f"the pod's {call.ifname} has lost {assigned.address}",
             )
-        known = {(r.destination, r.gateway) for r in routes()}
-        for route in filled(previous.routes, previous.ips):
-            wanted = (route.destination, str(route.gateway or ""))
-            _require(wanted in known, f"the pod has lost its route to {route.destination}")
+        installed = {(r.destination, r.gateway) for r in routes()}
+        for route in installed_routes(previous.routes, previous.ips):
+            expected = (route.destination, str(route.gateway or ""))
+            _require(expected in installed, f"the pod has lost its route to {route.destination}")
 
 
-def _check_pod_link(link: FoundLink, call: Call, previous: Result, settings: Settings) -> None:
+def _check_pod_link(
+    link: LinkState, call: Call, previous: Result, settings: BridgeSettings
+) -> None:
     _require(link.kind == "veth", f"the pod's {link.name} is not a veth")
     _require(link.up or settings.container_interface_down, f"the pod's {link.name} is down")
     _require(
         not settings.mtu or link.mtu == settings.mtu, f"the pod's {link.name} has mtu {link.mtu}"
     )
-    said = next(
+    mac = next(
         (i.mac for i in previous.interfaces if i.name == call.ifname and i.sandbox == call.netns),
         "",
     )
-    said = said.lower().replace("-", ":")
+    mac = mac.lower().replace("-", ":")
     _require(
-        not said or link.mac == said,
-        f"the pod's {link.name} has the hardware address {link.mac}, not {said}",
+        not mac or link.mac == mac,
+        f"the pod's {link.name} has the hardware address {link.mac}, not {mac}",
     )
 
 
-def _check_gateway(settings: Settings, ips: tuple[AssignedAddress, ...]) -> None:
+def _check_gateway(settings: BridgeSettings, ips: tuple[AssignedAddress, ...]) -> None:
     bridge = link_named(settings.bridge)
-    present = {address.ip for address in addresses(bridge.index)} if bridge else set()
+    bridge_addresses = {address.ip for address in addresses(bridge.index)} if bridge else set()
     for assigned in ips:
         if assigned.gateway is not None:
-            _require(assigned.gateway in present, f"{settings.bridge} has lost {assigned.gateway}")
+            _require(
+                assigned.gateway in bridge_addresses,
+                f"{settings.bridge} has lost {assigned.gateway}",
+            )
 
 
 def _check_masquerade(call: Call, config: PluginConfig, previous: Result) -> None:
-    _require(host_rules.intact(), "rules of the nftables table are gone")
+    _require(host_rules.is_intact(), "rules of the nftables table are gone")
     tag = host_rules.owner_tag(config.name, call.container_id, call.ifname, config.scope())
-    known = previous.addresses_of(call.ifname, call.netns)
-    wanted = [host_rules.masquerade_element(a.address.ip, a.address.network, tag) for a in known]
-    for expected, found in zip(wanted, host_rules.lookup(wanted), strict=True):
+    addresses_of_pod = previous.addresses_of(call.ifname, call.netns)
+    elements = [
+        host_rules.masquerade_element(a.address.ip, a.address.network, tag)
+        for a in addresses_of_pod
+    ]
+    for expected, found in zip(elements, host_rules.lookup(elements), strict=True):
         _require(found == expected, f"the masquerade of {expected.key.hex()} is gone")
 
 

@@ -1,4 +1,4 @@
-"""The bridge and the veth: made, addressed, taken down. The order of calls is `plugin`'s."""
+"""Creates, configures and removes the bridge and the veth; `plugin` calls these steps in order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from ipaddress import IPv4Interface, IPv6Address, IPv6Interface
 
 from cni_plugins.bridge.addressing import Addressing
-from cni_plugins.bridge.settings import Settings
+from cni_plugins.bridge.settings import BridgeSettings
 from cni_plugins.net import netns
 from cni_plugins.net.neighbours import advertise, open_advertiser
 from cni_plugins.net.netlink import NetlinkSocket, Request
@@ -42,63 +42,64 @@ _SCOPE_LINK = 253
 _FORWARDING = {4: "net/ipv4/ip_forward", 6: "net/ipv6/conf/all/forwarding"}
 
 
-def ensure_bridge(host: NetlinkSocket, settings: Settings) -> Link:
-    """The bridge, made if there is none; two plugins may try at the same time. Raises CniError 7
+def ensure_bridge(host: NetlinkSocket, settings: BridgeSettings) -> Link:
+    """The bridge, created if missing; two plugins may try this at the same time. Raises CniError 7
     for another kind of link."""
     link = find_link(host, name=settings.bridge)
     if link is None:
-        (made,) = host.attempt(new_bridge(settings.bridge, mac=_own_mac(), mtu=settings.mtu))
-        if isinstance(made, KernelError) and made.errno != errno.EEXIST:
-            raise made
+        (outcome,) = host.attempt(new_bridge(settings.bridge, mac=_own_mac(), mtu=settings.mtu))
+        if isinstance(outcome, KernelError) and outcome.errno != errno.EEXIST:
+            raise outcome
         netns.write_sysctl(f"net/ipv6/conf/{settings.bridge}/accept_ra", "0")  # CVE-2020-10749
-        # Without its link-local address the host cannot ask for a pod's neighbour entry: detection
-        # would cost 2 s.
+        # Duplicate detection would delay the link-local address by 2 s, and without that address
+        # the host cannot resolve a pod's neighbour entry.
         netns.write_sysctl(f"net/ipv6/conf/{settings.bridge}/accept_dad", "0")
         link = find_link(host, name=settings.bridge)
     if link is None or link.kind != "bridge":
         raise CniError(INVALID_CONFIG, f"{settings.bridge} exists and is not a bridge")
-    wanted = IFF_UP | (IFF_PROMISC if settings.promiscuous else 0)
-    if link.flags & wanted != wanted:
-        host.call(set_link(index=link.index, flags=wanted, change=wanted))
+    flags = IFF_UP | (IFF_PROMISC if settings.promiscuous else 0)
+    if link.flags & flags != flags:
+        host.call(set_link(index=link.index, flags=flags, change=flags))
     return link
 
 
-def connect(
+def attach_veth(
     host: NetlinkSocket,
     pod: Pod,
     bridge: Link,
-    settings: Settings,
+    settings: BridgeSettings,
     *,
     name: str,
     ifname: str,
     tag: str,
     mac: str,
 ) -> None:
-    """A veth born in place: the host's end on the bridge and up, the pod's end called `ifname`."""
+    """Create a veth in place: the host's end on the bridge and up, the pod's end in its namespace,
+    called `ifname`."""
     port = set_link(
         name=name, alias=tag, hairpin=settings.hairpin or None, isolated=settings.isolated or None
     )
     veth = new_veth(
         name, ifname, peer_netns=pod.fd, master=bridge.index, mtu=settings.mtu, peer_mac=mac
     )
-    made, labelled = host.attempt(veth, port)
+    created, labelled = host.attempt(veth, port)
     if (
-        isinstance(made, KernelError)
-        and made.errno == errno.EEXIST
+        isinstance(created, KernelError)
+        and created.errno == errno.EEXIST
         and _remove_quiesced(host, name)
     ):
-        made, labelled = host.attempt(veth, port)
-    for outcome in (made, labelled):
+        created, labelled = host.attempt(veth, port)
+    for outcome in (created, labelled):
         if isinstance(outcome, KernelError):
             if outcome is labelled:
                 host.attempt(delete_link(name=name))
             raise outcome
 
 
-def configure_pod(pod: Pod, ifname: str, addressing: Addressing, settings: Settings) -> Link:
-    """Addresses and routes of the pod's end in one send; returns it. The only visit to the
-    namespace."""
-    with pod.inside() as inner:
+def configure_pod(pod: Pod, ifname: str, addressing: Addressing, settings: BridgeSettings) -> Link:
+    """Set the addresses and routes of the pod's end in one send; returns the link. The only visit
+    to the namespace."""
+    with pod.entered() as inner:
         if 6 in addressing.versions:
             netns.write_sysctl(f"net/ipv6/conf/{ifname}/disable_ipv6", "0")
             netns.write_sysctl(
@@ -116,27 +117,28 @@ def configure_pod(pod: Pod, ifname: str, addressing: Addressing, settings: Setti
         new_route(r.destination, oif=link.index, gateway=r.gateway, numbers=r.numbers)
         for r in addressing.routes
     ]
-    pod.settle()
+    pod.send_pending()
     if settings.detect_duplicates:
         _wait_for_dad(inner, link.index)
     return link
 
 
-def be_gateway(
-    host: NetlinkSocket, bridge: Link, addressing: Addressing, settings: Settings
+def configure_gateway(
+    host: NetlinkSocket, bridge: Link, addressing: Addressing, settings: BridgeSettings
 ) -> None:
-    """The bridge's own addresses, and forwarding for their families."""
+    """Give the bridge the gateways' addresses, and enable forwarding for their families."""
     if not addressing.gateways:
         return
-    present = addresses(host, bridge.index)
+    bridge_addresses = addresses(host, bridge.index)
     for gateway in addressing.gateways:
-        if any(found.address == gateway for found in present):
+        if any(existing.address == gateway for existing in bridge_addresses):
             continue
-        for foreign in (f for f in present if _collides(f, gateway, addressing)):
+        for foreign in (f for f in bridge_addresses if _collides(f, gateway, addressing)):
             if not settings.force_address:
                 raise CniError(
                     INVALID_CONFIG,
-                    f"{bridge.name} has {foreign.address}, not {gateway}; forceAddress would replace it",
+                    f"{bridge.name} has {foreign.address}, not {gateway};"
+                    " forceAddress would replace it",
                 )
             _tolerate(host, delete_address(bridge.index, foreign.address), errno.EADDRNOTAVAIL)
         _tolerate(host, new_address(bridge.index, gateway), errno.EEXIST)
@@ -144,7 +146,7 @@ def be_gateway(
         netns.write_sysctl(_FORWARDING[version], "1")
 
 
-def await_forwarding(host: NetlinkSocket, name: str, settings: Settings) -> Link:
+def wait_for_forwarding(host: NetlinkSocket, name: str, settings: BridgeSettings) -> Link:
     """The host's end once the bridge forwards what comes from it, 0.3 ms later: else the pod's
     first packets are lost and sent again after a second. A bridge with STP may take longer; it is
     not waited for.
@@ -159,16 +161,15 @@ def await_forwarding(host: NetlinkSocket, name: str, settings: Settings) -> Link
         time.sleep(0.0002)
 
 
-def introduce(
+def announce(
     host: NetlinkSocket, pod: Pod, bridge: Link, inner: Link, addressing: Addressing
 ) -> None:
-    """Tell those who may still know an address under its last owner's hardware address: the host,
-    and IPv6 neighbours.
+    """Announce the pod's addresses to neighbours that may know them by the previous owner's
+    hardware address: the host, and IPv6 neighbours.
 
-    IPv4 neighbours need no word: there the hardware address follows from the address. The kernel
-    finishes new IPv6 addresses in a work queue (addrconf_dad_work), a moment in which it takes no
-    packet for them.
-    """
+    IPv4 neighbours need no announcement: the hardware address is derived from the IPv4 address. The
+    kernel finishes new IPv6 addresses in a work queue (addrconf_dad_work); until then it accepts no
+    packet for them."""
     if addressing.gateways:
         host.attempt(
             *(new_neighbour(bridge.index, a.address.ip, inner.mac) for a in addressing.ips)
@@ -182,8 +183,8 @@ def introduce(
 
 
 def disconnect(host: NetlinkSocket, name: str) -> bool:
-    """Remove the host's end and with it the pod's; waits for the kernel, 16 to 24 ms. False where
-    there was none."""
+    """Remove the host's end and with it the pod's; waits for the kernel, 16 to 24 ms. Returns False
+    if it does not exist."""
     (outcome,) = host.attempt(delete_link(name=name))
     if isinstance(outcome, KernelError):
         if outcome.errno == errno.ENODEV:
@@ -193,8 +194,8 @@ def disconnect(host: NetlinkSocket, name: str) -> bool:
 
 
 def quiesce(host: NetlinkSocket, name: str) -> bool:
-    """Set the host's end down: no packet passes any more, and the kernel removes both when the
-    namespace ends (0.1 ms)."""
+    """Set the host's end down: no packet passes any more, and the kernel removes both ends with the
+    namespace (0.1 ms). Returns False if it does not exist."""
     (outcome,) = host.attempt(set_link(name=name, change=IFF_UP))
     if isinstance(outcome, KernelError):
         if outcome.errno == errno.ENODEV:
@@ -208,29 +209,28 @@ def remove_from_pod(path: str, ifname: str) -> None:
     unknown name."""
     if not path or not netns.exists(path):
         return
-    with netns.opened(path) as pod, netns.inside(pod), open_route_socket() as inner:
+    with netns.open_for(path) as pod, netns.entered(pod), open_route_socket() as inner:
         link = find_link(inner, name=ifname)
         if link is not None and link.kind == "veth":
             disconnect(inner, ifname)
 
 
 def _remove_quiesced(host: NetlinkSocket, name: str) -> bool:
-    """An earlier attachment of the same pod that was quiesced, while its namespace stayed: remove
-    it for good."""
+    """Remove an earlier attachment of the same pod that was quiesced while its namespace stayed."""
     link = find_link(host, name=name)
     return link is not None and not link.up and disconnect(host, name)
 
 
 def _collides(
-    found: LinkAddress, gateway: IPv4Interface | IPv6Interface, addressing: Addressing
+    existing: LinkAddress, gateway: IPv4Interface | IPv6Interface, addressing: Addressing
 ) -> bool:
-    """IPv4: any other address of the bridge; IPv6: one whose subnet overlaps. Never one that is
-    wanted too."""
-    if found.address.version != gateway.version or found.address in addressing.gateways:
+    """Whether an address of the bridge conflicts with the gateway. IPv4: any other address; IPv6:
+    one with an overlapping subnet. Never an address that is a gateway itself."""
+    if existing.address.version != gateway.version or existing.address in addressing.gateways:
         return False
     if gateway.version == 4:
         return True
-    return found.scope != _SCOPE_LINK and found.address.network.overlaps(gateway.network)
+    return existing.scope != _SCOPE_LINK and existing.address.network.overlaps(gateway.network)
 
 
 def _tolerate(host: NetlinkSocket, request: Request, number: int) -> None:
@@ -255,6 +255,6 @@ def _wait_for_dad(route: NetlinkSocket, index: int) -> None:
 
 
 def _own_mac() -> str:
-    """A random hardware address for the bridge: locally administered, not a group's."""
+    """A random hardware address for the bridge: locally administered, unicast."""
     first, *rest = os.urandom(6)
     return bytes([first & 0xFC | 0x02, *rest]).hex(":")

@@ -2,8 +2,8 @@
 masquerade.
 
 ADD is the list of steps in `add`; every step that leaves something behind pushes its undo. DEL
-needs nothing but the attachment's names: they are derived from container id and interface, so it
-works after a kill anywhere in ADD.
+needs only the attachment's names, which are derived from container id and interface, so it works
+after a kill anywhere in ADD.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from cni_plugins import ipam
 from cni_plugins.bridge import links
 from cni_plugins.bridge.addressing import Addressing, derive
-from cni_plugins.bridge.settings import Settings, host_link_name, parse
+from cni_plugins.bridge.settings import BridgeSettings, host_link_name, parse
 from cni_plugins.net import host_rules
-from cni_plugins.net.pod import opened
+from cni_plugins.net.pod import open_pod
 from cni_plugins.net.rtnetlink import host_socket
 from cni_plugins.protocol.call import Call
 from cni_plugins.protocol.config import PluginConfig
@@ -28,22 +28,22 @@ from cni_plugins.skel import Plugin, serve
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """What an attachment is called on the host."""
+    """The names of an attachment on the host: its link, and the tag of its nftables elements."""
 
     link: str
     tag: str
 
 
 def add(call: Call, config: PluginConfig) -> Result:
-    """ADD. Raises CniError, KernelError."""
+    """Run ADD. Raises CniError, KernelError."""
     settings = parse(config, call)
     names = _names(call, config)
-    with opened(call.netns) as pod, host_socket() as host, ExitStack() as undo:
+    with open_pod(call.netns) as pod, host_socket() as host, ExitStack() as undo:
         bridge = links.ensure_bridge(host, settings)
         answer = ipam.allocate(call, config, link=names.link)
         undo.callback(ipam.release, call, config)
         addressing = derive(answer, settings, seed=names.tag)
-        links.connect(
+        links.attach_veth(
             host,
             pod,
             bridge,
@@ -55,9 +55,9 @@ def add(call: Call, config: PluginConfig) -> Result:
         )
         undo.callback(links.disconnect, host, names.link)
         inner = links.configure_pod(pod, call.ifname, addressing, settings)
-        links.be_gateway(host, bridge, addressing, settings)
-        port = links.await_forwarding(host, names.link, settings)
-        links.introduce(host, pod, bridge, inner, addressing)
+        links.configure_gateway(host, bridge, addressing, settings)
+        port = links.wait_for_forwarding(host, names.link, settings)
+        links.announce(host, pod, bridge, inner, addressing)
         if settings.ip_masq:
             _masquerade(addressing, names.tag)
         undo.pop_all()
@@ -70,7 +70,7 @@ def add(call: Call, config: PluginConfig) -> Result:
 
 
 def delete(call: Call, config: PluginConfig) -> None:
-    """DEL: each step runs whatever the others did; the first error is raised at the end."""
+    """Run DEL: each step runs even if an earlier one fails; raises the first error at the end."""
     settings = parse(config, call)
     names = _names(call, config)
     failures: list[Exception] = []
@@ -82,21 +82,21 @@ def delete(call: Call, config: PluginConfig) -> None:
 
 
 def check(call: Call, config: PluginConfig) -> None:
-    """CHECK."""
-    from cni_plugins.bridge.check import check as find_damage
+    """Run CHECK."""
+    from cni_plugins.bridge.check import check as check_state
 
-    find_damage(call, config)
+    check_state(call, config)
 
 
 def status(call: Call, config: PluginConfig) -> None:
-    """STATUS: the configuration can be used, and addresses can be had."""
+    """Run STATUS: check the configuration and the address plugin."""
     parse(config, call)
     ipam.status(call, config)
 
 
 def collect(call: Call, config: PluginConfig) -> None:
-    """GC: links, masquerades and addresses of attachments of this network that are not valid any
-    more."""
+    """Run GC: remove links, masquerades and addresses of this network's attachments that are no
+    longer valid."""
     from cni_plugins.net.inventory import links as all_links
 
     valid = {
@@ -115,47 +115,49 @@ def collect(call: Call, config: PluginConfig) -> None:
     with host_socket() as host:
         for name in leftover:
             links.disconnect(host, name)
-    host_rules.retract(
-        e for e in host_rules.everything(host_rules.MASQUERADE_SETS) if stale(e.comment)
+    host_rules.remove_elements(
+        e for e in host_rules.all_elements(host_rules.MASQUERADE_SETS) if stale(e.comment)
     )
     ipam.collect(call, config)
 
 
 def _masquerade(addressing: Addressing, tag: str) -> None:
-    found = [
+    elements = [
         host_rules.masquerade_element(a.address.ip, a.address.network, tag) for a in addressing.ips
     ]
-    host_rules.publish(found, {a.address.network for a in addressing.ips})
+    host_rules.add_elements(elements, {a.address.network for a in addressing.ips})
 
 
 def _result(answer: Result, addressing: Addressing, config: PluginConfig) -> Result:
-    """The address plugin's answer with what we derived; the network's own `dns` where that plugin
-    gave none."""
+    """The result: the address plugin's, with the derived addressing; the network's own `dns` if
+    that plugin gave none."""
     dns = answer.dns if answer.dns != Result().dns else dns_from_json(config.raw.get("dns"))
     return Result(ips=addressing.ips, routes=addressing.reported, dns=dns)
 
 
 def _retract_masquerade(call: Call, config: PluginConfig, tag: str) -> None:
-    """By the addresses that are remembered; where nothing is, by looking through all elements for
-    the owner."""
+    """Remove the attachment's masquerades, by the addresses in prevResult, else by searching all
+    elements for its tag."""
     try:
         previous = config.previous_result()
     except CniError:
         previous = None
-    known = previous.addresses_of(call.ifname, call.netns) if previous else ()
-    wanted = [host_rules.masquerade_element(a.address.ip, a.address.network, tag) for a in known]
-    found = [e for e in host_rules.lookup(wanted) if e is not None and e.comment == tag]
-    host_rules.retract(found or host_rules.owned(host_rules.MASQUERADE_SETS, tag))
+    addresses = previous.addresses_of(call.ifname, call.netns) if previous else ()
+    expected = [
+        host_rules.masquerade_element(a.address.ip, a.address.network, tag) for a in addresses
+    ]
+    existing = [e for e in host_rules.lookup(expected) if e is not None and e.comment == tag]
+    host_rules.remove_elements(existing or host_rules.elements_of(host_rules.MASQUERADE_SETS, tag))
 
 
-def _take_down(call: Call, settings: Settings, link: str) -> None:
+def _take_down(call: Call, settings: BridgeSettings, link: str) -> None:
     with host_socket() as host:
-        done = (
+        removed = (
             links.quiesce(host, link)
             if settings.background_teardown
             else links.disconnect(host, link)
         )
-    if not done and not settings.background_teardown:
+    if not removed and not settings.background_teardown:
         links.remove_from_pod(call.netns, call.ifname)
 
 

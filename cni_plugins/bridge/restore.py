@@ -1,4 +1,4 @@
-"""Which masquerades an attachment has, from what is remembered about it."""
+"""Derives the masquerades of an attachment from its recorded configuration and result."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from cni_plugins.protocol.result import Result
 def elements(
     call: Call, config: PluginConfig, previous: Result
 ) -> tuple[list[Element], set[host_rules.Subnet]]:
-    """The elements and the subnets whose chains they jump into; none for a network without ipMasq."""
+    """The elements, and the subnets whose chains they jump into; empty without ipMasq."""
     if not parse(config, call).ip_masq:
         return [], set()
     tag = host_rules.owner_tag(config.name, call.container_id, call.ifname, config.scope())
-    known = previous.addresses_of(call.ifname, call.netns)
-    found = [host_rules.masquerade_element(a.address.ip, a.address.network, tag) for a in known]
-    return found, {a.address.network for a in known}
+    addresses = previous.addresses_of(call.ifname, call.netns)
+    masquerades = [
+        host_rules.masquerade_element(a.address.ip, a.address.network, tag) for a in addresses
+    ]
+    return masquerades, {a.address.network for a in addresses}

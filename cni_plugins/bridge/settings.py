@@ -1,5 +1,5 @@
-"""The bridge plugin's part of the configuration. What we cannot do is refused by its name, never
-ignored."""
+"""The bridge plugin's part of the configuration. An unsupported option is an error that names it,
+and is never ignored."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from cni_plugins.protocol.errors import (
 )
 
 _MAC = re.compile(r"[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}\Z")
-_NOT_BUILT = ("vlan", "vlanTrunk", "macspoofchk")
+_UNSUPPORTED = ("vlan", "vlanTrunk", "macspoofchk")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """The options as the reference names them; `mac` is empty where nobody asked for one, `mtu` 0
-    for the kernel's."""
+class BridgeSettings:
+    """The options, named like in the reference plugin; `mac` is empty if none was requested, `mtu`
+    0 for the kernel's default."""
 
     bridge: str
     is_gateway: bool
@@ -41,10 +41,10 @@ class Settings:
     background_teardown: bool
 
 
-def parse(config: PluginConfig, call: Call) -> Settings:
-    """Raises CniError 2, 4 or 7."""
+def parse(config: PluginConfig, call: Call) -> BridgeSettings:
+    """Parse the options. Raises CniError 2, 4 or 7."""
     raw = config.raw
-    for key in _NOT_BUILT:
+    for key in _UNSUPPORTED:
         if raw.get(key):
             raise CniError(UNSUPPORTED_FIELD, f"{key}: not supported by this bridge plugin")
     name = raw.get("bridge") or "cni0"
@@ -55,7 +55,7 @@ def parse(config: PluginConfig, call: Call) -> Settings:
     if hairpin and promiscuous:
         raise CniError(INVALID_CONFIG, "hairpinMode and promiscMode cannot both be on")
     is_default = _flag(raw, "isDefaultGateway")
-    return Settings(
+    return BridgeSettings(
         bridge=name,
         is_gateway=_flag(raw, "isGateway") or is_default,
         is_default_gateway=is_default,
@@ -73,7 +73,7 @@ def parse(config: PluginConfig, call: Call) -> Settings:
 
 
 def host_link_name(container_id: str, ifname: str) -> str:
-    """The host's end of an attachment. Derived, so that DEL finds it whatever was remembered."""
+    """The name of the host's end of an attachment. Derived, so that DEL needs no record."""
     return "veth" + hashlib.sha256(f"{container_id}/{ifname}".encode()).hexdigest()[:11]
 
 
@@ -99,7 +99,7 @@ def _mtu(value: object) -> int:
 
 
 def _mac(config: PluginConfig, call: Call) -> str:
-    """The requested address: the capability before `args.cni` before CNI_ARGS."""
+    """The requested hardware address: of the capability, else of `args.cni`, else of CNI_ARGS."""
     for value, where in (
         (config.capability("mac"), "runtimeConfig.mac"),
         (config.cni_argument("mac"), "args.cni.mac"),
@@ -110,7 +110,7 @@ def _mac(config: PluginConfig, call: Call) -> str:
         if not isinstance(value, str) or not _MAC.match(value) or int(value[:2], 16) & 1:
             raise CniError(
                 INVALID_ENVIRONMENT,
-                f"{where}: {str(value)[:30]!r} is not the hardware address of one host",
+                f"{where}: {str(value)[:30]!r} is not a unicast hardware address",
             )
         return value.lower().replace("-", ":")
     return ""

@@ -1,18 +1,22 @@
-"""Leases: who has which address, as files in the network's folder, changed only under its lock.
+"""Leases: files in the network's folder that record the owner of each address, changed only under
+its lock.
 
-    <address>             `container id CR LF interface`, the reference plugin's form: either reads the other's leases
-    owners/<owner>        JSON {owner, addresses, boot, link, scope}: written before the leases, removed after them, so that
-                          a kill in between leaves nothing that DEL cannot find
-    leaving/<address>     JSON {boot, link}: released, but the pod's veth still existed; looked at when the address comes up
-    last_reserved_ip.<n>  where range set n goes on (round robin)
+
+    <address>             `container id CR LF interface`, like the reference plugin, which can
+                          read these leases; its own can be read here
+    owners/<owner>        JSON {owner, addresses, boot, link, scope}: written before the leases and
+                          removed after them, so that DEL finds every lease after a kill in between
+    leaving/<address>     JSON {boot, link}: released while the pod's veth still existed; checked
+                          before the address is reused
+    last_reserved_ip.<n>  the address that the round robin of range set n continues after
     lock                  flock(2)
 
-A lease of another boot is void: its pod cannot live (kernel.random.boot_id); one of the reference
-plugin tells no boot and stays until it is released. So nothing is synced: after a power cut all of
-ours are void, also those whose owner's record has lost its content. That its name is there
-suffices: a file system puts names into its journal in the order of the renames. A released address
-is not handed out while its veth still exists, because the kernel tears links down in the background
-and would mix up two pods.
+A lease of another boot is void, because its pod is gone (kernel.random.boot_id); one of the
+reference plugin has no boot and stays until it is released. So nothing is synced: after a power cut
+all leases of this plugin are void, also those whose owner's record has lost its content. Its name
+alone suffices, and a file system journals names in the order of the renames. A released address is
+not assigned while its veth exists: the kernel removes links in the background, and would mix up two
+pods.
 """
 
 from __future__ import annotations
@@ -38,26 +42,26 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import TypeVar
 
-    Kept = TypeVar("Kept", bound=Record)
+    StoredRecord = TypeVar("StoredRecord", bound=Record)
 
 _PROBES_BEFORE_LISTING = 32
 _OWNER_NAME_LIMIT = 200
 _LAST_WIDTH = 45
-_DEPARTURE_TIMEOUT_S = 1.0
+_LINK_TIMEOUT_S = 1.0
 _SWEEP_EVERY = 16
-"""Of so many addresses one, when it is released, makes us look through all that have left."""
+"""Releasing an address whose number is a multiple of this checks all of `leaving/`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One address and the range that it came from."""
+    """An address and its range."""
 
     address: Address
     range: Range
 
 
 class OwnerRecord(Record):
-    """`owners/OWNER`. `boot`: the kernel's name for the boot in which the addresses were taken."""
+    """`owners/OWNER`. `boot`: the id of the boot in which the addresses were leased."""
 
     owner: str
     addresses: Sequence[str]
@@ -67,14 +71,14 @@ class OwnerRecord(Record):
 
 
 class LeavingRecord(Record):
-    """`leaving/ADDRESS`."""
+    """`leaving/ADDRESS`: a released address and the link that must disappear before its reuse."""
 
     boot: str
     link: str = ""
 
 
 class Leases:
-    """The leases of one network; use through `opened`, which holds the lock."""
+    """The leases of one network; obtained from `open_leases`, which holds the lock."""
 
     def __init__(self, folder: str, boot: str, link_exists: Callable[[str], bool]) -> None:
         self._folder, self._boot, self._link_exists = folder, boot, link_exists
@@ -94,42 +98,41 @@ class Leases:
         link: str = "",
         scope: str = "",
     ) -> list[Lease]:
-        """One address of each set for `owner` (`container id/interface`); all or none.
+        """Lease one address of each set for `owner` (`container id/interface`); all or none.
 
-        link: the host's interface that must be gone before the addresses are reused; scope: whose
-        `collect` may take them. Raises CniError 110 when a set is used up, 5 when `owner` has
-        addresses already or a requested one is taken.
-        """
+        link: the host's interface that must be gone before the addresses are reused; scope: the
+        runtime whose `collect` may release them. Raises CniError 110 when a set is exhausted, 5
+        when `owner` has addresses already or a requested one is leased."""
         if any(self._owner_in(address) == owner for address in self.addresses_of(owner)):
-            raise CniError(IO_FAILURE, f"{owner} has addresses already")
-        chosen = [self._choose(index, each, requested) for index, each in enumerate(sets)]
-        addresses = [str(lease.address) for lease in chosen]
+            raise CniError(IO_FAILURE, f"{owner} already has addresses")
+        leases = [self._choose(index, each, requested) for index, each in enumerate(sets)]
+        addresses = [str(lease.address) for lease in leases]
         record = OwnerRecord(owner, addresses, self._boot, link, scope)
         self._write(_owner_path(owner), json.dumps(record.to_fields()))
-        for index, lease in enumerate(chosen):
+        for index, lease in enumerate(leases):
             self._write(str(lease.address), owner.replace("/", "\r\n"))
-            self._remember_last(index, lease.address)
-        return chosen
+            self._write_last(index, lease.address)
+        return leases
 
     def release(self, owner: str) -> list[str]:
-        """Give back what `owner` has; returns the addresses. Nothing to do is no error."""
+        """Release the addresses of `owner` and return them; does nothing if there are none."""
         record = self._record(_owner_path(owner), OwnerRecord)
         addresses = self.addresses_of(owner) if record else self._scan(owner)
         for address in addresses:
             if self._owner_in(address) == owner:
-                self._let_go(address, record.link if record else "")
+                self._release_address(address, record.link if record else "")
         self._remove(_owner_path(owner))
         if any(int(parse_address(address)) % _SWEEP_EVERY == 0 for address in addresses):
             self._sweep()
         return addresses
 
     def addresses_of(self, owner: str) -> list[str]:
-        """What `owner` has by a record of this boot."""
+        """The addresses of `owner` by a record of this boot."""
         record = self._record(_owner_path(owner), OwnerRecord)
         return [*record.addresses] if record and record.boot == self._boot else []
 
     def owner_of(self, address: str) -> str:
-        """Who has the address, an empty string for nobody."""
+        """The owner of the address; empty if it is free."""
         owner = self._owner_in(address)
         if not owner or not self._exists(_owner_path(owner)):
             return owner
@@ -137,12 +140,11 @@ class Leases:
         return owner if record and record.boot == self._boot else ""
 
     def collect(self, valid: Callable[[str], bool], *, scope: str = "") -> list[str]:
-        """Release what owners have that are not valid, drop what is void; returns the owners that
-        lost something.
+        """Release the addresses of owners that are not valid, and void leases; returns the owners
+        that lost any.
 
-        With a `scope` only its own owners can lose anything: several runtimes may share a network.
-        """
-        lost = []
+        With a `scope` only owners in it can lose any: several runtimes may share a network."""
+        losers = []
         for name in self._names("owners"):
             path = f"owners/{name}"
             record = self._record(path, OwnerRecord)
@@ -155,7 +157,7 @@ class Leases:
             else:
                 continue
             self._remove(path)
-            lost.append(record.owner if record else name)
+            losers.append(record.owner if record else name)
         for name in self._address_files():
             owner = self.owner_of(name)
             recorded = bool(owner) and self._record(_owner_path(owner), OwnerRecord) is not None
@@ -163,21 +165,21 @@ class Leases:
             if not owner or orphan or not (recorded or scope or valid(owner)):
                 self._remove(name)
         self._sweep()
-        return lost
+        return losers
 
     def _drop(self, record: OwnerRecord) -> None:
-        """The addresses of a record that is void or not valid."""
+        """Release the addresses of a record that is void or not valid."""
         for address in record.addresses:
             if self._owner_in(address) == record.owner:
-                self._let_go(address, record.link)
+                self._release_address(address, record.link)
 
     def _drop_damaged(self, path: str) -> None:
-        """The addresses of an owner whose record does not say which they are."""
+        """Remove the addresses of an owner whose damaged record does not list them."""
         for address in self._address_files():
             if _owner_path(self._owner_in(address)) == path:
                 self._remove(address)
 
-    def _let_go(self, address: str, link: str) -> None:
+    def _release_address(self, address: str, link: str) -> None:
         if self._link_exists(link):
             self._write(
                 f"leaving/{address}", json.dumps(LeavingRecord(self._boot, link).to_fields())
@@ -185,65 +187,68 @@ class Leases:
         self._remove(address)
 
     def _scan(self, owner: str) -> list[str]:
-        """What `owner` has without a record: leases of the reference plugin."""
+        """The addresses of `owner` by the leases alone: those of the reference plugin have no
+        record."""
         return [name for name in self._address_files() if self._owner_in(name) == owner]
 
     def _choose(self, index: int, each: RangeSet, requested: tuple[Address, ...]) -> Lease:
-        wanted = next((address for address in requested if address in each), None)
-        if wanted is not None:
-            found = each.range_of(wanted)
-            assert found is not None
-            if wanted == found.gateway:
-                raise CniError(IO_FAILURE, f"the requested address {wanted} is the gateway's")
-            if self._taken(str(wanted)):
-                raise CniError(IO_FAILURE, f"the requested address {wanted} is taken")
-            self._await_departure(str(wanted))
-            return Lease(wanted, found)
+        requested_address = next((address for address in requested if address in each), None)
+        if requested_address is not None:
+            address_range = each.range_of(requested_address)
+            assert address_range is not None
+            if requested_address == address_range.gateway:
+                raise CniError(
+                    IO_FAILURE, f"the requested address {requested_address} is the gateway"
+                )
+            if self._taken(str(requested_address)):
+                raise CniError(IO_FAILURE, f"the requested address {requested_address} is taken")
+            self._wait_for_link(str(requested_address))
+            return Lease(requested_address, address_range)
         return self._next_free(index, each)
 
     def _next_free(self, index: int, each: RangeSet) -> Lease:
-        """Round robin. The first probes look at single files; in a crowded range the folder is
-        listed once."""
+        """The next free address, round robin. The first probes read single files; after those the
+        folder is listed once."""
         taken: set[str] | None = None
         leaving: Lease | None = None
-        for probe, (address, found) in enumerate(each.after(self._last(index))):
+        for probe, (address, address_range) in enumerate(each.after(self._last(index))):
             name = str(address)
             if probe == _PROBES_BEFORE_LISTING:
                 taken = {n for n in self._address_files() if self._taken(n)}
             occupied = name in taken if taken is not None else self._taken(name)
             if occupied:
                 continue
-            if not self._exists(f"leaving/{name}") or self._departed(name):
-                return Lease(address, found)
-            leaving = leaving or Lease(address, found)
+            if not self._exists(f"leaving/{name}") or self._is_link_gone(name):
+                return Lease(address, address_range)
+            leaving = leaving or Lease(address, address_range)
         if leaving is not None:
-            self._await_departure(str(leaving.address))
+            self._wait_for_link(str(leaving.address))
             return leaving
         subnets = ", ".join(str(r.subnet) for r in each.ranges)
-        raise CniError(NO_ADDRESS_LEFT, f"no address left in {subnets} ({each.size} in all)")
+        raise CniError(NO_ADDRESS_LEFT, f"no address left in {subnets} ({each.size} in total)")
 
     def _taken(self, name: str) -> bool:
         return bool(self.owner_of(name))
 
     def _sweep(self) -> None:
-        """Forget released addresses whose links are gone."""
+        """Remove the `leaving` records of addresses whose links are gone."""
         for name in self._names("leaving"):
-            self._departed(name)
+            self._is_link_gone(name)
 
-    def _departed(self, name: str) -> bool:
+    def _is_link_gone(self, name: str) -> bool:
         record = self._record(f"leaving/{name}", LeavingRecord)
         if record and record.boot == self._boot and self._link_exists(record.link):
             return False
         self._remove(f"leaving/{name}")
         return True
 
-    def _await_departure(self, name: str) -> None:
-        """Nothing else is left: give the kernel a moment to remove the link. Raises CniError 11."""
-        deadline = time.monotonic() + _DEPARTURE_TIMEOUT_S
-        while self._exists(f"leaving/{name}") and not self._departed(name):
+    def _wait_for_link(self, name: str) -> None:
+        """Wait for the kernel to remove the link of the only address left. Raises CniError 11."""
+        deadline = time.monotonic() + _LINK_TIMEOUT_S
+        while self._exists(f"leaving/{name}") and not self._is_link_gone(name):
             if time.monotonic() > deadline:
                 raise CniError(
-                    TRY_AGAIN_LATER, f"{name} is released, but its old interface still exists"
+                    TRY_AGAIN_LATER, f"{name} is released, but its previous interface still exists"
                 )
             time.sleep(0.01)
 
@@ -253,9 +258,9 @@ class Leases:
         except ValueError:
             return None
 
-    def _remember_last(self, index: int, address: Address) -> None:
-        """Overwritten in place, padded: a rename onto an existing file makes ext4 allocate and
-        flush at once (5 ms)."""
+    def _write_last(self, index: int, address: Address) -> None:
+        """Write the address in place, padded: a rename onto an existing file would make ext4
+        allocate and flush at once (5 ms)."""
         os.pwrite(self._last_file(index), str(address).ljust(_LAST_WIDTH).encode() + b"\n", 0)
 
     def _last_file(self, index: int) -> int:
@@ -267,8 +272,7 @@ class Leases:
         return descriptor
 
     def _write(self, name: str, text: str) -> None:
-        """Whole or not at all: written under another name, then renamed. The lock makes the name
-        ours."""
+        """Write a file whole or not at all, by a rename. The lock protects the temporary name."""
         temporary = f"{self._folder}/write.tmp"
         descriptor = os.open(
             temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
@@ -298,16 +302,20 @@ class Leases:
     def _exists(self, name: str) -> bool:
         return os.path.lexists(f"{self._folder}/{name}")
 
-    def _record(self, name: str, kind: type[Kept]) -> Kept | None:
-        """None where it is missing or damaged."""
+    def _record(self, name: str, kind: type[StoredRecord]) -> StoredRecord | None:
+        """The record; None if it is missing or damaged."""
         try:
             return kind.of(json.loads(self._read(name)))
-        except (ValueError, AttributeError, InvalidArgument):  # no JSON, no object, not its fields
+        except (
+            ValueError,
+            AttributeError,
+            InvalidArgument,
+        ):  # not JSON, not an object, or other fields
             return None
 
     def _owner_in(self, name: str) -> str:
-        """The owner that a lease names, empty where it is missing or damaged. Old leases name no
-        interface."""
+        """The owner in a lease; empty if it is missing or damaged. Old leases of the reference
+        plugin have no interface."""
         words = self._read(name).decode("utf-8", "replace").split()
         return "/".join(words) if 0 < len(words) <= 2 else ""
 
@@ -328,22 +336,22 @@ class Leases:
 
 
 @contextlib.contextmanager
-def opened(
+def open_leases(
     folder: str, link_exists: Callable[[str], bool], *, boot: str | None = None
 ) -> Iterator[Leases]:
-    """The leases below `folder` with the lock held. Raises CniError 5."""
+    """The leases below `folder` for a block, with the lock held. Raises CniError 5."""
     try:
         try:
             lock = _open_lock(folder)
         except FileNotFoundError:
             os.makedirs(folder, mode=0o755, exist_ok=True)
             lock = _open_lock(folder)
-        found = Leases(folder, boot if boot is not None else boot_id(), link_exists)
+        leases = Leases(folder, boot if boot is not None else boot_id(), link_exists)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            yield found
+            yield leases
         finally:
-            found.close()
+            leases.close()
             os.close(lock)
     except OSError as error:
         raise CniError(IO_FAILURE, f"leases in {folder}: {error.strerror or error}") from None
@@ -360,7 +368,7 @@ def boot_id() -> str:
 
 
 def owner_name(container_id: str, ifname: str) -> str:
-    """The owner of an attachment's leases: no container id holds a slash."""
+    """The owner of an attachment's leases; unique, since container ids contain no slash."""
     return f"{container_id}/{ifname}"
 
 

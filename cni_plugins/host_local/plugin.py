@@ -1,7 +1,7 @@
-"""The plugin host-local: an address of each range set for a pod, from leases on this host.
+"""The plugin host-local: assigns a pod an address of each range set, from leases on this host.
 
 The bridge plugin calls `allocate` and `release` directly: running a program for them would cost
-more than they do.
+more than the allocation.
 """
 
 from __future__ import annotations
@@ -18,31 +18,33 @@ from cni_plugins.skel import Plugin, serve
 
 
 def allocate(call: Call, config: PluginConfig, *, link: str = "") -> Result:
-    """ADD. `link` is the host's interface of the attachment, where the caller knows it. Raises
+    """Run ADD. `link`: the host's interface of the attachment, if the caller knows it. Raises
     CniError."""
-    wanted = settings.parse(config, call)
-    with leases.opened(wanted.folder, link_exists) as store:
+    options = settings.parse(config, call)
+    with leases.open_leases(options.folder, link_exists) as store:
         owner = leases.owner_name(call.container_id, call.ifname)
-        taken = store.take(owner, wanted.sets, wanted.requested, link=link, scope=config.scope())
+        assigned = store.take(
+            owner, options.sets, options.requested, link=link, scope=config.scope()
+        )
     ips = tuple(
         AssignedAddress(lease.range.interface(lease.address), lease.range.gateway)
-        for lease in taken
+        for lease in assigned
     )
-    return Result(ips=ips, routes=wanted.routes, dns=wanted.dns)
+    return Result(ips=ips, routes=options.routes, dns=options.dns)
 
 
 def release(call: Call, config: PluginConfig) -> None:
-    """DEL; nothing to release is no error."""
+    """Run DEL; does nothing for an attachment without leases."""
     folder = settings.folder_of(config)
     if os.path.isdir(folder):
-        with leases.opened(folder, link_exists) as store:
+        with leases.open_leases(folder, link_exists) as store:
             store.release(leases.owner_name(call.container_id, call.ifname))
 
 
 def check(call: Call, config: PluginConfig) -> None:
-    """CHECK: the attachment has its leases. Raises CniError 120."""
+    """Run CHECK: the attachment has its leases. Raises CniError 120."""
     owner = leases.owner_name(call.container_id, call.ifname)
-    with leases.opened(settings.folder_of(config), link_exists) as store:
+    with leases.open_leases(settings.folder_of(config), link_exists) as store:
         addresses = store.addresses_of(owner)
         if not addresses:
             raise CniError(DAMAGED, f"{owner} has no address")
@@ -52,21 +54,21 @@ def check(call: Call, config: PluginConfig) -> None:
 
 
 def collect(call: Call, config: PluginConfig) -> None:
-    """GC: release the addresses of every attachment that is not valid any more."""
+    """Run GC: release the addresses of attachments that are no longer valid."""
     valid = {leases.owner_name(*pair) for pair in config.valid_attachments()}
     folder = settings.folder_of(config)
     if os.path.isdir(folder):
-        with leases.opened(folder, link_exists) as store:
+        with leases.open_leases(folder, link_exists) as store:
             store.collect(valid.__contains__, scope=config.scope())
 
 
 def status(call: Call, config: PluginConfig) -> None:
-    """STATUS: the configuration can be used. Raises CniError."""
+    """Run STATUS: the configuration is valid. Raises CniError."""
     settings.parse(config, call)
 
 
 def link_exists(name: str) -> bool:
-    """Whether the host has an interface of that name."""
+    """Whether the host has an interface with this name."""
     try:
         return bool(name) and socket.if_nametoindex(name) > 0
     except OSError:

@@ -1,7 +1,7 @@
 """Ranges and sets of ranges, as written in `ipam.ranges`: pure arithmetic on addresses.
 
 A range is a subnet with a first, a last and a gateway address; a set is a list of ranges of one
-family, of which one address is taken; the list of sets gives a pod one address each.
+family, from which a pod gets one address; from a list of sets a pod gets an address of each.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from cni_plugins.protocol.errors import INVALID_CONFIG, CniError
 
 Address = IPv4Address | IPv6Address
 Subnet = IPv4Network | IPv6Network
-MOST_RANGES = 256
+RANGES_LIMIT = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Addresses `first` to `last` of `subnet`, both included; `gateway` is never handed out."""
+    """Addresses `first` to `last` of `subnet`, both included; `gateway` is never assigned."""
 
     subnet: Subnet
     first: Address
@@ -38,14 +38,14 @@ class Range:
 
     @classmethod
     def parse(cls, value: object, where: str) -> Range:
-        """A `{subnet, rangeStart, rangeEnd, gateway}`. Raises CniError 7."""
+        """Parse `{subnet, rangeStart, rangeEnd, gateway}`. Raises CniError 7."""
         if not isinstance(value, dict):
             raise CniError(INVALID_CONFIG, f"{where}: not an object")
         subnet = _subnet(value.get("subnet"), f"{where}.subnet")
         lowest = subnet.network_address + 1
         highest = subnet.broadcast_address - (1 if subnet.version == 4 else 0)
-        first = _inside(value.get("rangeStart"), subnet, f"{where}.rangeStart") or lowest
-        last = _inside(value.get("rangeEnd"), subnet, f"{where}.rangeEnd") or highest
+        first = _address_in(value.get("rangeStart"), subnet, f"{where}.rangeStart") or lowest
+        last = _address_in(value.get("rangeEnd"), subnet, f"{where}.rangeEnd") or highest
         gateway = _address(value.get("gateway"), f"{where}.gateway") or lowest
         if gateway.version != subnet.version:
             raise CniError(
@@ -53,7 +53,7 @@ class Range:
             )
         first, last = _clamp(first, lowest, highest), _clamp(last, lowest, highest)
         if int(first) > int(last):
-            raise CniError(INVALID_CONFIG, f"{where}: rangeStart {first} is behind rangeEnd {last}")
+            raise CniError(INVALID_CONFIG, f"{where}: rangeStart {first} is after rangeEnd {last}")
         return cls(subnet=subnet, first=first, last=last, gateway=gateway)
 
     def __contains__(self, address: Address) -> bool:
@@ -73,15 +73,15 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class RangeSet:
-    """Ranges of one family that do not overlap; one address of them is taken."""
+    """Ranges of one family that do not overlap; a pod gets one address of them."""
 
     ranges: tuple[Range, ...]
 
     @classmethod
     def parse(cls, value: object, where: str) -> RangeSet:
-        """A list of ranges. Raises CniError 7."""
-        if not isinstance(value, list) or not 0 < len(value) <= MOST_RANGES:
-            raise CniError(INVALID_CONFIG, f"{where}: not a list of 1 to {MOST_RANGES} ranges")
+        """Parse a list of ranges. Raises CniError 7."""
+        if not isinstance(value, list) or not 0 < len(value) <= RANGES_LIMIT:
+            raise CniError(INVALID_CONFIG, f"{where}: not a list of 1 to {RANGES_LIMIT} ranges")
         ranges = tuple(Range.parse(item, f"{where}[{index}]") for index, item in enumerate(value))
         if len({r.subnet.version for r in ranges}) > 1:
             raise CniError(INVALID_CONFIG, f"{where}: mixes IPv4 and IPv6")
@@ -99,11 +99,11 @@ class RangeSet:
 
     @property
     def size(self) -> int:
-        """How many addresses there are, gateways included."""
+        """The number of addresses, gateways included."""
         return sum(int(r.last) - int(r.first) + 1 for r in self.ranges)
 
     def after(self, last: Address | None) -> Iterator[tuple[Address, Range]]:
-        """Every address that may be handed out, once, starting behind `last` and going round."""
+        """Yield every assignable address once, starting after `last` and wrapping around."""
         start = next((i for i, r in enumerate(self.ranges) if last is not None and last in r), None)
         if start is None or last is None:
             for each in self.ranges:
@@ -118,7 +118,7 @@ class RangeSet:
 
 
 def check_disjoint(sets: tuple[RangeSet, ...], where: str) -> None:
-    """Raises CniError 7 where two sets share addresses: a requested one could not be told apart."""
+    """Raise CniError 7 if two sets share addresses: a requested address must belong to one set."""
     ordered = sorted(
         (r.subnet.version, int(r.first), int(r.last), i)
         for i, s in enumerate(sets)
@@ -145,7 +145,7 @@ def _subnet(value: object, where: str) -> Subnet:
     if subnet is None:
         raise CniError(INVALID_CONFIG, f"{where}: missing or not a string")
     if subnet.max_prefixlen - subnet.prefixlen < 2:
-        raise CniError(INVALID_CONFIG, f"{where}: {subnet} is too small to hand out addresses")
+        raise CniError(INVALID_CONFIG, f"{where}: {subnet} is too small to assign addresses from")
     return subnet
 
 
@@ -162,7 +162,7 @@ def _not_a_string(where: str) -> Address:
     raise CniError(INVALID_CONFIG, f"{where}: not a string")
 
 
-def _inside(value: object, subnet: Subnet, where: str) -> Address | None:
+def _address_in(value: object, subnet: Subnet, where: str) -> Address | None:
     address = _address(value, where)
     if address is not None and address not in subnet:
         raise CniError(INVALID_CONFIG, f"{where}: {address} is not in {subnet}")

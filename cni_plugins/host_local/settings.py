@@ -1,4 +1,4 @@
-"""host-local's part of the configuration, with the addresses that somebody asked for by name.
+"""host-local's part of the configuration, with the addresses that a pod requests.
 
 Ranges come from `runtimeConfig.ipRanges` (first), `ipam.ranges` and the old form with `subnet` in
 `ipam` itself. Addresses are requested by `runtimeConfig.ips`, `args.cni.ips` or `IP=` in CNI_ARGS.
@@ -24,8 +24,8 @@ _RESOLV_CONF_LIMIT_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """What an allocation needs. `folder` is the network's folder below `dataDir`."""
+class HostLocalSettings:
+    """The options of an allocation. `folder` is the network's folder below `dataDir`."""
 
     folder: str
     sets: tuple[RangeSet, ...]
@@ -34,15 +34,15 @@ class Settings:
     requested: tuple[Address, ...]
 
 
-def parse(config: PluginConfig, call: Call) -> Settings:
-    """Raises CniError 4 or 7."""
+def parse(config: PluginConfig, call: Call) -> HostLocalSettings:
+    """Parse the options. Raises CniError 4 or 7."""
     ipam = config.raw.get("ipam")
     if not isinstance(ipam, dict):
         raise CniError(INVALID_CONFIG, "ipam: missing or not an object")
     sets, routes = _ranges_and_routes(marshal.dumps((ipam, config.capability("ipRanges"))))
     requested = _requested(config, call)
     _check_requests(requested, sets)
-    return Settings(
+    return HostLocalSettings(
         folder=network_folder(config, ipam),
         sets=sets,
         routes=routes,
@@ -52,8 +52,7 @@ def parse(config: PluginConfig, call: Call) -> Settings:
 
 
 def folder_of(config: PluginConfig) -> str:
-    """The network's folder; enough for DEL and GC, which do not care about ranges. Raises CniError
-    7."""
+    """The network's folder, without parsing ranges: DEL and GC need no more. Raises CniError 7."""
     ipam = config.raw.get("ipam")
     return network_folder(config, ipam if isinstance(ipam, dict) else {})
 
@@ -66,30 +65,33 @@ def network_folder(config: PluginConfig, ipam: dict[str, Any]) -> str:
 
 
 @functools.lru_cache(maxsize=16)
-def _ranges_and_routes(told: bytes) -> tuple[tuple[RangeSet, ...], tuple[Route, ...]]:
-    """What `ipam` and `runtimeConfig.ipRanges` say, marshalled: the same for pod after pod, and 0.2
-    ms of parsing addresses."""
-    ipam, given = marshal.loads(told)
+def _ranges_and_routes(marshalled: bytes) -> tuple[tuple[RangeSet, ...], tuple[Route, ...]]:
+    """Parse `ipam` and `runtimeConfig.ipRanges`, marshalled to be cached: they are the same for
+    every pod, and parsing their addresses takes 0.2 ms."""
+    ipam, capability_ranges = marshal.loads(marshalled)
     routes = ipam.get("routes")
     routes = [] if routes is None else routes
     if not isinstance(routes, list):
         raise CniError(INVALID_CONFIG, "ipam.routes: not a list")
-    found = (route_from_json(item, f"ipam.routes[{index}]") for index, item in enumerate(routes))
-    return _range_sets(ipam, given or []), tuple(found)
+    parsed_routes = (
+        route_from_json(item, f"ipam.routes[{index}]") for index, item in enumerate(routes)
+    )
+    return _range_sets(ipam, capability_ranges or []), tuple(parsed_routes)
 
 
-def _range_sets(ipam: dict[str, Any], given: Any) -> tuple[RangeSet, ...]:
-    if not isinstance(given, list):
+def _range_sets(ipam: dict[str, Any], capability_ranges: Any) -> tuple[RangeSet, ...]:
+    if not isinstance(capability_ranges, list):
         raise CniError(INVALID_CONFIG, "runtimeConfig.ipRanges: not a list")
     sets = [
-        RangeSet.parse(item, f"runtimeConfig.ipRanges[{index}]") for index, item in enumerate(given)
+        RangeSet.parse(item, f"runtimeConfig.ipRanges[{index}]")
+        for index, item in enumerate(capability_ranges)
     ]
     if "subnet" in ipam:
         sets.append(RangeSet.parse([ipam], "ipam"))
-    written = ipam.get("ranges") or []
-    if not isinstance(written, list):
+    configured = ipam.get("ranges") or []
+    if not isinstance(configured, list):
         raise CniError(INVALID_CONFIG, "ipam.ranges: not a list")
-    sets += [RangeSet.parse(item, f"ipam.ranges[{index}]") for index, item in enumerate(written)]
+    sets += [RangeSet.parse(item, f"ipam.ranges[{index}]") for index, item in enumerate(configured)]
     if not sets:
         raise CniError(INVALID_CONFIG, "ipam: neither ranges nor a subnet")
     check_disjoint(tuple(sets), "ipam.ranges")
@@ -97,21 +99,21 @@ def _range_sets(ipam: dict[str, Any], given: Any) -> tuple[RangeSet, ...]:
 
 
 def _requested(config: PluginConfig, call: Call) -> tuple[Address, ...]:
-    found: list[tuple[object, str]] = []
+    requests: list[tuple[object, str]] = []
     for value, where in (
         (config.capability("ips"), "runtimeConfig.ips"),
         (config.cni_argument("ips"), "args.cni.ips"),
     ):
         if value is not None and not isinstance(value, list):
             raise CniError(INVALID_CONFIG, f"{where}: not a list")
-        found += [(item, f"{where}[{index}]") for index, item in enumerate(value or [])]
+        requests += [(item, f"{where}[{index}]") for index, item in enumerate(value or [])]
     if single := call.argument("IP"):
-        found.append((single, "CNI_ARGS IP"))
-    return tuple(dict.fromkeys(_requested_address(value, where) for value, where in found))
+        requests.append((single, "CNI_ARGS IP"))
+    return tuple(dict.fromkeys(_requested_address(value, where) for value, where in requests))
 
 
 def _requested_address(value: object, where: str) -> Address:
-    """An address, with or without a prefix length: the range decides that."""
+    """Parse an address. A prefix length is ignored, because the range has its own."""
     try:
         return parse_address(str(value).split("/", 1)[0])
     except ValueError:
@@ -121,19 +123,21 @@ def _requested_address(value: object, where: str) -> Address:
 
 
 def _check_requests(requested: tuple[Address, ...], sets: tuple[RangeSet, ...]) -> None:
-    """Each requested address belongs to a set of its own."""
+    """Check that each requested address belongs to a different set."""
     used: set[int] = set()
     for address in requested:
         index = next((i for i, s in enumerate(sets) if address in s), None)
         if index is None:
-            raise CniError(INVALID_CONFIG, f"the requested address {address} is in no range")
+            raise CniError(INVALID_CONFIG, f"the requested address {address} is not in any range")
         if index in used:
-            raise CniError(INVALID_CONFIG, f"two requested addresses are in range set {index}")
+            raise CniError(
+                INVALID_CONFIG, f"two requested addresses are in the same range set, number {index}"
+            )
         used.add(index)
 
 
 def _resolver(path: object) -> Dns:
-    """The settings of a resolv.conf(5) file; None for no file."""
+    """The settings of a resolv.conf(5) file; empty without one."""
     if not path:
         return Dns()
     if not isinstance(path, str):
@@ -143,16 +147,16 @@ def _resolver(path: object) -> Dns:
             lines = file.read(_RESOLV_CONF_LIMIT_BYTES).decode("utf-8", "replace").splitlines()
     except OSError as error:
         raise CniError(INVALID_CONFIG, f"ipam.resolvConf: {path}: {error.strerror}") from None
-    found: dict[str, Any] = {"nameservers": [], "search": [], "options": []}
+    fields: dict[str, Any] = {"nameservers": [], "search": [], "options": []}
     for words in (line.split() for line in lines):
         if len(words) < 2 or words[0][0] in "#;":
             continue
         if words[0] == "nameserver":
-            found["nameservers"].append(words[1])
+            fields["nameservers"].append(words[1])
         elif words[0] == "domain":
-            found["domain"] = words[1]
+            fields["domain"] = words[1]
         elif words[0] == "search":
-            found["search"] = words[1:]
+            fields["search"] = words[1:]
         elif words[0] == "options":
-            found["options"] += words[1:]
-    return dns_from_json(found)
+            fields["options"] += words[1:]
+    return dns_from_json(fields)

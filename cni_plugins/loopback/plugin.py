@@ -1,9 +1,9 @@
-"""The plugin loopback: sets the pod's `lo` up; the kernel gives it 127.0.0.1/8 and ::1/128."""
+"""The plugin loopback: sets the pod's `lo` up; the kernel then gives it 127.0.0.1/8 and ::1/128."""
 
 from __future__ import annotations
 
 from cni_plugins.net import netns
-from cni_plugins.net.pod import opened
+from cni_plugins.net.pod import open_pod
 from cni_plugins.net.rtnetlink import IFF_UP, addresses, find_link, open_route_socket, set_link
 from cni_plugins.protocol.call import Call
 from cni_plugins.protocol.config import PluginConfig
@@ -15,37 +15,37 @@ _NAME, _MAC = "lo", "00:00:00:00:00:00"
 
 
 def add(call: Call, config: PluginConfig) -> Result:
-    """ADD. As in the reference, an earlier plugin's result is handed on."""
-    with opened(call.netns) as pod:
+    """Run ADD. Returns the result of an earlier plugin unchanged, like the reference plugin."""
+    with open_pod(call.netns) as pod:
         pod.bring_loopback_up()
-        pod.settle()
-        found = [each.address for each in addresses(pod.route, 1)]
+        pod.send_pending()
+        lo_addresses = [each.address for each in addresses(pod.route, 1)]
     previous = config.previous_result()
     if previous is not None:
         return previous
     return Result(
         interfaces=(Interface(name=_NAME, mac=_MAC, sandbox=call.netns),),
-        ips=tuple(AssignedAddress(address, interface=0) for address in found),
+        ips=tuple(AssignedAddress(address, interface=0) for address in lo_addresses),
     )
 
 
 def delete(call: Call, config: PluginConfig) -> None:
-    """DEL: `lo` goes with its namespace; while that exists it is set down, as the reference does."""
+    """Run DEL: set `lo` down while its namespace exists, like the reference plugin."""
     if call.netns and netns.exists(call.netns):
-        with netns.opened(call.netns) as pod, netns.inside(pod), open_route_socket() as route:
+        with netns.open_for(call.netns) as pod, netns.entered(pod), open_route_socket() as route:
             route.call(set_link(index=1, change=IFF_UP))
 
 
 def check(call: Call, config: PluginConfig) -> None:
-    """CHECK: `lo` is up. Raises CniError 120."""
-    with netns.opened(call.netns) as pod, netns.inside(pod), open_route_socket() as route:
+    """Run CHECK: `lo` is up. Raises CniError 120."""
+    with netns.open_for(call.netns) as pod, netns.entered(pod), open_route_socket() as route:
         link = find_link(route, index=1)
         if link is None or not link.up:
             raise CniError(DAMAGED, "lo is not up")
 
 
 def nothing(call: Call, config: PluginConfig) -> None:
-    """STATUS and GC: there is nothing outside the pod."""
+    """STATUS and GC: nothing to do, because the plugin changes nothing outside the pod."""
 
 
 PLUGIN = Plugin("loopback", add=add, delete=delete, check=check, status=nothing, gc=nothing)

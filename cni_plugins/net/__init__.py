@@ -1,6 +1,5 @@
-"""How the plugins tell the kernel about networks: namespaces, links, addresses, routes, host rules.
+"""The plugins' access to the kernel's networking: namespaces, links, addresses, routes, host rules.
 
-`rtnetlink` and `nfnetlink` are the small codecs of the hot path (socket and struct, no import
-cost); what is rare or only reads goes through pyroute2, which is also the codecs' oracle in the
-tests.
+`rtnetlink` and `nfnetlink` are small codecs for ADD and DEL (socket and struct, cheap to import).
+Rare and reading code uses pyroute2, which also checks the codecs in the tests.
 """

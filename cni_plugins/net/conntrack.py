@@ -1,4 +1,5 @@
-"""Forget UDP flows of the host's ports, through pyroute2 (conntrack(8) -D -p udp --dport …)."""
+"""Drops UDP flows of host ports from conntrack, through pyroute2 (conntrack(8) -D -p udp --dport
+…)."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ _UDP, _ENOENT = 17, 2
 
 
 def drop_udp_flows(ports: Collection[int]) -> int:
-    """Drop every UDP flow whose first packet went to one of `ports`; returns how many. Flows that
-    end meanwhile are fine."""
+    """Drop every UDP flow whose first packet went to one of `ports`; returns the number. Flows that
+    end meanwhile are ignored."""
     from pyroute2.netlink.exceptions import NetlinkError
     from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple, NFCTSocket
 
@@ -18,8 +19,8 @@ def drop_udp_flows(ports: Collection[int]) -> int:
     for family in (socket.AF_INET, socket.AF_INET6):
         with NFCTSocket(nfgen_family=family) as conntrack:
             for port in ports:
-                wanted = NFCTAttrTuple(family=family, proto=_UDP, dport=port)
-                for flow in list(conntrack.dump(tuple_orig=wanted)):
+                pattern = NFCTAttrTuple(family=family, proto=_UDP, dport=port)
+                for flow in list(conntrack.dump(tuple_orig=pattern)):
                     original = NFCTAttrTuple.from_netlink(family, flow.get_attr("CTA_TUPLE_ORIG"))
                     try:
                         conntrack.entry("del", tuple_orig=original)

@@ -1,19 +1,20 @@
-"""Our one nftables table on the host: masquerade for pods and the way from host ports to pods.
+"""The nftables table on the host: masquerade for pods, and forwarding of host ports to pods.
 
 The rules never change; pods are elements of maps:
+
 
     masquerade4/6  pod address                       -> jump into the chain of its subnet
     ports4/6       protocol . port                   -> pod address . port
     ports4/6_on    protocol . host address . port    -> pod address . port
-    near4/6(_on)   the same keys                     -> jump: mark clients next to the pod or on loopback
+    near4/6(_on)   the same keys                     -> jump: mark clients on its subnet or loopback
 
-A marked packet leaves under the host's address, else the pod's answer would not come back through
-the host. The mark is bit 13, as in the reference's portmap; it is set in prerouting or output and
-cleared in postrouting.
+A marked packet leaves under the host's address; otherwise the pod would answer its client directly,
+past the host. The mark is bit 13, as in the reference's portmap; it is set in prerouting or output
+and cleared in postrouting.
 
-The chains of subnets are made when the first pod of a subnet asks. An element's comment is its
-owner's tag. The rules are written by one `nft -f -` when an element finds no table (ENOENT), so a
-flushed ruleset heals with the next pod.
+A subnet's chains are created with its first pod. An element's comment is its owner's tag. The rules
+are written by one `nft -f -` when adding an element reports that the table is missing (ENOENT), so
+a flushed ruleset is restored with the next pod.
 """
 
 from __future__ import annotations
@@ -112,10 +113,9 @@ Address = IPv4Address | IPv6Address
 
 
 def owner_tag(network: str, container_id: str, ifname: str, scope: str = "") -> str:
-    """Who owns an element or a link; at most 128 characters, so that it fits into nft's comments.
+    """The owner of an element or a link; at most 128 characters, nft's limit for a comment.
 
-    scope: the runtime's word for itself (`PluginConfig.scope`), behind the last slash.
-    """
+    scope: the runtime's name for itself (`PluginConfig.scope`), after the last slash."""
     tag = f"{network}/{container_id}/{ifname}"
     if len(tag) > 110:
         tag = f"{_network_tag(network)}/{_digest(container_id, 32)}/{ifname}"
@@ -123,13 +123,14 @@ def owner_tag(network: str, container_id: str, ifname: str, scope: str = "") -> 
 
 
 def belongs_to(tag: str, network: str, scope: str = "") -> bool:
-    """Whether `owner_tag` made `tag` for `network` and, where one is given, for `scope`."""
+    """Whether `tag` is an `owner_tag` of `network` and, if given, of `scope`."""
     parts = tag.split("/")
     return parts[0] in (network, _network_tag(network)) and (not scope or parts[3:] == [scope])
 
 
 def masquerade_element(address: Address, subnet: Subnet, tag: str) -> Element:
-    """A pod whose packets to anywhere but its subnet and multicast leave under the host's address."""
+    """The element that makes a pod's packets leave under the host's address, unless sent to its
+    subnet or to multicast."""
     return Element(
         f"masquerade{address.version}", address.packed, chain=_masquerade_chain(subnet), comment=tag
     )
@@ -144,33 +145,33 @@ def port_elements(
     near: Subnet | None,
     tag: str,
 ) -> tuple[Element, ...]:
-    """A host port's elements. `near`: masquerade clients of that subnet and of loopback; None:
-    nobody (no snat)."""
+    """A host port's elements. `near`: the subnet whose clients, and those on loopback, are
+    masqueraded; None: none (no snat)."""
     packed_protocol, port = struct.pack("B3x", PROTOCOLS[protocol]), _port(host_port)
     target = pod.packed + _port(pod_port)
     if host_address is None:
-        found = [Element(f"ports{pod.version}", packed_protocol + port, data=target, comment=tag)]
+        elements = [
+            Element(f"ports{pod.version}", packed_protocol + port, data=target, comment=tag)
+        ]
     else:
         key = packed_protocol + host_address.packed + port
-        found = [Element(f"ports{pod.version}_on", key, data=target, comment=tag)]
+        elements = [Element(f"ports{pod.version}_on", key, data=target, comment=tag)]
     if near is not None:
-        marks = found[0].set_name.replace("ports", "near")
-        found.append(Element(marks, found[0].key, chain=_near_chain(near), comment=tag))
-    return tuple(found)
+        marks = elements[0].set_name.replace("ports", "near")
+        elements.append(Element(marks, elements[0].key, chain=_near_chain(near), comment=tag))
+    return tuple(elements)
 
 
-def everyone(version: int) -> Subnet:
+def all_clients(version: int) -> Subnet:
     """The subnet that makes `port_elements` masquerade every client."""
     return IPv4Network("0.0.0.0/0") if version == 4 else IPv6Network("::/0")
 
 
-def publish(new: Iterable[Element], subnets: Iterable[Subnet]) -> None:
-    """Add elements in one transaction, making table and chains where they are missing.
+def add_elements(new: Iterable[Element], subnets: Iterable[Subnet]) -> None:
+    """Add elements in one transaction, and create table and chains if they are missing.
 
-    A masquerade that is there already is taken over: its address has been leased anew. Raises
-    AlreadyExists naming the owner of a taken port, KernelError, PeerError (nft refused),
-    Unsupported (no nft).
-    """
+    An existing masquerade is replaced: its address has a new lease. Raises AlreadyExists naming the
+    owner of a taken port, KernelError, PeerError (nft failed), Unsupported (no nft)."""
     added = tuple(new)
     if not added:
         return
@@ -183,19 +184,19 @@ def publish(new: Iterable[Element], subnets: Iterable[Subnet]) -> None:
             elif error.errno != errno.EEXIST:
                 raise
             try:
-                change_elements(netfilter, TABLE, add=added, remove=_stale(added))
+                change_elements(netfilter, TABLE, add=added, remove=_existing_masquerades(added))
             except KernelError as second:
                 raise _conflict(added) if second.errno == errno.EEXIST else second from None
 
 
-def _stale(wanted: tuple[Element, ...]) -> tuple[Element, ...]:
-    masquerades = [e for e in wanted if e.set_name in MASQUERADE_SETS]
-    return tuple(found for found in lookup(masquerades) if found is not None)
+def _existing_masquerades(requested: tuple[Element, ...]) -> tuple[Element, ...]:
+    masquerades = [e for e in requested if e.set_name in MASQUERADE_SETS]
+    return tuple(existing for existing in lookup(masquerades) if existing is not None)
 
 
-def retract(found: Iterable[Element]) -> None:
-    """Remove elements; those that are gone already do not matter."""
-    removed = tuple(found)
+def remove_elements(elements: Iterable[Element]) -> None:
+    """Remove elements; ignores those that are gone already."""
+    removed = tuple(elements)
     if not removed:
         return
     with filter_socket() as netfilter:
@@ -208,37 +209,39 @@ def retract(found: Iterable[Element]) -> None:
                 _remove_one(element)
 
 
-def owned(sets: Iterable[str], tag: str) -> list[Element]:
-    """The elements of the named sets that carry `tag`."""
-    return everything(sets, tag)
+def elements_of(sets: Iterable[str], tag: str) -> list[Element]:
+    """The elements of the named sets whose comment is `tag`."""
+    return all_elements(sets, tag)
 
 
-def everything(sets: Iterable[str], tag: str | None = None) -> list[Element]:
+def all_elements(sets: Iterable[str], tag: str | None = None) -> list[Element]:
     """The elements of the named sets, of all owners or of one."""
     with filter_socket() as netfilter:
         return [e for name in sets for e in elements(netfilter, TABLE, name, tag)]
 
 
-def lookup(wanted: Iterable[Element]) -> list[Element | None]:
-    """What the kernel has under the keys of `wanted`."""
+def lookup(expected: Iterable[Element]) -> list[Element | None]:
+    """The kernel's elements with the keys of `expected`, None where it has none."""
     with filter_socket() as netfilter:
-        return [find_element(netfilter, TABLE, e.set_name, e.key) for e in wanted]
+        return [find_element(netfilter, TABLE, e.set_name, e.key) for e in expected]
 
 
-def intact() -> bool:
-    """Whether every rule of the table is there."""
+def is_intact() -> bool:
+    """Whether every rule of the table exists."""
     with filter_socket() as netfilter:
         counts = count_rules(netfilter, TABLE)
     return all(counts.get(chain) == number for chain, number in _EXPECTED_RULES.items())
 
 
-def restore(wanted: list[Element], subnets: Iterable[Subnet]) -> int:
-    """Make rules and `wanted` elements be there; returns how many elements were missing. A key
-    taken by others is left."""
-    if wanted and not intact():
+def restore(expected: list[Element], subnets: Iterable[Subnet]) -> int:
+    """Add missing rules and missing elements of `expected`; returns how many elements were missing.
+    Keeps an element of another owner."""
+    if expected and not is_intact():
         install(subnets)
-    missing = [e for e, found in zip(wanted, lookup(wanted), strict=True) if found is None]
-    publish(missing, subnets)
+    missing = [
+        e for e, existing in zip(expected, lookup(expected), strict=True) if existing is None
+    ]
+    add_elements(missing, subnets)
     return len(missing)
 
 
@@ -249,20 +252,20 @@ def install(subnets: Iterable[Subnet]) -> None:
 
 
 def nft_program() -> str:
-    """The path of `nft`, or an empty string."""
+    """The path of `nft`; empty if it is not installed."""
     return next((p for folder in _NFT_FOLDERS if os.access(p := f"{folder}/nft", os.X_OK)), "")
 
 
 def run_nft(script: str) -> str:
-    """Run `nft -f -`. Raises Unsupported where there is no nft, PeerError with its message where it
-    refuses, DeadlineExceeded where it does not end in NFT_TIMEOUT_S."""
+    """Run `nft -f -`. Raises Unsupported without nft, PeerError with its message when it fails,
+    DeadlineExceeded when it takes longer than NFT_TIMEOUT_S."""
     import subprocess
 
     program = nft_program()
     if not program:
         raise Unsupported("host ports and masquerade need the program nft (package nftables)")
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [program, "-f", "-"],
             input=script,
             capture_output=True,
@@ -272,9 +275,9 @@ def run_nft(script: str) -> str:
         )
     except subprocess.TimeoutExpired:
         raise DeadlineExceeded(f"{program} did not end in {NFT_TIMEOUT_S:g} s") from None
-    if done.returncode != 0:
-        raise PeerError(f"nft: {' '.join(done.stderr.split())[:400]}")
-    return done.stdout
+    if process.returncode != 0:
+        raise PeerError(f"nft: {' '.join(process.stderr.split())[:400]}")
+    return process.stdout
 
 
 def _subnet_chains(subnet: Subnet) -> str:
@@ -294,17 +297,18 @@ add rule inet {TABLE} {masquerade} masquerade
 """
 
 
-def _conflict(wanted: tuple[Element, ...]) -> AlreadyExists:
-    for element, found in zip(wanted, lookup(wanted), strict=True):
-        if found is not None:
+def _conflict(requested: tuple[Element, ...]) -> AlreadyExists:
+    for element, existing in zip(requested, lookup(requested), strict=True):
+        if existing is not None:
             return AlreadyExists(
-                f"{describe(element)} is already taken by {found.comment or 'somebody'}"
+                f"{describe(element)} is already taken by"
+                f" {existing.comment or 'an element without a comment'}"
             )
-    return AlreadyExists(f"{describe(wanted[0])} is taken twice in this request")
+    return AlreadyExists(f"{describe(requested[0])} occurs twice in this request")
 
 
 def describe(element: Element) -> str:
-    """The element in an error's words."""
+    """The element for an error message."""
     if element.set_name in PORT_SETS:
         return f"host port {port_of(element)}/{protocol_of(element)}"
     return f"{element.set_name} {element.key.hex()}"
@@ -316,7 +320,7 @@ def port_of(element: Element) -> int:
 
 
 def protocol_of(element: Element) -> str:
-    """tcp, udp or sctp, of an element of PORT_SETS."""
+    """The protocol (tcp, udp or sctp) of an element of PORT_SETS."""
     return next((name for name, number in PROTOCOLS.items() if number == element.key[0]), "?")
 
 

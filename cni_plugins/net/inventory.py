@@ -1,8 +1,8 @@
-"""What is there, read through pyroute2: for CHECK and GC, which are rare and must not see with the
-eyes of ADD.
+"""Reads the kernel's links, addresses and routes through pyroute2, for CHECK and GC: they are rare,
+and must not depend on the code that ADD uses.
 
-pyroute2 takes 150 ms and 23 MiB to import, so it is imported when first needed, by the worker that
-needs it. Every function looks at the namespace that the process is in.
+pyroute2 takes 150 ms and 23 MiB to import, so the worker that needs it imports it first then. Every
+function reads the namespace of the process.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _LOCAL_TABLE = 255
 
 
 @dataclass(frozen=True, slots=True)
-class FoundLink:
-    """A link; `hairpin` is None where it is no bridge's port."""
+class LinkState:
+    """A link; `hairpin` and `isolated` are None for one that is not a bridge's port."""
 
     index: int
     name: str
@@ -37,7 +37,7 @@ class FoundLink:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundRoute:
+class RouteState:
     """A unicast route; an empty gateway means on-link."""
 
     destination: IPv4Network | IPv6Network
@@ -47,13 +47,13 @@ class FoundRoute:
     priority: int
 
 
-def links() -> list[FoundLink]:
+def links() -> list[LinkState]:
     """All links of the namespace."""
     with _route() as route:
         return [_link(message) for message in route.get_links()]
 
 
-def link_named(name: str) -> FoundLink | None:
+def link_named(name: str) -> LinkState | None:
     return next((link for link in links() if link.name == name), None)
 
 
@@ -68,17 +68,17 @@ def addresses(index: int) -> list[IPv4Interface | IPv6Interface]:
         ]
 
 
-def routes() -> list[FoundRoute]:
+def routes() -> list[RouteState]:
     """The unicast routes of both families, without the local table."""
-    found = []
+    unicast_routes = []
     with _route() as route:
         for family, anywhere in ((2, "0.0.0.0"), (10, "::")):
             for message in route.get_routes(family=family):
                 table = message.get("RTA_TABLE") or message["table"]
                 if message["type"] != _UNICAST or table == _LOCAL_TABLE:
                     continue
-                found.append(
-                    FoundRoute(
+                unicast_routes.append(
+                    RouteState(
                         destination=parse_network(
                             f"{message.get('RTA_DST') or anywhere}/{message['dst_len']}"
                         ),
@@ -88,17 +88,17 @@ def routes() -> list[FoundRoute]:
                         priority=message.get("RTA_PRIORITY") or 0,
                     )
                 )
-    return found
+    return unicast_routes
 
 
-def _link(message: Any) -> FoundLink:
+def _link(message: Any) -> LinkState:
     info = message.get("IFLA_LINKINFO")
     port = (
         info.get("IFLA_INFO_SLAVE_DATA")
         if info and info.get("IFLA_INFO_SLAVE_KIND") == "bridge"
         else None
     )
-    return FoundLink(
+    return LinkState(
         index=message["index"],
         name=message.get("IFLA_IFNAME"),
         kind=(info.get("IFLA_INFO_KIND") if info else "") or "",

@@ -1,5 +1,5 @@
-"""Unsolicited neighbour advertisements (RFC 4861, 7.2.6): IPv6's word that an address has another
-hardware address now."""
+"""Sends unsolicited neighbour advertisements (RFC 4861, 7.2.6): they announce that an IPv6 address
+has another hardware address now."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from cni_plugins.net.rtnetlink import pack_mac
 _ADVERTISEMENT, _OVERRIDE, _TARGET_LINK_ADDRESS = 136, 0x20000000, 2
 _ALL_NODES = "ff02::1"
 _HOPS = 255
-"""Advertisements with fewer hops left are dropped: they cannot come from the link."""
+"""Receivers drop advertisements with fewer hops left, since those cannot come from the link."""
 
 
 def open_advertiser() -> socket.socket:
-    """A socket of the present namespace to send them from."""
+    """A socket in the current namespace for `advertise`."""
     return socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6)
 
 
 def advertise(
     sender: socket.socket, index: int, mac: str, addresses: Iterable[IPv6Address]
 ) -> None:
-    """Send one for each address from link `index` of the sender's namespace. What cannot be sent is
-    not an error."""
+    """Send an advertisement for each address from link `index` of the socket's namespace. Errors of
+    sending are ignored: neighbours find out by themselves, later."""
     sender.setblocking(False)
     sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, _HOPS)
     sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, index)

@@ -1,9 +1,9 @@
-"""Netlink framing shared by the two codecs: a request is built as bytes, a batch is sent at once,
-every answer is read.
+"""Netlink framing of the two codecs: requests are built as bytes, sent as a batch, and every answer
+is read.
 
 One `send` carries many requests: a whole pod is set up in two round trips. The kernel handles them
-in order and reports every error; of successes only the last one's is asked for, which is the word
-that all are done. Errors become `KernelError` with the request's name, its subject and the kernel's
+in order and reports every error. Only the last success is acknowledged, which means that all
+requests are done. Errors become `KernelError` with the request's name, its subject and the kernel's
 extended explanation (netlink(7), NETLINK_EXT_ACK).
 """
 
@@ -36,8 +36,7 @@ _DUMP_ATTEMPTS = 50
 class Request:
     """One message without its header. `name` and `subject` are for the error text only.
 
-    Without NLM_F_ACK and NLM_F_DUMP it is a question with one answer, which is its end.
-    """
+    Without NLM_F_ACK and NLM_F_DUMP it is a query with a single answer."""
 
     kind: int
     body: bytes
@@ -47,7 +46,7 @@ class Request:
 
 
 def attribute(kind: int, value: bytes | str | int) -> bytes:
-    """An attribute: an int is 32 bits in host order, a str is NUL-terminated."""
+    """Encode an attribute: an int as 32 bits in host order, a str NUL-terminated."""
     if isinstance(value, int):
         value = struct.pack("I", value)
     elif isinstance(value, str):
@@ -61,7 +60,7 @@ def nested(kind: int, *attributes: bytes) -> bytes:
 
 
 def attributes(body: bytes, offset: int = 0) -> dict[int, bytes]:
-    """The attributes from `offset` on; of equal kinds the last one."""
+    """The attributes from `offset` on; the last one of each kind."""
     return dict(each_attribute(body, offset))
 
 
@@ -76,20 +75,20 @@ def each_attribute(body: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
 
 
 def text(value: bytes | None) -> str:
-    """A NUL-terminated attribute as a str."""
+    """Decode a NUL-terminated attribute."""
     return (value or b"").rstrip(b"\0").decode("utf-8", "replace")
 
 
 class NetlinkSocket:
-    """A netlink socket of the namespace that the process is in when it is made. Close it, or use it
-    in `with`."""
+    """A netlink socket in the namespace of the process at its creation. Close it, or use it in
+    `with`."""
 
     def __init__(self, protocol: int) -> None:
         with kernel_errors("socket", f"AF_NETLINK protocol {protocol}"):
             self._socket = socket.socket(
                 socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol
             )
-        # Python's own timeout is a poll(2) before every send and receive.
+        # Not settimeout(): Python then calls poll(2) before every send and receive.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _RECEIVE_TIMEOUT)
         for option in (_CAP_ACK, _EXT_ACK, _STRICT_CHECK):
             self._socket.setsockopt(_SOL_NETLINK, option, 1)
@@ -111,8 +110,8 @@ class NetlinkSocket:
         self.close()
 
     def call(self, *requests: Request) -> list[list[bytes]]:
-        """Send all at once; the answers' bodies per request. Raises the first request's KernelError
-        after reading all."""
+        """Send all requests at once; returns the answers' bodies per request. Reads all answers,
+        then raises the first KernelError."""
         outcomes = self.attempt(*requests)
         for outcome in outcomes:
             if isinstance(outcome, KernelError):
@@ -120,8 +119,8 @@ class NetlinkSocket:
         return [outcome for outcome in outcomes if not isinstance(outcome, KernelError)]
 
     def attempt(self, *requests: Request) -> list[list[bytes] | KernelError]:
-        """Send all at once; per request its answers or its error. The kernel goes on after a failed
-        request."""
+        """Send all requests at once; returns the answers or the error of each. The kernel continues
+        after a failed request."""
         first = self._sequence + 1
         self._sequence += len(requests)
         last = len(requests) - 1
@@ -134,8 +133,8 @@ class NetlinkSocket:
         )
         answers: list[list[bytes]] = [[] for _ in requests]
         errors: dict[int, KernelError] = {}
-        done = False
-        while not done:
+        is_complete = False
+        while not is_complete:
             for kind, flags, sequence, body in self._receive(requests[0]):
                 index = sequence - first
                 if not 0 <= index <= last:
@@ -144,16 +143,16 @@ class NetlinkSocket:
                     answers[index].append(body)
                 elif error := _error(requests[index], flags, body):
                     errors[index] = error
-                done |= index == last and (
+                is_complete |= index == last and (
                     kind in (_NLMSG_ERROR, _NLMSG_DONE)
                     or not requests[last].flags & (NLM_F_ACK | NLM_F_DUMP)
                 )
         return [errors.get(i) or answers[i] for i in range(len(requests))]
 
     def dump(self, request: Request) -> list[bytes]:
-        """All objects of a kind, asked for again while something changed in between
+        """All objects of a kind; repeats the request while they change during the listing
         (NLM_F_DUMP_INTR)."""
-        whole = Request(
+        dump_request = Request(
             request.kind,
             request.body,
             request.name,
@@ -162,18 +161,18 @@ class NetlinkSocket:
         )
         for _ in range(_DUMP_ATTEMPTS):
             self._interrupted = False
-            (answers,) = self.call(whole)
+            (answers,) = self.call(dump_request)
             if not self._interrupted:
                 return answers
         raise KernelError(
-            request.name, request.subject, errno.EINTR, "what is listed changes all the time"
+            request.name, request.subject, errno.EINTR, "the list changes all the time"
         )
 
     def send_batch(
         self, begin: bytes, requests: tuple[Request, ...], end: bytes
     ) -> list[KernelError | None]:
-        """nfnetlink's form: a transaction between two frames that are not answered. The first error
-        decides for all."""
+        """Send an nfnetlink transaction: requests between two frames that are not answered. The
+        first error aborts all."""
         first = self._sequence + 1
         self._sequence += len(requests) + 2
         frames = [_HEADER.pack(16 + len(begin), 0x10, NLM_F_REQUEST, first - 1, 0) + begin]

@@ -1,8 +1,7 @@
-"""Network namespaces: open one by path, be inside it for a while, write its sysctls.
+"""Opens and enters network namespaces, and writes their sysctls.
 
-A path may be `/proc/<pid>/fd/<n>`, `/proc/<pid>/ns/net` or a bind mount; what it leads to is
-checked to be a network namespace before anything else is done with it. Entering changes the calling
-thread; plugins have only one.
+A path may be `/proc/<pid>/fd/<n>`, `/proc/<pid>/ns/net` or a bind mount; it is checked first that
+it leads to a network namespace. Entering changes the calling thread; plugins have only one.
 """
 
 from __future__ import annotations
@@ -20,12 +19,11 @@ CLONE_NEWNET = 0x40000000
 _NS_GET_NSTYPE = 0xB703
 _OWN = "/proc/thread-self/ns/net"
 _GONE = (errno.ENOENT, errno.ESRCH, errno.ENOTDIR)
-_home: int | None = None
+_kept_netns: int | None = None
 
 
 def open_netns(path: str) -> int:
-    """A descriptor of the namespace at `path`. Raises CniError 3 where there is none, or something
-    else."""
+    """A descriptor of the namespace at `path`. Raises CniError 3 if there is none."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
@@ -41,7 +39,7 @@ def open_netns(path: str) -> int:
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Iterator[int]:
+def open_for(path: str) -> Iterator[int]:
     """`open_netns` for a block."""
     descriptor = open_netns(path)
     try:
@@ -59,23 +57,23 @@ def exists(path: str) -> bool:
     return True
 
 
-def identity() -> tuple[int, int]:
-    """Device and inode of the namespace that the thread is in."""
-    found = os.stat(_OWN)
-    return found.st_dev, found.st_ino
+def current_id() -> tuple[int, int]:
+    """Device and inode of the thread's namespace."""
+    netns_stat = os.stat(_OWN)
+    return netns_stat.st_dev, netns_stat.st_ino
 
 
 def keep_open() -> None:
-    """Remember the present namespace as the one that `inside` comes from; for processes that serve
-    many requests."""
-    global _home
-    _home = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+    """Keep a descriptor of the current namespace for `entered` to return to, in a process that
+    serves many requests."""
+    global _kept_netns
+    _kept_netns = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
 
 
 @contextlib.contextmanager
-def inside(descriptor: int) -> Iterator[None]:
-    """Be in the namespace for a block; sockets made there stay in it."""
-    own = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC) if _home is None else _home
+def entered(descriptor: int) -> Iterator[None]:
+    """Enter the namespace for a block; sockets opened in it stay in it."""
+    own = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC) if _kept_netns is None else _kept_netns
     try:
         syscall("setns", "network namespace", descriptor, CLONE_NEWNET)
         try:
@@ -83,16 +81,15 @@ def inside(descriptor: int) -> Iterator[None]:
         finally:
             syscall("setns", "own network namespace", own, CLONE_NEWNET)
     finally:
-        if own != _home:
+        if own != _kept_netns:
             os.close(own)
 
 
 def write_sysctl(name: str, value: str) -> bool:
-    """Set `name`, such as `net/ipv4/ip_forward`, in the present namespace unless it has the value
+    """Set `name`, such as `net/ipv4/ip_forward`, in the current namespace unless it has the value
     already.
 
-    Returns False where the kernel has no such setting (IPv6 switched off). Raises OSError.
-    """
+    Returns False if the kernel has no such sysctl (IPv6 disabled). Raises OSError."""
     path = f"/proc/sys/{name}"
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)

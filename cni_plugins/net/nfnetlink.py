@@ -1,8 +1,8 @@
-"""Elements of nftables sets and maps as nfnetlink transactions
+"""Adds, removes and lists elements of nftables sets and maps by nfnetlink transactions
 (include/uapi/linux/netfilter/nf_tables.h).
 
-Running `nft` costs 3 to 12 ms, one element through the socket 0.02 ms: rules are written by `nft`
-once per boot, and a pod only adds and removes elements.
+Running `nft` costs 3 to 12 ms, one element through the socket 0.02 ms: `nft` writes the rules once
+per boot, and a pod only adds and removes elements.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RULE_TABLE, _RULE_CHAIN = 1, 2
 _COMMENT = 0
 _ELEMENTS_PER_REQUEST = 100
 _AGREE_ATTEMPTS = 50
-_kept: NetlinkSocket | None = None
+_open_socket: NetlinkSocket | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,8 @@ class Element:
     """A member of set or map `set_name`. A map's value is `data` or, for a verdict map, a jump to
     `chain`.
 
-    Fields of a concatenation are padded to four bytes each, numbers in network order. `comment` is
-    what `nft` shows.
-    """
+    Fields of a concatenation are padded to four bytes each, with numbers in network order. `nft`
+    shows `comment`."""
 
     set_name: str
     key: bytes
@@ -58,21 +57,20 @@ class Element:
 
 
 def keep_open() -> None:
-    """Make one socket in the present namespace and use it for all that follows; for processes that
-    serve many requests.
+    """Open one socket in the current namespace for all later calls; for processes that serve many
+    requests.
 
     Closing a netfilter socket waits until the kernel has destroyed removed elements, 6 to 20 ms
-    (nft_rcv_nl_event, net/netfilter/nf_tables_api.c).
-    """
-    global _kept
-    _kept = NetlinkSocket(_NETLINK_NETFILTER)
+    (nft_rcv_nl_event, net/netfilter/nf_tables_api.c)."""
+    global _open_socket
+    _open_socket = NetlinkSocket(_NETLINK_NETFILTER)
 
 
 @contextmanager
 def filter_socket() -> Iterator[NetlinkSocket]:
-    """The socket that is kept open, or a new one in the namespace that the process is in."""
-    if _kept is not None:
-        yield _kept
+    """The socket of `keep_open`, or a new one in the namespace of the process."""
+    if _open_socket is not None:
+        yield _open_socket
         return
     with NetlinkSocket(_NETLINK_NETFILTER) as netfilter:
         yield netfilter
@@ -85,11 +83,10 @@ def change_elements(
     add: tuple[Element, ...] = (),
     remove: tuple[Element, ...] = (),
 ) -> None:
-    """Remove and add in one transaction: all of it happens or nothing.
+    """Remove and add elements in one transaction.
 
-    Raises KernelError: ENOENT where the table, the set, the chain or a removed element is missing,
-    EEXIST for a key taken.
-    """
+    Raises KernelError: ENOENT for a missing table, set, chain or removed element, EEXIST for a key
+    that is taken."""
     requests = _requests(_DELSETELEM, table, remove, NLM_F_ACK)
     requests += _requests(_NEWSETELEM, table, add, NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL)
     if not requests:
@@ -103,15 +100,14 @@ def change_elements(
 def elements(
     netfilter: NetlinkSocket, table: str, set_name: str, comment: str | None = None
 ) -> list[Element]:
-    """The elements of a set, those with `comment` if given; empty where the table or the set does
-    not exist.
+    """The elements of a set, or only those with `comment`; empty if the table or the set does not
+    exist.
 
-    A set is a hash table that grows in the background. Between two packets of a list that moves
+    A set is a hash table that grows in the background. Between two packets of a listing that moves
     elements past the reader without NLM_F_DUMP_INTR (rhashtable_walk_next() starts over, nf_tables
-    skips by count), so that a list of several packets counts only when the next one agrees with it.
-    """
+    skips by count). So a listing of several packets is valid only if the next one equals it."""
     request = Request(_GETSETELEM, _address(table, set_name), "NFT_MSG_GETSETELEM", set_name)
-    before: set[Element] | None = None
+    previous: set[Element] | None = None
     for _ in range(_AGREE_ATTEMPTS):
         try:
             answers = netfilter.dump(request)
@@ -119,16 +115,16 @@ def elements(
             if error.errno == errno.ENOENT:
                 return []
             raise
-        found = [element for answer in answers for element in _elements(set_name, answer)]
-        wanted = [element for element in found if comment is None or element.comment == comment]
-        if len(answers) <= 1 or set(wanted) == before:
-            return wanted
-        before = set(wanted)
-    raise KernelError(request.name, set_name, errno.EINTR, "what is listed changes all the time")
+        listed = [element for answer in answers for element in _elements(set_name, answer)]
+        matching = [element for element in listed if comment is None or element.comment == comment]
+        if len(answers) <= 1 or set(matching) == previous:
+            return matching
+        previous = set(matching)
+    raise KernelError(request.name, set_name, errno.EINTR, "the list changes all the time")
 
 
 def find_element(netfilter: NetlinkSocket, table: str, set_name: str, key: bytes) -> Element | None:
-    """One element by its key, or None."""
+    """The element with this key, or None."""
     body = _address(table, set_name) + nested(
         _LIST_ELEMENTS, nested(_LIST_ELEMENT, nested(_KEY, attribute(_VALUE, key)))
     )
@@ -137,12 +133,12 @@ def find_element(netfilter: NetlinkSocket, table: str, set_name: str, key: bytes
         if outcome.errno == errno.ENOENT:
             return None
         raise outcome
-    found = [element for answer in outcome for element in _elements(set_name, answer)]
-    return found[0] if found else None
+    matches = [element for answer in outcome for element in _elements(set_name, answer)]
+    return matches[0] if matches else None
 
 
 def count_rules(netfilter: NetlinkSocket, table: str) -> dict[str, int]:
-    """How many rules each chain of the table has; empty where there is no table."""
+    """The number of rules per chain of the table; empty if there is no table."""
     body = struct.pack(">BBH", _INET, 0, 0) + attribute(_RULE_TABLE, table)
     try:
         answers = netfilter.dump(Request(_GETRULE, body, "NFT_MSG_GETRULE", table))
@@ -152,9 +148,9 @@ def count_rules(netfilter: NetlinkSocket, table: str) -> dict[str, int]:
         raise
     counts: dict[str, int] = {}
     for answer in answers:
-        found = attributes(answer, 4)
-        if text(found.get(_RULE_TABLE)) == table:
-            chain = text(found.get(_RULE_CHAIN))
+        rule = attributes(answer, 4)
+        if text(rule.get(_RULE_TABLE)) == table:
+            chain = text(rule.get(_RULE_CHAIN))
             counts[chain] = counts.get(chain, 0) + 1
     return counts
 
@@ -209,12 +205,12 @@ def _address(table: str, set_name: str) -> bytes:
 
 
 def _elements(set_name: str, answer: bytes) -> list[Element]:
-    found = []
+    members = []
     for _, item in each_attribute(attributes(answer, 4).get(_LIST_ELEMENTS, b"")):
         parts = attributes(item)
         data = attributes(parts.get(_DATA, b""))
         verdict = attributes(data.get(_VERDICT, b""))
-        found.append(
+        members.append(
             Element(
                 set_name=set_name,
                 key=attributes(parts.get(_KEY, b"")).get(_VALUE, b""),
@@ -223,7 +219,7 @@ def _elements(set_name: str, answer: bytes) -> list[Element]:
                 comment=_read_comment(parts.get(_USERDATA, b"")),
             )
         )
-    return found
+    return members
 
 
 def _read_comment(userdata: bytes) -> str:

@@ -1,8 +1,9 @@
-"""A pod's network namespace during a request: opened once, entered once, and spoken to through the
-sockets made there.
+"""A pod's network namespace during a request: opened and entered once, then used through sockets
+opened in it.
 
-A socket belongs to the namespace that it was made in, whoever uses it from where. Plugins of one
-request get the same `Pod` (`sharing`), so that a chain of ours visits the namespace a single time.
+A socket belongs to the namespace that it was opened in, wherever it is used. Plugins of one request
+get the same `Pod` (`shared_pod`), so that a chain of pyrunc's plugins enters the namespace a single
+time.
 """
 
 from __future__ import annotations
@@ -21,54 +22,54 @@ _shared: dict[str, Pod] = {}
 
 
 class Pod:
-    """The namespace of descriptor `fd`; close it."""
+    """The namespace of descriptor `fd`, which `close` closes."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self._route: NetlinkSocket | None = None
         self.pending: list[Request] = []
-        """What is to be sent with the next requests."""
+        """Requests to send with the next ones."""
         self.advertiser: socket.socket | None = None
-        """Sends neighbour advertisements, where somebody has put one here
+        """A socket for neighbour advertisements, once a plugin has opened one
         (cni_plugins.net.neighbours)."""
 
     @property
     def route(self) -> NetlinkSocket:
-        """A route socket in it."""
+        """A route socket in the namespace."""
         if self._route is None:
-            with self.inside():
+            with self.entered():
                 pass
         assert self._route is not None
         return self._route
 
     @contextlib.contextmanager
-    def inside(self) -> Iterator[NetlinkSocket]:
-        """Be in it for a block, with its route socket."""
-        with netns.inside(self.fd):
+    def entered(self) -> Iterator[NetlinkSocket]:
+        """Enter the namespace for a block; yields its route socket."""
+        with netns.entered(self.fd):
             if self._route is None:
                 self._route = open_route_socket()
             yield self._route
 
     def bring_loopback_up(self) -> None:
-        """Set `lo` up with the next requests, or at the latest with `settle`."""
+        """Set `lo` up with the next requests, at the latest by `send_pending`."""
         self.pending.append(set_link(index=_LOOPBACK, flags=IFF_UP, change=IFF_UP))
 
-    def settle(self) -> None:
-        """Send what is pending. Raises KernelError."""
+    def send_pending(self) -> None:
+        """Send the pending requests. Raises KernelError."""
         if self.pending:
             requests, self.pending = self.pending, []
             self.route.call(*requests)
 
     def close(self) -> None:
-        for made in (self._route, self.advertiser):
-            if made is not None:
-                made.close()
+        for each in (self._route, self.advertiser):
+            if each is not None:
+                each.close()
         os.close(self.fd)
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Iterator[Pod]:
-    """The namespace at `path` for a block. Raises CniError 3 where there is none."""
+def open_pod(path: str) -> Iterator[Pod]:
+    """Open the namespace at `path` for a block. Raises CniError 3 if there is none."""
     if path in _shared:
         yield _shared[path]
         return
@@ -80,9 +81,10 @@ def opened(path: str) -> Iterator[Pod]:
 
 
 @contextlib.contextmanager
-def sharing(path: str) -> Iterator[Pod]:
-    """`opened`, and whoever opens the same path in the block gets this one."""
-    with opened(path) as pod:
+def shared_pod(path: str) -> Iterator[Pod]:
+    """Open the namespace for a block like `open_pod`; `open_pod` of the same path in the block
+    yields the same one."""
+    with open_pod(path) as pod:
         _shared[path] = pod
         try:
             yield pod

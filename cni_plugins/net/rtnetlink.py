@@ -1,9 +1,10 @@
 """Links, addresses and routes as rtnetlink requests (rtnetlink(7);
 include/uapi/linux/{if_link,rtnetlink,if_addr}.h).
 
-Only what the plugins need. The veth is born in place: one RTM_NEWLINK makes the host's end,
-enslaved and up, and the pod's end inside the pod's namespace under its final name. Moving a link
-between namespaces costs an RCU grace period under the rtnl lock (measured 20 ms against 0.4).
+The codec covers only what the plugins need. A veth is created in place: one RTM_NEWLINK makes the
+host's end, enslaved and up, and the pod's end inside the pod's namespace under its final name.
+Moving a link between namespaces costs an RCU grace period under the rtnl lock (measured 20 ms
+against 0.4).
 """
 
 from __future__ import annotations
@@ -57,18 +58,17 @@ _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PRIORITY, _RTA_METRICS, _RTA_TABLE = 1, 4
 _RTAX_MTU, _RTAX_ADVMSS = 2, 8
 _RTN_LOCAL = 2
 _NDA_DST, _NDA_LLADDR, _NUD_STALE = 1, 2, 4
-_kept: NetlinkSocket | None = None
+_open_socket: NetlinkSocket | None = None
 _TABLE_MAIN, _PROTO_BOOT, _SCOPE_UNIVERSE, _SCOPE_LINK, _UNICAST = 254, 3, 0, 253, 1
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link as the kernel describes it; `master` is 0 for none, `forwarding` is for a bridge's
+    """A link as the kernel describes it; `master` is 0 for none, `forwarding` applies to a bridge's
     port.
 
-    A port is shown as forwarding for a moment when it is made, before the kernel has looked at its
-    carrier: `forwarding` wants the link to be operational too.
-    """
+    A new port is shown as forwarding for a moment, before the kernel has checked its carrier, so
+    `forwarding` also requires that the link is operational."""
 
     index: int
     name: str
@@ -87,7 +87,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class LinkAddress:
-    """An address on a link."""
+    """An address of a link."""
 
     index: int
     address: IPv4Interface | IPv6Interface
@@ -96,22 +96,22 @@ class LinkAddress:
 
 
 def open_route_socket() -> NetlinkSocket:
-    """A socket in the namespace that the process is in."""
+    """A route socket in the namespace of the process."""
     return NetlinkSocket(socket.NETLINK_ROUTE)
 
 
 def keep_open() -> None:
-    """Make one socket in the present namespace for all that use `host_socket`; for processes that
+    """Open one socket in the current namespace for all users of `host_socket`; for processes that
     serve many requests."""
-    global _kept
-    _kept = open_route_socket()
+    global _open_socket
+    _open_socket = open_route_socket()
 
 
 @contextmanager
 def host_socket() -> Iterator[NetlinkSocket]:
-    """The socket that is kept open, or a new one in the namespace that the process is in."""
-    if _kept is not None:
-        yield _kept
+    """The socket of `keep_open`, or a new one in the namespace of the process."""
+    if _open_socket is not None:
+        yield _open_socket
         return
     with open_route_socket() as route:
         yield route
@@ -126,8 +126,8 @@ def new_veth(
     mtu: int = 0,
     peer_mac: str = "",
 ) -> Request:
-    """Both ends of a veth: the host's end up and enslaved to `master`, the peer in the namespace of
-    fd `peer_netns`."""
+    """Create both ends of a veth: the host's end up and enslaved to `master`, the peer in the
+    namespace of descriptor `peer_netns`."""
     queues = attribute(_IFLA_TXQ, 1) + attribute(_IFLA_RXQ, 1)
     size = attribute(_IFLA_MTU, mtu) if mtu else b""
     peer = (
@@ -161,8 +161,8 @@ def new_veth(
 
 
 def new_bridge(name: str, *, mac: str, mtu: int = 0) -> Request:
-    """A bridge that is up. Its own `mac` keeps it from taking a port's, which would change with the
-    ports."""
+    """Create a bridge that is up. With a `mac` of its own it does not take a port's, which would
+    change with the ports."""
     body = _link_header(flags=IFF_UP, change=IFF_UP) + attribute(_IFLA_IFNAME, name)
     body += attribute(_IFLA_ADDRESS, pack_mac(mac)) + (attribute(_IFLA_MTU, mtu) if mtu else b"")
     body += attribute(_IFLA_LINKINFO, attribute(_INFO_KIND, b"bridge"))
@@ -181,7 +181,7 @@ def set_link(
     hairpin: bool | None = None,
     isolated: bool | None = None,
 ) -> Request:
-    """Change a link given by index or by name; `hairpin` and `isolated` are for a bridge's port."""
+    """Change a link by index or name; `hairpin` and `isolated` are for a bridge's port."""
     body = _link_header(index=index, flags=flags, change=change)
     body += attribute(_IFLA_IFNAME, name) if name and not index else b""
     body += attribute(_IFLA_IFALIAS, alias.encode()) if alias else b""
@@ -196,8 +196,8 @@ def set_link(
 
 
 def delete_link(name: str) -> Request:
-    """Removing one end of a veth removes both; the kernel answers after a grace period, 16 to 24
-    ms."""
+    """Delete a link; removing one end of a veth removes both. The kernel answers after a grace
+    period, 16 to 24 ms."""
     body = _link_header() + attribute(_IFLA_IFNAME, name)
     return Request(_DELLINK, body, "RTM_DELLINK", f"link {name}")
 
@@ -205,8 +205,8 @@ def delete_link(name: str) -> Request:
 def new_address(
     index: int, address: IPv4Interface | IPv6Interface, *, skip_dad: bool = True
 ) -> Request:
-    """An address on a link; IPv6 ones are usable at once with `skip_dad`: nobody else has the
-    address."""
+    """Add an address to a link. With `skip_dad` an IPv6 address is usable at once: no other host
+    has it."""
     packed = address.ip.packed
     body = (
         _address_header(address, index)
@@ -234,12 +234,12 @@ def new_route(
     gateway: IPv4Address | IPv6Address | None = None,
     numbers: Iterable[tuple[str, int]] = (),
 ) -> Request:
-    """A unicast route out of link `oif`. `numbers`: mtu, advmss, priority, table and scope as CNI
-    names them."""
-    given = dict(numbers)
+    """Add a unicast route out of link `oif`. `numbers`: mtu, advmss, priority, table and scope as
+    in CNI."""
+    options = dict(numbers)
     family = socket.AF_INET if destination.version == 4 else socket.AF_INET6
-    table = given.get("table", _TABLE_MAIN)
-    scope = given.get("scope", _SCOPE_UNIVERSE if gateway else _SCOPE_LINK)
+    table = options.get("table", _TABLE_MAIN)
+    scope = options.get("scope", _SCOPE_UNIVERSE if gateway else _SCOPE_LINK)
     body = struct.pack(
         "BBBBBBBBI",
         family,
@@ -256,11 +256,11 @@ def new_route(
         body += attribute(_RTA_DST, destination.network_address.packed)
     body += attribute(_RTA_GATEWAY, gateway.packed) if gateway else b""
     body += attribute(_RTA_OIF, oif) + attribute(_RTA_TABLE, table)
-    body += attribute(_RTA_PRIORITY, given["priority"]) if "priority" in given else b""
+    body += attribute(_RTA_PRIORITY, options["priority"]) if "priority" in options else b""
     metrics = b"".join(
-        attribute(kind, given[name])
+        attribute(kind, options[name])
         for name, kind in (("mtu", _RTAX_MTU), ("advmss", _RTAX_ADVMSS))
-        if name in given
+        if name in options
     )
     body += nested(_RTA_METRICS, metrics) if metrics else b""
     subject = f"{destination}" + (f" via {gateway}" if gateway else "")
@@ -268,8 +268,8 @@ def new_route(
 
 
 def new_neighbour(index: int, address: IPv4Address | IPv6Address, mac: str) -> Request:
-    """Who has an address on a link, replacing what was known; the kernel confirms it when it is
-    used (NUD_STALE)."""
+    """Set a neighbour entry, replacing an existing one; the kernel confirms it when it is used
+    (NUD_STALE)."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     body = struct.pack("BxxxiHBB", family, index, _NUD_STALE, 0, 0)
     body += attribute(_NDA_DST, address.packed) + attribute(_NDA_LLADDR, pack_mac(mac))
@@ -279,7 +279,7 @@ def new_neighbour(index: int, address: IPv4Address | IPv6Address, mac: str) -> R
 
 
 def find_link(route: NetlinkSocket, *, name: str = "", index: int = 0) -> Link | None:
-    """The link of that name or index, or None."""
+    """The link with this name or index, or None."""
     body = _link_header(index=index) + (attribute(_IFLA_IFNAME, name) if name else b"")
     body += attribute(_IFLA_EXT_MASK, _SKIP_STATISTICS)
     (outcome,) = route.attempt(Request(_GETLINK, body, "RTM_GETLINK", name or str(index), flags=0))
@@ -294,26 +294,26 @@ def addresses(route: NetlinkSocket, index: int) -> list[LinkAddress]:
     """The addresses of one link, both families."""
     request = Request(_GETADDR, struct.pack("BBBBI", 0, 0, 0, 0, index), "RTM_GETADDR", str(index))
     return [
-        found
+        address
         for answer in route.dump(request)
-        if (found := _address(answer)) and found.index == index
+        if (address := _address(answer)) and address.index == index
     ]
 
 
 def route_to(route: NetlinkSocket, destination: IPv4Address | IPv6Address) -> int:
-    """The index of the link that packets to `destination` leave by, 0 where there is no route."""
-    found = _lookup(route, destination)
-    return _int(attributes(found, 12).get(_RTA_OIF)) if found else 0
+    """The index of the link for packets to `destination`, 0 without a route."""
+    route_message = _lookup(route, destination)
+    return _int(attributes(route_message, 12).get(_RTA_OIF)) if route_message else 0
 
 
 def is_local(route: NetlinkSocket, address: IPv4Address | IPv6Address) -> bool:
-    """Whether the namespace takes packets to `address` as its own."""
-    found = _lookup(route, address)
-    return bool(found) and found[7] == _RTN_LOCAL
+    """Whether the namespace accepts packets to `address` as its own."""
+    route_message = _lookup(route, address)
+    return bool(route_message) and route_message[7] == _RTN_LOCAL
 
 
 def _lookup(route: NetlinkSocket, destination: IPv4Address | IPv6Address) -> bytes:
-    """The kernel's choice for one destination, empty where there is none."""
+    """The kernel's route to one destination; empty if there is none."""
     family, bits = (socket.AF_INET, 32) if destination.version == 4 else (socket.AF_INET6, 128)
     body = struct.pack("BBBBBBBBI", family, bits, 0, 0, 0, 0, 0, 0, 0) + attribute(
         _RTA_DST, destination.packed
@@ -341,8 +341,8 @@ def _address_header(address: IPv4Interface | IPv6Interface, index: int) -> bytes
 
 def _link(body: bytes) -> Link:
     _, _, index, flags, _ = struct.unpack_from("BxHiII", body)
-    found = attributes(body, 16)
-    info = attributes(found.get(_IFLA_LINKINFO, b""))
+    fields = attributes(body, 16)
+    info = attributes(fields.get(_IFLA_LINKINFO, b""))
     port = (
         attributes(info.get(_INFO_SLAVE_DATA, b""))
         if text(info.get(_INFO_SLAVE_KIND)) == "bridge"
@@ -350,27 +350,27 @@ def _link(body: bytes) -> Link:
     )
     return Link(
         index=index,
-        name=text(found.get(_IFLA_IFNAME)),
+        name=text(fields.get(_IFLA_IFNAME)),
         flags=flags,
-        mac=found.get(_IFLA_ADDRESS, b"").hex(":"),
-        mtu=_int(found.get(_IFLA_MTU)),
-        master=_int(found.get(_IFLA_MASTER)),
+        mac=fields.get(_IFLA_ADDRESS, b"").hex(":"),
+        mtu=_int(fields.get(_IFLA_MTU)),
+        master=_int(fields.get(_IFLA_MASTER)),
         kind=text(info.get(_INFO_KIND)),
-        alias=text(found.get(_IFLA_IFALIAS)),
+        alias=text(fields.get(_IFLA_IFALIAS)),
         forwarding=port.get(_BRPORT_STATE) == _FORWARDING
-        and found.get(_IFLA_OPERSTATE) == _OPERATIONAL,
+        and fields.get(_IFLA_OPERSTATE) == _OPERATIONAL,
     )
 
 
 def _address(body: bytes) -> LinkAddress | None:
     family, prefix, flags, scope, index = struct.unpack_from("BBBBI", body)
-    found = attributes(body, 8)
-    packed = found.get(_IFA_LOCAL) or found.get(_IFA_ADDRESS)
+    fields = attributes(body, 8)
+    packed = fields.get(_IFA_LOCAL) or fields.get(_IFA_ADDRESS)
     if packed is None or family not in (socket.AF_INET, socket.AF_INET6):
         return None
     address = (IPv4Interface if family == socket.AF_INET else IPv6Interface)((packed, prefix))
     return LinkAddress(
-        index=index, address=address, flags=_int(found.get(_IFA_FLAGS)) or flags, scope=scope
+        index=index, address=address, flags=_int(fields.get(_IFA_FLAGS)) or flags, scope=scope
     )
 
 

@@ -1,1 +1,1 @@
-"""portmap: ports of the host that lead into pods."""
+"""The plugin portmap: forwards ports of the host to pods."""

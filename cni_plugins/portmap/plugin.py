@@ -1,7 +1,7 @@
-"""The plugin portmap: host ports as elements of our nftables maps, one transaction per change.
+"""The plugin portmap: host ports as elements of the nftables maps, one transaction per change.
 
-A port on loopback leads into the pod as well: the client's address is masqueraded and the bridge
-may route 127.0.0.0/8 (route_localnet); the table's guard keeps everybody else from using that.
+A port on loopback is forwarded as well: the client's address is masqueraded and the bridge may
+route 127.0.0.0/8 (route_localnet); the table's guard prevents other hosts from using that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ipaddress import IPv4Address
 from cni_plugins.net import host_rules, netns
 from cni_plugins.net.nfnetlink import Element
 from cni_plugins.net.rtnetlink import host_socket, route_to
-from cni_plugins.portmap import settings as settings_of
+from cni_plugins.portmap import settings
 from cni_plugins.protocol.call import Call
 from cni_plugins.protocol.config import PluginConfig
 from cni_plugins.protocol.errors import DAMAGED, INVALID_CONFIG, NOT_AVAILABLE, CniError
@@ -24,8 +24,8 @@ from cni_plugins.skel import Plugin, serve
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """An attachment's elements, the subnets whose chains they jump into, and the IPv4 addresses
-    that loopback may reach."""
+    """The elements of an attachment, the subnets whose chains they jump into, and the IPv4
+    addresses that loopback may reach."""
 
     elements: tuple[Element, ...]
     subnets: frozenset[host_rules.Subnet]
@@ -33,77 +33,76 @@ class Rules:
 
 
 def add(call: Call, config: PluginConfig) -> Result:
-    """ADD: opens the ports and hands the result on. Raises CniError, AlreadyExists for a port that
-    is taken."""
+    """Run ADD: open the ports and return the previous result. Raises CniError, AlreadyExists for a
+    port that is taken."""
     previous = _previous(config)
     rules = derive(call, config, previous)
     if rules.elements:
-        host_rules.publish(rules.elements, rules.subnets)
+        host_rules.add_elements(rules.elements, rules.subnets)
         _route_loopback(rules.from_loopback)
-        _forget_udp_flows(rules.elements)
+        _drop_udp_flows(rules.elements)
     return previous
 
 
 def delete(call: Call, config: PluginConfig) -> None:
-    """DEL: whatever carries the attachment's tag; the configuration may have changed or be
-    incomplete.
+    """Run DEL: remove the elements with the attachment's tag; the configuration may have changed or
+    be incomplete.
 
-    Our own server says at DEL what it said at ADD: without ports there is nothing to look for among
-    all pods' elements.
-    """
+    pyrunc's server gives DEL the port mappings of the ADD: without any, the search through the
+    elements of all pods is skipped."""
     if config.scope() and not config.capability("portMappings"):
         return
-    owned = host_rules.owned(host_rules.PORT_SETS, _tag(call, config))
-    host_rules.retract(owned)
-    _forget_udp_flows(owned)
+    owned = host_rules.elements_of(host_rules.PORT_SETS, _tag(call, config))
+    host_rules.remove_elements(owned)
+    _drop_udp_flows(owned)
 
 
 def check(call: Call, config: PluginConfig) -> None:
-    """CHECK. Raises CniError 120."""
+    """Run CHECK. Raises CniError 120."""
     rules = derive(call, config, _previous(config))
     if not rules.elements:
         return
-    if not host_rules.intact():
+    if not host_rules.is_intact():
         raise CniError(DAMAGED, "rules of the nftables table are gone")
-    for wanted, found in zip(rules.elements, host_rules.lookup(rules.elements), strict=True):
-        if found != wanted:
-            raise CniError(DAMAGED, f"{host_rules.describe(wanted)} does not lead into the pod")
+    for expected, existing in zip(rules.elements, host_rules.lookup(rules.elements), strict=True):
+        if existing != expected:
+            raise CniError(DAMAGED, f"{host_rules.describe(expected)} is not forwarded to the pod")
 
 
 def status(call: Call, config: PluginConfig) -> None:
-    """STATUS: there is nft, and the configuration can be used."""
-    settings_of.parse(config)
+    """Run STATUS: nft exists, and the configuration is valid."""
+    settings.parse(config)
     if not host_rules.nft_program():
-        raise CniError(NOT_AVAILABLE, "there is no program nft")
+        raise CniError(NOT_AVAILABLE, "the program nft does not exist")
 
 
 def collect(call: Call, config: PluginConfig) -> None:
-    """GC: the ports of attachments of this network that are not valid any more."""
+    """Run GC: remove the ports of this network's attachments that are no longer valid."""
     valid = {
         host_rules.owner_tag(config.name, *pair, config.scope())
         for pair in config.valid_attachments()
     }
     stale = [
         e
-        for e in host_rules.everything(host_rules.PORT_SETS)
+        for e in host_rules.all_elements(host_rules.PORT_SETS)
         if host_rules.belongs_to(e.comment, config.name, config.scope()) and e.comment not in valid
     ]
-    host_rules.retract(stale)
-    _forget_udp_flows(stale)
+    host_rules.remove_elements(stale)
+    _drop_udp_flows(stale)
 
 
 def derive(call: Call, config: PluginConfig, previous: Result) -> Rules:
-    """What ADD opens; pure. Raises CniError."""
-    settings = settings_of.parse(config)
-    pods = _pod_addresses(call, previous) if settings.mappings else {}
+    """The elements that ADD creates; pure. Raises CniError."""
+    options = settings.parse(config)
+    pods = _pod_addresses(call, previous) if options.mappings else {}
     elements: list[Element] = []
-    for mapping in settings.mappings:
+    for mapping in options.mappings:
         for version in mapping.versions:
             if version in pods:
                 pod = pods[version].address
-                everyone = host_rules.everyone(version)
-                near = (
-                    everyone if settings.masquerade_all else pod.network if settings.snat else None
+                all_clients = host_rules.all_clients(version)
+                masqueraded_clients = (
+                    all_clients if options.masquerade_all else pod.network if options.snat else None
                 )
                 elements += host_rules.port_elements(
                     mapping.protocol,
@@ -111,16 +110,16 @@ def derive(call: Call, config: PluginConfig, previous: Result) -> Rules:
                     mapping.host_address,
                     pod.ip,
                     mapping.container_port,
-                    near,
+                    masqueraded_clients,
                     _tag(call, config),
                 )
-    everyone_of = (
-        {host_rules.everyone(version) for version in pods} if settings.masquerade_all else set()
+    all_client_subnets = (
+        {host_rules.all_clients(version) for version in pods} if options.masquerade_all else set()
     )
-    loopback = settings.snat or settings.masquerade_all
+    loopback = options.snat or options.masquerade_all
     return Rules(
         elements=tuple(dict.fromkeys(elements)),
-        subnets=frozenset(everyone_of | {a.address.network for a in pods.values()}),
+        subnets=frozenset(all_client_subnets | {a.address.network for a in pods.values()}),
         from_loopback=tuple(
             a.address.ip
             for a in pods.values()
@@ -133,23 +132,23 @@ def _previous(config: PluginConfig) -> Result:
     previous = config.previous_result()
     if previous is None:
         raise CniError(
-            INVALID_CONFIG, "portmap must come behind a plugin that gives the pod addresses"
+            INVALID_CONFIG, "portmap must follow a plugin that assigns addresses to the pod"
         )
     return previous
 
 
 def _pod_addresses(call: Call, previous: Result) -> dict[int, AssignedAddress]:
-    """The first address of each family. Raises CniError 7 where the pod has none."""
-    found: dict[int, AssignedAddress] = {}
+    """The pod's first address of each family. Raises CniError 7 if it has none."""
+    addresses: dict[int, AssignedAddress] = {}
     for assigned in previous.addresses_of(call.ifname, call.netns):
-        found.setdefault(assigned.address.version, assigned)
-    if not found:
+        addresses.setdefault(assigned.address.version, assigned)
+    if not addresses:
         raise CniError(INVALID_CONFIG, "prevResult holds no address of the pod")
-    return found
+    return addresses
 
 
 def _route_loopback(pods: Iterable[IPv4Address]) -> None:
-    """Let packets from 127.0.0.1 leave by the link that leads to the pod."""
+    """Allow packets from 127.0.0.1 to leave by the link to the pod."""
     with host_socket() as route:
         for pod in pods:
             if index := route_to(route, pod):
@@ -158,9 +157,9 @@ def _route_loopback(pods: Iterable[IPv4Address]) -> None:
                 )
 
 
-def _forget_udp_flows(elements: Iterable[Element]) -> None:
-    """Conntrack keeps sending a known UDP flow to where it went before; such flows of changed ports
-    are dropped."""
+def _drop_udp_flows(elements: Iterable[Element]) -> None:
+    """Drop the UDP flows of changed ports: conntrack would keep sending them to their previous
+    destination."""
     ports = {host_rules.port_of(e) for e in elements if host_rules.protocol_of(e) == "udp"}
     if ports:
         from cni_plugins.net.conntrack import drop_udp_flows

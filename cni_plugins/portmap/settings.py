@@ -1,4 +1,4 @@
-"""The portmap plugin's part of the configuration and the ports that it is asked to open."""
+"""The portmap plugin's part of the configuration, and the requested port mappings."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from cni_plugins.net.host_rules import PROTOCOLS
 from cni_plugins.protocol.config import PluginConfig
 from cni_plugins.protocol.errors import IMPOSSIBLE, INVALID_CONFIG, UNSUPPORTED_FIELD, CniError
 
-_NOT_BUILT = ("conditionsV4", "conditionsV6", "externalSetMarkChain")
-_MOST_MAPPINGS = 4096
+_UNSUPPORTED = ("conditionsV4", "conditionsV6", "externalSetMarkChain")
+_MAPPINGS_LIMIT = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """One host port. `versions`: the address families that it serves; `host_address` None: all of
-    the host's addresses."""
+    """One host port. `versions`: its address families; `host_address` None: all addresses of the
+    host."""
 
     protocol: str
     host_port: int
@@ -28,37 +28,38 @@ class Mapping:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """`snat`: clients next to the pod and on loopback are masqueraded; `masquerade_all`: every
-    client is."""
+class PortmapSettings:
+    """The options. `snat`: masquerade clients in the pod's subnet and on loopback;
+    `masquerade_all`: every client."""
 
     mappings: tuple[Mapping, ...]
     snat: bool
     masquerade_all: bool
 
 
-def parse(config: PluginConfig) -> Settings:
-    """Raises CniError 2, 7 or 112."""
-    for key in _NOT_BUILT:
+def parse(config: PluginConfig) -> PortmapSettings:
+    """Parse the options. Raises CniError 2, 7 or 112."""
+    for key in _UNSUPPORTED:
         if config.raw.get(key):
             raise CniError(UNSUPPORTED_FIELD, f"{key}: not supported by this portmap plugin")
-    given = config.capability("portMappings") or []
-    if not isinstance(given, list) or len(given) > _MOST_MAPPINGS:
+    requested = config.capability("portMappings") or []
+    if not isinstance(requested, list) or len(requested) > _MAPPINGS_LIMIT:
         raise CniError(
-            INVALID_CONFIG, f"runtimeConfig.portMappings: not a list of at most {_MOST_MAPPINGS}"
+            INVALID_CONFIG, f"runtimeConfig.portMappings: not a list of at most {_MAPPINGS_LIMIT}"
         )
-    found = (
-        _mapping(item, f"runtimeConfig.portMappings[{index}]") for index, item in enumerate(given)
+    mappings = (
+        _mapping(item, f"runtimeConfig.portMappings[{index}]")
+        for index, item in enumerate(requested)
     )
-    return Settings(
-        mappings=tuple(mapping for mapping in found if mapping is not None),
+    return PortmapSettings(
+        mappings=tuple(mapping for mapping in mappings if mapping is not None),
         snat=_flag(config.raw, "snat", True),
         masquerade_all=_flag(config.raw, "masqAll", False),
     )
 
 
 def _mapping(value: object, where: str) -> Mapping | None:
-    """None for host port 0, which asks for nothing."""
+    """Parse a mapping; None for host port 0, which requests nothing."""
     if not isinstance(value, dict):
         raise CniError(INVALID_CONFIG, f"{where}: not an object")
     protocol = value.get("protocol") or "tcp"

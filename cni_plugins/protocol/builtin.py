@@ -1,9 +1,8 @@
-"""Which plugins are ours, what an executable of ours looks like, and how it is recognised: by its
-second line.
+"""Writes and recognises the executables of pyrunc's own plugins.
 
 An executable is a script for an isolated interpreter (-I: no environment, no user site; -S: no
-site-packages hooks) whose import path is fixed when it is written. The mark tells it from foreign
-ones: our server need not run what it has built in.
+site-packages hooks) whose import path is fixed when it is written. Its second line is a mark: the
+server runs such a plugin itself instead of executing the file.
 """
 
 from __future__ import annotations
@@ -18,15 +17,16 @@ MODULES = {
     "loopback": "cni_plugins.loopback.plugin",
     "portmap": "cni_plugins.portmap.plugin",
 }
-"""The plugin's name and the module whose `main` is the plugin."""
+"""The module of each plugin; its `main` runs the plugin."""
 
 MARK = b"# a CNI plugin of pyrunc"
 HEAD_BYTES = 512
-"""How much of an executable `is_ours` wants to see."""
+"""The number of bytes of an executable that `is_builtin_script` needs."""
 
 
 def script(name: str, python: str, path: Sequence[str]) -> str:
-    """The executable `name` for the interpreter `python` with the import path `path`."""
+    """The executable of the plugin `name`, for the interpreter `python` with the import path
+    `path`."""
     return "\n".join(
         (
             f"#!{python} -IS",
@@ -41,14 +41,14 @@ def script(name: str, python: str, path: Sequence[str]) -> str:
 
 
 def import_path() -> list[str]:
-    """This interpreter's standard library and site-packages, and the folder that holds this
-    package; absolute."""
-    own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    found = [own, *(p for p in sys.path if p and os.path.isabs(p) and os.path.exists(p))]
-    return list(dict.fromkeys(found))
+    """This interpreter's standard library and site-packages, and the folder of this package;
+    absolute."""
+    package_root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    folders = [package_root, *(p for p in sys.path if p and os.path.isabs(p) and os.path.exists(p))]
+    return list(dict.fromkeys(folders))
 
 
-def is_ours(head: bytes) -> bool:
-    """Whether an executable that starts with `head` is a `script`."""
+def is_builtin_script(head: bytes) -> bool:
+    """Whether an executable that starts with `head` was written by `script`."""
     lines = head.split(b"\n", 2)
     return len(lines) > 1 and lines[1] == MARK

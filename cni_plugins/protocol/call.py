@@ -1,7 +1,7 @@
-"""What a plugin is asked: a command in the environment, a configuration on stdin.
+"""A plugin's request: a command in the environment, a configuration on stdin.
 
-`Call.from_environment` is the plugin's side, `environment` the runtime's. Which variables a command
-needs is a table.
+`Call.from_environment` is for the plugin, `environment` for the runtime. A table says which
+variables a command needs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ _ARGUMENT_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}\Z")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request to a plugin. `netns` is empty when the namespace is gone (DEL) or does not
-    matter."""
+    """One request to a plugin. `netns` is empty when the namespace is gone (DEL) or not used."""
 
     command: str
     container_id: str = ""
@@ -40,13 +39,13 @@ class Call:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Call:
-        """The request in a plugin's environment. Raises CniError with code 4."""
+        """The request in a plugin's environment. Raises CniError 4."""
         command = environment.get("CNI_COMMAND", "")
         if command not in COMMANDS:
             raise CniError(
                 INVALID_ENVIRONMENT,
                 f"CNI_COMMAND is {command[:40]!r}",
-                f"known are {', '.join(COMMANDS)}",
+                f"expected one of {', '.join(COMMANDS)}",
             )
         missing = [name for name in _NEEDS[command] if not environment.get(name)]
         if missing:
@@ -68,8 +67,8 @@ class Call:
         )
 
     def environment(self) -> dict[str, str]:
-        """The variables that carry this request; the runtime adds none of its own environment.
-        Raises CniError."""
+        """The variables of this request; the runtime adds none of its own environment. Raises
+        CniError."""
         return {
             "CNI_COMMAND": self.command,
             _CONTAINER: self.container_id,
@@ -80,7 +79,7 @@ class Call:
         }
 
     def argument(self, key: str) -> str:
-        """The value of one key of CNI_ARGS, or an empty string."""
+        """The value of a key in CNI_ARGS, or an empty string."""
         for name, value in self.arguments:
             if name == key:
                 return value
@@ -88,7 +87,7 @@ class Call:
 
 
 def parse_arguments(text: str) -> tuple[tuple[str, str], ...]:
-    """CNI_ARGS, `KEY=value;KEY=value`, in order. Raises CniError for a part without `=`."""
+    """Parse CNI_ARGS, `KEY=value;KEY=value`, in order. Raises CniError for a part without `=`."""
     pairs = []
     for part in text.split(";") if text else ():
         key, equals, value = part.partition("=")
@@ -99,20 +98,22 @@ def parse_arguments(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def format_arguments(pairs: tuple[tuple[str, str], ...]) -> str:
-    """CNI_ARGS of `pairs`. Raises CniError for what the format cannot carry: it knows no escapes."""
+    """Format CNI_ARGS. Raises CniError for a key or value that the format cannot represent: it has
+    no escapes."""
     for key, value in pairs:
         if not _ARGUMENT_KEY.match(key):
             raise CniError(INVALID_ENVIRONMENT, f"CNI_ARGS: {key[:60]!r} is not a key")
         if len(value) > 1024 or not value.isprintable() or any(c in value for c in ";="):
             raise CniError(
                 INVALID_ENVIRONMENT,
-                f"CNI_ARGS: the value of {key} holds what it must not: {value[:60]!r}",
+                f"CNI_ARGS: the value of {key} is too long or has invalid characters:"
+                f" {value[:60]!r}",
             )
     return ";".join(f"{key}={value}" for key, value in pairs)
 
 
 def check_identifier(value: str, what: str) -> None:
-    """Raises CniError unless `value` may be a container id or a network's name (spec,
+    """Raise CniError unless `value` is valid as a container id or a network's name (spec,
     "Parameters")."""
     if len(value) > 255 or not _IDENTIFIER.match(value):
         raise CniError(
@@ -121,7 +122,7 @@ def check_identifier(value: str, what: str) -> None:
 
 
 def check_interface_name(value: str, what: str) -> None:
-    """Raises CniError unless Linux takes `value` as an interface's name (dev_valid_name,
+    """Raise CniError unless Linux accepts `value` as an interface's name (dev_valid_name,
     net/core/dev.c)."""
     bad = (
         not 0 < len(value.encode()) < 16

@@ -1,7 +1,7 @@
-"""Configurations: the list that an administrator writes, and what one plugin of it gets on stdin.
+"""Configurations: the list that an administrator writes, and the input of each plugin in it.
 
 A runtime loads a list (`parse_list_object`) and derives each plugin's input (`plugin_input`): the
-list's name and version, the capability arguments that the plugin asked for, the result so far. A
+list's name and version, the capability arguments that the plugin names, the previous result. A
 plugin reads its input with `PluginConfig.parse`. Unknown keys are kept: they belong to the plugin.
 """
 
@@ -25,11 +25,10 @@ _OTHER_ATTACHMENTS = "cni.dev/attachments"
 
 @dataclass(frozen=True, slots=True)
 class PluginConfig:
-    """One plugin's input. `raw` is the whole object; `kind` is its `type`.
+    """One plugin's input. `raw` is the whole object, `kind` its `type`.
 
-    `previous`, where it is given, stands for `prevResult`: a plugin of ours that ran before this
-    one in the same process.
-    """
+    `previous`, if set, replaces `prevResult`: it is the result of a plugin that ran before in the
+    same process."""
 
     name: str
     cni_version: str
@@ -39,13 +38,12 @@ class PluginConfig:
 
     @classmethod
     def parse(cls, content: bytes) -> PluginConfig:
-        """The object on a plugin's stdin. Raises CniError 6 or 7; versions are not yet judged."""
+        """Parse the object on a plugin's stdin, whatever its version. Raises CniError 6 or 7."""
         return cls.from_object(decode_object(content, "the configuration on stdin"))
 
     @classmethod
     def from_object(cls, value: dict[str, Any]) -> PluginConfig:
-        """A `*.conflist`, or a lone plugin's configuration, which becomes a list of one. Raises
-        CniError 1 or 7."""
+        """Parse a plugin's input object, whatever its version. Raises CniError 7."""
         name = value.get("name")
         kind = value.get("type")
         cni_version = value.get("cniVersion") or version.DEFAULT
@@ -57,7 +55,7 @@ class PluginConfig:
         return cls(name=name, cni_version=cni_version, kind=kind, raw=value)
 
     def previous_result(self) -> Result | None:
-        """`prevResult`, or None where the runtime gave none. Raises CniError."""
+        """`prevResult`, or None without one. Raises CniError."""
         if self.previous is not None:
             return self.previous
         value = self.raw.get("prevResult")
@@ -66,7 +64,7 @@ class PluginConfig:
         return Result.from_json(value, default_version=self.cni_version)
 
     def to_json(self) -> dict[str, Any]:
-        """The object, for a plugin that this one delegates to."""
+        """The object, for a plugin to which this one delegates."""
         if self.previous is None:
             return self.raw
         return {**self.raw, "prevResult": self.previous.to_json(self.cni_version)}
@@ -83,11 +81,11 @@ class PluginConfig:
         return inner.get(name) if isinstance(inner, dict) else None
 
     def scope(self) -> str:
-        """`args.cni.scope`, a word by which a runtime tells its attachments from other runtimes' on
-        the same network.
+        """`args.cni.scope`, a word that distinguishes a runtime's attachments from those of other
+        runtimes on the network.
 
-        Ours sets it; GC with a scope leaves attachments of other scopes alone. Raises CniError 7.
-        """
+        pyrunc's server sets it; GC with a scope keeps attachments of other scopes. Raises CniError
+        7."""
         value = self.cni_argument("scope") or ""
         if (
             not isinstance(value, str)
@@ -100,18 +98,17 @@ class PluginConfig:
         return value
 
     def valid_attachments(self) -> set[tuple[str, str]]:
-        """GC's (container id, interface) pairs. Raises CniError when the list is missing: nothing
-        may be guessed here.
+        """GC's (container id, interface) pairs. Raises CniError if the list is missing: GC would
+        otherwise release everything.
 
-        libcni writes an empty list as null, and has a second name for it (an error of the first
-        edition of 1.1.0).
-        """
+        libcni writes an empty list as null, and uses a second name for the key (an error of the
+        first edition of 1.1.0)."""
         key = VALID_ATTACHMENTS if VALID_ATTACHMENTS in self.raw else _OTHER_ATTACHMENTS
         value = self.raw.get(key, False)
         value = [] if value is None else value
         if not isinstance(value, list):
             raise CniError(INVALID_CONFIG, f"GC needs a list in {VALID_ATTACHMENTS}")
-        found = set()
+        pairs = set()
         for index, item in enumerate(value):
             where = f"{VALID_ATTACHMENTS}[{index}]"
             pair = (
@@ -121,13 +118,13 @@ class PluginConfig:
             )
             if not isinstance(pair[0], str) or not isinstance(pair[1], str):
                 raise CniError(INVALID_CONFIG, f"{where}: needs containerID and ifname")
-            found.add((pair[0], pair[1]))
-        return found
+            pairs.add((pair[0], pair[1]))
+        return pairs
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkList:
-    """A network: plugins that run in order for ADD and in reverse for DEL."""
+    """A network: plugins that run in order for ADD and in reverse order for DEL."""
 
     name: str
     cni_version: str
@@ -136,7 +133,7 @@ class NetworkList:
     disable_gc: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """The list as `parse_list_object` reads it back."""
+        """The list in the form that `parse_list_object` reads."""
         return {
             "cniVersion": self.cni_version,
             "name": self.name,
@@ -147,7 +144,7 @@ class NetworkList:
 
 
 def parse_list_object(value: dict[str, Any]) -> NetworkList:
-    """A `*.conflist`, or a lone plugin's configuration, which becomes a list of one. Raises
+    """Parse a `*.conflist`, or a single plugin's configuration, which becomes a list of one. Raises
     CniError 1 or 7."""
     name = value.get("name")
     if not isinstance(name, str) or not name:
@@ -168,11 +165,11 @@ def parse_list_object(value: dict[str, Any]) -> NetworkList:
 
 
 def plugin_folder(value: dict[str, Any]) -> str:
-    """The folder beside a list's file whose plugins are appended to its own (spec 1.1.0): it is
-    called like the network.
+    """The name of the folder beside a list's file whose plugins are appended to the list (spec
+    1.1.0): the network's name.
 
-    Empty for a lone plugin's configuration and with `loadOnlyInlinedPlugins`. Raises CniError 7.
-    """
+    Empty for a single plugin's configuration and with `loadOnlyInlinedPlugins`. Raises CniError
+    7."""
     if ("type" in value and "plugins" not in value) or _flag(value, "loadOnlyInlinedPlugins"):
         return ""
     name = value.get("name")
@@ -190,11 +187,10 @@ def plugin_input(
     previous: Result | None = None,
     valid_attachments: list[dict[str, str]] | None = None,
 ) -> dict[str, Any]:
-    """What `plugin` of `network` gets on stdin (spec, section 4, "Deriving request configuration").
+    """The input of `plugin` in `network` (spec, section 4, "Deriving request configuration").
 
-    capabilities: all that the runtime has to offer; the plugin gets those that its `capabilities`
-    name.
-    """
+    capabilities: all that the runtime offers; the plugin gets those that its `capabilities`
+    name."""
     value = {
         k: v for k, v in plugin.items() if k not in ("capabilities", "prevResult", "runtimeConfig")
     }
@@ -228,7 +224,7 @@ def decode_object(content: bytes, what: str) -> dict[str, Any]:
 
 
 def check_name(name: str) -> None:
-    """Raises CniError 7 unless `name` may name a network."""
+    """Raise CniError 7 unless `name` is valid as a network's name."""
     try:
         check_identifier(name, "name")
     except CniError as error:
@@ -244,25 +240,25 @@ def _check_plugin(plugin: object, where: str) -> None:
 
 
 def _choose_version(value: dict[str, Any]) -> str:
-    """The newest of `cniVersions` that we speak, else `cniVersion` (spec 1.1.0)."""
-    offered = value.get("cniVersions")
+    """The newest supported one of `cniVersions`, else `cniVersion` (spec 1.1.0)."""
+    versions = value.get("cniVersions")
     single: object = value.get("cniVersion") or version.DEFAULT
     if not isinstance(single, str):
         raise CniError(INVALID_CONFIG, "cniVersion: not a string")
-    if offered is not None:
-        if not isinstance(offered, list) or not all(isinstance(v, str) for v in offered):
+    if versions is not None:
+        if not isinstance(versions, list) or not all(isinstance(v, str) for v in versions):
             raise CniError(INVALID_CONFIG, "cniVersions: not a list of strings")
-        known = [v for v in (*offered, single) if v in version.SUPPORTED]
-        single = str(max(known, key=version.parse)) if known else single
+        supported = [v for v in (*versions, single) if v in version.SUPPORTED]
+        single = str(max(supported, key=version.parse)) if supported else single
     version.require_supported(single)
     return single
 
 
 def _flag(value: dict[str, Any], key: str) -> bool:
-    """A boolean; libcni also takes the strings "true" and "false" here."""
-    found = value.get(key, False)
-    if isinstance(found, str) and found.lower() in ("true", "false"):
-        return found.lower() == "true"
-    if not isinstance(found, bool):
+    """A boolean; like libcni also accepts the strings "true" and "false"."""
+    flag = value.get(key, False)
+    if isinstance(flag, str) and flag.lower() in ("true", "false"):
+        return flag.lower() == "true"
+    if not isinstance(flag, bool):
         raise CniError(INVALID_CONFIG, f"{key}: not a boolean")
-    return found
+    return flag

@@ -1,5 +1,5 @@
-"""How a plugin refuses: an object with a numeric code on stdout, and exit status 1 (CNI spec,
-section 5, "Error")."""
+"""A plugin's error: an object with a numeric code on stdout, and exit status 1 (CNI spec, section
+5, "Error")."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ INVALID_CONFIG = 7
 TRY_AGAIN_LATER = 11
 NOT_AVAILABLE = 50
 INTERNAL = 999
-"""Codes from 100 on belong to the plugins; 999 is what the reference implementation says for
-anything else."""
+"""Codes from 100 on belong to the plugins; the reference implementation uses 999 for any other
+error."""
 
 NO_ADDRESS_LEFT = 110
-"""Ours: host-local has handed out every address of a range."""
+"""Of pyrunc's plugins: host-local has no free address in a range."""
 
 TAKEN = 111
-"""Ours: another pod has what is asked for, such as a host port."""
+"""Of pyrunc's plugins: another pod has the requested resource, such as a host port."""
 
 IMPOSSIBLE = 112
-"""Ours: nobody could do what is asked for a pod, such as a host port on ::1."""
+"""Of pyrunc's plugins: the request can never be fulfilled, such as a host port on ::1."""
 
 DAMAGED = 120
-"""Ours: CHECK found that something is not as ADD left it."""
+"""Of pyrunc's plugins: CHECK found a difference from the result of ADD."""
 
 
 class CniError(Error):
-    """A refusal with its `code`; `details` may explain at length."""
+    """A plugin's error with its `code`; `details` is a longer explanation."""
 
     kind = "peer"
 
@@ -51,7 +51,7 @@ class CniError(Error):
 
 
 def from_json(value: dict[str, Any]) -> CniError:
-    """The error in a plugin's answer; whatever is missing or of a wrong type is replaced."""
+    """Parse the error in a plugin's answer; missing and invalid fields are replaced."""
     code, message, details = value.get("code"), value.get("msg"), value.get("details")
     return CniError(
         code if isinstance(code, int) and not isinstance(code, bool) else INTERNAL,

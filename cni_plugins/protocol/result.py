@@ -1,15 +1,14 @@
-"""What a plugin answers: interfaces, addresses, routes and dns, in every version of the
-specification.
+"""A plugin's result: interfaces, addresses, routes and dns, in every version of the specification.
 
-A result comes from another program. It is refused for what is read of it: the version, the lists,
-the addresses of the pod's interface. Everything else is carried through as the plugin wrote it, for
-a later plugin, DEL and CHECK: plugins keep notes for themselves there (the AWS VPC CNI writes
-"mac": "0" and, for a branch interface, its VLAN). A plugin that acts on routes, gateways and dns
-reads the result with `strict`.
+A result comes from another program. Only the parts that are used are checked: the version, the
+lists, the addresses of the pod's interface. The rest is passed on unchanged to later plugins, DEL
+and CHECK, because plugins store notes for themselves in it (the AWS VPC CNI writes "mac": "0" and,
+for a branch interface, its VLAN). A plugin that acts on routes, gateways and dns reads the result
+with `strict`.
 
-Inside there is one form, the newest; `to_json` writes the form of a version. A result that has that
-form already, and was not changed, is written as it was read; otherwise what the version does not
-know is left out.
+There is one internal form, the newest; `to_json` writes the form of a version. An unchanged result
+that has that form already is written as it was read; otherwise fields that the version lacks are
+left out.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ Address = IPv4Address | IPv6Address
 AddressInNetwork = IPv4Interface | IPv6Interface
 Network = IPv4Network | IPv6Network
 
-MOST_INTERFACES, MOST_ADDRESSES, MOST_ROUTES, MOST_DNS_ENTRIES = 64, 64, 512, 64
+INTERFACES_LIMIT, ADDRESSES_LIMIT, ROUTES_LIMIT, DNS_ENTRIES_LIMIT = 64, 64, 512, 64
 _FAMILIES = {"ip4": 4, "ip6": 6}
-"""The keys of 0.1.0 and 0.2.0, which know one address of each family and no interfaces."""
-_CONTAINED = {form: {form} for form in version.Form} | {
+"""The keys of 0.1.0 and 0.2.0, which have one address of each family and no interfaces."""
+_COMPATIBLE_FORMS = {form: {form} for form in version.Form} | {
     version.Form.NEWEST: {version.Form.NEWEST, version.Form.LISTS}
 }
-"""The forms that are valid as another one as they are: 1.1.0 only adds keys to 1.0.0."""
+"""The forms that are also valid in a form: 1.1.0 only adds keys to 1.0.0."""
 _DNS_WORD = re.compile(r"[A-Za-z0-9_.:/*-]{1,253}\Z")
 _ROUTE_NUMBERS = {
     "mtu": 1 << 31,
@@ -56,11 +55,10 @@ _ROUTE_NUMBERS = {
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """A link that a plugin made or changed, as it says; `sandbox` is empty for one on the host.
+    """A link that a plugin created or changed; `sandbox` is empty for one on the host.
 
-    Nothing is checked but the types: a field of another type is empty here, and `Result.raw` has
-    it.
-    """
+    Only the types are checked: a field of another type is empty here, and unchanged in
+    `Result.raw`."""
 
     name: str
     mac: str = ""
@@ -81,7 +79,7 @@ class AssignedAddress:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A route; `numbers` holds those of mtu, advmss, priority, table and scope that were given."""
+    """A route; `numbers` holds the given ones of mtu, advmss, priority, table and scope."""
 
     destination: Network
     gateway: Address | None = None
@@ -103,8 +101,7 @@ class Dns:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """An entry of `ips` that is no address: which interface it belongs to, and what is wrong with
-    it."""
+    """An invalid entry of `ips`: its interface, and the error."""
 
     interface: int | None
     error: CniError
@@ -112,11 +109,10 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a chain of plugins has done so far. Addresses are in the plugins' order.
+    """The result of a chain of plugins so far, with addresses in the plugins' order.
 
-    `raw` is the object that it was read from, which `to_json` prefers; None for a result that was
-    made here.
-    """
+    `raw` is the object that it was read from, which `to_json` prefers; None for a result of this
+    process."""
 
     interfaces: tuple[Interface, ...] = ()
     ips: tuple[AssignedAddress, ...] = ()
@@ -127,28 +123,30 @@ class Result:
 
     @classmethod
     def from_json(cls, value: object, *, default_version: str, strict: bool = False) -> Result:
-        """A result of any version that we speak; one without a version has that of the
+        """Parse a result of any supported version; one without a version has that of the
         configuration, as in libcni.
 
-        strict: for a plugin that sets up what the result says; every address, gateway, route and
-        dns entry must parse. Raises CniError 1 or 6.
-        """
+        strict: for a plugin that sets up the result; every address, gateway, route and dns entry
+        must be valid. Raises CniError 1 or 6."""
         raw = _object(value, "the result")
-        found = raw.get("cniVersion") or default_version
-        if not isinstance(found, str):
+        result_version = raw.get("cniVersion") or default_version
+        if not isinstance(result_version, str):
             raise _bad("cniVersion", "not a string")
-        version.require_supported(found)
-        if version.form_of(found) is version.Form.SINGLE_ADDRESSES:
+        version.require_supported(result_version)
+        if version.form_of(result_version) is version.Form.SINGLE_ADDRESSES:
             read = _read_single_addresses(raw, strict)
         else:
             read = _read_lists(raw, strict)
-        return replace(read, raw={**raw, "cniVersion": found})
+        return replace(read, raw={**raw, "cniVersion": result_version})
 
     def to_json(self, cni_version: str) -> dict[str, Any]:
         """The object in the form of `cni_version`. Raises CniError 1."""
         version.require_supported(cni_version)
         form = version.form_of(cni_version)
-        if self.raw is not None and version.form_of(self.raw["cniVersion"]) in _CONTAINED[form]:
+        if (
+            self.raw is not None
+            and version.form_of(self.raw["cniVersion"]) in _COMPATIBLE_FORMS[form]
+        ):
             return {**self.raw, "cniVersion": cni_version}
         value: dict[str, Any] = {"cniVersion": cni_version}
         if form is version.Form.SINGLE_ADDRESSES:
@@ -203,10 +201,10 @@ class Result:
 
 def _read_lists(raw: dict[str, Any], strict: bool) -> Result:
     """The form since 0.3.0. Raises CniError 6."""
-    interfaces = tuple(_interface(v, w) for v, w in _items(raw, "interfaces", MOST_INTERFACES))
+    interfaces = tuple(_interface(v, w) for v, w in _items(raw, "interfaces", INTERFACES_LIMIT))
     ips: list[AssignedAddress] = []
     unreadable: list[Unreadable] = []
-    for value, where in _items(raw, "ips", MOST_ADDRESSES):
+    for value, where in _items(raw, "ips", ADDRESSES_LIMIT):
         entry = _object(value, where)
         index = _interface_index(entry, where, len(interfaces))
         try:
@@ -216,7 +214,7 @@ def _read_lists(raw: dict[str, Any], strict: bool) -> Result:
                 raise
             unreadable.append(Unreadable(index, error))
     try:
-        routes = tuple(_route(v, w) for v, w in _items(raw, "routes", MOST_ROUTES))
+        routes = tuple(_route(v, w) for v, w in _items(raw, "routes", ROUTES_LIMIT))
     except CniError:
         if strict:
             raise
@@ -225,7 +223,8 @@ def _read_lists(raw: dict[str, Any], strict: bool) -> Result:
 
 
 def _read_single_addresses(raw: dict[str, Any], strict: bool) -> Result:
-    """The form of 0.1.0 and 0.2.0: `ip4` and `ip6`, each {ip, gateway, routes}. Raises CniError 6."""
+    """Parse the form of 0.1.0 and 0.2.0: `ip4` and `ip6`, each {ip, gateway, routes}. Raises
+    CniError 6."""
     ips: list[AssignedAddress] = []
     routes: list[Route] = []
     unreadable: list[Unreadable] = []
@@ -245,7 +244,7 @@ def _read_single_addresses(raw: dict[str, Any], strict: bool) -> Result:
                 raise
             unreadable.append(Unreadable(None, error))
         try:
-            routes += [_route(v, w) for v, w in _items(entry, "routes", MOST_ROUTES, f"{key}.")]
+            routes += [_route(v, w) for v, w in _items(entry, "routes", ROUTES_LIMIT, f"{key}.")]
         except CniError:
             if strict:
                 raise
@@ -291,7 +290,7 @@ def _single_addresses_json(result: Result) -> dict[str, Any]:
 
 
 def dns_from_json(value: object) -> Dns:
-    """A `dns` object, safe to write into a resolv.conf. Raises CniError 6."""
+    """Parse a `dns` object whose words are safe in a resolv.conf. Raises CniError 6."""
     if value is None:
         return Dns()
     raw = _object(value, "dns")
@@ -300,16 +299,18 @@ def dns_from_json(value: object) -> Dns:
         raise _bad("dns.domain", f"{domain[:60]!r} is not a domain")
     return Dns(
         nameservers=tuple(
-            str(_address(v, w)) for v, w in _items(raw, "nameservers", MOST_DNS_ENTRIES, "dns.")
+            str(_address(v, w)) for v, w in _items(raw, "nameservers", DNS_ENTRIES_LIMIT, "dns.")
         ),
         domain=domain,
-        search=tuple(_dns_word(v, w) for v, w in _items(raw, "search", MOST_DNS_ENTRIES, "dns.")),
-        options=tuple(_dns_word(v, w) for v, w in _items(raw, "options", MOST_DNS_ENTRIES, "dns.")),
+        search=tuple(_dns_word(v, w) for v, w in _items(raw, "search", DNS_ENTRIES_LIMIT, "dns.")),
+        options=tuple(
+            _dns_word(v, w) for v, w in _items(raw, "options", DNS_ENTRIES_LIMIT, "dns.")
+        ),
     )
 
 
 def dns_json(dns: Dns) -> dict[str, Any]:
-    """The object without its empty keys, as the reference writes it."""
+    """The object without empty keys, as the reference writes it."""
     value: dict[str, Any] = {}
     if dns.nameservers:
         value["nameservers"] = list(dns.nameservers)
@@ -323,7 +324,7 @@ def dns_json(dns: Dns) -> dict[str, Any]:
 
 
 def route_from_json(value: object, where: str) -> Route:
-    """One `{dst, gw, …}`. Raises CniError 6."""
+    """Parse one `{dst, gw, …}`. Raises CniError 6."""
     return _route(value, where)
 
 
@@ -374,7 +375,7 @@ def _route(value: object, where: str) -> Route:
     raw = _object(value, where)
     text = raw.get("dst")
     try:
-        destination = _known_network(text) if isinstance(text, str) and len(text) < 80 else None
+        destination = _cached_network(text) if isinstance(text, str) and len(text) < 80 else None
     except ValueError:
         destination = None
     if destination is None:
@@ -425,15 +426,15 @@ def _route_json(route: Route, newest: bool) -> dict[str, Any]:
     return value
 
 
-# Gateways and destinations are the same in pod after pod; to parse them took a third of what a
-# result costs.
+# Gateways and destinations are the same for every pod; parsing them took a third of the time of
+# parsing a result.
 @functools.lru_cache(maxsize=256)
-def _known_address(text: str) -> Address:
+def _cached_address(text: str) -> Address:
     return parse_address(text)
 
 
 @functools.lru_cache(maxsize=256)
-def _known_network(text: str) -> Network:
+def _cached_network(text: str) -> Network:
     return parse_network(text, strict=False)
 
 
@@ -479,12 +480,12 @@ def _number(value: object, where: str, limit: int) -> int | None:
 
 
 def _address(value: object, where: str) -> Address:
-    """Refuses zones too (`fe80::1%eth0`): they mean nothing outside the namespace that they were
-    written in."""
+    """Parse an address. Refuses zones (`fe80::1%eth0`), which are valid only in the namespace of
+    their interface."""
     if not isinstance(value, str) or "%" in value or len(value) > 64:
         raise _bad(where, "not an address")
     try:
-        return _known_address(value)
+        return _cached_address(value)
     except ValueError:
         raise _bad(where, f"{value[:60]!r} is not an address") from None
 
@@ -495,5 +496,5 @@ def _optional_address(value: object, where: str) -> Address | None:
 
 def _dns_word(value: object, where: str) -> str:
     if not isinstance(value, str) or not _DNS_WORD.match(value):
-        raise _bad(where, f"{str(value)[:60]!r} does not belong into a resolv.conf")
+        raise _bad(where, f"{str(value)[:60]!r} is not valid in a resolv.conf")
     return value

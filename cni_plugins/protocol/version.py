@@ -1,10 +1,12 @@
-"""The versions of the specification that we speak, and what differs between them.
+"""The supported versions of the specification, and their differences.
+
 
 0.1.0  results with one address of each family, in ip4 and ip6, and no interfaces; 0.2.0 the same
 0.3.1  results with lists of interfaces and ips; every ip carries "version": "4" | "6"
-0.4.0  CHECK; prevResult is given to DEL too
-1.0.0  ips lose "version"; a lone plugin configuration is always a list
-1.1.0  STATUS, GC; interfaces gain mtu, socketPath, pciID; routes mtu, advmss, priority, table, scope
+0.4.0  CHECK; DEL gets prevResult too
+1.0.0  ips lose "version"; a single plugin's configuration is always a list
+1.1.0  STATUS, GC; interfaces gain mtu, socketPath, pciID; routes mtu, advmss, priority, table,
+scope
 0.3.0 is 0.3.1 with another number.
 """
 
@@ -18,12 +20,12 @@ from cni_plugins.protocol.errors import DECODING_FAILURE, INCOMPATIBLE_VERSION, 
 SUPPORTED = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 LATEST = SUPPORTED[-1]
 DEFAULT = "0.1.0"
-"""What a configuration without cniVersion means, or with an empty one (libcni,
+"""The version of a configuration without cniVersion, or with an empty one (libcni,
 pkg/version/conf.go)."""
 
 
 class Form(Enum):
-    """How a result is written."""
+    """The form in which a result is written."""
 
     SINGLE_ADDRESSES = "ip4 and ip6"
     VERSIONED_LISTS = "ips with a version"
@@ -61,7 +63,7 @@ def at_least(version: str, other: str) -> bool:
 
 
 def require_supported(version: str) -> None:
-    """Raises CniError for a version that is not in SUPPORTED."""
+    """Raise CniError for a version that is not in SUPPORTED."""
     if version not in SUPPORTED:
         raise CniError(
             INCOMPATIBLE_VERSION,

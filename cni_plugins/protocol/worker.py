@@ -1,8 +1,8 @@
-"""What the server and a worker of our plugins (`cni_plugins.errand`) say to each other, and what
-forks beside it are given.
+"""Messages between the server and a CNI worker (`cni_plugins.jobs`), and the arguments of jobs
+beside it.
 
-Plugin inputs, results and errors are CNI's JSON objects; both ends read them with
-`cni_plugins.protocol`.
+Plugin inputs, results and errors are CNI's JSON objects, which `cni_plugins.protocol` parses on
+both sides.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class Chain(Request):
-    """Run plugins of ours in the order of their inputs, each with the result of the one before, the
-    first one with `previous`. `environment`: CNI's variables; `loopback`: bring lo up before an
-    ADD. Answered with an `Answer`."""
+    """Run pyrunc's plugins in the order of their inputs, each with the result of the one before,
+    the first with `previous`. `environment`: CNI's variables; `loopback`: set lo up before an ADD.
+    Answered by an `Answer`."""
 
     call = "chain"
     environment: dict[str, str]
@@ -29,7 +29,7 @@ class Chain(Request):
     previous: Message | None = None
 
 
-class Living(Record):
+class RestoredAttachment(Record):
     """An attachment: the variables of its ADD, and the plugins' inputs with their prevResult."""
 
     environment: dict[str, str]
@@ -37,14 +37,14 @@ class Living(Record):
 
 
 class Restore(Request):
-    """Put back host rules of attachments that live. Answered with an `Answer`."""
+    """Restore the host rules of live attachments. Answered by an `Answer`."""
 
     call = "restore"
-    attachments: Sequence[Living]
+    attachments: Sequence[RestoredAttachment]
 
 
-class Refused(Record):
-    """`error`: the error object of the plugin; `trace`: where an unforeseen exception came from."""
+class PluginError(Record):
+    """`error`: the error object of the plugin; `trace`: an unexpected exception's traceback."""
 
     plugin: str
     error: Message
@@ -52,23 +52,23 @@ class Refused(Record):
 
 
 class Answer(Record):
-    """`result`: the last one of an ADD; `restored`: how many elements of rules were missing; or who
-    refused. `last`: see `zygote.messages.FromWorker`."""
+    """`result`: the last one of an ADD; `restored`: the number of missing elements; `error`: of the
+    plugin that failed. `last`: see `zygote.messages.FromWorker`."""
 
     result: Message | None = None
     restored: int = 0
-    refused: Refused | None = None
+    error: PluginError | None = None
     last: bool = False
 
 
 class Execute(Record):
-    """Of `errand.execute`: another's plugin, and its whole environment."""
+    """The arguments of `jobs.execute`: a foreign plugin, and its whole environment."""
 
     program: AbsolutePath
     environment: dict[str, str]
 
 
 class Install(Record):
-    """Of `errand.install`."""
+    """The arguments of `jobs.install`."""
 
     folder: AbsolutePath

@@ -11,7 +11,7 @@ from pathlib import Path
 from cni_plugins.protocol.builtin import MODULES
 from cni_plugins.protocol.config import NetworkList
 from cri_server.doctor.model import Finding, Host, Level, fine
-from cri_server.network.configuration import Configuration, Found, builtin_network
+from cri_server.network.configuration import Configuration, ConfiguredNetwork, builtin_network
 from cri_server.network.leases import usage
 from pyrunc.errors import Error
 from pyrunc.kernel.mountinfo import mount_points
@@ -20,7 +20,7 @@ FEW_LEFT = 0.9
 NFT_S = 10.0
 
 
-def network(host: Host) -> Found:
+def network(host: Host) -> ConfiguredNetwork:
     """What pods are attached to, with the machine's paths."""
     given, default = host.config.network, None
     if given.builtin:
@@ -30,13 +30,13 @@ def network(host: Host) -> Found:
                 folder, bridge=given.builtin_bridge, subnets=tuple(given.builtin)
             )
         except Error as error:
-            return Found(None, "", error.message)
+            return ConfiguredNetwork(None, "", error.message)
     found = Configuration(str(host.path(given.conf_dir)), default).current()
 
     def said(text: str) -> str:
         return text.replace(str(host.path(given.conf_dir)), given.conf_dir)
 
-    return Found(
+    return ConfiguredNetwork(
         found.network, said(found.source), said(found.problem), tuple(map(said, found.passed_over))
     )
 

@@ -230,7 +230,7 @@ def _is_free_for_ours(path: Path) -> bool:
     if path.is_symlink() and os.readlink(path).startswith(f"{PACKAGED_PLUGINS}/"):
         return True
     try:
-        return builtin.is_ours(read(path)[: builtin.HEAD_BYTES])
+        return builtin.is_builtin_script(read(path)[: builtin.HEAD_BYTES])
     except FileNotFoundError:
         return not path.is_symlink()
 

@@ -1,1 +1,1 @@
-"""Pod networks by CNI: configuration, plugin chains, what is remembered about each attachment."""
+"""Pod networks by CNI: configuration, plugin chains, records of attachments."""

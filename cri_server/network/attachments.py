@@ -1,11 +1,11 @@
-"""What is remembered about each attached pod: DEL must use the configuration of the ADD, whatever
-happened since.
+"""Records of the attached pods: DEL needs the configuration of the ADD, even if the files have
+changed since.
 
 One file per sandbox, written before the first plugin runs (without a result) and again after the
-last one. Both are durable: what a plugin keeps on disk, such as an address, outlives a power cut
-and only its DEL gives it back. Nothing of our own plugins does, so of a chain that has no other the
-first record is written while it runs, and not synced: a kill of the server leaves it on disk, and
-where a power cut takes its content there is nothing to detach (`read`).
+last one. Both are synced: the state of a plugin on disk, such as an address lease, outlives a power
+cut, and only its DEL removes it. pyrunc's own plugins keep no such state. For a chain of these
+alone the first record is written while the chain runs, and not synced: it survives a kill of the
+server, and after a power cut that takes its content there is nothing to detach (`read`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ _ENDING = ".json"
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A pod and its network as of the ADD. `netns_id` is the namespace's device and inode; `result`
-    None while ADD runs.
+    """A pod and its network at the time of the ADD. `netns_id`: device and inode of the namespace;
+    `result`: None while ADD runs.
 
-    begun: how many of the network's plugins ADD was begun for, of an ADD that failed; None: of all,
-    or it is not known.
-    """
+    begun: the number of the network's plugins that a failed ADD began; None: all of them, or
+    unknown."""
 
     sandbox_id: str
     network: NetworkList
@@ -45,36 +44,36 @@ class Attachment:
     def with_result(self, result: Result) -> Attachment:
         return replace(self, result=result)
 
-    def moved(self, netns_path: str) -> Attachment:
-        """The same when the namespace is found at another path."""
+    def with_path(self, netns_path: str) -> Attachment:
+        """A copy for a namespace that is now at another path."""
         result = None if self.result is None else self.result.moved(self.netns_path, netns_path)
         return replace(self, netns_path=netns_path, result=result)
 
 
 class Attachments:
-    """The records in one folder, which is made with mode 0700. All methods but `at_hand` touch the
-    disk."""
+    """The records in one folder, which is created with mode 0700. All methods but `cached` access
+    the disk."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._written: dict[str, Attachment] = {}  # by this server: what their files say
-        self._unsynced: set[str] = set()  # ids whose record a power cut may take
+        self._written: dict[str, Attachment] = {}  # the records that this server has written
+        self._unsynced: set[str] = set()  # sandboxes whose record is not synced
         if os.path.isdir(folder):
             remove_leftovers(folder)
 
     def has(self, sandbox_id: str) -> bool:
-        """Whether there is a record, be it damaged; one lookup of a name."""
+        """Whether a record exists, even a damaged one; a single lookup of a name."""
         return os.path.exists(self._path(sandbox_id))
 
-    def at_hand(self, sandbox_id: str) -> Attachment | None:
-        """What was written since the server started; None says nothing."""
+    def cached(self, sandbox_id: str) -> Attachment | None:
+        """The record if this server has written it; None otherwise, even if a file exists."""
         return self._written.get(sandbox_id)
 
     def write(self, attachment: Attachment, *, durable: bool = True) -> None:
-        """Raises OSError."""
+        """Write the record; `durable`: sync it. Raises OSError."""
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         result = attachment.result
-        may_be_lost = attachment.sandbox_id in self._unsynced
+        is_unsynced = attachment.sandbox_id in self._unsynced
         write_json(
             self._path(attachment.sandbox_id),
             {
@@ -90,7 +89,7 @@ class Attachments:
                 "begun": attachment.begun,
             },
             durable=durable,
-            named_first=may_be_lost,
+            named_first=is_unsynced,
         )
         self._written[attachment.sandbox_id] = attachment
         if durable:
@@ -99,11 +98,10 @@ class Attachments:
             self._unsynced.add(attachment.sandbox_id)
 
     def read(self, sandbox_id: str) -> Attachment | None:
-        """None for a sandbox that is not attached. Raises DamagedRecord.
+        """The record of a sandbox; None if it is not attached. Raises DamagedRecord.
 
-        A record without content was not synced before a power cut: it told of plugins of ours,
-        which have nothing any more.
-        """
+        A record without content was not synced before a power cut: it was of pyrunc's own plugins,
+        which have no state left."""
         path = self._path(sandbox_id)
         try:
             record = read_json(path)
@@ -112,7 +110,7 @@ class Attachments:
         except DamagedRecord:
             if not is_unwritten(path):
                 raise
-            self.forget(sandbox_id)
+            self.remove(sandbox_id)
             return None
         try:
             network = parse_list_object(record["network"])
@@ -132,8 +130,8 @@ class Attachments:
         except (CniError, KeyError, TypeError, ValueError) as error:
             raise DamagedRecord(f"{path}: {error}") from None
 
-    def forget(self, sandbox_id: str) -> None:
-        """Fine when there is nothing. Raises OSError."""
+    def remove(self, sandbox_id: str) -> None:
+        """Remove the record; does nothing if there is none. Raises OSError."""
         self._written.pop(sandbox_id, None)
         self._unsynced.discard(sandbox_id)
         with contextlib.suppress(FileNotFoundError):
@@ -141,7 +139,7 @@ class Attachments:
 
     def all(self) -> tuple[list[Attachment], list[str]]:
         """Every readable record, and a line for each damaged one."""
-        found, damaged = [], []
+        attachments, damaged = [], []
         for name in sorted(os.listdir(self._folder)) if os.path.isdir(self._folder) else ():
             if not name.endswith(_ENDING):
                 continue
@@ -151,8 +149,8 @@ class Attachments:
                 damaged.append(str(error))
                 continue
             if attachment is not None:
-                found.append(attachment)
-        return found, damaged
+                attachments.append(attachment)
+        return attachments, damaged
 
     def _path(self, sandbox_id: str) -> str:
         return os.path.join(self._folder, sandbox_id + _ENDING)

@@ -1,4 +1,4 @@
-"""What a pod asks for, as the capability arguments and CNI_ARGS that plugins know (CNI conventions,
+"""Converts a pod's requests to the capability arguments and CNI_ARGS of plugins (CNI conventions,
 kubelet's annotations)."""
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _SUFFIXES = {
 }
 _LOWEST_RATE, _HIGHEST_RATE = 1_000, 10**15
 _BURST = (1 << 32) - 1
-"""No burst limit is asked for; this is the largest that the bandwidth plugin takes."""
+"""The largest burst that the bandwidth plugin accepts: the annotations do not limit bursts."""
 
 
 def capability_arguments(pod: PodNetwork, pod_ranges: tuple[str, ...]) -> dict[str, Any]:
-    """Every capability that we can serve; a plugin gets those that it names. Raises
+    """Every capability that the server offers; a plugin gets those that it names. Raises
     InvalidArgument."""
     bandwidth = pod.bandwidth or bandwidth_of(pod.annotations)
-    offered: dict[str, Any] = {
+    capabilities: dict[str, Any] = {
         "portMappings": [
             {
                 "hostPort": m.host_port,
@@ -53,32 +53,32 @@ def capability_arguments(pod: PodNetwork, pod_ranges: tuple[str, ...]) -> dict[s
         "io.kubernetes.cri.pod-annotations": dict(pod.annotations),
     }
     if pod.dns is not None:
-        offered["dns"] = {
+        capabilities["dns"] = {
             "servers": list(pod.dns.servers),
             "searches": list(pod.dns.searches),
             "options": list(pod.dns.options),
         }
     if bandwidth is not None:
-        offered["bandwidth"] = {
+        capabilities["bandwidth"] = {
             "ingressRate": bandwidth.ingress_rate,
             "ingressBurst": bandwidth.ingress_burst,
             "egressRate": bandwidth.egress_rate,
             "egressBurst": bandwidth.egress_burst,
         }
     if pod.cgroup_path:
-        offered["cgroupPath"] = pod.cgroup_path
-    offered |= node_capabilities(pod_ranges)
-    return {name: value for name, value in offered.items() if value}
+        capabilities["cgroupPath"] = pod.cgroup_path
+    capabilities |= node_capabilities(pod_ranges)
+    return {name: value for name, value in capabilities.items() if value}
 
 
 def node_capabilities(pod_ranges: tuple[str, ...]) -> dict[str, Any]:
-    """The part that is the same for all pods of the node: the ranges that kubelet said."""
+    """The capabilities that are the same for all pods of the node: the pod CIDRs from kubelet."""
     return {"ipRanges": [[{"subnet": subnet}] for subnet in pod_ranges]} if pod_ranges else {}
 
 
 def cni_arguments(pod: PodNetwork) -> tuple[tuple[str, str], ...]:
-    """CNI_ARGS for a pod. Raises InvalidArgument for names that the format cannot carry: it has no
-    escapes."""
+    """CNI_ARGS for a pod. Raises InvalidArgument for names that the format cannot represent: it has
+    no escapes."""
     pairs = (
         ("IgnoreUnknown", "1"),
         ("K8S_POD_NAMESPACE", pod.namespace),
@@ -94,11 +94,11 @@ def cni_arguments(pod: PodNetwork) -> tuple[tuple[str, str], ...]:
 
 
 def bandwidth_of(annotations: dict[str, str]) -> Bandwidth | None:
-    """The limits in a pod's annotations, Kubernetes quantities in bits per second. Raises
+    """The limits in a pod's annotations: Kubernetes quantities in bits per second. Raises
     InvalidArgument."""
     rates = {
-        way: _rate(annotations[key], key)
-        for way, key in _ANNOTATIONS.items()
+        direction: _rate(annotations[key], key)
+        for direction, key in _ANNOTATIONS.items()
         if annotations.get(key)
     }
     if not rates:

@@ -1,12 +1,11 @@
-"""Runs a network's plugins in order: ours in workers, several in one request; an executable of
-`bin_dir` wins.
+"""Runs a network's plugins in order: pyrunc's own in workers, consecutive ones in one request. An
+executable in `bin_dir` takes precedence over one of the same name.
 
-A foreign plugin may delegate to others (flannel to `bridge` and `host-local`), which it looks for
-in CNI_PATH: the last folder there has ours as executables, written before the first foreign plugin
-runs.
+A foreign plugin may delegate to others (flannel to `bridge` and `host-local`), which it searches in
+CNI_PATH. Its last folder holds pyrunc's plugins as executables, written before the first foreign
+plugin runs.
 
-Everything that comes back is judged by `cni_plugins.protocol`: a plugin's answer is another
-program's output.
+All output of a plugin is parsed and checked by `cni_plugins.protocol`: it is another program's.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from itertools import groupby
 from typing import Any
 
 from cni_plugins.protocol import version
-from cni_plugins.protocol.builtin import HEAD_BYTES, MODULES, is_ours
+from cni_plugins.protocol.builtin import HEAD_BYTES, MODULES, is_builtin_script
 from cni_plugins.protocol.call import Call
 from cni_plugins.protocol.config import LIMIT_BYTES, NetworkList, decode_object, plugin_input
 from cni_plugins.protocol.errors import (
@@ -33,9 +32,9 @@ from cni_plugins.protocol.errors import (
     from_json,
 )
 from cni_plugins.protocol.result import Result
-from cni_plugins.protocol.worker import Answer, Chain, Execute, Install, Living, Restore
+from cni_plugins.protocol.worker import Answer, Chain, Execute, Install, Restore, RestoredAttachment
 from cri_server.network.attachments import Attachment
-from cri_server.network.workers import Workers
+from cri_server.network.workers import CniWorkers
 from cri_server.observability.timeline.trace import span
 from cri_server.zygote.client import JobResult, Zygote
 from pyrunc.errors import Error, InvalidArgument, PeerError, ResourceExhausted, WrongState
@@ -44,22 +43,22 @@ log = logging.getLogger(__name__)
 
 IFNAME = "eth0"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_WORDS_LIMIT = 500
+_MESSAGE_LIMIT = 500
 _OUTPUT_LIMIT_BYTES = LIMIT_BYTES + 1
 _REFUSALS: dict[int, type[Error]] = {
     NO_ADDRESS_LEFT: ResourceExhausted,
     TAKEN: WrongState,
     IMPOSSIBLE: InvalidArgument,
 }
-"""What codes that only our plugins use mean to the caller."""
+"""Errors of the server for the codes that only pyrunc's plugins use."""
 _HOUSEKEEPING_TIMEOUT_S = 30.0
-"""For what runs while no pod can be attached; an emulated node with its first pods took more than
-ten seconds."""
+"""For requests during which no pod can be attached; an emulated node needed more than ten seconds
+for its first pods."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    """One plugin's run; `program` is empty for one of ours."""
+class _PluginStep:
+    """One plugin's run; `program` is empty for one of pyrunc's own."""
 
     kind: str
     program: str
@@ -68,30 +67,29 @@ class _Step:
 
 @dataclass(slots=True)
 class Progress:
-    """How far an ADD has come: for how many of the network's plugins it was begun."""
+    """The progress of an ADD: the number of plugins of the network that it has begun."""
 
     begun: int = 0
 
 
 class PluginRunner:
-    """Runs plugins for one server. `bin_dirs` are searched in order; `own_dir` is for executables
-    of ours, made here; `scope` is a word that is this server's alone.
-    """
+    """Runs plugins for one server. `bin_dirs` are searched in order; `own_dir` holds pyrunc's
+    plugins as executables and is created here; `scope` is a word that identifies this server."""
 
     def __init__(
-        self, errands: Zygote, bin_dirs: tuple[str, ...], own_dir: str, timeout_s: float, scope: str
+        self, jobs: Zygote, bin_dirs: tuple[str, ...], own_dir: str, timeout_s: float, scope: str
     ) -> None:
-        self._errands = errands
+        self._jobs = jobs
         self._bin_dirs = bin_dirs
         self._timeout_s = timeout_s
         self._scope = scope
         self._own_dir = own_dir
         self._path: tuple[str, ...] = (*bin_dirs, own_dir)
         self._installing, self._installed = asyncio.Lock(), False
-        self._workers = Workers(errands)
+        self._workers = CniWorkers(jobs)
 
     def replace_folders(self, bin_dirs: tuple[str, ...]) -> None:
-        """Where plugins are searched from now on."""
+        """Search plugins in other folders from now on."""
         self._path = (*bin_dirs, self._own_dir)
 
     def close(self) -> None:
@@ -99,53 +97,52 @@ class PluginRunner:
 
     @property
     def folders(self) -> str:
-        """Where executables are searched, as CNI_PATH has them."""
+        """The folders that executables are searched in, in the form of CNI_PATH."""
         return ":".join(self._bin_dirs)
 
     def missing(self, network: NetworkList) -> list[str]:
-        """The plugins of `network` that there is no program for, and the address plugins of
-        ours."""
+        """The plugins of `network`, and the address plugins of pyrunc's own, that do not exist."""
         kinds = []
         for plugin in network.plugins:
             kinds.append(str(plugin["type"]))
             ipam = plugin.get("ipam")
-            if isinstance(ipam, dict) and ipam.get("type") and self.runs_ours(kinds[-1]):
+            if isinstance(ipam, dict) and ipam.get("type") and self.is_builtin(kinds[-1]):
                 kinds.append(str(ipam["type"]))
         return [kind for kind in kinds if kind not in MODULES and not self._program(kind)]
 
-    def runs_ours(self, kind: str) -> bool:
+    def is_builtin(self, kind: str) -> bool:
+        """Whether the plugin `kind` is pyrunc's own and no executable overrides it."""
         return kind in MODULES and not self._program(kind)
 
-    def runs_only_ours(self, network: NetworkList) -> bool:
-        """Whether no foreign program takes part in `network`, neither as a plugin nor as a plugin's
-        address plugin."""
+    def runs_only_builtin(self, network: NetworkList) -> bool:
+        """Whether neither a plugin of `network` nor an address plugin is a foreign program."""
         kinds = {str(plugin["type"]) for plugin in network.plugins}
         ipams = (plugin.get("ipam") for plugin in network.plugins)
         kinds |= {
             str(ipam["type"]) for ipam in ipams if isinstance(ipam, dict) and ipam.get("type")
         }
-        return all(map(self.runs_ours, kinds))
+        return all(map(self.is_builtin, kinds))
 
     async def add(self, attachment: Attachment, progress: Progress) -> Result:
-        """Loopback and ADD of every plugin. Raises PeerError, ResourceExhausted,
+        """Set loopback up and run ADD of every plugin. Raises PeerError, ResourceExhausted,
         DeadlineExceeded."""
         call = self._call("ADD", attachment, attachment.netns_path)
         steps = self._steps(attachment, None)
         result: Result | None = None
         loopback = True
-        for ours, group in _groups(steps):
-            if ours or loopback:
-                if ours:
+        for builtin, group in _groups(steps):
+            if builtin or loopback:
+                if builtin:
                     self._require(group)
                     progress.begun += len(group)
                 result = (
-                    await self._ours(
-                        call, group if ours else [], result, attachment.network, loopback
+                    await self._run_builtin(
+                        call, group if builtin else [], result, attachment.network, loopback
                     )
                     or result
                 )
                 loopback = False
-            for step in () if ours else group:
+            for step in () if builtin else group:
                 progress.begun += 1
                 result = await self._add_foreign(call, step, result, attachment.network)
         if result is None:
@@ -153,36 +150,37 @@ class PluginRunner:
         return result
 
     async def delete(self, attachment: Attachment, netns_path: str) -> None:
-        """DEL in reverse of every plugin that ADD was begun for, each with the whole chain's
-        result; the first refusal ends it."""
+        """Run DEL of every plugin that ADD began, in reverse, each with the whole chain's result.
+        Stops at the first error."""
         call = self._call("DEL", attachment, netns_path)
-        for ours, group in _groups(self._delete_steps(attachment)):
-            if ours:
-                await self._ours(call, group, None, attachment.network, loopback=False)
-            for step in () if ours else group:
+        for builtin, group in _groups(self._delete_steps(attachment)):
+            if builtin:
+                await self._run_builtin(call, group, None, attachment.network, loopback=False)
+            for step in () if builtin else group:
                 await self._run_foreign(call, step)
 
-    async def delete_what_can_be(self, attachment: Attachment, netns_path: str) -> list[Error]:
-        """As `delete`, but a plugin that refuses, or is not there any more, does not keep the
-        others; what they refused with."""
-        call, refused = self._call("DEL", attachment, netns_path), list[Error]()
+    async def delete_each(self, attachment: Attachment, netns_path: str) -> list[Error]:
+        """Run DEL like `delete`, but continue after a plugin that fails or no longer exists;
+        returns the errors."""
+        call = self._call("DEL", attachment, netns_path)
+        errors: list[Error] = []
         for step in self._delete_steps(attachment):
             try:
                 if step.program:
                     await self._run_foreign(call, step)
                 else:
-                    await self._ours(call, [step], None, attachment.network, loopback=False)
+                    await self._run_builtin(call, [step], None, attachment.network, loopback=False)
             except Error as error:
-                refused.append(error)
-        return refused
+                errors.append(error)
+        return errors
 
-    def _delete_steps(self, attachment: Attachment) -> list[_Step]:
-        begun = self._steps(attachment, _for_delete(attachment))[: attachment.begun]
+    def _delete_steps(self, attachment: Attachment) -> list[_PluginStep]:
+        begun = self._steps(attachment, _previous_of_delete(attachment))[: attachment.begun]
         return [_in_background(step) for step in reversed(begun)]
 
     async def check(self, attachment: Attachment) -> None:
-        """CHECK of every plugin, where the configuration wants it. Raises PeerError for the first
-        damage."""
+        """Run CHECK of every plugin unless the configuration disables it. Raises PeerError for the
+        first damage."""
         network = attachment.network
         if (
             network.disable_check
@@ -191,41 +189,41 @@ class PluginRunner:
         ):
             return
         call = self._call("CHECK", attachment, attachment.netns_path)
-        for ours, group in _groups(self._steps(attachment, attachment.result)):
-            if ours:
-                await self._ours(call, group, None, network, loopback=False)
-            for step in () if ours else group:
+        for builtin, group in _groups(self._steps(attachment, attachment.result)):
+            if builtin:
+                await self._run_builtin(call, group, None, network, loopback=False)
+            for step in () if builtin else group:
                 await self._run_foreign(call, step)
 
     async def status(
         self, network: NetworkList, capabilities: Mapping[str, Any], timeout_s: float
     ) -> None:
-        """STATUS of every plugin of a network of 1.1.0. Raises PeerError where one is not ready.
+        """Run STATUS of every plugin of a network of version 1.1.0. Raises PeerError if one is not
+        ready.
 
-        capabilities: what does not depend on a pod; a plugin that takes its ranges from us is not
-        ready without them.
-        """
+        capabilities: those that do not depend on a pod; a plugin that takes its ranges from them is
+        not ready without them."""
         if version.at_least(network.cni_version, "1.1.0"):
             await self._for_network("STATUS", network, None, timeout_s, capabilities)
 
     async def collect(self, network: NetworkList, attachments: list[Attachment]) -> None:
-        """GC: of our plugins for every version, of foreign ones for networks of 1.1.0."""
+        """Run GC: of pyrunc's plugins for every version, of foreign ones for networks of 1.1.0."""
         if not network.disable_gc:
             valid = [{"containerID": a.sandbox_id, "ifname": IFNAME} for a in attachments]
             await self._for_network("GC", network, valid, _HOUSEKEEPING_TIMEOUT_S)
 
     async def restore(self, attachments: list[Attachment]) -> int:
-        """Put back host rules of our plugins that somebody removed; returns how many elements were
-        missing."""
-        wanted = []
+        """Restore host rules of pyrunc's plugins that another program removed; returns the number
+        of missing elements."""
+        living = []
         for attachment in attachments:
             if attachment.result is not None:
                 steps = [s for s in self._steps(attachment, attachment.result) if not s.program]
                 call = self._call("ADD", attachment, attachment.netns_path)
-                wanted.append(Living(call.environment(), [s.input for s in steps]))
-        if not any(living.inputs for living in wanted):
+                living.append(RestoredAttachment(call.environment(), [s.input for s in steps]))
+        if not any(each.inputs for each in living):
             return 0
-        return (await self._ask(Restore(wanted), "restore", _HOUSEKEEPING_TIMEOUT_S)).restored
+        return (await self._ask(Restore(living), "restore", _HOUSEKEEPING_TIMEOUT_S)).restored
 
     async def _for_network(
         self,
@@ -244,7 +242,9 @@ class PluginRunner:
             step = self._step(plugin, value)
             if not step.program:
                 step.input["cniVersion"] = version.LATEST
-                await self._ours(call, [step], None, network, loopback=False, timeout_s=timeout_s)
+                await self._run_builtin(
+                    call, [step], None, network, loopback=False, timeout_s=timeout_s
+                )
             elif newest:
                 await self._run_foreign(call, step, timeout_s)
 
@@ -258,7 +258,7 @@ class PluginRunner:
             path=self._path,
         )
 
-    def _steps(self, attachment: Attachment, previous: Result | None) -> list[_Step]:
+    def _steps(self, attachment: Attachment, previous: Result | None) -> list[_PluginStep]:
         network, capabilities = attachment.network, attachment.capabilities
         return [
             self._step(
@@ -267,33 +267,34 @@ class PluginRunner:
             for plugin in network.plugins
         ]
 
-    def _step(self, plugin: dict[str, Any], value: dict[str, Any]) -> _Step:
-        """Ours learn who we are, so that the GC of another server on the same network leaves our
-        pods alone."""
+    def _step(self, plugin: dict[str, Any], value: dict[str, Any]) -> _PluginStep:
+        """The step of one plugin. pyrunc's own plugins get the server's scope, so that GC leaves
+        the pods of other servers on the network alone."""
         kind = str(plugin["type"])
-        step = _Step(kind, self._program(kind), value)
+        step = _PluginStep(kind, self._program(kind), value)
         return step if step.program else _with_argument(step, "scope", self._scope)
 
     def _program(self, kind: str) -> str:
-        """The executable to run, or an empty string: ours is meant, or there is none."""
+        """The executable to run; empty for a plugin of pyrunc's own, or an unknown one."""
         for folder in self._bin_dirs:
             path = os.path.join(folder, kind)
             if os.path.isfile(path) and os.access(path, os.X_OK):
-                return "" if kind in MODULES and _is_ours(path) else path
+                return "" if kind in MODULES and _is_builtin_file(path) else path
         return ""
 
-    async def _ours(
+    async def _run_builtin(
         self,
         call: Call,
-        steps: list[_Step],
+        steps: list[_PluginStep],
         previous: Result | None,
         network: NetworkList,
         loopback: bool,
         timeout_s: float | None = None,
     ) -> Result | None:
-        """Run consecutive plugins of ours in one request; the last result of an ADD."""
+        """Run consecutive plugins of pyrunc's own in one request; returns the last result of an
+        ADD."""
         self._require(steps)
-        asked = Chain(
+        request = Chain(
             environment=_environment(call),
             inputs=[step.input for step in steps],
             loopback=loopback,
@@ -301,111 +302,113 @@ class PluginRunner:
         )
         names = "+".join(step.kind for step in steps) or "loopback"
         with span(f"plugin {names}"):
-            answer = await self._ask(
-                asked, call.command, self._timeout_s if timeout_s is None else timeout_s
+            reply = await self._ask(
+                request, call.command, self._timeout_s if timeout_s is None else timeout_s
             )
-        return None if answer.result is None else _judge(answer.result, names, network)
+        return None if reply.result is None else _parse_result(reply.result, names, network)
 
-    def _require(self, steps: list[_Step]) -> None:
-        """Raises PeerError unless `steps`, which have no program, are plugins of ours."""
+    def _require(self, steps: list[_PluginStep]) -> None:
+        """Raise PeerError unless `steps`, which have no program, are plugins of pyrunc's own."""
         unknown = [step.kind for step in steps if step.kind not in MODULES]
         if unknown:
-            raise PeerError(f"there is no CNI plugin {unknown[0]!r} in {self.folders}")
+            raise PeerError(f"CNI plugin {unknown[0]!r} is not in {self.folders}")
 
-    async def _ask(self, asked: Chain | Restore, command: str, timeout_s: float) -> Answer:
-        """A worker's answer; raises what it refuses with."""
-        answer = await self._workers.ask(asked, timeout_s)
-        if answer.refused is not None:
-            refused = _refused(answer.refused.plugin, command, from_json(answer.refused.error))
-            if answer.refused.trace:
-                refused.add_note(answer.refused.trace)
-            raise refused
-        return answer
+    async def _ask(self, request: Chain | Restore, command: str, timeout_s: float) -> Answer:
+        """Send a request to a worker and return its reply. Raises the plugin's error."""
+        reply = await self._workers.ask(request, timeout_s)
+        if reply.error is not None:
+            error = _to_error(reply.error.plugin, command, from_json(reply.error.error))
+            if reply.error.trace:
+                error.add_note(reply.error.trace)
+            raise error
+        return reply
 
     async def _add_foreign(
-        self, call: Call, step: _Step, previous: Result | None, network: NetworkList
+        self, call: Call, step: _PluginStep, previous: Result | None, network: NetworkList
     ) -> Result:
         value = dict(step.input)
         if previous is not None:
             value["prevResult"] = previous.to_json(network.cni_version)
-        done = await self._run_foreign(call, replace(step, input=value))
-        answer = _decode(done, step.kind, "ADD")
-        if "code" in answer and "msg" in answer:
-            raise _refused(step.kind, "ADD", from_json(answer))
-        return _judge(answer, step.kind, network)
+        result = await self._run_foreign(call, replace(step, input=value))
+        reply = _decode(result, step.kind, "ADD")
+        if "code" in reply and "msg" in reply:
+            raise _to_error(step.kind, "ADD", from_json(reply))
+        return _parse_result(reply, step.kind, network)
 
     async def _run_foreign(
-        self, call: Call, step: _Step, timeout_s: float | None = None
+        self, call: Call, step: _PluginStep, timeout_s: float | None = None
     ) -> JobResult:
-        """Run an executable; raises its refusal. DEL and the others may print nothing."""
+        """Run an executable. Raises its error. Commands other than ADD may print nothing."""
         if not step.program:
-            raise PeerError(f"there is no CNI plugin {step.kind!r} in {self.folders}")
+            raise PeerError(f"CNI plugin {step.kind!r} is not in {self.folders}")
         environment = {"PATH": _PATH, **_environment(call)}
-        await self._install_ours()
+        await self._install_builtin()
         with span(f"plugin {step.kind}"):
-            done = await self._errands.run(
-                "cni_plugins.errand:execute",
+            result = await self._jobs.run(
+                "cni_plugins.jobs:execute",
                 Execute(step.program, environment),
                 timeout_s=self._timeout_s if timeout_s is None else timeout_s,
                 stdin=json.dumps(step.input).encode(),
                 output_limit_bytes=_OUTPUT_LIMIT_BYTES,
             )
-        if said := _words(
-            done.stderr
+        if said := _one_line(
+            result.stderr
         ):  # where many plugins log to, and what they say may be about the pod's annotations
             log.debug("CNI plugin %s, %s %s: %s", step.kind, call.command, call.container_id, said)
-        if done.exit_code != 0:
+        if result.exit_code != 0:
             try:
-                refused = from_json(decode_object(done.stdout, "its answer"))
+                error = from_json(decode_object(result.stdout, "its answer"))
             except CniError:
-                words = _words(done.stderr) or _words(done.stdout) or "it said nothing"
+                words = _one_line(result.stderr) or _one_line(result.stdout) or "no output"
                 raise PeerError(
-                    f"CNI plugin {step.kind} ended {call.command} with {done.exit_code}: {words}"
+                    f"CNI plugin {step.kind} ended {call.command} with {result.exit_code}: {words}"
                 ) from None
-            raise _refused(step.kind, call.command, refused)
-        return done
+            raise _to_error(step.kind, call.command, error)
+        return result
 
-    async def _install_ours(self) -> None:
-        """Once per server: another version may have left executables that lead to its own code.
+    async def _install_builtin(self) -> None:
+        """Write the executables, once per server: those of another version may import its code.
         Raises PeerError."""
         async with self._installing:
             if self._installed:
                 return
-            done = await self._errands.run(
-                "cni_plugins.errand:install",
+            result = await self._jobs.run(
+                "cni_plugins.jobs:install",
                 Install(self._own_dir),
                 timeout_s=_HOUSEKEEPING_TIMEOUT_S,
             )
-            if done.exit_code != 0:
-                raise PeerError(f"cannot write plugins into {self._own_dir}: {_words(done.stderr)}")
+            if result.exit_code != 0:
+                raise PeerError(
+                    f"cannot write plugins into {self._own_dir}: {_one_line(result.stderr)}"
+                )
             self._installed = True
 
 
-def _groups(steps: list[_Step]) -> Iterator[tuple[bool, list[_Step]]]:
-    """Runs of plugins that are all ours or all foreign."""
-    for ours, group in groupby(steps, key=lambda step: not step.program):
-        yield ours, list(group)
+def _groups(steps: list[_PluginStep]) -> Iterator[tuple[bool, list[_PluginStep]]]:
+    """Split the steps into runs that are all builtin or all foreign."""
+    for builtin, group in groupby(steps, key=lambda step: not step.program):
+        yield builtin, list(group)
 
 
-def _with_argument(step: _Step, name: str, value: str) -> _Step:
-    """`step` with an argument in `args.cni` that our own plugins understand."""
-    given = step.input.get("args")
-    inner = given.get("cni") if isinstance(given, dict) else None
+def _with_argument(step: _PluginStep, name: str, value: str) -> _PluginStep:
+    """`step` with an argument in `args.cni` for pyrunc's own plugins."""
+    arguments_before = step.input.get("args")
+    inner = arguments_before.get("cni") if isinstance(arguments_before, dict) else None
     arguments = {
-        **(given if isinstance(given, dict) else {}),
+        **(arguments_before if isinstance(arguments_before, dict) else {}),
         "cni": {**(inner if isinstance(inner, dict) else {}), name: value},
     }
     return replace(step, input={**step.input, "args": arguments})
 
 
-def _in_background(step: _Step) -> _Step:
-    """Tell our bridge that the namespace is closed next: the kernel removes the veth then, nobody
-    need wait for it."""
+def _in_background(step: _PluginStep) -> _PluginStep:
+    """Tell the bridge plugin that the namespace is closed next: the kernel then removes the veth,
+    and nothing has to wait for it."""
     return step if step.program else _with_argument(step, "teardown", "background")
 
 
-def _for_delete(attachment: Attachment) -> Result | None:
-    """DEL gets the result since 0.4.0."""
+def _previous_of_delete(attachment: Attachment) -> Result | None:
+    """The result that DEL gets: since version 0.4.0."""
     return attachment.result if version.at_least(attachment.network.cni_version, "0.4.0") else None
 
 
@@ -417,35 +420,35 @@ def _environment(call: Call) -> dict[str, str]:
         raise InvalidArgument(error.message) from None
 
 
-def _decode(done: JobResult, names: str, command: str) -> dict[str, Any]:
-    if len(done.stdout) > LIMIT_BYTES:
+def _decode(result: JobResult, names: str, command: str) -> dict[str, Any]:
+    if len(result.stdout) > LIMIT_BYTES:
         raise PeerError(f"CNI plugin {names} answered {command} with more than {LIMIT_BYTES} bytes")
     try:
-        return decode_object(done.stdout, "the answer")
+        return decode_object(result.stdout, "the answer")
     except CniError as error:
-        words = _words(done.stderr)
+        words = _one_line(result.stderr)
         raise PeerError(
             f"CNI plugin {names}, {command}: {error.message}" + (f" ({words})" if words else "")
         ) from None
 
 
-def _judge(value: object, names: str, network: NetworkList) -> Result:
+def _parse_result(value: object, names: str, network: NetworkList) -> Result:
     try:
         return Result.from_json(value, default_version=network.cni_version)
     except CniError as error:
         raise PeerError(f"CNI plugin {names} gave a bad result: {error.message}") from None
 
 
-def _refused(kind: str, command: str, error: CniError) -> Error:
+def _to_error(kind: str, command: str, error: CniError) -> Error:
     words = error.message if error.message.startswith(f"{kind}:") else f"{kind}: {error.message}"
     text = f"CNI {command} failed in {words}" + (f" ({error.details})" if error.details else "")
     return _REFUSALS.get(error.code, PeerError)(text)
 
 
-def _words(output: bytes) -> str:
-    return " ".join(output[: 1 << 16].decode("utf-8", "replace").split())[:_WORDS_LIMIT]
+def _one_line(output: bytes) -> str:
+    return " ".join(output[: 1 << 16].decode("utf-8", "replace").split())[:_MESSAGE_LIMIT]
 
 
-def _is_ours(path: str) -> bool:
+def _is_builtin_file(path: str) -> bool:
     with open(path, "rb", buffering=0) as file:
-        return is_ours(file.read(HEAD_BYTES) or b"")
+        return is_builtin_script(file.read(HEAD_BYTES) or b"")

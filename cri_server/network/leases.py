@@ -1,7 +1,6 @@
-"""How many of a network's addresses are taken, as host-local keeps them: a file by the address's
-name in the network's folder.
+"""Counts the leased addresses of a network in host-local's folder, which holds a file per address.
 
-Works for ours and for the reference plugin, whose files are the same.
+The files of pyrunc's plugin and of the reference plugin have the same form.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ HOST_LOCAL, DEFAULT_FOLDER = "host-local", "/var/lib/cni/networks"
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Addresses of one network and one IP version: `taken` of `size`."""
+    """Leased addresses of one network and one IP version: `taken` of `size`."""
 
     network: str
     version: int
@@ -30,9 +29,9 @@ class Usage:
 
 
 def usage(network: NetworkList) -> list[Usage]:
-    """What is taken; nothing for a network whose addresses another plugin keeps. Touches the disk.
+    """Count the leases; empty for a network whose addresses another plugin manages. Reads the disk.
     Raises OSError."""
-    found = []
+    usages = []
     for plugin in network.plugins:
         ipam = plugin.get("ipam")
         if isinstance(ipam, dict) and ipam.get("type") == HOST_LOCAL:
@@ -41,14 +40,14 @@ def usage(network: NetworkList) -> list[Usage]:
             sizes: dict[int, int] = {}
             for version, size in _ranges(ipam):
                 sizes[version] = sizes.get(version, 0) + size
-            found += [
+            usages += [
                 Usage(network.name, v, taken.count(v), size) for v, size in sorted(sizes.items())
             ]
-    return found
+    return usages
 
 
 def _version(name: str) -> int:
-    """4 or 6 for the name of a lease, 0 for any other file."""
+    """The IP version of a lease's file name, 0 for any other file."""
     try:
         return parse_address(name).version
     except ValueError:
@@ -56,13 +55,21 @@ def _version(name: str) -> int:
 
 
 def _ranges(ipam: dict[str, Any]) -> Iterator[tuple[int, int]]:
-    """Version and size of each range; what is no range is the plugin's to complain about."""
-    given = [r for group in ipam.get("ranges") or [] if isinstance(group, list) for r in group]
-    for each in [ipam, *given]:
+    """Version and size of each range; invalid ranges are skipped, since the plugin reports them."""
+    ranges = [r for group in ipam.get("ranges") or [] if isinstance(group, list) for r in group]
+    for address_range in [ipam, *ranges]:
         try:
-            subnet = parse_network(each["subnet"], strict=False)
-            first = parse_address(each["rangeStart"]) if "rangeStart" in each else subnet[1]
-            last = parse_address(each["rangeEnd"]) if "rangeEnd" in each else subnet[-2]
+            subnet = parse_network(address_range["subnet"], strict=False)
+            first = (
+                parse_address(address_range["rangeStart"])
+                if "rangeStart" in address_range
+                else subnet[1]
+            )
+            last = (
+                parse_address(address_range["rangeEnd"])
+                if "rangeEnd" in address_range
+                else subnet[-2]
+            )
         except (KeyError, TypeError, ValueError, IndexError):
             continue
         yield subnet.version, max(0, int(last) - int(first) + 1)

@@ -1,4 +1,4 @@
-"""The values that the server and its network exchange: what a pod asks for and what it got."""
+"""The values that the server and its network exchange: a pod's requests, and the result."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class PortMapping:
-    """A port of the host that leads to a port of the pod. `protocol` is tcp, udp or sctp; an empty
-    `host_ip` means all."""
+    """A port of the host that is forwarded to a port of the pod. `protocol` is tcp, udp or sctp; an
+    empty `host_ip` means all addresses of the host."""
 
     host_port: int
     container_port: int
@@ -38,13 +38,12 @@ class Bandwidth:
 
 @dataclass(frozen=True, slots=True)
 class PodNetwork:
-    """What `Network.attach` needs to know about a pod.
+    """A pod as `Network.attach` needs it.
 
-    `netns_path` is where its network namespace is found now (`/proc/<shim>/fd/<n>`); plugins get a
-    name of it. Port mappings with host port 0 are ignored. Without `bandwidth` the annotations
-    `kubernetes.io/{ingress,egress}-bandwidth` are used. `cgroup_path` is the pod's cgroup as
-    kubelet calls it (capability cgroupPath).
-    """
+    `netns_path` is the path of its network namespace now (`/proc/<shim>/fd/<n>`); plugins get its
+    name instead. Port mappings with host port 0 are ignored. Without `bandwidth` the annotations
+    `kubernetes.io/{ingress,egress}-bandwidth` are used. `cgroup_path` is the pod's cgroup in
+    kubelet's form (capability cgroupPath)."""
 
     sandbox_id: str
     name: str
@@ -63,9 +62,8 @@ class NetworkResult:
     """The pod's addresses without prefix length, the primary one first (never empty), and the
     chain's CNI result.
 
-    `raw` is the result in the configuration's cniVersion, for `PodSandboxStatus` with `verbose`;
-    `netns_path` the namespace's name, which plugins got as CNI_NETNS.
-    """
+    `raw`: the result in the configuration's cniVersion, for `PodSandboxStatus` with `verbose`;
+    `netns_path`: the namespace's name, which plugins got as CNI_NETNS."""
 
     ips: tuple[str, ...]
     raw: dict[str, Any]

@@ -1,16 +1,14 @@
-"""Names of the pods' network namespaces: a bind mount of each below one folder, as plugin authors
-expect of CNI_NETNS.
+"""Names the pods' network namespaces: each gets a bind mount in one folder, which plugins get as
+CNI_NETNS.
 
-A plugin gets the same path for ADD, CHECK and DEL, whatever becomes of the pod's shim. Add-ons
-mount the folder into their own pods and find the namespace there: Cilium by the path's last part,
+A plugin gets the same path for ADD, CHECK and DEL, even if the pod's shim is replaced. Add-ons
+mount the folder into their own pods and open the namespace there: Cilium by the path's last part,
 Istio and Antrea by the whole path below /host, multus' daemon by the path itself. So the folder is
-/var/run/netns by default, spelled as containerd and CRI-O spell it, and the name is the sandbox's
-id.
+/var/run/netns by default, spelled like in containerd and CRI-O, and the name is the sandbox's id.
 
-A name is made before ADD and removed after DEL, by `Network` alone, in every way that a pod can
-end: a pod's stop, a roll-back, a restart that finds the pod unfinished, the reconciliation of pods
-whose record is lost. The namespace lives as long as its name, so a shim that was killed does not
-take it away before DEL.
+`Network` alone makes a name, before ADD, and removes it, after DEL: when a pod is stopped, when an
+ADD is rolled back, and when a restarted server cleans up unfinished or unrecorded pods. The
+namespace lives as long as its name, so that it still exists at DEL when its shim has been killed.
 """
 
 from __future__ import annotations
@@ -25,34 +23,33 @@ from pyrunc.kernel.mount import mount, umount2
 
 FOLDER_MODE, FILE_MODE = 0o755, 0o444
 _BEFORE_NAMES = "/proc/"
-"""Where earlier versions found a pod's namespace: /proc/SHIM/fd/N."""
+"""The prefix of paths that earlier versions recorded: /proc/SHIM/fd/N."""
 
 
 def is_name(path: str) -> bool:
-    """Whether a recorded path is a name; the paths of earlier versions hold only as long as their
-    shim."""
+    """Whether a recorded path is a name. A path of an earlier version is valid only while its shim
+    lives."""
     return bool(path) and not path.startswith(_BEFORE_NAMES)
 
 
 def after_take_over(recorded: str, path: str) -> str:
-    """Where a pod's namespace is found when another shim has it at `path`: a name stays."""
+    """The path of a pod's namespace once another shim holds it at `path`: a name stays the same."""
     return recorded if is_name(recorded) else path
 
 
 class NamespaceNames:
-    """The names in one folder, which is made when it is not there. All methods touch the kernel,
-    none waits for a disk where the folder is on a tmpfs.
-    """
+    """The names in one folder, which is created when missing. Methods do not wait for a disk if the
+    folder is on a tmpfs."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
 
     def path_of(self, sandbox_id: str) -> str:
-        """The name of a sandbox's namespace, whether it is there or not."""
+        """The name of a sandbox's namespace, whether it exists or not."""
         return os.path.join(self._folder, sandbox_id)
 
     def make(self, sandbox_id: str, namespace: str) -> str:
-        """Name the namespace that is at the path `namespace`. Raises KernelError, leaving nothing
+        """Name the namespace at the path `namespace`. Raises KernelError, and leaves nothing
         behind."""
         path = self.path_of(sandbox_id)
         with kernel_errors("open", f"{path!r}, the name of a network namespace"):
@@ -72,17 +69,16 @@ class NamespaceNames:
             return
         except FileNotFoundError:
             os.makedirs(self._folder, mode=FOLDER_MODE, exist_ok=True)
-        except FileExistsError:  # no attachment has it
+        except FileExistsError:  # left over: no attachment uses it
             remove(path)
         os.close(os.open(path, flags, FILE_MODE))
 
 
 def remove(path: str) -> None:
-    """Take a name away; fine when it is not there, or is only the file that a reboot left of it.
-    Raises KernelError.
+    """Remove a name; does nothing if there is none, and unlinks the plain file that a reboot
+    leaves. Raises KernelError.
 
-    With MNT_DETACH, since add-ons may have the namespace open.
-    """
+    Uses MNT_DETACH, since add-ons may have the namespace open."""
     while os.path.lexists(path):
         try:
             umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW)

@@ -1,11 +1,12 @@
-"""The server's network: attaches pods by a chain of CNI plugins and remembers enough to detach
-them.
+"""The pod network: attaches pods by a chain of CNI plugins and stores what their detachment needs.
 
-network = Network(conf_dir, bin_dir, state_dir, errands, netns_dir=netns_dir)
+
+
+network = Network(conf_dir, bin_dir, state_dir, jobs, netns_dir=netns_dir)
 (await network.status()).ready
 result = await network.attach(PodNetwork(...))   # result.ips[0] is the pod's primary address
 await network.detach(sandbox_id, netns_path)      # idempotent, also when the namespace is gone
-await network.reconcile(live_sandbox_ids)         # at start and every ten seconds or so
+await network.reconcile(live_sandbox_ids)         # at start and about every ten seconds
 network.close()
 """
 
@@ -28,7 +29,7 @@ from cni_plugins.protocol.result import Result
 from cri_server.network.attachments import Attachment, Attachments
 from cri_server.network.capabilities import capability_arguments, cni_arguments, node_capabilities
 from cri_server.network.chain import IFNAME, PluginRunner, Progress
-from cri_server.network.configuration import Configuration, Found
+from cri_server.network.configuration import Configuration, ConfiguredNetwork
 from cri_server.network.leases import Usage, usage
 from cri_server.network.model import NetworkResult, PodNetwork, Readiness
 from cri_server.network.names import NamespaceNames, is_name
@@ -50,22 +51,21 @@ _STATUS_TIMEOUT_S = 3.0
 
 
 class Network:
-    """One network for the node's pods: the first configuration of a folder, or the embedded one.
+    """The network of the node's pods: the first configuration of a folder, or the built-in one.
 
     conf_dir: folder of *.conflist, *.conf, *.json; bin_dir: folders of CNI executables separated by
-    `:`, which win over our plugins of the same name; state_dir: where attachments are remembered
-    (created, 0700); netns_dir: where the pods' network namespaces have their names (`names`).
-    default: a conflist object used while `conf_dir` holds no configuration
-    (`configuration.builtin_network`); None: the network is not ready then. timeout_s: for one
-    plugin, or several of ours in a row.
-    """
+    `:`, which take precedence over pyrunc's plugins of the same name; state_dir: folder of the
+    attachments' records (created, 0700); netns_dir: folder of the names of the pods' network
+    namespaces (`names`). default: a conflist object that is used while `conf_dir` holds no
+    configuration (`configuration.builtin_network`); None: the network is not ready then. timeout_s:
+    for one plugin, or a run of consecutive ones of pyrunc's own."""
 
     def __init__(
         self,
         conf_dir: str,
         bin_dir: str,
         state_dir: str,
-        errands: Zygote,
+        jobs: Zygote,
         *,
         netns_dir: str,
         default: dict[str, Any] | None = None,
@@ -77,51 +77,50 @@ class Network:
         scope = hashlib.sha256(os.path.abspath(state_dir).encode()).hexdigest()[:8]
         folders = tuple(p for p in bin_dir.split(":") if p)
         own = os.path.join(os.path.abspath(state_dir), "bin")
-        self._plugins = PluginRunner(errands, folders, own, timeout_s, scope)
+        self._plugins = PluginRunner(jobs, folders, own, timeout_s, scope)
         self._pod_ranges = PodRanges(state_dir)
-        self._turns = _Turns()
+        self._turns = _SandboxTurns()
         self._writing: dict[str, asyncio.Task[None]] = {}
         self._status: tuple[float, str, Readiness] | None = None
         self._status_lock = asyncio.Lock()
         self._must_collect = True
-        self._last_found: Found | None = None
+        self._last_configured: ConfiguredNetwork | None = None
 
     def close(self) -> None:
         self._plugins.close()
 
-    async def use_pod_ranges(self, subnets: Iterable[str]) -> None:
-        """The node's pod CIDRs (UpdateRuntimeConfig), for plugins with the capability ipRanges;
-        remembered over restarts.
+    async def set_pod_ranges(self, subnets: Iterable[str]) -> None:
+        """Set the node's pod CIDRs (UpdateRuntimeConfig), for plugins with the capability ipRanges;
+        they are kept over restarts.
 
-        Raises InvalidArgument, ResourceExhausted, KernelError.
-        """
-        given = list(subnets)
+        Raises InvalidArgument, ResourceExhausted, KernelError."""
+        ranges = list(subnets)
         with disk_errors("write", "the node's pod CIDRs"):
-            await asyncio.to_thread(self._pod_ranges.replace, given)
+            await asyncio.to_thread(self._pod_ranges.replace, ranges)
 
     def reconfigure(self, conf_dir: str, bin_dir: str, default: dict[str, Any] | None) -> None:
-        """Another folder of configurations, of executables, another embedded network, for the calls
-        to come."""
+        """Use another folder of configurations, other executables and another built-in network for
+        later calls."""
         self._configuration.replace_folder(conf_dir)
         self._configuration.replace_default(default)
         self._plugins.replace_folders(tuple(p for p in bin_dir.split(":") if p))
 
     def replace_default(self, default: dict[str, Any] | None) -> None:
-        """Another embedded network for the pods to come."""
+        """Use another built-in network for later pods."""
         self._configuration.replace_default(default)
 
     async def status(self) -> Readiness:
-        """The condition `NetworkReady`; cheap, asks the plugins' STATUS at most every ten seconds,
-        or two while not ready."""
-        found = self._current()
-        problem = self._problem_of(found)
-        if problem or found.network is None:
+        """The condition `NetworkReady`. Calls the plugins' STATUS at most every ten seconds, or two
+        while not ready."""
+        configured = self._read_configuration()
+        problem = self._problem_of(configured)
+        if problem or configured.network is None:
             return Readiness(False, _NOT_READY, problem)
         async with self._status_lock:
             now, ranges = time.monotonic(), self._pod_ranges.subnets
-            key = f"{found.source} {found.network} {ranges}"
+            key = f"{configured.source} {configured.network} {ranges}"
             if self._status is None or self._status[1] != key or now > self._status[0]:
-                ready = await self._ask_status(found.network, node_capabilities(ranges))
+                ready = await self._ask_status(configured.network, node_capabilities(ranges))
                 self._status = (
                     now + (_STATUS_TTL_S if ready.ready else _UNREADY_TTL_S),
                     key,
@@ -130,32 +129,31 @@ class Network:
             return self._status[2]
 
     async def attached(self) -> list[str]:
-        """Ids of the sandboxes that are remembered as attached."""
-        remembered, _ = await asyncio.to_thread(self._attachments.all)
-        return [attachment.sandbox_id for attachment in remembered]
+        """Ids of the sandboxes with a recorded attachment."""
+        attachments, _ = await asyncio.to_thread(self._attachments.all)
+        return [attachment.sandbox_id for attachment in attachments]
 
     async def leases(self) -> list[Usage]:
-        """How many addresses of the current network are taken. Raises OSError."""
-        network = self._current().network
+        """The leased addresses of the current network. Raises OSError."""
+        network = self._read_configuration().network
         return [] if network is None else await asyncio.to_thread(usage, network)
 
-    async def attach(self, pod: PodNetwork, *, settled: bool = True) -> NetworkResult:
-        """A name for the namespace, loopback up and the chain's ADD. What failed is rolled back by
-        DEL before the error is raised.
+    async def attach(self, pod: PodNetwork, *, durable: bool = True) -> NetworkResult:
+        """Name the namespace, set loopback up and run the chain's ADD. A failure is rolled back by
+        DEL before it is raised.
 
-        It is on the disk when this returns, or, not `settled`, when `settle` does, and until then
-        after a kill without result.
+        The record is on disk when this returns; if not `durable`, when `wait_written` does, and
+        until then a killed server knows the attachment without its result.
 
         Raises WrongState (no configuration), InvalidArgument (ports, names), NotFound (no such
-        namespace), AlreadyExists (attached already), PeerError (a plugin failed or answered
-        nonsense), ResourceExhausted (no address left), DeadlineExceeded. When the roll-back fails
-        too, the attachment stays remembered: call `detach`.
-        """
-        found = self._current()
-        problem = self._problem_of(found)
-        if problem or found.network is None:
-            raise WrongState(f"the network is not ready: {problem}")
-        attachment = self._prepare(pod, found.network)
+        namespace), AlreadyExists (attached already), PeerError (a plugin failed or gave an invalid
+        answer), ResourceExhausted (no address left), DeadlineExceeded. When the roll-back fails
+        too, the attachment stays recorded: call `detach`."""
+        configured = self._read_configuration()
+        problem = self._problem_of(configured)
+        if problem or configured.network is None:
+            raise WrongState(f"the pod network is not ready: {problem}")
+        attachment = self._prepare(pod, configured.network)
         async with self._turns.of(pod.sandbox_id):
             if self._attachments.has(pod.sandbox_id):
                 raise AlreadyExists(f"sandbox {pod.sandbox_id} is attached to the network already")
@@ -164,8 +162,8 @@ class Network:
             try:
                 result = await self._add(attachment, progress)
                 answer = _result(attachment.with_result(result))
-                writing = asyncio.create_task(self._remember(attachment.with_result(result)))
-                if settled:
+                writing = asyncio.create_task(self._store(attachment.with_result(result)))
+                if durable:
                     await writing
                 else:
                     self._writing[pod.sandbox_id] = writing
@@ -176,114 +174,113 @@ class Network:
                 raise
             return answer
 
-    async def settle(self, sandbox_id: str) -> None:
-        """Wait until an attachment is on the disk. Raises ResourceExhausted, KernelError: call
-        `detach`."""
+    async def wait_written(self, sandbox_id: str) -> None:
+        """Wait until the attachment's record is on disk. Raises ResourceExhausted, KernelError:
+        call `detach`."""
         writing = self._writing.pop(sandbox_id, None)
         if writing is not None:
             await writing
 
     async def detach(self, sandbox_id: str, netns_path: str | None = None) -> None:
-        """The chain's DEL with the configuration of the ADD, and the end of the namespace's name;
-        nothing to do for an unknown or detached sandbox.
+        """Run the chain's DEL with the configuration of the ADD and remove the namespace's name;
+        does nothing for an unknown or detached sandbox.
 
-        Plugins get the name that they got for ADD. `netns_path` is where else the namespace is
-        found, None when nowhere: for a pod of an earlier version, which had no name, and for a name
-        that somebody has removed. The interfaces are quiet afterwards and vanish with the
-        namespace. Raises PeerError, DeadlineExceeded: the attachment and the name are then still
-        there, call again.
-        """
+        Plugins get the name that they got for ADD. `netns_path`: another path of the namespace, or
+        None; used for a pod of an earlier version, which has no name, and for a name that another
+        program has removed. The interfaces are down afterwards and disappear with the namespace.
+        Raises PeerError, DeadlineExceeded: the attachment and the name then still exist, call
+        again."""
         _check_id(sandbox_id)
         async with self._turns.of(sandbox_id):
-            with contextlib.suppress(Error):  # then the first record is there
-                await self.settle(sandbox_id)
-            attachment = await self._recalled(sandbox_id)
+            with contextlib.suppress(Error):  # the first record is on disk in any case
+                await self.wait_written(sandbox_id)
+            attachment = await self._load(sandbox_id)
             if attachment is None:
                 remove_name(self._names.path_of(sandbox_id))
                 return
             await self._plugins.delete(attachment, _namespace_of(attachment, netns_path))
-            await asyncio.to_thread(self._forget, attachment)
+            await asyncio.to_thread(self._remove, attachment)
 
     async def release(self, sandbox_id: str, netns_path: str | None = None) -> list[str]:
-        """As `detach`, but nothing keeps the attachment: what plugins refused is returned, a line
-        each.
+        """Detach like `detach`, but drop the attachment even if plugins fail; returns a line per
+        error.
 
-        For a pod that could not be removed else: a plugin that is not there any more, or a record
-        that is damaged. What such a plugin keeps, an address for example, stays with it until its
-        GC.
-        """
+        For a pod that could not be removed otherwise: a plugin no longer exists, or the record is
+        damaged. The state of such a plugin, such as an address lease, stays until its GC."""
         _check_id(sandbox_id)
         async with self._turns.of(sandbox_id):
             with contextlib.suppress(Error):
-                await self.settle(sandbox_id)
+                await self.wait_written(sandbox_id)
             try:
-                attachment = await self._recalled(sandbox_id)
+                attachment = await self._load(sandbox_id)
             except DamagedRecord as error:
                 remove_name(self._names.path_of(sandbox_id))
-                self._attachments.forget(sandbox_id)
+                self._attachments.remove(sandbox_id)
                 return [error.message]
             if attachment is None:
                 remove_name(self._names.path_of(sandbox_id))
                 return []
             namespace = _namespace_of(attachment, netns_path)
-            refused = await self._plugins.delete_what_can_be(attachment, namespace)
-            await asyncio.to_thread(self._forget, attachment)
+            errors = await self._plugins.delete_each(attachment, namespace)
+            await asyncio.to_thread(self._remove, attachment)
             self._must_collect = True
-        lines = [error.message for error in refused]
+        lines = [error.message for error in errors]
         for line in lines:
-            log.warning("network of sandbox %s is given up: %s", sandbox_id, line)
+            log.warning(
+                "network of sandbox %s is released in spite of an error: %s", sandbox_id, line
+            )
         return lines
 
-    def remembers(self, sandbox_id: str) -> bool:
-        """Whether an attachment is recorded, be its record damaged: `detach` has something to do."""
+    def has_record(self, sandbox_id: str) -> bool:
+        """Whether an attachment is recorded, even by a damaged record: `detach` then has work to
+        do."""
         return self._attachments.has(sandbox_id)
 
-    async def _recalled(self, sandbox_id: str) -> Attachment | None:
-        found = self._attachments.at_hand(sandbox_id)
-        if found is None and self._attachments.has(sandbox_id):
-            found = await asyncio.to_thread(self._attachments.read, sandbox_id)
-        return found
+    async def _load(self, sandbox_id: str) -> Attachment | None:
+        configured = self._attachments.cached(sandbox_id)
+        if configured is None and self._attachments.has(sandbox_id):
+            configured = await asyncio.to_thread(self._attachments.read, sandbox_id)
+        return configured
 
-    def _forget(self, attachment: Attachment) -> None:
-        """After DEL: first the name, since an attachment that is remembered is detached again.
-        Raises OSError, KernelError."""
+    def _remove(self, attachment: Attachment) -> None:
+        """Remove the name and then the record, after DEL. In this order, because a recorded
+        attachment is detached again. Raises OSError, KernelError."""
         name = attachment.netns_path
         remove_name(name if is_name(name) else self._names.path_of(attachment.sandbox_id))
-        self._attachments.forget(attachment.sandbox_id)
+        self._attachments.remove(attachment.sandbox_id)
 
-    async def moved(self, sandbox_id: str, netns_path: str) -> None:
+    async def update_path(self, sandbox_id: str, netns_path: str) -> None:
         """The namespace of a pod of an earlier version is found at another path from now on; a name
         stays. Raises KernelError."""
         _check_id(sandbox_id)
         async with self._turns.of(sandbox_id):
-            attachment = await self._recalled(sandbox_id)
+            attachment = await self._load(sandbox_id)
             if attachment is not None and not is_name(attachment.netns_path):
-                await self._remember(attachment.moved(netns_path))
+                await self._store(attachment.with_path(netns_path))
 
     async def check(self, sandbox_id: str) -> None:
-        """The chain's CHECK. Raises NotFound, PeerError for the first damage found."""
-        attachment = await self._recalled(sandbox_id)
+        """Run the chain's CHECK. Raises NotFound, PeerError for the first damage."""
+        attachment = await self._load(sandbox_id)
         if attachment is None or attachment.result is None:
             raise NotFound(f"sandbox {sandbox_id} is not attached to the network")
         await self._plugins.check(attachment)
 
-    async def recall(self, sandbox_id: str) -> NetworkResult | None:
-        """The result of a successful `attach` that was not detached, also after a restart of the
-        server."""
-        attachment = await self._recalled(sandbox_id)
+    async def result_of(self, sandbox_id: str) -> NetworkResult | None:
+        """The result of an attachment that was not detached, also after a restart of the server;
+        None if there is none."""
+        attachment = await self._load(sandbox_id)
         return None if attachment is None or attachment.result is None else _result(attachment)
 
     async def reconcile(self, live_sandbox_ids: Iterable[str]) -> list[str]:
-        """Detach what is remembered but not live, let plugins collect leftovers, put back lost host
-        rules.
+        """Detach recorded sandboxes that are not live, let plugins collect leftovers, restore lost
+        host rules.
 
         A sandbox counts as live from before its `attach`. Leftovers are collected by the first call
-        and after a failed roll-back. Returns one line per problem that stays; never raises for a
-        broken plugin.
-        """
+        and after a failed roll-back. Returns a line for each remaining problem; never raises for a
+        failing plugin."""
         live = set(live_sandbox_ids)
-        remembered, problems = await asyncio.to_thread(self._attachments.all)
-        for attachment in remembered:
+        attachments, problems = await asyncio.to_thread(self._attachments.all)
+        for attachment in attachments:
             if attachment.sandbox_id not in live and not self._turns.busy(attachment.sandbox_id):
                 try:
                     await self.detach(attachment.sandbox_id)
@@ -295,23 +292,23 @@ class Network:
             problems += failed
         return problems + await self._restore()
 
-    def _current(self) -> Found:
-        """What the folder says; what is wrong with it is logged when it changes."""
-        found = self._configuration.current()
-        if found is not self._last_found:
-            before = set() if self._last_found is None else _complaints(self._last_found)
-            for line in sorted(_complaints(found) - before):
+    def _read_configuration(self) -> ConfiguredNetwork:
+        """The configured network; logs problems when they change."""
+        configured = self._configuration.current()
+        if configured is not self._last_configured:
+            before = set() if self._last_configured is None else _warnings(self._last_configured)
+            for line in sorted(_warnings(configured) - before):
                 log.warning("network configuration: %s", line)
-            self._last_found = found
-        return found
+            self._last_configured = configured
+        return configured
 
-    def _problem_of(self, found: Found) -> str:
-        """Why no pod can be attached to it, or an empty string. Runs no plugin."""
-        if found.network is None:
-            return found.problem
-        missing = self._plugins.missing(found.network)
+    def _problem_of(self, configured: ConfiguredNetwork) -> str:
+        """Why no pod can be attached, or an empty string. Runs no plugin."""
+        if configured.network is None:
+            return configured.problem
+        missing = self._plugins.missing(configured.network)
         return (
-            f"{found.source}: there is no CNI plugin {missing[0]!r} in {self._plugins.folders}"
+            f"{configured.source}: CNI plugin {missing[0]!r} is not in {self._plugins.folders}"
             if missing
             else ""
         )
@@ -327,7 +324,7 @@ class Network:
         _check_id(pod.sandbox_id)
         netns_id = _namespace_id(pod.netns_path)
         if not netns_id:
-            raise NotFound(f"there is no network namespace {pod.netns_path}")
+            raise NotFound(f"network namespace {pod.netns_path} does not exist")
         return Attachment(
             sandbox_id=pod.sandbox_id,
             network=network,
@@ -338,73 +335,72 @@ class Network:
         )
 
     async def _add(self, attachment: Attachment, progress: Progress) -> Result:
-        """Remember the attachment, then ADD; both at once where only plugins of ours run, see
+        """Store the attachment, then run ADD; in parallel if only pyrunc's own plugins run, see
         `Attachments`.
 
-        What those leave when the server is killed before the record is there, the GC at the next
-        start collects.
-        """
-        if not self._plugins.runs_only_ours(attachment.network):
-            await self._remember(attachment)
+        If the server is killed before the record exists, the GC at the next start collects what
+        these plugins leave."""
+        if not self._plugins.runs_only_builtin(attachment.network):
+            await self._store(attachment)
             return await self._plugins.add(attachment, progress)
-        remembering = self._remember(attachment, durable=False)
+        storing = self._store(attachment, durable=False)
         adding = self._plugins.add(attachment, progress)
-        _, result = await gather(remembering, adding)
+        _, result = await gather(storing, adding)
         return cast(Result, result)
 
-    async def _remember(self, attachment: Attachment, *, durable: bool = True) -> None:
-        """Write the record. Who is cancelled meanwhile waits all the same: a thread cannot be
-        stopped, and a roll-back that overtook it would leave the record behind. Raises
-        ResourceExhausted, KernelError.
-        """
+    async def _store(self, attachment: Attachment, *, durable: bool = True) -> None:
+        """Write the record. Waits for its thread even when cancelled: a thread cannot be stopped,
+        and a roll-back that overtook it would leave the record behind. Raises ResourceExhausted,
+        KernelError."""
         with disk_errors("write", "the network's record"):
             await shield_until_done(
                 asyncio.to_thread(self._attachments.write, attachment, durable=durable)
             )
 
     async def _roll_back(self, attachment: Attachment, error: BaseException) -> None:
-        """DEL of what was ADDed. Where that fails the attachment stays, with how far ADD had come,
+        """Run DEL after a failed ADD. If that fails too, store the attachment with its progress,
         for `detach`."""
         try:
             await self._plugins.delete(attachment, attachment.netns_path)
-            await asyncio.to_thread(self._forget, attachment)
+            await asyncio.to_thread(self._remove, attachment)
         except (Error, OSError) as second:
             self._must_collect = True
             error.add_note(f"the roll-back failed too: {second}")
-            with contextlib.suppress(Error):  # then the first record is there
-                await self._remember(attachment)
+            with contextlib.suppress(Error):  # the first record is on disk in any case
+                await self._store(attachment)
 
     async def _collect(self) -> list[str]:
-        """GC for every network that pods are or would be attached to, while no plugin runs."""
+        """Run GC for every network that pods are or would be attached to, while no other plugin
+        runs."""
         async with self._turns.alone():
-            remembered, problems = await asyncio.to_thread(self._attachments.all)
-            if problems:  # whose attachment is damaged must not lose its address
+            attachments, problems = await asyncio.to_thread(self._attachments.all)
+            if problems:  # the pod of a damaged record must not lose its address
                 return problems
-            networks = {a.network.name: a.network for a in remembered}
-            current = self._current().network
+            networks = {a.network.name: a.network for a in attachments}
+            current = self._read_configuration().network
             if current is not None:
                 networks[current.name] = current
             for network in networks.values():
                 try:
-                    mine = [a for a in remembered if a.network.name == network.name]
-                    await self._plugins.collect(network, mine)
+                    of_network = [a for a in attachments if a.network.name == network.name]
+                    await self._plugins.collect(network, of_network)
                 except (Error, OSError) as error:
                     problems.append(f"collecting leftovers of network {network.name}: {error}")
         return problems
 
     async def _restore(self) -> list[str]:
         async with self._turns.alone():
-            remembered, _ = await asyncio.to_thread(self._attachments.all)
+            attachments, _ = await asyncio.to_thread(self._attachments.all)
             try:
-                await self._plugins.restore(remembered)
+                await self._plugins.restore(attachments)
             except (Error, OSError) as error:
                 return [f"restoring host rules: {error}"]
         return []
 
 
-class _Turns:
-    """One verb at a time per sandbox; `alone` waits until no sandbox has its turn and keeps others
-    waiting."""
+class _SandboxTurns:
+    """One call at a time per sandbox; `alone` waits until no sandbox has a call and makes others
+    wait."""
 
     def __init__(self) -> None:
         self._sandboxes = KeyedLock()
@@ -424,7 +420,7 @@ class _Turns:
                 yield
             finally:
                 self._running -= 1
-                self._tell()
+                self._wake()
 
     @contextlib.asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
@@ -434,30 +430,31 @@ class _Turns:
             yield
         finally:
             self._alone = False
-            self._tell()
+            self._wake()
 
     async def _until(self, true: Callable[[], bool]) -> None:
         while not true():
             await self._changed.wait()
 
-    def _tell(self) -> None:
-        """Wake everybody who waits; nothing here can be cancelled."""
+    def _wake(self) -> None:
+        """Wake all waiters; cannot be interrupted by a cancellation."""
         self._changed.set()
         self._changed = asyncio.Event()
 
 
-def _complaints(found: Found) -> set[str]:
-    """What an administrator should know about the folder. That nothing is there yet is no mistake:
-    kubelet says it."""
-    return {*found.passed_over, *([found.problem] if found.source and found.problem else [])}
+def _warnings(configured: ConfiguredNetwork) -> set[str]:
+    """The problems of the folder to log. An empty folder is not one: kubelet reports it."""
+    return {
+        *configured.passed_over,
+        *([configured.problem] if configured.source and configured.problem else []),
+    }
 
 
 def _result(attachment: Attachment) -> NetworkResult:
-    """The pod's addresses in the plugins' order. Raises PeerError where the pod's interface has
-    none."""
+    """The pod's addresses in the plugins' order. Raises PeerError if its interface has none."""
     assert attachment.result is not None
-    found = attachment.result.addresses_of(IFNAME, attachment.netns_path)
-    ips = tuple(dict.fromkeys(str(a.address.ip) for a in found))
+    configured = attachment.result.addresses_of(IFNAME, attachment.netns_path)
+    ips = tuple(dict.fromkeys(str(a.address.ip) for a in configured))
     if not ips:
         raise PeerError(
             f"the plugins of network {attachment.network.name} gave {IFNAME} no address"
@@ -466,15 +463,15 @@ def _result(attachment: Attachment) -> NetworkResult:
     return NetworkResult(ips=ips, raw=raw, netns_path=attachment.netns_path)
 
 
-def _namespace_of(attachment: Attachment, also: str | None) -> str:
-    """Where the namespace of the ADD is found, empty when it is gone."""
+def _namespace_of(attachment: Attachment, alternative: str | None) -> str:
+    """The path of the namespace that was given to ADD; empty if it no longer exists."""
     name = attachment.netns_path if is_name(attachment.netns_path) else ""
-    paths = (path for path in (name, also) if path)
+    paths = (path for path in (name, alternative) if path)
     return next((path for path in paths if _namespace_id(path) == attachment.netns_id), "")
 
 
 def _namespace_id(path: str) -> str:
-    """Device and inode of what `path` leads to, empty where it leads nowhere."""
+    """Device and inode of the file at `path`; empty if there is none."""
     try:
         stat = os.stat(path)
     except OSError:

@@ -1,8 +1,8 @@
-"""The workers that run our plugins, request after request.
+"""The workers that run pyrunc's plugins, one request after another.
 
-The kernel changes links under one lock. Measured on two processors, attaching and detaching pods
-all at once: 30 pods 667 + 242 ms with a worker for each request, 92 + 34 ms with four, 125 + 57 ms
-with one; 10 pods 64 + 65, 31 + 12, 41 + 18 ms.
+The kernel changes links under one lock (rtnl), so more workers than four do not help. Measured on
+two processors, attaching + detaching pods all at once: 30 pods 667 + 242 ms with a worker per
+request, 92 + 34 ms with four, 125 + 57 ms with one; 10 pods 64 + 65, 31 + 12, 41 + 18 ms.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from pyrunc import ipc
 from pyrunc.errors import PeerError, Unavailable
 from pyrunc.records import Request
 
-_FUNCTION = "cni_plugins.errand:serve"
+_FUNCTION = "cni_plugins.jobs:serve"
 _AT_WORK = _IDLE = 4
 
 
-class Workers:
-    """The workers of one server. Use from one event loop."""
+class CniWorkers:
+    """The CNI workers of one server, for use from one event loop."""
 
-    def __init__(self, errands: Zygote) -> None:
-        self._workers = workers.Workers(errands, _FUNCTION, "a CNI worker", _AT_WORK, _IDLE)
+    def __init__(self, jobs: Zygote) -> None:
+        self._workers = workers.Workers(jobs, _FUNCTION, "a CNI worker", _AT_WORK, _IDLE)
 
     def close(self) -> None:
-        """Hang up; idle workers end by themselves."""
+        """Close the connections; idle workers then end."""
         self._workers.close()
 
     async def ask(self, request: Request, timeout_s: float) -> Answer:
-        """The answer to `request`. Raises DeadlineExceeded, PeerError when the worker dies before
-        it answers."""
+        """Send a request and return the reply. Raises DeadlineExceeded, PeerError when the worker
+        dies before it replies."""
         try:
             answer, fds = await self._workers.ask(request, timeout_s)
         except Unavailable as error:

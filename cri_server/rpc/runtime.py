@@ -103,7 +103,7 @@ class RuntimeService:
     ) -> api.UpdateRuntimeConfigResponse:
         """Pass the node's pod CIDRs to the CNI plugins that take ranges; the configuration itself is
         the administrator's."""
-        await self._services.network.use_pod_ranges(
+        await self._services.network.set_pod_ranges(
             request.runtime_config.network_config.pod_cidr.split(",")
         )
         return api.UpdateRuntimeConfigResponse()

@@ -297,7 +297,7 @@ async def attach_network(context: RunContext) -> None:
         return
     try:
         result = await context.services.network.attach(
-            pod_network(sandbox, context.namespace), settled=False
+            pod_network(sandbox, context.namespace), durable=False
         )
     except Error as error:
         add_pod_names(context.services, error)
@@ -392,7 +392,9 @@ async def save(context: RunContext) -> None:
     """Save the sandbox's record and the network's. In parallel: two concurrent fsyncs share one
     wait for the disk."""
     sandbox, services = context.sandbox, context.services
-    await gather(disk.save_sandbox(services.paths, sandbox), services.network.settle(sandbox.id))
+    await gather(
+        disk.save_sandbox(services.paths, sandbox), services.network.wait_written(sandbox.id)
+    )
 
 
 async def remove_record(context: RunContext) -> None:
@@ -404,7 +406,7 @@ async def leave_for_removal(context: RunContext) -> None:
     it."""
     sandbox = context.sandbox
     sandbox.phase = "stopped"
-    if context.services.network.remembers(sandbox.id):
+    if context.services.network.has_record(sandbox.id):
         sandbox.network = "attached"  # its plugins still need a DEL
     context.services.index.sandboxes.add(sandbox)
     try:

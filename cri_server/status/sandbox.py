@@ -88,7 +88,7 @@ async def describe(services: Services, reference: str) -> api.PodSandboxStatusRe
 
 
 async def _info(services: Services, sandbox: Sandbox) -> dict[str, object]:
-    result = await services.network.recall(sandbox.id) if sandbox.network == "attached" else None
+    result = await services.network.result_of(sandbox.id) if sandbox.network == "attached" else None
     return {
         "pid": sandbox.pause.pid if sandbox.pause else 0,
         "shimPid": sandbox.shim.pid if sandbox.shim else 0,

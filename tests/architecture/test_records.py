@@ -62,7 +62,7 @@ MAY_HOLD_OBJECTS = {
         pyrunc/atomic_file.py pyrunc/ipc.py cri_server/zygote/peer.py pyrunc/records.py cri_server/pod/client.py pyrunc/shim/serve.py
         pyrunc/shim/worker.py cri_server/zygote/client.py pyrunc/zygote/loop.py""",
     "arguments before their record is read": """
-        cni_plugins/errand.py cri_server/checkpoints/dump.py cri_server/checkpoints/read.py cri_server/zygote/jobs.py
+        cni_plugins/jobs.py cri_server/checkpoints/dump.py cri_server/checkpoints/read.py cri_server/zygote/jobs.py
         cri_server/images/layers/decode.py cri_server/images/erofs/build.py cri_server/images/erofs/layer_tar.py cri_server/images/layers/layer_job.py cri_server/images/layers/unpack.py
         cri_server/security/selinux/relabel.py pyrunc/shim/main.py""",
     "arguments of any function": """

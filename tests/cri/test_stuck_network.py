@@ -64,7 +64,7 @@ def test_a_plugin_that_is_not_there_leaves_no_pod(server: Server, tmp_path: Path
     refused = run(server, tmp_path, code=1)
     path = f"{server.folder}/net.d/10-net.conflist"
     assert (
-        f"the network is not ready: {path}: there is no CNI plugin 'nowhere' in {server.folder}/bin"
+        f"the pod network is not ready: {path}: CNI plugin 'nowhere' is not in {server.folder}/bin"
         in refused
     )
     assert not server.pods() and not [i for i in gc(server) if i["kind"] in ("pod", "address")]
@@ -85,7 +85,7 @@ def test_a_plugin_that_has_gone_keeps_its_pod_until_it_is_forced(
     (pod,) = [p.id for p in server.pods()]
     plugin.unlink()
     configure(server, "loopback")  # another add-on: it knows nothing of the pods of the one before
-    gone = f"there is no CNI plugin 'add-on' in {server.folder}/bin"
+    gone = f"CNI plugin 'add-on' is not in {server.folder}/bin"
     assert gone in cli(server, "stop", "-t", "0", "web", code=1).stderr.decode()
     (kept,) = [i for i in gc(server) if i["kind"] == "pod"]
     assert kept["action"] == "keep" and "rm --force` gives the network up" in kept["why"]
@@ -98,7 +98,8 @@ def test_a_plugin_that_has_gone_keeps_its_pod_until_it_is_forced(
         f"pyrunc-cri: warning: the pod's network was not detached: {gone}" in done.stderr.decode()
     )
     assert re.search(
-        rf"network of sandbox {pod} is given up: {re.escape(gone)}", server.log.read_text()
+        rf"network of sandbox {pod} is released in spite of an error: {re.escape(gone)}",
+        server.log.read_text(),
     )
     nothing_left(server)
 
@@ -182,9 +183,12 @@ def test_gc_gives_up_the_network_of_a_pod_that_is_lost_only_when_it_is_forced(
         assert item["name"] == pod
         return dict(item)
 
-    gone = f"there is no CNI plugin 'add-on' in {server.folder}/bin"
+    gone = f"CNI plugin 'add-on' is not in {server.folder}/bin"
     failed = address(code=1)
     assert failed["action"] == "failed" and gone in failed["why"]
     assert address("--force", code=0)["action"] == "removed" and not record.exists()
-    assert f"network of sandbox {pod} is given up: {gone}" in server.log.read_text()
+    assert (
+        f"network of sandbox {pod} is released in spite of an error: {gone}"
+        in server.log.read_text()
+    )
     nothing_left(server)

@@ -100,7 +100,10 @@ def test_what_lies_there(root: Path) -> None:
     assert (root / "usr/local/bin/pyrunc").readlink() == PROGRAM.with_name("pyrunc")
     for name in builtin.MODULES:
         plugin = root / "opt/cni/bin" / name
-        assert builtin.is_ours(plugin.read_bytes()) and plugin.stat().st_mode & 0o777 == 0o755
+        assert (
+            builtin.is_builtin_script(plugin.read_bytes())
+            and plugin.stat().st_mode & 0o777 == 0o755
+        )
     done = subprocess.run(
         [root / "opt/cni/bin/loopback"],
         env={"CNI_COMMAND": "VERSION"},

@@ -397,7 +397,7 @@ def network_with_a_distance() -> Iterator[None]:
     link."""
     namespace = open_new_namespace()
     try:
-        with netns.inside(namespace):
+        with netns.entered(namespace):
             for arguments in (
                 "link set lo up",
                 f"addr add {DISTANT}/32 dev lo",

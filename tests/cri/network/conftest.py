@@ -101,10 +101,10 @@ class Node:
         path = self.folder / "log"
         return path.read_text() if path.exists() else ""
 
-    async def attach(self, pod: Pod, *, settled: bool = True, **changes: Any) -> NetworkResult:
+    async def attach(self, pod: Pod, *, durable: bool = True, **changes: Any) -> NetworkResult:
         asked = {"name": "web", "namespace": "default", "uid": "u-1", **changes}
         network = PodNetwork(sandbox_id=pod.id, netns_path=pod.path, **asked)
-        return await self.network.attach(network, settled=settled)
+        return await self.network.attach(network, durable=durable)
 
     def remembered(self) -> set[str]:
         folder = self.folder / "state"
@@ -124,7 +124,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 @pytest_asyncio.fixture
 async def node(tmp_path: Path, host: Host) -> AsyncIterator[Node]:
-    zygote = await Zygote.start(["cni_plugins.errand"])
+    zygote = await Zygote.start(["cni_plugins.jobs"])
     made = Node(tmp_path, host, zygote)
     try:
         yield made

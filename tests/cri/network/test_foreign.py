@@ -48,7 +48,7 @@ async def test_every_add_ons_result_gives_addresses_and_reaches_later_plugins_an
         result = await node.attach(pod, port_mappings=(PortMapping(8080, 80),))
         assert result.ips == peer.ips, peer.name
         node.restart()
-        assert (await node.network.recall(pod.id)).ips == peer.ips, peer.name  # type: ignore[union-attr]
+        assert (await node.network.result_of(pod.id)).ips == peer.ips, peer.name  # type: ignore[union-attr]
         await node.network.detach(pod.id, pod.path)
         said = peer.answer_in(node.name_of(pod))
         for name in ("ADD.later", "DEL.later", "DEL.first"):
@@ -122,7 +122,7 @@ async def test_an_executable_of_the_same_name_wins(node: Node) -> None:
     pod = node.host.pod()
     assert (await node.attach(pod)).ips == ("10.9.9.9",)
     with (
-        netns.inside(pod.fd),
+        netns.entered(pod.fd),
         listen(pod.fd, "127.0.0.1", 80) as server,
     ):  # loopback is up whoever the plugins are
         assert reach(pod.fd, "127.0.0.1", 80, server)

@@ -51,11 +51,11 @@ async def test_a_network_that_cannot_be_detached_is_given_up_with_what_was_refus
     for _ in range(2):
         with pytest.raises(PeerError, match="refuses"):
             await node.network.detach(pod.id)
-    assert node.network.remembers(pod.id) and not clean(node)
+    assert node.network.has_record(pod.id) and not clean(node)
     refused = await node.network.release(pod.id)
     assert [line.partition(":")[0] for line in refused] == [
         "CNI plugin refuses ended DEL with 3",
-        f"there is no CNI plugin 'leaves' in {node.folder}/bin",
+        f"CNI plugin 'leaves' is not in {node.folder}/bin",
     ]
     pod.close()
     await until(lambda: clean(node))

@@ -36,8 +36,8 @@ async def test_every_call_gets_the_same_name_while_the_pod_is_attached(node: Nod
     assert [i["sandbox"] for i in result.raw["interfaces"]] == [name]
     await node.network.check(pod.id)
     node.restart()
-    await node.network.moved(pod.id, "/proc/1/fd/1")  # another shim has the pod: a name stays
-    assert (await node.network.recall(pod.id)).netns_path == name  # type: ignore[union-attr]
+    await node.network.update_path(pod.id, "/proc/1/fd/1")  # another shim has the pod: a name stays
+    assert (await node.network.result_of(pod.id)).netns_path == name  # type: ignore[union-attr]
     await node.network.detach(pod.id, "/proc/1/fd/1")
     assert node.log().split("\n")[:-1] == [
         f"{command} {name}" for command in ("ADD", "CHECK", "DEL")
@@ -96,10 +96,10 @@ async def test_a_pod_of_an_earlier_version_keeps_its_path(node: Node) -> None:
     record = node.folder / "state" / f"{pod.id}.json"
     record.write_text(record.read_text().replace(node.name_of(pod), "/proc/7/fd/9"))
     node.restart()
-    await node.network.moved(pod.id, pod.path)
+    await node.network.update_path(pod.id, pod.path)
     node.restart()
     assert json.loads(record.read_text())["netns_path"] == pod.path
-    result = await node.network.recall(pod.id)
+    result = await node.network.result_of(pod.id)
     assert result is not None and [i["sandbox"] for i in result.raw["interfaces"]] == [pod.path]
     await node.network.detach(pod.id, pod.path)
     assert node.log().split("\n")[1] == f"DEL {pod.path}"

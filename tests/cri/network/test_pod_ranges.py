@@ -16,10 +16,10 @@ def with_ranges_from_kubelet(node: Node) -> None:
 
 async def test_pod_ranges_of_the_node(node: Node) -> None:
     with_ranges_from_kubelet(node)
-    await node.network.use_pod_ranges(["10.77.0.0/24", "fd77::/64"])
+    await node.network.set_pod_ranges(["10.77.0.0/24", "fd77::/64"])
     assert (await node.attach(node.host.pod())).ips == ("10.77.0.2", "fd77::2")
     with pytest.raises(InvalidArgument):
-        await node.network.use_pod_ranges(["10.77.0.0/240"])
+        await node.network.set_pod_ranges(["10.77.0.0/240"])
 
 
 async def test_the_network_is_ready_once_the_ranges_are_known(node: Node) -> None:
@@ -27,7 +27,7 @@ async def test_the_network_is_ready_once_the_ranges_are_known(node: Node) -> Non
     with_ranges_from_kubelet(node)
     unready = await node.network.status()
     assert not unready.ready and "neither ranges nor a subnet" in unready.message
-    await node.network.use_pod_ranges(["10.77.0.0/24"])
+    await node.network.set_pod_ranges(["10.77.0.0/24"])
     assert (await node.network.status()).ready
     node.restart()
     assert (await node.network.status()).ready
@@ -37,13 +37,13 @@ async def test_pod_ranges_outlive_the_server(node: Node) -> None:
     """kubelet says them to a server once; the next one gives out addresses before kubelet has
     spoken again."""
     with_ranges_from_kubelet(node)
-    await node.network.use_pod_ranges(["10.77.0.0/24", " fd77::/64"])
+    await node.network.set_pod_ranges(["10.77.0.0/24", " fd77::/64"])
     await node.attach(node.host.pod())
     node.restart()
     assert (await node.attach(node.host.pod())).ips == ("10.77.0.3", "fd77::3")
-    await node.network.use_pod_ranges([""])
+    await node.network.set_pod_ranges([""])
     assert (await node.attach(node.host.pod())).ips == ("10.77.0.4", "fd77::4")
-    await node.network.use_pod_ranges(["10.78.0.0/24"])
+    await node.network.set_pod_ranges(["10.78.0.0/24"])
     node.restart()
     assert (await node.attach(node.host.pod())).ips == ("10.78.0.2",)
     assert len(node.remembered()) == 4
@@ -65,13 +65,13 @@ async def test_damaged_pod_ranges_are_forgotten(
     node: Node, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with_ranges_from_kubelet(node)
-    await node.network.use_pod_ranges(["10.77.0.0/24"])
+    await node.network.set_pod_ranges(["10.77.0.0/24"])
     (node.folder / "state" / "pod-ranges").write_text(content)
     node.restart()
-    assert "pod CIDRs are forgotten" in caplog.text
+    assert "cannot read the stored pod CIDRs" in caplog.text
     with pytest.raises(PeerError):
         await node.attach(node.host.pod())
-    await node.network.use_pod_ranges(["10.77.0.0/24"])
+    await node.network.set_pod_ranges(["10.77.0.0/24"])
     assert (await node.attach(node.host.pod())).ips == ("10.77.0.2",)
     node.restart()
     assert (await node.attach(node.host.pod())).ips == ("10.77.0.3",)

@@ -92,4 +92,4 @@ async def test_plugins_may_change_sides_while_pods_run(node: Node) -> None:
     by_theirs.close(), by_ours.close()
     await until(lambda: not [n for n in link_names() if n.startswith("veth")])
     assert not node.leases() and not [n for n in link_names() if n.startswith("veth")]
-    assert host_rules.everything(host_rules.PORT_SETS) == []
+    assert host_rules.all_elements(host_rules.PORT_SETS) == []

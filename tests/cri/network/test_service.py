@@ -60,12 +60,12 @@ async def test_an_attachment_may_be_used_before_it_is_on_the_disk(
 
     monkeypatch.setattr(Attachments, "write", slow)
     pod, other = node.host.pod(), node.host.pod()
-    assert (await node.attach(pod, settled=False)).ips == ("10.85.0.2", "fd85::2")
-    assert (await node.attach(other, settled=False)).ips == ("10.85.0.3", "fd85::3")
-    assert await node.network.recall(pod.id) is None
+    assert (await node.attach(pod, durable=False)).ips == ("10.85.0.2", "fd85::2")
+    assert (await node.attach(other, durable=False)).ips == ("10.85.0.3", "fd85::3")
+    assert await node.network.result_of(pod.id) is None
     gate.set()
-    await node.network.settle(pod.id)
-    found = await node.network.recall(pod.id)
+    await node.network.wait_written(pod.id)
+    found = await node.network.result_of(pod.id)
     assert found is not None and found.ips == ("10.85.0.2", "fd85::2")
     for each in (other, pod):  # the first while it is being written, perhaps
         await node.network.detach(each.id, each.path)
@@ -85,11 +85,11 @@ async def test_an_attachment_that_cannot_be_written_is_detached_as_any(
 
     monkeypatch.setattr(Attachments, "write", full)
     pod, other, third = node.host.pod(), node.host.pod(), node.host.pod()
-    await node.attach(pod, settled=False)
+    await node.attach(pod, durable=False)
     with pytest.raises(ResourceExhausted):
-        await node.network.settle(pod.id)
+        await node.network.wait_written(pod.id)
     await node.network.detach(pod.id, pod.path)
-    await node.attach(other, settled=False)
+    await node.attach(other, durable=False)
     await node.network.detach(other.id, other.path)
     with pytest.raises(ResourceExhausted):
         await node.attach(third)
@@ -166,7 +166,7 @@ async def test_attached_twice_is_refused(node: Node) -> None:
     first = await node.attach(pod)
     with pytest.raises(AlreadyExists):
         await node.attach(pod)
-    assert await node.network.recall(pod.id) == first
+    assert await node.network.result_of(pod.id) == first
     await node.network.check(pod.id)
 
 
@@ -274,7 +274,7 @@ async def test_a_failed_roll_back_is_told_and_tried_again(node: Node) -> None:
 
 async def test_a_plugin_that_is_missing(node: Node) -> None:
     node.configure(node.bridge(), {"type": "cilium"})
-    assert "no CNI plugin 'cilium'" in (await node.network.status()).message
+    assert "CNI plugin 'cilium' is not in" in (await node.network.status()).message
     with pytest.raises(WrongState, match="cilium"):
         await node.attach(node.host.pod())
 
@@ -326,11 +326,11 @@ async def test_after_a_restart_everything_is_known(node: Node) -> None:
     pod = node.host.pod()
     result = await node.attach(pod, port_mappings=(PortMapping(8080, 80),))
     node.restart()
-    assert await node.network.recall(pod.id) == result
+    assert await node.network.result_of(pod.id) == result
     await node.network.check(pod.id)
     assert await node.network.reconcile([pod.id]) == []
     await node.network.detach(pod.id, None)
-    assert await node.network.recall(pod.id) is None and not all_elements()
+    assert await node.network.result_of(pod.id) is None and not all_elements()
 
 
 async def test_reconcile_detaches_the_dead_and_collects_the_unknown(node: Node) -> None:
@@ -357,14 +357,14 @@ async def test_lost_rules_come_back(node: Node) -> None:
     ):
         nft(*damage)
         assert await node.network.reconcile([pod.id]) == []
-        assert set(all_elements()) == before and host_rules.intact()
+        assert set(all_elements()) == before and host_rules.is_intact()
         with listen(pod.fd, "0.0.0.0", 80) as server:
             reach(None, "127.0.0.1", 8080, server)
     nft("flush", "ruleset")
     other = node.host.pod()
     # the next pod heals the rules too
     await node.attach(other, port_mappings=(PortMapping(8081, 80),))
-    assert host_rules.intact()
+    assert host_rules.is_intact()
 
 
 @pytest.mark.parametrize(
@@ -473,11 +473,11 @@ async def test_status_and_the_log_name_the_file_that_decides(
         assert not ready.ready and path in ready.message and "'0.9.0'" in ready.message
     (node.folder / "conf/05-broken.conflist").write_text("")
     assert (await node.network.status()).message == (
-        f"{node.folder}/conf/10-net.conflist: there is no CNI plugin 'nowhere' in {node.folder}/bin"
+        f"{node.folder}/conf/10-net.conflist: CNI plugin 'nowhere' is not in {node.folder}/bin"
     )
     assert [record.message.split(": ")[1] for record in caplog.records] == [
         path,
-        f"{path} is passed over",
+        f"{path} is skipped",
     ]
 
 
@@ -487,6 +487,6 @@ async def test_a_plugin_that_is_not_there_leaves_nothing_to_detach(node: Node, i
     missing = {"ipam": {"type": "nowhere"}} if ipam else {}
     node.configure(node.bridge(**missing), *([] if ipam else [{"type": "nowhere"}]))
     pod = node.host.pod()
-    with pytest.raises(WrongState, match=r"10-net\.conflist: there is no CNI plugin 'nowhere' in"):
+    with pytest.raises(WrongState, match=r"10-net\.conflist: CNI plugin 'nowhere' is not in"):
         await node.attach(pod)
     assert clean(node)

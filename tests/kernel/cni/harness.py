@@ -87,7 +87,7 @@ class Host:
                 peer={"ifname": "eth0", "net_ns_fd": self.outside},
             )
             configure(route, "outer", (HOST_OUTER, 24), (HOST_OUTER6, 64))
-        with netns.inside(self.outside), IPRoute() as route:
+        with netns.entered(self.outside), IPRoute() as route:
             configure(route, "eth0", (CLIENT, 24), (CLIENT6, 64))
             configure(route, "lo")
 
@@ -128,7 +128,7 @@ def new_host(folder: str) -> Iterator[Host]:
     namespace = open_new_namespace()
     host = Host(folder)
     try:
-        with netns.inside(namespace):
+        with netns.entered(namespace):
             with IPRoute() as route:
                 configure(route, "lo")
             try:
@@ -203,7 +203,7 @@ def listen(
     namespace: int, address: str, port: int, kind: int = socket.SOCK_STREAM
 ) -> socket.socket:
     """A bound socket inside a namespace."""
-    with netns.inside(namespace):
+    with netns.entered(namespace):
         made = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, kind)
     made.settimeout(_TIMEOUT_S)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -231,7 +231,7 @@ def reach(
     if namespace is None:
         client = socket.socket(family, server.type)
     else:
-        with netns.inside(namespace):
+        with netns.entered(namespace):
             client = socket.socket(family, server.type)
     with client:
         client.settimeout(_TIMEOUT_S)
@@ -288,7 +288,7 @@ def delete_link(name: str) -> None:
 
 
 def all_elements() -> list[host_rules.Element]:
-    return host_rules.everything(host_rules.PORT_SETS + host_rules.MASQUERADE_SETS)
+    return host_rules.all_elements(host_rules.PORT_SETS + host_rules.MASQUERADE_SETS)
 
 
 def nft(*words: str) -> str:

@@ -59,7 +59,7 @@ def test_a_pod_gets_addresses_routes_and_a_result_that_is_true(host: Host) -> No
     assert port["mac"] == link(port["name"]).get_attr("IFLA_ADDRESS")
     assert "sandbox" not in bridge and inner["sandbox"] == pod.path
     assert {"10.88.0.1/16", "fd88::1/64"} <= addresses_on("cni0")
-    with netns.inside(pod.fd):
+    with netns.entered(pod.fd):
         assert link("eth0").get_attr("IFLA_ADDRESS") == inner["mac"] == "0a:58:0a:58:00:02"
         assert {"10.88.0.2/16", "fd88::2/64"} <= addresses_on("eth0")
         with IPRoute() as route:
@@ -85,7 +85,7 @@ def test_pods_and_host_reach_each_other_at_once(host: Host) -> None:
 def test_an_ipv6_address_is_usable_without_waiting_for_duplicates(host: Host) -> None:
     pod = host.pod()
     attach(pod, host.bridge_config())
-    with netns.inside(pod.fd), IPRoute() as route:
+    with netns.entered(pod.fd), IPRoute() as route:
         index = route.link_lookup(ifname="eth0")[0]
         flags = [
             a.get_attr("IFA_FLAGS") or a["flags"]
@@ -148,7 +148,7 @@ def test_mtu_is_the_bridges_and_both_ends(host: Host) -> None:
     pod = host.pod()
     result = attach(pod, host.bridge_config(mtu=1400))
     assert link("cni0").get_attr("IFLA_MTU") == link(port_of(result)).get_attr("IFLA_MTU") == 1400
-    with netns.inside(pod.fd):
+    with netns.entered(pod.fd):
         assert link("eth0").get_attr("IFLA_MTU") == 1400
     assert [i["mtu"] for i in result["interfaces"]] == [1400, 1400, 1400]
 
@@ -188,7 +188,7 @@ def test_a_network_without_addresses(host: Host) -> None:
     pod = host.pod()
     result = attach(pod, config)
     assert "ips" not in result
-    with netns.inside(pod.fd):
+    with netns.entered(pod.fd):
         assert link("eth0")["flags"] & 1
 
 
@@ -199,7 +199,7 @@ def test_a_container_interface_left_down(host: Host) -> None:
     del config["ipam"]
     pod = host.pod()
     attach(pod, config)
-    with netns.inside(pod.fd):
+    with netns.entered(pod.fd):
         assert not link("eth0")["flags"] & 1
 
 
@@ -224,7 +224,7 @@ def test_routes_with_numbers(host: Host) -> None:
         "priority": 77,
         "table": 300,
     }
-    with netns.inside(pod.fd), IPRoute() as route:
+    with netns.entered(pod.fd), IPRoute() as route:
         found = next(
             r
             for r in route.get_routes(family=socket.AF_INET)
@@ -255,7 +255,7 @@ def test_del_removes_everything_and_may_be_repeated(host: Host) -> None:
         assert link_names() == {"lo", "cni0"}
         assert all_elements() == []
         assert leases(host) == set()
-    with netns.inside(pod.fd):
+    with netns.entered(pod.fd):
         assert link_names() == {"lo"}
 
 
@@ -315,7 +315,7 @@ def test_an_address_is_not_reused_before_its_veth_is_gone(host: Host) -> None:
         {**config, "prevResult": results[2], "args": {"cni": {"teardown": "background"}}},
     )
     late = host.pod()
-    with pytest.raises(Refused, match="old interface") as refused:
+    with pytest.raises(Refused, match="previous interface") as refused:
         attach(late, config)
     assert refused.value.code == 11
     pods[2].close()
@@ -397,14 +397,14 @@ def _off_the_bridge(host: Host, pod: Pod, result: Any) -> None:
 
 
 def _address_gone(host: Host, pod: Pod, result: Any) -> None:
-    with netns.inside(pod.fd), IPRoute() as route:
+    with netns.entered(pod.fd), IPRoute() as route:
         route.addr(
             "del", index=route.link_lookup(ifname="eth0")[0], address="10.88.0.2", prefixlen=16
         )
 
 
 def _route_gone(host: Host, pod: Pod, result: Any) -> None:
-    with netns.inside(pod.fd), IPRoute() as route:
+    with netns.entered(pod.fd), IPRoute() as route:
         route.route("del", dst="default", gateway="10.88.0.1")
 
 
@@ -416,7 +416,7 @@ def _gateway_gone(host: Host, pod: Pod, result: Any) -> None:
 
 
 def _other_mac(host: Host, pod: Pod, result: Any) -> None:
-    with netns.inside(pod.fd), IPRoute() as route:
+    with netns.entered(pod.fd), IPRoute() as route:
         route.link("set", index=route.link_lookup(ifname="eth0")[0], address="02:00:00:00:00:01")
 
 
@@ -496,14 +496,14 @@ def test_a_namespace_given_by_ns_path(host: Host) -> None:
     pod = host.pod()
     child = os.fork()
     if child == 0:
-        with netns.inside(pod.fd):
+        with netns.entered(pod.fd):
             time.sleep(100)
         os._exit(0)
     try:
         wait_until(lambda: os.stat(f"/proc/{child}/ns/net").st_ino == os.fstat(pod.fd).st_ino)
         result = call(BRIDGE, "ADD", pod, host.bridge_config(), netns_path=f"/proc/{child}/ns/net")
         assert result["interfaces"][2]["sandbox"] == f"/proc/{child}/ns/net"
-        with netns.inside(pod.fd):
+        with netns.entered(pod.fd):
             assert "eth0" in link_names()
     finally:
         os.kill(child, 9)
@@ -518,7 +518,7 @@ def test_loopback(host: Host) -> None:
     result = call(LOOPBACK, "ADD", pod, config)
     assert [entry["address"] for entry in result["ips"]] == ["127.0.0.1/8", "::1/128"]
     call(LOOPBACK, "CHECK", pod, config)
-    with netns.inside(pod.fd):
+    with netns.entered(pod.fd):
         assert link("lo")["flags"] & 1
     call(LOOPBACK, "DEL", pod, config)
     call(LOOPBACK, "DEL", pod, config, netns_path="/nowhere")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cni_plugins import errand
+from cni_plugins import jobs
 from cni_plugins.net import netns
 from cni_plugins.protocol.worker import Answer, Chain
 from pyrunc.errors import InvalidArgument
@@ -44,7 +44,7 @@ def ask(
         "CNI_IFNAME": "eth0",
         "CNI_PATH": "/nowhere",
     }
-    return errand.answer(Chain(environment, list(inputs), command == "ADD", previous).to_message())
+    return jobs.answer(Chain(environment, list(inputs), command == "ADD", previous).to_message())
 
 
 def added(
@@ -52,7 +52,7 @@ def added(
 ) -> dict[str, Any]:
     """The result of an ADD."""
     answer = ask("ADD", pod, *inputs, previous=previous)
-    assert answer.refused is None and answer.result is not None
+    assert answer.error is None and answer.result is not None
     return answer.result
 
 
@@ -79,7 +79,7 @@ def test_a_chain_visits_the_namespace_once(host: Host, monkeypatch: pytest.Monke
     with listen(pod.fd, "127.0.0.1", 80) as server:
         assert reach(pod.fd, "127.0.0.1", 80, server)
     previous = {"prevResult": result}
-    assert call(errand.PLUGINS["bridge"], "CHECK", pod, bridge | previous) is None
+    assert call(jobs.PLUGINS["bridge"], "CHECK", pod, bridge | previous) is None
     assert ask("DEL", pod, ports(**previous), bridge | previous) == Answer()
     assert not all_elements() and not [n for n in link_names() if n.startswith("veth")]
 
@@ -96,8 +96,8 @@ def test_a_later_plugin_gets_the_result_of_the_one_before(host: Host) -> None:
     pod = host.pod()
     result = added(pod, host.bridge_config())
     assert added(pod, ports(), previous=result) == result
-    refused = ask("ADD", host.pod(), ports()).refused
-    assert refused and refused.plugin == "portmap" and "must come behind" in refused.error["msg"]
+    error = ask("ADD", host.pod(), ports()).error
+    assert error and error.plugin == "portmap" and "must follow" in error.error["msg"]
 
 
 def test_a_server_that_had_asked_for_no_ports_leaves_all_elements_alone(host: Host) -> None:
@@ -118,8 +118,11 @@ def test_a_server_that_had_asked_for_no_ports_leaves_all_elements_alone(host: Ho
 def test_what_is_no_request_is_refused_with_its_name() -> None:
     for request, problem in (
         ({"call": "chain", "environment": {}}, "chain: inputs is missing"),
-        ({"call": "restore", "attachments": [{"environment": {}}]}, "Living: inputs is missing"),
-        ({"call": "brew"}, "a CNI worker has no call 'brew'"),
+        (
+            {"call": "restore", "attachments": [{"environment": {}}]},
+            "restore: attachments.*inputs is missing",
+        ),
+        ({"call": "brew"}, "unknown call 'brew' to a CNI worker"),
     ):
         with pytest.raises(InvalidArgument, match=problem):
-            errand.answer(request)
+            jobs.answer(request)

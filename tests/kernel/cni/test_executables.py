@@ -12,7 +12,7 @@ import pytest
 
 from cni_plugins.install import install
 from cni_plugins.net import netns
-from cni_plugins.protocol.builtin import HEAD_BYTES, is_ours
+from cni_plugins.protocol.builtin import HEAD_BYTES, is_builtin_script
 from tests.kernel.cni.harness import (
     CLIENT,
     HOST_OUTER,
@@ -114,8 +114,12 @@ def test_an_executable_answers_version(either: str, name: str) -> None:
 
 def test_ours_are_told_from_others(ours: str) -> None:
     for name in NAMES:
-        assert is_ours(Path(f"{ours}/{name}").read_bytes()[:HEAD_BYTES])
-    assert not is_ours(b"#!/bin/sh\necho\n") and not is_ours(b"\x7fELF") and not is_ours(b"")
+        assert is_builtin_script(Path(f"{ours}/{name}").read_bytes()[:HEAD_BYTES])
+    assert (
+        not is_builtin_script(b"#!/bin/sh\necho\n")
+        and not is_builtin_script(b"\x7fELF")
+        and not is_builtin_script(b"")
+    )
 
 
 @pytest.mark.parametrize("cni_version", ["0.3.1", "0.4.0", "1.0.0", "1.1.0"])
@@ -138,7 +142,7 @@ def test_a_whole_life(either: str, host: Host, cni_version: str) -> None:
         assert run(either, "portmap", "DEL", pod, portmap)[0] == 0
         assert run(either, "bridge", "DEL", pod, bridge)[0] == 0
     assert not [name for name in link_names() if name.startswith("veth")]
-    with netns.inside(pod.fd):
+    with netns.entered(pod.fd):
         assert "eth0" not in link_names()
 
 

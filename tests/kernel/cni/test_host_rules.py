@@ -36,7 +36,7 @@ def test_elements_as_nft_shows_them(host: Host) -> None:
         ),
         *host_rules.port_elements("sctp", 8080, None, POD6, 80, None, "net/a/eth0"),
     ]
-    host_rules.publish(elements, [SUBNET, SUBNET6])
+    host_rules.add_elements(elements, [SUBNET, SUBNET6])
     shown = " ".join(nft("list", "table", "inet", host_rules.TABLE).split())
     for text in (
         '10.88.0.5 comment "net/a/eth0" : jump masquerade_10.88.0.0_16',
@@ -47,48 +47,48 @@ def test_elements_as_nft_shows_them(host: Host) -> None:
         assert text in shown
     assert set(all_elements()) == set(elements)
     assert host_rules.lookup(elements) == elements
-    host_rules.retract(elements)
-    host_rules.retract(elements)
+    host_rules.remove_elements(elements)
+    host_rules.remove_elements(elements)
     assert all_elements() == []
 
 
 def test_one_key_that_is_taken_fails_the_whole_request(host: Host) -> None:
-    host_rules.publish(ports(8000, 3, "net/a/eth0"), [SUBNET])
+    host_rules.add_elements(ports(8000, 3, "net/a/eth0"), [SUBNET])
     before = set(all_elements())
     with pytest.raises(AlreadyExists, match="8002/tcp is already taken by net/a/eth0"):
-        host_rules.publish(ports(8002, 250, "net/b/eth0"), [SUBNET])
+        host_rules.add_elements(ports(8002, 250, "net/b/eth0"), [SUBNET])
     assert set(all_elements()) == before
 
 
 def test_installing_again_keeps_the_elements_and_doubles_no_rule(host: Host) -> None:
-    host_rules.publish(ports(8000, 3, "net/a/eth0"), [SUBNET])
+    host_rules.add_elements(ports(8000, 3, "net/a/eth0"), [SUBNET])
     before = set(all_elements())
     for _ in range(2):
         host_rules.install([SUBNET, SUBNET6])
-    assert set(all_elements()) == before and host_rules.intact()
+    assert set(all_elements()) == before and host_rules.is_intact()
 
 
 def test_retracting_some_that_are_gone_removes_the_others(host: Host) -> None:
     elements = ports(8000, 3, "net/a/eth0")
-    host_rules.publish(elements, [SUBNET])
+    host_rules.add_elements(elements, [SUBNET])
     nft("delete", "element", "inet", host_rules.TABLE, "ports4", "{ tcp . 8001 }")
-    host_rules.retract(elements)
+    host_rules.remove_elements(elements)
     assert all_elements() == []
 
 
 def test_a_list_is_complete_while_others_change_the_table(host: Host) -> None:
     """Hundreds of elements take several packets; the kernel says when a list was not of one piece."""
     mine = ports(10000, 800, "net/mine/eth0")
-    host_rules.publish(mine, [SUBNET])
+    host_rules.add_elements(mine, [SUBNET])
     busy = os.fork()
     if busy == 0:
         while True:
             other = ports(9000, 1, "net/other/eth0")
-            host_rules.publish(other, [SUBNET])
-            host_rules.retract(other)
+            host_rules.add_elements(other, [SUBNET])
+            host_rules.remove_elements(other)
     try:
         for _ in range(40):
-            assert set(host_rules.owned(host_rules.PORT_SETS, "net/mine/eth0")) == set(mine)
+            assert set(host_rules.elements_of(host_rules.PORT_SETS, "net/mine/eth0")) == set(mine)
     finally:
         os.kill(busy, signal.SIGKILL)
         os.waitpid(busy, 0)
@@ -107,7 +107,7 @@ def test_tags_fit_into_comments_and_tell_networks_and_scopes_apart(
     host: Host, network: str, container: str, scope: str
 ) -> None:
     tag = host_rules.owner_tag(network, container, "eth0", scope)
-    host_rules.publish(ports(8000, 1, tag), [SUBNET])
+    host_rules.add_elements(ports(8000, 1, tag), [SUBNET])
     assert {e.comment for e in all_elements()} == {tag}
     assert tag in nft("list", "map", "inet", host_rules.TABLE, "ports4")
     assert host_rules.belongs_to(tag, network) and host_rules.belongs_to(tag, network, scope)

@@ -176,7 +176,7 @@ def test_others_cannot_use_the_hosts_loopback(net: Host) -> None:
     with IPRoute() as route:
         (index,) = route.link_lookup(ifname="outer")
     assert netns.write_sysctl("net/ipv4/conf/outer/route_localnet", "1") and index
-    with netns.inside(net.outside), IPRoute() as route:
+    with netns.entered(net.outside), IPRoute() as route:
         route.addr("del", index=route.link_lookup(ifname="lo")[0], address="127.0.0.1", prefixlen=8)
         netns.write_sysctl("net/ipv4/conf/eth0/route_localnet", "1")
         route.route("add", dst="127.0.0.1/32", gateway=HOST_OUTER)
@@ -198,7 +198,7 @@ def listen_here(address: str, port: int) -> socket.socket:
 
 
 def attacker(net: Host) -> socket.socket:
-    with netns.inside(net.outside):
+    with netns.entered(net.outside):
         return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 
 
@@ -239,7 +239,7 @@ def test_a_udp_flow_follows_the_port_to_its_new_pod(net: Host) -> None:
     old, new = net.pod(), net.pod()
     mapping = {**WEB, "protocol": "udp"}
     config = publish(net, old, mapping)
-    with netns.inside(net.outside):
+    with netns.entered(net.outside):
         client = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with client, listen(old.fd, "0.0.0.0", 80, socket.SOCK_DGRAM) as first:
         client.settimeout(20)
@@ -333,7 +333,7 @@ def test_conditions_are_refused_rather_than_ignored(net: Host) -> None:
 
 def test_portmap_alone_is_refused(net: Host) -> None:
     config = portmap_config(None, WEB)
-    with pytest.raises(Refused, match="behind a plugin"):
+    with pytest.raises(Refused, match="must follow a plugin"):
         call(PORTMAP, "ADD", net.pod(), config)
 
 

@@ -58,7 +58,7 @@ def crc32c(content: bytes) -> int:
 
 
 def raw_socket(namespace: int, family: socket.AddressFamily) -> socket.socket:
-    with netns.inside(namespace):
+    with netns.entered(namespace):
         made = socket.socket(family, socket.SOCK_RAW, socket.IPPROTO_SCTP)
     made.settimeout(20)
     return made

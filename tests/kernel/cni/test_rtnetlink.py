@@ -55,7 +55,7 @@ def test_links_of_the_codec_as_pyroute2_sees_them(host: Host) -> None:
     assert port.get_attr("IFLA_MASTER") == found["index"] and port["flags"] & 1
     assert port.get_attr("IFLA_IFALIAS") == "net/a/eth0" and port.get_attr("IFLA_MTU") == 1410
     assert data.get_attr("IFLA_BRPORT_MODE") == data.get_attr("IFLA_BRPORT_ISOLATED") == 1
-    with netns.inside(pod.fd):
+    with netns.entered(pod.fd):
         peer = seen("eth9")
     assert (
         peer.get_attr("IFLA_ADDRESS") == "02:00:00:00:00:02" and peer.get_attr("IFLA_MTU") == 1410

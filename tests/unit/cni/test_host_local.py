@@ -32,7 +32,9 @@ def sets_of(*subnets: str) -> tuple[RangeSet, ...]:
 def store(
     folder: Path, links: set[str] | None = None, boot: str = "this"
 ) -> Iterator[leases.Leases]:
-    with leases.opened(str(folder / "net"), (links or set()).__contains__, boot=boot) as opened:
+    with leases.open_leases(
+        str(folder / "net"), (links or set()).__contains__, boot=boot
+    ) as opened:
         yield opened
 
 
@@ -199,7 +201,7 @@ def test_an_address_waits_for_its_link(tmp_path: Path) -> None:
         take(tmp_path, owner, sets, link="veth1" if owner == "c" else "", links=links)
     with store(tmp_path, links) as opened:
         opened.release("c")
-    with pytest.raises(CniError, match="old interface") as refused:
+    with pytest.raises(CniError, match="previous interface") as refused:
         take(tmp_path, "f", sets, links=links)
     assert refused.value.code == 11
     assert take(tmp_path, "f", sets, links=set()) == ["10.0.0.4"]
@@ -435,7 +437,11 @@ def test_requested_addresses_come_from_three_places(changes: dict[str, Any], arg
 @pytest.mark.parametrize(
     ("ipam", "changes", "words"),
     [
-        ({"subnet": "10.1.0.0/16"}, {"runtimeConfig": {"ips": ["10.2.0.9"]}}, "in no range"),
+        (
+            {"subnet": "10.1.0.0/16"},
+            {"runtimeConfig": {"ips": ["10.2.0.9"]}},
+            "is not in any range",
+        ),
         (
             {"subnet": "10.1.0.0/16"},
             {"runtimeConfig": {"ips": ["10.1.0.9", "10.1.0.8"]}},

@@ -92,7 +92,7 @@ def test_a_file_that_cannot_be_read_decides(tmp_path: Path) -> None:
     (tmp_path / "10-first.conflist").symlink_to("/nowhere")
     write(tmp_path, "20-next.conflist", NETWORK)
     found = Configuration(str(tmp_path), None)
-    assert found.current().problem == f"{tmp_path}/10-first.conflist leads nowhere"
+    assert found.current().problem == f"{tmp_path}/10-first.conflist is a dangling link"
     (tmp_path / "10-first.conflist").unlink()
     assert found.current().network is not None
 
@@ -112,7 +112,7 @@ def test_what_is_no_json_object_is_passed_over_and_told(
 ) -> None:
     write(tmp_path, "10-first.conflist", content)
     found = Configuration(str(tmp_path), None)
-    told = f"{tmp_path}/10-first.conflist is passed over: it {what}"
+    told = f"{tmp_path}/10-first.conflist is skipped: it {what}"
     assert told in found.current().problem
     write(tmp_path, "20-next.conflist", NETWORK)
     assert found.current().network.name == "net"  # type: ignore[union-attr]
@@ -304,7 +304,7 @@ def test_attachments_come_back(tmp_path: Path) -> None:
         assert kept.read("s1") == value and kept.all() == ([value], [])
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
     for _ in range(2):
-        kept.forget("s1")
+        kept.remove("s1")
     assert kept.read("s1") is None
 
 

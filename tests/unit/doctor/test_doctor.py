@@ -107,7 +107,7 @@ FLAGS = "/var/lib/kubelet/kubeadm-flags.env"
         ({"/etc/cni/net.d/10.conflist": None}, {}, "cni-config", Level.WRONG, "in /etc/cni/net.d"),
         ({"/etc/cni/net.d/10.conflist": "{"}, {}, "cni-config", Level.WRONG, "10.conflist"),
         ({"/etc/cni/net.d/05.conflist": "{", "/etc/cni/net.d/10.conflist": BRIDGE}, {}, "cni-config", Level.WRONG, "/etc/cni/net.d/05.conflist: the file is not JSON"),
-        ({"/etc/cni/net.d/05.conf": "", "/etc/cni/net.d/10.conflist": BRIDGE}, {}, "cni-config", Level.WARNING, "/etc/cni/net.d/05.conf is passed over: it is empty"),
+        ({"/etc/cni/net.d/05.conf": "", "/etc/cni/net.d/10.conflist": BRIDGE}, {}, "cni-config", Level.WARNING, "/etc/cni/net.d/05.conf is skipped: it is empty"),
         ({"/etc/cni/net.d/10.conflist": FLANNEL}, {}, "cni-plugins", Level.WRONG, "flannel in /opt/cni/bin"),
         ({"/proc/sys/net/ipv4/ip_forward": "0"}, {}, "ip-forward", Level.NOTE, "is 0"),
         ({"/proc/sys/net/ipv4/ip_forward": "0", "/etc/cni/net.d/10.conflist": FLANNEL, "/opt/cni/bin/flannel": "#!"}, {}, "ip-forward", Level.WARNING, "is 0"),

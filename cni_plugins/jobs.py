@@ -1,13 +1,14 @@
-"""Our plugins in forks of the server's zygote: workers that serve request after request, and
-foreign executables.
+"""Jobs of the server's zygote that run CNI plugins: workers, which serve one request after another,
+and foreign executables.
 
-    serve(arguments, fds)      a worker: answers requests on a socket until that is closed
-    execute(arguments, fds)    become a foreign plugin's executable
-    install(arguments, fds)    write ours as executables, for foreign ones that delegate to them
+
+    serve(arguments, fds)      a worker: answers requests on a socket until it is closed
+    execute(arguments, fds)    executes a foreign plugin
+    install(arguments, fds)    writes pyrunc's plugins as executables, for delegation
 
 A worker is a fork that stays: forking anew and touching copied pages costs more than a plugin's
-work (measured: 6 ms for a new fork, 3 for a worker that has done it before). Consecutive plugins of
-a chain are one request. Requests and answers are the records of `protocol.worker`, in messages of
+work (measured: 6 ms for a new fork, 3 for a worker that has run before). Consecutive plugins of a
+chain are one request. Requests and answers are the records of `protocol.worker`, in messages of
 pyrunc.ipc with an `id`.
 """
 
@@ -26,7 +27,7 @@ from cni_plugins.bridge.restore import elements as masquerade_elements
 from cni_plugins.host_local.plugin import PLUGIN as HOST_LOCAL
 from cni_plugins.loopback.plugin import PLUGIN as LOOPBACK
 from cni_plugins.net import host_rules, netns, nfnetlink, rtnetlink
-from cni_plugins.net.pod import sharing
+from cni_plugins.net.pod import shared_pod
 from cni_plugins.portmap.plugin import PLUGIN as PORTMAP
 from cni_plugins.portmap.plugin import derive as derive_ports
 from cni_plugins.protocol import version
@@ -34,22 +35,22 @@ from cni_plugins.protocol.call import Call
 from cni_plugins.protocol.config import PluginConfig
 from cni_plugins.protocol.errors import INTERNAL
 from cni_plugins.protocol.result import Result
-from cni_plugins.protocol.worker import Answer, Chain, Execute, Install, Refused, Restore
-from cni_plugins.skel import perform, refusal
+from cni_plugins.protocol.worker import Answer, Chain, Execute, Install, PluginError, Restore
+from cni_plugins.skel import perform, to_cni_error
 from pyrunc import ipc
 from pyrunc.errors import Error, InvalidArgument
 from pyrunc.kernel import reaper
 
-LARGE = "pyroute2"  # 20 MiB, see `net.inventory`
-Asked = TypeVar("Asked", Chain, Restore)
+LARGE_MODULE = "pyroute2"  # a worker that has imported it has grown by 20 MiB, see `net.inventory`
+WorkerRequest = TypeVar("WorkerRequest", Chain, Restore)
 PLUGINS = {plugin.name: plugin for plugin in (BRIDGE, HOST_LOCAL, LOOPBACK, PORTMAP)}
 
 
 def serve(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
-    """Answer requests on the packet socket `fds[0]`; ends with it, or when it finds itself in
-    another namespace."""
+    """Answer requests on the packet socket `fds[0]`, until it is closed or this process is in
+    another namespace than at its start."""
     reaper.set_name("pyrunc-cni")
-    home = netns.identity()
+    initial_netns = netns.current_id()
     for part in (netns, nfnetlink, rtnetlink):
         part.keep_open()
     with socket.socket(fileno=fds[0]) as link:
@@ -57,37 +58,37 @@ def serve(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
             request, stray = received
             ipc.close_all(stray)
             try:
-                answered = answer(request)
+                reply = answer(request)
             except Error as error:
                 ipc.send(link, {"id": request["id"], "error": error.to_wire()})
             else:
-                # It came with CHECK, GC or the flows of a UDP port: the process has grown.
+                # Imported for CHECK, GC or UDP flows: the process has grown and should be replaced.
                 ipc.send(
                     link,
                     {
                         "id": request["id"],
-                        "ok": answered.replace(last=LARGE in sys.modules).to_fields(),
+                        "ok": reply.replace(last=LARGE_MODULE in sys.modules).to_fields(),
                     },
                 )
-            if netns.identity() != home:
+            if netns.current_id() != initial_netns:
                 return 1
     return 0
 
 
 def execute(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
-    """Become the program of an `Execute`, with exactly its environment."""
-    asked = Execute.of(arguments)
+    """Execute the program of an `Execute`, with exactly its environment."""
+    request = Execute.of(arguments)
     os.chdir("/")
-    program = asked.program
+    program = request.program
     try:
-        os.execve(program, [program], asked.environment)
+        os.execve(program, [program], request.environment)
     except OSError as error:
         print(f"cannot execute {program}: {error.strerror}", file=sys.stderr)
     return 127
 
 
 def install(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
-    """Write our plugins into the folder of an `Install`."""
+    """Write pyrunc's plugins into the folder of an `Install`."""
     from cni_plugins.install import install as write
 
     try:
@@ -99,42 +100,41 @@ def install(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
 
 
 def answer(request: Mapping[str, Any]) -> Answer:
-    """The answer to one request; every exception of a plugin becomes a refusal. Raises
-    InvalidArgument for what is no request."""
+    """Answer one request; every exception of a plugin becomes a `PluginError`. Raises
+    InvalidArgument for an unknown call."""
     name = request.get("call")
     if name == Chain.call:
-        return _answered(chain, Chain.of(request))
+        return _run(chain, Chain.of(request))
     if name == Restore.call:
-        return _answered(restore, Restore.of(request))
-    raise InvalidArgument(f"a CNI worker has no call {name!r}")
+        return _run(restore, Restore.of(request))
+    raise InvalidArgument(f"unknown call {name!r} to a CNI worker")
 
 
-def _answered(verb: Callable[[Asked], Answer], asked: Asked) -> Answer:
+def _run(verb: Callable[[WorkerRequest], Answer], request: WorkerRequest) -> Answer:
     try:
-        return verb(asked)
+        return verb(request)
     except Exception as error:
-        return _refuse(asked.call, error, version.LATEST)
+        return _error_answer(request.call, error, version.LATEST)
 
 
-def chain(asked: Chain) -> Answer:
-    """Run plugins in their order, each with the result of the one before; the last result of an
+def chain(request: Chain) -> Answer:
+    """Run plugins in order, each with the result of the one before; returns the last result of an
     ADD."""
-    call = Call.from_environment(asked.environment)
+    call = Call.from_environment(request.environment)
     if call.command != "ADD":
-        return _in_turn(call, asked.inputs, None)
-    with sharing(call.netns) as pod:
-        if asked.loopback:
+        return _run_plugins(call, request.inputs, None)
+    with shared_pod(call.netns) as pod:
+        if request.loopback:
             pod.bring_loopback_up()
-        answered = _in_turn(call, asked.inputs, asked.previous)
-        pod.settle()
-    return answered
+        reply = _run_plugins(call, request.inputs, request.previous)
+        pod.send_pending()
+    return reply
 
 
-def _in_turn(
+def _run_plugins(
     call: Call, inputs: Sequence[dict[str, Any]], previous: dict[str, Any] | None
 ) -> Answer:
-    """Run one plugin after the other; results are handed on as they are, without a detour through
-    JSON."""
+    """Run one plugin after another; results are passed on as objects, not as JSON."""
     result: Result | None = None
     for value in inputs:
         plugin = PLUGINS[value["type"]]
@@ -146,24 +146,25 @@ def _in_turn(
                 or result
             )
         except Exception as error:
-            return _refuse(plugin.name, error, value["cniVersion"])
+            return _error_answer(plugin.name, error, value["cniVersion"])
     if call.command != "ADD":
         return Answer()
     return Answer(previous if result is None else result.to_json(inputs[-1]["cniVersion"]))
 
 
-def restore(asked: Restore) -> Answer:
-    """Put back rules and elements of living attachments, given as plugin inputs with their
-    prevResult."""
-    wanted: dict[tuple[str, bytes], nfnetlink.Element] = {}
+def restore(request: Restore) -> Answer:
+    """Restore rules and elements of live attachments; the plugin inputs contain prevResult."""
+    expected: dict[tuple[str, bytes], nfnetlink.Element] = {}
     subnets: set[host_rules.Subnet] = set()
-    for attachment in asked.attachments:
+    for attachment in request.attachments:
         call = Call.from_environment(attachment.environment)
         for value in attachment.inputs:
-            found, needed = _host_rules_of(call, PluginConfig.from_object(value))
-            wanted.update({(e.set_name, e.key): e for e in found})
-            subnets |= needed
-    return Answer(restored=host_rules.restore(list(wanted.values()), subnets))
+            attachment_elements, attachment_subnets = _host_rules_of(
+                call, PluginConfig.from_object(value)
+            )
+            expected.update({(e.set_name, e.key): e for e in attachment_elements})
+            subnets |= attachment_subnets
+    return Answer(restored=host_rules.restore(list(expected.values()), subnets))
 
 
 def _host_rules_of(
@@ -178,7 +179,7 @@ def _host_rules_of(
     return [], set()
 
 
-def _refuse(plugin: str, error: Exception, cni_version: str) -> Answer:
-    refused = refusal(plugin, error)
-    trace = traceback.format_exc() if refused.code == INTERNAL else ""
-    return Answer(refused=Refused(plugin, refused.to_json(cni_version), trace))
+def _error_answer(plugin: str, error: Exception, cni_version: str) -> Answer:
+    cni_error = to_cni_error(plugin, error)
+    trace = traceback.format_exc() if cni_error.code == INTERNAL else ""
+    return Answer(error=PluginError(plugin, cni_error.to_json(cni_version), trace))
