@@ -1,9 +1,9 @@
-"""What the package holds beside the Python modules: `python -P debian/stage.py debian/pyrunc`, in a
-tree that is built.
+"""Writes the package's files besides the Python modules: `python -P debian/stage.py debian/pyrunc`,
+in a built tree.
 
-The programs, the CNI plugins, everything of cri_server/install, and for debhelper: the unit,
-tmpfiles.d, the trigger that takes the snapshot again when the interpreter has changed, and what the
-package depends on.
+The files are the programs, the CNI plugins, all of cri_server/install and, for debhelper, the unit,
+tmpfiles.d, the trigger that takes a new snapshot when the interpreter changes, and the
+dependencies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cri_server.install.node import PACKAGE, PACKAGED_PLUGINS
 from pyrunc.cli import entry
 
 DEBIAN = Path(__file__).parent
-# debhelper installs these itself, with what belongs into the maintainer's scripts.
+# files that debhelper installs, together with its parts of the maintainer scripts
 DEBHELPERS = {
     "systemd/system/pyrunc-cri.service": "pyrunc.pyrunc-cri.service",
     "tmpfiles.d/pyrunc.conf": "pyrunc.tmpfiles",
@@ -47,7 +47,8 @@ def main(staged: Path) -> None:
 
 
 def programs(staged: Path, place: entry.Place) -> None:
-    """The script is what the program falls back to; a package without the program is none."""
+    """Write the programs. `pyrunc` is compiled; it falls back to the script, but a package without
+    it is not built."""
     text = entry.script(place.python, place.searched)
     write(staged / place.script.lstrip("/"), text, 0o755)
     server = text.replace("import os, sys\n", "import sys\n").replace(
@@ -60,8 +61,8 @@ def programs(staged: Path, place: entry.Place) -> None:
 
 
 def plugins(staged: Path, place: entry.Place) -> None:
-    """In a folder of our own: /opt/cni/bin holds files of the same names of the package
-    kubernetes-cni."""
+    """Write the CNI plugins into the package's own folder, because the package kubernetes-cni has
+    files of the same names in /opt/cni/bin."""
     path = [library(), f"{library()}/lib-dynload", *place.searched]
     for name in builtin.MODULES:
         write(
@@ -76,16 +77,17 @@ def library() -> str:
 
 
 def substitutions() -> str:
-    """The modules are compiled for one minor version of Python; the program has the interpreter's
-    code in it."""
+    """Return the dependencies: the modules are compiled for one minor version of Python, and the
+    program contains the interpreter."""
     major, minor = sys.version_info[:2]
     version = sysconfig.get_python_version()
     interpreter = f"python3 (>= {version}), python3 (<< {major}.{minor + 1}), python{version}"
-    return f"python:Depends={interpreter}\npython:Built-Using=python{version} (= {package_version(f'python{version}')})\n"
+    source = f"python{version} (= {package_version(f'python{version}')})"
+    return f"python:Depends={interpreter}\npython:Built-Using={source}\n"
 
 
 def package_version(name: str) -> str:
-    """The version of the source of an installed package."""
+    """Return the version of an installed package's source."""
     command = ["dpkg-query", "-W", "-f", "${source:Version}", name]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 

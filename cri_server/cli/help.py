@@ -1,4 +1,4 @@
-"""`pyrunc-cri help [VERB]`: the same as `--help`."""
+"""`pyrunc-cri help [VERB]`: prints the same as `--help`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def help_(context: click.Context, words: tuple[str, ...]) -> None:
     above = context.find_root()
     command: click.Command = above.command
     for word in words:
-        found = command.get_command(above, word) if isinstance(command, click.Group) else None
-        if found is None:
+        subcommand = command.get_command(above, word) if isinstance(command, click.Group) else None
+        if subcommand is None:
             raise click.UsageError(f"No such command {' '.join(words)!r}.", context.find_root())
-        command, above = found, click.Context(found, info_name=word, parent=above)
+        command, above = subcommand, click.Context(subcommand, info_name=word, parent=above)
     click.echo(command.get_help(above), color=context.color)

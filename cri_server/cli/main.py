@@ -1,4 +1,4 @@
-"""`pyrunc-cri`: one click command line. `serve` runs the server, everything else talks to a running
+"""The command line `pyrunc-cri`. `serve` runs the server; most other verbs connect to a running
 one."""
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 ADDRESS = "unix:///run/pyrunc/cri.sock"
 
 
-# name on the command line -> module and attribute; imported only when used, for gRPC takes most of
-# the start.
+# name on the command line -> module and attribute; imported only when used, because imports are
+# most of the run time of a short command
 COMMANDS = {
     "run": ("pods.run", "run"),
     "ps": ("observe.listing", "ps"),
@@ -88,26 +88,32 @@ COMMANDS = {
     "demo-server": ("pods.demo", "demo_server"),
     "completion": ("arguments.completion", "command"),
 }
-# other tools' names for ours, which help does not list
+# names of other tools for our commands; help does not list them
 ALIASES = {"imagefsinfo": "images-fs", "img": "images", "resume": "unpause"}
 
 SUMMARY_CHARACTERS = 80 - 6 - max(map(len, COMMANDS))
-_GROUP = "the verbs stand by themselves: ps, images, inspect, prune, …"
-# other tools' verbs that we do not have -> what there is instead
+_GROUP = "verbs have no group: ps, images, inspect, prune, …"
+# verbs of other tools -> what to use instead
 INSTEAD = {
-    **dict.fromkeys(("play", "kube"), "run POD.YAML makes and starts a pod with its containers"),
+    **dict.fromkeys(("play", "kube"), "run POD.YAML starts a pod with its containers"),
     **dict.fromkeys(("container", "pod", "system"), _GROUP),
-    **dict.fromkeys(("build", "commit"), "images are built elsewhere, such as with buildah; load and pull bring them here"),
-    **dict.fromkeys(("network", "volume"), "networks are CNI's, volumes a Pod's: see run"),
+    **dict.fromkeys(
+        ("build", "commit"),
+        "build images with another program, such as buildah, and import them with load or pull",
+    ),
+    **dict.fromkeys(
+        ("network", "volume"), "networks come from CNI, volumes from the manifest of a Pod: see run"
+    ),
     "restore": "run POD.YAML with `image: /PATH` of an archive that checkpoint has written",
-    **dict.fromkeys(("rename", "export"), "inspect, timeline and cp tell what there is"),
+    "rename": "names come from the manifest; tag renames an image",
+    "export": "cp CONTAINER:/ - writes the files of a container as an archive",
     "apply": "run POD.YAML",
     "delete": "rm",
     "describe": "inspect",
     "get": "ps, pods, images; -o json or -o yaml",
-}  # fmt: skip
+}
 
-# how `--help` groups them; what is in none is about the server
+# the sections of `--help`; all other commands are in a section about the server
 SECTIONS = {
     "Pods and containers": [
         "run",
@@ -131,7 +137,7 @@ SECTIONS = {
         "checkpoint",
         "update",
     ],
-    "What is there": [
+    "Observation": [
         "ps",
         "pods",
         "logs",
@@ -167,10 +173,11 @@ SECTIONS = {
 
 
 class Commands(click.Group):
-    """The commands of the table."""
+    """The commands of COMMANDS, imported when used."""
 
     def invoke(self, context: click.Context) -> Any:
-        """Run the command, and flush: what cannot be written is known while it can be told."""
+        """Run the command and flush its output here, so that a write error can still be
+        reported."""
         try:
             result = super().invoke(context)
             sys.stdout.flush()
@@ -188,14 +195,14 @@ class Commands(click.Group):
         return list(COMMANDS)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """In sections."""
+        """Write the commands in sections."""
         grouped = {name for names in SECTIONS.values() for name in names}
         rest = [name for name in COMMANDS if name not in grouped]
         for title, names in {**SECTIONS, "Server and node": rest}.items():
-            found = [(name, self.get_command(context, name)) for name in names]
+            commands = [(name, self.get_command(context, name)) for name in names]
             rows = [
                 (name, each.get_short_help_str())
-                for name, each in found
+                for name, each in commands
                 if each and not each.hidden
             ]
             with formatter.section(title):
@@ -204,31 +211,31 @@ class Commands(click.Group):
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command; for one that there is not, what is meant perhaps."""
+        """Return the command; for an unknown one raise an error with suggestions."""
         name = args[0]
         if name in COMMANDS or name in ALIASES or name.startswith("-"):
             return super().resolve_command(context, args)
         if name in INSTEAD:
-            raise click.UsageError(f"there is no {name!r} here: {INSTEAD[name]}", context)
+            raise click.UsageError(f"No such command {name!r}: {INSTEAD[name]}", context)
         import difflib
 
         near = difflib.get_close_matches(name, [*COMMANDS, *ALIASES], 3)
-        meant = f" Did you mean {' or '.join(near)}?" if near else ""
-        raise click.UsageError(f"No such command {name!r}.{meant}", context)
+        suggestion = f" Did you mean {' or '.join(near)}?" if near else ""
+        raise click.UsageError(f"No such command {name!r}.{suggestion}", context)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         name = ALIASES.get(name, name)
         if name not in COMMANDS:
             return None
         module, attribute = COMMANDS[name]
-        found: click.Command = getattr(
+        command: click.Command = getattr(
             importlib.import_module(f"cri_server.cli.{module}"), attribute
         )
-        if not gc.isenabled():  # as `main` has it
+        if not gc.isenabled():  # disabled by `main`
             gc.freeze()
             gc.enable()
-        found.short_help = found.short_help or summary(found.help or "")
-        return found
+        command.short_help = command.short_help or summary(command.help or "")
+        return command
 
 
 @click.command(
@@ -252,13 +259,13 @@ class Commands(click.Group):
 )
 @click.pass_context
 def program(context: click.Context, address: str) -> None:
-    """A container runtime for Kubernetes, and for you."""
+    """A container runtime for Kubernetes, with commands for people."""
     context.obj = address
 
 
 def summary(text: str) -> str:
-    """What a command does in the room that a line of 80 columns has: its first sentence, or the
-    part of it that stands alone."""
+    """Return what fits a line of 80 columns: the first sentence of a help text, or the beginning of
+    it."""
     sentence = " ".join(text.split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
     for end in ("", "; ", ": ", " (", ", "):
         short = sentence.partition(end)[0] if end else sentence
@@ -268,18 +275,19 @@ def summary(text: str) -> str:
 
 
 def _reader_left() -> int:
-    """Nobody reads our output any more: the exit code of a program that SIGPIPE ends."""
+    """Discard the rest of the output after the reader has closed the pipe, and return the exit code
+    of SIGPIPE."""
     null = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):  # what is still buffered goes there when the interpreter ends
+    for stream in (1, 2):  # the interpreter flushes their buffers when it ends
         os.dup2(null, stream)
     os.close(null)
     return 128 + signal.SIGPIPE
 
 
 def main() -> None:
-    """The entry point: errors of ours are one line and exit code 1."""
+    """The entry point: an Error is one line on stderr and exit code 1."""
     _open_standard_streams()
-    # modules are no garbage, but to find that out takes 6 of the 100 ms of a short command
+    # a collection after the imports would take 6 of the 100 ms of a short command
     gc.disable()
     try:
         code = program(prog_name="pyrunc-cri", standalone_mode=False)
@@ -297,8 +305,8 @@ def main() -> None:
 
 
 def _open_standard_streams() -> None:
-    """A caller that closed one of ours (`>&-`) gets none of the files and sockets that we open in
-    its place."""
+    """Open /dev/null for closed standard streams (`>&-`), so that no other file gets their
+    numbers."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)

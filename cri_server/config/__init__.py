@@ -1,7 +1,7 @@
-"""The server's configuration: a TOML file and its drop-ins, whose every key has a default, and
-flags that override keys.
+"""The server's configuration: a TOML file with drop-ins, and flags that override keys. Every key
+has a default.
 
-An unknown key, a wrong type or a value out of range is refused with file, line and key, before
+An unknown key, a wrong type or a value out of range is an error with file, line and key, before
 anything starts.
 """
 

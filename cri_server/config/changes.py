@@ -1,4 +1,4 @@
-"""What differs between two configurations, and what of it a running server takes."""
+"""The differences of two configurations, and which of them a running server applies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cri_server.config.model import Config
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A key with another value. `reloads`: whether a running server takes it."""
+    """A key with a new value. `reloads`: a running server applies it."""
 
     key: str
     before: Any
@@ -22,8 +22,8 @@ class Change:
 
 
 def changes(before: Config, after: Config) -> list[Change]:
-    """In the order of the tables."""
-    found = [
+    """Return the changes in the order of the tables."""
+    result = [
         Change(f"{table}.{key}", old, new, reloads)
         for table, key, reloads in keys()
         if (old := getattr(getattr(before, table), key))
@@ -32,26 +32,26 @@ def changes(before: Config, after: Config) -> list[Change]:
     for name in sorted({*before.runtimes, *after.runtimes}):
         old, new = (msgspec.to_builtins(each.runtimes.get(name)) for each in (before, after))
         if old != new:
-            found.append(Change(f"runtimes.{name}", old, new, reloads=True))
-    return found
+            result.append(Change(f"runtimes.{name}", old, new, reloads=True))
+    return result
 
 
 def taken(before: Config, after: Config) -> Config:
-    """`after`, but for what cannot change while the server runs."""
-    kept: dict[str, dict[str, Any]] = {}
+    """Return `after`, with the values of `before` for keys that need a restart."""
+    values_by_table: dict[str, dict[str, Any]] = {}
     for table, key, reloads in keys():
         if not reloads:
-            kept.setdefault(table, {})[key] = getattr(getattr(before, table), key)
+            values_by_table.setdefault(table, {})[key] = getattr(getattr(before, table), key)
     tables = {
         table: msgspec.structs.replace(getattr(after, table), **values)
-        for table, values in kept.items()
+        for table, values in values_by_table.items()
     }
     return msgspec.structs.replace(after, **tables)
 
 
 def keys() -> Iterator[tuple[str, str, bool]]:
-    """Each table, key and whether a running server takes another value; not those of
-    [runtimes.NAME], which reload."""
+    """Yield each table, key and whether the key reloads, without those of [runtimes.NAME], which
+    reload."""
     for table in msgspec.structs.fields(Config):
         if table.name == "runtimes":
             continue

@@ -1,6 +1,6 @@
-"""What types cannot say of values: forms of addresses and paths. Pure: looks at no file.
+"""Checks of values beyond their types: forms of addresses and paths. They read no file.
 
-Each part yields all that is wrong, as InvalidSpec whose path is `table.key`.
+Each part yields all its errors as InvalidSpec with the path `table.key`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ SOCKET_PATH_LIMIT = 107  # sun_path, unix(7), without its final NUL
 
 
 def check(config: Config) -> None:
-    """Raises the first of `problems`."""
+    """Raise the first of `problems`."""
     for problem in problems(config):
         raise problem
 
 
 def problems(config: Config) -> Iterator[InvalidSpec]:
-    """All that is wrong."""
+    """Yield all errors."""
     if not config.server.listen.startswith("unix:///"):
         yield InvalidSpec("server.listen", f"{config.server.listen!r} is not unix:///PATH")
     elif len(str(config.socket_path).encode()) > SOCKET_PATH_LIMIT:
@@ -53,13 +53,13 @@ def _check_network(config: Config) -> Iterator[InvalidSpec]:
 
 
 def _check_tls(config: Config) -> Iterator[InvalidSpec]:
-    given = config.streaming
+    streaming = config.streaming
     for key, other in (
         ("tls_certificate", "tls_key"),
         ("tls_key", "tls_certificate"),
         ("tls_client_ca", "tls_key"),
     ):
-        if getattr(given, key) and not getattr(given, other):
+        if getattr(streaming, key) and not getattr(streaming, other):
             yield InvalidSpec(f"streaming.{key}", f"needs {other}")
 
 
@@ -67,9 +67,9 @@ def _check_runtimes(config: Config) -> Iterator[InvalidSpec]:
     for name, runtime in config.runtimes.items():
         table = f"runtimes.{name}"
         if not handlers.NAME.fullmatch(name):
-            yield InvalidSpec(table, "a handler's name is a DNS label, such as runc or my-class")
+            yield InvalidSpec(table, "the name of a handler must be a DNS label, such as my-class")
         if name in handlers.OURS and runtime.binary:
-            yield InvalidSpec(f"{table}.binary", f"{name} is the name of our own runtime")
+            yield InvalidSpec(f"{table}.binary", f"{name} is the name of the built-in runtime")
         if runtime.arguments and not runtime.binary:
             yield InvalidSpec(f"{table}.arguments", "needs binary")
         yield from _check_capabilities(table, runtime.default_capabilities or [])
@@ -79,7 +79,7 @@ def _check_capabilities(table: str, names: list[str]) -> Iterator[InvalidSpec]:
     for place, name in enumerate(names):
         if name not in CAPABILITIES:
             key = f"{table}.default_capabilities[{place}]"
-            yield InvalidSpec(key, f"{name!r} is no capability such as CAP_CHOWN")
+            yield InvalidSpec(key, f"{name!r} is not a capability such as CAP_CHOWN")
 
 
 def _check_pinned(config: Config) -> Iterator[InvalidSpec]:
@@ -95,7 +95,7 @@ def _check_pinned(config: Config) -> Iterator[InvalidSpec]:
 
 
 def _absolute(config: Config) -> Iterator[tuple[str, str]]:
-    """Keys with paths, and those paths."""
+    """Yield the keys with paths, and those paths."""
     yield "server.root", config.server.root
     yield "server.state", config.server.state
     yield "network.conf_dir", config.network.conf_dir

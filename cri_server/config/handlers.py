@@ -1,8 +1,7 @@
-"""Runtime handlers: the name of a RuntimeClass -> what runs its containers, and with which
-settings.
+"""Runtime handlers: the OCI runtime and the settings for the containers of a RuntimeClass.
 
-The default has no name and is our own runtime, which is also called `pyrunc`; `[runtimes.NAME]`
-adds others. A handler without a binary is our own runtime with other settings.
+The default handler has no name, is also called `pyrunc`, and is this runtime; `[runtimes.NAME]`
+adds others. A handler without `binary` is this runtime with other settings.
 """
 
 from __future__ import annotations
@@ -22,30 +21,32 @@ OVERRIDES = tuple(
 
 
 def names(config: Config) -> list[str]:
-    """All handlers, the default one first."""
+    """Return all handlers, the default one first."""
     return list(dict.fromkeys((*OURS, *config.runtimes)))
 
 
 def find(config: Config, name: str) -> Runtime | None:
-    """The handler of this name; None when there is none."""
+    """Return the handler of a name, or None."""
     if name in OURS:
         return config.runtimes.get(name) or Runtime()
     return config.runtimes.get(name)
 
 
 def require(config: Config, name: str) -> Runtime:
-    """The handler of this name. Raises InvalidArgument when there is none."""
-    found = find(config, name)
-    if found is None:
-        known = ", ".join(filter(None, names(config)))
-        raise InvalidArgument(f"unknown runtime handler {name[:80]!r}; there are {known}")
-    return found
+    """Return the handler of a name. Raises InvalidArgument if there is none."""
+    handler = find(config, name)
+    if handler is None:
+        available = ", ".join(filter(None, names(config)))
+        raise InvalidArgument(f"unknown runtime handler {name[:80]!r}; handlers are {available}")
+    return handler
 
 
 def settings(config: Config, name: str) -> Containers:
-    """What holds for containers of the handler."""
-    found = find(config, name)
-    if found is None:
+    """Return the settings for containers of the handler."""
+    handler = find(config, name)
+    if handler is None:
         return config.containers
-    own = {key: value for key in OVERRIDES if (value := getattr(found, key)) is not None}
-    return msgspec.structs.replace(config.containers, **own) if own else config.containers
+    overrides = {key: value for key in OVERRIDES if (value := getattr(handler, key)) is not None}
+    return (
+        msgspec.structs.replace(config.containers, **overrides) if overrides else config.containers
+    )

@@ -1,5 +1,5 @@
-"""From files and flags to a `Config`: each file by itself is checked, so that an error names it;
-then all are merged."""
+"""Loads a `Config` from files and flags. Each file is checked alone, so that errors name it; then
+all are merged."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ COMMAND_LINE, DEFAULT = "command line", "default"
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """`files` were read, in this order; `origins`: what each value that is no default comes from,
-    None the command line."""
+    """The configuration, the files in the order in which they were read, and the origins of values
+    that are no defaults; None is the command line."""
 
     config: Config
     files: tuple[Path, ...]
     origins: dict[Key, Source | None]
 
     def origin(self, key: Key) -> str:
-        """`FILE:LINE`, `command line` or `default`."""
+        """Return `FILE:LINE`, `command line` or `default`."""
         return _place(key, self.origins)
 
 
@@ -40,11 +40,10 @@ Check = Callable[[Config], None]
 
 
 def load(path: Path | None, overrides: Mapping[str, Any]) -> Config:
-    """The configuration of `path` (None: the default path, which may be missing) and its drop-ins,
-    then `overrides` by `table.key`; None overrides nothing.
+    """Load `path` and its drop-ins, then `overrides` by `table.key`; None overrides nothing. If
+    `path` is None, the default path is read, which may be missing.
 
-    Raises InvalidSpec whose path names file, line and key, and whose text says what is expected
-    there.
+    Raises InvalidSpec whose path names file, line and key, and whose text says what is expected.
     """
     return load_with_origins(path, overrides).config
 
@@ -52,12 +51,12 @@ def load(path: Path | None, overrides: Mapping[str, Any]) -> Config:
 def load_with_origins(
     path: Path | None, overrides: Mapping[str, Any], also: Check = lambda config: None
 ) -> Loaded:
-    """As `load`. `also` checks more of the whole, such as what this machine permits: its
-    InvalidSpec has the path `table.key` and gets the place."""
-    found = sources.read(path or DEFAULT_PATH, required=path is not None)
+    """Load a configuration as `load` does, with origins. `also` is a further check, such as for
+    limits of this machine; the error of a key in it gets the place of the key."""
+    files = sources.read(path or DEFAULT_PATH, required=path is not None)
     values: dict[str, Any] = {}
     origins: dict[Key, Source | None] = {}
-    for source in found:
+    for source in files:
         for problem in problems(source):
             raise problem
         sources.merge(values, source.values, source, origins)
@@ -70,32 +69,34 @@ def load_with_origins(
         key, text = _parsed(error)
         raise InvalidSpec(f"{COMMAND_LINE}: {key}", text) from None
     except InvalidSpec as error:
-        raise _placed(error, origins) from None
-    return Loaded(config, tuple(source.path for source in found), origins)
+        raise _with_place(error, origins) from None
+    return Loaded(config, tuple(source.path for source in files), origins)
 
 
 Problems = Callable[[Config], Iterable[InvalidSpec]]
 
 
 def all_problems(path: Path | None, also: Problems = lambda config: ()) -> list[InvalidSpec]:
-    """All that is wrong with the files of `load`, values too; of each key the first. `also` looks
-    at the whole, as in `load_with_origins`. Raises InvalidSpec for a file that cannot be read."""
-    found: dict[str, InvalidSpec] = {}
+    """Return all errors in the files of `load`, also in values; the first one for each key. `also`
+    checks the whole, as in `load_with_origins`. Raises InvalidSpec for an unreadable file."""
+    errors_by_place: dict[str, InvalidSpec] = {}
     values: dict[str, Any] = {}
     origins: dict[Key, Source | None] = {}
     for source in sources.read(path or DEFAULT_PATH, required=path is not None):
         wrong = dict(_problems(source))
-        found |= {f"{source.path}: {'.'.join(key)}": error for key, error in wrong.items()}
+        errors_by_place |= {
+            f"{source.path}: {'.'.join(key)}": error for key, error in wrong.items()
+        }
         sources.merge(values, _without(source.values, wrong), source, origins)
     config = msgspec.convert(values, Config)
     for check_all in (check_values, also):
         for error in check_all(config):
-            found.setdefault(error.path, _placed(error, origins))
-    return list(found.values())
+            errors_by_place.setdefault(error.path, _with_place(error, origins))
+    return list(errors_by_place.values())
 
 
 def problems(source: Source) -> Iterator[InvalidSpec]:
-    """All unknown keys of a file, and all values that have another type than their keys."""
+    """Yield an error for each unknown key of a file, and for each value of a wrong type."""
     for _, error in _problems(source):
         yield error
 
@@ -110,7 +111,7 @@ def _problems(source: Source) -> Iterator[tuple[Key, InvalidSpec]]:
         msgspec.convert(_without(source.values, unknown), Config)
         return
     except msgspec.ValidationError:
-        pass  # the first only; each key by itself tells about each
+        pass  # it names the first wrong key only, so each key is checked alone below
     for key, value in _values(_without(source.values, unknown)):
         try:
             msgspec.convert(_nested(key, value), Config)
@@ -120,7 +121,7 @@ def _problems(source: Source) -> Iterator[tuple[Key, InvalidSpec]]:
 
 
 def _values(values: dict[str, Any], before: Key = ()) -> Iterator[tuple[Key, Any]]:
-    """Each key with its value; a table that is empty is one."""
+    """Yield each key with its value; an empty table is a value."""
     for name, value in values.items():
         if isinstance(value, dict) and value:
             yield from _values(value, (*before, name))
@@ -136,7 +137,7 @@ def _nested(key: Key, value: Any) -> dict[str, Any]:
 
 
 def _without(values: dict[str, Any], keys: Collection[Key], before: Key = ()) -> dict[str, Any]:
-    """The values but those of `keys`."""
+    """Return the values without `keys`."""
     return {
         name: _without(value, keys, (*before, name)) if isinstance(value, dict) else value
         for name, value in values.items()
@@ -154,17 +155,17 @@ def _tree(overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parsed(error: msgspec.ValidationError) -> tuple[str, str]:
-    """msgspec says "Expected … - at `$.table.key`"; the key and what is expected."""
+    """Split msgspec's "Expected … - at `$.table.key`" into the key and the expectation."""
     text, _, place = str(error).partition(" - at ")
     key = place.strip("`").removeprefix("$").removeprefix(".")
     chosen = re.fullmatch(r"Invalid enum value (.*)", text)
     if chosen:
-        return key, f"{chosen[1]} is none of {', '.join(_choices(key))}"
+        return key, f"{chosen[1]} is not one of {', '.join(_choices(key))}"
     return key, text[:1].lower() + text[1:]
 
 
 def _choices(key: str) -> list[str]:
-    """What a key of a Literal may be."""
+    """Return the values of a key with a Literal type."""
     kind: Any = msgspec.inspect.type_info(Config)
     for name in re.sub(r"\[.*?\]", "", key).split("."):
         while not isinstance(kind, msgspec.inspect.StructType | msgspec.inspect.DictType):
@@ -179,7 +180,7 @@ def _choices(key: str) -> list[str]:
 
 
 def _inner(kind: Any) -> Any:
-    """The type that is annotated, the one beside None, or that of a list's items."""
+    """Return the annotated type, the type beside None, or the type of a list's items."""
     if isinstance(kind, msgspec.inspect.Metadata):
         return kind.type
     if isinstance(kind, msgspec.inspect.UnionType):
@@ -187,16 +188,16 @@ def _inner(kind: Any) -> Any:
     return kind.item_type
 
 
-def _placed(error: InvalidSpec, origins: Mapping[Key, Source | None]) -> InvalidSpec:
-    """A check's error with the place of the key, when somebody set it."""
+def _with_place(error: InvalidSpec, origins: Mapping[Key, Source | None]) -> InvalidSpec:
+    """Add the place of the key to the error of a check, unless the value is a default."""
     place = _place(tuple(re.sub(r"\[.*", "", error.path).split(".")), origins)
     return error if place == DEFAULT else InvalidSpec(f"{place}: {error.path}", error.detail)
 
 
 def _place(key: Key, origins: Mapping[Key, Source | None]) -> str:
-    """Of a table that of its first key."""
-    found = [source for each, source in origins.items() if each[: len(key)] == key]
-    if not found:
+    """Return the place of a key; for a table that of its first key."""
+    sources_of_key = [source for each, source in origins.items() if each[: len(key)] == key]
+    if not sources_of_key:
         return DEFAULT
-    source = found[0]
+    source = sources_of_key[0]
     return COMMAND_LINE if source is None else source.place(key)

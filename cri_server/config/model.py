@@ -1,6 +1,6 @@
-"""The configuration's tables: each key with its type, its default and what it is for.
+"""The tables of the configuration: each key with its type, default and explanation.
 
-The installed file, docs/configure.md and pyrunc-config(5) are made from them.
+The installed file, docs/configure.md and pyrunc-config(5) are generated from them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
 def explained(text: str, *, reloads: bool = True) -> msgspec.Meta:
-    """What a key is for; `cri_server.install.config_file` writes it above the key in the file that
-    is installed.
+    """Attach an explanation to a key; `cri_server.install.config_file` writes it above the key in
+    the installed file.
 
-    `reloads`: whether a running server takes a new value (SIGHUP).
+    `reloads`: a running server applies a new value (SIGHUP).
     """
     return msgspec.Meta(description=text, extra={"reloads": reloads})
 
 
 class Table(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A TOML table: keys that are not fields are errors. The docstring's first line heads the table
+    """A TOML table; unknown keys are errors. The first line of the docstring is the table's heading
     in the installed file."""
 
 
@@ -528,7 +528,7 @@ class Runtime(Table):
         explained(
             "An OCI runtime that runs the containers, such as /usr/sbin/runc. It "
             "must have the commands create, start, exec, kill and delete of runc's "
-            "command line. Empty: our own runtime."
+            "command line. Empty: the built-in runtime."
         ),
     ] = ""
     arguments: Annotated[list[str], explained("Arguments of the program before the command.")] = []
@@ -564,7 +564,7 @@ class Config(Table):
 
     @property
     def socket_path(self) -> Path:
-        """The path behind `server.listen`."""
+        """The path in `server.listen`."""
         return Path(self.server.listen.removeprefix("unix://"))
 
     @property

@@ -1,7 +1,7 @@
-"""Files that configuration comes from: `config.toml`, then `config.toml.d/*.toml` by name; each
-file's values with their lines.
+"""The files of a configuration: `config.toml`, then `config.toml.d/*.toml` by name. Each file has
+its values with their lines.
 
-A drop-in wins key by key over what is before it; a list is replaced, not extended.
+A drop-in overrides earlier files key by key. It replaces a list and does not extend it.
 """
 
 from __future__ import annotations
@@ -21,30 +21,32 @@ Key = tuple[str, ...]  # table, key; longer in a table of tables
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file. `text` is kept to find lines in."""
+    """A file. `text` is needed to look up lines."""
 
     path: Path
     text: str
     values: dict[str, Any]
 
     def place(self, key: Key) -> str:
-        """`FILE:LINE` of a key, or of the nearest table around it; `FILE` for what is nowhere."""
-        found = lines(self.text)
+        """Return `FILE:LINE` of a key or of the nearest enclosing table; `FILE` if there is
+        neither."""
+        lines_by_key = lines(self.text)
         for length in range(len(key), 0, -1):
-            if key[:length] in found:
-                return f"{self.path}:{found[key[:length]]}"
+            if key[:length] in lines_by_key:
+                return f"{self.path}:{lines_by_key[key[:length]]}"
         return str(self.path)
 
 
 def read(path: Path, *, required: bool) -> list[Source]:
-    """The file, unless it is missing and not `required`, and its drop-ins. Raises InvalidSpec whose
-    path is the file."""
+    """Read the file, which may be missing unless `required`, and its drop-ins. Raises InvalidSpec
+    whose path is the file."""
     files = [path] if required or path.exists() else []
     return [_read(file) for file in (*files, *drop_ins(path))]
 
 
 def drop_ins(path: Path) -> list[Path]:
-    """The files in `PATH.d` by name; hidden ones are what editors leave. Raises InvalidSpec."""
+    """Return the files in `PATH.d` by name, without hidden ones, which editors leave behind. Raises
+    InvalidSpec."""
     folder = path.with_name(path.name + ".d")
     try:
         names = sorted(
@@ -75,12 +77,12 @@ def _reason(error: OSError) -> str:
 
 @functools.lru_cache(8)
 def lines(text: str) -> dict[Key, int]:
-    """The line, from 1, where each key and each table of a valid TOML file begins.
+    """Return the line, from 1, of each key and each table of a valid TOML file.
 
-    A statement of TOML ends with the first line up to which it can be read: none of its beginnings
-    is one.
+    A statement of TOML ends with the first line up to which the text is valid: no beginning of a
+    statement is a statement.
     """
-    found: dict[Key, int] = {}
+    result: dict[Key, int] = {}
     table: Key = ()
     statement, first = "", 0
     for number, line in enumerate(text.splitlines(keepends=True), 1):
@@ -92,16 +94,16 @@ def lines(text: str) -> dict[Key, int]:
             continue
         if statement.lstrip().startswith("["):
             table = _deepest(values)
-            found.setdefault(table, first)
+            result.setdefault(table, first)
         else:
             for key in _leaves(values):
-                found.setdefault(table + key, first)
+                result.setdefault(table + key, first)
         statement = ""
-    return found
+    return result
 
 
 def _deepest(values: Any) -> Key:
-    """The name of the table that a header opens; `[[name]]` is one in a list."""
+    """Return the name of the table that a header opens; `[[name]]` opens one in a list."""
     key: Key = ()
     while values:
         if isinstance(values, list):
@@ -127,7 +129,7 @@ def merge(
     origins: dict[Key, Source | None],
     before: Key = (),
 ) -> None:
-    """Put `values` over `into`, key by key, and into `origins` the source of each; None: the
+    """Put `values` over `into`, key by key, and the source of each into `origins`; None is the
     command line."""
     for name, value in values.items():
         key = (*before, name)

@@ -1,5 +1,5 @@
-"""Keys and tables that do not exist, with what was probably meant (edit distance, or the table that
-has such a key)."""
+"""Finds unknown keys and tables, with a suggestion (by edit distance, or the table that has such a
+key)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cri_server.config.sources import Key
 
 
 def unknown_keys(values: dict[str, Any], table: type[msgspec.Struct]) -> Iterator[tuple[Key, str]]:
-    """Each key of `values` that `table` has not, with a sentence about it."""
+    """Yield each key of `values` that `table` does not have, with a sentence about it."""
     kind = msgspec.inspect.type_info(table)
     yield from _unknown(values, kind, (), kind)
 
@@ -38,15 +38,15 @@ def _unknown(
             yield (*before, name), _sentence(name, list(fields), before, root)
 
 
-def _sentence(name: str, known: list[str], before: Key, root: msgspec.inspect.Type) -> str:
+def _sentence(name: str, names: list[str], before: Key, root: msgspec.inspect.Type) -> str:
     what = "no such key" if before else "no such table"
     elsewhere = _tables_with(name, root)
     if elsewhere:
-        return f"{what}; [{elsewhere[0]}] has it"
-    close = difflib.get_close_matches(name, known, 1)
+        return f"{what}; it belongs to [{elsewhere[0]}]"
+    close = difflib.get_close_matches(name, names, 1)
     if close:
         return f"{what}; did you mean {close[0]}?"
-    return f"{what}; there {'are' if len(known) > 1 else 'is'} {', '.join(sorted(known))}"
+    return f"{what}; expected {'one of ' if len(names) > 1 else ''}{', '.join(sorted(names))}"
 
 
 def _tables_with(name: str, root: msgspec.inspect.Type) -> list[str]:

@@ -1,2 +1,2 @@
-"""Whether this machine can be a node: what is missing or wrong, what follows from it, and the
-command that mends it."""
+"""Checks whether this machine can be a node. Each finding has an observation, its effect on pods,
+and a remedy."""

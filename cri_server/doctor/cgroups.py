@@ -1,4 +1,4 @@
-"""Control groups: the v2 tree, its controllers, and who drives them."""
+"""Checks of control groups: the v2 tree, its controllers, and the cgroup driver."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from cri_server.doctor.model import Finding, Host, Level, fine
 
 TREES = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 NEEDED, USEFUL = ("cpu", "memory", "pids"), ("cpuset", "io", "hugetlb")
-UNIFIED = "put systemd.unified_cgroup_hierarchy=1 on the kernel's command line (GRUB_CMDLINE_LINUX in /etc/default/grub, update-grub) and reboot"  # fmt: skip
+UNIFIED = (
+    "add systemd.unified_cgroup_hierarchy=1 to the kernel's command line (GRUB_CMDLINE_LINUX in"
+    " /etc/default/grub, update-grub) and reboot"
+)
 
 
 def tree(host: Host) -> str:
-    """Where the v2 tree is mounted; empty when there is none."""
+    """Return the mount point of the v2 tree; an empty string if there is none."""
     return next((path for path in TREES if host.path(f"{path}/cgroup.controllers").exists()), "")
 
 
@@ -28,18 +31,18 @@ def version(host: Host) -> Iterator[Finding]:
         yield Finding(
             "cgroup-v2",
             Level.WARNING,
-            f"a hybrid host: the v2 tree at {root} is beside hierarchies of v1",
-            "limits whose controller is on v1 are refused" if strict else "limits whose controller is on v1 do not hold",
+            f"this is a hybrid host: besides the v2 tree at {root} it has v1 hierarchies",
+            f"limits of v1 controllers are {'refused' if strict else 'not enforced'}",
             UNIFIED,
-        )  # fmt: skip
+        )
     else:
         yield fine("cgroup-v2", f"unified, at {root}")
     yield from _controllers(host, root)
 
 
 def _controllers(host: Host, root: str) -> Iterator[Finding]:
-    there = set(host.text(f"{root}/cgroup.controllers").split())
-    missing = [name for name in NEEDED if name not in there]
+    available = set(host.text(f"{root}/cgroup.controllers").split())
+    missing = [name for name in NEEDED if name not in available]
     if missing:
         strict = host.config.cgroup.missing_controllers == "error"
         off = "cgroup_disable=memory" in host.text("/proc/cmdline")
@@ -47,33 +50,34 @@ def _controllers(host: Host, root: str) -> Iterator[Finding]:
             "cgroup-controllers",
             Level.WRONG if strict else Level.WARNING,
             f"the v2 tree lacks {', '.join(missing)}",
-            f"containers with such a limit are {'refused' if strict else 'not limited'}, and kubelet's statistics lack it",
-            "put cgroup_enable=memory on the kernel's command line and reboot" if off else UNIFIED,
+            f"containers with such a limit are {'refused' if strict else 'not limited'}, and"
+            " kubelet has no statistics of it",
+            "add cgroup_enable=memory to the kernel's command line and reboot" if off else UNIFIED,
         )
     else:
-        lacking = [name for name in USEFUL if name not in there]
-        found = " ".join(sorted(there & {*NEEDED, *USEFUL}))
+        lacking = [name for name in USEFUL if name not in available]
+        text = " ".join(sorted(available & {*NEEDED, *USEFUL}))
         level = Level.NOTE if lacking else Level.FINE
-        follows = f"limits by {', '.join(lacking)} cannot be set" if lacking else ""
-        yield Finding("cgroup-controllers", level, found, follows)
+        effect = f"limits of {', '.join(lacking)} cannot be set" if lacking else ""
+        yield Finding("cgroup-controllers", level, text, effect)
 
 
 def driver(host: Host) -> Iterator[Finding]:
-    asked, systemd = host.config.cgroup.driver, host.path("/run/systemd/system").is_dir()
-    if asked == "systemd" and not systemd:
+    setting, systemd = host.config.cgroup.driver, host.path("/run/systemd/system").is_dir()
+    if setting == "systemd" and not systemd:
         yield Finding(
             "cgroup-driver",
             Level.WRONG,
-            "cgroup.driver is systemd, which does not run here",
+            "cgroup.driver is systemd, but systemd does not run",
             "the server does not start",
             'set [cgroup] driver = "auto"',
         )
-    elif asked == "cgroupfs" and systemd:
+    elif setting == "cgroupfs" and systemd:
         yield Finding(
             "cgroup-driver",
             Level.WARNING,
-            "cgroup.driver is cgroupfs on a host whose groups systemd manages",
-            "two write to one tree: systemd may take away controllers and limits of pods",
+            "cgroup.driver is cgroupfs, but systemd manages the cgroups of this host",
+            "systemd may remove controllers and limits from pods",
             'set [cgroup] driver = "auto", and cgroupDriver: systemd for kubelet',
         )
     else:
@@ -81,7 +85,7 @@ def driver(host: Host) -> Iterator[Finding]:
 
 
 def used(host: Host) -> str:
-    """The driver that the server takes."""
+    """Return the driver that the server uses."""
     if host.config.cgroup.driver != "auto":
         return host.config.cgroup.driver
     return "systemd" if host.path("/run/systemd/system").is_dir() else "cgroupfs"

@@ -1,4 +1,4 @@
-"""The disk of the root directory and the tmpfs of the state directory."""
+"""Checks of the root directory's disk and of the state directory's tmpfs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TMPFS = ("tmpfs", "ramfs")
 
 
 def overlay(host: Host) -> Iterator[Finding]:
-    """Mounts an overlay there, writes and hides files; needs root."""
+    """Mount an overlay below the root directory, and write and hide files in it. Needs root."""
     if os.geteuid():
         return
     root = nearest(host.path(host.config.root))
@@ -32,40 +32,41 @@ def overlay(host: Host) -> Iterator[Finding]:
             "overlay-on-root",
             Level.WRONG,
             text,
-            "containers have no root: the server does not start",
-            "put server.root on ext4 or xfs (made with ftype=1, which mkfs.xfs does), not on an overlay or a network",
+            "containers cannot have a root file system: the server does not start",
+            "put server.root on ext4 or xfs (with ftype=1, the default of mkfs.xfs), not on an"
+            " overlay or a network file system",
         )
     else:
         yield fine("overlay-on-root", f"works on {file_system.described(root)}, with d_type")
 
 
 def images(host: Host) -> Iterator[Finding]:
-    """Mounts an image there, as the server will; needs root."""
+    """Mount an image below the root directory, as the server does. Needs root."""
     store = host.config.images.store
     if os.geteuid():
         return
     if store == "unpacked":
-        yield fine("images", 'unpacked, as [images] store = "unpacked" says')
+        yield fine("images", 'unpacked, because of [images] store = "unpacked"')
         return
-    follows = "they are unpacked, file by file: pulls take longer, and inodes"
-    mend = (
-        "boot Linux 6.15 or later; what is here stays usable, and `pyrunc-cri gc` converts it then"
+    effect = "images are unpacked file by file: pulls take longer and use more inodes"
+    remedy = (
+        "boot Linux 6.15 or later; existing images stay usable, and `pyrunc-cri gc` converts them"
     )
     if store == "auto" and (sharing := sharing_obstacle()):
-        yield Finding("images", Level.NOTE, f"if images were mounted, {sharing}", follows, mend)
+        yield Finding("images", Level.NOTE, f"if images were mounted, {sharing}", effect, remedy)
         return
     try:
         why = mount_obstacle(nearest(host.path(host.config.root)))
     except (Error, OSError) as error:
         why = str(error)
     if not why:
-        yield fine("images", "mounted: this kernel has EROFS from files")
+        yield fine("images", "mounted: this kernel can mount EROFS from files")
     elif store == "erofs":
-        follows = 'the server does not start with [images] store = "erofs"'
-        mend = 'set [images] store = "auto"'
-        yield Finding("images", Level.WRONG, f"images cannot be mounted: {why}", follows, mend)
+        effect = 'the server does not start with [images] store = "erofs"'
+        remedy = 'set [images] store = "auto"'
+        yield Finding("images", Level.WRONG, f"images cannot be mounted: {why}", effect, remedy)
     else:
-        yield Finding("images", Level.NOTE, f"images cannot be mounted: {why}", follows, mend)
+        yield Finding("images", Level.NOTE, f"images cannot be mounted: {why}", effect, remedy)
 
 
 def disk(host: Host) -> Iterator[Finding]:
@@ -74,9 +75,12 @@ def disk(host: Host) -> Iterator[Finding]:
     free, inodes = space.f_bavail * space.f_frsize, space.f_favail
     if space.f_flag & os.ST_RDONLY:
         yield Finding(
-            "root-space", Level.WRONG, f"{host.config.root} is on a file system that is read-only", "nothing can be made",
-            f"look at dmesg for errors of the disk, then mount -o remount,rw {root}",
-        )  # fmt: skip
+            "root-space",
+            Level.WRONG,
+            f"the file system of {host.config.root} is read-only",
+            "no pod can be created and no image pulled",
+            f"look for disk errors in dmesg, then mount -o remount,rw {root}",
+        )
     elif free < SPACE_BYTES or (space.f_files and inodes < INODES):
         what = f"{free >> 20} MiB" if free < SPACE_BYTES else f"{inodes} inodes"
         yield Finding(
@@ -93,16 +97,20 @@ def disk(host: Host) -> Iterator[Finding]:
             "root-ext4",
             Level.NOTE,
             f"{host.config.root} is on ext4",
-            "its allocator avoids inodes that were deleted in the last minutes: where many pods come and go it takes up to 18 % of the CPU of a pod's life, and half of an image's unpacking",
-            "for such nodes mkfs.xfs a disk of its own for it",
+            "the allocator of ext4 avoids recently deleted inodes: on nodes where many pods come"
+            " and go it takes up to 18 % of the CPU time of a pod, and half of that for unpacking"
+            " an image",
+            "on such nodes put it on a disk of its own with xfs (mkfs.xfs)",
         )
     if space.f_flag & os.ST_NOEXEC:
         yield Finding(
             "root-noexec",
             Level.WARNING,
             f"{host.config.root} is mounted noexec",
-            "CNI plugins of others that execute ours from there (flannel: bridge) fail",
-            f"mount -o remount,exec {root}, or put our plugins into {host.config.network.bin_dir}: pyrunc-cri install-node",
+            "CNI plugins that execute the built-in ones from there fail, such as flannel, which"
+            " executes bridge",
+            f"mount -o remount,exec {root}, or install the plugins into"
+            f" {host.config.network.bin_dir}: pyrunc-cri install-node",
         )
 
 
@@ -116,27 +124,27 @@ def state(host: Host) -> Iterator[Finding]:
             "state-tmpfs",
             Level.WARNING,
             f"{host.config.state} is on {kind}, not on a tmpfs",
-            "each start of a container waits for the disk, and what belongs to a boot outlives it",
+            "starts of containers wait for the disk, and the state outlives a reboot",
             f"mount -t tmpfs -o mode=0711 pyrunc {host.config.state}, before the server starts",
         )
 
 
 def programs(host: Host) -> Iterator[Finding]:
-    """What the server runs beside its own code."""
+    """Check the programs that the server executes."""
     if host.program("nft"):
-        yield fine("nft", "nftables' program is there")
+        yield fine("nft", "the program nft is installed")
     else:
         yield Finding(
             "nft",
             Level.WRONG,
-            "there is no program nft",
-            "pods reach nothing outside the node (masquerade), and host ports are refused",
+            "the program nft is missing",
+            "pods cannot reach addresses outside the node, and host ports are refused",
             "apt install nftables",
         )
 
 
 def nearest(path: Path) -> Path:
-    """`path`, or the folder above it that is there: where it will be made."""
+    """Return `path`, or the nearest existing folder above it."""
     while not path.is_dir() and path != path.parent:
         path = path.parent
     return path

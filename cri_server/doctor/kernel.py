@@ -1,4 +1,4 @@
-"""The kernel: version, system calls, namespaces, seccomp, file systems and modules."""
+"""Checks of the kernel: version, system calls, namespaces, seccomp, file systems and modules."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from cri_server.doctor.model import Finding, Host, Level, fine
 from pyrunc.kernel.call import raw
 
 OLDEST = (6, 1)
-# Calls that a container's start makes (pyrunc.plan, pyrunc.launch), with arguments that each
-# refuses before it does anything.
+# Calls of a container's start (pyrunc.plan, pyrunc.launch), with invalid arguments, so that the
+# kernel refuses them without an effect.
 CALLS = {
     "clone3": (0, 0),
     "openat2": (-1, 0, 0, 0),
@@ -31,7 +31,7 @@ SECCOMP_ACTIONS = {"errno", "kill_process", "allow", "log", "trap", "trace"}
 
 
 def _debian_name() -> str:
-    """This machine's architecture in Debian's words."""
+    """Return this machine's architecture as Debian names it."""
     machine = platform.machine()
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
 
@@ -44,15 +44,16 @@ def version(host: Host) -> Iterator[Finding]:
             "kernel-version",
             Level.WRONG,
             f"Linux {release}",
-            f"the server is made for {OLDEST[0]}.{OLDEST[1]} or later and tested with nothing older",
-            f"install a newer kernel (Debian 12: apt install linux-image-{_debian_name()}) and reboot",
+            f"the server supports and is tested with Linux {OLDEST[0]}.{OLDEST[1]} or later",
+            f"install a newer kernel (on Debian: apt install linux-image-{_debian_name()}) and"
+            " reboot",
         )
     else:
         yield fine("kernel-version", f"Linux {release}")
 
 
 def calls(host: Host) -> Iterator[Finding]:
-    """Asks this kernel, whatever the host's files say."""
+    """Try the calls on the running kernel, also if `host` has other files."""
     missing = [name for name, arguments in CALLS.items() if raw(name, *arguments) == -errno.ENOSYS]
     if missing:
         yield Finding(
@@ -60,25 +61,29 @@ def calls(host: Host) -> Iterator[Finding]:
             Level.WRONG,
             f"the kernel or a filter around this process refuses {', '.join(missing)}",
             "no container can start",
-            "run the server on the machine itself, or outside the container whose seccomp profile refuses them",
+            "run the server outside of the container or VM whose seccomp filter refuses them, or"
+            " boot a newer kernel",
         )
     else:
         yield fine("kernel-calls", f"all of {len(CALLS)} newer system calls")
 
 
 def namespaces(host: Host) -> Iterator[Finding]:
-    there = [kind for kind in NAMESPACES if os.path.lexists(host.path(f"/proc/self/ns/{kind}"))]
-    missing = sorted(set(NAMESPACES) - set(there) - {"user"})
+    available = [kind for kind in NAMESPACES if os.path.lexists(host.path(f"/proc/self/ns/{kind}"))]
+    missing = sorted(set(NAMESPACES) - set(available) - {"user"})
     if missing:
         yield Finding(
-            "namespaces", Level.WRONG, f"the kernel has no namespaces {', '.join(missing)}", "no pod can start",
-            "boot a kernel with CONFIG_NAMESPACES and its kinds",
-        )  # fmt: skip
-    elif "user" not in there or host.number("/proc/sys/user/max_user_namespaces") == 0:
+            "namespaces",
+            Level.WRONG,
+            f"the kernel lacks the namespaces {', '.join(missing)}",
+            "no pod can start",
+            "boot a kernel with CONFIG_NAMESPACES and all kinds of namespaces",
+        )
+    elif "user" not in available or host.number("/proc/sys/user/max_user_namespaces") == 0:
         yield Finding(
             "namespaces",
             Level.WARNING,
-            "user namespaces are off",
+            "user namespaces are disabled",
             "pods with hostUsers: false are refused",
             "sysctl -w user.max_user_namespaces=15000",
         )
@@ -87,17 +92,19 @@ def namespaces(host: Host) -> Iterator[Finding]:
 
 
 def seccomp(host: Host) -> Iterator[Finding]:
-    there = set(host.text("/proc/sys/kernel/seccomp/actions_avail").split())
-    if there >= SECCOMP_ACTIONS:
+    available = set(host.text("/proc/sys/kernel/seccomp/actions_avail").split())
+    if available >= SECCOMP_ACTIONS:
         yield fine("seccomp", "filters")
     else:
         yield Finding(
             "seccomp",
             Level.WRONG,
-            "the kernel has no seccomp filters" if not there else f"the kernel lacks the actions {', '.join(sorted(SECCOMP_ACTIONS - there))}",
-            "pods with the profile RuntimeDefault, which is each sandbox, cannot start",
+            f"the kernel lacks the seccomp actions {', '.join(sorted(SECCOMP_ACTIONS - available))}"
+            if available
+            else "the kernel has no seccomp filters",
+            "no pod can start, because each sandbox has the profile RuntimeDefault",
             "boot a kernel with CONFIG_SECCOMP_FILTER",
-        )  # fmt: skip
+        )
 
 
 def modules(host: Host) -> Iterator[Finding]:
@@ -107,8 +114,8 @@ def modules(host: Host) -> Iterator[Finding]:
         yield Finding(
             "module-overlay",
             Level.WRONG,
-            "the file system overlay is not there",
-            "containers have no root: none can be created",
+            "the kernel has no file system overlay",
+            "no container can be created, because its root is an overlay",
             "modprobe overlay && echo overlay > /etc/modules-load.d/pyrunc.conf",
         )
     yield _bridge_filter(host)
@@ -119,10 +126,15 @@ def _bridge_filter(host: Host) -> Finding:
     if value == 1:
         return fine("module-br-netfilter", "packets over bridges pass the firewall")
     if value == 0:
-        found = "net.bridge.bridge-nf-call-iptables is 0"
-        mend = "sysctl -w net.bridge.bridge-nf-call-iptables=1"
+        text = "net.bridge.bridge-nf-call-iptables is 0"
+        remedy = "sysctl -w net.bridge.bridge-nf-call-iptables=1"
     else:
-        found = "the module br_netfilter is not loaded"
-        mend = "modprobe br_netfilter && echo br_netfilter > /etc/modules-load.d/br_netfilter.conf"
-    follows = "a pod does not reach a Service whose pod is on the same node and bridge (kube-proxy does not see the answer)"
-    return Finding("module-br-netfilter", Level.WARNING, found, follows, mend)
+        text = "the module br_netfilter is not loaded"
+        remedy = (
+            "modprobe br_netfilter && echo br_netfilter > /etc/modules-load.d/br_netfilter.conf"
+        )
+    effect = (
+        "a pod cannot reach a Service whose pod is on the same bridge, because kube-proxy does not"
+        " see the replies"
+    )
+    return Finding("module-br-netfilter", Level.WARNING, text, effect, remedy)

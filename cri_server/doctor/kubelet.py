@@ -1,8 +1,8 @@
-"""kubelet on this machine: whether it talks to our server, and whether both drive cgroups in the
-same way.
+"""Checks kubelet on this machine: whether it uses this server, and whether both have the same
+cgroup driver.
 
-A kubelet that runs is asked by its command line in /proc; else the unit of systemd and its drop-ins
-say how it would start.
+The settings are those of the running kubelet's command line in /proc, or else those of its systemd
+unit with drop-ins.
 """
 
 from __future__ import annotations
@@ -15,33 +15,38 @@ from typing import Any
 from cri_server.doctor import cgroups
 from cri_server.doctor.model import Finding, Host, Level, fine
 
-UNIT_FOLDERS = ("/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")  # fmt: skip
+UNIT_FOLDERS = (
+    "/etc/systemd/system",
+    "/run/systemd/system",
+    "/usr/lib/systemd/system",
+    "/lib/systemd/system",
+)
 DEFAULT_ENDPOINT = "unix:///run/containerd/containerd.sock"
 ENDPOINT, DRIVER = "container-runtime-endpoint", "cgroup-driver"
 NAMES = ("kubelet", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s")
 
 
 def kubelet(host: Host) -> Iterator[Finding]:
-    words, source = _command(host)
-    if words is None:
+    arguments, source = _command(host)
+    if arguments is None:
         yield Finding(
-            "kubelet", Level.NOTE, "there is no kubelet", "pods are those of `pyrunc-cri run`"
+            "kubelet", Level.NOTE, "no kubelet is installed", "only `pyrunc-cri run` makes pods"
         )
         return
-    flags = _flags(words)
+    flags = _flags(arguments)
     if _waits_for_kubeadm(host, flags):
         yield Finding(
             "kubelet",
             Level.NOTE,
-            "kubelet waits for kubeadm: the machine is in no cluster",
-            "it starts when the machine has joined one",
+            "kubelet waits for kubeadm, because this machine has not joined a cluster",
+            "kubelet starts after kubeadm join or init",
             f"kubeadm join … --cri-socket unix://{host.config.socket_path} (or kubeadm init)",
         )
         return
     settings, problem = _settings(host, flags.get("config", ""))
     if problem:
         yield Finding(
-            "kubelet", Level.WARNING, problem, "kubelet does not start with it", "mend the file"
+            "kubelet", Level.WARNING, problem, "kubelet does not start", "correct the file"
         )
     endpoint = flags.get(ENDPOINT) or str(
         settings.get("containerRuntimeEndpoint") or DEFAULT_ENDPOINT
@@ -51,8 +56,8 @@ def kubelet(host: Host) -> Iterator[Finding]:
 
 
 def _waits_for_kubeadm(host: Host, flags: dict[str, str]) -> bool:
-    """kubeadm writes the configuration and either kubeconfig; its package's unit names all of them
-    from the beginning."""
+    """Return True if kubelet waits for kubeadm, which writes the configuration and one of the
+    kubeconfigs. The unit of its package names all of them from the beginning."""
     written = [flags.get(name, "") for name in ("config", "bootstrap-kubeconfig", "kubeconfig")]
     return bool(flags.get("bootstrap-kubeconfig")) and not any(
         p and host.path(p).exists() for p in written
@@ -65,50 +70,54 @@ def _endpoint(
     ours = host.config.socket_path
     again = host.service("restart", "kubelet", "start kubelet again")
     if endpoint.removeprefix("unix://") == str(ours):
-        return fine("kubelet", f"{source} talks to us at {endpoint}")
+        return fine("kubelet", f"{source} uses this server at {endpoint}")
     if ENDPOINT not in flags and "containerRuntimeEndpoint" in settings:
-        mend = f"containerRuntimeEndpoint: unix://{ours} in {flags.get('config')}, then {again}"
+        remedy = f"containerRuntimeEndpoint: unix://{ours} in {flags.get('config')}, then {again}"
     else:
-        mend = f"--{ENDPOINT}=unix://{ours} for kubelet (pyrunc-cri install-node writes the drop-in), then {again}"
+        remedy = (
+            f"--{ENDPOINT}=unix://{ours} for kubelet (pyrunc-cri install-node writes a drop-in"
+            f" with it), then {again}"
+        )
     return Finding(
         "kubelet",
         Level.WRONG,
-        f"{source} talks to {endpoint}",
-        f"it starts no pod here: our socket is {ours}",
-        mend,
+        f"{source} uses the runtime at {endpoint}",
+        f"it starts no pods with this server, whose socket is {ours}",
+        remedy,
     )
 
 
-def _driver(host: Host, asked: str) -> Finding:
+def _driver(host: Host, driver: str) -> Finding:
     ours = cgroups.used(host)
-    if asked == ours:
-        return fine("kubelet-cgroup-driver", f"{ours}, on both sides")
+    if driver == ours:
+        return fine("kubelet-cgroup-driver", f"{ours} for kubelet and server")
     return Finding(
         "kubelet-cgroup-driver",
         Level.WARNING,
-        f"kubelet's cgroupDriver is {asked}, ours {ours}",
-        "kubelet from 1.28 on asks us and takes ours; an older one, or one without KubeletCgroupDriverFromCRI, starts no pod",
+        f"kubelet's cgroupDriver is {driver}, the server's is {ours}",
+        "kubelet 1.28 or later uses the server's driver; an older one, or one without"
+        " KubeletCgroupDriverFromCRI, starts no pod",
         f"cgroupDriver: {ours} in kubelet's configuration",
     )
 
 
 def _command(host: Host) -> tuple[list[str] | None, str]:
-    """Its words and where they are from."""
+    """Return kubelet's arguments, and their source."""
     for folder in sorted(host.path("/proc").glob("[0-9]*")):
         try:
             name = (folder / "comm").read_text().strip()
-            words = (
+            arguments = (
                 (folder / "cmdline").read_bytes().rstrip(b"\0").decode(errors="replace").split("\0")
             )
         except OSError:
             continue
-        if name in NAMES and words != [""]:
-            return words, f"{name} (pid {folder.name})"
+        if name in NAMES and arguments != [""]:
+            return arguments, f"{name} (pid {folder.name})"
     return _unit(host), "kubelet.service"
 
 
 def _unit(host: Host) -> list[str] | None:
-    """The command of the unit, with variables that its files set."""
+    """Return the arguments of the unit, with variables from its files expanded."""
     files = [host.path(f"{f}/kubelet.service") for f in UNIT_FOLDERS]
     texts = [path.read_text(errors="replace") for path in files if path.is_file()][:1]
     drop_ins = {
@@ -135,34 +144,39 @@ def _unit(host: Host) -> list[str] | None:
 
 def _assignments(text: str) -> dict[str, str]:
     try:
-        words = shlex.split(text, comments=True)
+        assignments = shlex.split(text, comments=True)
     except ValueError:
         return {}
-    return {key: value for word in words for key, found, value in [word.partition("=")] if found}
+    return {
+        key: value
+        for assignment in assignments
+        for key, equals, value in [assignment.partition("=")]
+        if equals
+    }
 
 
-def _flags(words: list[str]) -> dict[str, str]:
-    """`--flag=value` and `--flag value`; the last one holds, as for kubelet."""
-    found = {}
-    for word, after in zip(words, [*words[1:], ""], strict=True):
-        if word.startswith("-"):
-            key, given, value = word.lstrip("-").partition("=")
-            found[key] = value if given else after
-    return found
+def _flags(arguments: list[str]) -> dict[str, str]:
+    """Parse `--flag=value` and `--flag value`. The last one counts, as in kubelet."""
+    flags = {}
+    for argument, after in zip(arguments, [*arguments[1:], ""], strict=True):
+        if argument.startswith("-"):
+            key, equals, value = argument.lstrip("-").partition("=")
+            flags[key] = value if equals else after
+    return flags
 
 
 def _settings(host: Host, path: str) -> tuple[dict[str, Any], str]:
-    """The configuration file, and what is wrong with it."""
+    """Return kubelet's configuration file, and a problem with it."""
     if not path:
         return {}, ""
-    import yaml  # which a server on a machine without kubelet can do without
+    import yaml  # imported only where there is a kubelet
 
     try:
-        found = yaml.safe_load(host.path(path).read_text())
+        settings = yaml.safe_load(host.path(path).read_text())
     except FileNotFoundError:
-        return {}, f"kubelet's {path} is not there"
+        return {}, f"kubelet's file {path} is missing"
     except OSError as error:
-        return {}, f"kubelet's {path}: {error.strerror}"
+        return {}, f"kubelet's file {path}: {error.strerror}"
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        return {}, f"kubelet's {path} is not YAML: {' '.join(str(error).split())}"
-    return (found, "") if isinstance(found, dict) else ({}, f"kubelet's {path} is no object")
+        return {}, f"kubelet's file {path} is not YAML: {' '.join(str(error).split())}"
+    return (settings, "") if isinstance(settings, dict) else ({}, f"kubelet's {path} is no object")

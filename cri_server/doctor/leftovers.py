@@ -1,5 +1,5 @@
-"""What should not be there: shims and groups of pods that no record knows, mounts below our
-folders, damaged records; and whether a server answers at all."""
+"""Checks for leftovers: shims and cgroups without a record, mounts below the server's directories,
+damaged records. Also checks whether a server answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pyrunc.shim.messages import SHIM_RECORD
 ANSWER_S = 3.0
 SCOPE = re.compile(r"cri-pyrunc-([0-9a-f]{64})\.scope")
 PLAIN = re.compile(r"([0-9a-f]{64})")
-SHOWN = 3
+LISTED_MAX = 3
 
 
 def server(host: Host) -> Iterator[Finding]:
@@ -35,11 +35,11 @@ def server(host: Host) -> Iterator[Finding]:
     pods = (
         f"{shims} pods run on, but kubelet cannot stop, probe or list them"
         if shims
-        else "no pod can be run"
+        else "no pod can start"
     )
     start = f"pyrunc-cri serve --listen unix://{path}"
-    mend = host.service("start", "pyrunc-cri", f"{start} (no systemd runs here)")
-    yield Finding("server", Level.WARNING, f"no server at {path}: {problem}", pods, mend)
+    remedy = host.service("start", "pyrunc-cri", f"{start} (systemd does not run here)")
+    yield Finding("server", Level.WARNING, f"no server at {path}: {problem}", pods, remedy)
 
 
 def _unanswered(path: Path) -> str:
@@ -53,86 +53,101 @@ def _unanswered(path: Path) -> str:
 
 
 def pods(host: Host) -> Iterator[Finding]:
-    """Shims of this state directory whose sandbox has no record: a server ends them when it starts."""
-    known = set(records_in(_paths(host).sandbox_records))
-    stray = {name: pid for name, pid in _shims(host).items() if name not in known}
+    """Look for shims of this state directory whose sandbox has no record; a server ends them at its
+    start."""
+    recorded = set(records_in(_paths(host).sandbox_records))
+    stray = {name: pid for name, pid in _shims(host).items() if name not in recorded}
     if stray:
+        listed = [f"{name[:12]} (pid {pid})" for name, pid in stray.items()]
+        by_hand = "stop the server and run pyrunc-cri serve again"
+        restart = host.service("restart", "pyrunc-cri", by_hand)
         yield Finding(
             "leftover-shims",
             Level.WARNING,
-            f"{len(stray)} shims hold pods without a record: {_some(f'{n[:12]} (pid {p})' for n, p in stray.items())}",
-            "their processes and addresses serve no pod",
-            f"{host.service('restart', 'pyrunc-cri', 'end the server and run pyrunc-cri serve again')} (the server ends them when it starts; pods with a record run on)",
+            f"{len(stray)} shims have pods without a record: {_some(listed)}",
+            "their processes and addresses are of no use",
+            f"{restart} (the server ends them at its start; pods with a record run on)",
         )
     else:
         yield fine("leftover-shims", "none")
 
 
 def mounts(host: Host) -> Iterator[Finding]:
-    """Mounts below the server's folders. This version makes none there: another program or an
-    earlier version has made them."""
+    """Look for mounts below the server's directories. This version makes none there; they come from
+    other programs or earlier versions."""
     folders = [os.path.realpath(path) for path in (host.config.root, host.config.state)]
-    found = [
+    paths = [
         m.path for m in mount_points() if any(m.path.startswith(f"{folder}/") for folder in folders)
     ]
-    if found:
+    if paths:
         yield Finding(
             "leftover-mounts",
             Level.WARNING,
-            f"{len(found)} mounts below our folders: {_some(found)}",
-            "what is below them cannot be removed",
-            f"umount -l {found[-1]}",
+            f"{len(paths)} mounts below the server's directories: {_some(paths)}",
+            "the server cannot remove files below them",
+            f"umount -l {paths[-1]}",
         )
     else:
         yield fine("leftover-mounts", "none")
 
 
 def names(host: Host) -> Iterator[Finding]:
-    """Names of network namespaces that are called like sandboxes of ours, of which no record or
-    attachment knows."""
+    """Look for names of network namespaces in the form of sandbox ids, without a record or an
+    attachment."""
     paths, folder = _paths(host), host.path(host.config.network.netns_dir)
-    known = {
+    recorded = {
         *records_in(paths.sandbox_records),
         *entries(paths.sandbox_states),
         *records_in(paths.root / "network"),
     }
-    found = sorted(name for name in entries(folder) if PLAIN.fullmatch(name) and name not in known)
-    if not found:
+    stray = sorted(
+        name for name in entries(folder) if PLAIN.fullmatch(name) and name not in recorded
+    )
+    if not stray:
         yield fine("leftover-names", "none")
         return
-    place = f"{host.config.network.netns_dir}/{found[0]}"
+    place = f"{host.config.network.netns_dir}/{stray[0]}"
     yield Finding(
         "leftover-names",
         Level.NOTE,
-        f"{len(found)} names of network namespaces that no record knows: {_some(found)}",
-        "they are of another server's root, or of pods whose records were lost; each keeps a network namespace",
+        f"{len(stray)} names of network namespaces without a record: {_some(stray)}",
+        "they belong to a server with another root, or to pods whose records were lost; each keeps"
+        " a network namespace",
         f"umount -l {place}; rm {place}",
     )
 
 
 def groups(host: Host) -> Iterator[Finding]:
-    """Groups with a container's or pod's name that no record below the root knows."""
+    """Look for cgroups with the name of a container or pod that has no record."""
     top = cgroups.tree(host)
     if not top:
         return
     paths = _paths(host)
-    known = {*records_in(paths.sandbox_records), *records_in(paths.container_records)}
-    known |= {*entries(paths.sandbox_states), *entries(paths.container_states)}
+    recorded = {*records_in(paths.sandbox_records), *records_in(paths.container_records)}
+    recorded |= {*entries(paths.sandbox_states), *entries(paths.container_states)}
     parent = host.config.cgroup.default_parent.strip("/") or "pyrunc"
-    found = _stray(host.path(top), SCOPE, known) + _stray(host.path(top) / parent, PLAIN, known)
-    if not found:
+    stray = _stray(host.path(top), SCOPE, recorded) + _stray(
+        host.path(top) / parent, PLAIN, recorded
+    )
+    if not stray:
         yield fine("leftover-groups", "none")
         return
-    living = [group for group in found if "populated 1" in _events(group)]
-    chosen = (living or found)[0]
-    shown = _some(str(g) for g in living or found)
+    living = [group for group in stray if "populated 1" in _events(group)]
+    chosen = (living or stray)[0]
+    listed = _some(str(g) for g in living or stray)
     yield Finding(
         "leftover-groups",
         Level.WARNING if living else Level.NOTE,
-        f"{len(living)} groups with processes that no record knows: {shown}" if living else f"{len(found)} empty groups: {shown}",
-        "they are of another server's root, or of pods whose record was lost" if living else "each takes some KiB of the kernel's memory",
-        f"look at {chosen}/cgroup.procs; to end them: echo 1 > {chosen}/cgroup.kill" if living else f"rmdir {chosen}",
-    )  # fmt: skip
+        f"{len(living)} cgroups with processes and without a record: {listed}"
+        if living
+        else f"{len(stray)} empty cgroups: {listed}",
+        "they belong to a server with another root, or to pods whose records were lost"
+        if living
+        else "each takes some KiB of the kernel's memory",
+        f"look at {chosen}/cgroup.procs; to end them: echo 1 > {chosen}/cgroup.kill"
+        if living
+        else f"rmdir {chosen}",
+    )
 
 
 def records(host: Host) -> Iterator[Finding]:
@@ -143,17 +158,17 @@ def records(host: Host) -> Iterator[Finding]:
         yield Finding(
             "damaged-records",
             Level.NOTE,
-            f"{len(damaged)} records were put aside: {_some(map(str, damaged))}",
-            "a disk failed, or another program wrote to them; their pods were given up",
-            f"look at them, then rm {damaged[0]}",
+            f"{len(damaged)} damaged records: {_some(map(str, damaged))}",
+            "a disk failed, or another program wrote to them; their pods are lost",
+            f"examine them, then rm {damaged[0]}",
         )
     else:
         yield fine("damaged-records", "none")
 
 
 def _shims(host: Host) -> dict[str, int]:
-    """Living shims by the id of their sandbox."""
-    found = {}
+    """Return the pids of living shims by the id of their sandbox."""
+    pids = {}
     states = _paths(host).sandbox_states
     for name in entries(states):
         try:
@@ -161,20 +176,20 @@ def _shims(host: Host) -> dict[str, int]:
         except (OSError, Error):
             continue
         if process.alive():
-            found[name] = process.pid
-    return found
+            pids[name] = process.pid
+    return pids
 
 
-def _stray(top: Path, pattern: re.Pattern[str], known: set[str]) -> list[Path]:
-    found = []
+def _stray(top: Path, pattern: re.Pattern[str], recorded: set[str]) -> list[Path]:
+    paths = []
     for folder, names, _ in os.walk(top):
         for name in list(names):
             match = pattern.fullmatch(name)
             if match:
                 names.remove(name)
-                if match[1] not in known:
-                    found.append(Path(folder, name))
-    return sorted(found)
+                if match[1] not in recorded:
+                    paths.append(Path(folder, name))
+    return sorted(paths)
 
 
 def _events(group: Path) -> str:
@@ -190,5 +205,5 @@ def _paths(host: Host) -> Paths:
 
 def _some(names: Iterator[str] | list[str] | map[str]) -> str:
     listed = list(names)
-    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
-    return ", ".join(listed[:SHOWN]) + more
+    more = f" and {len(listed) - LISTED_MAX} more" if len(listed) > LISTED_MAX else ""
+    return ", ".join(listed[:LISTED_MAX]) + more

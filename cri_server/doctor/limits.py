@@ -1,4 +1,4 @@
-"""Security modules, limits of the machine, and swap."""
+"""Checks of security modules, of limits of the machine, and of swap."""
 
 from __future__ import annotations
 
@@ -10,62 +10,82 @@ from cri_server.doctor.model import Finding, Host, Level, fine
 from cri_server.security.selinux import policy
 
 DESCRIPTORS = 65_536
-# sysctl -> the least that a node with 110 pods wants, what happens below it
+# sysctl -> the minimum for a node with 110 pods, the effect of a lower value
 SYSCTLS = {
-    "fs.inotify.max_user_instances": (512, 'programs in pods that watch files fail with "too many open files", kubelet\'s log reader among them'),
-    "fs.inotify.max_user_watches": (65_536, 'programs in pods that watch files fail with "no space left on device"'),
-    "fs.file-max": (500_000, "opening files fails on the whole machine"),
-    "kernel.pid_max": (32_768, "forks fail on the whole machine"),
-    "kernel.keys.root_maxkeys": (10_000, "containers cannot start when the session keyrings of root's are used up"),
-}  # fmt: skip
+    "fs.inotify.max_user_instances": (
+        512,
+        'programs that watch files, such as kubelet, fail with "too many open files"',
+    ),
+    "fs.inotify.max_user_watches": (
+        65_536,
+        'programs that watch files fail with "no space left on device"',
+    ),
+    "fs.file-max": (500_000, "no program of the machine can open files"),
+    "kernel.pid_max": (32_768, "no program of the machine can fork"),
+    "kernel.keys.root_maxkeys": (
+        10_000,
+        "containers cannot start when root has no keys left for their session keyrings",
+    ),
+}
 
 
 def privilege(host: Host) -> Iterator[Finding]:
     if os.geteuid():
         yield Finding(
-            "root", Level.NOTE, f"looked at by user {os.geteuid()}", "what only root sees was not looked at", "sudo pyrunc-cri doctor",
-        )  # fmt: skip
+            "root",
+            Level.NOTE,
+            f"doctor runs as user {os.geteuid()}",
+            "checks that need root were skipped",
+            "sudo pyrunc-cri doctor",
+        )
 
 
 def apparmor(host: Host) -> Iterator[Finding]:
     if host.text("/sys/module/apparmor/parameters/enabled") != "Y":
         yield Finding(
-            "apparmor", Level.NOTE, "the kernel does not use AppArmor", "containers that ask for a profile of their own are refused",
-        )  # fmt: skip
+            "apparmor",
+            Level.NOTE,
+            "the kernel does not use AppArmor",
+            "containers with an AppArmor profile of their own are refused",
+        )
     elif host.program("apparmor_parser"):
         yield fine("apparmor", "on, with its parser")
     else:
         yield Finding(
             "apparmor",
             Level.WARNING,
-            "AppArmor is on, but there is no apparmor_parser",
-            "the default profile cannot be loaded: containers that want it run unconfined or are refused",
+            "AppArmor is on, but apparmor_parser is missing",
+            "the default profile cannot be loaded: containers run unconfined or are refused",
             "apt install apparmor",
         )
 
 
 def selinux(host: Host) -> Iterator[Finding]:
     kernel = host.path(policy.KERNEL)
-    found = policy.probe(host.top)
-    if found is None:
+    labels = policy.probe(host.top)
+    if labels is None:
         yield fine("selinux", "off")
         return
     mode = "enforcing" if host.text(f"{policy.KERNEL}/enforce") == "1" else "permissive"
-    unknown = [str(c) for c in (found.process, found.file) if not policy.is_known(c, kernel)]
+    unknown = [str(c) for c in (labels.process, labels.file) if not policy.is_known(c, kernel)]
     if not host.config.selinux.enabled:
         yield Finding(
-            "selinux", Level.NOTE, f"{mode}, and [selinux] enabled = false", "pods get no labels, whatever they ask for"
-        )  # fmt: skip
+            "selinux",
+            Level.NOTE,
+            f"{mode}, and [selinux] enabled = false",
+            "pods get no labels, also if they request them",
+        )
     elif unknown:
         yield Finding(
             "selinux",
             Level.WARNING,
-            f"{mode}; the policy does not know {' and '.join(unknown)}",
+            f"{mode}; the policy lacks {' and '.join(unknown)}",
             "containers cannot start: the kernel refuses their labels",
-            "a policy for containers (package container-selinux), or [selinux] enabled = false",
+            "install a policy for containers (package container-selinux), or set [selinux] enabled"
+            " = false",
         )
     else:
-        yield fine("selinux", f"{mode}, containers are {found.process}")
+        yield fine("selinux", f"{mode}, containers are {labels.process}")
 
 
 def descriptors(host: Host) -> Iterator[Finding]:
@@ -74,9 +94,9 @@ def descriptors(host: Host) -> Iterator[Finding]:
         yield Finding(
             "descriptors",
             Level.WARNING,
-            f"this process may have {hard} descriptors",
-            "a server that is started like this fails with some hundred pods",
-            "LimitNOFILE=1048576 in the unit, or ulimit -Hn 1048576 before",
+            f"the limit of descriptors is {hard}",
+            "a server with this limit fails with some hundred pods",
+            "LimitNOFILE=1048576 in the unit, or ulimit -Hn 1048576 before the start",
         )
     else:
         yield fine("descriptors", str(hard) if hard != resource.RLIM_INFINITY else "unlimited")
@@ -84,11 +104,12 @@ def descriptors(host: Host) -> Iterator[Finding]:
 
 def sysctls(host: Host) -> Iterator[Finding]:
     low = []
-    for name, (least, follows) in SYSCTLS.items():
+    for name, (least, effect) in SYSCTLS.items():
         value = host.number("/proc/sys/" + name.replace(".", "/"))
         if value is not None and value < least:
-            low.append(Finding("sysctls", Level.WARNING, f"{name} is {value}", follows, f"sysctl -w {name}={least}"))  # fmt: skip
-    yield from low or [fine("sysctls", f"{len(SYSCTLS)} of them are high enough")]
+            remedy = f"sysctl -w {name}={least}"
+            low.append(Finding("sysctls", Level.WARNING, f"{name} is {value}", effect, remedy))
+    yield from low or [fine("sysctls", f"{len(SYSCTLS)} limits are high enough")]
 
 
 def swap(host: Host) -> Iterator[Finding]:
@@ -100,14 +121,14 @@ def swap(host: Host) -> Iterator[Finding]:
             Level.NOTE,
             f"swap is on: {names}",
             "kubelet does not start unless its failSwapOn is false",
-            "swapoff -a, and take it out of /etc/fstab",
+            "swapoff -a, and remove it from /etc/fstab",
         )
     else:
         yield fine("swap", "off")
 
 
 def runtimes(host: Host) -> Iterator[Finding]:
-    """The programs of runtime handlers."""
+    """Check the programs of runtime handlers."""
     missing = {
         name: runtime.binary
         for name, runtime in host.config.runtimes.items()
@@ -119,7 +140,7 @@ def runtimes(host: Host) -> Iterator[Finding]:
             Level.WARNING,
             f"[runtimes.{name}] binary {binary} is not an executable file",
             f"containers of RuntimeClasses with the handler {name} cannot be started",
-            f"install it, or change [runtimes.{name}]",
+            f"install the program, or correct [runtimes.{name}] binary",
         )
     if host.config.runtimes and not missing:
         yield fine("runtimes", ", ".join(sorted(host.config.runtimes)))

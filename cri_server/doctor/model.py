@@ -1,10 +1,10 @@
-"""Findings, and the host that they are about."""
+"""A finding, and the host that a check examines."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from cri_server.config import Config
 
 
 class Level(IntEnum):
-    """How bad it is. `NOTE`: good to know; `WARNING`: some pods fail or are slow; `WRONG`: this is
-    no node yet."""
+    """The severity. `NOTE`: information; `WARNING`: some pods fail or are slow; `WRONG`: the
+    machine cannot be a node."""
 
     FINE = 0
     NOTE = 1
@@ -23,28 +23,36 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. `code` is its stable name, which `explain` knows; `found` what
-    is there; `follows` what that means for pods; `mend` a command or what to write where."""
+    """The result of a check. `code` is its stable name, which `explain` describes; `observation`
+    the state of the machine; `effect` what it means for pods; `remedy` a command, or a setting and
+    its file."""
 
     code: str
     level: Level
-    found: str
-    follows: str = ""
-    mend: str = ""
+    observation: str
+    effect: str = ""
+    remedy: str = ""
 
     def to_json(self) -> dict[str, str]:
-        return {**asdict(self), "level": self.level.name.lower()}
+        """Return the object of `doctor --json`, whose keys scripts rely on."""
+        return {
+            "code": self.code,
+            "level": self.level.name.lower(),
+            "found": self.observation,
+            "follows": self.effect,
+            "mend": self.remedy,
+        }
 
 
-def fine(code: str, found: str) -> Finding:
-    """Nothing is wrong there."""
-    return Finding(code, Level.FINE, found)
+def fine(code: str, observation: str) -> Finding:
+    """Return a finding without a problem."""
+    return Finding(code, Level.FINE, observation)
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A machine and the server's configuration on it. `top` is where its file system begins, `/`
-    unless a test says otherwise; paths are given as the machine has them."""
+    """A machine and its server's configuration. `top` is the root of its file system, `/` except in
+    tests; paths are those of the machine."""
 
     config: Config
     top: Path = Path("/")
@@ -52,31 +60,33 @@ class Host:
 
     @property
     def has_systemd(self) -> bool:
-        """Whether systemd runs this machine (sd_booted(3))."""
+        """True if systemd runs on this machine (sd_booted(3))."""
         return self.path("/run/systemd/system").is_dir()
 
     def service(self, verb: str, unit: str, otherwise: str) -> str:
-        """The command that starts or restarts a unit, or, where no systemd runs, what does it."""
+        """Return the command that starts or restarts a unit; `otherwise` without systemd."""
         return f"systemctl {verb} {unit}" if self.has_systemd else otherwise
 
     def path(self, path: str | Path) -> Path:
-        """Where we find `path`."""
+        """Return the path below `top`."""
         return self.top / str(path).lstrip("/")
 
     def text(self, path: str | Path) -> str:
-        """The content without surrounding blanks; empty for what cannot be read."""
+        """Return the content of a file without surrounding spaces; an empty string if it cannot be
+        read."""
         try:
             return self.path(path).read_text(errors="replace").strip()
         except OSError:
             return ""
 
     def number(self, path: str | Path) -> int | None:
-        """The number in a file of one number."""
+        """Return the number in a file that has only a number."""
         text = self.text(path)
         return int(text) if text.lstrip("-").isdecimal() else None
 
     def program(self, name: str) -> str:
-        """The path of an executable, as a shell finds it; empty when there is none."""
+        """Return the path of an executable, looked up as a shell does; an empty string if there is
+        none."""
         search = self.environment.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"
         for folder in filter(None, search.split(":")):
             if os.access(self.path(f"{folder}/{name}"), os.X_OK):

@@ -1,5 +1,5 @@
-"""The pods' network: CNI's configuration and plugins, forwarding, addresses, and firewalls of
-others."""
+"""Checks of the pods' network: CNI configuration and plugins, forwarding, addresses, and firewalls
+of other programs."""
 
 from __future__ import annotations
 
@@ -21,83 +21,89 @@ NFT_S = 10.0
 
 
 def network(host: Host) -> ConfiguredNetwork:
-    """What pods are attached to, with the machine's paths."""
-    given, default = host.config.network, None
-    if given.builtin:
+    """Return the network of pods, with paths of the machine."""
+    settings, default = host.config.network, None
+    if settings.builtin:
         folder = str(host.path(host.config.root / "network" / "leases"))
         try:
             default = builtin_network(
-                folder, bridge=given.builtin_bridge, subnets=tuple(given.builtin)
+                folder, bridge=settings.builtin_bridge, subnets=tuple(settings.builtin)
             )
         except Error as error:
             return ConfiguredNetwork(None, "", error.message)
-    found = Configuration(str(host.path(given.conf_dir)), default).current()
+    decision = Configuration(str(host.path(settings.conf_dir)), default).current()
 
-    def said(text: str) -> str:
-        return text.replace(str(host.path(given.conf_dir)), given.conf_dir)
+    def on_machine(text: str) -> str:
+        return text.replace(str(host.path(settings.conf_dir)), settings.conf_dir)
 
     return ConfiguredNetwork(
-        found.network, said(found.source), said(found.problem), tuple(map(said, found.passed_over))
+        decision.network,
+        on_machine(decision.source),
+        on_machine(decision.problem),
+        tuple(map(on_machine, decision.passed_over)),
     )
 
 
 def configuration(host: Host) -> Iterator[Finding]:
     decided = network(host)
-    found, folder = decided.network, host.config.network.conf_dir
-    if found is None:
-        mend = (
-            f"mend {decided.source}, or remove it: the first file by name decides, whatever comes after it"
+    pods_network = decided.network
+    folder = host.config.network.conf_dir
+    if pods_network is None:
+        remedy = (
+            f"correct {decided.source}, or remove it: only the first file by name is used"
             if decided.source
-            else f"install the cluster's network add-on (flannel, Calico, Cilium write to {folder}), or without one "
-            'set [network] builtin = ["10.85.0.0/16"]'
+            else f"install the cluster's network add-on, such as flannel, which writes to {folder},"
+            ' or without one set [network] builtin = ["10.85.0.0/16"]'
         )
         yield Finding(
             "cni-config",
             Level.WRONG,
             decided.problem,
-            "the node is NetworkReady=false: only pods on the host's network start",
-            mend,
+            "the node is NetworkReady=false: only pods with host networking start",
+            remedy,
         )
         return
-    kinds = [str(plugin["type"]) for plugin in found.plugins]
-    text = f"{found.name} of {decided.source}: {', '.join(kinds)}"
+    kinds = [str(plugin["type"]) for plugin in pods_network.plugins]
+    text = f"{pods_network.name} of {decided.source}: {', '.join(kinds)}"
     if decided.passed_over:
         yield Finding(
             "cni-config",
             Level.WARNING,
             "; ".join((text, *decided.passed_over)),
-            f"pods get the network of {decided.source}, which may not be the one that was meant",
-            f"write a network configuration into it, or remove it from {folder}",
+            f"pods get the network of {decided.source}, because the other file has none",
+            f"write a network configuration into the other file, or remove it from {folder}",
         )
     else:
         yield fine("cni-config", text)
-    yield _plugins(host, found, kinds)
-    yield from _addresses(host, found)
+    yield _plugins(host, pods_network, kinds)
+    yield from _addresses(host, pods_network)
 
 
-def _plugins(host: Host, found: NetworkList, kinds: list[str]) -> Finding:
-    ipams = [str(p["ipam"].get("type")) for p in found.plugins if isinstance(p.get("ipam"), dict)]
+def _plugins(host: Host, network: NetworkList, kinds: list[str]) -> Finding:
+    ipams = [str(p["ipam"].get("type")) for p in network.plugins if isinstance(p.get("ipam"), dict)]
     folders = [folder for folder in host.config.network.bin_dir.split(":") if folder]
-    missing = [kind for kind in dict.fromkeys([*kinds, *filter(None, ipams)]) if not _is_there(host, kind, folders)]  # fmt: skip
+    needed = dict.fromkeys([*kinds, *filter(None, ipams)])
+    missing = [kind for kind in needed if not _is_installed(host, kind, folders)]
     if not missing:
-        return fine("cni-plugins", "all are there")
+        return fine("cni-plugins", "all plugins are installed")
     return Finding(
         "cni-plugins",
         Level.WRONG,
         f"no plugin {', '.join(missing)} in {', '.join(folders)}",
         "no pod gets a network",
-        f"install what {found.name} comes from again, or put the executables into {folders[0] if folders else 'network.bin_dir'}",
+        f"reinstall the add-on that wrote {network.name}, or put the executables into"
+        f" {folders[0] if folders else 'network.bin_dir'}",
     )
 
 
-def _is_there(host: Host, kind: str, folders: list[str]) -> bool:
+def _is_installed(host: Host, kind: str, folders: list[str]) -> bool:
     return kind in MODULES or any(
         os.access(host.path(f"{folder}/{kind}"), os.X_OK) for folder in folders
     )
 
 
-def _addresses(host: Host, found: NetworkList) -> Iterator[Finding]:
-    for each in usage(found) if host.top == Path("/") else ():
+def _addresses(host: Host, network: NetworkList) -> Iterator[Finding]:
+    for each in usage(network) if host.top == Path("/") else ():
         text = (
             f"{each.taken} of {each.size} IPv{each.version} addresses of {each.network} are taken"
         )
@@ -108,14 +114,15 @@ def _addresses(host: Host, found: NetworkList) -> Iterator[Finding]:
                 "addresses",
                 Level.WARNING,
                 text,
-                "pods fail to start when there is none",
-                "give the network more ranges, or lower kubelet's maxPods; addresses of pods that are gone go back by themselves in 10 s",
+                "pods cannot start when all are taken",
+                "add ranges to the network, or lower kubelet's maxPods; addresses of removed pods"
+                " are released within 10 s",
             )
 
 
 def names(host: Host) -> Iterator[Finding]:
-    """Whether add-ons' pods, which mount the folder of names, see the network namespaces of pods
-    that start later."""
+    """Check whether pods of add-ons that mount `netns_dir` can see the network namespaces of later
+    pods."""
     if host.top != Path("/"):
         return
     folder = host.config.network.netns_dir
@@ -128,7 +135,8 @@ def names(host: Host) -> Iterator[Finding]:
         "netns-dir",
         Level.NOTE,
         f"{folder} is not on a shared mount",
-        "add-ons whose pods mount it (Cilium, Istio, multus, Antrea) do not start, or do not see new pods; systemd shares all mounts",
+        "add-ons whose pods mount it (Cilium, Istio, multus, Antrea) do not start, or do not see"
+        " new pods; systemd shares all mounts",
         "mount --make-rshared /",
     )
 
@@ -137,43 +145,45 @@ def forwarding(host: Host) -> Iterator[Finding]:
     if host.number("/proc/sys/net/ipv4/ip_forward") == 1:
         yield fine("ip-forward", "on")
         return
-    found = network(host).network
-    ours = found is not None and any(plugin["type"] == "bridge" for plugin in found.plugins)
+    decided = network(host).network
+    ours = decided is not None and any(plugin["type"] == "bridge" for plugin in decided.plugins)
     yield Finding(
         "ip-forward",
         Level.NOTE if ours else Level.WARNING,
         "net.ipv4.ip_forward is 0",
-        "the plugin bridge turns it on with the first pod; kubeadm wants it before"
+        "the plugin bridge turns it on with the first pod, but kubeadm requires it before"
         if ours
-        else "pods reach nothing outside the node, unless their plugin turns it on; kubeadm refuses the node",
-        "sysctl -w net.ipv4.ip_forward=1 && echo net.ipv4.ip_forward=1 > /etc/sysctl.d/90-forward.conf",
+        else "pods cannot reach addresses outside the node, unless their plugin turns it on, and"
+        " kubeadm refuses the node",
+        "sysctl -w net.ipv4.ip_forward=1 &&"
+        " echo net.ipv4.ip_forward=1 > /etc/sysctl.d/90-forward.conf",
     )
 
 
 def firewall(host: Host) -> Iterator[Finding]:
-    """Asks nft for chains that drop what is forwarded; needs root."""
-    import subprocess  # which a server that starts can do without
+    """List chains that drop forwarded packets with nft. Needs root."""
+    import subprocess  # not for a starting server, which skips this check
 
     program = host.program("nft")
     if not program or os.geteuid():
         return
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [program, "-j", "list", "chains"], capture_output=True, timeout=NFT_S, check=False
         )
-        listed = json.loads(done.stdout or "{}").get("nftables", [])
+        listed = json.loads(result.stdout or "{}").get("nftables", [])
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         yield Finding(
-            "firewall", Level.WARNING, f"{program}: {error}", "host ports and masquerade need it"
+            "firewall", Level.WARNING, f"{program}: {error}", "masquerading and host ports need it"
         )
         return
-    if done.returncode:
-        text = done.stderr.decode(errors="replace").strip().splitlines()
+    if result.returncode:
+        text = result.stderr.decode(errors="replace").strip().splitlines()
         yield Finding(
             "firewall",
             Level.WRONG,
-            f"nft fails: {text[0] if text else f'exit code {done.returncode}'}",
-            "masquerade and host ports cannot be set up",
+            f"nft fails: {text[0] if text else f'exit code {result.returncode}'}",
+            "masquerading and host ports cannot be set up",
             "modprobe nf_tables, or boot a kernel with CONFIG_NF_TABLES and CONFIG_NF_TABLES_INET",
         )
         return
@@ -184,9 +194,11 @@ def firewall(host: Host) -> Iterator[Finding]:
         yield Finding(
             "firewall",
             Level.WARNING,
-            f"what is forwarded is dropped unless a rule accepts it: {names}",
-            "pods may reach neither each other nor the world (Docker and firewalld do this)",
-            "accept the pods' bridge there, for Docker: iptables -I DOCKER-USER -i pods0 -j ACCEPT; iptables -I DOCKER-USER -o pods0 -j ACCEPT",
+            f"the default policy of these chains drops forwarded packets: {names}",
+            "packets of pods may be dropped (Docker and firewalld set such policies)",
+            "add rules for the pods' bridge there, for Docker:"
+            " iptables -I DOCKER-USER -i pods0 -j ACCEPT;"
+            " iptables -I DOCKER-USER -o pods0 -j ACCEPT",
         )
     else:
-        yield fine("firewall", "nft works, and nothing drops what is forwarded")
+        yield fine("firewall", "nft works, and no chain drops forwarded packets by default")

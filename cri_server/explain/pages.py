@@ -66,7 +66,7 @@ def name_of(error: BaseException) -> str:
 def markdown() -> Iterator[str]:
     """Yield the lines of docs/errors.md."""
     yield from ("# Errors and what to do about them", "")
-    yield "`pyrunc-cri explain NAME` shows one of these pages. It also takes the whole text of an error."
+    yield "`pyrunc-cri explain` shows these pages, by name or by the text of an error."
     yield ""
     yield from ("<!-- Written from cri_server/explain/pages.toml. -->", "")
     for chapter, (title, text) in CHAPTERS.items():

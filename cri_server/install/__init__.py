@@ -1,2 +1,2 @@
-"""What makes a machine a node: files, their texts from the tables that the programs are made of,
-and who puts them there."""
+"""Installation of a node: the files, generated from the tables of the programs, and the actions
+that write them."""

@@ -1,5 +1,5 @@
-"""What is done to a machine, one action at a time: each knows whether it is needed, can be shown,
-and can be carried out."""
+"""Actions on a machine's files and services. Each can tell whether it is needed, describe itself,
+and be carried out."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from pyrunc.kernel.mountinfo import mount_points
 
 
 def beneath(root: Path, path: str) -> Path:
-    """The absolute `path` of the machine at `root`."""
+    """Return the path of a file on the machine at `root`."""
     return root / path.lstrip("/")
 
 
 def read(file: Path) -> bytes:
-    """The content of a regular file, which a link may lead to. Raises OSError, Error for anything
-    else: a pipe or a device in its place would never end."""
+    """Read a regular file, through links. Raises OSError, and Error for anything else, because
+    reading a pipe or a device could block forever."""
     place = os.open(file, os.O_PATH | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(place).st_mode):
-            raise Error(f"{file} is no regular file")
+            raise Error(f"{file} is not a regular file")
         with open(f"/proc/self/fd/{place}", "rb") as opened:
             return opened.read()
     finally:
@@ -84,15 +84,15 @@ class Link:
 
     def do(self, root: Path) -> None:
         link = beneath(root, self.path)
-        made = link.with_name(f".{link.name}.{os.getpid()}")
-        made.symlink_to(self.target)
-        made.rename(link)
+        temporary = link.with_name(f".{link.name}.{os.getpid()}")
+        temporary.symlink_to(self.target)
+        temporary.rename(link)
 
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """A file or a link; a folder only when it is empty, or with all that is in it when `whole`. A
-    mount point stays, and with it what the file system itself has there."""
+    """Removes a file or a link; a folder only if it is empty, or with its contents if `whole`. A
+    mount point and the file system's own files on it stay."""
 
     path: str
     whole: bool = False
@@ -101,31 +101,31 @@ class Remove:
         return f"remove {self.path}{'/ and all in it' if self.whole else ''}"
 
     def is_done(self, root: Path) -> bool:
-        found = beneath(root, self.path)
-        if found.is_symlink() or not found.is_dir():
-            return not os.path.lexists(found)
-        if is_mounted(found):
-            return not self.whole or not _content(found)
-        return not self.whole and any(found.iterdir())
+        target = beneath(root, self.path)
+        if target.is_symlink() or not target.is_dir():
+            return not os.path.lexists(target)
+        if is_mounted(target):
+            return not self.whole or not _content(target)
+        return not self.whole and any(target.iterdir())
 
     def do(self, root: Path) -> None:
-        found = beneath(root, self.path)
-        if found.is_symlink() or not found.is_dir():
-            found.unlink()
+        target = beneath(root, self.path)
+        if target.is_symlink() or not target.is_dir():
+            target.unlink()
         elif not self.whole:
-            found.rmdir()
-        elif is_mounted(found):
-            for entry in _content(found):
+            target.rmdir()
+        elif is_mounted(target):
+            for entry in _content(target):
                 shutil.rmtree(
                     entry
                 ) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
         else:
-            shutil.rmtree(found)
+            shutil.rmtree(target)
 
 
 @dataclass(frozen=True, slots=True)
 class EndKeeper:
-    """The keeper of a state directory, which outlives its server as long as it has something."""
+    """Ends the keeper of a state directory, which outlives the server while it stores anything."""
 
     path: str
 
@@ -147,7 +147,7 @@ class EndKeeper:
 
 
 def is_mounted(folder: Path) -> bool:
-    """Whether something is mounted on the folder."""
+    """Return True if the folder is a mount point."""
     return os.path.realpath(folder) in {mount.path for mount in mount_points()}
 
 
@@ -157,28 +157,27 @@ def _content(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A command of the machine. `may_fail`: where its service need not exist."""
+    """Runs a command of the machine. `may_fail`: for services that may not exist."""
 
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     may_fail: bool = False
 
     def __str__(self) -> str:
-        return f"run {' '.join(self.words)}"
+        return f"run {' '.join(self.arguments)}"
 
     def is_done(self, root: Path) -> bool:
         return False
 
     def do(self, root: Path) -> None:
-        done = subprocess.run(self.words, capture_output=True, text=True, check=False)
-        if done.returncode and not self.may_fail:
-            raise Error(
-                f"{' '.join(self.words)}: exit code {done.returncode}: {done.stderr.strip()}"
-            )
+        result = subprocess.run(self.arguments, capture_output=True, text=True, check=False)
+        if result.returncode and not self.may_fail:
+            command = " ".join(self.arguments)
+            raise Error(f"{command}: exit code {result.returncode}: {result.stderr.strip()}")
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Nothing is done, and it is said why."""
+    """Does nothing, for a reason."""
 
     path: str
     why: str

@@ -1,7 +1,8 @@
-"""`/etc/pyrunc/config.toml` as it is installed, made from `cri_server.config`: every key with its
-explanation and default.
+"""The text of the installed `/etc/pyrunc/config.toml`, generated from `cri_server.config`: every
+key with its explanation and default.
 
-All keys are comments, so that a later version's defaults hold for what nobody has changed.
+All keys are comments, so that the defaults of a later version apply to keys that the administrator
+has not changed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ HEAD = """\
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """`values`: what may be there, in words; `default`: as TOML."""
+    """A key. `values` describes the permitted values, `default` is in TOML."""
 
     name: str
     about: str
@@ -38,8 +39,8 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table of the file. `repeated`: there are any number of them, NAME is the caller's to
-    choose."""
+    """A table of the file. `repeated`: the administrator can add any number of these tables and
+    chooses NAME."""
 
     name: str
     about: str
@@ -48,7 +49,7 @@ class Section:
 
 
 def sections() -> Iterator[Section]:
-    """All tables with all keys, in the order of the code."""
+    """Yield all tables with all keys, in the order of the code."""
     for field in _fields(Config):
         repeated = isinstance(field.type, msgspec.inspect.DictType)
         table = (
@@ -63,7 +64,7 @@ def sections() -> Iterator[Section]:
 
 
 def text() -> str:
-    """The whole file."""
+    """Return the whole file."""
     parts = [HEAD]
     for section in sections():
         parts.append(f"\n# {section.about}\n{'#' * section.repeated}[{section.name}]\n")
@@ -76,14 +77,14 @@ def text() -> str:
     return "".join(parts)
 
 
-def _comment(words: str) -> str:
-    return "".join(f"# {line}\n" for line in textwrap.wrap(words, WIDTH, break_on_hyphens=False))
+def _comment(text: str) -> str:
+    return "".join(f"# {line}\n" for line in textwrap.wrap(text, WIDTH, break_on_hyphens=False))
 
 
 def _fields(table: type[msgspec.Struct]) -> tuple[msgspec.inspect.Field, ...]:
-    found = msgspec.inspect.type_info(table)
-    assert isinstance(found, msgspec.inspect.StructType)
-    return found.fields
+    info = msgspec.inspect.type_info(table)
+    assert isinstance(info, msgspec.inspect.StructType)
+    return info.fields
 
 
 def _key(field: msgspec.inspect.Field) -> Key:
@@ -94,7 +95,7 @@ def _key(field: msgspec.inspect.Field) -> Key:
             about += " Needs a restart."
         kind = kind.type
     value = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
-    if value is None:  # of a handler: what [containers] has
+    if value is None:  # a handler has the default of [containers]
         value = getattr(Config().containers, field.name)
     return Key(field.name, about, _values(kind), _toml(value))
 
@@ -113,12 +114,13 @@ def _values(kind: msgspec.inspect.Type) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Strings, numbers, booleans and lists of them are the same in JSON."""
+    """Format a value. Strings, numbers, booleans and lists of them are the same in TOML and
+    JSON."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def markdown() -> str:
-    """The tables of docs/configure.md."""
+    """Return the tables of docs/configure.md."""
     parts = []
     for section in sections():
         parts.append(

@@ -1,4 +1,4 @@
-"""What belongs on a node beside the programs: paths and texts, as data."""
+"""The files of a node besides the programs: paths and texts, as data."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ EXAMPLE = "10-pyrunc.conflist"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where things go: what a package installs below /usr, and what an administrator does below
-    /usr/local and /etc.
+    """The folders of an installation: /usr for a package, /usr/local and /etc without one.
 
-    `program` is the `pyrunc-cri` that the unit executes; `settings` is the folder of
+    `program` is the `pyrunc-cri` that the unit executes; `settings` is the parent of
     systemd/system, tmpfiles.d and so on.
     """
 
@@ -31,8 +30,8 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """`keep`: the administrator's once it is there; it is not written again, and removed only as it
-    was installed."""
+    """A file to install. `keep`: an existing one belongs to the administrator; it is not
+    overwritten, and removed only if it is unchanged."""
 
     path: str
     text: str
@@ -41,18 +40,17 @@ class File:
 
 
 def packaged(program: str) -> Layout:
-    """The layout of a distribution's package."""
+    """Return the layout of a distribution's package."""
     return Layout(program, "/usr", "/usr/lib")
 
 
 def local(program: str) -> Layout:
-    """The layout of an installation without a package."""
+    """Return the layout of an installation without a package."""
     return Layout(program, "/usr/local", "/etc")
 
 
 def files(layout: Layout, programs: Mapping[str, click.Group]) -> Iterator[File]:
-    """All of them. `programs`: the command line of each program, for its manual page and its
-    completions."""
+    """Yield all files. `programs` are the command lines for manual pages and completions."""
     settings, share = layout.settings, f"{layout.prefix}/share"
     yield File(f"{settings}/systemd/system/{UNIT}", data(UNIT).replace("@PROGRAM@", layout.program))
     yield File(f"{settings}/tmpfiles.d/pyrunc.conf", data("tmpfiles.conf"))
@@ -68,5 +66,5 @@ def files(layout: Layout, programs: Mapping[str, click.Group]) -> Iterator[File]
 
 
 def data(name: str) -> str:
-    """A file of the folder `data`."""
+    """Return a file of the folder `data`."""
     return (resources.files("cri_server.install") / "data" / name).read_text(encoding="utf-8")

@@ -1,8 +1,8 @@
-"""A drop-in for a kubelet that systemd runs: the same command line with our socket at its end,
-started after our server.
+"""A drop-in for a kubelet that systemd runs. It appends the server's socket to kubelet's command
+line and orders kubelet after the server.
 
-Of a flag that is given twice kubelet takes the last, so it does not matter which endpoint kubeadm's
-flags or variables name.
+kubelet uses the last one of repeated flags, so the drop-in overrides endpoints in kubeadm's flags
+and variables.
 """
 
 from __future__ import annotations
@@ -13,27 +13,33 @@ from pathlib import Path
 UNIT = "kubelet.service"
 DROP_IN = f"/etc/systemd/system/{UNIT}.d/90-pyrunc.conf"
 ENDPOINT = "unix:///run/pyrunc/cri.sock"
-# systemd.unit(5): earlier folders win.
-FOLDERS = ("etc/systemd/system", "run/systemd/system", "usr/local/lib/systemd/system", "usr/lib/systemd/system", "lib/systemd/system")  # fmt: skip
+# earlier folders take precedence: systemd.unit(5)
+FOLDERS = (
+    "etc/systemd/system",
+    "run/systemd/system",
+    "usr/local/lib/systemd/system",
+    "usr/lib/systemd/system",
+    "lib/systemd/system",
+)
 
 
 def drop_in(root: Path) -> str | None:
-    """Its text for the machine at `root`; None when no unit there starts a kubelet. Raises OSError,
-    UnicodeDecodeError."""
+    """Return the drop-in's text for the machine at `root`; None if no unit starts a kubelet. Raises
+    OSError, UnicodeDecodeError."""
     command = ""
     for file in _unit_files(root):
         command = _last_start(file.read_text(encoding="utf-8"), command)
     if not command:
         return None
     return (
-        "# Written by `pyrunc-cri install-node`, which `pyrunc-cri install-node --uninstall` takes back.\n"
+        "# Written by `pyrunc-cri install-node`, and removed by its option --uninstall.\n"
         "[Unit]\nAfter=pyrunc-cri.service\nWants=pyrunc-cri.service\n\n"
         f"[Service]\nExecStart=\nExecStart={command} --container-runtime-endpoint={ENDPOINT}\n"
     )
 
 
 def _unit_files(root: Path) -> Iterator[Path]:
-    """The unit and its drop-ins but ours, in the order in which systemd reads them."""
+    """Yield the unit and its drop-ins except ours, in the order in which systemd reads them."""
     units = [root / folder / UNIT for folder in FOLDERS]
     yield from [unit for unit in units if unit.is_file()][:1]
     drop_ins: dict[str, Path] = {}
@@ -45,14 +51,14 @@ def _unit_files(root: Path) -> Iterator[Path]:
 
 
 def _last_start(text: str, command: str) -> str:
-    """The ExecStart= that holds after a file; an empty one takes back those before it."""
+    """Return the command of ExecStart= after a file; an empty ExecStart= removes earlier ones."""
     section = ""
     for line in text.replace("\\\n", " ").splitlines():
         line = line.strip()
         if line.startswith("["):
             section = line
         elif section == "[Service]":
-            key, found, value = line.partition("=")
-            if found and key.rstrip() == "ExecStart":
+            key, equals, value = line.partition("=")
+            if equals and key.rstrip() == "ExecStart":
                 command = " ".join(value.split())
     return command

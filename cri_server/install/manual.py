@@ -1,5 +1,4 @@
-"""Manual pages (man(7)) from the click commands and the configuration's keys, so that they say what
-the programs do."""
+"""Manual pages (man(7)), generated from the click commands and the configuration's keys."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ FILES = {
     "/etc/pyrunc/config.toml": "The server's configuration: pyrunc-config(5).",
     "/etc/pyrunc/config.toml.d/*.toml": "Files that override it key by key.",
     "/run/pyrunc/cri.sock": "The server's socket.",
-    "/run/pyrunc-cri": "The state directory: sockets and facts of this boot.",
+    "/run/pyrunc-cri": "The state directory: sockets and state of this boot.",
     "/var/lib/pyrunc": "The root directory: images, writable layers and records.",
     "/var/lib/pyrunc-pods": "Logs and volumes of the pods of `run`.",
     "/etc/cni/net.d": "CNI configuration: the network of pods.",
@@ -34,7 +33,7 @@ SEE_ALSO = ("pyrunc(8)", "pyrunc-cri(8)", "pyrunc-config(5)")
 
 
 def command_page(name: str, program: click.Group) -> str:
-    """The page of section 8 for a program with all its commands."""
+    """Return the page of a program in section 8, with all its commands."""
     context = click.Context(program, info_name=name)
     about = _first_line(program.help)
     return "".join(
@@ -52,7 +51,7 @@ def command_page(name: str, program: click.Group) -> str:
 
 
 def config_page() -> str:
-    """pyrunc-config(5)."""
+    """Return pyrunc-config(5)."""
     body = [_head("pyrunc-config", 5, "the configuration file of pyrunc-cri")]
     body.append(_section("DESCRIPTION", [CONFIG_RULES]))
     for section in sections():
@@ -115,8 +114,8 @@ def _paragraphs(text: str | None) -> Iterator[str]:
 
 
 def _first_line(text: str | None) -> str:
-    words = (text or "").split("\n")[0].split(". ")[0].rstrip(".")
-    return words[:1].lower() + words[1:]
+    sentence = (text or "").split("\n")[0].split(". ")[0].rstrip(".")
+    return sentence[:1].lower() + sentence[1:]
 
 
 def _bold(text: str) -> str:
@@ -128,7 +127,7 @@ def _quoted(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """roff's own characters as text: a backslash, a minus that can be copied, a request at the
-    start of a line."""
+    """Escape text for roff: backslashes, hyphens as minus signs that can be copied, and requests at
+    the start of a line."""
     plain = text.replace("\\", "\\e").replace("-", "\\-").replace("`", "\\`")
     return f"\\&{plain}" if plain.startswith((".", "'")) else plain

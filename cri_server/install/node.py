@@ -1,10 +1,10 @@
-"""`install-node`: the list of actions that makes a machine a node of ours, and the list that takes
-it back.
+"""`install-node`: the lists of actions that make a machine a node, and that undo it.
 
-What was put there is written down first, so that another version, or a run that was interrupted, is
-taken back in full:
+A record of the installed files is written first, so that another version can remove them, also
+after an interrupted installation:
 
-    /var/lib/pyrunc/installed.json     {files: {path: SHA-256 of what was written, "" for a link}, folders: [path], keep: [path]}
+    /var/lib/pyrunc/installed.json     {files: {path: SHA-256 of the content, "" for a link},
+                                        folders: [path], keep: [path]}
 """
 
 from __future__ import annotations
@@ -42,20 +42,17 @@ from pyrunc.kernel.mountinfo import mount_points
 
 PODS = "/var/lib/pyrunc-pods"  # logs and volumes of the pods of `run` (cri_server.cli.pods.folders)
 RECORD = "/var/lib/pyrunc/installed.json"
-PACKAGE = "/usr/lib/pyrunc"
-"""Where a distribution's package has our modules. What it installs itself is left to it."""
+PACKAGE = "/usr/lib/pyrunc"  # the modules of the Debian package, which installs the rest itself
 PACKAGED_PLUGINS = f"{PACKAGE}/cni"
 PLUGINS = "/opt/cni/bin"
 FOLDERS = {"/var/lib/pyrunc": 0o700, "/etc/cni/net.d": 0o755, PLUGINS: 0o755}
-FILTERS = "/run/pyrunc/.seccomp"
-"""Where the OCI runtime keeps seccomp filters that it has compiled."""
-FIREWALL = "pyrunc_cni"
-"""The nftables table of our network plugins: `TABLE` of cni_plugins/net/host_rules.py."""
+FILTERS = "/run/pyrunc/.seccomp"  # the OCI runtime's cache of compiled seccomp filters
+FIREWALL = "pyrunc_cni"  # the nftables table of the CNI plugins (cni_plugins/net/host_rules.py)
 SYSTEMD = Path("/run/systemd/system")
 
 
 class Record(msgspec.Struct, kw_only=True):
-    """What an installation has put on the machine."""
+    """The record of an installation."""
 
     version: int = 1
     files: dict[str, str] = msgspec.field(default_factory=dict)
@@ -65,9 +62,9 @@ class Record(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`root`: the machine's root, another one for an image or a test, where no command is run.
-    `scripts`: the folder of the programs that are being installed; None with a package. `programs`:
-    their command lines."""
+    """The options of an installation. `root`: the machine's root; with another one than / no
+    command is executed. `scripts`: the folder of the programs to install; None with a package.
+    `programs`: their command lines."""
 
     root: Path
     scripts: str | None
@@ -77,7 +74,7 @@ class Request:
 
     @property
     def is_live(self) -> bool:
-        """Whether this is the machine that we run on, with systemd."""
+        """True for the machine that this program runs on, if systemd runs there."""
         return self.root == Path("/") and SYSTEMD.is_dir()
 
 
@@ -86,30 +83,31 @@ def is_packaged() -> bool:
 
 
 def install_actions(request: Request) -> list[Action]:
-    """Everything, also what is there already. Raises OSError, Error."""
-    wanted = [*_files(request), *_plugins(request), *_kubelet(request)]
-    folders = _missing_folders(request.root, wanted)
+    """Return the actions of an installation, also those that are already done. Raises OSError,
+    Error."""
+    installing = [*_files(request), *_plugins(request), *_kubelet(request)]
+    folders = _missing_folders(request.root, installing)
     record = _read_record(request.root)
-    for action in wanted:
+    for action in installing:
         if isinstance(action, Write):
             record.files[action.path] = _digest(action.content)
         elif isinstance(action, Link):
             record.files[action.path] = ""
-    known = {*record.folders}
-    record.folders += [folder.path for folder in folders if folder.path not in known]
+    recorded = {*record.folders}
+    record.folders += [folder.path for folder in folders if folder.path not in recorded]
     record.keep = sorted(
-        {*record.keep, *(f.path for f in _given_files(request) if f.keep)} & record.files.keys()
+        {*record.keep, *(f.path for f in _file_list(request) if f.keep)} & record.files.keys()
     )
-    noted = [folder for folder in folders if RECORD.startswith(f"{folder.path}/")]
-    others = [folder for folder in folders if folder not in noted]
+    record_folders = [folder for folder in folders if RECORD.startswith(f"{folder.path}/")]
+    others = [folder for folder in folders if folder not in record_folders]
     note = Write(RECORD, msgspec.json.format(msgspec.json.encode(record)) + b"\n", 0o600)
-    return [*noted, note, *others, *wanted, *_start(request)]
+    return [*record_folders, note, *others, *installing, *_start(request)]
 
 
 def uninstall_actions(request: Request, purge: bool) -> list[Action]:
-    """What takes an installation back; with `purge` also images, records and a changed
-    configuration. Raises WrongState while there are pods or a server that systemd does not stop,
-    and for a purge while there are mounts below; OSError, Error."""
+    """Return the actions that undo an installation; with `purge` also images, records and a changed
+    configuration are removed. Raises WrongState while there are pods, or a server that systemd does
+    not stop, and for a purge while there are mounts below the folders; OSError, Error."""
     refuse_with_pods(request.root)
     refuse_with_server(request)
     if purge:
@@ -118,7 +116,7 @@ def uninstall_actions(request: Request, purge: bool) -> list[Action]:
     actions: list[Action] = []
     if request.is_live and request.scripts is not None:
         actions.append(Run(("systemctl", "disable", "--now", files.UNIT), may_fail=True))
-    if request.scripts is not None:  # a package's scripts do that when its server is stopped
+    if request.scripts is not None:  # a package's scripts do this when they stop the server
         actions.append(EndKeeper(_settings(request.root).server.state))
     for path, digest in record.files.items():
         actions.append(_take_back(request.root, path, digest, path in record.keep and not purge))
@@ -134,39 +132,40 @@ def uninstall_actions(request: Request, purge: bool) -> list[Action]:
 
 
 def refuse_with_pods(root: Path) -> None:
-    """Raises WrongState while a pod of this boot is there, running or not: its container would lose
-    its root."""
+    """Raise WrongState while a pod of this boot exists, running or not: its containers would lose
+    their root file systems."""
     settings = _settings(root)
-    found = Paths(
+    states = Paths(
         beneath(root, settings.server.root), beneath(root, settings.server.state)
     ).sandbox_states
-    count = len(list(found.iterdir())) if found.is_dir() else 0
+    count = len(list(states.iterdir())) if states.is_dir() else 0
     if count:
         raise WrongState(
-            f"{count} pod{'s are' if count > 1 else ' is'} still there: stop kubelet, then remove what `pyrunc-cri pods` lists"
+            f"{count} pod{'s' if count > 1 else ''} left: stop kubelet, then remove all pods that"
+            " `pyrunc-cri pods` lists"
         )
 
 
 def refuse_with_server(request: Request) -> None:
-    """Raises WrongState while a server runs that is not the unit's, which is stopped: its folders
-    would go from under it."""
+    """Raise WrongState while a server runs outside of the unit (that of the unit is stopped first):
+    it would lose its folders."""
     settings = _settings(request.root)
     for folder in (settings.server.root, settings.server.state):
         if claim.is_locked(beneath(request.root, folder)) and not (
             request.is_live and _unit_runs()
         ):
             raise WrongState(
-                f"a server that systemd has not started uses {folder}: stop `pyrunc-cri serve` first"
+                f"a server that systemd did not start uses {folder}: stop `pyrunc-cri serve` first"
             )
 
 
 def refuse_with_mounts(root: Path) -> None:
-    """Raises WrongState while something is mounted below a folder that is to be removed: its files
-    are not ours."""
+    """Raise WrongState while something is mounted below a folder that is to be removed, so that
+    foreign files survive."""
     folders = [os.path.realpath(beneath(root, path)) for path in _folders(_settings(root))]
     for mount in mount_points():
         if any(mount.path.startswith(f"{folder}/") for folder in folders):
-            raise WrongState(f"something is mounted on {mount.path}: umount it first")
+            raise WrongState(f"{mount.path} is a mount point: umount it first")
 
 
 def _unit_runs() -> bool:
@@ -178,7 +177,7 @@ def _unit_runs() -> bool:
 def carry_out(
     root: Path, actions: Iterable[Action], dry_run: bool
 ) -> Iterator[tuple[Action, bool]]:
-    """Each action, and whether it was (or would be) carried out. Raises OSError, Error."""
+    """Yield each action, and whether it was (or would be) carried out. Raises OSError, Error."""
     for action in actions:
         needed = not action.is_done(root)
         if needed and not dry_run:
@@ -186,17 +185,17 @@ def carry_out(
         yield action, needed and not isinstance(action, Keep)
 
 
-def _given_files(request: Request) -> list[files.File]:
+def _file_list(request: Request) -> list[files.File]:
     if request.scripts is None:
         return []
     return list(files.files(files.local(f"{request.scripts}/pyrunc-cri"), request.programs))
 
 
 def _files(request: Request) -> Iterator[Action]:
-    for file in _given_files(request):
+    for file in _file_list(request):
         content = file.text.encode()
         if file.keep and _is_changed(request.root, file.path, content):
-            yield Keep(file.path, "it is there")
+            yield Keep(file.path, "it exists")
             continue
         yield Write(file.path, content, file.mode)
     if request.scripts is not None and request.scripts != "/usr/local/bin":
@@ -205,19 +204,21 @@ def _files(request: Request) -> Iterator[Action]:
 
 
 def _is_changed(root: Path, path: str, content: bytes) -> bool:
-    """Whether the file is there and neither what we would write nor what we wrote."""
-    found = beneath(root, path)
-    if not found.exists() or read(found) == content:
+    """Return True if the file exists with a content that is neither the new nor the recorded
+    one."""
+    file = beneath(root, path)
+    if not file.exists() or read(file) == content:
         return False
-    return _digest(read(found)) != _read_record(root).files.get(path)
+    return _digest(read(file)) != _read_record(root).files.get(path)
 
 
 def _plugins(request: Request) -> Iterator[Action]:
-    """The server has them built in; other runtimes and plugins that delegate look for executables."""
+    """Yield the CNI plugins. The server has them built in; other runtimes and delegating plugins
+    need executables."""
     for name in builtin.MODULES:
         path = f"{PLUGINS}/{name}"
         if not _is_free_for_ours(beneath(request.root, path)):
-            yield Keep(path, "another's")
+            yield Keep(path, "it belongs to another program")
         elif request.scripts is None:
             yield Link(path, f"{PACKAGED_PLUGINS}/{name}")
         else:
@@ -242,17 +243,15 @@ def _kubelet(request: Request) -> Iterator[Action]:
 
 
 def _missing_folders(root: Path, actions: Sequence[Action]) -> list[Folder]:
-    """Those of the files, parents first, and those that a node has anyway."""
-    wanted = dict(FOLDERS)
+    """Return the missing folders of the files and of any node, parents first."""
+    modes = dict(FOLDERS)
     for action in actions:
         if isinstance(action, Write | Link):
-            wanted.setdefault(os.path.dirname(action.path), 0o755)
-    for path in list(wanted):
+            modes.setdefault(os.path.dirname(action.path), 0o755)
+    for path in list(modes):
         while (path := os.path.dirname(path)) != "/":
-            wanted.setdefault(path, 0o755)
-    return [
-        Folder(path, wanted[path]) for path in sorted(wanted) if not beneath(root, path).exists()
-    ]
+            modes.setdefault(path, 0o755)
+    return [Folder(path, modes[path]) for path in sorted(modes) if not beneath(root, path).exists()]
 
 
 def _start(request: Request) -> Iterator[Action]:
@@ -269,21 +268,21 @@ def _start(request: Request) -> Iterator[Action]:
 
 
 def _take_back(root: Path, path: str, digest: str, keep_changes: bool) -> Action:
-    found = beneath(root, path)
-    if digest and found.is_file() and not found.is_symlink():
-        changed = _digest(read(found)) != digest
+    target = beneath(root, path)
+    if digest and target.is_file() and not target.is_symlink():
+        changed = _digest(read(target)) != digest
         if changed and keep_changes:
-            return Keep(path, "it was changed since (--purge removes it)")
-        if path.startswith(PLUGINS) and changed and not _is_free_for_ours(found):
-            return Keep(path, "another's")
-    elif not digest and os.path.lexists(found) and not found.is_symlink():
-        return Keep(path, "another's")
+            return Keep(path, "it was changed after the installation (--purge removes it)")
+        if path.startswith(PLUGINS) and changed and not _is_free_for_ours(target):
+            return Keep(path, "it belongs to another program")
+    elif not digest and os.path.lexists(target) and not target.is_symlink():
+        return Keep(path, "it belongs to another program")
     return Remove(path)
 
 
 def _data(root: Path) -> list[Action]:
-    """/run/pyrunc is the OCI runtime's root as well: it goes when nothing is in it but compiled
-    filters."""
+    """Remove all data. /run/pyrunc is also the root of the OCI runtime; it is removed only if it
+    contains nothing but compiled filters."""
     settings = _settings(root)
     socket = str(settings.socket_path)
     whole = [Remove(path, whole=True) for path in _folders(settings)]
@@ -296,7 +295,7 @@ def _data(root: Path) -> list[Action]:
 
 
 def _folders(settings: config.Config) -> Sequence[str]:
-    """What a purge removes with all that is in it."""
+    """Return the folders that a purge removes with their contents."""
     return settings.server.state, settings.server.root, FILTERS, PODS
 
 
@@ -308,7 +307,7 @@ def _settings(root: Path) -> config.Config:
     file = beneath(root, str(config.DEFAULT_PATH))
     if not file.exists():
         return config.Config()
-    read(file)  # what is no regular file is refused here
+    read(file)  # raises an error for anything but a regular file
     return config.load(file, {})
 
 

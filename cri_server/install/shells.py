@@ -1,7 +1,7 @@
-"""The completion of a program in bash, zsh and fish: click's scripts, with one of our own for bash
-and another end for zsh's.
+"""Completion scripts for bash, zsh and fish: click's, with another one for bash and another end for
+zsh.
 
-They ask the program, which knows its commands and, for some arguments, what there is.
+The scripts run the program, which knows its commands and, for some arguments, the existing objects.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
-# As click's, but for colons, which names of images have: bash takes words apart there
-# (COMP_WORDBREAKS), and puts what is offered behind the last of them.
+# Differs from click's script in the treatment of colons, which occur in image names: bash splits
+# words at them (COMP_WORDBREAKS), and inserts a candidate after the last one.
 BASH = """\
 %(complete_func)s() {
     local word item type value colons="" rest="$COMP_LINE" words=()
@@ -28,7 +28,8 @@ BASH = """\
         colons="${word%%"${word##*:}"}"
     fi
     local IFS=$'\\n'
-    for item in $(env COMP_WORDS="${words[*]}" COMP_CWORD=$((${#words[@]} - 1)) %(complete_var)s=bash_complete "$1"); do
+    for item in $(env COMP_WORDS="${words[*]}" COMP_CWORD=$((${#words[@]} - 1)) \\
+            %(complete_var)s=bash_complete "$1"); do
         IFS=',' read -r type value <<< "$item"
         if [[ $type == dir ]]; then
             compopt -o dirnames
@@ -41,9 +42,8 @@ BASH = """\
 }
 complete -o nosort -F %(complete_func)s %(prog_name)s
 """
-# zsh calls a file of its path with what is to be completed the first time, and keeps its text as
-# the function of that name. There click's registers the inner function only when it is called
-# again, and then completes nothing.
+# zsh autoloads the file at the first completion and makes its text the function of that name.
+# click's script then only registers the inner function, and the first completion has no results.
 ZSH_END = """\
 compdef %(complete_func)s %(prog_name)s
 if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
@@ -55,8 +55,7 @@ CLASSES: dict[str, type[ShellComplete]] = {
     "zsh": ZshComplete,
     "fish": FishComplete,
 }
-# Where each shell looks for completions of a program below a prefix. Debian's zsh has a folder for
-# packages.
+# The completions of a program, below a prefix. Debian's zsh has a folder for packages.
 PATHS = {
     "bash": "share/bash-completion/completions/{name}",
     "zsh": "share/zsh/{site}/_{name}",
@@ -65,22 +64,22 @@ PATHS = {
 
 
 def script(shell: str, name: str, program: click.Command) -> str:
-    """What `shell` (a key of CLASSES) reads, as a file or by eval."""
-    made = CLASSES[shell](program, {}, name, variable(name))
-    template = made.source_template
+    """Return the script for `shell`, a key of CLASSES, as a file or for eval."""
+    completion = CLASSES[shell](program, {}, name, variable(name))
+    template = completion.source_template
     if shell == "bash":
         template = BASH
     elif shell == "zsh":
         template = template.partition("if [[ $zsh_eval_context")[0] + ZSH_END
-    return (template % made.source_vars()).lstrip()
+    return (template % completion.source_vars()).lstrip()
 
 
 def variable(name: str) -> str:
-    """The environment variable by which a script asks the program."""
+    """Return the environment variable with which a script calls the program."""
     return f"_{name.upper().replace('-', '_')}_COMPLETE"
 
 
 def path(shell: str, name: str, prefix: str) -> str:
-    """The script's file below `prefix`; /usr is the packages'."""
+    """Return the file of the script below `prefix`; /usr is for packages."""
     site = "vendor-completions" if prefix == "/usr" else "site-functions"
     return f"{prefix}/{PATHS[shell].format(name=name, site=site)}"

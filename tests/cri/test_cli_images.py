@@ -150,7 +150,7 @@ def test_pull_push_and_logins(server: Server, registry: Registry, logins: Path) 
     assert "401" in wrong.error and not logins.exists()
     said = ok(server, "login", "-u", "user", "--password-stdin", registry.host, stdin="secret\n")
     assert (
-        said.out == f"logged in at {registry.host}; kept in {logins}\n"
+        said.out == f"logged in at {registry.host}; stored in {logins}\n"
         and logins.stat().st_mode & 0o777 == 0o600
     )
     digest = ok(server, "push", IMAGE, name).out.strip()
@@ -307,7 +307,7 @@ def test_image_prune_removes_images_only(server: Server) -> None:
     server.stop_pod(ended)
     images = ok(server, "images", "-o", "json").json["images"]
     ((nameless,),) = [i["repoDigests"] for i in images if not i["repoTags"]]
-    assert f"remove image {nameless}: there is no terminal" in call(server, "image", "prune").error
+    assert f"remove image {nameless}: needs confirmation" in call(server, "image", "prune").error
     shown = ok(server, "image", "prune", "-f").lines
     assert shown[0] == f"image {nameless}" and shown[1].startswith("freed ") and len(shown) == 2
     shown = ok(server, "image", "prune", "-a", "-f").lines

@@ -196,7 +196,9 @@ spec:
 def test_an_error_names_the_file_or_the_container(server: Server) -> None:
     manifest = server.folder / "web.yaml"
     manifest.write_text(MANIFEST.replace("kind: Pod", "kind: Service"))
-    assert call(server, "run", str(manifest)).error.startswith(f"{manifest}: kind: only Pod is run")
+    assert call(server, "run", str(manifest)).error.startswith(
+        f"{manifest}: kind: run supports only Pod"
+    )
     manifest.write_text(MANIFEST.replace('[sh, -c, "echo done; exit 3"]', "[/no/such]"))
     error = call(server, "run", "--folder", folder(server), str(manifest)).error
     assert "container once" in error and "/no/such" in error

@@ -232,7 +232,7 @@ def test_top(web: Server) -> None:
     assert [p["command"] for p in ok(web, "top", "--format", "json", "web").json["processes"]] == [
         "sleep 3600"
     ]
-    assert "does not run" in call(web, "top", "done").error
+    assert "is not running" in call(web, "top", "done").error
 
 
 def test_events(web: Server) -> None:
@@ -318,10 +318,10 @@ def named(server: Server, name: str) -> api.ContainerConfig:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("--until", "1h"), "--until: needs --since"),
+        (("--until", "1h"), "--until needs --since"),
         (("--since", "yesterday"), "'yesterday' is not a time"),
         (("--since", "1h", "--until", "2100-01-01T00:00:00Z"), "is in the future"),
-        (("--since", "1h", "--label", "a=b"), "the timeline has no labels"),
+        (("--since", "1h", "--label", "a=b"), "--since excludes --label"),
     ],
 )
 def test_times_of_events_that_are_none(web: Server, words: tuple[str, ...], text: str) -> None:
@@ -345,7 +345,7 @@ def test_logs(web: Server) -> None:
     assert ok(web, "logs", "-p", "done").lines == ["first"]
     assert (
         call(web, "logs", "-p", "main").error
-        == "container 'main' did not run before (this is attempt 0)"
+        == "container 'main' has no previous attempt (this is attempt 0)"
     )
     assert "'soon' is not a time" in call(web, "logs", "--since", "soon", "main").error
     assert ok(web, "logs", "-a", "web").lines[-1] == "done second"

@@ -152,8 +152,8 @@ def test_an_ordinary_user_runs_no_server_and_reads_no_file_of_root(open_folder: 
     serve, demo, run, load, config = client(
         *commands, ["serve", "--config", str(private)], user=NOBODY
     )
-    refused(serve, f"the server needs root, this is user {NOBODY}")
-    refused(demo, f"the server needs root, this is user {NOBODY}")
+    refused(serve, f"the server needs root, but this is user {NOBODY}")
+    refused(demo, f"the server needs root, but this is user {NOBODY}")
     refused(run, f"{private}: cannot be read: permission denied")
     refused(load, f"'{private}': permission denied")
     refused(config, f"{private}: cannot be read: permission denied")

@@ -137,7 +137,7 @@ def test_the_server_that_address_names_is_looked_at(server: Server) -> None:
     start = (
         "systemctl start pyrunc-cri"
         if Path("/run/systemd/system").is_dir()
-        else f"pyrunc-cri serve --listen unix://{server.folder}/absent.sock (no systemd runs here)"
+        else f"pyrunc-cri serve --listen unix://{server.folder}/absent.sock (systemd does not run here)"
     )
     assert absent["mend"] == start
 

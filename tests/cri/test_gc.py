@@ -153,10 +153,10 @@ def test_text_and_log(server: Server) -> None:
     assert (
         text.startswith("ACTION")
         and "it was removed before" in text
-        and "1 thing would go: 12.3kB" in text
+        and "1 item would be removed: 12.3kB" in text
     )
-    assert "0 things went" not in text and trash.exists()
-    assert "1 thing went" in run(server) and not trash.exists()
+    assert "0 items removed" not in text and trash.exists()
+    assert "1 item removed" in run(server) and not trash.exists()
     *_, line = [line for line in server.tail(500).splitlines() if "CollectGarbage" in line]
     assert "removed=1" in line and "outcome=OK" in line
 

@@ -134,7 +134,7 @@ def test_a_sub_path_is_resolved_beneath_its_volume(server: Server, tmp_path: Pat
     for given, problem in (
         ("../x", "contains '..'"),
         ("/x", "is not relative"),
-        ("out/x", "over a link"),
+        ("out/x", "through a link"),
     ):
         pod = with_volume(
             f"hostPath: {{path: {tmp_path}/volume}}", f"mountPath: /v, subPath: {given}"
@@ -166,7 +166,7 @@ def test_a_sub_path_that_is_replaced_by_a_link_starts_nothing(
     pod, _ = parse(with_volume(f"hostPath: {{path: {volume}}}", "mountPath: /v, subPath: x"))
     with (
         Client(f"unix://{server.socket}") as client,
-        pytest.raises(Error, match="for /v, was replaced by a link"),
+        pytest.raises(Error, match="the source of /v, has become a link"),
     ):
         pod_run.start(client, pod, server.folder / "pods")
     assert not server.pods()
@@ -344,7 +344,7 @@ spec:
         (("command: [sh, -c, \"cat", "comand: [sh, -c, \"cat"), "spec.containers[0].comand: no such field; did you mean 'command'?"),
         (("name: main", "nome: main"), "spec.containers[0].nome: no such field; did you mean 'name'?"),
         (("value: blue", "value: 5"), "spec.containers[0].env[0].value: expected `str`, got `int`"),
-        (("kind: Pod", "kind: Deployment"), "kind: only Pod is run; Deployment makes pods"),
+        (("kind: Pod", "kind: Deployment"), "kind: run supports only Pod, not Deployment"),
     ],
 )  # fmt: skip
 def test_wrong_manifests(server: Server, change: tuple[str, str], message: str) -> None:
@@ -361,8 +361,8 @@ def test_lenient_ignores_with_a_warning(server: Server) -> None:
     assert manifest != POD
     warnings = run(server, manifest, "--lenient").stderr.decode().splitlines()
     assert warnings == [
-        "pyrunc-cri: warning: spec.containers[0].livenessProbe: a probe every 10 s: run does not probe, ignored",
-        "pyrunc-cri: warning: spec.containers[0].comand: no such field; did you mean 'command'?, ignored",
+        "pyrunc-cri: warning: ignored spec.containers[0].livenessProbe: a probe every 10 s: run does not probe",
+        "pyrunc-cri: warning: ignored spec.containers[0].comand: no such field; did you mean 'command'?",
     ]
     assert len(server.containers()) == 2
 

@@ -109,7 +109,7 @@ def test_the_last_and_the_slowest(server: Server) -> None:
     ]
     slowest = [c["duration_ms"] for c in calls(server, "--slowest", "5")]
     assert len(slowest) == 5 and slowest == sorted(slowest, reverse=True)
-    assert "nothing is remembered of 'nobody'" in run(server, "nobody", code=1)
+    assert "the timeline has no calls for 'nobody'" in run(server, "nobody", code=1)
 
 
 def parts_of(call: dict[str, Any], name: str) -> list[str]:
@@ -177,7 +177,7 @@ def test_the_launchers_operations_and_a_page(tmp_path: Path) -> None:
             and "pivot_root" in text
         )
         assert run(server, "deep", "--html", "-") == text
-        assert "nothing is remembered" in run(
+        assert "the timeline has no calls" in run(
             server, "nobody", "--html", str(tmp_path / "none"), code=1
         )
         assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html"]
@@ -217,7 +217,7 @@ def test_a_follower_sees_calls_across_a_restart() -> None:
                 server.run_pod(server.pod_config("two"), host_network=True)
                 assert json.loads(next(lines))["pod"] == "default/two"
                 server.kill()
-                assert "waiting for it" in follower.stderr.readline()
+                assert "waiting for the server" in follower.stderr.readline()
                 server.start()
                 server.run_pod(server.pod_config("three"), host_network=True)
                 assert json.loads(next(lines))["pod"] == "default/three", (
@@ -227,6 +227,6 @@ def test_a_follower_sees_calls_across_a_restart() -> None:
                 assert follower.wait(30) == 130
             finally:
                 follower.kill()
-    assert "--follow and --html do not go together" in run(
+    assert "--follow and --html exclude each other" in run(
         server, "--follow", "--html", "x", code=2
     )

@@ -235,7 +235,7 @@ def test_a_purge_deletes_nothing_below_a_mount(root: Path, tmp_path: Path) -> No
     place = root / "var/lib/pyrunc/images"
     place.mkdir()
     mount.mount(tmp_path / "home", place, None, MS_BIND)
-    message = f"something is mounted on {place}: umount it first"
+    message = f"{place} is a mount point: umount it first"
     assert message in run(root, "--uninstall", "--purge", code=1)
     assert (place / "file").read_text() == "canary" and (root / "etc/pyrunc/config.toml").exists()
     run(root, "--uninstall")

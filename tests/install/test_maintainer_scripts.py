@@ -239,7 +239,7 @@ def test_a_purge_deletes_nothing_below_a_mount(installed: Installed, folder: str
     (installed.root / folder).mkdir(parents=True, exist_ok=True)
     before = installed.files("var", "run", "home")
     done = installed.run_with_mounts(f"mount --bind home {folder}", "postrm", "purge")
-    message = f"something is mounted on {installed.root / folder}: umount it, then purge again"
+    message = f"{installed.root / folder} is a mount point: umount it, then purge again"
     assert done.returncode == 1 and message in done.stderr
     assert installed.files("var", "run", "home") == before
 

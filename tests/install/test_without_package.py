@@ -38,7 +38,7 @@ def machine(tmp_path: Path) -> Iterator[chroot.Machine]:
 def test_installed_used_and_taken_back(machine: chroot.Machine, tmp_path: Path) -> None:
     before = listing(machine.root, KEPT)
     said = machine.run("/opt/pyrunc/bin/pyrunc-cri install-node").stdout
-    assert "no systemd runs here: start `pyrunc-cri serve` yourself" in said
+    assert "systemd does not run here: start `pyrunc-cri serve` by hand" in said
     assert machine.run("/opt/pyrunc/bin/pyrunc-cri install-node").stdout == "nothing to do\n"
     machine.run("pyrunc --version && pyrunc-cri --version && pyrunc features >/dev/null")
     with chroot.entered(machine.root, own_network=True) as here:

@@ -101,13 +101,13 @@ class Selection:
         if self.state:
             _state(self.state, states)
 
-    def containers(self, client: Client, *, everything: bool = True) -> list[api.Container]:
-        """List the matching containers, newest first; only running ones unless `everything` or a
+    def containers(self, client: Client, *, all_states: bool = True) -> list[api.Container]:
+        """List the matching containers, newest first; only running ones unless `all_states` or a
         state is set. Raises InvalidArgument."""
         containers = client.containers()
         if self.state:
             containers = _in_state(client, containers, self.state)
-        elif not everything and not self.last:
+        elif not all_states and not self.last:
             containers = [c for c in containers if c.state == api.CONTAINER_RUNNING]
         containers = self._common(containers)
         if self.pod or self.namespace:

@@ -1,6 +1,5 @@
-"""What the types of a manifest cannot say: names, ranges, and what must not come twice or together.
-The rules are Kubernetes' (pkg/apis/core/validation).
-"""
+"""Checks of a manifest beyond its types: names, ranges, and forbidden combinations. The rules are
+Kubernetes' (pkg/apis/core/validation)."""
 
 from __future__ import annotations
 
@@ -37,21 +36,23 @@ ANNOTATIONS_LIMIT_BYTES = 256 << 10
 NAMESERVERS_LIMIT, SEARCHES_LIMIT = 3, 32
 
 
-def pod(asked: Pod) -> None:
-    """Raises InvalidSpec with the path of the first thing that is wrong."""
-    _metadata(asked.metadata)
-    spec = asked.spec
+def pod(pod: Pod) -> None:
+    """Raise InvalidSpec with the path of the first error in a pod."""
+    _metadata(pod.metadata)
+    spec = pod.spec
     if not spec.containers:
         raise InvalidSpec("spec.containers", "is empty")
     _volumes(spec)
     groups = (("initContainers", spec.init_containers), ("containers", spec.containers))
-    named = [(f"spec.{group}[{i}]", c) for group, found in groups for i, c in enumerate(found)]
+    named = [
+        (f"spec.{group}[{i}]", c) for group, containers in groups for i, c in enumerate(containers)
+    ]
     _once(((f"{path}.name", c.name) for path, c in named), "is used twice")
     for path, container in named:
         _container(container, path, spec)
         if container.restart_policy and path.startswith("spec.containers"):
             raise InvalidSpec(
-                f"{path}.restartPolicy", "is for sidecars, which are in initContainers"
+                f"{path}.restartPolicy", "is only for sidecars, that is, in initContainers"
             )
     _host_ports([(path, c) for path, c in named if path.startswith("spec.containers")], spec)
     _pod_security(spec)
@@ -76,8 +77,8 @@ def _metadata(metadata: pod_model.Metadata) -> None:
 
 
 def log_limits(metadata: pod_model.Metadata) -> Limits:
-    """What the pod's annotation `io.pyrunc.log-rotation` says, such as `10Mi 5`, else kubelet's
-    defaults. Raises InvalidSpec."""
+    """Return the limits from the pod's annotation `io.pyrunc.log-rotation`, such as `10Mi 5`, or
+    kubelet's defaults. Raises InvalidSpec."""
     text = metadata.annotations.get(log_rotation.ANNOTATION)
     if text is None:
         return Limits()
@@ -102,7 +103,7 @@ def _volumes(spec: Spec) -> None:
         if [volume.host_path, volume.empty_dir, volume.files].count(None) != 2:
             raise InvalidSpec(
                 path,
-                "one of hostPath, emptyDir, configMap, secret, downwardAPI and projected is supported",
+                "expected one of hostPath, emptyDir, configMap, secret, downwardAPI and projected",
             )
         if volume.host_path is not None:
             _host_path(volume.host_path.path, f"{path}.hostPath.path")
@@ -151,7 +152,7 @@ def _host_ports(named: list[tuple[str, Container]], spec: Spec) -> None:
             where = f"{path}.ports[{i}].hostPort"
             if spec.host_network and port.host_port not in (0, port.container_port):
                 raise InvalidSpec(
-                    where, f"{port.host_port} is not the containerPort, as it is with hostNetwork"
+                    where, f"{port.host_port} must be the containerPort with hostNetwork"
                 )
             number = port.container_port if spec.host_network else port.host_port
             if number:
@@ -162,14 +163,14 @@ def _host_ports(named: list[tuple[str, Container]], spec: Spec) -> None:
 def _resources(resources: Resources, path: str) -> None:
     for key, largest in (("cpu", CPUS_LIMIT), ("memory", pod_model.LARGEST)):
         limit, request = getattr(resources.limits, key), getattr(resources.requests, key)
-        most = None if limit is None else quantity(limit, f"{path}.limits.{key}")
-        if most is not None and most > largest:
+        maximum = None if limit is None else quantity(limit, f"{path}.limits.{key}")
+        if maximum is not None and maximum > largest:
             raise InvalidSpec(f"{path}.limits.{key}", f"{limit!r} is too large")
         if request is not None:
-            wanted = quantity(request, f"{path}.requests.{key}")
-            if wanted > largest:
+            amount = quantity(request, f"{path}.requests.{key}")
+            if amount > largest:
                 raise InvalidSpec(f"{path}.requests.{key}", f"{request!r} is too large")
-            if most is not None and wanted > most:
+            if maximum is not None and amount > maximum:
                 raise InvalidSpec(
                     f"{path}.requests.{key}", f"{request} is more than the limit of {limit}"
                 )
@@ -191,7 +192,7 @@ def _mounts(container: Container, path: str, volumes: set[str]) -> None:
 
 def _mount(mount: VolumeMount, path: str, volumes: set[str]) -> None:
     if mount.name not in volumes:
-        raise InvalidSpec(f"{path}.name", f"there is no volume {mount.name!r}")
+        raise InvalidSpec(f"{path}.name", f"no volume {mount.name!r} in spec.volumes")
     if not mount.mount_path.startswith("/"):
         raise InvalidSpec(f"{path}.mountPath", f"{mount.mount_path!r} is not absolute")
     if ":" in mount.mount_path:
@@ -214,48 +215,54 @@ def _host_path(text: str, path: str) -> None:
 
 
 def sub_path(text: str, path: str) -> None:
-    """A path beneath a volume. Raises InvalidSpec."""
+    """Check a path below a volume. Raises InvalidSpec."""
     if text.startswith("/"):
         raise InvalidSpec(path, f"{text!r} is not relative")
     if ".." in text.split("/"):
         raise InvalidSpec(path, f"{text!r} contains '..'")
 
 
-def _security(own: pod_model.ContainerSecurity, path: str) -> None:
-    _ids({"runAsUser": own.run_as_user, "runAsGroup": own.run_as_group}, path)
-    _profile(own.seccomp_profile, f"{path}.seccompProfile")
-    if not own.allow_privilege_escalation:
-        if own.privileged:
+def _security(security: pod_model.ContainerSecurity, path: str) -> None:
+    _ids({"runAsUser": security.run_as_user, "runAsGroup": security.run_as_group}, path)
+    _profile(security.seccomp_profile, f"{path}.seccompProfile")
+    if not security.allow_privilege_escalation:
+        if security.privileged:
             raise InvalidSpec(
                 f"{path}.allowPrivilegeEscalation", "cannot be false for a privileged container"
             )
-        if {"SYS_ADMIN", "CAP_SYS_ADMIN"} & set(own.capabilities.add):
+        if {"SYS_ADMIN", "CAP_SYS_ADMIN"} & set(security.capabilities.add):
             raise InvalidSpec(
                 f"{path}.allowPrivilegeEscalation", "cannot be false with CAP_SYS_ADMIN"
             )
 
 
 def _pod_security(spec: Spec) -> None:
-    own, path = spec.security_context, "spec.securityContext"
+    security, path = spec.security_context, "spec.securityContext"
     _ids(
-        {"runAsUser": own.run_as_user, "runAsGroup": own.run_as_group, "fsGroup": own.fs_group},
+        {
+            "runAsUser": security.run_as_user,
+            "runAsGroup": security.run_as_group,
+            "fsGroup": security.fs_group,
+        },
         path,
     )
     _ids(
-        {f"supplementalGroups[{i}]": group for i, group in enumerate(own.supplemental_groups)}, path
+        {f"supplementalGroups[{i}]": group for i, group in enumerate(security.supplemental_groups)},
+        path,
     )
-    _profile(own.seccomp_profile, f"{path}.seccompProfile")
-    for i, sysctl in enumerate(own.sysctls):
+    _profile(security.seccomp_profile, f"{path}.seccompProfile")
+    for i, sysctl in enumerate(security.sysctls):
         _name(sysctl.name, f"{path}.sysctls[{i}].name", "a sysctl", SYSCTL, SUBDOMAIN_LIMIT)
     _once(
-        ((f"{path}.sysctls[{i}].name", s.name) for i, s in enumerate(own.sysctls)), "is set twice"
+        ((f"{path}.sysctls[{i}].name", s.name) for i, s in enumerate(security.sysctls)),
+        "is set twice",
     )
     if spec.host_pid and spec.share_process_namespace:
-        raise InvalidSpec("spec.shareProcessNamespace", "cannot be had with hostPID")
+        raise InvalidSpec("spec.shareProcessNamespace", "cannot be combined with hostPID")
 
 
-def _ids(found: dict[str, int | None], path: str) -> None:
-    for key, value in found.items():
+def _ids(ids: dict[str, int | None], path: str) -> None:
+    for key, value in ids.items():
         if value is not None and not 0 <= value <= ID_LIMIT:
             raise InvalidSpec(f"{path}.{key}", f"{value} is not in 0..{ID_LIMIT}")
 
@@ -264,7 +271,7 @@ def _profile(profile: Profile | None, path: str) -> None:
     if profile is None:
         return
     if (profile.type == "Localhost") != bool(profile.localhost_profile):
-        raise InvalidSpec(f"{path}.localhostProfile", "is for type Localhost, which needs it")
+        raise InvalidSpec(f"{path}.localhostProfile", "must be set for type Localhost only")
     sub_path(profile.localhost_profile, f"{path}.localhostProfile")
 
 
@@ -319,10 +326,11 @@ def _address(text: str, path: str) -> None:
         raise InvalidSpec(path, f"{text!r} is not an IP address") from None
 
 
-def _once(found: Iterable[tuple[str, object]], problem: str) -> None:
-    seen: set[object] = set()
-    for path, value in found:
-        if value in seen:
-            shown = value[0] if isinstance(value, tuple) else repr(value)
-            raise InvalidSpec(path, f"{shown} {problem}")
-        seen.add(value)
+def _once(values: Iterable[tuple[str, object]], problem: str) -> None:
+    """Raise InvalidSpec for the second occurrence of a value."""
+    unique: set[object] = set()
+    for path, value in values:
+        if value in unique:
+            text = value[0] if isinstance(value, tuple) else repr(value)
+            raise InvalidSpec(path, f"{text} {problem}")
+        unique.add(value)

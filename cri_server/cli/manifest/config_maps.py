@@ -1,8 +1,7 @@
-"""ConfigMaps and Secrets beside the Pod: what `env`, `envFrom` and volumes take from them becomes
-plain values before the Pod is read, with kubelet's rules. Probes become a word that nobody probes.
+"""Replaces a Pod's references to ConfigMaps and Secrets, in `env`, `envFrom` and volumes, by plain
+values, with kubelet's rules. Also removes probes, with a message for each.
 
-A value that comes from elsewhere is not expanded: its `$` is written `$$`, which is what expansion
-makes a `$` of.
+Values from elsewhere are not expanded: their `$` becomes `$$`, which the expansion turns into `$`.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from cri_server.cli.manifest.check import VARIABLE
 from cri_server.cli.manifest.pod_model import quantity
 from pyrunc.errors import InvalidSpec
 
-# a volume's files as `manifest.Volume` takes them; no field of Kubernetes begins so
+# key of a volume's files for `pod_model.Volume`; no field of Kubernetes begins with @
 FILES = "@files"
-# of variables only: `run` writes volumes before the sandbox runs
+# for variables only: `run` writes volumes before the sandbox has addresses
 STATUS = ("status.podIP", "status.podIPs")
 PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
-SIZE_LIMIT_BYTES = 1 << 20  # of a ConfigMap or a Secret
+SIZE_LIMIT_BYTES = 1 << 20  # Kubernetes' limit for a ConfigMap or a Secret
 Strict = TypeVar("Strict", bound=msgspec.Struct)
 
 
 class _Object(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """A part of a Pod that names a ConfigMap or a Secret."""
+    """A reference to a ConfigMap or a Secret in a Pod."""
 
 
 class KeyRef(_Object):
@@ -98,8 +97,8 @@ class Objects:
     """The ConfigMaps and Secrets of a manifest: (kind, name) -> key -> content."""
 
     def __init__(self, documents: list[dict[str, Any]], namespace: str) -> None:
-        """Raises InvalidSpec."""
-        self._found: dict[tuple[str, str], dict[str, bytes]] = {}
+        """Read the documents. Raises InvalidSpec."""
+        self._contents: dict[tuple[str, str], dict[str, bytes]] = {}
         for document in documents:
             kind, metadata = document["kind"], document.get("metadata") or {}
             name = metadata.get("name") if isinstance(metadata, dict) else None
@@ -108,26 +107,25 @@ class Objects:
             own = metadata.get("namespace", namespace)
             if own != namespace:
                 raise InvalidSpec(
-                    f"{kind} {name} metadata.namespace", f"{own!r} is not the Pod's, {namespace!r}"
+                    f"{kind} {name} metadata.namespace",
+                    f"{own!r} is not the namespace of the Pod, {namespace!r}",
                 )
-            if (kind, name) in self._found:
-                raise InvalidSpec(f"{kind} {name}", "comes twice")
-            self._found[kind, name] = _content(document, f"{kind} {name}")
+            if (kind, name) in self._contents:
+                raise InvalidSpec(f"{kind} {name}", "occurs twice")
+            self._contents[kind, name] = _content(document, f"{kind} {name}")
 
     def get(self, kind: str, name: str, path: str, *, optional: bool) -> dict[str, bytes] | None:
-        """Raises InvalidSpec when it is not there and must be."""
-        found = self._found.get((kind, name))
-        if found is None and not optional:
-            there = ", ".join(sorted(n for k, n in self._found if k == kind)) or "none"
-            raise InvalidSpec(
-                path, f"there is no {kind} {name!r} among the documents; there are: {there}"
-            )
-        return found
+        """Return the content of an object. Raises InvalidSpec if it is missing and not optional."""
+        content = self._contents.get((kind, name))
+        if content is None and not optional:
+            names = ", ".join(sorted(n for k, n in self._contents if k == kind)) or "none"
+            raise InvalidSpec(path, f"no {kind} {name!r} in the manifest; its {kind}s are: {names}")
+        return content
 
 
 def _content(document: Mapping[str, Any], what: str) -> dict[str, bytes]:
     is_secret = document["kind"] == "Secret"
-    known = {
+    fields = {
         "apiVersion",
         "kind",
         "metadata",
@@ -136,10 +134,10 @@ def _content(document: Mapping[str, Any], what: str) -> dict[str, bytes]:
         *(("stringData", "type") if is_secret else ("binaryData",)),
     }
     for key in document:
-        if key not in known:
+        if key not in fields:
             raise InvalidSpec(f"{what} {key}", "no such field")
     plain, coded = ("stringData", "data") if is_secret else ("data", "binaryData")
-    found: dict[str, bytes] = {}
+    content: dict[str, bytes] = {}
     for group in (coded, plain):
         values = document.get(group) or {}
         if not isinstance(values, dict):
@@ -150,50 +148,50 @@ def _content(document: Mapping[str, Any], what: str) -> dict[str, bytes]:
                     f"{what} {group}.{key}", f"expected `str`, got `{type(value).__name__}`"
                 )
             try:
-                found[key] = (
+                content[key] = (
                     value.encode()
                     if group == plain
                     else base64.b64decode("".join(value.split()), validate=True)
                 )
             except binascii.Error:
                 raise InvalidSpec(f"{what} {group}.{key}", "is not base64") from None
-    if sum(map(len, found.values())) > SIZE_LIMIT_BYTES:
+    if sum(map(len, content.values())) > SIZE_LIMIT_BYTES:
         raise InvalidSpec(what, f"has more than {SIZE_LIMIT_BYTES} bytes")
-    return found
+    return content
 
 
 class Unsupported(InvalidSpec):
-    """Kubernetes has this, `run` has not."""
+    """Kubernetes supports it, `run` does not."""
 
 
 def resolve(pod: dict[str, Any], objects: Objects, *, lenient: bool = False) -> list[str]:
-    """Replace the Pod's references to other objects by their content; returns a message for each
+    """Replace the Pod's references to other objects by their content, and return a message for each
     part that is left out.
 
-    `lenient`: also leaves out what is not supported. Raises InvalidSpec.
+    `lenient`: also leaves out unsupported parts. Raises InvalidSpec.
     """
-    told: list[str] = []
+    messages: list[str] = []
     spec = pod.get("spec")
     if not isinstance(spec, dict):
-        return told
+        return messages
     for i, volume in enumerate(_dicts(spec.get("volumes"))):
         try:
             _volume(volume, pod, objects, f"spec.volumes[{i}]")
         except Unsupported as error:
             if not lenient:
                 raise
-            told.append(str(error))
+            messages.append(str(error))
             volume["emptyDir"] = {}
     for group in ("initContainers", "containers"):
         for i, container in enumerate(_dicts(spec.get(group))):
             path = f"spec.{group}[{i}]"
-            told += _environment(container, pod, objects, path, lenient=lenient)
-            told += _probes(container, path)
-    return told
+            messages += _environment(container, pod, objects, path, lenient=lenient)
+            messages += _probes(container, path)
+    return messages
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:
-    """What is wrong in it is said by the types later."""
+    """Return the objects of a list. The types report other values later."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
@@ -222,21 +220,26 @@ def _environment(
     for i, source in enumerate(_dicts(container.pop("envFrom", None))):
         where = f"{path}.envFrom[{i}]"
         prefix = source.pop("prefix", "")
-        ((kind, found),) = _one_of(
+        ((kind, reference_kind),) = _one_of(
             source, {"configMapRef": "ConfigMap", "secretRef": "Secret"}, where
         )
-        reference = _typed(source[found], SourceRef, f"{where}.{found}")
+        reference = _typed(source[reference_kind], SourceRef, f"{where}.{reference_kind}")
         content = (
-            objects.get(kind, reference.name, f"{where}.{found}", optional=reference.optional) or {}
+            objects.get(
+                kind, reference.name, f"{where}.{reference_kind}", optional=reference.optional
+            )
+            or {}
         )
         for key, value in content.items():
             name = f"{prefix}{key}"
             if VARIABLE.fullmatch(name):
-                added.append({"name": name, "value": _literal(value, f"{where}.{found}: {key}")})
+                added.append(
+                    {"name": name, "value": _literal(value, f"{where}.{reference_kind}: {key}")}
+                )
             else:
                 yield f"{where}: {name!r} is not a variable's name"
-    own = container.get("env") or []
-    for i, entry in enumerate(_dicts(own)):
+    entries = container.get("env") or []
+    for i, entry in enumerate(_dicts(entries)):
         if "valueFrom" in entry:
             try:
                 added_value = _value_from(entry, container, pod, objects, f"{path}.env[{i}]")
@@ -247,25 +250,25 @@ def _environment(
                 added_value, entry["@absent"] = None, True
             if added_value is not None:
                 entry["value"] = added_value
-    if isinstance(own, list) and (added or "env" in container):
+    if isinstance(entries, list) and (added or "env" in container):
         container["env"] = [
             *added,
-            *(e for e in own if not (isinstance(e, dict) and e.pop("@absent", False))),
+            *(e for e in entries if not (isinstance(e, dict) and e.pop("@absent", False))),
         ]
 
 
 def _one_of(
     source: Mapping[str, Any], kinds: Mapping[str, str], path: str
 ) -> list[tuple[str, str]]:
-    found = [(kinds[key], key) for key in source if key in kinds]
+    matches = [(kinds[key], key) for key in source if key in kinds]
     unknown = [key for key in source if key not in kinds]
     if unknown:
         raise Unsupported(
-            f"{path}.{unknown[0]}", f"is not supported; there are: {', '.join(kinds)}"
+            f"{path}.{unknown[0]}", f"is not supported; supported are {', '.join(kinds)}"
         )
-    if len(found) != 1:
+    if len(matches) != 1:
         raise InvalidSpec(path, f"needs one of {', '.join(kinds)}")
-    return found
+    return matches
 
 
 def _value_from(
@@ -275,7 +278,7 @@ def _value_from(
     objects: Objects,
     path: str,
 ) -> str | None:
-    """The value; None when what is optional is not there, and the variable is not either."""
+    """Return the value of a variable; None for a missing optional one, which is then left out."""
     source = entry.pop("valueFrom")
     if not isinstance(source, dict):
         raise InvalidSpec(f"{path}.valueFrom", "expected an object")
@@ -308,7 +311,7 @@ def _value_from(
 
 
 def _field(field: str, pod: Mapping[str, Any], path: str) -> str:
-    """What the downward API tells before the pod runs."""
+    """Return the value of a downward API field that is known before the pod runs."""
     metadata = pod.get("metadata") or {}
     plain: dict[str, Callable[[], Any]] = {
         "metadata.name": lambda: metadata.get("name", ""),
@@ -326,12 +329,12 @@ def _field(field: str, pod: Mapping[str, Any], path: str) -> str:
     for group in ("labels", "annotations"):
         if field.startswith(f"metadata.{group}['") and field.endswith("']"):
             return str((metadata.get(group) or {}).get(field[len(group) + 11 : -2], ""))
-    there = ", ".join([*plain, "metadata.labels['KEY']", "metadata.annotations['KEY']", *STATUS])
-    raise Unsupported(f"{path}.fieldPath", f"{field!r} is not supported; there are: {there}")
+    names = ", ".join([*plain, "metadata.labels['KEY']", "metadata.annotations['KEY']", *STATUS])
+    raise Unsupported(f"{path}.fieldPath", f"{field!r} is not supported; supported are {names}")
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
-    """As kubelet writes labels and annotations: sorted lines of KEY="VALUE"."""
+    """Format labels or annotations as kubelet does: sorted lines of KEY="VALUE"."""
     return "\n".join(
         f"{key}={json.dumps(str(values[key]), ensure_ascii=False)}" for key in sorted(values)
     )
@@ -340,8 +343,8 @@ def _pairs(values: Mapping[str, Any]) -> str:
 def _resource(
     reference: ResourceRef, container: Mapping[str, Any] | None, pod: Mapping[str, Any], path: str
 ) -> str:
-    """`limits.cpu` and the like in units of the divisor, rounded up. Without a limit what the node
-    has, as kubelet tells it."""
+    """Return a resource such as `limits.cpu` in units of the divisor, rounded up. Without a limit
+    it is the node's capacity, as in kubelet."""
     if reference.container_name:
         groups = ((pod.get("spec") or {}).get(group) for group in ("initContainers", "containers"))
         named = [
@@ -352,12 +355,12 @@ def _resource(
         ]
         container = named[0] if named else None
     if container is None:
-        raise InvalidSpec(f"{path}.containerName", "there is no such container")
+        raise InvalidSpec(f"{path}.containerName", "no such container")
     group, _, name = reference.resource.partition(".")
     if group not in ("limits", "requests") or name not in ("cpu", "memory"):
-        there = "limits.cpu, limits.memory, requests.cpu, requests.memory"
+        names = "limits.cpu, limits.memory, requests.cpu, requests.memory"
         raise Unsupported(
-            f"{path}.resource", f"{reference.resource!r} is not supported; there are: {there}"
+            f"{path}.resource", f"{reference.resource!r} is not supported; supported are {names}"
         )
     resources = container.get("resources") or {}
     value = (resources.get(group) or {}).get(name)
@@ -389,44 +392,55 @@ def _volume(volume: dict[str, Any], pod: Mapping[str, Any], objects: Objects, pa
 def _files(
     key: str, source: Any, pod: Mapping[str, Any], objects: Objects, path: str, mode: int = 0o644
 ) -> list[dict[str, Any]]:
-    """The files of a volume's source; `mode` of those that say none."""
+    """Return the files of a volume's source; `mode` is the default mode."""
+    files: list[dict[str, Any]] = []
     if key == "projected":
         projected = _typed(source, ProjectedVolume, path)
-        found = []
         for i, each in enumerate(projected.sources):
             kinds = dict.fromkeys(("configMap", "secret", "downwardAPI"), "")
             ((_, kind),) = _one_of(each, kinds, f"{path}.sources[{i}]")
             own = each[kind]
             if kind == "secret" and isinstance(own, dict) and "name" in own:
                 own = {**{k: v for k, v in own.items() if k != "name"}, "secretName": own["name"]}
-            found += _files(
+            files += _files(
                 kind, own, pod, objects, f"{path}.sources[{i}].{kind}", projected.default_mode
             )
-        return found
+        return files
     if key == "downwardAPI":
         volume = _typed(
             {"defaultMode": mode, **source} if isinstance(source, dict) else source,
             DownwardVolume,
             path,
         )
-        return [
-            _file(item.path, _downward(item, pod, f"{path}.items[{i}]"), item.mode, volume.default_mode, f"{path}.items[{i}]")
-            for i, item in enumerate(volume.items)
-        ]  # fmt: skip
-    asked: MapVolume | SecretVolume
+        for i, item in enumerate(volume.items):
+            place = f"{path}.items[{i}]"
+            content = _downward(item, pod, place)
+            files.append(_file(item.path, content, item.mode, volume.default_mode, place))
+        return files
+    volume_source: MapVolume | SecretVolume
     source = {"defaultMode": mode, **source} if isinstance(source, dict) else source
     if key == "configMap":
-        asked, kind = _typed(source, MapVolume, path), "ConfigMap"
-        name = asked.name
+        volume_source, kind = _typed(source, MapVolume, path), "ConfigMap"
+        name = volume_source.name
     else:
-        asked, kind = _typed(source, SecretVolume, path), "Secret"
-        name = asked.secret_name
-    content = objects.get(kind, name, path, optional=asked.optional) or {}
-    items = asked.items if asked.items is not None else [Item(key, key) for key in content]
+        volume_source, kind = _typed(source, SecretVolume, path), "Secret"
+        name = volume_source.secret_name
+    contents = objects.get(kind, name, path, optional=volume_source.optional) or {}
+    items = (
+        volume_source.items
+        if volume_source.items is not None
+        else [Item(key, key) for key in contents]
+    )
     return [
-        _file(item.path, content[item.key], item.mode, asked.default_mode, f"{path}.items[{i}]")
+        _file(
+            item.path,
+            contents[item.key],
+            item.mode,
+            volume_source.default_mode,
+            f"{path}.items[{i}]",
+        )
         for i, item in enumerate(items)
-        if _is_there(item, content, asked.optional, kind, name, f"{path}.items[{i}]")
+        if _is_there(item, contents, volume_source.optional, kind, name, f"{path}.items[{i}]")
     ]
 
 
@@ -465,7 +479,8 @@ def _check_place(place: str, path: str) -> None:
 
 
 def _probes(container: dict[str, Any], path: str) -> list[str]:
-    """`run` probes nothing: it restarts nothing and has no services."""
+    """Remove the probes and return a message for each: `run` has no use for them, because it
+    restarts nothing and has no services."""
     return [
         f"{path}.{name}: {_probe(container.pop(name))}: run does not probe"
         for name in PROBES

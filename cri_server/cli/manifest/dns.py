@@ -1,5 +1,5 @@
-"""dnsConfig of a manifest: what it adds to the host's resolver, as kubelet merges it, or with
-dnsPolicy None all there is."""
+"""The dnsConfig of a manifest: added to the host's resolver settings as kubelet does, or alone with
+dnsPolicy None."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from cri_server.cli.manifest.check import NAMESERVERS_LIMIT
 HOST = Path("/etc/resolv.conf")
 
 
-def config(asked: pod_model.Dns, *, own: bool) -> api.DNSConfig:
-    """`own`: without the host's. A resolver takes three servers (resolv.conf(5)), the host's first.
-    Raises OSError."""
+def config(dns: pod_model.Dns, *, own: bool) -> api.DNSConfig:
+    """Return the DNS configuration; `own`: without the host's settings. A resolver uses three
+    servers (resolv.conf(5)), the host's first. Raises OSError."""
     servers, searches, options = ([], [], {}) if own else host(HOST.read_text())
-    options |= {option.name: option.value for option in asked.options}
+    options |= {option.name: option.value for option in dns.options}
     return api.DNSConfig(
-        servers=list(dict.fromkeys([*servers, *asked.nameservers]))[:NAMESERVERS_LIMIT],
-        searches=list(dict.fromkeys([*searches, *asked.searches])),
+        servers=list(dict.fromkeys([*servers, *dns.nameservers]))[:NAMESERVERS_LIMIT],
+        searches=list(dict.fromkeys([*searches, *dns.searches])),
         options=[f"{name}:{value}" if value else name for name, value in options.items()],
     )
 
 
 def host(text: str) -> tuple[list[str], list[str], dict[str, str]]:
-    """Servers, searches and options of a resolv.conf(5); of several `search` lines the last counts."""
+    """Parse a resolv.conf(5) to servers, search domains and options. The last `search` line
+    counts."""
     servers: list[str] = []
     searches: list[str] = []
     options: dict[str, str] = {}
     for line in text.splitlines():
-        keyword, *words = line.split() or [""]
+        keyword, *values = line.split() or [""]
         if keyword == "nameserver":
-            servers += words[:1]
+            servers += values[:1]
         elif keyword in ("search", "domain"):
-            searches = words
+            searches = values
         elif keyword == "options":
-            options |= {name: value for name, _, value in (word.partition(":") for word in words)}
+            options |= {name: value for name, _, value in (word.partition(":") for word in values)}
     return servers, searches, options

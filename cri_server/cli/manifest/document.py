@@ -1,5 +1,5 @@
-"""From a file's text to one Pod, and what it uses, as plain values: YAML or JSON, with a clear word
-about anything else."""
+"""Parses the text of a manifest, YAML or JSON, to one Pod with its ConfigMaps and Secrets, as plain
+values."""
 
 from __future__ import annotations
 
@@ -23,31 +23,32 @@ TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
 class Loader(yaml.SafeLoader):
-    """Like kubectl's: a key that comes twice is an error, and a date is text."""
+    """A loader like kubectl's: a duplicate key is an error, and a date is a text."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
                 continue
-            if key.value in seen:
+            if key.value in keys:
                 line = key.start_mark.line + 1
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key.value!r} comes twice, in line {line}"
+                    None, None, f"duplicate key {key.value!r} in line {line}"
                 )
-            seen.add(key.value)
+            keys.add(key.value)
         return super().construct_mapping(node, deep)
 
 
 Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in found if tag != TIMESTAMP]
-    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != TIMESTAMP]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 
 
 def parse(text: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The one Pod of a text, and the ConfigMaps and Secrets beside it, in documents or in a List;
-    without the keys whose value is null: they say nothing. Raises InvalidSpec."""
+    """Return the only Pod of a text, and the ConfigMaps and Secrets in other documents or in a
+    List. Keys with the value null are removed, because they mean the same as a missing key. Raises
+    InvalidSpec."""
     try:
         documents = [d for d in yaml.load_all(text, Loader) if d is not None]
     except (yaml.YAMLError, ValueError) as error:
@@ -55,29 +56,29 @@ def parse(text: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     except RecursionError:
         raise InvalidSpec("", "not YAML: nested too deeply") from None
     try:
-        found = [_object(_without_nulls(d, "")) for d in _unlisted(documents)]
+        objects = [_object(_without_nulls(d, "")) for d in _unlisted(documents)]
     except RecursionError:
-        raise InvalidSpec("", "an alias holds itself") from None
-    pods = [d for d in found if d["kind"] == "Pod"]
+        raise InvalidSpec("", "an alias contains itself") from None
+    pods = [d for d in objects if d["kind"] == "Pod"]
     if len(pods) != 1:
         raise InvalidSpec("", f"expected one Pod, found {len(pods)}")
-    return pods[0], [d for d in found if d["kind"] != "Pod"]
+    return pods[0], [d for d in objects if d["kind"] != "Pod"]
 
 
 def _unlisted(documents: list[Any]) -> list[Any]:
-    """The items of each List in place of it."""
-    found: list[Any] = []
+    """Replace each List by its items."""
+    result: list[Any] = []
     for document in documents:
         if isinstance(document, dict) and document.get("kind") == "List":
             items = document.get("items")
-            found += items if isinstance(items, list) else []
+            result += items if isinstance(items, list) else []
         else:
-            found.append(document)
-    return found
+            result.append(document)
+    return result
 
 
 def _object(document: Any) -> dict[str, Any]:
-    """An object of a kind that can be run or used. Raises InvalidSpec."""
+    """Check that a document is a Pod, a ConfigMap or a Secret. Raises InvalidSpec."""
     if not isinstance(document, dict):
         raise InvalidSpec(
             "", f"expected one Pod, found {'a list' if isinstance(document, list) else 'no object'}"
@@ -88,12 +89,12 @@ def _object(document: Any) -> dict[str, Any]:
     if kind in WITH_A_TEMPLATE:
         raise InvalidSpec(
             "kind",
-            f"only Pod is run; {kind} makes pods: make a Pod of its template, with a name, or give it to a cluster",
+            f"run supports only Pod, not {kind}; make a Pod from its template and give it a name",
         )
     if kind not in RUN:
         raise InvalidSpec(
             "kind",
-            f"only Pod is run, with {', '.join(RUN[1:])} beside it; {kind!r} is for a cluster",
+            f"run supports only {', '.join(RUN[:-1])} and {RUN[-1]}, not {kind!r}",
         )
     if document.get("apiVersion") != "v1":
         raise InvalidSpec("apiVersion", f"{document.get('apiVersion')!r} is not 'v1'")
@@ -119,7 +120,7 @@ def _without_nulls(value: Any, path: str) -> Any:
 
 
 def _check_text(text: str, path: str) -> None:
-    """YAML can write half of a character that takes two in UTF-16."""
+    """Reject lone surrogates, which YAML can express and UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,6 +1,5 @@
-"""`$(NAME)` in a container's command, arguments, environment and subPathExpr, as kubelet expands
-it: `$$` is `$`, and what is not defined stays as it is written.
-"""
+"""Expansion of `$(NAME)` in command, arguments, environment and subPathExpr, as in kubelet: `$$` is
+`$`, and an undefined reference stays."""
 
 from __future__ import annotations
 
@@ -11,24 +10,25 @@ REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
-    """`text` with the values of its references."""
-    return REFERENCE.sub(lambda found: _value(found, values), text)
+    """Replace the references in `text` by their values."""
+    return REFERENCE.sub(lambda match: _value(match, values), text)
 
 
 def undefined(text: str, values: Mapping[str, str]) -> list[str]:
-    """The names that `text` refers to and `values` has not."""
+    """Return the names in `text` that `values` does not contain."""
     return [name for name in REFERENCE.findall(text) if name and name not in values]
 
 
 def environment(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Each value may refer to those before it; of one name the last counts."""
+    """Expand variables in order: a value may refer to those before it, and the last value of a name
+    counts."""
     values: dict[str, str] = {}
     for name, text in pairs:
         values[name] = expand(text, values)
     return values
 
 
-def _value(found: re.Match[str], values: Mapping[str, str]) -> str:
-    if found[0] == "$$":
+def _value(match: re.Match[str], values: Mapping[str, str]) -> str:
+    if match[0] == "$$":
         return "$"
-    return values.get(found[1], found[0])
+    return values.get(match[1], match[0])

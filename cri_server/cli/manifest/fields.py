@@ -1,8 +1,8 @@
-"""The fields of a Pod that Kubernetes 1.36 knows and `run` does not do, and which fields there are
-not at all.
+"""Fields of a Pod that Kubernetes 1.36 has and `run` does not support, and detection of unknown
+fields.
 
-Each has the values that change nothing here, Kubernetes' default above all: a manifest that says so
-is fine, anything else would become something other than what it says. Source: k8s.io/api/core/v1
+The tables have the values of each field that change nothing here, such as Kubernetes' default. Any
+other value is an error, because the pod would differ from its manifest. Source: k8s.io/api/core/v1
 and its defaults.
 """
 
@@ -17,7 +17,7 @@ import msgspec
 
 from cri_server.cli.manifest import pod_model
 
-# whatever it says, nothing changes: the API server sets it, or what it is about is not here
+# no value changes anything: the API server sets the field, or `run` lacks its subject
 ANY = None
 NONE: tuple[Any, ...] = ()
 EMPTY: tuple[Any, ...] = ("", [], {})
@@ -36,8 +36,7 @@ _METADATA: dict[str, Harmless] = {
 }
 
 _SPEC: dict[str, Harmless] = {
-    # whose job is the scheduler's, the API server's or a controller's: a pod that is run here is
-    # placed already
+    # for the scheduler, the API server or a controller; `run` has placed the pod already
     **dict.fromkeys(
         ("affinity", "nodeName", "nodeSelector", "overhead", "priority", "priorityClassName"), ANY
     ),
@@ -61,7 +60,7 @@ _SPEC: dict[str, Harmless] = {
 _CONTAINER: dict[str, Harmless] = {
     "terminationMessagePath": ("/dev/termination-log", ""),
     "terminationMessagePolicy": ("File", ""),
-    # taken away by `objects`
+    # removed by `config_maps`
     **dict.fromkeys(("livenessProbe", "readinessProbe", "startupProbe"), NONE),
     **dict.fromkeys(
         ("envFrom", "lifecycle", "resizePolicy", "restartPolicyRules", "volumeDevices"), EMPTY
@@ -129,13 +128,12 @@ NOT_DONE: dict[type, dict[str, Harmless]] = {
     pod_model.ContainerSecurity: _SECURITY,
 }
 
-# Resources of a container that Kubernetes has beside cpu and memory; a name with a slash is a
-# device plugin's.
+# resources of a container besides cpu and memory; names with a slash are of device plugins
 RESOURCE = re.compile(r"ephemeral-storage|hugepages-.+|.+/.+")
 
 
 def problems(value: Any, kind: Any = pod_model.Pod, path: str = "") -> Iterator[str]:
-    """`PATH: what is wrong` for each field that would be ignored."""
+    """Yield `PATH: problem` for each field that would be ignored."""
     kind = _plain(kind)
     if get_origin(kind) is list and isinstance(value, list):
         (item,) = get_args(kind)
@@ -171,6 +169,6 @@ def _suggestion(key: str, names: Iterable[str]) -> str:
 
 
 def _plain(kind: Any) -> Any:
-    """`X | None` -> X."""
+    """Return X for `X | None`."""
     options = [each for each in get_args(kind) if each is not type(None)]
     return options[0] if get_origin(kind) not in (list, dict, None) and len(options) == 1 else kind

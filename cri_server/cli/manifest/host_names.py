@@ -1,4 +1,4 @@
-"""A pod's /etc/hosts, as kubelet writes it: localhost, the pod's own name, its hostAliases. It is
+"""A pod's /etc/hosts, as kubelet writes it: localhost, the pod's name, its hostAliases. The file is
 mounted into each container."""
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ LOCAL = (
 
 
 def text(spec: pod_model.Spec, hostname: str, addresses: Sequence[str], host_file: str) -> str:
-    """The file of a pod with these addresses; with hostNetwork the host's own and the aliases."""
+    """Return the content for a pod with these addresses; with hostNetwork the host's file and the
+    aliases."""
     own = host_file if spec.host_network else HEADER + LOCAL
     names = () if spec.host_network else [f"{address}\t{hostname}" for address in addresses]
     aliases = [f"{alias.ip}\t{' '.join(alias.hostnames)}" for alias in spec.host_aliases]
@@ -39,8 +40,8 @@ def write(spec: pod_model.Spec, hostname: str, addresses: Sequence[str], folder:
 
 
 def renew(folder: Path, hostname: str, addresses: Sequence[str]) -> None:
-    """Give the pod's name the addresses of its next attempt, in the file that containers have
-    mounted. Raises OSError."""
+    """Replace the pod's addresses in the file, which containers may have mounted. Raises
+    OSError."""
     path = folder / NAME
     if not path.exists() or not (before := path.read_text()).startswith(HEADER):
         return
@@ -54,14 +55,13 @@ def renew(folder: Path, hostname: str, addresses: Sequence[str]) -> None:
 
 
 def mount(config: api.ContainerConfig, folder: Path) -> None:
-    """Mount the file of a pod's folder into a container, unless its manifest mounts something
-    there."""
+    """Mount the file into a container unless the manifest has a mount at that path."""
     if (folder / NAME).exists() and all(m.container_path != PLACE for m in config.mounts):
         config.mounts.add(container_path=PLACE, host_path=str(folder / NAME))
 
 
 def replaced(content: str, before: Sequence[str], now: Sequence[str]) -> str:
-    """The text with the addresses of a pod's next attempt in place of those before."""
+    """Replace the addresses of the previous attempt of a pod in a text."""
     for old, new in zip(before, now, strict=False):
         content = re.sub(rf"(?<![0-9A-Fa-f:.]){re.escape(old)}(?![0-9A-Fa-f:.])", new, content)
     return content

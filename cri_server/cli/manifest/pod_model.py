@@ -1,7 +1,6 @@
-"""A Pod manifest as people write it: the types say what is done. What else Kubernetes knows is in
-`fields`, what types cannot say in `check`; a wrong type or a missing field is an error such as
-`spec.containers[0].image: expected a string`.
-"""
+"""The supported fields of a Pod manifest as types. `fields` has the fields that Kubernetes knows
+beyond them, `check` the rules beyond types; a wrong type or a missing field is an error such as
+`spec.containers[0].image: expected a string`."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from pyrunc.errors import InvalidSpec
 
 
 class Object(msgspec.Struct, rename="camel", kw_only=True):
-    """A JSON object of the manifest; unknown keys are reported by `fields.problems`, not here."""
+    """A JSON object of the manifest; `fields.problems` reports unknown keys."""
 
 
 class Env(Object):
@@ -122,11 +121,11 @@ class HostPath(Object):
 
 
 class EmptyDir(Object):
-    """On the host's disk or tmpfs, wherever the pod's folder is."""
+    """A directory in the pod's folder."""
 
 
 class File(Object):
-    """A file of a ConfigMap's or a Secret's volume; `content` is base64."""
+    """A file of a volume with a ConfigMap or a Secret; `content` is base64."""
 
     path: str
     content: bytes
@@ -200,13 +199,13 @@ LARGEST = (1 << 63) - 1
 
 
 def quantity(value: str | int | float, path: str) -> Decimal:
-    """`100m` -> 0.1, `64Mi` -> 67108864; at most 2^63 - 1. Raises InvalidSpec."""
+    """Parse `100m` to 0.1 or `64Mi` to 67108864; at most 2^63 - 1. Raises InvalidSpec."""
     match = re.fullmatch(r"([0-9.]+(?:[eE][-+]?[0-9]+)?)([a-zA-Z]*)", str(value).strip())
     try:
         if match and match[2] in _UNITS:
-            found = Decimal(match[1]) * _UNITS[match[2]]
-            if found <= LARGEST:
-                return found
+            value_of_unit = Decimal(match[1]) * _UNITS[match[2]]
+            if value_of_unit <= LARGEST:
+                return value_of_unit
             raise InvalidSpec(path, f"{value!r} is too large")
     except ArithmeticError:
         pass

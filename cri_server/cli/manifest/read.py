@@ -1,5 +1,5 @@
-"""From a manifest's text to a checked Pod: what would be ignored is refused, or with `lenient`
-told."""
+"""Reads a manifest and returns a checked Pod. Fields that `run` would ignore are errors or, with
+`lenient`, warnings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyrunc.errors import InvalidSpec
 
 
 def read(*paths: Path, lenient: bool = False) -> tuple[pod_model.Pod, list[str]]:
-    """As `parse`, from files together; `-` is stdin. Errors name the files."""
+    """Parse several files as one; `-` is stdin. Errors name the files."""
     text = "\n---\n".join(map(_text, paths))
     try:
         return parse(text, lenient=lenient)
@@ -38,36 +38,36 @@ def _text(path: Path) -> str:
 
 
 def parse(text: str, *, lenient: bool = False) -> tuple[pod_model.Pod, list[str]]:
-    """The pod of a YAML or JSON text, and a line for each thing that is ignored, which may be a
-    field only with `lenient`. Raises InvalidSpec."""
-    found, others = document.parse(text)
-    metadata = found.get("metadata")
+    """Return the pod of a YAML or JSON text, and a line for each ignored part; only with `lenient`
+    these include fields. Raises InvalidSpec."""
+    manifest, others = document.parse(text)
+    metadata = manifest.get("metadata")
     namespace = metadata.get("namespace", "default") if isinstance(metadata, dict) else "default"
-    told = config_maps.resolve(found, config_maps.Objects(others, namespace), lenient=lenient)
-    ignored = list(fields.problems(found))
+    unused = config_maps.resolve(manifest, config_maps.Objects(others, namespace), lenient=lenient)
+    ignored = list(fields.problems(manifest))
     if ignored and not lenient:
         raise InvalidSpec("", "\n".join(ignored) + " (--lenient ignores it)")
     if lenient:
-        _empty_volumes(found)
-    ignored = told + ignored
+        _empty_volumes(manifest)
+    ignored = unused + ignored
     try:
-        pod = msgspec.convert(found, pod_model.Pod)
+        pod = msgspec.convert(manifest, pod_model.Pod)
     except msgspec.ValidationError as error:
-        raise _worded(error) from None
+        raise _to_error(error) from None
     check.pod(pod)
     return pod, ignored
 
 
 def _empty_volumes(pod: dict[str, Any]) -> None:
-    """A volume whose source is ignored is an empty one: what mounts it has a place then."""
-    known = {"hostPath", "emptyDir", config_maps.FILES}
+    """Turn volumes with an ignored source into empty ones, so that they can be mounted."""
+    sources = {"hostPath", "emptyDir", config_maps.FILES}
     spec = pod.get("spec")
     for volume in (spec.get("volumes") or []) if isinstance(spec, dict) else []:
-        if isinstance(volume, dict) and not known & volume.keys():
+        if isinstance(volume, dict) and not sources & volume.keys():
             volume["emptyDir"] = {}
 
 
-def _worded(error: msgspec.ValidationError) -> InvalidSpec:
+def _to_error(error: msgspec.ValidationError) -> InvalidSpec:
     text, _, place = str(error).partition(" - at ")
     path = place.strip("`").removeprefix("$").removeprefix(".")
     missing = re.fullmatch(r"Object missing required field `(.*)`", text)

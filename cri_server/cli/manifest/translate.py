@@ -1,4 +1,4 @@
-"""A Pod manifest -> CRI messages, the way kubelet does it for the fields that we know."""
+"""Translates a Pod manifest to CRI messages as kubelet does."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PROFILES = {
 
 
 def sandbox(pod: pod_model.Pod, folder: Path) -> api.PodSandboxConfig:
-    """The sandbox; `folder` is for logs and volumes of this pod."""
+    """Return the sandbox's configuration; `folder` is for logs and volumes of this pod."""
     metadata, spec = pod.metadata, pod.spec
     config = api.PodSandboxConfig(
         metadata=api.PodSandboxMetadata(
@@ -82,8 +82,8 @@ def sandbox(pod: pod_model.Pod, folder: Path) -> api.PodSandboxConfig:
 
 
 def _hostname(name: str) -> str:
-    """A pod's name as a host's: at most 63 characters (sethostname(2)), and no separator at the
-    end."""
+    """Return a valid hostname from a pod's name: at most 63 characters (sethostname(2)), without a
+    separator at the end."""
     return name[:HOSTNAME_LIMIT].rstrip("-.")
 
 
@@ -110,51 +110,51 @@ def _all(spec: pod_model.Spec) -> list[pod_model.Container]:
 
 def container(
     pod: pod_model.Pod,
-    asked: pod_model.Container,
+    spec: pod_model.Container,
     image: api.Image,
     folder: Path,
     addresses: Sequence[str] = (),
 ) -> api.ContainerConfig:
-    """One container of the pod, which has these addresses. Raises InvalidSpec, and what
-    `volumes.source` raises."""
+    """Return the configuration of a container in a pod with these addresses. Raises InvalidSpec,
+    and the errors of `volumes.source`."""
     of_status = {"podIP": "".join(addresses[:1]), "podIPs": ",".join(addresses)}
-    values = environment((e.name, of_status.get(e.status, e.value)) for e in asked.env)
+    values = environment((e.name, of_status.get(e.status, e.value)) for e in spec.env)
     config = api.ContainerConfig(
-        metadata=api.ContainerMetadata(name=asked.name),
-        image=api.ImageSpec(image=image.id, user_specified_image=asked.image),
-        command=[expand(word, values) for word in asked.command],
-        args=[expand(word, values) for word in asked.args],
-        working_dir=asked.working_dir,
+        metadata=api.ContainerMetadata(name=spec.name),
+        image=api.ImageSpec(image=image.id, user_specified_image=spec.image),
+        command=[expand(word, values) for word in spec.command],
+        args=[expand(word, values) for word in spec.args],
+        working_dir=spec.working_dir,
         envs=[api.KeyValue(key=name, value=value.encode()) for name, value in values.items()],
-        log_path=f"{asked.name}.log",
-        stdin=asked.stdin,
-        stdin_once=asked.stdin_once,
-        tty=asked.tty,
+        log_path=f"{spec.name}.log",
+        stdin=spec.stdin,
+        stdin_once=spec.stdin_once,
+        tty=spec.tty,
         labels={
             ownership.MARK: ownership.RUN,
-            **({ownership.SIDECAR: "true"} if asked.restart_policy else {}),
+            **({ownership.SIDECAR: "true"} if spec.restart_policy else {}),
             **(
                 {ownership.INIT: "true"}
-                if asked in pod.spec.init_containers and not asked.restart_policy
+                if spec in pod.spec.init_containers and not spec.restart_policy
                 else {}
             ),
-            "io.kubernetes.container.name": asked.name,
+            "io.kubernetes.container.name": spec.name,
             "io.kubernetes.pod.name": pod.metadata.name,
             "io.kubernetes.pod.namespace": pod.metadata.namespace,
         },
         annotations={
             ownership.GRACE: str(pod.spec.termination_grace_period_seconds),
             log_rotation.ANNOTATION: str(check.log_limits(pod.metadata)),
-            **({ownership.PORTS: _named_ports(asked)} if asked.ports else {}),
+            **({ownership.PORTS: _named_ports(spec)} if spec.ports else {}),
             **(
                 {ownership.ADDRESSES: ",".join(addresses)}
-                if any(e.status for e in asked.env)
+                if any(e.status for e in spec.env)
                 else {}
             ),
         },
     )
     named = {v.name: v for v in pod.spec.volumes}
-    for mount in asked.volume_mounts:
+    for mount in spec.volume_mounts:
         config.mounts.add(
             container_path=mount.mount_path,
             host_path=volumes.source(named[mount.name], sub_path(mount, values), folder),
@@ -163,22 +163,23 @@ def container(
             recursive_read_only=mount.recursive_read_only != "Disabled",
         )
     host_names.mount(config, folder)
-    _resources(config.linux.resources, asked.resources)
-    _security(config.linux.security_context, pod.spec, asked)
-    _user(config.linux.security_context, pod.spec, asked, image)
+    _resources(config.linux.resources, spec.resources)
+    _security(config.linux.security_context, pod.spec, spec)
+    _user(config.linux.security_context, pod.spec, spec, image)
     return config
 
 
-def _named_ports(asked: pod_model.Container) -> str:
+def _named_ports(container: pod_model.Container) -> str:
     ports = [
         {"name": p.name, "containerPort": p.container_port, "protocol": p.protocol}
-        for p in asked.ports
+        for p in container.ports
     ]
     return json.dumps(ports)
 
 
 def sub_path(mount: pod_model.VolumeMount, values: dict[str, str]) -> str:
-    """The mount's subPath, or its subPathExpr with the container's environment. Raises InvalidSpec."""
+    """Return the mount's subPath, or its subPathExpr expanded with the container's environment.
+    Raises InvalidSpec."""
     if not mount.sub_path_expr:
         return mount.sub_path
     missing = undefined(mount.sub_path_expr, values)
@@ -191,40 +192,40 @@ def sub_path(mount: pod_model.VolumeMount, values: dict[str, str]) -> str:
     return expanded
 
 
-def _resources(target: api.LinuxContainerResources, asked: pod_model.Resources) -> None:
+def _resources(target: api.LinuxContainerResources, resources: pod_model.Resources) -> None:
     path = "resources"
-    request = asked.requests.cpu if asked.requests.cpu is not None else asked.limits.cpu
+    request = resources.requests.cpu if resources.requests.cpu is not None else resources.limits.cpu
     if request is not None:
         target.cpu_shares = max(2, int(pod_model.quantity(request, path) * 1024))
-    if asked.limits.cpu is not None:
+    if resources.limits.cpu is not None:
         target.cpu_period = CPU_PERIOD_US
         target.cpu_quota = max(
-            1000, int(pod_model.quantity(asked.limits.cpu, path) * CPU_PERIOD_US)
+            1000, int(pod_model.quantity(resources.limits.cpu, path) * CPU_PERIOD_US)
         )
-    if asked.limits.memory is not None:
-        target.memory_limit_in_bytes = int(pod_model.quantity(asked.limits.memory, path))
+    if resources.limits.memory is not None:
+        target.memory_limit_in_bytes = int(pod_model.quantity(resources.limits.memory, path))
 
 
 def _security(
-    target: api.LinuxContainerSecurityContext, spec: pod_model.Spec, asked: pod_model.Container
+    target: api.LinuxContainerSecurityContext, spec: pod_model.Spec, container: pod_model.Container
 ) -> None:
-    own, pods = asked.security_context, spec.security_context
+    security, pods = container.security_context, spec.security_context
     _namespaces(target.namespace_options, spec)
-    target.privileged = own.privileged
-    target.readonly_rootfs = own.read_only_root_filesystem
-    target.no_new_privs = not own.allow_privilege_escalation
-    target.capabilities.add_capabilities.extend(own.capabilities.add)
-    target.capabilities.drop_capabilities.extend(own.capabilities.drop)
+    target.privileged = security.privileged
+    target.readonly_rootfs = security.read_only_root_filesystem
+    target.no_new_privs = not security.allow_privilege_escalation
+    target.capabilities.add_capabilities.extend(security.capabilities.add)
+    target.capabilities.drop_capabilities.extend(security.capabilities.drop)
     target.supplemental_groups.extend(pods.supplemental_groups)
     if pods.fs_group is not None:
         target.supplemental_groups.append(pods.fs_group)
     profile = (
-        own.seccomp_profile or pods.seccomp_profile or pod_model.Profile(type="RuntimeDefault")
+        security.seccomp_profile or pods.seccomp_profile or pod_model.Profile(type="RuntimeDefault")
     )
     target.seccomp.profile_type = PROFILES[profile.type]
     if profile.localhost_profile:
         target.seccomp.localhost_ref = str(LOCALHOST_PROFILES / profile.localhost_profile)
-    if not own.privileged:
+    if not security.privileged:
         target.masked_paths.extend(MASKED)
         target.readonly_paths.extend(READONLY)
 
@@ -232,16 +233,16 @@ def _security(
 def _user(
     target: api.LinuxContainerSecurityContext,
     spec: pod_model.Spec,
-    asked: pod_model.Container,
+    container: pod_model.Container,
     image: api.Image,
 ) -> None:
-    """The container's user before the pod's, before the image's. Raises InvalidSpec when it may not
-    be root and would be."""
-    own, pods = asked.security_context, spec.security_context
-    user = own.run_as_user if own.run_as_user is not None else pods.run_as_user
-    group = own.run_as_group if own.run_as_group is not None else pods.run_as_group
-    if own.run_as_non_root if own.run_as_non_root is not None else pods.run_as_non_root:
-        _refuse_root(asked.name, user, image)
+    """Set the user: the container's, else the pod's, else the image's. Raises InvalidSpec if it
+    would be root against runAsNonRoot."""
+    security, pods = container.security_context, spec.security_context
+    user = security.run_as_user if security.run_as_user is not None else pods.run_as_user
+    group = security.run_as_group if security.run_as_group is not None else pods.run_as_group
+    if security.run_as_non_root if security.run_as_non_root is not None else pods.run_as_non_root:
+        _refuse_root(container.name, user, image)
     if user is not None:
         target.run_as_user.value = user
     elif group is not None and image.username:
@@ -256,7 +257,7 @@ def _refuse_root(name: str, user: int | None, image: api.Image) -> None:
     if user is None and image.username:
         raise InvalidSpec(
             "runAsNonRoot",
-            f"container {name}: the image's user {image.username!r} is no number: set runAsUser",
+            f"container {name}: the image's user {image.username!r} is a name: set runAsUser",
         )
     if (image.uid.value if user is None else user) == 0:
         raise InvalidSpec("runAsNonRoot", f"container {name} would run as root")

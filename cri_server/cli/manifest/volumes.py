@@ -1,8 +1,8 @@
-"""A pod's volumes on the host: hostPath by the rules of its type, emptyDir in the pod's folder,
-subPath beneath either.
+"""A pod's volumes on the host: hostPath with the rules of its type, emptyDir in the pod's folder,
+and subPath below either.
 
-The content of a volume is the containers', and a link in it may point anywhere: a subPath is
-resolved by the kernel, which refuses to leave the volume (CVE-2017-1002101, CVE-2021-25741).
+Containers write a volume's content, so a link in it may lead anywhere. The kernel resolves a
+subPath and refuses to leave the volume (CVE-2017-1002101, CVE-2021-25741).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cri_server.cli.manifest import pod_model
 from pyrunc.errors import KernelError, NotFound, WrongState, kernel_errors
 from pyrunc.kernel.path import open_beneath
 
-# hostPath.type -> what must be there, and its name for people. `OrCreate` makes what is missing.
+# hostPath.type -> test of the file's mode, and its name for people
 KINDS: dict[str, tuple[Callable[[int], bool], str]] = {
     "DirectoryOrCreate": (stat.S_ISDIR, "directory"),
     "Directory": (stat.S_ISDIR, "directory"),
@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[Callable[[int], bool], str]] = {
 
 
 def prepare(pod: pod_model.Pod, folder: Path) -> None:
-    """Check and make the pod's volumes before anything runs. Raises NotFound, WrongState,
+    """Check and create the pod's volumes before anything runs. Raises NotFound, WrongState,
     KernelError."""
     for i, volume in enumerate(pod.spec.volumes):
         if volume.files is not None:
@@ -42,9 +42,10 @@ def prepare(pod: pod_model.Pod, folder: Path) -> None:
 
 
 def source(volume: pod_model.Volume, sub_path: str, folder: Path) -> str:
-    """The host path to mount; a missing subPath becomes a directory with the volume's mode.
+    """Return the host path to mount; a missing subPath is created as a directory with the volume's
+    mode.
 
-    Raises WrongState for a subPath that leaves the volume over a link, KernelError.
+    Raises WrongState for a subPath that leaves the volume through a link, KernelError.
     """
     base = Path(volume.host_path.path) if volume.host_path is not None else _empty(volume, folder)
     if not sub_path:
@@ -52,11 +53,11 @@ def source(volume: pod_model.Volume, sub_path: str, folder: Path) -> str:
     root = _open(base)
     try:
         _make_beneath(root, sub_path)
-        found = _open_beneath(root, sub_path)
+        target = _open_beneath(root, sub_path)
         try:
-            return os.readlink(f"/proc/self/fd/{found}")
+            return os.readlink(f"/proc/self/fd/{target}")
         finally:
-            os.close(found)
+            os.close(target)
     finally:
         os.close(root)
 
@@ -66,7 +67,8 @@ def _empty(volume: pod_model.Volume, folder: Path) -> Path:
 
 
 def _make_empty(path: Path, group: int | None) -> None:
-    """As kubelet's: everybody may write; with an fsGroup what is made in it belongs to that."""
+    """Create an emptyDir with kubelet's mode: writable for everyone; with an fsGroup new files get
+    that group."""
     path.mkdir(parents=True)
     if group is not None:
         os.chown(path, -1, group)
@@ -74,7 +76,8 @@ def _make_empty(path: Path, group: int | None) -> None:
 
 
 def _make_files(path: Path, files: list[pod_model.File], group: int | None) -> None:
-    """A ConfigMap's or a Secret's; with an fsGroup that group may read them, as kubelet has it."""
+    """Write the files of a ConfigMap or Secret; with an fsGroup that group can read them, as in
+    kubelet."""
     path.mkdir(parents=True)
     path.chmod(0o755)
     for file in files:
@@ -86,38 +89,38 @@ def _make_files(path: Path, files: list[pod_model.File], group: int | None) -> N
         place.chmod(file.mode if group is None else file.mode | 0o440)
 
 
-def _check_host_path(asked: pod_model.HostPath, where: str) -> None:
-    matches, name = KINDS[asked.type]
+def _check_host_path(volume: pod_model.HostPath, where: str) -> None:
+    matches, name = KINDS[volume.type]
     try:
-        mode = os.stat(asked.path).st_mode
+        mode = os.stat(volume.path).st_mode
     except FileNotFoundError:
-        if not asked.type.endswith("OrCreate"):
+        if not volume.type.endswith("OrCreate"):
             raise NotFound(
-                f"{where}: {asked.path!r} does not exist, its type is {asked.type}"
+                f"{where}: {volume.path!r} does not exist, its type is {volume.type}"
             ) from None
-        return _create(asked)
+        return _create(volume)
     except OSError as error:
-        raise KernelError.of(error, "stat", repr(asked.path)) from None
+        raise KernelError.of(error, "stat", repr(volume.path)) from None
     if not matches(mode):
-        raise WrongState(f"{where}: {asked.path!r} is not a {name}")
+        raise WrongState(f"{where}: {volume.path!r} is not a {name}")
 
 
-def _create(asked: pod_model.HostPath) -> None:
-    """kubelet's modes, 0755 and 0644; the folder of a file must be there."""
+def _create(volume: pod_model.HostPath) -> None:
+    """Create a hostPath with kubelet's modes, 0755 and 0644; the folder of a file must exist."""
     before = os.umask(0o022)
     try:
-        if asked.type == "DirectoryOrCreate":
-            os.makedirs(asked.path, 0o755, exist_ok=True)
+        if volume.type == "DirectoryOrCreate":
+            os.makedirs(volume.path, 0o755, exist_ok=True)
         else:
-            os.close(os.open(asked.path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+            os.close(os.open(volume.path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
     except OSError as error:
-        raise KernelError.of(error, "create", repr(asked.path)) from None
+        raise KernelError.of(error, "create", repr(volume.path)) from None
     finally:
         os.umask(before)
 
 
 def _make_beneath(root: int, sub_path: str) -> None:
-    """What is missing of the path, level by level, with the mode of the volume."""
+    """Create the missing folders of the path with the mode of the volume."""
     mode = stat.S_IMODE(os.fstat(root).st_mode)
     names = [name for name in sub_path.split("/") if name]
     for depth, name in enumerate(names):
@@ -135,11 +138,11 @@ def _make_folder(parent: int, name: str, mode: int) -> None:
         return
     except OSError as error:
         raise KernelError.of(error, "mkdir", repr(name)) from None
-    made = open_beneath(parent, name)
+    created = open_beneath(parent, name)
     try:
-        os.chmod(f"/proc/self/fd/{made}", mode)
+        os.chmod(f"/proc/self/fd/{created}", mode)
     finally:
-        os.close(made)
+        os.close(created)
 
 
 def _open(path: Path) -> int:
@@ -153,6 +156,6 @@ def _open_beneath(root: int, path: str) -> int:
     except KernelError as error:
         if error.errno in (errno.EXDEV, errno.ELOOP):
             raise WrongState(
-                f"subPath {path.removeprefix('./')!r} leaves its volume over a link"
+                f"subPath {path.removeprefix('./')!r} leaves its volume through a link"
             ) from None
         raise

@@ -1,4 +1,4 @@
-"""`pyrunc-cri events`: what happens to containers and pods, as it happens."""
+"""`pyrunc-cri events`: prints events of containers and pods."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from pyrunc.errors import InvalidArgument
 
 
 @click.command()
-@click.option("--pod", default="", metavar="POD", help="Only of this pod (id, prefix or name).")
+@click.option("--pod", default="", metavar="POD", help="Only this pod (id, prefix or name).")
 @click.option(
     "--label",
     "--selector",
     "labels",
     multiple=True,
     metavar="SELECTOR",
-    help="Only of pods with these labels.",
+    help="Only pods with these labels.",
 )
 @click.option(
     "--since",
     metavar="TIME",
-    help="Also what was since then: 42m, or 2026-11-22T10:00:00Z; without labels.",
+    help="Also past events since then: 42m, or 2026-11-22T10:00:00Z; they have no labels.",
 )
-@click.option("--until", metavar="TIME", help="With --since: only what was before then, and end.")
+@click.option("--until", metavar="TIME", help="With --since: only events before then, and exit.")
 @formats.options(("table", "json"), listing=False)
 @click.pass_obj
 def events(
@@ -47,17 +47,17 @@ def events(
     until: str | None,
     how: Output,
 ) -> None:
-    """Follow what happens to containers and pods until interrupted; each line of -o json is an
+    """Print events of containers and pods until interrupted. With -o json each line is an
     object."""
     selection = Selection(pod=pod)
     tests = [selector(text) for text in labels]
     begin_ns, end_ns = _times(since, until, labels)
     with Client(address) as client:
         if begin_ns is None:
-            found = client.stream("GetContainerEvents", api.GetEventsRequest())
+            stream = client.stream("GetContainerEvents", api.GetEventsRequest())
         else:
-            found = _since(client, pod, begin_ns, end_ns)
-        for event in found:
+            stream = _since(client, pod, begin_ns, end_ns)
+        for event in stream:
             status = event.pod_sandbox_status
             if (pod and not selection.in_pod(status)) or not all(
                 test(status.labels) for test in tests
@@ -70,17 +70,17 @@ def events(
 def _times(
     since: str | None, until: str | None, labels: tuple[str, ...]
 ) -> tuple[int | None, int | None]:
-    """Nanoseconds since 1970. Raises InvalidArgument."""
+    """Parse --since and --until to nanoseconds since 1970. Raises InvalidArgument."""
     if since is None:
         if until is not None:
-            raise InvalidArgument("--until: needs --since; without it events begin now")
+            raise InvalidArgument("--until needs --since: without it only new events are printed")
         return None, None
     if labels:
-        raise InvalidArgument("--since and --label do not go together: the timeline has no labels")
+        raise InvalidArgument("--since excludes --label: past events have no labels")
     now = datetime.datetime.now(datetime.UTC)
     begin, end = (moment(text, now) if text else None for text in (since, until))
     if end is not None and end > now:
-        raise InvalidArgument(f"--until {until}: is in the future")
+        raise InvalidArgument(f"--until {until} is in the future")
     return _nanoseconds(begin), _nanoseconds(end)
 
 
@@ -89,8 +89,8 @@ def _nanoseconds(when: datetime.datetime | None) -> int | None:
 
 
 def _since(client: Client, pod: str, begin_ns: int, end_ns: int | None) -> Iterator[Any]:
-    """The events of the timeline from `begin_ns` on, and those that come, up to `end_ns`. All
-    entries are read: an older one may have made a container that goes with its pod."""
+    """Yield the events from `begin_ns` to `end_ns`, those of the timeline first. All entries are
+    read, because an older one may have created a container that is deleted with its pod."""
     if end_ns is None:
         entries: Iterable[Any] = client.admin_stream(private.FollowTimeline(pod), private.decode)
     else:
@@ -107,12 +107,12 @@ def _line(event: api.ContainerEventResponse, how: Output) -> str:
     if how.format == "json":
         return formats.as_json(formats.plain(event))
     when = datetime.datetime.fromtimestamp(event.created_at / 1e9).astimezone()
-    shown = when.isoformat(timespec="milliseconds")
+    time = when.isoformat(timespec="milliseconds")
     kind = api.ContainerEventType.Name(event.container_event_type).split("_")[1].lower()
     names = {c.id: c.metadata.name for c in event.containers_statuses}
     pod = event.pod_sandbox_status.metadata
-    what = "pod" if event.container_id == event.pod_sandbox_status.id else "container"
+    subject = "pod" if event.container_id == event.pod_sandbox_status.id else "container"
     name = f"{pod.namespace}/{pod.name}"
-    if what == "container":
+    if subject == "container":
         name += f"/{names.get(event.container_id, '?')}"
-    return printable(f"{shown}  {kind:<8} {what:<9} {name}  {event.container_id[:SHORT]}")
+    return printable(f"{time}  {kind:<8} {subject:<9} {name}  {event.container_id[:SHORT]}")

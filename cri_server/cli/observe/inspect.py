@@ -1,4 +1,4 @@
-"""`pyrunc-cri inspect`, `inspectp`, `inspecti`: all that the server says about containers, pods and
+"""`pyrunc-cri inspect`, `inspectp`, `inspecti`: print the full status of containers, pods and
 images."""
 
 from __future__ import annotations
@@ -23,58 +23,58 @@ Describe = Callable[[Client, str, bool], dict[str, Any]]
 
 
 def container(client: Client, name: str, verbose: bool) -> dict[str, Any]:
-    """The status of a container. Raises NotFound, ServerError."""
+    """Return the status of a container. Raises NotFound, ServerError."""
     request = api.ContainerStatusRequest(container_id=client.container(name).id, verbose=verbose)
     return _as_crictl(formats.with_info(client.runtime("ContainerStatus", request)))
 
 
 def pod(client: Client, name: str, verbose: bool) -> dict[str, Any]:
-    """The status of a pod. Raises NotFound, ServerError."""
+    """Return the status of a pod. Raises NotFound, ServerError."""
     request = api.PodSandboxStatusRequest(pod_sandbox_id=client.pod(name).id, verbose=verbose)
     return _as_crictl(formats.with_info(client.runtime("PodSandboxStatus", request)))
 
 
 def image(client: Client, name: str, verbose: bool) -> dict[str, Any]:
-    """The status of an image. Raises NotFound, ServerError."""
+    """Return the status of an image. Raises NotFound, ServerError."""
     request = api.ImageStatusRequest(image=api.ImageSpec(image=name), verbose=verbose)
     response = client.image("ImageStatus", request)
     if not response.HasField("image"):
         raise NotFound(f"no such image: {name!r}")
-    found = formats.with_info(response)
-    return {"status": found.pop("image"), **found}
+    document = formats.with_info(response)
+    return {"status": document.pop("image"), **document}
 
 
-def _as_crictl(found: dict[str, Any]) -> dict[str, Any]:
-    """The status with times and a signal's name as crictl writes them."""
-    status = found["status"]
+def _as_crictl(document: dict[str, Any]) -> dict[str, Any]:
+    """Write times and signal names as crictl does."""
+    status = document["status"]
     for key in TIMES:
         if key in status:
             status[key] = moment(int(status[key]))
     if (
         "stopSignal" in status
-    ):  # our interface file has a prefix that CRI's has not; on the wire it is a number
+    ):  # only our interface file has a prefix here; on the wire the signal is a number
         status["stopSignal"] = status["stopSignal"].removeprefix("SIGNAL_")
-    return found
+    return document
 
 
 def moment(nanoseconds: int) -> str:
-    """RFC 3339, in this machine's time zone; Go's zero time for none."""
+    """Format a time as RFC 3339 in this machine's time zone; a missing time as Go's zero time."""
     if nanoseconds <= 0:
         return "0001-01-01T00:00:00Z"
     seconds, fraction = divmod(nanoseconds, 1_000_000_000)
     whole = datetime.datetime.fromtimestamp(seconds, datetime.UTC).astimezone()
     digits = f"{fraction:09}".rstrip("0")
     zone = whole.strftime("%z")
-    shown = "Z" if zone == "+0000" else f"{zone[:3]}:{zone[3:]}"
-    return f"{whole:%Y-%m-%dT%H:%M:%S}{'.' if digits else ''}{digits}{shown}"
+    suffix = "Z" if zone == "+0000" else f"{zone[:3]}:{zone[3:]}"
+    return f"{whole:%Y-%m-%dT%H:%M:%S}{'.' if digits else ''}{digits}{suffix}"
 
 
 KINDS: dict[str, Describe] = {"container": container, "pod": pod, "image": image}
 
 
 def anything(client: Client, name: str, verbose: bool) -> dict[str, Any]:
-    """A container, else a pod, else an image of this name, else what has an id that begins so.
-    Raises NotFound, ServerError."""
+    """Return the status of the container, pod or image with this name, or else with this prefix of
+    an id. Raises NotFound, ServerError."""
     for prefix in (False, True):
         for find, describe in ((client.container, container), (client.pod, pod)):
             with contextlib.suppress(NotFound):
@@ -85,28 +85,28 @@ def anything(client: Client, name: str, verbose: bool) -> dict[str, Any]:
 
 
 def show(address: str, names: Sequence[str], describe: Describe, quiet: bool, how: Output) -> None:
-    """One object, or a list of several."""
+    """Print one object, or a list of several."""
     with Client(address) as client:
-        found = [describe(client, name, not quiet) for name in names]
-    formats.say(how.document(found[0] if len(found) == 1 else found))
+        documents = [describe(client, name, not quiet) for name in names]
+    formats.say(how.document(documents[0] if len(documents) == 1 else documents))
 
 
 quiet_option = click.option(
-    "-q", "--quiet", is_flag=True, help="Without what only this server says (`info`)."
+    "-q", "--quiet", is_flag=True, help="Without `info`, the details of this runtime."
 )
 
 
-@click.command(short_help="Show all about containers, pods or images")
+@click.command(short_help="Show the status of containers, pods or images")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=completion.both)
-@click.option("--type", "kind", type=click.Choice(list(KINDS)), help="Only one of this kind.")
-@click.option("--origins", is_flag=True, help="A table: where the values of containers come from.")
+@click.option("--type", "kind", type=click.Choice(list(KINDS)), help="The kind of NAME.")
+@click.option("--origins", is_flag=True, help="Show where each value of a container comes from.")
 @quiet_option
 @formats.options(FORMATS, listing=False, short=True)
 @click.pass_obj
 def inspect(
     address: str, names: tuple[str, ...], kind: str | None, origins: bool, quiet: bool, how: Output
 ) -> None:
-    """Show all about containers, pods or images, whatever has the NAME."""
+    """Show the full status of the containers, pods or images with these names."""
     if origins:
         _show_origins(address, names)
         return
@@ -114,25 +114,25 @@ def inspect(
 
 
 def _show_origins(address: str, names: Sequence[str]) -> None:
-    from cri_server.cli.observe.origins import origins  # for few
+    from cri_server.cli.observe.origins import origins
 
     with Client(address) as client:
         for name in names:
             identifier = client.container(name).id
-            found = container(client, identifier, True)
-            made_from = image(
-                client, found["status"]["imageId"] or found["status"]["imageRef"], True
+            status = container(client, identifier, True)
+            image_status = image(
+                client, status["status"]["imageId"] or status["status"]["imageRef"], True
             )
             config, pod_config = client.container_config(identifier)
-            of_image = (made_from["info"].get("imageSpec") or {}).get("config") or {}
-            rows = origins(config, pod_config, of_image, found["info"].get("runtimeSpec") or {})
+            of_image = (image_status["info"].get("imageSpec") or {}).get("config") or {}
+            rows = origins(config, pod_config, of_image, status["info"].get("runtimeSpec") or {})
             formats.say(formats.table(("VALUE OF", "VALUE", "FROM"), rows))
 
 
 def _inspect_command(
     verb: str, kind: str, describe: Callable[[Client, str, bool], dict[str, Any]], complete: Any
 ) -> click.Command:
-    @click.command(verb, help=f"Show all about {kind}s.")
+    @click.command(verb, help=f"Show the full status of {kind}s.")
     @click.argument(
         "names", nargs=-1, required=True, metavar=f"{kind.upper()}...", shell_complete=complete
     )

@@ -1,4 +1,4 @@
-"""`pyrunc-cri ps` and `pods`: what runs."""
+"""`pyrunc-cri ps` and `pods`: list containers and pods."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ ID = "(sha256:)?[0-9a-f]{64}|(sha512:)?[0-9a-f]{128}"
 
 
 @click.command()
-@click.option("-a", "--all", "everything", is_flag=True, help="Also those that do not run.")
+@click.option("-a", "--all", "all_states", is_flag=True, help="Also containers that do not run.")
 @selection.options("container")
 @formats.options()
 @formats.watch
 @click.pass_obj
 def ps(
-    address: str, everything: bool, selection: Selection, how: Output, watching: float | None
+    address: str, all_states: bool, selection: Selection, how: Output, watching: float | None
 ) -> None:
-    """List containers: the running ones, unless a state, --last or --all says otherwise."""
+    """List the running containers; with a state, --last or --all also others."""
     with Client(address) as client:
         formats.repeat(
             lambda: how.render_list(
-                _containers(client, how), selection.containers(client, everything=everything)
+                _containers(client, how), selection.containers(client, all_states=all_states)
             ),
             watching,
         )
@@ -43,12 +43,12 @@ def _containers(client: Client, how: Output) -> Listing[api.Container]:
     shared = shared_names(pods.values())
 
     def pod(container: api.Container) -> str:
-        found = pods.get(container.pod_sandbox_id)
-        return found.metadata.name if found else how.short(container.pod_sandbox_id)
+        sandbox = pods.get(container.pod_sandbox_id)
+        return sandbox.metadata.name if sandbox else how.short(container.pod_sandbox_id)
 
     def namespace(container: api.Container) -> str:
-        found = pods.get(container.pod_sandbox_id)
-        return found.metadata.namespace if found else ""
+        pod = pods.get(container.pod_sandbox_id)
+        return pod.metadata.namespace if pod else ""
 
     def name(container: api.Container) -> str:
         names = container_names(container, pods.get(container.pod_sandbox_id))
@@ -85,7 +85,7 @@ def _containers(client: Client, how: Output) -> Listing[api.Container]:
 
 
 def _image(container: api.Container, how: Output) -> str:
-    """As who made the container called it: a name is whole, an id short."""
+    """Return the image's name from the request; an id is shortened."""
     name = container.image.user_specified_image or container.image.image
     return how.short(name) if re.fullmatch(ID, name) else name
 

@@ -1,7 +1,6 @@
-"""Where the values of a container come from: its request (kubelet's, or a manifest's), its pod, its
-image, the server's configuration or a default. Pure: what a container runs with, held against what
-each of them says.
-"""
+"""The origins of a container's values: its request (from kubelet or a manifest), its pod, its
+image, the server's configuration, or a default. Compares the runtime spec with each of them,
+without I/O."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ LIMITS = {
 
 
 class Origin(NamedTuple):
-    """A value, in words, and where it comes from."""
+    """A value for people, and its origin."""
 
     item: str
     value: str
@@ -33,8 +32,8 @@ def origins(
     image: Mapping[str, Any],
     spec: Mapping[str, Any],
 ) -> list[Origin]:
-    """Of what a container was made from: its request, its pod's, its image's OCI configuration
-    (`config` of it), and the runtime spec that it runs with, without environment."""
+    """Return the values of a container from its request, its pod's request, the `config` of its
+    image, and its runtime spec without environment."""
     process = spec.get("process") or {}
     return [
         *_arguments(config, process),
@@ -46,14 +45,23 @@ def origins(
         *_mounts(config, image, spec),
         *_namespaces(spec),
         *_resources(config, spec),
-        Origin("limits of processes", f"{len(process.get('rlimits') or ())}", "server: [containers] rlimits, or its own"),
-        Origin("cgroup", str((spec.get("linux") or {}).get("cgroupsPath", "")), f"{POD}: cgroup_parent" if pod.linux.cgroup_parent else "server: [cgroup]"),
-    ]  # fmt: skip
+        Origin(
+            "limits of processes",
+            f"{len(process.get('rlimits') or ())}",
+            "server: [containers] rlimits, or its own",
+        ),
+        _cgroup(pod, spec),
+    ]
+
+
+def _cgroup(pod: api.PodSandboxConfig, spec: Mapping[str, Any]) -> Origin:
+    origin = f"{POD}: cgroup_parent" if pod.linux.cgroup_parent else "server: [cgroup]"
+    return Origin("cgroup", str((spec.get("linux") or {}).get("cgroupsPath", "")), origin)
 
 
 def _arguments(config: api.ContainerConfig, process: Mapping[str, Any]) -> Iterator[Origin]:
-    """A command of the request hides the image's command and arguments (CRI,
-    `ContainerConfig.command`)."""
+    """Yield the arguments. A command in the request replaces the image's command and arguments
+    (CRI, `ContainerConfig.command`)."""
     args = list(map(str, process.get("args") or ()))
     first = len(config.command)
     for number, word in enumerate(args):
@@ -66,15 +74,15 @@ def _arguments(config: api.ContainerConfig, process: Mapping[str, Any]) -> Itera
 
 
 def _environment(config: api.ContainerConfig, image: Mapping[str, Any]) -> Iterator[Origin]:
-    """Values of the request may be secrets."""
-    found = {}
+    """Yield the variables; values of the request are hidden, because they may be secrets."""
+    by_name = {}
     for line in image.get("Env") or ():
         name, _, value = str(line).partition("=")
-        found[name] = Origin(f"env {name}", value, f"{IMAGE}: Env")
+        by_name[name] = Origin(f"env {name}", value, f"{IMAGE}: Env")
     for each in config.envs:
-        before = " (instead of the image's)" if each.key in found else ""
-        found[each.key] = Origin(f"env {each.key}", HIDDEN, f"{REQUEST}: envs{before}")
-    yield from found.values()
+        before = " (instead of the image's)" if each.key in by_name else ""
+        by_name[each.key] = Origin(f"env {each.key}", HIDDEN, f"{REQUEST}: envs{before}")
+    yield from by_name.values()
 
 
 def _cwd(
@@ -132,27 +140,31 @@ def _security(
         f"{REQUEST}: readonly_rootfs" if readonly else DEFAULT,
     )
     privileges = bool(process.get("noNewPrivileges"))
-    yield Origin("no new privileges", str(privileges).lower(), f"{REQUEST}: no_new_privs" if privileges else DEFAULT)  # fmt: skip
+    yield Origin(
+        "no new privileges",
+        str(privileges).lower(),
+        f"{REQUEST}: no_new_privs" if privileges else DEFAULT,
+    )
 
 
 def _mounts(
     config: api.ContainerConfig, image: Mapping[str, Any], spec: Mapping[str, Any]
 ) -> Iterator[Origin]:
-    asked = {mount.container_path.rstrip("/") or "/": mount for mount in config.mounts}
+    requested = {mount.container_path.rstrip("/") or "/": mount for mount in config.mounts}
     volumes = {str(path).rstrip("/") or "/" for path in image.get("Volumes") or ()}
     for mount in spec.get("mounts") or ():
         place = str(mount.get("destination", ""))
-        found = asked.get(place.rstrip("/") or "/")
+        request = requested.get(place.rstrip("/") or "/")
         origin = DEFAULT
-        if found is not None:
+        if request is not None:
             origin = f"{REQUEST}: mounts"
         elif place in volumes:
             origin = f"{IMAGE}: Volumes"
         elif place in OF_THE_POD:
             origin = POD
         source = (
-            found.host_path or found.image.image
-            if found is not None
+            request.host_path or request.image.image
+            if request is not None
             else str(mount.get("type") or "bind")
         )
         yield Origin(f"mount {place}", source, origin)
@@ -165,7 +177,9 @@ def _namespaces(spec: Mapping[str, Any]) -> Iterator[Origin]:
     }
     for kind in ("network", "ipc", "uts", "pid", "user", "cgroup", "mount"):
         if kind not in own:
-            yield Origin(f"namespace {kind}", "the host's", f"{REQUEST}: namespace_options" if kind in ("network", "ipc", "pid") else DEFAULT)  # fmt: skip
+            in_request = kind in ("network", "ipc", "pid")
+            origin = f"{REQUEST}: namespace_options" if in_request else DEFAULT
+            yield Origin(f"namespace {kind}", "the host's", origin)
         else:
             yield Origin(
                 f"namespace {kind}", str(own[kind] or "its own"), POD if own[kind] else DEFAULT
@@ -173,10 +187,12 @@ def _namespaces(spec: Mapping[str, Any]) -> Iterator[Origin]:
 
 
 def _resources(config: api.ContainerConfig, spec: Mapping[str, Any]) -> Iterator[Origin]:
-    given = (spec.get("linux") or {}).get("resources") or {}
+    limits = (spec.get("linux") or {}).get("resources") or {}
     for group, (key, name) in LIMITS.items():
-        value = (given.get(group) or {}).get(key)
-        wanted = getattr(config.linux.resources, name)
+        value = (limits.get(group) or {}).get(key)
+        is_requested = getattr(config.linux.resources, name)
         yield Origin(
-            f"{group} {key}", str(value or "none"), f"{REQUEST}: resources" if wanted else DEFAULT
+            f"{group} {key}",
+            str(value or "none"),
+            f"{REQUEST}: resources" if is_requested else DEFAULT,
         )

@@ -1,6 +1,6 @@
-"""Events of the past, as CRI's messages, from the entries of the server's timeline.
+"""Past events as CRI messages, from the entries of the server's timeline.
 
-An entry has a pod's and a container's name and id, but no statuses and no labels.
+An entry has names and ids of pod and container, but no statuses and no labels.
 """
 
 from __future__ import annotations
@@ -31,24 +31,25 @@ OF_CONTAINERS = {
 
 
 def events(entries: Iterable[Entry]) -> Iterator[api.ContainerEventResponse]:
-    """The events of calls that succeeded, in the order of `entries`, which is that of their ends.
+    """Yield the events of successful calls in the order of `entries`, that is, by the end of the
+    calls.
 
-    RemovePodSandbox also deletes containers that the entries before it have made.
+    RemovePodSandbox also deletes the containers that earlier entries created.
     """
-    made: dict[str, dict[str, str]] = {}  # by the pod's id: names by containers' ids
+    containers_by_pod: dict[str, dict[str, str]] = {}  # container names by id
     for entry in entries:
         call, pod = entry["call"], str(entry.get("pod_id", ""))
         if call != ENDED and entry.get("outcome") != "OK":
             continue
         if call in OF_PODS:
             if call == "RemovePodSandbox":
-                for identifier, name in made.pop(pod, {}).items():
+                for identifier, name in containers_by_pod.pop(pod, {}).items():
                     yield _event(entry, DELETED, identifier, name)
             for kind in OF_PODS[call]:
                 yield _event(entry, kind, pod, "")
         elif call in OF_CONTAINERS:
             identifier, name = str(entry.get("container_id", "")), str(entry.get("container", ""))
-            of_pod = made.setdefault(pod, {})
+            of_pod = containers_by_pod.setdefault(pod, {})
             if call == "RemoveContainer":
                 of_pod.pop(identifier, None)
             else:
@@ -56,13 +57,13 @@ def events(entries: Iterable[Entry]) -> Iterator[api.ContainerEventResponse]:
             yield _event(entry, OF_CONTAINERS[call], identifier, name)
 
 
-def _event(entry: Entry, kind: int, about: str, container: str) -> api.ContainerEventResponse:
-    """`container`: its name; empty when the event is the pod's."""
+def _event(entry: Entry, kind: int, identifier: str, container: str) -> api.ContainerEventResponse:
+    """Make an event; `container` is the container's name, empty for an event of the pod."""
     namespace, _, name = str(entry.get("pod", "")).rpartition("/")
-    # An exit's entry is as late as the server heard of it; it begins when the container ended.
+    # The entry of an exit ends when the server learns of the exit, and begins at the exit itself.
     when = entry["started_at_ns"] if entry["call"] == ENDED else entry.get("ended_at_ns", 0)
     event = api.ContainerEventResponse(
-        container_id=about,
+        container_id=identifier,
         container_event_type=kind,  # type: ignore[arg-type]
         created_at=when,
     )
@@ -70,5 +71,5 @@ def _event(entry: Entry, kind: int, about: str, container: str) -> api.Container
     event.pod_sandbox_status.metadata.name = name
     event.pod_sandbox_status.metadata.namespace = namespace
     if container:
-        event.containers_statuses.add(id=about).metadata.name = container
+        event.containers_statuses.add(id=identifier).metadata.name = container
     return event

@@ -1,5 +1,5 @@
-"""`pyrunc-cri timeline`: a pod's calls with their steps as a waterfall, in the terminal or on a
-page."""
+"""`pyrunc-cri timeline`: shows the calls for a pod with their steps as a waterfall, in the terminal
+or as an HTML page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cri_server.observability.timeline.ring import Entry
 
 RETRY_S = 1.0
-SHOWN = 20
+DEFAULT_CALLS = 20
 
 
 @click.command()
@@ -36,12 +36,17 @@ SHOWN = 20
     "--slowest", type=click.IntRange(1), metavar="N", help="The N slowest calls, slowest first."
 )
 @click.option(
-    "-f", "--follow", is_flag=True, help="Go on with each call that ends, until interrupted."
+    "-f", "--follow", is_flag=True, help="Continue with each call that ends, until interrupted."
 )
 @click.option(
-    "--json", "as_json", is_flag=True, help="An array of calls; with --follow an object a line."
+    "--json", "as_json", is_flag=True, help="An array of calls; with --follow one object per line."
 )
-@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="A page for a browser; - is stdout.")  # fmt: skip
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write an HTML page; - is stdout.",
+)
 @click.pass_obj
 def timeline(
     address: str,
@@ -52,23 +57,22 @@ def timeline(
     as_json: bool,
     html: Path | None,
 ) -> None:
-    """Show the calls of a pod's life, each with its steps and their parts; of pods that are gone,
-    too.
+    """Show the calls for a pod, each with its steps, also after the pod is gone.
 
-    POD is an id, its beginning, NAME or NAMESPACE/NAME; without one the calls of all pods are
-    meant.
+    POD is an id or a prefix of it, NAME or NAMESPACE/NAME; by default the calls for all pods are
+    shown.
     """
     if follow and (slowest or html):
         raise InvalidArgument(
-            f"--follow and --{'slowest' if slowest else 'html'} do not go together"
+            f"--follow and --{'slowest' if slowest else 'html'} exclude each other"
         )
     if as_json and html:
-        raise InvalidArgument("--json and --html do not go together")
+        raise InvalidArgument("--json and --html exclude each other")
     if not pod and not last and not slowest and (follow or not (as_json or html)):
-        last = SHOWN
-    asked = private.Timeline(pod, last or 0, slowest or 0)
+        last = DEFAULT_CALLS
+    request = private.Timeline(pod, last or 0, slowest or 0)
     with Client(address) as client:
-        calls = list(client.admin(asked, private.Calls).calls)
+        calls = list(client.admin(request, private.Calls).calls)
     if follow:
         _follow(address, pod, calls, as_json=as_json)
     elif html:
@@ -86,17 +90,17 @@ def timeline(
 
 
 def _width() -> int:
-    """Of the terminal; 0 when it is none, where names are whole."""
+    """Return the terminal's width; 0 without a terminal, where names are not shortened."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 
 def _check(calls: list[Entry], pod: str) -> None:
     if not calls:
-        raise NotFound(f"nothing is remembered of {pod!r}" if pod else "nothing is remembered yet")
+        raise NotFound(f"the timeline has no calls for {pod!r}" if pod else "the timeline is empty")
 
 
 def _write_page(path: Path, pod: str, calls: list[Entry]) -> None:
-    from cri_server.cli.observe.waterfall_page import page  # for few
+    from cri_server.cli.observe.waterfall_page import page
 
     _check(calls, pod)
     text = page(pod, [Call.of_entry(call) for call in calls])
@@ -110,31 +114,31 @@ def _follow(address: str, pod: str, calls: list[Entry], *, as_json: bool) -> Non
     first_ns = calls[0]["started_at_ns"] if calls else time.time_ns()
     after_ns = max((call.get("ended_at_ns", 0) for call in calls), default=0)
     for call in itertools.chain(calls, _ending(address, pod, after_ns)):
-        shown = (
+        text = (
             json.dumps(call)
             if as_json
             else "\n".join(lines(Call.of_entry(call), first_ns, _width()))
         )
-        formats.say(shown)
+        formats.say(text)
         sys.stdout.flush()
 
 
 def _ending(address: str, pod: str, after_ns: int) -> Iterator[Entry]:
-    """The calls that end, over restarts of the server: what ended before a new connection is on its
-    disk."""
-    told = False
+    """Yield the calls as they end, also across restarts of the server: calls that ended before a
+    new connection are read from the server's disk."""
+    reported = False
     while True:
         try:
             with Client(address) as client:
                 for call in client.admin_stream(
                     private.FollowTimeline(pod, after_ns), private.decode
                 ):
-                    after_ns, told = max(after_ns, call["ended_at_ns"]), False
+                    after_ns, reported = max(after_ns, call["ended_at_ns"]), False
                     yield call
         except Unsupported:
             raise
         except ServerError as error:
-            if not told:
-                complain(f"{error}; waiting for it")
-            told = True
+            if not reported:
+                complain(f"{error}; waiting for the server")
+            reported = True
         time.sleep(RETRY_S)

@@ -1,5 +1,4 @@
-"""`pyrunc-cri top`: the processes of containers, as this machine's kernel has them. For a server on
-this machine, as root."""
+"""`pyrunc-cri top`: shows the processes of containers. Needs root on the server's machine."""
 
 from __future__ import annotations
 
@@ -73,20 +72,21 @@ def _processes(client: Client, names: tuple[str, ...]) -> Iterator[Process]:
         for identifier, label in _containers(client, name):
             pid = show.container_info(client, identifier).get("pid", 0)
             if not pid or not Path(f"/proc/{pid}").exists():
-                raise WrongState(f"container {label} does not run, or not on this machine")
+                raise WrongState(f"container {label} is not running on this machine")
             yield from of_group(label, pid)
 
 
 def _containers(client: Client, name: str) -> list[tuple[str, str]]:
-    found = client.either(name)
-    if isinstance(found, api.Container):
-        return [(found.id, found.metadata.name)]
-    own = client.containers(pod_sandbox_id=found.id)
-    return [(c.id, c.metadata.name) for c in own if c.state == api.CONTAINER_RUNNING]
+    match = client.either(name)
+    if isinstance(match, api.Container):
+        return [(match.id, match.metadata.name)]
+    containers = client.containers(pod_sandbox_id=match.id)
+    return [(c.id, c.metadata.name) for c in containers if c.state == api.CONTAINER_RUNNING]
 
 
 def of_group(label: str, init: int) -> Iterator[Process]:
-    """The processes in the cgroup of `init`, of every hierarchy, and beneath it."""
+    """Yield the processes in the cgroup of `init`, in all hierarchies, and in the cgroups below
+    it."""
     groups = _groups(init)
     for entry in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
         own = _groups(entry)
@@ -97,7 +97,7 @@ def of_group(label: str, init: int) -> Iterator[Process]:
 
 
 def _groups(pid: int) -> dict[str, str]:
-    """Hierarchy -> path, without the controllers that are not used for containers."""
+    """Map hierarchy to path, without the root cgroups of controllers that containers do not use."""
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     except OSError:
@@ -111,11 +111,11 @@ def _is_beneath(path: str, parent: str) -> bool:
 
 
 def _read(label: str, pid: int) -> Process | None:
-    """None when it has ended meanwhile."""
+    """Read a process from /proc; None if it has ended."""
     folder = Path(f"/proc/{pid}")
     try:
         stat = (folder / "stat").read_text()
-        words = (
+        command = (
             (folder / "cmdline")
             .read_bytes()
             .rstrip(b"\0")
@@ -136,7 +136,7 @@ def _read(label: str, pid: int) -> Process | None:
         threads=int(fields[17]),
         resident_bytes=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
         time_s=(int(fields[11]) + int(fields[12])) / TICKS,
-        command=words or f"[{name}]",
+        command=command or f"[{name}]",
     )
 
 

@@ -1,5 +1,5 @@
-"""`pyrunc-cri stats` and `statsp`: what containers and pods use. CPU is what was used between two
-samples."""
+"""`pyrunc-cri stats` and `statsp`: show the resource usage of containers and pods. CPU usage is the
+difference of two samples."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ SECONDS = click.FloatRange(0, 3600)
 
 @dataclass(slots=True)
 class Processor:
-    """CPU time by id at the last sample and before, in nanoseconds: of the thing, and of the clock."""
+    """CPU time and its timestamp by id, in nanoseconds, at the last sample and the one before."""
 
     before: dict[str, tuple[int, int]] = field(default_factory=dict)
     now: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def sample(self, found: Iterable[tuple[str, Any]]) -> None:
-        """`found`: (id, CpuUsage)."""
+    def sample(self, usages: Iterable[tuple[str, Any]]) -> None:
+        """Store a sample: pairs of id and CpuUsage."""
         self.before = self.now
-        self.now = {each: (cpu.usage_core_nano_seconds.value, cpu.timestamp) for each, cpu in found}
+        self.now = {
+            each: (cpu.usage_core_nano_seconds.value, cpu.timestamp) for each, cpu in usages
+        }
 
     def percent(self, identifier: str) -> str:
-        """`12.50` of one CPU; `-` before the second sample."""
+        """Return the usage as `12.50` percent of one CPU; `-` before the second sample."""
         if identifier not in self.before or identifier not in self.now:
             return "-"
         (used, at), (used_before, before) = self.now[identifier], self.before[identifier]
@@ -48,7 +50,7 @@ def show(
     seconds: float,
     watching: float | None,
 ) -> None:
-    """Two samples, then the table; with `watching` each next one against the one before."""
+    """Take two samples and print the table; with `watching` repeat it with further samples."""
     shows_rate = not how.quiet and how.format in ("table", "wide")
     if shows_rate or how.template is not None:
         sampled()
@@ -61,17 +63,15 @@ def show(
     "target", required=False, metavar="[CONTAINER]", shell_complete=completion.containers
 )
 @selection.options("container")
-@click.option("-a", "--all", "everything", is_flag=True, help="Also those that do not run.")
+@click.option("-a", "--all", "all_states", is_flag=True, help="Also containers that do not run.")
 @click.option(
     "--seconds",
     type=SECONDS,
     default=1.0,
     show_default=True,
-    help="Between the two samples for CPU.",
+    help="The time between the two samples of CPU usage.",
 )
-@click.option(
-    "--no-stream", is_flag=True, expose_value=False, help="Once, as it is without --watch."
-)
+@click.option("--no-stream", is_flag=True, expose_value=False, help="Print once, the default.")
 @formats.options()
 @formats.watch
 @click.pass_obj
@@ -79,12 +79,12 @@ def stats(
     address: str,
     target: str | None,
     selection: Selection,
-    everything: bool,
+    all_states: bool,
     seconds: float,
     how: Output,
     watching: float | None,
 ) -> None:
-    """Show what containers use: CPU, memory, disk."""
+    """Show the CPU, memory and disk usage of containers."""
     processor = Processor()
     with Client(address) as client:
 
@@ -92,13 +92,13 @@ def stats(
             chosen = (
                 [client.container(target)]
                 if target
-                else selection.containers(client, everything=everything)
+                else selection.containers(client, all_states=all_states)
             )
-            wanted = {c.id for c in chosen}
+            ids = {c.id for c in chosen}
             response = client.runtime("ListContainerStats", api.ListContainerStatsRequest())
-            found = [s for s in response.stats if s.attributes.id in wanted]
-            processor.sample((s.attributes.id, s.cpu) for s in found)
-            return sorted(found, key=lambda s: s.attributes.metadata.name)
+            usages = [s for s in response.stats if s.attributes.id in ids]
+            processor.sample((s.attributes.id, s.cpu) for s in usages)
+            return sorted(usages, key=lambda s: s.attributes.metadata.name)
 
         show(how, sampled, lambda: _containers(client, how, processor), seconds, watching)
 
@@ -109,8 +109,8 @@ def _containers(client: Client, how: Output, processor: Processor) -> Listing[ap
     shared = shared_names(pods.values())
 
     def pod(stats: api.ContainerStats, field: str = "name") -> str:
-        found = of.get(stats.attributes.id)
-        return str(getattr(found.metadata, field)) if found else ""
+        sandbox = of.get(stats.attributes.id)
+        return str(getattr(sandbox.metadata, field)) if sandbox else ""
 
     def name(stats: api.ContainerStats) -> str:
         names = container_names(stats.attributes, of.get(stats.attributes.id))
@@ -145,11 +145,9 @@ def _containers(client: Client, how: Output, processor: Processor) -> Listing[ap
     type=SECONDS,
     default=1.0,
     show_default=True,
-    help="Between the two samples for CPU.",
+    help="The time between the two samples of CPU usage.",
 )
-@click.option(
-    "--no-stream", is_flag=True, expose_value=False, help="Once, as it is without --watch."
-)
+@click.option("--no-stream", is_flag=True, expose_value=False, help="Print once, the default.")
 @formats.options()
 @formats.watch
 @click.pass_obj
@@ -161,16 +159,16 @@ def statsp(
     how: Output,
     watching: float | None,
 ) -> None:
-    """Show what pods use: CPU, memory, processes, network."""
+    """Show the CPU, memory, process and network usage of pods."""
     processor = Processor()
     with Client(address) as client:
 
         def sampled() -> list[api.PodSandboxStats]:
-            wanted = {p.id for p in ([client.pod(target)] if target else selection.pods(client))}
+            ids = {p.id for p in ([client.pod(target)] if target else selection.pods(client))}
             response = client.runtime("ListPodSandboxStats", api.ListPodSandboxStatsRequest())
-            found = [s for s in response.stats if s.attributes.id in wanted]
-            processor.sample((s.attributes.id, s.linux.cpu) for s in found)
-            return sorted(found, key=lambda s: s.attributes.metadata.name)
+            usages = [s for s in response.stats if s.attributes.id in ids]
+            processor.sample((s.attributes.id, s.linux.cpu) for s in usages)
+            return sorted(usages, key=lambda s: s.attributes.metadata.name)
 
         show(how, sampled, lambda: _pods(how, processor), seconds, watching)
 

@@ -1,5 +1,5 @@
-"""A remembered call as text: a line, and below it one for each of its parts, drawn on the call's
-own scale."""
+"""A call of the timeline as text: a line for the call, and one for each step, with a bar on the
+call's time scale."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTH = 40
 
 
 class Call(Record):
-    """What is drawn of an entry of the timeline (`timeline.ring.Entry`)."""
+    """The fields of a timeline entry (`timeline.ring.Entry`) that are drawn."""
 
     call: str
     started_at_ns: int
@@ -33,34 +33,34 @@ class Call(Record):
 
     @classmethod
     def of_entry(cls, entry: Entry) -> Call:
-        """Raises InvalidArgument. Versions before gave spans no ids, and no parents: their places
-        do."""
+        """Convert an entry. Raises InvalidArgument. Earlier versions wrote no ids and parents of
+        spans; the index replaces the id."""
         spans = [{"id": number, **span} for number, span in enumerate(entry.get("spans", ()))]
         return cls.of({**entry, "spans": spans})
 
     @property
     def took_ms(self) -> float:
-        """How long it took, 0 for an event."""
+        """The duration; 0 for an event."""
         return self.duration_ms or 0.0
 
 
 def lines(call: Call, first_ns: int, width: int = 0) -> list[str]:
-    """The call's line and those of its parts. `first_ns`: when the first call of all began.
-    `width`: of the terminal, for which the names of parts are cut."""
+    """Return the line of the call and those of its steps. `first_ns` is the begin of the first call
+    of the list, `width` the terminal's width, to which names are shortened."""
     since_s = (call.started_at_ns - first_ns) / 1e9
     error = f": {call.error}" if call.error else ""
-    # What a caller that gave up had begun goes on beyond the call.
+    # Steps may continue after the end of a call that was cancelled.
     total_ms = max([call.took_ms, *(span.offset_ms + span.duration_ms for span in call.spans)])
-    found = [
-        f"{clock(call)} {since_s:+9.3f} s {call.took_ms:>10.2f} ms  {call.call} {printable(subject(call))} "
-        f"{outcome(call)}{printable(error)}"
+    result = [
+        f"{clock(call)} {since_s:+9.3f} s {call.took_ms:>10.2f} ms  {call.call}"
+        f" {printable(subject(call))} {outcome(call)}{printable(error)}"
     ]
     for depth, span in tree(call.spans):
         mark = " !" if span.failed else ""
         bar = _bar(span.offset_ms, span.duration_ms, total_ms)
         name = f"{'  ' * depth}{printable(span.name)}"
-        found.append(f"{'':29} {span.duration_ms:>10.2f} ms  {bar} {_fitting(name, width)}{mark}")
-    return found
+        result.append(f"{'':29} {span.duration_ms:>10.2f} ms  {bar} {_fitting(name, width)}{mark}")
+    return result
 
 
 def _fitting(name: str, width: int) -> str:
@@ -69,28 +69,29 @@ def _fitting(name: str, width: int) -> str:
 
 
 def clock(call: Call) -> str:
-    """The time of day at which it began, with the zone's distance from UTC: `22:58:20.881+0100`."""
-    at_ns, local = call.started_at_ns, time.localtime(call.started_at_ns // 10**9)
-    return f"{time.strftime('%H:%M:%S', local)}.{at_ns // 10**6 % 1000:03d}{time.strftime('%z', local)}"
+    """Return the local time of the call's begin: `22:58:20.881+0100`."""
+    local = time.localtime(call.started_at_ns // 10**9)
+    milliseconds = call.started_at_ns // 10**6 % 1000
+    return time.strftime(f"%H:%M:%S.{milliseconds:03d}%z", local)
 
 
 def subject(call: Call) -> str:
-    """What it was about: pod, container, image."""
+    """Return the names of pod, container and image."""
     return " ".join(name for name in (call.pod, call.container, call.image) if name)
 
 
 def outcome(call: Call) -> str:
-    """gRPC's code, or how a container ended."""
+    """Return the gRPC code, or the exit code of a container."""
     return call.outcome or f"exit code {call.exit_code}"
 
 
 def tree(spans: Sequence[SpanRecord]) -> Iterator[tuple[int, SpanRecord]]:
-    """(depth, span): each followed by its parts, in the order in which they began. One whose parent
-    is not there is the call's."""
-    known = {span.id for span in spans}
+    """Yield depth and span, each span followed by its parts in the order of their begin. A span
+    without a known parent belongs to the call."""
+    ids = {span.id for span in spans}
     parts: dict[int | None, list[SpanRecord]] = {}
     for span in spans:
-        parent = span.parent if span.parent in known and span.parent != span.id else None
+        parent = span.parent if span.parent in ids and span.parent != span.id else None
         parts.setdefault(parent, []).append(span)
 
     def below(parent: int | None, depth: int) -> Iterator[tuple[int, SpanRecord]]:
@@ -102,7 +103,7 @@ def tree(spans: Sequence[SpanRecord]) -> Iterator[tuple[int, SpanRecord]]:
 
 
 def _bar(offset_ms: float, length_ms: float, total_ms: float) -> str:
-    """Where in the call, of `WIDTH` cells: at least one is filled."""
+    """Return a bar of WIDTH cells for a part of the call; at least one cell is filled."""
     scale = WIDTH / max(total_ms, 0.001)
     begin = min(WIDTH - 1, int(offset_ms * scale))
     length = max(1, min(WIDTH - begin, round(length_ms * scale)))

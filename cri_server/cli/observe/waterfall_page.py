@@ -1,9 +1,9 @@
-"""Remembered calls as one page for a browser: HTML, styles and SVG in one file that loads nothing
-and runs nothing.
+"""Calls of the timeline as an HTML page: one file with styles and SVG that loads nothing and has no
+scripts.
 
-Each call is a `details` element with its waterfall in it. Names in it are a cluster's users': all
-text is escaped, and the page forbids itself scripts. What the bars show is said in words, too, for
-who hears the page.
+Each call is a `details` element with its waterfall. Names on the page come from users of the
+cluster: all text is escaped, and the page's Content-Security-Policy forbids scripts. Each bar also
+has a text for screen readers.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 
 import pyrunc
 from cri_server.cli.observe.waterfall import Call, clock, outcome, subject, tree
@@ -22,42 +23,16 @@ ROW, HEAD = 22, 24  # pixels
 NAME_PERCENT, TOOK_PERCENT = 36, 9  # of the width: names, and durations at the right
 NAME_LIMIT = 50  # characters of a name, two fewer at each depth; the rest is in its tooltip
 TICKS = 4
-LEAST_PERCENT = 0.5  # of the axis: a shorter call would not be seen
-OPEN_LIMIT = 12  # so many calls are unfolded
-MOST = 0.5  # a part that takes so much of the whole is where the time went
+LEAST_PERCENT = 0.5  # of the axis: shorter bars would be invisible
+OPEN_LIMIT = 12  # pages with at most so many calls show their steps
+MOST = 0.5  # the share of a call's time from which on a step is named
 
-STYLE = """
-:root { color-scheme: light dark; --back: #fff; --text: #1c2430; --quiet: #5b6675; --line: #dfe4ea; --stripe: #f6f8fa;
-  --bar: #2f6fd6; --deep: #8bb2ee; --fail: #c62f3b; --mark: #b35900 }
-@media (prefers-color-scheme: dark) { :root { --back: #12161c; --text: #e4e9f0; --quiet: #9aa6b5; --line: #2b333e;
-  --stripe: #181e26; --bar: #5a96f2; --deep: #4d76b8; --fail: #f2707a; --mark: #f0a55a } }
-body { margin: 0 auto; max-width: 1200px; padding: 1.5rem; background: var(--back); color: var(--text);
-  font: 14px/1.45 system-ui, sans-serif }
-h1 { font-size: 1.4rem; margin: 0 } h1 + p { color: var(--quiet); margin: .2rem 0 1.2rem }
-.number, .when, svg text { font-variant-numeric: tabular-nums }
-details { border-top: 1px solid var(--line) } details:last-of-type { border-bottom: 1px solid var(--line) }
-summary { display: grid; grid-template-columns: 1rem 9rem 13rem minmax(0, 1fr) 7rem 6rem; gap: .7rem; padding: .45rem .2rem;
-  cursor: pointer; align-items: center; list-style: none } summary::-webkit-details-marker { display: none }
-summary:hover { background: var(--stripe) } summary:focus-visible { outline: 2px solid var(--bar) }
-summary::before { content: "\\25b8"; color: var(--quiet) } details[open] > summary::before { content: "\\25be" }
-.bare summary::before { content: "" } .bare summary { cursor: default }
-.when, .about, .outcome { color: var(--quiet) } .about { overflow-wrap: anywhere } .call { font-weight: 600 }
-.number { text-align: right } .scale { height: 8px; width: 100%; display: block }
-.failed .outcome, .error { color: var(--fail) } .error, .most { margin: 0 0 .5rem 1.9rem; overflow-wrap: anywhere }
-.most { color: var(--mark) } .waterfall { display: block; width: 100%; margin: 0 0 .9rem }
-svg text { fill: var(--text); font: 12px/1 system-ui, sans-serif } svg .tick, svg .number { fill: var(--quiet) }
-svg .grid { stroke: var(--line) } svg .stripe { fill: var(--stripe) } svg .bar { fill: var(--bar) }
-svg .deep { fill: var(--deep) } svg .fail { fill: var(--fail) } svg text.fail { fill: var(--fail) }
-footer { color: var(--quiet); margin-top: 1rem; font-size: 12px }
-@media (max-width: 700px) { summary { grid-template-columns: 1rem 1fr 6rem } .when, .scale, .outcome { display: none }
-  .about { grid-column: 2 / -1; grid-row: 2 } svg .between { display: none } }
-@media print { body { max-width: none } }
-"""
+STYLE = Path(__file__).with_name("waterfall.css").read_text()
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """The time that all calls lie in, in nanoseconds."""
+    """The time span of all calls, in nanoseconds."""
 
     begin_ns: int
     length_ns: int
@@ -71,13 +46,14 @@ class Axis:
         )
 
     def percent(self, call: Call) -> tuple[float, float]:
-        """Where the call begins and how long it is, in percent of the axis; wide enough to be seen."""
+        """Return the begin and the width of a call in percent of the axis; the width is at least
+        LEAST_PERCENT."""
         width = max(100 * call.took_ms * 1e6 / self.length_ns, LEAST_PERCENT)
         return min(100 * (call.started_at_ns - self.begin_ns) / self.length_ns, 100 - width), width
 
 
 def page(pod: str, calls: Sequence[Call]) -> str:
-    """The document. `calls` is not empty, and in the order in which they are shown."""
+    """Return the document. `calls` is not empty and in the order of display."""
     title = f"Timeline of {_text(pod)}" if pod else "Timeline of all pods"
     axis = Axis.of(calls)
     body = "\n".join(_call(call, axis, unfolded=len(calls) <= OPEN_LIMIT) for call in calls)
@@ -96,7 +72,8 @@ def page(pod: str, calls: Sequence[Call]) -> str:
 <p>{_summary(calls)}</p>
 {body}
 </main>
-<footer>pyrunc-cri {escape(pyrunc.__version__)}. The bars beside the calls share one time axis, {_span_of(axis.length_ns / 1e9)} long; within a call its parts have the call's own scale.</footer>
+<footer>pyrunc-cri {escape(pyrunc.__version__)}. The bars beside the calls share a time axis of
+{_span_of(axis.length_ns / 1e9)}; the bars of a call's steps have a scale of their own.</footer>
 </body>
 </html>
 """
@@ -108,17 +85,18 @@ def _summary(calls: Sequence[Call]) -> str:
     day = datetime.datetime.fromtimestamp(begins / 1e9).astimezone()
     slowest = max(calls, key=lambda call: call.took_ms)
     failed = sum(_failed(call) for call in calls)
-    words = [
-        f"{len(calls)} call{'s' if len(calls) != 1 else ''} from {day:%Y-%m-%d %H:%M:%S %Z} on, in {_span_of((ends - begins) / 1e9)}",
+    count = f"{len(calls)} call{'s' if len(calls) != 1 else ''}"
+    parts = [
+        f"{count} from {day:%Y-%m-%d %H:%M:%S %Z} on, in {_span_of((ends - begins) / 1e9)}",
         f"the slowest is {_text(slowest.call)} with {_ms(slowest.took_ms)}",
         *([f"{failed} failed"] if failed else []),
     ]
-    return escape("; ".join(words), quote=False) + "."
+    return escape("; ".join(parts), quote=False) + "."
 
 
 def _call(call: Call, axis: Axis, *, unfolded: bool) -> str:
-    """A call with its parts; one without parts cannot be unfolded."""
-    took_ms, spans = call.took_ms, list(tree(call.spans))
+    """Return a call with its steps; a call without steps cannot be unfolded."""
+    spans = list(tree(call.spans))
     at, width = axis.percent(call)
     classes = " ".join(
         name for name, holds in (("failed", _failed(call)), ("bare", not spans)) if holds
@@ -127,28 +105,27 @@ def _call(call: Call, axis: Axis, *, unfolded: bool) -> str:
         f'<svg class="scale" aria-hidden="true"><rect class="{"fail" if _failed(call) else "bar"}" '
         f'x="{at:.2f}%" width="{width:.2f}%" height="8" rx="2"/></svg>'
     )
+    took = _ms(call.took_ms) if call.duration_ms is not None else ""
     summary = (
-        f'<summary><span class="when">{clock(call)}</span> <span class="call">{_text(call.call)}</span> '
-        f'<span class="about">{_text(subject(call))} <span class="outcome">{_text(outcome(call))}</span></span> '
-        f'{scale} <span class="number">{_ms(took_ms) if call.duration_ms is not None else ""}</span></summary>'
+        f'<summary><span class="when">{clock(call)}</span>'
+        f' <span class="call">{_text(call.call)}</span>'
+        f' <span class="about">{_text(subject(call))}'
+        f' <span class="outcome">{_text(outcome(call))}</span></span>'
+        f' {scale} <span class="number">{took}</span></summary>'
     )
     error = f'<p class="error">{_text(call.error)}</p>' if call.error else ""
     most = _most(call)
     mostly = f'<p class="most">{_text(most)}</p>' if most else ""
-    shown = " open" if spans and (unfolded or _failed(call)) else ""
+    open_attribute = " open" if spans and (unfolded or _failed(call)) else ""
     inside = f"{error}{mostly}{_waterfall(call, spans) if spans else ''}"
-    return f'<details class="{classes}"{shown}>{summary}{inside}</details>'
+    return f'<details class="{classes}"{open_attribute}>{summary}{inside}</details>'
 
 
 def _waterfall(call: Call, spans: Sequence[tuple[int, SpanRecord]]) -> str:
     total_ms = max(call.took_ms, max(span.offset_ms + span.duration_ms for _, span in spans), 0.001)
     height = HEAD + ROW * len(spans) + 4
     place = f'x="{NAME_PERCENT}%" width="{100 - NAME_PERCENT - TOOK_PERCENT}%"'
-    ticks = "".join(
-        f'<line class="grid" x1="{100 * k / TICKS:g}%" x2="{100 * k / TICKS:g}%" y1="{HEAD - 4}" y2="{height}"/>'
-        f'<text class="tick{" between" if 0 < k < TICKS else ""}" x="{100 * k / TICKS:g}%" y="14" text-anchor="{_anchor(k)}">{_ms(total_ms * k / TICKS)}</text>'
-        for k in range(TICKS + 1)
-    )
+    ticks = "".join(_tick(number, total_ms, height) for number in range(TICKS + 1))
     stripes = "".join(
         f'<rect class="stripe" y="{HEAD + ROW * number}" width="100%" height="{ROW}"/>'
         for number in range(1, len(spans), 2)
@@ -156,32 +133,53 @@ def _waterfall(call: Call, spans: Sequence[tuple[int, SpanRecord]]) -> str:
     rows = "".join(
         _row(number, depth, span, total_ms, place) for number, (depth, span) in enumerate(spans)
     )
+    label = f"Steps of {_text(call.call)}, {_ms(call.took_ms)}"
     return (
-        f'<svg class="waterfall" height="{height}" role="list" aria-label="Parts of {_text(call.call)}, {_ms(call.took_ms)}">'
-        f'<g aria-hidden="true">{stripes}<svg {place} overflow="visible">{ticks}</svg></g>{rows}</svg>'
+        f'<svg class="waterfall" height="{height}" role="list" aria-label="{label}">'
+        f'<g aria-hidden="true">{stripes}<svg {place} overflow="visible">{ticks}</svg></g>'
+        f"{rows}</svg>"
+    )
+
+
+def _tick(number: int, total_ms: float, height: int) -> str:
+    """Return a vertical line of the time axis with its label."""
+    x = f"{100 * number / TICKS:g}%"
+    between = " between" if 0 < number < TICKS else ""
+    return (
+        f'<line class="grid" x1="{x}" x2="{x}" y1="{HEAD - 4}" y2="{height}"/>'
+        f'<text class="tick{between}" x="{x}" y="14" text-anchor="{_anchor(number)}">'
+        f"{_ms(total_ms * number / TICKS)}</text>"
     )
 
 
 def _row(number: int, depth: int, span: SpanRecord, total_ms: float, place: str) -> str:
-    """A part's name, its bar and its duration; for who hears it, a sentence."""
-    top, failed = HEAD + ROW * number, bool(span.failed)
-    name, took = printable(span.name), _ms(span.duration_ms)
+    """Return the name, the bar and the duration of a step, with a sentence for screen readers."""
+    top = HEAD + ROW * number
+    name = printable(span.name)
+    took = _ms(span.duration_ms)
     limit = NAME_LIMIT - 2 * depth
-    shown = name if len(name) <= limit else f"{name[: max(limit - 1, 1)]}…"
-    begin, length = (100 * part_ms / total_ms for part_ms in (span.offset_ms, span.duration_ms))
-    said = f"{name}: begins at {_ms(span.offset_ms)}, takes {took}{', failed' if failed else ''}"
+    short_name = name if len(name) <= limit else f"{name[: max(limit - 1, 1)]}…"
+    failed = bool(span.failed)
+    sentence = f"{name}: begins at {_ms(span.offset_ms)}, takes {took}"
+    sentence = escape(sentence + (", failed" if failed else ""))
+    text = escape(short_name) + (" (failed)" if failed else "")
+    text_class = ' class="fail"' if failed else ""
     kind = "fail" if failed else "deep" if depth else "bar"
+    begin = min(100 * span.offset_ms / total_ms, 99.7)
+    length = max(100 * span.duration_ms / total_ms, 0.3)
     return (
-        f'<g role="listitem" aria-label="{escape(said)}"><title>{escape(said)}</title>'
-        f'<svg width="{NAME_PERCENT - 1}%"><text{" class=" + chr(34) + "fail" + chr(34) if failed else ""} x="{12 + 14 * depth}" '
-        f'y="{top + 15}">{escape(shown)}{" (failed)" if failed else ""}</text></svg>'
-        f'<svg {place}><rect class="{kind}" x="{min(begin, 99.7):.3f}%" y="{top + 5}" width="{max(length, 0.3):.3f}%" height="{ROW - 10}" '
-        f'rx="2"/></svg><text class="number" x="99.5%" y="{top + 15}" text-anchor="end">{took}</text></g>'
+        f'<g role="listitem" aria-label="{sentence}"><title>{sentence}</title>'
+        f'<svg width="{NAME_PERCENT - 1}%">'
+        f'<text{text_class} x="{12 + 14 * depth}" y="{top + 15}">{text}</text></svg>'
+        f'<svg {place}><rect class="{kind}" x="{begin:.3f}%" y="{top + 5}" width="{length:.3f}%"'
+        f' height="{ROW - 10}" rx="2"/></svg>'
+        f'<text class="number" x="99.5%" y="{top + 15}" text-anchor="end">{took}</text></g>'
     )
 
 
 def _most(call: Call) -> str:
-    """Down to which part most of the call's time went, in words; empty when no part stands out."""
+    """Return the steps that took most of the call's time, as a path; empty if no step stands
+    out."""
     path: list[str] = []
     parent: int | None = None
     of_ms = took_ms = call.took_ms
@@ -213,7 +211,7 @@ def _text(value: object) -> str:
 
 
 def _ms(value: float) -> str:
-    """`0.02 ms`, `12.3 ms`, `1 250 ms`."""
+    """Format milliseconds: `0.02 ms`, `12.3 ms`, `1 250 ms`."""
     value = float(value)
     return (
         f"{value:.2f} ms"

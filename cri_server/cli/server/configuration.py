@@ -1,5 +1,5 @@
-"""`pyrunc-cri config`: the file with all keys, what a server would use and from where, and whether
-a file is right."""
+"""`pyrunc-cri config`: prints all keys, prints the effective configuration with the origin of each
+value, and checks a file."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pyrunc.errors import Error
 
 @click.group()
 def config() -> None:
-    """The server's configuration: its keys, what they are now and where that comes from."""
+    """Show and check the configuration of the server."""
 
 
 @config.command()
 def default() -> None:
-    """Every key with its explanation and default, as the installed file has them."""
+    """Print all keys with explanations and defaults, as in the installed file."""
     from cri_server.install.config_file import text
 
     click.echo(text(), nl=False)
@@ -28,11 +28,9 @@ def default() -> None:
 
 @config.command()
 @settings
-@click.option(
-    "--origin", is_flag=True, help="Beside each value FILE:LINE, default or command line."
-)
+@click.option("--origin", is_flag=True, help="Add the origin: FILE:LINE, default or command line.")
 def dump(config: Path | None, origin: bool, **flags: Any) -> None:
-    """What `serve` with the same flags would use, as TOML."""
+    """Print the configuration that `serve` would use with the same flags, as TOML."""
     import msgspec
 
     loaded = read(config, flags)
@@ -43,7 +41,7 @@ def dump(config: Path | None, origin: bool, **flags: Any) -> None:
     for number, (table, keys) in enumerate(tables.items()):
         click.echo(f"{chr(10) if number else ''}[{'.'.join(table)}]")
         for name, value in keys.items():
-            if value is None:  # [containers] has it
+            if value is None:  # then the key of [containers] counts
                 continue
             line = f"{name} = {json.dumps(value, ensure_ascii=False)}"
             click.echo(f"{line:<50} # {loaded.origin((*table, name))}" if origin else line)
@@ -52,17 +50,17 @@ def dump(config: Path | None, origin: bool, **flags: Any) -> None:
 @config.command()
 @click.argument("file", type=click.Path(path_type=Path, readable=False), required=False)
 def check(file: Path | None) -> None:
-    """Whether FILE and its drop-ins can be used [/etc/pyrunc/config.toml]: all unknown keys, wrong
-    types and values."""
+    """Check FILE and its drop-ins [/etc/pyrunc/config.toml] for unknown keys, wrong types and wrong
+    values."""
     from cri_server.config.loader import all_problems
     from cri_server.node import check
 
-    found = all_problems(file, check.problems)
-    if len(found) == 1:
-        raise found[0]
-    for error in found:
+    problems = all_problems(file, check.problems)
+    if len(problems) == 1:
+        raise problems[0]
+    for error in problems:
         click.echo(str(error), err=True)
-    if found:
-        raise Error(f"{len(found)} values and keys are wrong")
+    if problems:
+        raise Error(f"{len(problems)} keys or values are wrong")
     for path in read(file, {}).files:
-        click.echo(f"{path}: fine")
+        click.echo(f"{path}: ok")

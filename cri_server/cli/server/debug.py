@@ -1,4 +1,4 @@
-"""`pyrunc-cri debug`: what the running server is doing."""
+"""`pyrunc-cri debug`: prints stacks and a profile of the running server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cri_server.rpc import private
 from pyrunc.errors import VISIBLE
 
 ANSWER_S = 30.0
-SHOWN = 25
+LISTED_FUNCTIONS = 25
 
 
 @click.group()
@@ -21,8 +21,8 @@ def debug() -> None:
 @debug.command()
 @click.pass_obj
 def stacks(address: str) -> None:
-    """What its threads and tasks are at. When it does not answer: kill -USR1 PID writes the threads
-    to its log."""
+    """Print the stacks of the server's threads and tasks. If the server does not answer, kill -USR1
+    PID writes the threads' stacks to its log."""
     with Client(address) as client:
         click.echo(client.admin(private.DebugStacks(), private.Text, ANSWER_S).text)
 
@@ -30,24 +30,24 @@ def stacks(address: str) -> None:
 @debug.command()
 @click.argument("seconds", type=click.FloatRange(0, PROFILE_LIMIT_S, min_open=True))
 @click.option(
-    "--folded", is_flag=True, help="Whole stacks with counts, for flame graphs and speedscope."
+    "--folded", is_flag=True, help="Print stacks with counts, for flame graphs and speedscope."
 )
 @click.pass_obj
 def profile(address: str, seconds: float, folded: bool) -> None:
-    """Where its time goes: looks at its threads every 5 ms for SECONDS."""
+    """Sample the server's threads every 5 ms for SECONDS, and print where the time goes."""
     with Client(address) as client:
-        found = list(
+        stacks = list(
             client.admin(private.DebugProfile(seconds), private.Stacks, seconds + ANSWER_S).stacks
         )
     if folded:
-        click.echo("\n".join(line.translate(VISIBLE) for line in found))
+        click.echo("\n".join(line.translate(VISIBLE) for line in stacks))
         return
-    click.echo(_table(found))
+    click.echo(_table(stacks))
 
 
 def _table(stacks: list[str]) -> str:
-    """Functions of the event loop's thread by the samples that they were in, themselves or what
-    they called."""
+    """Return the functions of the event loop's thread with their shares of the samples, alone and
+    with the functions that they called."""
     samples, total, own = 0, dict[str, int](), dict[str, int]()
     for line in stacks:
         stack, _, number = line.rpartition(" ")
@@ -59,6 +59,8 @@ def _table(stacks: list[str]) -> str:
             total[name] = total.get(name, 0) + int(number)
         own[frames[-1]] = own.get(frames[-1], 0) + int(number)
     rows = [f"{'itself':>8} {'with calls':>10}  function ({samples} samples)"]
-    for name in sorted(total, key=lambda each: (-own.get(each, 0), -total[each]))[:SHOWN]:
+    for name in sorted(total, key=lambda each: (-own.get(each, 0), -total[each]))[
+        :LISTED_FUNCTIONS
+    ]:
         rows.append(f"{own.get(name, 0) / samples:>8.1%} {total[name] / samples:>10.1%}  {name}")
     return "\n".join(rows).translate(VISIBLE | {10: "\n"})

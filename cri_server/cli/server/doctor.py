@@ -1,4 +1,4 @@
-"""`pyrunc-cri doctor`: whether this machine can be a node."""
+"""`pyrunc-cri doctor`: checks whether this machine can be a node."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from cri_server.doctor.model import Finding, Host, Level
 from pyrunc.errors import VISIBLE, Error
 
 ANSWER_S = 3.0
-# what a server's verbose status calls its folders -> the keys of its configuration
-TOLD = {
+# fields of a server's verbose status -> keys of its configuration
+STATUS_FIELDS = {
     "rootDir": "server.root",
     "stateDir": "server.state",
     "cniConfDir": "network.conf_dir",
@@ -38,53 +38,57 @@ COLOURS = {Level.FINE: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Lev
 @click.option(
     "--config",
     type=click.Path(path_type=Path, readable=False),
-    help="The server's [/etc/pyrunc/config.toml]",
+    help="The server's configuration. [/etc/pyrunc/config.toml]",
 )
-@click.option("--json", "as_json", is_flag=True, help="An array of all findings.")
-@click.option("-a", "--all", "everything", is_flag=True, help="Also what is fine.")
+@click.option("--json", "as_json", is_flag=True, help="Print all findings as an array.")
+@click.option("-a", "--all", "show_fine", is_flag=True, help="Also print checks that passed.")
 @click.pass_context
-def doctor(context: click.Context, config: Path | None, as_json: bool, everything: bool) -> None:
-    """Look for what is missing or wrong on this machine, for the server that --address names, and
-    say what follows from it and how to mend it.
+def doctor(context: click.Context, config: Path | None, as_json: bool, show_fine: bool) -> None:
+    """Check this machine for missing or wrong settings, for the server that --address names. Each
+    finding says what follows and what to do.
 
-    Ends with exit code 1 if something is wrong. Changes nothing; as root it mounts an overlay below
-    the server's root for a moment.
+    The exit code is 1 if something is wrong. Doctor changes nothing; as root it mounts an overlay
+    below the server's root for a moment.
     """
-    logging.getLogger("cri_server").addHandler(logging.NullHandler())  # findings say it all
+    logging.getLogger("cri_server").addHandler(logging.NullHandler())  # findings replace the log
     findings = list(examine(Host(load(config, _of_server(context)))))
     if as_json:
         click.echo(json.dumps([finding.to_json() for finding in findings], indent=1))
     else:
-        _tell(findings, everything)
+        _print(findings, show_fine)
     if any(finding.level == Level.WRONG for finding in findings):
         context.exit(1)
 
 
 def _of_server(context: click.Context) -> dict[str, Any]:
-    """Where --address names a server: its socket, and its folders as it tells them when it answers."""
+    """Return the settings of the server that --address names: its socket and, if it answers, its
+    directories."""
     root = context.find_root()
     if root.get_parameter_source("address") in (None, ParameterSource.DEFAULT):
         return {}
     address = f"unix://{socket_path(root.params['address'])}"
-    found: dict[str, Any] = {"server.listen": address}
+    settings: dict[str, Any] = {"server.listen": address}
     with contextlib.suppress(Error), Client(address) as client:
         status = formats.with_info(
             client.runtime("Status", api.StatusRequest(verbose=True), ANSWER_S)
         )
-        told = (status.get("info") or {}).get("config") or {}
-        found |= {key: told[name] for name, key in TOLD.items() if isinstance(told.get(name), str)}
-    return found
+        info = (status.get("info") or {}).get("config") or {}
+        for name, key in STATUS_FIELDS.items():
+            if isinstance(info.get(name), str):
+                settings[key] = info[name]
+    return settings
 
 
-def _tell(findings: list[Finding], everything: bool) -> None:
+def _print(findings: list[Finding], show_fine: bool) -> None:
+    """Print the findings and a summary."""
     plain = bool(os.environ.get("NO_COLOR"))
     for finding in findings:
-        if finding.level == Level.FINE and not everything:
+        if finding.level == Level.FINE and not show_fine:
             continue
         word = WORDS[finding.level].ljust(7)
         word = word if plain else click.style(word, fg=COLOURS[finding.level])
-        click.echo(f"{word}  {finding.code}: {finding.found.translate(VISIBLE)}")
-        for head, text in (("so", finding.follows), ("mend", finding.mend)):
+        click.echo(f"{word}  {finding.code}: {finding.observation.translate(VISIBLE)}")
+        for head, text in (("so", finding.effect), ("mend", finding.remedy)):
             if text:
                 click.echo(f"           {head}: {text}".translate(VISIBLE))
     counts = [

@@ -1,4 +1,5 @@
-"""`pyrunc-cri gc`: what is on disk for nobody goes, and why the rest stays."""
+"""`pyrunc-cri gc`: removes unused files from the server's disk, and lists the reasons for keeping
+the rest."""
 
 from __future__ import annotations
 
@@ -15,42 +16,51 @@ ORDER = ("failed", "removed", "remove", "converted", "convert", "keep")
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Only tell what would go.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
 @click.option(
-    "--images", is_flag=True, help="Also images that no container uses and that are not pinned."
+    "--images",
+    is_flag=True,
+    help="Also remove images that no container uses and that are not pinned.",
 )
 @click.option(
     "--force",
     is_flag=True,
-    help="Also addresses of lost pods whose network plugins refuse them, or are gone.",
+    help="Also release addresses of lost pods whose network plugins fail or are missing.",
 )
 @click.option(
-    "--json", "as_json", is_flag=True, help="An array of all things with action, reason and size."
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print all items with action, reason and size as an array.",
 )
 @click.pass_context
 def gc(context: click.Context, dry_run: bool, images: bool, force: bool, as_json: bool) -> None:
-    """Remove what nobody needs from the server's disk, and say of everything else why it is kept.
+    """Remove unused files from the server's disk. The output also lists what is kept, with the
+    reason.
 
-    Images that are not as [images] store says, and that no container uses, are converted: no
-    registry is asked. Pods, containers and, without --images, images are kept in any case. Exit
-    code 1 when something could not be removed.
+    Unused images are converted to the form of [images] store, without a registry. Pods and
+    containers are never removed, and images only with --images. The exit code is 1 if something
+    could not be removed.
     """
     with Client(context.obj) as client:
-        items = client.admin(
+        report = client.admin(
             private.CollectGarbage(dry_run, images, force), private.GarbageItems, None
         ).items
-    found = sorted(items, key=lambda item: ORDER.index(item.action))
+    items = sorted(report, key=lambda item: ORDER.index(item.action))
     if as_json:
-        click.echo(json.dumps([item.to_fields() for item in found], indent=1))
+        click.echo(json.dumps([item.to_fields() for item in items], indent=1))
     else:
-        columns = (lambda i: i.action, lambda i: i.kind, lambda i: size(i.size_bytes) if i.size_bytes else "-", lambda i: i.name, lambda i: i.why)  # fmt: skip
-        rows = [tuple(column(item) for column in columns) for item in found]
+        rows = [
+            (i.action, i.kind, size(i.size_bytes) if i.size_bytes else "-", i.name, i.why)
+            for i in items
+        ]
         if rows:
             formats.say(formats.table(("ACTION", "KIND", "SIZE", "NAME", "WHY"), rows))
-        gone = [item for item in found if item.action in ("remove", "removed")]
-        word = "would go" if dry_run else "went"
+        gone = [item for item in items if item.action in ("remove", "removed")]
+        verb = "would be removed" if dry_run else "removed"
         click.echo(
-            f"{len(gone)} thing{'' if len(gone) == 1 else 's'} {word}: {size(sum(i.size_bytes for i in gone))}"
+            f"{len(gone)} item{'' if len(gone) == 1 else 's'} {verb}:"
+            f" {size(sum(i.size_bytes for i in gone))}"
         )
-    if any(item.action == "failed" for item in found):
+    if any(item.action == "failed" for item in items):
         context.exit(1)

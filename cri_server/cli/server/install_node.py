@@ -1,5 +1,5 @@
-"""`pyrunc-cri install-node`: what a package does, for those without one; and kubelet's part, for
-all."""
+"""`pyrunc-cri install-node`: installs the files of the Debian package without it, and kubelet's
+drop-in in any case."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from pyrunc.errors import Error
 @click.option(
     "--uninstall",
     is_flag=True,
-    help="Take everything back that was installed; refused while there are pods.",
+    help="Remove all that was installed; refused while there are pods.",
 )
 @click.option(
     "--purge",
     is_flag=True,
-    help="With --uninstall: also images, records and a changed configuration.",
+    help="With --uninstall: also remove images, records and a changed configuration.",
 )
 @click.option("--dry-run", is_flag=True, help="Only print what would be done.")
 @click.option(
     "--kubelet/--no-kubelet",
     default=True,
     show_default=True,
-    help="A drop-in for a kubelet that systemd runs.",
+    help="Write a drop-in for a kubelet that systemd runs.",
 )
 @click.option(
     "--start/--no-start", default=True, show_default=True, help="Enable and start the server."
@@ -40,25 +40,25 @@ from pyrunc.errors import Error
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     default="/",
     show_default=True,
-    help="The machine's root; with another one no command is run.",
+    help="The root of the machine; with another one no command is executed.",
 )
 def install_node(
     uninstall: bool, purge: bool, dry_run: bool, kubelet: bool, start: bool, root: Path
 ) -> None:
-    """Make this machine a node: unit, folders, kernel settings, CNI plugins, manual pages,
-    completions, kubelet's drop-in.
+    """Make this machine a node: install the unit, folders, kernel settings, CNI plugins, manual
+    pages, completions and kubelet's drop-in.
 
-    Prints what it does, one line each; done again, it does only what is missing. Files that are
-    another's stay as they are. Where a package has installed the server, only the CNI plugins and
-    kubelet's drop-in are left to do.
+    Prints each action. A repeated run only does what is missing. Files of other programs are not
+    changed. If the server was installed as a package, only the CNI plugins and kubelet's drop-in
+    are installed.
     """
     from cri_server.install import node
     from cri_server.install.actions import Keep
 
     if purge and not uninstall:
-        raise click.UsageError("--purge goes with --uninstall")
+        raise click.UsageError("--purge needs --uninstall")
     if os.geteuid() != 0 and not dry_run:
-        raise Error(f"installing needs root, this is user {os.geteuid()}")
+        raise Error(f"install-node needs root, but this is user {os.geteuid()}")
     os.umask(0o022)
     request = node.Request(
         root.resolve(),
@@ -78,11 +78,11 @@ def install_node(
         if needed or isinstance(action, Keep):
             click.echo(f"{'would ' if dry_run and needed else ''}{action}")
         done += needed
-    _say_what_is_left(done, request.is_live, uninstall)
+    _print_next_step(done, request.is_live, uninstall)
 
 
 def command_lines() -> dict[str, click.Group]:
-    """Each program's name and commands."""
+    """Return the programs with their commands."""
     from cri_server.cli.main import program
     from pyrunc.cli import click_front
 
@@ -91,16 +91,16 @@ def command_lines() -> dict[str, click.Group]:
 
 
 def _link_program(folder: str) -> None:
-    """`pyrunc` as a program that starts fast, where there is a compiler (pyrunc/cli/entry.py); else
-    a script."""
+    """Build `pyrunc` as a program that starts fast if there is a compiler (pyrunc/cli/entry.py), or
+    else as a script."""
     command = [sys.executable, "-m", "pyrunc.cli.entry", "install", folder]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise Error(f"{' '.join(command)}: exit code {done.returncode}: {done.stderr.strip()}")
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise Error(f"{' '.join(command)}: exit code {result.returncode}: {result.stderr.strip()}")
 
 
-def _say_what_is_left(done: int, is_live: bool, uninstall: bool) -> None:
+def _print_next_step(done: int, is_live: bool, uninstall: bool) -> None:
     if not done:
         click.echo("nothing to do")
     elif not uninstall and not is_live:
-        click.echo("no systemd runs here: start `pyrunc-cri serve` yourself")
+        click.echo("systemd does not run here: start `pyrunc-cri serve` by hand")

@@ -1,5 +1,5 @@
-"""`pyrunc-cri info`, `version`, `images-fs`, `runtime-config`, `metricsp`: the server and its
-store."""
+"""`pyrunc-cri info`, `version`, `images-fs`, `runtime-config`, `metricsp` and `metricdescs`: print
+the state of the server."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from cri_server.cli.output.show import size
 
 
 @click.command()
-@click.option("-q", "--quiet", is_flag=True, help="Without what only this server says.")
+@click.option("-q", "--quiet", is_flag=True, help="Without the details of this runtime.")
 @formats.options(("json", "yaml"), listing=False)
 @click.pass_obj
 def info(address: str, quiet: bool, how: Output) -> None:
-    """Show the server's state: what is ready, its features and settings."""
+    """Show the server's conditions, features and settings."""
     with Client(address) as client:
         response = client.runtime("Status", api.StatusRequest(verbose=not quiet))
-        found = formats.with_info(response)
-        inner = found.pop("info", {})
-        formats.say(how.document({**found, **inner}))
+        document = formats.with_info(response)
+        inner = document.pop("info", {})
+        formats.say(how.document({**document, **inner}))
 
 
 @click.command()
@@ -34,20 +34,20 @@ def info(address: str, quiet: bool, how: Output) -> None:
 def version(address: str, how: Output) -> None:
     """Show the versions of this program and of the server."""
     with Client(address) as client:
-        found = formats.plain(client.runtime("Version", api.VersionRequest()))
+        versions = formats.plain(client.runtime("Version", api.VersionRequest()))
     if how.format == "table":
         rows = [("Client:", f"pyrunc-cri {pyrunc.__version__}")]
-        rows += [(f"{key[0].upper()}{key[1:]}:", str(value)) for key, value in found.items()]
+        rows += [(f"{key[0].upper()}{key[1:]}:", str(value)) for key, value in versions.items()]
         formats.say(formats.table(None, rows))
     else:
-        formats.say(how.document({"clientVersion": pyrunc.__version__, **found}))
+        formats.say(how.document({"clientVersion": pyrunc.__version__, **versions}))
 
 
 @click.command("images-fs")
 @formats.options(("table", "json", "yaml"), listing=False)
 @click.pass_obj
 def images_fs(address: str, how: Output) -> None:
-    """Show what the images and the containers' layers take on disk."""
+    """Show the disk usage of images and of the containers' layers."""
     with Client(address) as client:
         response = client.image("ImageFsInfo", api.ImageFsInfoRequest())
     if how.format != "table":
@@ -61,7 +61,7 @@ def images_fs(address: str, how: Output) -> None:
 
 
 def _answer(verb: str, call: str, text: str) -> click.Command:
-    """A verb that shows the answer of a call whose request is empty."""
+    """Make a verb that prints the reply to a call with an empty request."""
 
     @click.command(verb, help=text)
     @formats.options(("json", "yaml"), listing=False)
@@ -78,13 +78,13 @@ def _answer(verb: str, call: str, text: str) -> click.Command:
 runtime_config = _answer(
     "runtime-config",
     "RuntimeConfig",
-    "Show what the server tells kubelet of itself: the cgroup driver.",
+    "Show the settings that the server reports to kubelet: the cgroup driver.",
 )
 metricsp = _answer(
-    "metricsp", "ListPodSandboxMetrics", "Show the metrics of pods, as kubelet asks for them."
+    "metricsp", "ListPodSandboxMetrics", "Show the metrics of pods that kubelet collects."
 )
 metricdescs = _answer(
-    "metricdescs", "ListMetricDescriptors", "Show which metrics of pods there are."
+    "metricdescs", "ListMetricDescriptors", "Show the descriptions of the metrics of pods."
 )
 
 

@@ -1,4 +1,5 @@
-"""`pyrunc-cri serve`: every flag has a key in the configuration file and wins over it."""
+"""`pyrunc-cri serve`: runs the server. Each flag has a key in the configuration file and overrides
+it."""
 
 from __future__ import annotations
 
@@ -31,25 +32,37 @@ _OPTIONS = (
         type=click.Path(path_type=Path, readable=False),
         help="TOML file, with its drop-ins in FILE.d [/etc/pyrunc/config.toml]",
     ),
-    click.option("--listen", metavar="unix:///PATH", help="Where to listen."),
-    click.option("--root", metavar="DIR", help="Images and records (a disk)."),
-    click.option("--state", metavar="DIR", help="Sockets and facts of this boot (a tmpfs)."),
-    click.option("--cni-conf-dir", metavar="DIR"),
-    click.option("--cni-bin-dir", metavar="DIR"),
-    click.option("--cgroup-driver", type=click.Choice(["auto", "systemd", "cgroupfs"])),
+    click.option("--listen", metavar="unix:///PATH", help="The socket to listen on."),
+    click.option("--root", metavar="DIR", help="Images and records, on a disk."),
+    click.option("--state", metavar="DIR", help="Sockets and state of this boot, on a tmpfs."),
+    click.option("--cni-conf-dir", metavar="DIR", help="Network configurations."),
+    click.option("--cni-bin-dir", metavar="DIR", help="Programs of CNI plugins."),
+    click.option(
+        "--cgroup-driver",
+        type=click.Choice(["auto", "systemd", "cgroupfs"]),
+        help="Who makes cgroups.",
+    ),
     click.option(
         "--container-rlimit",
         metavar="NAME=SOFT[:HARD]",
         multiple=True,
-        help="Of each container; may be repeated.",
+        help="A resource limit of each container; may be repeated.",
     ),
-    click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"])),
-    click.option("--log-format", type=click.Choice(["text", "json", "journald"])),
+    click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        help="The least level of messages in the log.",
+    ),
+    click.option(
+        "--log-format",
+        type=click.Choice(["text", "json", "journald"]),
+        help="The format of the log.",
+    ),
 )
 
 
 def settings(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a command that reads the configuration as a server does."""
+    """Add the options of a command that reads the server's configuration."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -58,17 +71,17 @@ def settings(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @settings
 def serve(config: Path | None, **flags: Any) -> None:
-    """Run the CRI server that kubelet connects to. SIGHUP makes it read its configuration again."""
+    """Run the CRI server that kubelet connects to. On SIGHUP it reads its configuration again."""
     from cri_server import app
 
-    found = read(config, flags).config
+    loaded = read(config, flags).config
     require_root()
-    app.serve(found, lambda: read(config, flags).config)
+    app.serve(loaded, lambda: read(config, flags).config)
 
 
 def read(config: Path | None, flags: dict[str, Any]) -> Loaded:
-    """What the file, its drop-ins and the flags say. Raises InvalidSpec, also for what this machine
-    does not permit."""
+    """Read the configuration from file, drop-ins and flags. Raises InvalidSpec, also for values
+    that this machine does not support."""
     from cri_server.config import load_with_origins
     from cri_server.node import check
 
@@ -77,11 +90,11 @@ def read(config: Path | None, flags: dict[str, Any]) -> Loaded:
 
 
 def require_root() -> None:
-    """Raises Error: what a server does (mounts, namespaces, networks of the host) is root's."""
+    """Raise Error unless this is root: mounts, namespaces and the host's network need it."""
     if os.geteuid() != 0:
-        raise Error(f"the server needs root, this is user {os.geteuid()}")
+        raise Error(f"the server needs root, but this is user {os.geteuid()}")
 
 
 def _key(value: Any) -> Any:
-    """A flag that may be repeated as its key's list; None when it was not given."""
+    """Return a repeatable flag as the list of its key; None if the flag is not set."""
     return (list(value) or None) if isinstance(value, tuple) else value

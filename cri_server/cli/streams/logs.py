@@ -146,7 +146,8 @@ def _previous(client: Client, container: api.Container) -> api.Container:
     ]
     if not earlier:
         raise NotFound(
-            f"container {metadata.name!r} has no previous attempt (this is {metadata.attempt})"
+            f"container {metadata.name!r} has no previous attempt"
+            f" (this is attempt {metadata.attempt})"
         )
     return max(earlier, key=lambda c: c.metadata.attempt)
 

@@ -103,7 +103,8 @@ def test_a_sub_path_does_not_leave_its_volume_over_a_link(tmp_path: Path, sub_pa
     (volume / "inner" / "up").symlink_to("../../other")
     (volume / "inner" / "deeper").symlink_to("../outwards")
     with pytest.raises(
-        WrongState, match=f"subPath '{sub_path.removesuffix('/x')}.*' leaves its volume over a link"
+        WrongState,
+        match=f"subPath '{sub_path.removesuffix('/x')}.*' leaves its volume through a link",
     ):
         source(volume, sub_path)
     assert not list(other.iterdir())

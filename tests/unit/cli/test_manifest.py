@@ -170,21 +170,21 @@ def test_kubernetes_defaults_and_nulls_are_fine(path: str, value: Any) -> None:
         ("a: 1", "kind: is required"),
         (
             "kind: Deployment",
-            "kind: only Pod is run; Deployment makes pods: make a Pod of its template, with a name, or give it to a cluster",
+            "kind: run supports only Pod, not Deployment; make a Pod from its template and give it a name",
         ),
         ("{kind: List, items: [1, 2]}", "expected one Pod, found no object"),
         (
             "{kind: PodList}",
-            "kind: only Pod is run, with ConfigMap, Secret beside it; 'PodList' is for a cluster",
+            "kind: run supports only Pod, ConfigMap and Secret, not 'PodList'",
         ),
         (
             "kind: Service",
-            "kind: only Pod is run, with ConfigMap, Secret beside it; 'Service' is for a cluster",
+            "kind: run supports only Pod, ConfigMap and Secret, not 'Service'",
         ),
         ("{kind: Pod, apiVersion: v2}", "apiVersion: 'v2' is not 'v1'"),
-        ("{kind: Pod, kind: Pod}", "not YAML: key 'kind' comes twice, in line 1"),
+        ("{kind: Pod, kind: Pod}", "not YAML: duplicate key 'kind' in line 1"),
         ("{kind: Pod, apiVersion: v1, 1: 2}", "1: the key is not a string"),
-        ("{kind: Pod, apiVersion: v1, metadata: &a {labels: *a}}", "an alias holds itself"),
+        ("{kind: Pod, apiVersion: v1, metadata: &a {labels: *a}}", "an alias contains itself"),
     ],
 )
 def test_what_is_not_one_pod(text: str, message: str) -> None:
@@ -237,7 +237,7 @@ CONTAINER: dict[str, Any] = FULL["spec"]["containers"][0]
         ("spec.containers.0.ports", [{"containerPort": 1, "hostPort": 9}, {"containerPort": 2, "hostPort": 9}], "ports[1].hostPort: 9 is used twice"),
         ("spec.volumes.1.name", "v", "spec.volumes[1].name: 'v' is used twice"),
         ("spec.volumes.1.name", "../v", "spec.volumes[1].name: '../v' is not a volume's name"),
-        ("spec.volumes.1.emptyDir", {}, "spec.volumes[1]: one of hostPath, emptyDir, configMap, secret, downwardAPI and projected is supported"),
+        ("spec.volumes.1.emptyDir", {}, "spec.volumes[1]: expected one of hostPath, emptyDir, configMap, secret, downwardAPI and projected"),
         ("spec.volumes.1.hostPath.path", "/a/../b", "spec.volumes[1].hostPath.path: '/a/../b' contains '..'"),
         ("spec.volumes.1.hostPath.path", "a", "spec.volumes[1].hostPath.path: 'a' is not absolute"),
         ("spec.volumes.1.hostPath.type", "Folder", "spec.volumes[1].hostPath.type: invalid enum value 'Folder'"),
@@ -248,7 +248,7 @@ CONTAINER: dict[str, Any] = FULL["spec"]["containers"][0]
         ("spec.containers.0.resources.requests.cpu", 2, "requests.cpu: 2 is more than the limit of 1"),
         ("spec.containers.0.securityContext", {"privileged": True, "allowPrivilegeEscalation": False}, "cannot be false for a privileged container"),
         ("spec.containers.0.securityContext.runAsUser", -1, "securityContext.runAsUser: -1 is not in 0..2147483647"),
-        ("spec.securityContext.seccompProfile", {"type": "Localhost"}, "seccompProfile.localhostProfile: is for type Localhost"),
+        ("spec.securityContext.seccompProfile", {"type": "Localhost"}, "seccompProfile.localhostProfile: must be set for type Localhost"),
         ("spec.securityContext.sysctls.0.name", "../x", "sysctls[0].name: '../x' is not a sysctl"),
         ("spec.hostname", "a.b", "spec.hostname: 'a.b' is not a host's name"),
         ("spec.dnsConfig.nameservers", ["x"], "spec.dnsConfig.nameservers[0]: 'x' is not an IP address"),
@@ -290,7 +290,7 @@ def test_dns_is_added_to_the_hosts_own() -> None:
         ({"runAsNonRoot": True, "runAsUser": 5}, {"uid": 0}, (5, "", None)),
         ({"runAsNonRoot": True}, {"uid": 0}, "would run as root"),
         ({"runAsNonRoot": True, "runAsUser": 0}, {"uid": 7}, "would run as root"),
-        ({"runAsNonRoot": True}, {"username": "www"}, "'www' is no number"),
+        ({"runAsNonRoot": True}, {"username": "www"}, "'www' is a name"),
     ],
 )
 def test_the_user_of_a_container(

@@ -119,22 +119,22 @@ def test_probes_are_told() -> None:
 @pytest.mark.parametrize(
     ("documents", "message"),
     [
-        ([pod(envFrom=[{"configMapRef": {"name": "x"}}]), MAP], "spec.containers[0].envFrom[0].configMapRef: there is no ConfigMap 'x' among the documents; there are: settings"),
+        ([pod(envFrom=[{"configMapRef": {"name": "x"}}]), MAP], "spec.containers[0].envFrom[0].configMapRef: no ConfigMap 'x' in the manifest; its ConfigMaps are: settings"),
         ([pod(env=[{"name": "A", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "x"}}}]), SECRET], "spec.containers[0].env[0].valueFrom.secretKeyRef: Secret 'keys' has no key 'x'"),
         ([pod(env=[{"name": "A", "valueFrom": {"configMapKeyRef": {"nam": "x"}}}])], "spec.containers[0].env[0].valueFrom.configMapKeyRef: no such field `nam`"),
-        ([pod(env=[{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}])], "'status.hostIP' is not supported; there are: metadata.name"),
+        ([pod(env=[{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}])], "'status.hostIP' is not supported; supported are metadata.name"),
         ([pod([{"name": "v", "downwardAPI": {"items": [{"path": "ip", "fieldRef": {"fieldPath": "status.podIP"}}]}}])], "spec.volumes[0].downwardAPI.items[0].fieldRef.fieldPath: 'status.podIP' is not supported"),
-        ([pod([{"name": "v", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}])], "spec.volumes[0].projected.sources[0].serviceAccountToken: is not supported; there are: configMap, secret, downwardAPI"),
+        ([pod([{"name": "v", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}])], "spec.volumes[0].projected.sources[0].serviceAccountToken: is not supported; supported are configMap, secret, downwardAPI"),
         ([pod([{"name": "v", "projected": {"sources": [{"configMap": {"name": "settings", "items": [{"key": "COLOUR", "path": "../x"}]}}]}}]), MAP], "'../x' is not a path in the volume"),
-        ([pod(env=[{"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "limits.gpu"}}}])], "'limits.gpu' is not supported; there are: limits.cpu"),
-        ([pod(env=[{"name": "A", "valueFrom": {"fileKeyRef": {}}}])], "valueFrom.fileKeyRef: is not supported; there are: configMapKeyRef"),
+        ([pod(env=[{"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "limits.gpu"}}}])], "'limits.gpu' is not supported; supported are limits.cpu"),
+        ([pod(env=[{"name": "A", "valueFrom": {"fileKeyRef": {}}}])], "valueFrom.fileKeyRef: is not supported; supported are configMapKeyRef"),
         ([pod(env=[{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}])], "has both value and valueFrom"),
         ([pod(env=[{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "raw"}}}]), MAP], "its content is not text"),
-        ([pod([{"name": "v", "configMap": {"name": "x"}}])], "spec.volumes[0].configMap: there is no ConfigMap 'x' among the documents; there are: none"),
+        ([pod([{"name": "v", "configMap": {"name": "x"}}])], "spec.volumes[0].configMap: no ConfigMap 'x' in the manifest; its ConfigMaps are: none"),
         ([pod([{"name": "v", "configMap": {"name": "settings", "items": [{"key": "raw", "path": "../x"}]}}]), MAP], "'../x' is not a path in the volume"),
         ([pod([{"name": "v", "@files": []}])], "spec.volumes[0].@files: no such field"),
-        ([pod(), MAP, MAP], "ConfigMap settings: comes twice"),
-        ([pod(), {**MAP, "metadata": {"name": "x", "namespace": "other"}}], "'other' is not the Pod's, 'default'"),
+        ([pod(), MAP, MAP], "ConfigMap settings: occurs twice"),
+        ([pod(), {**MAP, "metadata": {"name": "x", "namespace": "other"}}], "'other' is not the namespace of the Pod, 'default'"),
         ([pod(), {**SECRET, "data": {"x": "?"}}], "Secret keys data.x: is not base64"),
         ([pod(), {**MAP, "dta": {}}], "ConfigMap settings dta: no such field"),
         ([pod(), {**MAP, "data": {"x": 5}}], "ConfigMap settings data.x: expected `str`, got `int`"),
@@ -200,9 +200,9 @@ def test_lenient_leaves_out_what_it_names_and_nothing_else() -> None:
     assert [(e.name, e.value) for e in found.spec.containers[0].env] == [("B", "b")]
     assert found.spec.volumes[0].empty_dir is not None
     assert told == [
-        "spec.containers[0].env[0].valueFrom.fileKeyRef: is not supported; there are: configMapKeyRef, secretKeyRef, fieldRef, resourceFieldRef",
+        "spec.containers[0].env[0].valueFrom.fileKeyRef: is not supported; supported are configMapKeyRef, secretKeyRef, fieldRef, resourceFieldRef",
         "spec.hostUsers: is not supported",
         "spec.volumes[0].persistentVolumeClaim: is not supported",
     ]
-    with pytest.raises(Error, match="there is no ConfigMap"):
+    with pytest.raises(Error, match="no ConfigMap"):
         parse(yaml.safe_dump(pod(envFrom=[{"configMapRef": {"name": "x"}}])), lenient=True)

@@ -39,7 +39,11 @@ def test_every_flag_has_a_key() -> None:
 @pytest.mark.parametrize(
     ("text", "where", "what"),
     [
-        ("[cgroup]\ndriver = 'lxc'", "cgroup.driver", "'lxc' is none of auto, cgroupfs, systemd"),
+        (
+            "[cgroup]\ndriver = 'lxc'",
+            "cgroup.driver",
+            "'lxc' is not one of auto, cgroupfs, systemd",
+        ),
         ("[cgroup]\ndirver = 'systemd'", "cgroup.dirver", "no such key"),
         ("[nope]\nx = 1", "nope", "no such table"),
         (

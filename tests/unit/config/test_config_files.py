@@ -96,11 +96,11 @@ def test_a_wrong_drop_in_is_named_with_its_line(tmp_path: Path) -> None:
     [
         ("[server]\nlog_levle = 'x'", ["x:2: server.log_levle: no such key; did you mean log_level?"]),
         ("[servre]\nroot = '/x'", ["x:1: servre: no such table; did you mean server?"]),
-        ("[server]\nrlimits = []", ["x:2: server.rlimits: no such key; [containers] has it"]),
-        ("volatile = true", ["x:1: volatile: no such table; [containers] has it"]),
+        ("[server]\nrlimits = []", ["x:2: server.rlimits: no such key; it belongs to [containers]"]),
+        ("volatile = true", ["x:1: volatile: no such table; it belongs to [containers]"]),
         ("[images]\nzzz = 1\nqqq = 2", [
-            "x:2: images.zzz: no such key; there are keep_blobs, pinned, store",
-            "x:3: images.qqq: no such key; there are keep_blobs, pinned, store"]),
+            "x:2: images.zzz: no such key; expected one of keep_blobs, pinned, store",
+            "x:3: images.qqq: no such key; expected one of keep_blobs, pinned, store"]),
         ("[streaming]\nhost = 'h'\nport = 'x'", ["x:3: streaming.port: expected `int`, got `str`"]),
         ("[containers]\nrlimits = [\n'a',\n3]", ["x:2: containers.rlimits[1]: expected `str`, got `int`"]),
     ],
@@ -150,7 +150,7 @@ def test_check_tells_about_each_problem(tmp_path: Path) -> None:
     assert shown.exit_code != 0 and shown.output.count("did you mean pinned?") == 2
     (tmp_path / "config.toml.d" / "a.toml").write_text("")
     shown = CliRunner().invoke(command, ["check", str(path)])
-    assert shown.output == f"{path}: fine\n{tmp_path}/config.toml.d/a.toml: fine\n"
+    assert shown.output == f"{path}: ok\n{tmp_path}/config.toml.d/a.toml: ok\n"
 
 
 def test_check_finds_all_that_is_wrong_at_once(tmp_path: Path) -> None:
@@ -177,9 +177,9 @@ def test_check_finds_all_that_is_wrong_at_once(tmp_path: Path) -> None:
         ["config.toml:14", "runtimes.x.binary"],
         ["config.toml:12", "containers.rlimits[0]"],
     ]
-    assert "'loud' is none of debug, error, info, warning" in shown.output
-    assert "'zip' is none of auto, erofs, unpacked" in shown.output
-    assert str(shown.exception) == "10 values and keys are wrong"
+    assert "'loud' is not one of debug, error, info, warning" in shown.output
+    assert "'zip' is not one of auto, erofs, unpacked" in shown.output
+    assert str(shown.exception) == "10 keys or values are wrong"
 
 
 def test_check_finds_what_this_machine_does_not_permit(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_check_finds_what_this_machine_does_not_permit(tmp_path: Path) -> None:
         ("hooks_dirs = ['HERE']", "containers.hooks_dirs: hook HERE/x.json: "),
         (
             "default_capabilities = ['CHOWN']",
-            "containers.default_capabilities[0]: 'CHOWN' is no capability",
+            "containers.default_capabilities[0]: 'CHOWN' is not a capability",
         ),
         ("cdi_dirs = ['x']", "containers.cdi_dirs: 'x' is not an absolute path"),
     ],

@@ -73,7 +73,7 @@ def findings(host: Host) -> dict[str, Finding]:
     """Those that are not fine, by code."""
     found = [f for f in examine.examine(host, CHECKS) if f.level != Level.FINE]
     assert len({f.code for f in found}) == len(found)
-    assert all(f.found and f.follows for f in found)
+    assert all(f.observation and f.effect for f in found)
     return {f.code: f for f in found}
 
 
@@ -92,7 +92,7 @@ FLAGS = "/var/lib/kubelet/kubeadm-flags.env"
     [
         ({"/proc/sys/kernel/osrelease": "5.15.0"}, {}, "kernel-version", Level.WRONG, "5.15.0"),
         ({"/proc/self/ns/net": None}, {}, "namespaces", Level.WRONG, "net"),
-        ({"/proc/sys/user/max_user_namespaces": "0"}, {}, "namespaces", Level.WARNING, "off"),
+        ({"/proc/sys/user/max_user_namespaces": "0"}, {}, "namespaces", Level.WARNING, "user namespaces are disabled"),
         ({"/proc/sys/kernel/seccomp/actions_avail": None}, {}, "seccomp", Level.WRONG, "no seccomp"),
         ({"/proc/sys/kernel/seccomp/actions_avail": "allow errno"}, {}, "seccomp", Level.WRONG, "kill_process"),
         ({"/proc/filesystems": "\text4\n\tfuse-overlayfs\n"}, {}, "module-overlay", Level.WRONG, "overlay"),
@@ -113,7 +113,7 @@ FLAGS = "/var/lib/kubelet/kubeadm-flags.env"
         ({"/proc/sys/net/ipv4/ip_forward": "0", "/etc/cni/net.d/10.conflist": FLANNEL, "/opt/cni/bin/flannel": "#!"}, {}, "ip-forward", Level.WARNING, "is 0"),
         ({"/usr/sbin/apparmor_parser": None}, {}, "apparmor", Level.WARNING, "apparmor_parser"),
         ({"/sys/module/apparmor/parameters/enabled": None}, {}, "apparmor", Level.NOTE, "does not use"),
-        ({"/sys/fs/selinux/enforce": "1"}, {}, "selinux", Level.WARNING, "enforcing; the policy does not know system_u:system_r:container_t"),
+        ({"/sys/fs/selinux/enforce": "1"}, {}, "selinux", Level.WARNING, "enforcing; the policy lacks system_u:system_r:container_t"),
         ({"/sys/fs/selinux/enforce": "0"}, {"selinux__enabled": False}, "selinux", Level.NOTE, "permissive, and"),
         ({"/proc/sys/fs/inotify/max_user_instances": "128"}, {}, "sysctls", Level.WARNING, "is 128"),
         ({"/proc/swaps": "Filename\n/dev/sda2 partition 1 0 -2"}, {}, "swap", Level.NOTE, "/dev/sda2"),
@@ -135,9 +135,9 @@ def test_what_can_be_wrong(
 ) -> None:
     found = findings(machine(tmp_path, changes, **config))
     assert code in found, found
-    assert found[code].level == level and says in found[code].found, found[code]
+    assert found[code].level == level and says in found[code].observation, found[code]
     if level > Level.NOTE:
-        assert found[code].mend
+        assert found[code].remedy
     assert {f.code for f in found.values() if f.level == Level.WRONG} <= {code, "cni-plugins"}
 
 
@@ -147,7 +147,7 @@ def test_a_kubelet_that_runs_is_asked_before_its_unit(tmp_path: Path) -> None:
         "/proc/77/cmdline": "/usr/bin/kubelet\0--container-runtime-endpoint=unix:///old\0--container-runtime-endpoint\0unix:///new\0",
     }
     found = findings(machine(tmp_path, dict(running)))
-    assert found["kubelet"].found == "kubelet (pid 77) talks to unix:///new"
+    assert found["kubelet"].observation == "kubelet (pid 77) uses the runtime at unix:///new"
 
 
 def test_a_kubelet_of_kubeadm_waits_until_the_machine_joins(tmp_path: Path) -> None:
@@ -160,9 +160,12 @@ def test_a_kubelet_of_kubeadm_waits_until_the_machine_joins(tmp_path: Path) -> N
     changes = {"/etc/systemd/system/kubelet.service.d/10-kubeadm.conf": drop_in, FLAGS: None}
     waiting = findings(machine(tmp_path / "new", {**changes, "/var/lib/kubelet/config.yaml": None}))
     assert (waiting["kubelet"].level, waiting.keys()) == (Level.NOTE, {"kubelet"})
-    assert "kubeadm join" in waiting["kubelet"].mend
+    assert "kubeadm join" in waiting["kubelet"].remedy
     joined = findings(machine(tmp_path / "joined", changes))
-    assert joined["kubelet"].level == Level.WRONG and "containerd.sock" in joined["kubelet"].found
+    assert (
+        joined["kubelet"].level == Level.WRONG
+        and "containerd.sock" in joined["kubelet"].observation
+    )
 
 
 def test_a_builtin_network_needs_no_configuration(tmp_path: Path) -> None:
@@ -173,7 +176,7 @@ def test_a_builtin_network_needs_no_configuration(tmp_path: Path) -> None:
     (found,) = findings(
         machine(tmp_path / "b", {"/etc/cni/net.d/10.conflist": None}, network__builtin=["x"])
     ).values()
-    assert found.code == "cni-config" and "'x'" in found.found
+    assert found.code == "cni-config" and "'x'" in found.observation
 
 
 def test_a_check_that_fails_is_a_finding(tmp_path: Path) -> None:
@@ -184,7 +187,7 @@ def test_a_check_that_fails_is_a_finding(tmp_path: Path) -> None:
     assert (
         found.code == "doctor"
         and found.level == Level.WARNING
-        and "ZeroDivisionError: odd" in found.found
+        and "ZeroDivisionError: odd" in found.observation
     )
 
 
@@ -228,14 +231,14 @@ def test_whether_images_are_mounted(
     monkeypatch.setattr(file_systems, "sharing_obstacle", lambda: why_each)
     host = machine(tmp_path, images__store=store)
     (found,) = examine.examine(host, (file_systems.images,))
-    assert (found.code, found.level) == ("images", level) and says in found.found
-    assert bool(found.follows and found.mend) == (level > Level.FINE)
+    assert (found.code, found.level) == ("images", level) and says in found.observation
+    assert bool(found.effect and found.remedy) == (level > Level.FINE)
 
 
 def test_a_policy_for_containers_is_fine(tmp_path: Path) -> None:
     host = machine(tmp_path, {"/sys/fs/selinux/enforce": "0", "/sys/fs/selinux/context": ""})
     (found,) = limits.selinux(host)
-    assert (found.level, found.found) == (
+    assert (found.level, found.observation) == (
         Level.FINE,
         "permissive, containers are system_u:system_r:container_t",
     )
@@ -255,16 +258,16 @@ def test_files_of_hosts_toml(tmp_path: Path) -> None:
     default, odd, wrong = registries.registries(host)
     assert (
         default.level == Level.WARNING
-        and f"{folder}/_default/absent.pem cannot be used" in default.found
+        and f"{folder}/_default/absent.pem cannot be used" in default.observation
     )
     assert (
         odd.level == Level.NOTE
-        and odd.found == f"{folder}/odd.example/hosts.toml: sever is unknown and ignored"
+        and odd.observation == f"{folder}/odd.example/hosts.toml: sever is unknown and ignored"
     )
-    assert wrong.level == Level.WARNING and wrong.found.startswith(
+    assert wrong.level == Level.WARNING and wrong.observation.startswith(
         f"{folder}/wrong.example_5000_/hosts.toml"
     )
-    assert "wrong.example:5000" in wrong.follows
+    assert "wrong.example:5000" in wrong.effect
     for name in ("wrong.example_5000_", "odd.example", "_default"):
         (tmp_path / f"{folder}/{name}/hosts.toml".lstrip("/")).unlink()
     [fine] = registries.registries(host)
@@ -278,4 +281,7 @@ def test_two_folders_for_one_registry(tmp_path: Path) -> None:
         for name in ("r.example", "R.example_443_", "r.example_5000_", "_default")
     }
     [found] = registries.registries(machine(tmp_path, files, registry__config_path=folder))
-    assert found.found == f"{folder}/r.example and {folder}/R.example_443_ are for one registry"
+    assert (
+        found.observation
+        == f"{folder}/r.example and {folder}/R.example_443_ are for the same registry"
+    )
