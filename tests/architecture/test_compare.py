@@ -1,4 +1,4 @@
-"""docs/compare.md: every test that a row of ours names is there and is collected."""
+"""Checks docs/compare.md: every test that a row names exists and is collected."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ NONE = ("none", "not a node's business")
 
 
 def rows() -> list[list[str]]:
-    """The cells of every row, without headings."""
-    found = [
+    """Return the cells of every row, without headings."""
+    lines = [
         line.strip("|\n").split("|")
         for line in PAGE.read_text().splitlines()
         if line.startswith("|")
     ]
-    cells = [[cell.strip() for cell in row] for row in found]
+    cells = [[cell.strip() for cell in row] for row in lines]
     return [row for row in cells if not row[-1].startswith(("---", "ours, shown by"))]
 
 
 def collected(file: Path) -> set[str]:
-    """The names of a file's tests, as pytest finds them: functions, and methods of classes."""
+    """Return the names of a file's tests: functions, and methods of classes."""
     scopes = [ast.parse(file.read_text())]
     scopes += [node for node in scopes[0].body if isinstance(node, ast.ClassDef)]  # type: ignore[misc]
     return {

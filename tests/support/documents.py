@@ -1,4 +1,4 @@
-"""Commands out of docs/: what a page tells a person to type is what a test types."""
+"""Reads commands from docs/, so that tests type the same commands as the pages."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def blocks(page: str, heading: str) -> list[str]:
-    """The `sh` blocks of docs/`page` below `heading`, up to the next heading of any level."""
+    """Return the `sh` blocks of docs/`page` from `heading` to the next heading of any level.
+
+    Raises KeyError when the page has no such heading.
+    """
     text = (DOCS / page).read_text(encoding="utf-8")
     sections = re.split(r"^#+ +(.*)$", text, flags=re.MULTILINE)
-    found = dict(zip(sections[1::2], sections[2::2], strict=True))
-    if heading not in found:
-        raise KeyError(f"docs/{page} has no heading {heading!r}, but {sorted(found)}")
-    return re.findall(r"^```sh\n(.*?)^```$", found[heading], flags=re.MULTILINE | re.DOTALL)
+    bodies = dict(zip(sections[1::2], sections[2::2], strict=True))
+    if heading not in bodies:
+        raise KeyError(f"docs/{page} has no heading {heading!r}, but {sorted(bodies)}")
+    return re.findall(r"^```sh\n(.*?)^```$", bodies[heading], flags=re.MULTILINE | re.DOTALL)
 
 
 def filled(block: str, **words: str) -> str:
-    """The block with each of the capital `words` replaced. One that is not there, or is left,
-    raises ValueError."""
+    """Return the block with each of the capital `words` replaced.
+
+    Raises ValueError when the block lacks one of them, or has another capital word.
+    """
     for name, value in words.items():
         if not re.search(rf"\b{name}\b", block):
             raise ValueError(f"no {name} in:\n{block}")
