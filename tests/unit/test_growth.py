@@ -688,12 +688,12 @@ def test_environments(same: bool) -> None:
 )
 def test_mounts_of_requests(path: str) -> None:
     def prepare(size: int) -> Work:
-        wanted = [api.Mount(container_path=path.format(n), host_path="/tmp") for n in range(size)]
+        requests = [api.Mount(container_path=path.format(n), host_path="/tmp") for n in range(size)]
         pod = mounts.PodFiles("/a", "/b", "/c")
         defaults = mounts.defaults(
             pod, ipc=api.POD, shared_shm=True, privileged=False, readonly_root=False
         )
-        return lambda: mounts.merged(defaults, mounts.asked(wanted))
+        return lambda: mounts.merge(defaults, mounts.check_requests(requests))
 
     check_growth(prepare, 500)
 

@@ -392,7 +392,7 @@ TestLeaseMachine.settings = __import__("hypothesis").settings(
 # settings
 
 
-def parse(ipam: Any, *, cni_args: str = "", **changes: Any) -> settings.Settings:
+def parse(ipam: Any, *, cni_args: str = "", **changes: Any) -> settings.HostLocalSettings:
     config = {"cniVersion": "1.0.0", "name": "net", "type": "bridge", "ipam": ipam, **changes}
     environment = {
         "CNI_COMMAND": "ADD",

@@ -18,11 +18,11 @@ def test_an_exec_that_ends_after_the_delete_makes_no_container(tmp_path: Path) -
     gone = State(str(tmp_path / "gone"), "gone")
     program = SimpleNamespace(encode=lambda: b"", pid_op=1)
     lowered = SimpleNamespace(numbers={}, program=program)
-    again.remember(gone, b"wanted", lowered, 0, ())
+    again.store(gone, b"key", lowered, 0, ())
     assert not os.listdir(tmp_path)
     (tmp_path / "gone").mkdir()
-    again.remember(gone, b"wanted", lowered, 0, ())
-    assert again.recall(gone, b"wanted") is not None
+    again.store(gone, b"key", lowered, 0, ())
+    assert again.load(gone, b"key") is not None
 
 
 def test_two_may_remove_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
