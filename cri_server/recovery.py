@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 from collections.abc import Callable
@@ -19,20 +18,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cri_server.checkpoints.names import UNFINISHED
-from cri_server.pod import orphans
-from cri_server.pod.client import ShimClient
-from cri_server.pod.orphans import kill_process
+from cri_server.pod import orphans, unfinished
 from cri_server.pod.processes import ANSWER_S
 from cri_server.services import Services
 from cri_server.spec import groups
 from cri_server.store import disk
-from cri_server.store.facts import Process, boot_time_ns, entries
+from cri_server.store.facts import boot_time_ns, entries
 from cri_server.store.model import Container, Exit, Sandbox
 from pyrunc import atomic_file
-from pyrunc.compile.pause import PauseRequest
 from pyrunc.errors import Error
 from pyrunc.kernel.tree import remove_path
-from pyrunc.shim import messages
 
 log = logging.getLogger(__name__)
 
@@ -163,39 +158,19 @@ def half_made_containers(services: Services) -> list[str]:
 
 
 async def drop_sandbox(services: Services, identifier: str) -> None:
-    """A sandbox that was never finished: nobody was told its id, so it goes."""
-    folder = services.paths.sandbox_state(identifier)
-    try:
-        await _end_shim(services, identifier, folder)
-    except (Error, TimeoutError) as error:
-        log.info(
-            "sandbox %s, which was never finished: %s",
-            identifier,
-            error or "its shim does not answer",
-        )
-        await _detach(services, identifier, None)
-        _kill_shim(folder)
-    await orphans.wait_for_forks(services.paths, identifier)
-    await orphans.kill_group(_cgroups_path(folder), identifier)
+    """Drop a sandbox whose RunPodSandbox was not finished: no client knows its id."""
+
+    async def detach(netns_path: str | None) -> None:
+        await _detach(services, identifier, netns_path)
+
+    await unfinished.end_sandbox(services.paths, identifier, detach)
     await disk.delete_sandbox_folders(services.paths, identifier)
     log.info("dropped sandbox %s, which was never finished", identifier)
 
 
-async def _end_shim(services: Services, identifier: str, folder: Path) -> None:
-    client = await ShimClient.connect(folder)
-    try:
-        async with asyncio.timeout(ANSWER_S):
-            state = await client.state()
-        await _detach(services, identifier, state.netns)
-        await client.stop_pause()
-        await client.shutdown()
-    finally:
-        client.close()
-
-
 async def _detach(services: Services, identifier: str, netns_path: str | None) -> None:
     """A plugin that fails or hangs holds up neither the start nor the end of the processes:
-    `network.reconcile` asks it again."""
+    `network.reconcile` calls it again."""
     try:
         async with asyncio.timeout(ANSWER_S):
             await services.network.detach(identifier, netns_path)
@@ -207,34 +182,9 @@ async def _detach(services: Services, identifier: str, netns_path: str | None) -
         )
 
 
-def _kill_shim(folder: Path) -> None:
-    """One that does not answer; what it held is in the sandbox's cgroup."""
-    try:
-        shim = Process.of(atomic_file.read_json(str(folder / messages.SHIM_RECORD)))
-    except (Error, OSError):
-        return
-    kill_process(shim)
-
-
-def _cgroups_path(folder: Path) -> str:
-    try:
-        return PauseRequest.read(folder).cgroups_path
-    except (Error, OSError):
-        return ""
-
-
-def _container_cgroups_path(folder: Path) -> str:
-    try:
-        with open(folder / "config.json", encoding="utf-8", errors="surrogateescape") as file:
-            return str(json.load(file)["linux"]["cgroupsPath"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""  # nothing was compiled from it
-
-
 async def drop_container(services: Services, identifier: str) -> None:
-    """A container without a record or without a sandbox: it was being made or removed."""
-    folder = services.paths.container_state(identifier)
-    await orphans.kill_group(_container_cgroups_path(folder), identifier)
+    """Drop a container without a record or without a sandbox: it was being made or removed."""
+    await unfinished.end_container(services.paths, identifier)
     await disk.forget(services.paths.container_record(identifier))
     await disk.delete_container_folders(services.paths, services.trash, identifier)
     log.info("dropped what was left of container %s", identifier)

@@ -16,10 +16,12 @@ from cri_server.observability.timeline.export import Exporter
 from cri_server.observability.timeline.ring import Ring
 from cri_server.operations.locks import SingleFlight
 from cri_server.pod.keeper import KeeperWatch
+from cri_server.pod.pod import Pod
 from cri_server.pod.shims import Shims
 from cri_server.security.apparmor import DefaultProfile
 from cri_server.security.selinux.levels import Levels
 from cri_server.store.index import Index
+from cri_server.store.model import Container, Sandbox
 from cri_server.store.paths import Paths
 from cri_server.store.trash import Trash
 from cri_server.zygote.client import Zygote
@@ -55,3 +57,12 @@ class Services:
         self.oci_features = OciFeatures(self.jobs)
         self.trash = Trash(self.paths.trash)
         self.timeline = Ring(self.paths.root / "timeline")
+
+    def pod(self, sandbox: Sandbox) -> Pod:
+        """The door to what the sandbox's shim does."""
+        return Pod(self.shims, sandbox)
+
+    def pod_of(self, container: Container) -> Pod | None:
+        """The pod of a container; None if its sandbox is gone."""
+        sandbox = self.index.sandboxes.find(container.sandbox_id)
+        return None if sandbox is None else self.pod(sandbox)

@@ -14,19 +14,18 @@ from pathlib import Path
 from typing import IO, Any
 
 from cri_server.containers import pause
-from cri_server.observability.timeline.trace import add_remote_spans, span
-from cri_server.pod.client import ExecSession, ShimClient
+from cri_server.observability.timeline.trace import span
+from cri_server.pod.client import ExecSession
+from cri_server.pod.pod import Pod
 from cri_server.services import Services
 from cri_server.spec import process
-from cri_server.store.model import Container, Sandbox
+from cri_server.store.model import Container
 from pyrunc import atomic_file
 from pyrunc.errors import (
     DeadlineExceeded,
-    Error,
     InvalidArgument,
     KernelError,
     NotFound,
-    PeerError,
     WrongState,
 )
 
@@ -186,13 +185,14 @@ class Budget:
         return granted
 
 
-def running(services: Services, reference: str) -> tuple[Sandbox, Container, ShimClient]:
-    """A running container and its shim. Raises NotFound, WrongState, PeerError."""
+def running(services: Services, reference: str) -> tuple[Container, Pod]:
+    """A running container and its pod. Raises NotFound, WrongState, Unavailable (without a shim)."""
     container = services.index.containers.get(reference)
     if not container.running:
         raise WrongState(f"container {container.id} is not running")
-    sandbox = services.index.sandboxes.get(container.sandbox_id)
-    return sandbox, container, services.shims.get(sandbox)
+    pod = services.pod(services.index.sandboxes.get(container.sandbox_id))
+    pod.require_shim()
+    return container, pod
 
 
 def oci_process(
@@ -219,7 +219,7 @@ async def sync(
 
     Raises NotFound, WrongState, DeadlineExceeded (the process and its descendants have been
     killed), KernelError."""
-    _, container, client = running(services, reference)
+    container, pod = running(services, reference)
     session = await begin(services, container, command, stdout=True, stderr=True)
     assert session.stdout_fd is not None and session.stderr_fd is not None
     budget = Budget(OUTPUT_LIMIT_BYTES)
@@ -228,7 +228,7 @@ async def sync(
     )
     try:
         with span("command"):
-            code = await _exit_code(client, session, container, float(timeout_s))
+            code = await _exit_code(pod, session, container, float(timeout_s))
         for output in (stdout, stderr):
             await output.drain()
             output.close()
@@ -255,52 +255,31 @@ async def begin(
     pause.refuse_paused(container)
     try:
         oci = oci_process(services, container, command, changes, tty=tty)
-        with span("execute"):
-            _, _, client = running(services, container.id)
-            session = await client.exec(
-                container.id,
-                new_exec_id(),
-                oci,
-                tty=tty,
-                **streams,
-            )
-            add_remote_spans(session.parts)
-        return session
+        _, pod = running(services, container.id)
+        return await pod.exec(container, new_exec_id(), oci, tty=tty, **streams)
     except NotFound as error:
         if container.running:
             raise InvalidArgument(error.message) from None
         raise
 
 
-async def _exit_code(
-    client: ShimClient, session: ExecSession, container: Container, timeout_s: float
-) -> int:
+async def _exit_code(pod: Pod, session: ExecSession, container: Container, timeout_s: float) -> int:
     try:
         async with asyncio.timeout(timeout_s or None):
             return await asyncio.shield(session.exited)
     except TimeoutError:
-        await end(client, session.exec_id)
+        await pod.kill_exec(session.exec_id)
         raise DeadlineExceeded(
             f"command in container {container.id} took longer than {timeout_s:g} s"
         ) from None
     except asyncio.CancelledError:
-        task = asyncio.get_running_loop().create_task(end(client, session.exec_id))
+        task = asyncio.get_running_loop().create_task(pod.kill_exec(session.exec_id))
         _ending.add(task)
         task.add_done_callback(_ending.discard)
         raise
 
 
 _ending: set[asyncio.Task[None]] = set()
-
-
-async def end(client: ShimClient, exec_id: str) -> None:
-    """Kill a session; does nothing if it or its shim is gone."""
-    try:
-        await client.kill_exec(exec_id)
-    except PeerError:
-        pass
-    except Error as error:
-        log.debug("exec %s: %s", exec_id, error)
 
 
 def new_exec_id() -> str:

@@ -7,24 +7,18 @@ is gone.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
 
 from cri_server.containers import host_paths
-from cri_server.observability.timeline.trace import add_remote_spans, span
 from cri_server.pod import orphans
-from cri_server.pod.processes import ANSWER_S
 from cri_server.services import Services
-from cri_server.spec import groups
 from cri_server.spec.host_binds import HostBind
 from cri_server.spec.open_sources import OpenSources
 from cri_server.store.model import Container, Sandbox
 from pyrunc.cgroups.limits import CANNOT_SET, NOT_ON_THE_TREE
-from pyrunc.errors import DeadlineExceeded, Error, Unsupported
+from pyrunc.errors import Unsupported
 from pyrunc.shim import messages
-
-TIMEOUT_S = 60.0
 
 
 @contextlib.contextmanager
@@ -64,29 +58,13 @@ async def prepare(
         opened=list(source_fds),
     )
     fds = [*images.values(), *source_fds.values()]
-    client = services.shims.get(sandbox)
-    created_in = sandbox.shim
-    with span("compile"), limit_errors(container):
-        try:
-            async with asyncio.timeout(TIMEOUT_S):
-                add_remote_spans((await client.create_container(request, fds)).parts)
-        except TimeoutError:
-            if created_in is not None:
-                orphans.kill_process(created_in)
-            raise DeadlineExceeded(
-                f"container {container.id}: compiling it took longer than {TIMEOUT_S:g} s"
-            ) from None
-    container.created_in = created_in
-    container.has_cgroup = groups.place(container.cgroups_path, container.id).exists()
+    with limit_errors(container):
+        await services.pod(sandbox).create(container, request, fds)
 
 
 async def ensure(services: Services, sandbox: Sandbox, container: Container) -> None:
     """Compile the launch again if the shim that had it, or its cgroup, is gone. Raises Error."""
-    exists = container.created_in is not None and container.created_in == sandbox.shim
-    # An external runtime makes the cgroup at the start, and so does CRIU.
-    if exists and container.has_cgroup:
-        exists = groups.place(container.cgroups_path, container.id).exists()
-    if not exists:
+    if not services.pod(sandbox).is_created(container):
         with OpenSources() as open_sources:
             await prepare(services, sandbox, container, open_sources)
 
@@ -94,14 +72,8 @@ async def ensure(services: Services, sandbox: Sandbox, container: Container) -> 
 async def drop(services: Services, container: Container) -> None:
     """Drop the launch of a container that will not be started with it, and its cgroup. Does nothing
     after the start."""
-    if container.process is not None:
-        return
-    container.created_in = None
-    sandbox = services.index.sandboxes.find(container.sandbox_id)
-    client = services.shims.find(sandbox) if sandbox is not None else None
-    if client is not None:
-        # The shim was killed meanwhile, or does not answer.
-        with contextlib.suppress(Error, TimeoutError):
-            async with asyncio.timeout(ANSWER_S):
-                await client.drop_container(container.id)
-    await orphans.kill_group(container.cgroups_path, container.id)
+    pod = services.pod_of(container)
+    if pod is not None:
+        await pod.drop(container)
+    elif container.process is None:
+        await orphans.kill_group(container.cgroups_path, container.id)

@@ -3,11 +3,10 @@ but never its log."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import dataclass
 
-from cri_server.containers import launch, stop
+from cri_server.containers import stop
 from cri_server.observability import events
 from cri_server.operations.steps import Beside, Step, Steps
 from cri_server.pod import orphans
@@ -15,7 +14,6 @@ from cri_server.services import Services
 from cri_server.status import sandbox as status
 from cri_server.store import disk
 from cri_server.store.model import Container
-from pyrunc.errors import PeerError
 
 log = logging.getLogger(__name__)
 
@@ -51,17 +49,9 @@ async def notify_plugins(context: RemoveContainerContext) -> None:
 
 
 async def drop_from_shim(context: RemoveContainerContext) -> None:
-    await launch.drop(context.services, context.container)
-    sandbox = context.services.index.sandboxes.find(context.container.sandbox_id)
-    client = context.services.shims.find(sandbox) if sandbox is not None else None
-    try:
-        if client is not None:
-            async with asyncio.timeout(stop.SHIM_TIMEOUT_S):
-                await client.forget(context.container.id)
-    except (PeerError, TimeoutError) as error:
-        log.warning(
-            "container %s: its shim did not confirm the removal: %r", context.container.id, error
-        )
+    pod = context.services.pod_of(context.container)
+    if pod is not None:
+        await pod.remove(context.container)
 
 
 async def remove_cgroup(context: RemoveContainerContext) -> None:

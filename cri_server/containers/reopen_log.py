@@ -9,5 +9,5 @@ from cri_server.services import Services
 async def reopen(services: Services, reference: str) -> None:
     """Open the new file; returns when it exists. Raises NotFound, WrongState (not running: no file
     is made)."""
-    _, container, client = running(services, reference)
-    await client.reopen_log(container.id)
+    container, pod = running(services, reference)
+    await pod.reopen_log(container)

@@ -11,7 +11,8 @@ from typing import Any
 from cri_server.api import api_pb2 as api
 from cri_server.containers import exec as execution
 from cri_server.containers import pause
-from cri_server.pod.client import ExecSession, ShimClient, Streams
+from cri_server.pod.client import ExecSession, Streams
+from cri_server.pod.pod import Pod
 from cri_server.services import Services
 from cri_server.store.model import Container, Sandbox
 from cri_server.streaming.backend import (
@@ -34,7 +35,7 @@ def check_exec(
 
     Raises InvalidArgument, NotFound, WrongState."""
     _check_streams(request)
-    _, container, _ = execution.running(services, request.container_id)
+    container, _ = execution.running(services, request.container_id)
     if not request.cmd:
         raise InvalidArgument("the command is empty")
     pause.refuse_paused(container)
@@ -52,7 +53,7 @@ def check_exec(
 def check_attach(services: Services, request: api.AttachRequest) -> AttachOptions:
     """Check a request. Raises InvalidArgument, NotFound, WrongState."""
     _check_streams(request)
-    _, container, _ = execution.running(services, request.container_id)
+    container, _ = execution.running(services, request.container_id)
     tty = bool(container.config.tty)
     return AttachOptions(
         container.id, request.stdin, request.stdout, request.stderr and not tty, tty
@@ -88,13 +89,12 @@ def _check_ready(sandbox: Sandbox) -> None:
 class ExecStreamSession(Descriptors):
     """A client's command; it is killed when the client disconnects."""
 
-    def __init__(self, client: ShimClient, session: ExecSession) -> None:
+    def __init__(self, pod: Pod, session: ExecSession) -> None:
         super().__init__(session.stdin_fd, session.stdout_fd, session.stderr_fd)
-        self._client, self._id, self._exited = client, session.exec_id, session.exited
+        self._pod, self._session, self._exited = pod, session, session.exited
 
     async def resize(self, width: int, height: int) -> None:
-        if not self._exited.done():
-            await self._client.resize(width, height, exec_id=self._id)
+        await self._pod.resize_exec(self._session, width, height)
 
     async def wait(self) -> int:
         return await asyncio.shield(self._exited)
@@ -102,19 +102,18 @@ class ExecStreamSession(Descriptors):
     async def close(self) -> None:
         self.close_descriptors()
         if not self._exited.done():
-            await execution.end(self._client, self._id)
+            await self._pod.kill_exec(self._session.exec_id)
 
 
 class AttachStreamSession(Descriptors):
     """A client attached to a container's stdio; disconnecting does not affect the container."""
 
-    def __init__(self, client: ShimClient, container: Container, streams: Streams) -> None:
+    def __init__(self, pod: Pod, container: Container, streams: Streams) -> None:
         super().__init__(streams.stdin_fd, streams.stdout_fd, streams.stderr_fd)
-        self._client, self._container = client, container
+        self._pod, self._container = pod, container
 
     async def resize(self, width: int, height: int) -> None:
-        if self._container.running and self._container.config.tty:
-            await self._client.resize(width, height, container=self._container.id)
+        await self._pod.resize(self._container, width, height)
 
     async def wait(self) -> int:
         await self._container.exited.wait()
@@ -131,7 +130,7 @@ class Sessions:
         self._services = services
 
     async def exec(self, options: ExecOptions) -> Session:
-        _, container, client = execution.running(self._services, options.container_id)
+        container, pod = execution.running(self._services, options.container_id)
         session = await execution.begin(
             self._services,
             container,
@@ -142,14 +141,14 @@ class Sessions:
             tty=options.tty,
             changes=options.changes,
         )
-        return ExecStreamSession(client, session)
+        return ExecStreamSession(pod, session)
 
     async def attach(self, options: AttachOptions) -> Session:
-        _, container, client = execution.running(self._services, options.container_id)
-        streams = await client.attach(
-            container.id, stdin=options.stdin, stdout=options.stdout, stderr=options.stderr
+        container, pod = execution.running(self._services, options.container_id)
+        streams = await pod.attach(
+            container, stdin=options.stdin, stdout=options.stdout, stderr=options.stderr
         )
-        return AttachStreamSession(client, container, streams)
+        return AttachStreamSession(pod, container, streams)
 
     async def dial(self, sandbox_id: str, port: int) -> socket.socket:
         """Connect to a port of the pod: a job enters its network namespace and returns the

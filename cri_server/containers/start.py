@@ -11,12 +11,10 @@ from cri_server.api import api_pb2 as api
 from cri_server.containers import launch, restore
 from cri_server.containers.create import target_pid
 from cri_server.observability import events
-from cri_server.observability.timeline.trace import add_remote_spans
 from cri_server.operations.steps import Step, Steps
 from cri_server.services import Services
 from cri_server.spec import pod_files, sources
 from cri_server.status import sandbox as status
-from cri_server.store.facts import Process
 from cri_server.store.model import Container, Exit, Sandbox
 from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, WrongState
 
@@ -89,22 +87,18 @@ async def make_log_folder(context: StartContext) -> None:
 
 
 async def execute(context: StartContext) -> None:
-    container = context.container
+    container, pod = context.container, context.services.pod(context.sandbox)
     try:
         await launch.ensure(context.services, context.sandbox, container)
-        container.created_in = None
-        started = await context.services.shims.get(context.sandbox).start_container(container.id)
-        add_remote_spans(started.parts)
+        await pod.start(container)
     except Error as error:
-        await context.services.shims.drain(context.sandbox)
+        await pod.wait_taken_over()
         if container.exit is None:
             container.ended(Exit.of_failed_start(error.message))
         # NotFound means a missing program here; to kubelet it would mean a missing container.
         if isinstance(error, NotFound) or pod_files.is_bad_log_path(error) or is_bad_path(error):
             raise InvalidArgument(error.message) from None
         raise
-    container.process = Process(started.pid, started.start_time)
-    container.started_at_ns = started.started_at_ns
     if context.services.paths.restore_folder(container.id).exists():
         await restore.remove_files(context.services, container.id)
 
@@ -131,9 +125,7 @@ def is_bad_path(error: Error) -> bool:
 async def end(context: StartContext) -> None:
     """Kill the container after a failure later in the start."""
     if context.container.running:
-        await context.services.shims.get(context.sandbox).stop(
-            context.container.id, signal.SIGKILL, 0.0
-        )
+        await context.services.pod(context.sandbox).kill(context.container, signal.SIGKILL)
 
 
 STEPS: Steps[StartContext] = Steps(

@@ -6,22 +6,15 @@ even if the server ends.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 
 from cri_server.api import api_pb2 as api
 from cri_server.containers import pause
 from cri_server.services import Services
 from cri_server.spec import signals
-from cri_server.store.model import Container, Sandbox
-from pyrunc.errors import NotFound, PeerError, Unavailable
+from cri_server.store.model import Container
 
 log = logging.getLogger(__name__)
-
-SHIMS_LIMIT = 5  # that are lost while one container is stopped
-# Beyond the grace period. The shim itself reports after 10 s that SIGKILL had no effect.
-SHIM_TIMEOUT_S = 20.0
 
 
 async def stop(services: Services, reference: str, timeout_s: int) -> None:
@@ -50,40 +43,4 @@ async def end(services: Services, container: Container, signal: int, timeout_s: 
     if sandbox is None:
         return
     pause.thaw(container)  # a frozen process does not act on signals
-    for _ in range(SHIMS_LIMIT):
-        if not await services.shims.reach(sandbox):
-            await services.shims.give_up(sandbox)
-            return
-        if container.exit is not None:  # the shim has just reported it
-            return
-        with contextlib.suppress(
-            PeerError
-        ):  # the shim was killed meanwhile: another one has its containers, or they have ended
-            await _end(services, sandbox, container, signal, timeout_s)
-            return
-    raise Unavailable(
-        f"container {container.id}: {SHIMS_LIMIT} shims were lost while it was being stopped"
-    )
-
-
-async def _end(
-    services: Services, sandbox: Sandbox, container: Container, signal: int, timeout_s: float
-) -> None:
-    """Stop the container through its shim. Raises PeerError when the shim is lost."""
-    client = services.shims.get(sandbox)
-    patience_s = max(timeout_s, 0.0) + SHIM_TIMEOUT_S
-    try:
-        async with asyncio.timeout(patience_s):
-            exit_message = await client.stop(container.id, signal, max(timeout_s, 0.0))
-    except TimeoutError:
-        log.error(
-            "container %s: its shim did not answer for %g s and is abandoned",
-            container.id,
-            patience_s,
-        )
-        await services.shims.give_up(sandbox)
-    except NotFound:
-        if container.exit is None:
-            raise
-    else:
-        container.ended(exit_message)
+    await services.pod(sandbox).stop(container, signal, timeout_s)

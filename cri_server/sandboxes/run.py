@@ -17,17 +17,14 @@ from cri_server.config import handlers
 from cri_server.config.model import Containers
 from cri_server.network.model import Dns, PodNetwork, PortMapping
 from cri_server.observability import events
-from cri_server.observability.timeline.trace import add_remote_spans
 from cri_server.operations.steps import Beside, Step, Steps
-from cri_server.operations.tasks import gather, shield_until_done
-from cri_server.pod import orphans
+from cri_server.operations.tasks import gather
 from cri_server.sandboxes import sysctls
 from cri_server.security.selinux import labels
 from cri_server.services import Services
 from cri_server.spec import groups, mounts, namespaces, pod_files, resources, security
 from cri_server.status import sandbox as status
 from cri_server.store import disk
-from cri_server.store.facts import Process
 from cri_server.store.model import Sandbox, sandbox_name
 from pyrunc.compile.descriptors import CgroupChoice
 from pyrunc.compile.pause import PauseRequest
@@ -260,34 +257,24 @@ async def start_shim(context: RunContext) -> None:
     """Assign the pod to a shim, which makes the pod's network namespace."""
     sandbox = context.sandbox
     network = has_pinned_network(sandbox.options)
-    path = await shield_until_done(context.services.shims.start(sandbox, network=network))
-    context.namespace = path or ""
+    context.namespace = await context.services.pod(sandbox).run(network=network) or ""
 
 
 async def end_shim(context: RunContext) -> None:
-    await context.services.shims.shutdown(context.sandbox)
+    await context.services.pod(context.sandbox).leave()
 
 
 async def start_pause(context: RunContext) -> None:
-    client = context.services.shims.get(context.sandbox)
     try:
-        started = await client.start_pause()
-        add_remote_spans(started.parts)
+        context.namespace = await context.services.pod(context.sandbox).start_pause() or ""
     except KernelError as error:
         if sysctls.is_refused(error):
             raise InvalidArgument(error.message) from None
         raise
-    context.sandbox.pause = Process(started.pid, started.start_time)
-    context.namespace = started.netns_path or ""
-    context.sandbox.pause_alive = True
 
 
 async def stop_pause(context: RunContext) -> None:
-    client = context.services.shims.find(context.sandbox)
-    if client is not None:
-        await client.stop_pause()
-    await orphans.kill_group(context.sandbox.cgroups_path, context.sandbox.id)
-    context.sandbox.pause_alive = False
+    await context.services.pod(context.sandbox).undo_start_pause()
 
 
 async def attach_network(context: RunContext) -> None:

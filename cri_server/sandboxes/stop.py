@@ -15,14 +15,12 @@ from dataclasses import dataclass
 
 from cri_server.containers import launch
 from cri_server.containers import stop as container_stop
-from cri_server.containers.stop import SHIM_TIMEOUT_S
 from cri_server.operations.steps import Step, Steps
-from cri_server.pod.orphans import kill_process
 from cri_server.services import Services
 from cri_server.status import sandbox as status
 from cri_server.store import disk
 from cri_server.store.model import Sandbox
-from pyrunc.errors import Error, PeerError, WrongState
+from pyrunc.errors import Error, WrongState
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +74,8 @@ def _is_stopped(services: Services, sandbox: Sandbox) -> bool:
     return (
         sandbox.phase == "stopped"
         and sandbox.network != "attached"
-        and services.shims.find(sandbox) is None
-        and not services.shims.is_silent(sandbox)
+        and not services.pod(sandbox).has_shim
+        and not services.pod(sandbox).is_silent
         and not any(c.running for c in services.index.containers_of(sandbox))
     )
 
@@ -92,15 +90,14 @@ async def close_gate(context: StopContext) -> None:
     except TimeoutError:
         await _end_starts(context)
         await context.sandbox.gate.empty()
-    if context.services.shims.is_silent(context.sandbox):
-        await context.services.shims.reach(context.sandbox)
+    pod = context.services.pod(context.sandbox)
+    if pod.is_silent:
+        await pod.reach()
 
 
 async def _end_starts(context: StopContext) -> None:
-    client = context.services.shims.find(context.sandbox)
+    pod = context.services.pod(context.sandbox)
     starting = [c for c in context.services.index.containers_of(context.sandbox) if c.starting]
-    if client is None:
-        return
     for container in starting:
         log.warning(
             "container %s: its start was killed after %g s, because its pod is being stopped",
@@ -108,7 +105,7 @@ async def _end_starts(context: StopContext) -> None:
             START_TIMEOUT_S,
         )
         with contextlib.suppress(Error):  # the container or its shim has ended meanwhile
-            await client.stop(container.id, signal.SIGKILL, 0.0)
+            await pod.kill(container, signal.SIGKILL)
 
 
 async def end_containers(context: StopContext) -> None:
@@ -125,47 +122,19 @@ async def notify_plugins(context: StopContext) -> None:
 
 
 async def end_pause(context: StopContext) -> None:
-    client = context.services.shims.find(context.sandbox)
-    try:
-        if client is not None:
-            async with asyncio.timeout(SHIM_TIMEOUT_S):
-                await client.stop_pause()
-    except PeerError as error:
-        log.warning("sandbox %s: %s", context.sandbox.id, error)
-    except TimeoutError:
-        log.error(
-            "sandbox %s: its shim did not answer for %g s and is abandoned",
-            context.sandbox.id,
-            SHIM_TIMEOUT_S,
-        )
-        await context.services.shims.give_up(context.sandbox)
-    if (
-        context.sandbox.pause is not None
-        and context.sandbox.boot_id == context.services.node.boot_id
-    ):
-        kill_process(context.sandbox.pause)
-    context.sandbox.pause_alive = False
+    await context.services.pod(context.sandbox).stop_pause(context.services.node.boot_id)
 
 
 async def detach_network(context: StopContext) -> None:
     sandbox = context.sandbox
     if sandbox.network == "attached":
-        alive = context.services.shims.find(sandbox) is not None
+        alive = context.services.pod(sandbox).has_shim
         await context.services.network.detach(sandbox.id, sandbox.netns_path if alive else None)
         sandbox.network = "released"
 
 
 async def end_shim(context: StopContext) -> None:
-    shims = context.services.shims
-    try:
-        async with asyncio.timeout(SHIM_TIMEOUT_S):
-            await shims.shutdown(context.sandbox)
-    except PeerError as error:
-        log.warning("sandbox %s: %s", context.sandbox.id, error)
-    except TimeoutError:
-        await shims.give_up(context.sandbox)
-    if shims.is_silent(context.sandbox):
-        await shims.give_up(context.sandbox)
+    await context.services.pod(context.sandbox).end()
 
 
 async def save(context: StopContext) -> None:

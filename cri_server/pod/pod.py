@@ -1,0 +1,291 @@
+"""A pod's door: what the verbs have its shim do, one method for each.
+
+The shim may be killed, be silent or be replaced at any time (`cri_server.pod.shims`). A method that
+needs it raises Unavailable then; one that ends something does without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+
+from cri_server.observability.timeline.trace import add_remote_spans, span
+from cri_server.operations.tasks import shield_until_done
+from cri_server.pod import orphans
+from cri_server.pod.client import ExecSession, Streams
+from cri_server.pod.processes import ANSWER_S
+from cri_server.pod.shims import Shims
+from cri_server.spec import groups
+from cri_server.store.facts import Process
+from cri_server.store.model import Container, Sandbox
+from pyrunc import ipc
+from pyrunc.errors import DeadlineExceeded, Error, NotFound, PeerError, Unavailable
+from pyrunc.shim import messages
+
+log = logging.getLogger(__name__)
+
+COMPILE_TIMEOUT_S = 60.0
+SHIM_TIMEOUT_S = 20.0
+"""How long a shim may take to confirm an end, beyond the grace period. It reports by itself after 10 s
+that SIGKILL had no effect."""
+SHIMS_LIMIT = 5  # that are lost while one container is stopped
+
+
+class Pod:
+    """One sandbox, as its shim has it. Holds nothing itself."""
+
+    def __init__(self, shims: Shims, sandbox: Sandbox) -> None:
+        self._shims, self._sandbox = shims, sandbox
+
+    # -- the shim
+
+    @property
+    def has_shim(self) -> bool:
+        """Whether a shim serves the pod and answers."""
+        return self._shims.find(self._sandbox) is not None
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the pod's shim lives, but does not answer."""
+        return self._shims.is_silent(self._sandbox)
+
+    def require_shim(self) -> None:
+        """Raises Unavailable when the pod's shim is gone or does not answer."""
+        self._shims.get(self._sandbox)
+
+    async def run(self, *, network: bool) -> str | None:
+        """Have a shim serve the pod; the path of the pod's network namespace if `network` is true.
+        Raises Unavailable."""
+        return await shield_until_done(self._shims.start(self._sandbox, network=network))
+
+    async def reach(self) -> bool:
+        """Connect to the pod's shim, or have another one take over; whether one answers."""
+        return await self._shims.reach(self._sandbox)
+
+    async def wait_taken_over(self) -> None:
+        """Wait for what is being done about a lost shim."""
+        await self._shims.drain(self._sandbox)
+
+    async def leave(self) -> None:
+        """Have the shim drop the pod. Raises WrongState while something runs in it."""
+        await self._shims.shutdown(self._sandbox)
+
+    async def end(self) -> None:
+        """Have the shim drop the pod; a shim that does not answer is killed."""
+        try:
+            async with asyncio.timeout(SHIM_TIMEOUT_S):
+                await self.leave()
+        except PeerError as error:
+            log.warning("sandbox %s: %s", self._sandbox.id, error)
+        except TimeoutError:
+            await self._give_up()
+        if self.is_silent:
+            await self._give_up()
+
+    async def _give_up(self) -> None:
+        """Kill a shim that does not answer, with all that it has of the pod."""
+        await self._shims.give_up(self._sandbox)
+
+    # -- the pause process
+
+    async def start_pause(self) -> str | None:
+        """Start the pause process that pause.json describes; the path of the pod's network
+        namespace. Raises Error."""
+        started = await self._shims.get(self._sandbox).start_pause()
+        add_remote_spans(started.parts)
+        self._sandbox.pause = Process(started.pid, started.start_time)
+        self._sandbox.pause_alive = True
+        return started.netns_path
+
+    async def stop_pause(self, boot_id: str) -> None:
+        """End the pause process, also without a shim: by its pid, if it is of this boot."""
+        sandbox, client = self._sandbox, self._shims.find(self._sandbox)
+        try:
+            if client is not None:
+                async with asyncio.timeout(SHIM_TIMEOUT_S):
+                    await client.stop_pause()
+        except PeerError as error:
+            log.warning("sandbox %s: %s", sandbox.id, error)
+        except TimeoutError:
+            log.error(
+                "sandbox %s: its shim did not answer for %g s and is abandoned",
+                sandbox.id,
+                SHIM_TIMEOUT_S,
+            )
+            await self._give_up()
+        if sandbox.pause is not None and sandbox.boot_id == boot_id:
+            orphans.kill_process(sandbox.pause)
+        sandbox.pause_alive = False
+
+    async def undo_start_pause(self) -> None:
+        """End the pause process of a pod that is not finished, and remove its cgroup."""
+        client = self._shims.find(self._sandbox)
+        if client is not None:
+            await client.stop_pause()
+        await orphans.kill_group(self._sandbox.cgroups_path, self._sandbox.id)
+        self._sandbox.pause_alive = False
+
+    # -- containers
+
+    async def create(
+        self, container: Container, request: messages.CreateContainer, fds: Sequence[int]
+    ) -> None:
+        """Have the shim compile the container, and make its cgroup. `fds`: of the request's images
+        and opened sources; they stay the caller's. A shim that does not answer in time is killed;
+        another one takes over its pods. Raises Error."""
+        shim, client = self._sandbox.shim, self._shims.get(self._sandbox)
+        with span("compile"):
+            try:
+                async with asyncio.timeout(COMPILE_TIMEOUT_S):
+                    add_remote_spans((await client.create_container(request, fds)).parts)
+            except TimeoutError:
+                if shim is not None:
+                    orphans.kill_process(shim)
+                raise DeadlineExceeded(
+                    f"container {container.id}: compiling it took longer than"
+                    f" {COMPILE_TIMEOUT_S:g} s"
+                ) from None
+        container.created_in = shim
+        container.has_cgroup = groups.place(container.cgroups_path, container.id).exists()
+
+    def is_created(self, container: Container) -> bool:
+        """Whether the pod's shim has the compiled container, and its cgroup exists."""
+        if container.created_in is None or container.created_in != self._sandbox.shim:
+            return False
+        # An external runtime makes the cgroup at the start, and so does CRIU.
+        if not container.has_cgroup:
+            return True
+        return groups.place(container.cgroups_path, container.id).exists()
+
+    async def drop(self, container: Container) -> None:
+        """Drop the compiled container that will not be started, and its cgroup. Does nothing after
+        the start."""
+        if container.process is not None:
+            return
+        container.created_in = None
+        client = self._shims.find(self._sandbox)
+        if client is not None:
+            # The shim was killed meanwhile, or does not answer.
+            with contextlib.suppress(Error, TimeoutError):
+                async with asyncio.timeout(ANSWER_S):
+                    await client.drop_container(container.id)
+        await orphans.kill_group(container.cgroups_path, container.id)
+
+    async def start(self, container: Container) -> None:
+        """Start a container that was created. Raises Error; then its exit is on record."""
+        container.created_in = None
+        started = await self._shims.get(self._sandbox).start_container(container.id)
+        add_remote_spans(started.parts)
+        container.process = Process(started.pid, started.start_time)
+        container.started_at_ns = started.started_at_ns
+
+    async def stop(self, container: Container, signal: int, timeout_s: float) -> None:
+        """Send `signal`, SIGKILL after `timeout_s`; returns when the container has ended. Another
+        shim goes on when the pod's is lost; without one the container is killed. Raises
+        DeadlineExceeded when SIGKILL does not end it."""
+        for _ in range(SHIMS_LIMIT):
+            if not await self.reach():
+                await self._give_up()
+                return
+            if container.exit is not None:  # the shim has just reported it
+                return
+            # the shim was killed meanwhile: another one has its containers, or they have ended
+            with contextlib.suppress(PeerError):
+                await self._stop(container, signal, timeout_s)
+                return
+        raise Unavailable(
+            f"container {container.id}: {SHIMS_LIMIT} shims were lost while it was being stopped"
+        )
+
+    async def _stop(self, container: Container, signal: int, timeout_s: float) -> None:
+        """Stop the container by its shim. Raises PeerError when the shim is lost."""
+        client = self._shims.get(self._sandbox)
+        patience_s = max(timeout_s, 0.0) + SHIM_TIMEOUT_S
+        try:
+            async with asyncio.timeout(patience_s):
+                container.ended(await client.stop(container.id, signal, max(timeout_s, 0.0)))
+        except TimeoutError:
+            log.error(
+                "container %s: its shim did not answer for %g s and is abandoned",
+                container.id,
+                patience_s,
+            )
+            await self._give_up()
+        except NotFound:
+            if container.exit is None:
+                raise
+
+    async def kill(self, container: Container, signal: int) -> None:
+        """Have the shim end the container at once, also one whose start is under way. Raises
+        Error."""
+        client = self._shims.find(self._sandbox)
+        if client is not None:
+            await client.stop(container.id, signal, 0.0)
+
+    async def remove(self, container: Container) -> None:
+        """Have the shim forget a container that has ended, or was never started."""
+        await self.drop(container)
+        client = self._shims.find(self._sandbox)
+        try:
+            if client is not None:
+                async with asyncio.timeout(SHIM_TIMEOUT_S):
+                    await client.forget(container.id)
+        except (PeerError, TimeoutError) as error:
+            log.warning(
+                "container %s: its shim did not confirm the removal: %r", container.id, error
+            )
+
+    async def reopen_log(self, container: Container) -> None:
+        """Have the shim write to a new file at the log's path, which exists when this returns.
+        Raises Error."""
+        await self._shims.get(self._sandbox).reopen_log(container.id)
+
+    async def attach(
+        self, container: Container, *, stdin: bool, stdout: bool, stderr: bool
+    ) -> Streams:
+        """Open pipes to the container's streams. Raises Error."""
+        client = self._shims.get(self._sandbox)
+        return await client.attach(container.id, stdin=stdin, stdout=stdout, stderr=stderr)
+
+    async def resize(self, container: Container, width: int, height: int) -> None:
+        """Set the size of the container's terminal, in characters. Raises Error."""
+        if container.running and container.config.tty:
+            client = self._shims.get(self._sandbox)
+            await client.resize(width, height, container=container.id)
+
+    # -- exec sessions
+
+    async def exec(
+        self,
+        container: Container,
+        exec_id: str,
+        process: ipc.Message,
+        *,
+        tty: bool,
+        **streams: bool,
+    ) -> ExecSession:
+        """Run an OCI process object in the container. Raises Error."""
+        with span("execute"):
+            client = self._shims.get(self._sandbox)
+            session = await client.exec(container.id, exec_id, process, tty=tty, **streams)
+            add_remote_spans(session.parts)
+        return session
+
+    async def kill_exec(self, exec_id: str) -> None:
+        """Kill a session with its descendants; does nothing if it or its shim is gone."""
+        client = self._shims.find(self._sandbox)
+        try:
+            if client is not None:
+                await client.kill_exec(exec_id)
+        except PeerError:
+            pass
+        except Error as error:
+            log.debug("exec %s: %s", exec_id, error)
+
+    async def resize_exec(self, session: ExecSession, width: int, height: int) -> None:
+        """Set the size of the session's terminal, in characters. Raises Error."""
+        if not session.exited.done():
+            client = self._shims.get(self._sandbox)
+            await client.resize(width, height, exec_id=session.exec_id)

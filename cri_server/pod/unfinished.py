@@ -1,0 +1,81 @@
+"""Ends what a server that was killed had begun: pods and containers of which no client knows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from cri_server.pod import orphans
+from cri_server.pod.client import ShimClient
+from cri_server.pod.processes import ANSWER_S
+from cri_server.store.facts import Process
+from cri_server.store.paths import Paths
+from pyrunc import atomic_file
+from pyrunc.compile.pause import PauseRequest
+from pyrunc.errors import Error
+from pyrunc.shim import messages
+
+log = logging.getLogger(__name__)
+
+Detach = Callable[[str | None], Awaitable[None]]
+"""Detaches the pod from its network, whose namespace has this path, if it is still known."""
+
+
+async def end_sandbox(paths: Paths, identifier: str, detach: Detach) -> None:
+    """End the pod's processes, by its shim if that answers, and remove its cgroup."""
+    folder = paths.sandbox_state(identifier)
+    try:
+        await _end_by_shim(folder, detach)
+    except (Error, TimeoutError) as error:
+        reason = error or "its shim does not answer"
+        log.info("sandbox %s, which was never finished: %s", identifier, reason)
+        await detach(None)
+        _kill_shim(folder)
+    await orphans.wait_for_forks(paths, identifier)
+    await orphans.kill_group(_pause_cgroup(folder), identifier)
+
+
+async def end_container(paths: Paths, identifier: str) -> None:
+    """End the container's processes and remove its cgroup."""
+    group = _container_cgroup(paths.container_state(identifier))
+    await orphans.kill_group(group, identifier)
+
+
+async def _end_by_shim(folder: Path, detach: Detach) -> None:
+    client = await ShimClient.connect(folder)
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            state = await client.state()
+        await detach(state.netns)
+        await client.stop_pause()
+        await client.shutdown()
+    finally:
+        client.close()
+
+
+def _kill_shim(folder: Path) -> None:
+    """Kill a shim that does not answer; the processes that it had are in the sandbox's cgroup."""
+    try:
+        shim = Process.of(atomic_file.read_json(str(folder / messages.SHIM_RECORD)))
+    except (Error, OSError):
+        return
+    orphans.kill_process(shim)
+
+
+def _pause_cgroup(folder: Path) -> str:
+    try:
+        return PauseRequest.read(folder).cgroups_path
+    except (Error, OSError):
+        return ""
+
+
+def _container_cgroup(folder: Path) -> str:
+    """The cgroup's path in config.json; empty if there is none, because nothing was compiled."""
+    try:
+        with open(folder / "config.json", encoding="utf-8", errors="surrogateescape") as file:
+            return str(json.load(file)["linux"]["cgroupsPath"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
