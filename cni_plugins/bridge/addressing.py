@@ -109,7 +109,7 @@ def _bridge_addresses(
 
 
 def _derived_mac(ips: tuple[AssignedAddress, ...], seed: str) -> str:
-    """0a:58 and the IPv4 address: the next pod with this address has the same hardware address, so
-    no ARP entry becomes stale."""
+    """The hardware address 0a:58 followed by the IPv4 address. The address's next pod has the same
+    one, so no neighbour's ARP entry becomes stale."""
     packed = next((a.address.ip.packed for a in ips if a.address.version == 4), None)
     return (b"\x0a\x58" + (packed or hashlib.sha256(seed.encode()).digest()[:4])).hex(":")

@@ -109,8 +109,8 @@ def _check_masquerade(call: Call, config: PluginConfig, previous: Result) -> Non
         host_rules.masquerade_element(a.address.ip, a.address.network, tag)
         for a in addresses_of_pod
     ]
-    for expected, found in zip(elements, host_rules.lookup(elements), strict=True):
-        _require(found == expected, f"the masquerade of {expected.key.hex()} is gone")
+    for expected, existing in zip(elements, host_rules.lookup(elements), strict=True):
+        _require(existing == expected, f"the masquerade of {expected.key.hex()} is gone")
 
 
 def _require(true: bool, damage: str) -> None:

@@ -242,7 +242,9 @@ def _tolerate(host: NetlinkSocket, request: Request, number: int) -> None:
 def _wait_for_dad(route: NetlinkSocket, index: int) -> None:
     deadline = time.monotonic() + _DAD_TIMEOUT_S
     while True:
-        flags = [found.flags for found in addresses(route, index) if found.address.version == 6]
+        flags = [
+            address.flags for address in addresses(route, index) if address.address.version == 6
+        ]
         if any(f & IFA_F_DADFAILED for f in flags):
             raise CniError(DAMAGED, "another host has the pod's IPv6 address")
         if not any(f & IFA_F_TENTATIVE for f in flags):

@@ -209,13 +209,13 @@ class Leases:
     def _next_free(self, index: int, each: RangeSet) -> Lease:
         """The next free address, round robin. The first probes read single files; after those the
         folder is listed once."""
-        taken: set[str] | None = None
+        leased: set[str] | None = None
         leaving: Lease | None = None
         for probe, (address, address_range) in enumerate(each.after(self._last(index))):
             name = str(address)
             if probe == _PROBES_BEFORE_LISTING:
-                taken = {n for n in self._address_files() if self._taken(n)}
-            occupied = name in taken if taken is not None else self._taken(name)
+                leased = {n for n in self._address_files() if self._taken(n)}
+            occupied = name in leased if leased is not None else self._taken(name)
             if occupied:
                 continue
             if not self._exists(f"leaving/{name}") or self._is_link_gone(name):

@@ -66,8 +66,8 @@ def network_folder(config: PluginConfig, ipam: dict[str, Any]) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _ranges_and_routes(marshalled: bytes) -> tuple[tuple[RangeSet, ...], tuple[Route, ...]]:
-    """Parse `ipam` and `runtimeConfig.ipRanges`, marshalled to be cached: they are the same for
-    every pod, and parsing their addresses takes 0.2 ms."""
+    """Parse `ipam` and `runtimeConfig.ipRanges`. They are the same for every pod and take 0.2 ms to
+    parse; the cache needs them marshalled, since dictionaries are not hashable."""
     ipam, capability_ranges = marshal.loads(marshalled)
     routes = ipam.get("routes")
     routes = [] if routes is None else routes

@@ -155,21 +155,23 @@ def count_rules(netfilter: NetlinkSocket, table: str) -> dict[str, int]:
     return counts
 
 
-def _requests(kind: int, table: str, given: tuple[Element, ...], flags: int) -> list[Request]:
-    """One request per set and hundred elements: a nested list is at most 64 KiB, and many answers
-    overflow the socket."""
+def _requests(
+    kind: int, table: str, members_to_send: tuple[Element, ...], flags: int
+) -> list[Request]:
+    """Encode one request per set and hundred elements: a nested list is at most 64 KiB, and many
+    answers would overflow the socket's buffer."""
     by_set: dict[str, list[Element]] = {}
-    for element in given:
+    for element in members_to_send:
         by_set.setdefault(element.set_name, []).append(element)
     name = "NFT_MSG_NEWSETELEM" if kind == _NEWSETELEM else "NFT_MSG_DELSETELEM"
-    found = []
+    requests = []
     for set_name, members in by_set.items():
         for start in range(0, len(members), _ELEMENTS_PER_REQUEST):
             part = members[start : start + _ELEMENTS_PER_REQUEST]
             listed = nested(
                 _LIST_ELEMENTS, *(_encode(e, with_data=kind == _NEWSETELEM) for e in part)
             )
-            found.append(
+            requests.append(
                 Request(
                     kind,
                     _address(table, set_name) + listed,
@@ -178,7 +180,7 @@ def _requests(kind: int, table: str, given: tuple[Element, ...], flags: int) -> 
                     flags,
                 )
             )
-    return found
+    return requests
 
 
 def _encode(element: Element, *, with_data: bool) -> bytes:

@@ -195,14 +195,14 @@ def plugin_input(
         k: v for k, v in plugin.items() if k not in ("capabilities", "prevResult", "runtimeConfig")
     }
     value["name"], value["cniVersion"] = network.name, network.cni_version
-    asked = plugin.get("capabilities")
-    wanted = {
+    capability_flags = plugin.get("capabilities")
+    runtime_config = {
         k: v
         for k, v in (capabilities or {}).items()
-        if isinstance(asked, dict) and asked.get(k) is True
+        if isinstance(capability_flags, dict) and capability_flags.get(k) is True
     }
-    if wanted:
-        value["runtimeConfig"] = wanted
+    if runtime_config:
+        value["runtimeConfig"] = runtime_config
     if previous is not None:
         value["prevResult"] = previous.to_json(network.cni_version)
     if valid_attachments is not None:

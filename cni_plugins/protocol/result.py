@@ -158,13 +158,12 @@ class Result:
         return value
 
     def with_interfaces(self, interfaces: tuple[Interface, ...], index: int) -> Result:
-        """The same with other interfaces, every address belonging to number `index` of them."""
+        """A copy with other interfaces; every address belongs to interface number `index`."""
         ips = tuple(replace(a, interface=index) for a in self.ips)
         return replace(self, interfaces=interfaces, ips=ips, raw=None)
 
-    def moved(self, before: str, after: str) -> Result:
-        """The same after the pod's namespace, which was found at the path `before`, is at another
-        one."""
+    def with_path(self, before: str, after: str) -> Result:
+        """A copy for a namespace that was at the path `before` and is now at `after`."""
         moved = (replace(i, sandbox=after) if i.sandbox == before else i for i in self.interfaces)
         raw = self.raw
         if raw is not None and raw.get("interfaces"):
@@ -177,12 +176,12 @@ class Result:
 
     def addresses_of(self, ifname: str, netns: str) -> tuple[AssignedAddress, ...]:
         """The addresses of the pod's interface, and those that name no interface. Raises CniError 6
-        where one is unreadable.
+        if one is invalid.
 
-        The pod's interface is `ifname` in `netns`. Where no address belongs to such a one it is
-        `ifname` in any sandbox or none (kindnet and OVN name none, others the container's id), as
-        containerd takes it, and then whatever is in `netns` (kube-ovn has its own name for a port).
-        """
+        The pod's interface is `ifname` in `netns`. If no address belongs to it, it is `ifname` in
+        any sandbox or none (kindnet and OVN name none, others the container's id), as in
+        containerd, and otherwise any interface in `netns` (kube-ovn has its own name for a
+        port)."""
         inside = {
             index
             for index, interface in enumerate(self.interfaces)

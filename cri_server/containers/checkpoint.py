@@ -239,10 +239,10 @@ async def pack(context: CheckpointContext, target: str) -> None:
     await run(context.services, PACK, Pack(str(context.work), target))
 
 
-async def run(services: Services, errand: str, arguments: Record, fds: Sequence[int] = ()) -> None:
+async def run(services: Services, job: str, arguments: Record, fds: Sequence[int] = ()) -> None:
     """Run a checkpoint job to its end. Raises the job's error, or PeerError for one that exits with
     a code."""
-    result = await services.jobs.run(errand, arguments, fds, timeout_s=CRIU_TIMEOUT_S)
+    result = await services.jobs.run(job, arguments, fds, timeout_s=CRIU_TIMEOUT_S)
     if result.exit_code:
         last_line = result.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise PeerError(f"{errand} failed with exit code {result.exit_code}: {last_line[:300]}")
+        raise PeerError(f"{job} failed with exit code {result.exit_code}: {last_line[:300]}")

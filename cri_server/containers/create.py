@@ -303,7 +303,7 @@ async def label_volumes(context: CreateContext) -> None:
     if paths:
         arguments = relabel.Relabel(paths, context.labels.mount)
         result = await context.services.jobs.run(
-            relabel.ERRAND, arguments, timeout_s=RELABEL_TIMEOUT_S
+            relabel.JOB, arguments, timeout_s=RELABEL_TIMEOUT_S
         )
         if result.exit_code:  # 137 where the node has no memory for the names of a huge folder
             last_line = result.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]

@@ -23,8 +23,8 @@ from pyrunc.shim import messages
 
 @contextlib.contextmanager
 def limit_errors(container: Container) -> Iterator[None]:
-    """Within the block, the error of a limit that cannot be set names the container and the setting
-    that permits to run without it."""
+    """Explain the error of a limit that cannot be set: add the container's name, and the
+    configuration key that lets the container run without the limit."""
     try:
         yield
     except Unsupported as error:

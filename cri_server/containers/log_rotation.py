@@ -1,8 +1,8 @@
-"""Log files that the server rotates, because no kubelet does: limits, names of rotated files, the
-steps on disk.
+"""Rotates log files, which is the server's task without a kubelet: limits, names of rotated files,
+renames.
 
-A rotated file is called as kubelet calls it, `LOG.YYYYMMDD-HHMMSS` in UTC; unlike kubelet's it is
-not compressed, so that `pyrunc-cri logs` reads it.
+A rotated file has kubelet's form of a name, `LOG.YYYYMMDD-HHMMSS` in UTC; unlike kubelet's it is
+not compressed, so that `pyrunc-cri logs` can read it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 ANNOTATION = "io.pyrunc.log-rotation"
-"""Of a container: `BYTES FILES`. kubelet copies a pod's annotations to the sandbox, never to a
-container, so that an author of pods cannot set it."""
+"""An annotation of a container: `BYTES FILES`. The author of a pod cannot set it: kubelet copies a
+pod's annotations to the sandbox, never to a container."""
 ROTATED = re.compile(r"\.\d{8}-\d{6}")
-LEAST_FILES = 2  # the one that is written, and one that was rotated
+LEAST_FILES = 2  # the current one and a rotated one
 
 
 class Limits(NamedTuple):
-    """`max_bytes`: a longer file is rotated. `max_files`: how many are kept, with the one that is
-    written. The defaults are kubelet's (containerLogMaxSize, containerLogMaxFiles)."""
+    """`max_bytes`: a longer file is rotated. `max_files`: the number of files to keep, the current
+    one included. The defaults are kubelet's (containerLogMaxSize, containerLogMaxFiles)."""
 
     max_bytes: int = 10 << 20
     max_files: int = 5
@@ -33,7 +33,7 @@ class Limits(NamedTuple):
 
 
 def limits(annotations: Mapping[str, str]) -> Limits | None:
-    """A container's limits; None without the annotation, and when it has another form."""
+    """A container's limits; None without the annotation, and if it is malformed."""
     match = re.fullmatch(r"(\d{1,18}) (\d{1,6})", annotations.get(ANNOTATION, ""))
     if match is None or int(match[2]) < LEAST_FILES:
         return None
@@ -47,26 +47,25 @@ def rotated(path: str) -> list[str]:
         names = os.listdir(folder)
     except FileNotFoundError:
         return []
-    found = [
+    rotated_names = [
         each for each in names if each.startswith(name) and ROTATED.fullmatch(each[len(name) :])
     ]
-    return [os.path.join(folder, each) for each in sorted(found)]
+    return [os.path.join(folder, each) for each in sorted(rotated_names)]
 
 
 def move(path: str, max_bytes: int) -> str | None:
     """Rename the log at `path` if it is longer than `max_bytes`.
 
-    Returns the new name; an empty one when there is no file at `path` but a rotated one, which a
-    server that was killed in the middle leaves; None when nothing is to be done. Raises OSError.
-    """
+    Returns the new name; an empty one if only a rotated file exists, which a server leaves that is
+    killed in the middle; None if there is nothing to do. Raises OSError."""
     try:
-        found = os.lstat(path)
+        log_stat = os.lstat(path)
     except FileNotFoundError:
         return "" if rotated(path) else None
-    if not stat.S_ISREG(found.st_mode) or found.st_size <= max_bytes:
+    if not stat.S_ISREG(log_stat.st_mode) or log_stat.st_size <= max_bytes:
         return None
     target = path + time.strftime(".%Y%m%d-%H%M%S", time.gmtime())
-    if os.path.lexists(target):  # rotated in this very second: the next look does it
+    if os.path.lexists(target):  # rotated within this second: the next interval rotates again
         return None
     os.rename(path, target)
     return target

@@ -144,7 +144,8 @@ async def find_image(services: Services, checkpoint: Checkpoint) -> Image:
 
 
 def _is_whole_id(reference: str) -> bool:
-    """Whether the reference is a complete image id, which no registry knows. CRI-O omits `sha256:`."""
+    """Whether the reference is a complete image id, which no registry resolves; CRI-O's lacks
+    `sha256:`."""
     return is_id(reference) and len(hex_of(reference)) in HEX_LENGTHS
 
 

@@ -31,11 +31,11 @@ class StartContext:
 
 
 async def start(services: Services, reference: str) -> None:
-    """Start a container: CREATED -> RUNNING, or EXITED with code 128 and reason StartError, and an
-    error.
+    """Start a container. It is RUNNING afterwards; if its start fails it is EXITED with code 128
+    and reason StartError, and the error is raised.
 
-    A repeated call fails even if the caller missed the answer of the first, which succeeded;
-    kubelet then creates a new container. Raises NotFound, WrongState."""
+    A repeated call fails, even if the first one succeeded and its caller missed the answer; kubelet
+    then creates a new container. Raises NotFound, WrongState."""
     container = services.index.containers.get(reference)
     await services.running.join(("start", container.id), lambda: _start(services, container))
 

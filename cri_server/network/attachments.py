@@ -46,7 +46,7 @@ class Attachment:
 
     def with_path(self, netns_path: str) -> Attachment:
         """A copy for a namespace that is now at another path."""
-        result = None if self.result is None else self.result.moved(self.netns_path, netns_path)
+        result = None if self.result is None else self.result.with_path(self.netns_path, netns_path)
         return replace(self, netns_path=netns_path, result=result)
 
 

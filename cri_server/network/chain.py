@@ -351,10 +351,12 @@ class PluginRunner:
                 stdin=json.dumps(step.input).encode(),
                 output_limit_bytes=_OUTPUT_LIMIT_BYTES,
             )
-        if said := _one_line(
+        if output := _one_line(
             result.stderr
         ):  # where many plugins log to, and what they say may be about the pod's annotations
-            log.debug("CNI plugin %s, %s %s: %s", step.kind, call.command, call.container_id, said)
+            log.debug(
+                "CNI plugin %s, %s %s: %s", step.kind, call.command, call.container_id, output
+            )
         if result.exit_code != 0:
             try:
                 error = from_json(decode_object(result.stdout, "its answer"))

@@ -36,12 +36,12 @@ def usage(network: NetworkList) -> list[Usage]:
         ipam = plugin.get("ipam")
         if isinstance(ipam, dict) and ipam.get("type") == HOST_LOCAL:
             folder = os.path.join(str(ipam.get("dataDir") or DEFAULT_FOLDER), network.name)
-            taken = [version for name in entries(folder) if (version := _version(name))]
+            leased = [version for name in entries(folder) if (version := _version(name))]
             sizes: dict[int, int] = {}
             for version, size in _ranges(ipam):
                 sizes[version] = sizes.get(version, 0) + size
             usages += [
-                Usage(network.name, v, taken.count(v), size) for v, size in sorted(sizes.items())
+                Usage(network.name, v, leased.count(v), size) for v, size in sorted(sizes.items())
             ]
     return usages
 

@@ -250,8 +250,8 @@ class Network:
         self._attachments.remove(attachment.sandbox_id)
 
     async def update_path(self, sandbox_id: str, netns_path: str) -> None:
-        """The namespace of a pod of an earlier version is found at another path from now on; a name
-        stays. Raises KernelError."""
+        """Record the new path of a namespace, for a pod of an earlier version; a name stays the
+        same. Raises KernelError."""
         _check_id(sandbox_id)
         async with self._turns.of(sandbox_id):
             attachment = await self._load(sandbox_id)

@@ -1,4 +1,4 @@
-"""The files that a pod's containers see: resolv.conf, hostname and hosts, written into the
+"""The files that a pod's containers mount: resolv.conf, hostname and hosts, written into the
 sandbox's folder on disk."""
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pyrunc.shim.log_file import LOG_NOTE
 
 HOSTNAME_LIMIT = 64  # __NEW_UTS_LEN
 SHORT_ID = 12
-FAULTS_OF_A_PATH = (
-    errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.ENXIO, errno.ENOENT,
+PATH_ERRNOS = (
+    errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG,
+    errno.EINVAL, errno.ENXIO, errno.ENOENT,
 )  # fmt: skip
 
 
 def hostname(config: api.PodSandboxConfig, sandbox_id: str, host: str) -> str:
-    """The pod's name for itself: as asked; the host's with its network; else the id's first
-    characters.
+    """The pod's hostname: the requested one, else the host's with host networking, else the first
+    characters of the id.
 
-    Raises InvalidArgument for what sethostname(2) would refuse.
-    """
+    Raises InvalidArgument for a name that sethostname(2) would refuse."""
     if config.hostname:
         name = config.hostname
         if len(name.encode()) > HOSTNAME_LIMIT or any(c.isspace() or c in "\0/" for c in name):
@@ -38,14 +38,14 @@ def hostname(config: api.PodSandboxConfig, sandbox_id: str, host: str) -> str:
 
 
 def resolv_conf(config: api.PodSandboxConfig) -> str | None:
-    """The file's text; None: as the host has it. A present but empty DNS configuration is an empty
-    file."""
+    """The file's text; None for a copy of the host's. A present but empty DNS configuration is an
+    empty file."""
     if not config.HasField("dns_config"):
         return None
     dns = config.dns_config
     words = [*dns.servers, *dns.searches, *dns.options]
     if any(not word or any(c.isspace() or c == "\0" for c in word) for word in words):
-        raise InvalidArgument("dns_config: an entry is empty or holds white space")
+        raise InvalidArgument("dns_config: an entry is empty or contains white space")
     lines = []
     if dns.searches:
         lines.append(f"search {' '.join(dns.searches)}")
@@ -56,7 +56,7 @@ def resolv_conf(config: api.PodSandboxConfig) -> str | None:
 
 
 def paths(folder: Path) -> PodFiles:
-    """Where the three files are."""
+    """The paths of the three files."""
     return PodFiles(str(folder / "resolv.conf"), str(folder / "hostname"), str(folder / "hosts"))
 
 
@@ -67,9 +67,9 @@ def write(
     owner: tuple[int, int] = (0, 0),
     label: str = "",
 ) -> None:
-    """Write the three files, which belong to the pod's root (`owner`: uid and gid; `label`:
-    SELinux's, if any), to a folder that is new: nobody reads there yet. Raises OSError,
-    InvalidArgument."""
+    """Write the three files into a new folder, owned by the pod's root (`owner`: uid and gid) and
+    with its SELinux `label`, if any. The folder is not shared yet, so no reader sees a half. Raises
+    OSError, InvalidArgument."""
     resolver = resolv_conf(config)
     contents = {
         "resolv.conf": _host_file("/etc/resolv.conf") if resolver is None else resolver.encode(),
@@ -83,7 +83,7 @@ def write(
                 if owner != (0, 0):
                     os.fchown(opened.fileno(), *owner)
         except OSError as error:
-            error.filename = str(folder / file)  # write(2) knows no name
+            error.filename = str(folder / file)  # an error of write(2) has no file name
             raise
         if label:
             set_label(str(folder / file), label)
@@ -94,12 +94,12 @@ def _open_readable(path: str, flags: int) -> int:
 
 
 def make_log_directory(path: str) -> None:
-    """Make the pod's log directory and those above it. Raises InvalidArgument for a path that
-    cannot be one, KernelError."""
+    """Make the pod's log directory and its parents. Raises InvalidArgument for a path that cannot
+    be one, KernelError."""
     try:
         os.makedirs(path, mode=0o755, exist_ok=True)
     except OSError as error:
-        if error.errno in FAULTS_OF_A_PATH:
+        if error.errno in PATH_ERRNOS:
             raise InvalidArgument(
                 f"log_directory {path[:200]!r}: {os.strerror(error.errno)}"
             ) from None
@@ -107,13 +107,8 @@ def make_log_directory(path: str) -> None:
 
 
 def is_bad_log_path(error: Error) -> bool:
-    """Whether a start failed because its log cannot be at the path that was asked for: a directory,
-    beneath a file, a link."""
-    return (
-        isinstance(error, KernelError)
-        and error.note == LOG_NOTE
-        and error.errno in FAULTS_OF_A_PATH
-    )
+    """Whether a start failed because of the log's path: a directory, below a file, or a link."""
+    return isinstance(error, KernelError) and error.note == LOG_NOTE and error.errno in PATH_ERRNOS
 
 
 def _host_file(path: str) -> bytes:

@@ -1,1 +1,1 @@
-"""SELinux: labels of pods and containers, their levels, and files that get a label."""
+"""SELinux: labels of pods and containers, their levels, and the relabelling of files."""

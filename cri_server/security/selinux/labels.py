@@ -1,9 +1,9 @@
-"""Which labels a pod and its containers get: what CRI asks for, over what the policy has for
+"""Chooses the labels of a pod and its containers: those that CRI requests, else the policy's for
 containers.
 
-The containers of a pod have one level, so that they share files and what is in the pod's
-namespaces; other pods have others. Host namespaces change nothing: such a pod stays confined unless
-it asks for another type, as under containerd.
+The containers of a pod share one level, so that they share files and the objects in the pod's
+namespaces; each pod has another. Host namespaces change nothing: such a pod stays confined unless
+it requests another type, as under containerd.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cri_server.api import api_pb2 as api
-from cri_server.security.selinux.context import Context, check, is_asked, parse
+from cri_server.security.selinux.context import Context, check, is_set, parse
 from cri_server.security.selinux.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What a process enters, and what its files get. Empty: none."""
+    """The labels of a process and of its files; empty for none."""
 
     process: str = ""
     mount: str = ""
@@ -32,35 +32,38 @@ class Labels:
 NONE = Labels()
 
 
-def of_sandbox(policy: Policy, asked: api.SELinuxOption, level: str) -> Labels:
-    """A pod's: its pause process is confined also where the pod is privileged. `level`: where none
-    is asked for.
+def of_sandbox(policy: Policy, options: api.SELinuxOption, level: str) -> Labels:
+    """The labels of a pod; its pause process is confined even if the pod is privileged. `level`:
+    used unless the pod requests one.
 
-    Raises InvalidArgument.
-    """
-    check(asked)
-    return _made(policy, asked, level)
+    Raises InvalidArgument."""
+    check(options)
+    return _build(policy, options, level)
 
 
 def of_container(policy: Policy, context: api.LinuxContainerSecurityContext, pod: Labels) -> Labels:
-    """A container's: the pod's, unless it asks for its own, which is at the pod's level if it names
-    none. A privileged one is not confined; its files are the pod's. Raises InvalidArgument."""
-    asked = context.selinux_options
-    check(asked)
+    """The labels of a container: the pod's, or its own, at the pod's level unless it requests one.
+    A privileged container is not confined; its files have the pod's label. Raises
+    InvalidArgument."""
+    options = context.selinux_options
+    check(options)
     if context.privileged:
         return Labels(str(policy.privileged) if policy.privileged is not None else "", pod.mount)
-    return _made(policy, asked, pod.level) if is_asked(asked) else pod
+    return _build(policy, options, pod.level) if is_set(options) else pod
 
 
-def _made(policy: Policy, asked: api.SELinuxOption, level: str) -> Labels:
-    """User and level are the files', too; role and type are the process's."""
-    level = (asked.level or level) if policy.has_levels else ""
+def _build(policy: Policy, options: api.SELinuxOption, level: str) -> Labels:
+    """Build the labels: user and level apply to process and files, role and type to the process."""
+    level = (options.level or level) if policy.has_levels else ""
     process, file = policy.process, policy.file
-    user = asked.user
+    user = options.user
     return Labels(
         str(
             Context(
-                user or process.user, asked.role or process.role, asked.type or process.type, level
+                user or process.user,
+                options.role or process.role,
+                options.type or process.type,
+                level,
             )
         ),
         str(Context(user or file.user, file.role, file.type, level)),

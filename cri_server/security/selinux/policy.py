@@ -1,6 +1,6 @@
-"""What the node's policy has for containers: the contexts of `lxc_contexts`, the file that policies
-keep for container engines (selinux_lxc_contexts_path(3)), and whether the kernel knows a context.
-"""
+"""The node's SELinux policy for containers: the contexts in `lxc_contexts`, the file that policies
+provide for container engines (selinux_lxc_contexts_path(3)), and whether the kernel accepts a
+context."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from cri_server.security.selinux.context import UNSEPARATED, Context, parse
+from cri_server.security.selinux.context import BASE_LEVEL, Context, parse
 
 CONFIG, FOLDER, FILES = "/etc/selinux/config", "/etc/selinux", "contexts/lxc_contexts"
 KERNEL = "/sys/fs/selinux"
 PROCESS = Context("system_u", "system_r", "container_t")
 FILE = Context("system_u", "object_r", "container_file_t")
 PRIVILEGED = "spc_t"
-"""The type of privileged containers: unconfined, as container-selinux has it."""
+"""The type of privileged containers: unconfined, as in container-selinux."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`process` and `file` are contexts at the lowest level; `privileged`: the process of a
-    privileged container, None where the policy has no type for it, so that it stays in the server's
-    domain or goes where the policy sends it."""
+    """The policy. `process` and `file` are contexts at the lowest level; `privileged`: the context
+    of a privileged container's process, None if the policy has no type for it: the process then
+    stays in the server's domain, or follows the policy's transitions."""
 
     process: Context
     file: Context
@@ -35,18 +35,18 @@ def probe(root: Path = Path("/")) -> Policy | None:
     kernel = root / KERNEL.lstrip("/")
     if not (kernel / "enforce").exists():
         return None
-    found = _contexts(root)
+    contexts = _contexts(root)
     has_levels = _text(kernel / "mls") == "1"
-    level = UNSEPARATED if has_levels else ""
-    process = (parse(found.get("process", "")) or PROCESS).at(level)
-    file = (parse(found.get("file", "")) or FILE).at(level)
+    level = BASE_LEVEL if has_levels else ""
+    process = (parse(contexts.get("process", "")) or PROCESS).with_level(level)
+    file = (parse(contexts.get("file", "")) or FILE).with_level(level)
     privileged = Context(process.user, process.role, PRIVILEGED, level)
     return Policy(process, file, privileged if is_known(privileged, kernel) else None, has_levels)
 
 
 def is_known(context: Context, kernel: Path = Path(KERNEL)) -> bool:
-    """Whether the loaded policy has it: the kernel takes the text in selinuxfs' file `context`, or
-    refuses it."""
+    """Whether the loaded policy has the context: the kernel accepts it in selinuxfs' file
+    `context`, or refuses it."""
     try:
         descriptor = os.open(kernel / "context", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -61,7 +61,7 @@ def is_known(context: Context, kernel: Path = Path(KERNEL)) -> bool:
 
 
 def _contexts(root: Path) -> dict[str, str]:
-    """`name = "context"` lines of the policy that SELINUXTYPE names."""
+    """The `name = "context"` lines of the policy that SELINUXTYPE selects."""
     kind = _settings(root / CONFIG.lstrip("/")).get("SELINUXTYPE", "targeted")
     return _settings(root / FOLDER.lstrip("/") / kind / FILES)
 

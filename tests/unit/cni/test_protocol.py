@@ -144,7 +144,7 @@ def test_an_add_ons_result_gives_the_pod_its_addresses_and_is_carried_through(
 
 def test_a_result_that_moved_is_carried_through_as_well() -> None:
     aws = PEER_RESULTS[0]
-    moved = Result.from_json(aws.answer_in("/proc/7/fd/9"), default_version="0.4.0").moved(
+    moved = Result.from_json(aws.answer_in("/proc/7/fd/9"), default_version="0.4.0").with_path(
         "/proc/7/fd/9", "/proc/8/fd/9"
     )
     assert moved.to_json("0.4.0") == aws.answer_in("/proc/8/fd/9")

@@ -48,6 +48,6 @@ async def test_no_container_with_a_volume_whose_relabelling_was_cut_short(
 ) -> None:
     """The process ends with an exception that is no Error, as with a signal: its exit code is the
     only answer."""
-    monkeypatch.setattr(relabel, "ERRAND", "os:abort")
+    monkeypatch.setattr(relabel, "JOB", "os:abort")
     with pytest.raises(PeerError, match=f"relabelling {tmp_path} ended with exit code"):
         await label(tmp_path)

@@ -69,7 +69,7 @@ def test_a_privileged_container_is_not_confined_and_shares_its_pods_files() -> N
 
 
 def test_a_policy_without_levels() -> None:
-    plain = Policy(PROCESS.at(""), FILE.at(""), None, has_levels=False)
+    plain = Policy(PROCESS.with_level(""), FILE.with_level(""), None, has_levels=False)
     found = labels.of_sandbox(plain, api.SELinuxOption(level="s0:c3,c4"), "s0:c1,c2")
     assert found == Labels("system_u:system_r:container_t", "system_u:object_r:container_file_t")
     assert found.level == "" and labels.of_container(
@@ -148,4 +148,6 @@ def test_the_policy_of_a_machine(tmp_path: Path) -> None:
     os.unlink(kernel / "context")
     (kernel / "mls").write_text("0")
     (folder / "lxc_contexts").write_text("process = broken\n")
-    assert policy.probe(tmp_path) == Policy(PROCESS.at(""), FILE.at(""), None, has_levels=False)
+    assert policy.probe(tmp_path) == Policy(
+        PROCESS.with_level(""), FILE.with_level(""), None, has_levels=False
+    )
