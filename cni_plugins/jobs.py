@@ -31,6 +31,7 @@ from cni_plugins.net.pod import shared_pod
 from cni_plugins.portmap.plugin import PLUGIN as PORTMAP
 from cni_plugins.portmap.plugin import derive as derive_ports
 from cni_plugins.protocol import version
+from cni_plugins.protocol.addresses import Network
 from cni_plugins.protocol.call import Call
 from cni_plugins.protocol.config import PluginConfig
 from cni_plugins.protocol.errors import INTERNAL
@@ -155,7 +156,7 @@ def _run_plugins(
 def restore(request: Restore) -> Answer:
     """Restore rules and elements of live attachments; the plugin inputs contain prevResult."""
     expected: dict[tuple[str, bytes], nfnetlink.Element] = {}
-    subnets: set[host_rules.Subnet] = set()
+    subnets: set[Network] = set()
     for attachment in request.attachments:
         call = Call.from_environment(attachment.environment)
         for value in attachment.inputs:
@@ -169,7 +170,7 @@ def restore(request: Restore) -> Answer:
 
 def _host_rules_of(
     call: Call, config: PluginConfig
-) -> tuple[list[nfnetlink.Element], set[host_rules.Subnet]]:
+) -> tuple[list[nfnetlink.Element], set[Network]]:
     previous = config.previous_result() or Result()
     if config.kind == "portmap":
         rules = derive_ports(call, config, previous)

@@ -15,10 +15,11 @@ from ipaddress import (
 )
 
 from cni_plugins.bridge.settings import BridgeSettings
+from cni_plugins.protocol.addresses import Address, AddressInNetwork, Network
 from cni_plugins.protocol.errors import INVALID_CONFIG, CniError
 from cni_plugins.protocol.result import AssignedAddress, Result, Route
 
-_ANYWHERE: dict[int, IPv4Network | IPv6Network] = {
+_ANYWHERE: dict[int, Network] = {
     4: IPv4Network("0.0.0.0/0"),
     6: IPv6Network("::/0"),
 }
@@ -30,7 +31,7 @@ class Addressing:
 
     ips: tuple[AssignedAddress, ...]
     reported: tuple[Route, ...]
-    gateways: tuple[IPv4Interface | IPv6Interface, ...]
+    gateways: tuple[AddressInNetwork, ...]
     mac: str
 
     @property
@@ -66,9 +67,9 @@ def derive(answer: Result, settings: BridgeSettings, seed: str) -> Addressing:
     )
 
 
-def first_gateways(ips: tuple[AssignedAddress, ...]) -> dict[int, IPv4Address | IPv6Address]:
+def first_gateways(ips: tuple[AssignedAddress, ...]) -> dict[int, Address]:
     """The gateway of each family's first address that has one; routes without a gateway use it."""
-    gateways: dict[int, IPv4Address | IPv6Address] = {}
+    gateways: dict[int, Address] = {}
     for assigned in ips:
         if assigned.gateway is not None:
             gateways.setdefault(assigned.gateway.version, assigned.gateway)
@@ -89,7 +90,7 @@ def _with_gateway(assigned: AssignedAddress, settings: BridgeSettings) -> Assign
     return replace(assigned, gateway=assigned.address.network.network_address + 1)
 
 
-def _with_default_gateway(route: Route, gateways: dict[int, IPv4Address | IPv6Address]) -> Route:
+def _with_default_gateway(route: Route, gateways: dict[int, Address]) -> Route:
     if route.gateway is not None or route.number("scope") == 253:
         return route
     return replace(route, gateway=gateways.get(route.destination.version))
@@ -97,8 +98,8 @@ def _with_default_gateway(route: Route, gateways: dict[int, IPv4Address | IPv6Ad
 
 def _bridge_addresses(
     ips: tuple[AssignedAddress, ...],
-) -> tuple[IPv4Interface | IPv6Interface, ...]:
-    addresses: dict[IPv4Interface | IPv6Interface, None] = {}
+) -> tuple[AddressInNetwork, ...]:
+    addresses: dict[AddressInNetwork, None] = {}
     for assigned in ips:
         prefix = assigned.address.network.prefixlen
         if isinstance(assigned.gateway, IPv4Address):

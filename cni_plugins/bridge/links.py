@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from ipaddress import IPv4Interface, IPv6Address, IPv6Interface
+from ipaddress import IPv6Address
 
 from cni_plugins.bridge.addressing import Addressing
 from cni_plugins.bridge.settings import BridgeSettings
@@ -33,6 +33,7 @@ from cni_plugins.net.rtnetlink import (
     open_route_socket,
     set_link,
 )
+from cni_plugins.protocol.addresses import AddressInNetwork
 from cni_plugins.protocol.errors import DAMAGED, INVALID_CONFIG, IO_FAILURE, CniError
 from pyrunc.errors import KernelError
 
@@ -221,9 +222,7 @@ def _remove_quiesced(host: NetlinkSocket, name: str) -> bool:
     return link is not None and not link.up and disconnect(host, name)
 
 
-def _collides(
-    existing: LinkAddress, gateway: IPv4Interface | IPv6Interface, addressing: Addressing
-) -> bool:
+def _collides(existing: LinkAddress, gateway: AddressInNetwork, addressing: Addressing) -> bool:
     """Whether an address of the bridge conflicts with the gateway. IPv4: any other address; IPv6:
     one with an overlapping subnet. Never an address that is a gateway itself."""
     if existing.address.version != gateway.version or existing.address in addressing.gateways:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from cni_plugins.protocol.call import Call, check_interface_name
 from cni_plugins.protocol.config import PluginConfig
@@ -51,21 +50,22 @@ def parse(config: PluginConfig, call: Call) -> BridgeSettings:
     if not isinstance(name, str):
         raise CniError(INVALID_CONFIG, "bridge: not a string")
     check_interface_name(name, "bridge")
-    hairpin, promiscuous = _flag(raw, "hairpinMode"), _flag(raw, "promiscMode")
+    hairpin = config.flag("hairpinMode")
+    promiscuous = config.flag("promiscMode")
     if hairpin and promiscuous:
         raise CniError(INVALID_CONFIG, "hairpinMode and promiscMode cannot both be on")
-    is_default = _flag(raw, "isDefaultGateway")
+    is_default = config.flag("isDefaultGateway")
     return BridgeSettings(
         bridge=name,
-        is_gateway=_flag(raw, "isGateway") or is_default,
+        is_gateway=config.flag("isGateway") or is_default,
         is_default_gateway=is_default,
-        force_address=_flag(raw, "forceAddress"),
-        ip_masq=_flag(raw, "ipMasq"),
+        force_address=config.flag("forceAddress"),
+        ip_masq=config.flag("ipMasq"),
         hairpin=hairpin,
         promiscuous=promiscuous,
-        isolated=_flag(raw, "portIsolation"),
-        detect_duplicates=_flag(raw, "enabledad"),
-        container_interface_down=_flag(raw, "disableContainerInterface"),
+        isolated=config.flag("portIsolation"),
+        detect_duplicates=config.flag("enabledad"),
+        container_interface_down=config.flag("disableContainerInterface"),
         mtu=_mtu(raw.get("mtu")),
         mac=_mac(config, call),
         background_teardown=config.cni_argument("teardown") == "background",
@@ -75,15 +75,6 @@ def parse(config: PluginConfig, call: Call) -> BridgeSettings:
 def host_link_name(container_id: str, ifname: str) -> str:
     """The name of the host's end of an attachment. Derived, so that DEL needs no record."""
     return "veth" + hashlib.sha256(f"{container_id}/{ifname}".encode()).hexdigest()[:11]
-
-
-def _flag(raw: dict[str, Any], key: str) -> bool:
-    value = raw.get(key, False)
-    if value is None:
-        return False
-    if not isinstance(value, bool):
-        raise CniError(INVALID_CONFIG, f"{key}: not a boolean")
-    return value
 
 
 def _mtu(value: object) -> int:

@@ -33,7 +33,8 @@ from dataclasses import dataclass
 from ipaddress import ip_address as parse_address
 from typing import TYPE_CHECKING
 
-from cni_plugins.host_local.ranges import Address, Range, RangeSet
+from cni_plugins.host_local.ranges import Range, RangeSet
+from cni_plugins.protocol.addresses import Address
 from cni_plugins.protocol.errors import IO_FAILURE, NO_ADDRESS_LEFT, TRY_AGAIN_LATER, CniError
 from pyrunc.errors import InvalidArgument
 from pyrunc.records import Record

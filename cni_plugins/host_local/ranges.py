@@ -9,21 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from ipaddress import (
-    IPv4Address,
-    IPv4Interface,
-    IPv4Network,
-    IPv6Address,
-    IPv6Interface,
-    IPv6Network,
-)
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
 from ipaddress import ip_address as parse_address
 from ipaddress import ip_network as parse_network
 
+from cni_plugins.protocol.addresses import Address, AddressInNetwork, Network
 from cni_plugins.protocol.errors import INVALID_CONFIG, CniError
 
-Address = IPv4Address | IPv6Address
-Subnet = IPv4Network | IPv6Network
 RANGES_LIMIT = 256
 
 
@@ -31,7 +23,7 @@ RANGES_LIMIT = 256
 class Range:
     """Addresses `first` to `last` of `subnet`, both included; `gateway` is never assigned."""
 
-    subnet: Subnet
+    subnet: Network
     first: Address
     last: Address
     gateway: Address
@@ -61,7 +53,7 @@ class Range:
             self.last
         )
 
-    def interface(self, address: Address) -> IPv4Interface | IPv6Interface:
+    def interface(self, address: Address) -> AddressInNetwork:
         """`address` with the subnet's prefix length."""
         prefix = self.subnet.prefixlen
         return (
@@ -137,7 +129,7 @@ def _walk(each: Range, first: int, last: int) -> Iterator[tuple[Address, Range]]
             yield make(number), each
 
 
-def _subnet(value: object, where: str) -> Subnet:
+def _subnet(value: object, where: str) -> Network:
     try:
         subnet = parse_network(value) if isinstance(value, str) else None
     except ValueError as error:
@@ -162,7 +154,7 @@ def _not_a_string(where: str) -> Address:
     raise CniError(INVALID_CONFIG, f"{where}: not a string")
 
 
-def _address_in(value: object, subnet: Subnet, where: str) -> Address | None:
+def _address_in(value: object, subnet: Network, where: str) -> Address | None:
     address = _address(value, where)
     if address is not None and address not in subnet:
         raise CniError(INVALID_CONFIG, f"{where}: {address} is not in {subnet}")

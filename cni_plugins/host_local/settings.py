@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from ipaddress import ip_address as parse_address
 from typing import Any
 
-from cni_plugins.host_local.ranges import Address, RangeSet, check_disjoint
+from cni_plugins.host_local.ranges import RangeSet, check_disjoint
+from cni_plugins.protocol.addresses import Address
 from cni_plugins.protocol.call import Call
 from cni_plugins.protocol.config import PluginConfig
 from cni_plugins.protocol.errors import INVALID_CONFIG, INVALID_ENVIRONMENT, CniError

@@ -25,7 +25,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterable
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from ipaddress import IPv4Network, IPv6Network
 
 from cni_plugins.net.nfnetlink import (
     Element,
@@ -35,6 +35,7 @@ from cni_plugins.net.nfnetlink import (
     filter_socket,
     find_element,
 )
+from cni_plugins.protocol.addresses import Address, Network
 from pyrunc.errors import AlreadyExists, DeadlineExceeded, KernelError, PeerError, Unsupported
 
 TABLE = "pyrunc_cni"
@@ -108,9 +109,6 @@ table inet TABLE {
 }
 """.replace("TABLE", TABLE)
 
-Subnet = IPv4Network | IPv6Network
-Address = IPv4Address | IPv6Address
-
 
 def owner_tag(network: str, container_id: str, ifname: str, scope: str = "") -> str:
     """The owner of an element or a link; at most 128 characters, nft's limit for a comment.
@@ -128,7 +126,7 @@ def belongs_to(tag: str, network: str, scope: str = "") -> bool:
     return parts[0] in (network, _network_tag(network)) and (not scope or parts[3:] == [scope])
 
 
-def masquerade_element(address: Address, subnet: Subnet, tag: str) -> Element:
+def masquerade_element(address: Address, subnet: Network, tag: str) -> Element:
     """The element that makes a pod's packets leave under the host's address, unless sent to its
     subnet or to multicast."""
     return Element(
@@ -142,7 +140,7 @@ def port_elements(
     host_address: Address | None,
     pod: Address,
     pod_port: int,
-    near: Subnet | None,
+    near: Network | None,
     tag: str,
 ) -> tuple[Element, ...]:
     """A host port's elements. `near`: the subnet whose clients, and those on loopback, are
@@ -162,12 +160,12 @@ def port_elements(
     return tuple(elements)
 
 
-def all_clients(version: int) -> Subnet:
+def all_clients(version: int) -> Network:
     """The subnet that makes `port_elements` masquerade every client."""
     return IPv4Network("0.0.0.0/0") if version == 4 else IPv6Network("::/0")
 
 
-def add_elements(new: Iterable[Element], subnets: Iterable[Subnet]) -> None:
+def add_elements(new: Iterable[Element], subnets: Iterable[Network]) -> None:
     """Add elements in one transaction, and create table and chains if they are missing.
 
     An existing masquerade is replaced: its address has a new lease. Raises AlreadyExists naming the
@@ -233,7 +231,7 @@ def is_intact() -> bool:
     return all(counts.get(chain) == number for chain, number in _EXPECTED_RULES.items())
 
 
-def restore(expected: list[Element], subnets: Iterable[Subnet]) -> int:
+def restore(expected: list[Element], subnets: Iterable[Network]) -> int:
     """Add missing rules and missing elements of `expected`; returns how many elements were missing.
     Keeps an element of another owner."""
     if expected and not is_intact():
@@ -245,7 +243,7 @@ def restore(expected: list[Element], subnets: Iterable[Subnet]) -> int:
     return len(missing)
 
 
-def install(subnets: Iterable[Subnet]) -> None:
+def install(subnets: Iterable[Network]) -> None:
     """Write the rules and the chains of `subnets` in one transaction; elements of an existing table
     stay."""
     run_nft(_RULES + "".join(_subnet_chains(subnet) for subnet in subnets))
@@ -280,7 +278,7 @@ def run_nft(script: str) -> str:
     return process.stdout
 
 
-def _subnet_chains(subnet: Subnet) -> str:
+def _subnet_chains(subnet: Network) -> str:
     family, multicast = ("ip", "224.0.0.0/4") if subnet.version == 4 else ("ip6", "ff00::/8")
     clients = f"{subnet}, 127.0.0.0/8" if subnet.version == 4 else str(subnet)
     near, masquerade = _near_chain(subnet), _masquerade_chain(subnet)
@@ -333,15 +331,15 @@ def _remove_one(element: Element) -> None:
                 raise
 
 
-def _masquerade_chain(subnet: Subnet) -> str:
+def _masquerade_chain(subnet: Network) -> str:
     return f"masquerade_{_chain_suffix(subnet)}"
 
 
-def _near_chain(subnet: Subnet) -> str:
+def _near_chain(subnet: Network) -> str:
     return f"near_{_chain_suffix(subnet)}"
 
 
-def _chain_suffix(subnet: Subnet) -> str:
+def _chain_suffix(subnet: Network) -> str:
     return f"{subnet.network_address.exploded.replace(':', '_')}_{subnet.prefixlen}"
 
 

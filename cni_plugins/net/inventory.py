@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from ipaddress import IPv4Interface, IPv4Network, IPv6Interface, IPv6Network
 from ipaddress import ip_interface as parse_interface
 from ipaddress import ip_network as parse_network
 from typing import Any
+
+from cni_plugins.protocol.addresses import AddressInNetwork, Network
 
 _UNICAST = 1
 _LOCAL_TABLE = 255
@@ -40,7 +41,7 @@ class LinkState:
 class RouteState:
     """A unicast route; an empty gateway means on-link."""
 
-    destination: IPv4Network | IPv6Network
+    destination: Network
     gateway: str
     oif: int
     table: int
@@ -57,7 +58,7 @@ def link_named(name: str) -> LinkState | None:
     return next((link for link in links() if link.name == name), None)
 
 
-def addresses(index: int) -> list[IPv4Interface | IPv6Interface]:
+def addresses(index: int) -> list[AddressInNetwork]:
     """The addresses of one link."""
     with _route() as route:
         return [

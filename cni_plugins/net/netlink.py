@@ -14,7 +14,6 @@ import socket
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
 
 from pyrunc.errors import KernelError, kernel_errors
 
@@ -101,12 +100,7 @@ class NetlinkSocket:
     def __enter__(self) -> NetlinkSocket:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def call(self, *requests: Request) -> list[list[bytes]]:

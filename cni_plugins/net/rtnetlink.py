@@ -15,14 +15,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from ipaddress import (
-    IPv4Address,
-    IPv4Interface,
-    IPv4Network,
-    IPv6Address,
-    IPv6Interface,
-    IPv6Network,
-)
+from ipaddress import IPv4Interface, IPv6Interface
 
 from cni_plugins.net.netlink import (
     NLM_F_ACK,
@@ -36,6 +29,7 @@ from cni_plugins.net.netlink import (
     nested,
     text,
 )
+from cni_plugins.protocol.addresses import Address, AddressInNetwork, Network
 from pyrunc.errors import KernelError
 
 _NEWLINK, _DELLINK, _GETLINK = 16, 17, 18
@@ -90,7 +84,7 @@ class LinkAddress:
     """An address of a link."""
 
     index: int
-    address: IPv4Interface | IPv6Interface
+    address: AddressInNetwork
     flags: int
     scope: int
 
@@ -202,9 +196,7 @@ def delete_link(name: str) -> Request:
     return Request(_DELLINK, body, "RTM_DELLINK", f"link {name}")
 
 
-def new_address(
-    index: int, address: IPv4Interface | IPv6Interface, *, skip_dad: bool = True
-) -> Request:
+def new_address(index: int, address: AddressInNetwork, *, skip_dad: bool = True) -> Request:
     """Add an address to a link. With `skip_dad` an IPv6 address is usable at once: no other host
     has it."""
     packed = address.ip.packed
@@ -222,16 +214,16 @@ def new_address(
     )
 
 
-def delete_address(index: int, address: IPv4Interface | IPv6Interface) -> Request:
+def delete_address(index: int, address: AddressInNetwork) -> Request:
     body = _address_header(address, index) + attribute(_IFA_LOCAL, address.ip.packed)
     return Request(_DELADDR, body, "RTM_DELADDR", str(address))
 
 
 def new_route(
-    destination: IPv4Network | IPv6Network,
+    destination: Network,
     *,
     oif: int,
-    gateway: IPv4Address | IPv6Address | None = None,
+    gateway: Address | None = None,
     numbers: Iterable[tuple[str, int]] = (),
 ) -> Request:
     """Add a unicast route out of link `oif`. `numbers`: mtu, advmss, priority, table and scope as
@@ -267,7 +259,7 @@ def new_route(
     return Request(_NEWROUTE, body, "RTM_NEWROUTE", subject, NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL)
 
 
-def new_neighbour(index: int, address: IPv4Address | IPv6Address, mac: str) -> Request:
+def new_neighbour(index: int, address: Address, mac: str) -> Request:
     """Set a neighbour entry, replacing an existing one; the kernel confirms it when it is used
     (NUD_STALE)."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
@@ -300,19 +292,19 @@ def addresses(route: NetlinkSocket, index: int) -> list[LinkAddress]:
     ]
 
 
-def route_to(route: NetlinkSocket, destination: IPv4Address | IPv6Address) -> int:
+def route_to(route: NetlinkSocket, destination: Address) -> int:
     """The index of the link for packets to `destination`, 0 without a route."""
     route_message = _lookup(route, destination)
     return _int(attributes(route_message, 12).get(_RTA_OIF)) if route_message else 0
 
 
-def is_local(route: NetlinkSocket, address: IPv4Address | IPv6Address) -> bool:
+def is_local(route: NetlinkSocket, address: Address) -> bool:
     """Whether the namespace accepts packets to `address` as its own."""
     route_message = _lookup(route, address)
     return bool(route_message) and route_message[7] == _RTN_LOCAL
 
 
-def _lookup(route: NetlinkSocket, destination: IPv4Address | IPv6Address) -> bytes:
+def _lookup(route: NetlinkSocket, destination: Address) -> bytes:
     """The kernel's route to one destination; empty if there is none."""
     family, bits = (socket.AF_INET, 32) if destination.version == 4 else (socket.AF_INET6, 128)
     body = struct.pack("BBBBBBBBI", family, bits, 0, 0, 0, 0, 0, 0, 0) + attribute(
@@ -334,7 +326,7 @@ def _link_header(*, index: int = 0, flags: int = 0, change: int = 0) -> bytes:
     return struct.pack("BxHiII", 0, 0, index, flags, change)
 
 
-def _address_header(address: IPv4Interface | IPv6Interface, index: int) -> bytes:
+def _address_header(address: AddressInNetwork, index: int) -> bytes:
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     return struct.pack("BBBBI", family, address.network.prefixlen, 0, 0, index)
 

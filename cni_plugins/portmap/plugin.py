@@ -15,6 +15,7 @@ from cni_plugins.net import host_rules, netns
 from cni_plugins.net.nfnetlink import Element
 from cni_plugins.net.rtnetlink import host_socket, route_to
 from cni_plugins.portmap import settings
+from cni_plugins.protocol.addresses import Network
 from cni_plugins.protocol.call import Call
 from cni_plugins.protocol.config import PluginConfig
 from cni_plugins.protocol.errors import DAMAGED, INVALID_CONFIG, NOT_AVAILABLE, CniError
@@ -28,7 +29,7 @@ class Rules:
     addresses that loopback may reach."""
 
     elements: tuple[Element, ...]
-    subnets: frozenset[host_rules.Subnet]
+    subnets: frozenset[Network]
     from_loopback: tuple[IPv4Address, ...]
 
 

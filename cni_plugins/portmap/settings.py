@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address
 from ipaddress import ip_address as parse_address
-from typing import Any
 
 from cni_plugins.net.host_rules import PROTOCOLS
+from cni_plugins.protocol.addresses import Address
 from cni_plugins.protocol.config import PluginConfig
 from cni_plugins.protocol.errors import IMPOSSIBLE, INVALID_CONFIG, UNSUPPORTED_FIELD, CniError
 
@@ -23,7 +22,7 @@ class Mapping:
     protocol: str
     host_port: int
     container_port: int
-    host_address: IPv4Address | IPv6Address | None
+    host_address: Address | None
     versions: tuple[int, ...]
 
 
@@ -53,8 +52,8 @@ def parse(config: PluginConfig) -> PortmapSettings:
     )
     return PortmapSettings(
         mappings=tuple(mapping for mapping in mappings if mapping is not None),
-        snat=_flag(config.raw, "snat", True),
-        masquerade_all=_flag(config.raw, "masqAll", False),
+        snat=config.flag("snat", default=True),
+        masquerade_all=config.flag("masqAll"),
     )
 
 
@@ -90,19 +89,10 @@ def _port(value: object, where: str, *, lowest: int) -> int:
     return value
 
 
-def _address(value: object, where: str) -> IPv4Address | IPv6Address | None:
+def _address(value: object, where: str) -> Address | None:
     if value is None or value == "":
         return None
     try:
         return parse_address(str(value))
     except ValueError:
         raise CniError(INVALID_CONFIG, f"{where}: {str(value)[:60]!r} is not an address") from None
-
-
-def _flag(raw: dict[str, Any], key: str, default: bool) -> bool:
-    value = raw.get(key)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise CniError(INVALID_CONFIG, f"{key}: not a boolean")
-    return value

@@ -69,6 +69,15 @@ class PluginConfig:
             return self.raw
         return {**self.raw, "prevResult": self.previous.to_json(self.cni_version)}
 
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        """A boolean option of the plugin; `default` if it is missing or null. Raises CniError 7."""
+        value = self.raw.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise CniError(INVALID_CONFIG, f"{key}: not a boolean")
+        return value
+
     def capability(self, name: str) -> Any:
         """`runtimeConfig.<name>`, or None."""
         arguments = self.raw.get("runtimeConfig")

@@ -16,25 +16,14 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass, field, replace
-from ipaddress import (
-    IPv4Address,
-    IPv4Interface,
-    IPv4Network,
-    IPv6Address,
-    IPv6Interface,
-    IPv6Network,
-)
 from ipaddress import ip_address as parse_address
 from ipaddress import ip_interface as parse_interface
 from ipaddress import ip_network as parse_network
 from typing import Any
 
 from cni_plugins.protocol import version
+from cni_plugins.protocol.addresses import Address, AddressInNetwork, Network
 from cni_plugins.protocol.errors import DECODING_FAILURE, CniError
-
-Address = IPv4Address | IPv6Address
-AddressInNetwork = IPv4Interface | IPv6Interface
-Network = IPv4Network | IPv6Network
 
 INTERFACES_LIMIT, ADDRESSES_LIMIT, ROUTES_LIMIT, DNS_ENTRIES_LIMIT = 64, 64, 512, 64
 _FAMILIES = {"ip4": 4, "ip6": 6}

@@ -1,0 +1,16 @@
+"""Types of IP addresses of either family."""
+
+from __future__ import annotations
+
+from ipaddress import (
+    IPv4Address,
+    IPv4Interface,
+    IPv4Network,
+    IPv6Address,
+    IPv6Interface,
+    IPv6Network,
+)
+
+Address = IPv4Address | IPv6Address
+AddressInNetwork = IPv4Interface | IPv6Interface
+Network = IPv4Network | IPv6Network
