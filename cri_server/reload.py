@@ -1,7 +1,7 @@
-"""SIGHUP: the configuration is read again, and what a running server can change is changed.
+"""Reloads the configuration on SIGHUP.
 
-All that can fail comes first, so that a file that is wrong changes nothing. What cannot change is
-named and stays.
+All checks come first, so that an invalid file changes nothing. Settings that need a restart are
+logged and keep their values.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ Read = Callable[[], Config]
 
 
 @contextlib.asynccontextmanager
-async def reloading(services: Services, read: Read, wanted: asyncio.Event) -> AsyncIterator[None]:
-    """While inside, each time that `wanted` is set the configuration is `read` and taken. Several
-    in a row are one."""
-    task = asyncio.create_task(_reload_when_wanted(services, read, wanted), name="reload")
+async def reloading(
+    services: Services, read: Read, requested: asyncio.Event
+) -> AsyncIterator[None]:
+    """While inside: `read` and apply the configuration each time `requested` is set. Signals that
+    arrive together cause one reload."""
+    task = asyncio.create_task(_reload_on_request(services, read, requested), name="reload")
     try:
         yield
     finally:
@@ -43,26 +45,26 @@ async def reloading(services: Services, read: Read, wanted: asyncio.Event) -> As
             await task
 
 
-async def _reload_when_wanted(services: Services, read: Read, wanted: asyncio.Event) -> None:
+async def _reload_on_request(services: Services, read: Read, requested: asyncio.Event) -> None:
     while True:
-        await wanted.wait()
-        wanted.clear()
+        await requested.wait()
+        requested.clear()
         notify.tell(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
             report(take(services, await asyncio.to_thread(read)))
         except Error as error:
-            log.error("the configuration is not reloaded, all stays as it is: %s", error)
+            log.error("the configuration is not reloaded, nothing has changed: %s", error)
         except Exception:
-            log.exception("the configuration is not reloaded")
+            log.exception("the configuration is not reloaded: unexpected error")
         notify.tell("READY=1")
 
 
-def take(services: Services, found: Config) -> list[Change]:
-    """Change to `found` what can be changed; all differences. Raises InvalidSpec, WrongState:
-    nothing has changed then."""
+def take(services: Services, changed: Config) -> list[Change]:
+    """Apply the settings of `changed` that a running server can change; return all differences.
+    Raises InvalidSpec, WrongState, before anything has changed."""
     before = services.config
-    differences = changes(before, found)
-    config = taken(before, found)
+    differences = changes(before, changed)
+    config = taken(before, changed)
     limits = host.limits(config.containers.rlimits)
     floor = host.oom_score_adj_floor(config.containers.restrict_oom_score_adj)
     network = default_network(config, services.paths.root)
@@ -81,33 +83,36 @@ def take(services: Services, found: Config) -> list[Change]:
 
 
 def report(differences: list[Change]) -> None:
-    """Log what has changed and what would need a restart."""
+    """Log which settings have changed, and which need a restart."""
     for change in differences:
         before, after = json.dumps(change.before), json.dumps(change.after)
         if change.reloads:
             log.info("%s is now %s, it was %s", change.key, after, before)
         else:
             log.warning(
-                "%s stays %s until the server is restarted: %s was read", change.key, before, after
+                "%s stays %s until the server is restarted; the file says %s",
+                change.key,
+                before,
+                after,
             )
     count = sum(change.reloads for change in differences)
-    log.info("the configuration is reloaded: %d of %d differences taken", count, len(differences))
+    log.info("the configuration is reloaded: %d of %d differences applied", count, len(differences))
 
 
 def configure_log(config: Config) -> None:
-    """Where and what the server logs. Raises WrongState."""
+    """Configure format, level and rate limit of the log. Raises WrongState."""
     configure(config.server.log_level, config.server.log_format, config.server.log_limit_per_s)
 
 
 def certificate_folders(config: Config) -> tuple[Path, ...]:
-    """The folders of HOST/hosts.toml, the first wins."""
+    """The folders of HOST/hosts.toml, in order of precedence."""
     return tuple(Path(folder) for folder in config.registry.config_path.split(":") if folder)
 
 
 def default_network(config: Config, root: Path) -> dict[str, Any] | None:
-    """The network of a node whose folder has none, when that is configured."""
-    given = config.network
-    if not given.builtin:
+    """The built-in network, for a node without CNI configuration; None if it is disabled."""
+    network = config.network
+    if not network.builtin:
         return None
     leases = str(root / "network" / "leases")
-    return builtin_network(leases, bridge=given.builtin_bridge, subnets=tuple(given.builtin))
+    return builtin_network(leases, bridge=network.builtin_bridge, subnets=tuple(network.builtin))

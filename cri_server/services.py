@@ -1,5 +1,5 @@
-"""What the verbs work with, made once at start: configuration, facts of the node, the index and the
-parts that act."""
+"""The parts that verbs use, made once at start: configuration, facts of the host, index, images,
+network, shims."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from cri_server.zygote.client import Zygote
 
 @dataclass(slots=True)
 class Services:
-    """The server's parts. `running` joins repeated calls about one thing."""
+    """The server's parts. `running`: running operations, which repeated calls join."""
 
     config: Config
     node: Node
@@ -40,7 +40,7 @@ class Services:
     shims: Shims
     jobs: Zygote
     events: Events
-    zygotes: dict[str, Zygote] = field(default_factory=dict)  # by what they fork
+    zygotes: dict[str, Zygote] = field(default_factory=dict)  # by the kind of their children
     keeper: KeeperWatch | None = None
     timeline: Ring = field(init=False)
     tracing: Exporter | None = None
@@ -50,7 +50,7 @@ class Services:
     selinux_levels: Levels = field(init=False)
     trash: Trash = field(init=False)
     observer: LifecycleObserver = field(default_factory=LifecycleObserver)
-    pending: set[str] = field(default_factory=set)  # ids of sandboxes that are being made
+    pending: set[str] = field(default_factory=set)  # ids of sandboxes that are being created
 
     def __post_init__(self) -> None:
         self.selinux_levels = Levels(self.config.selinux.category_range)

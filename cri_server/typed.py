@@ -1,10 +1,8 @@
-"""Values of types with fields from JSON and the like: msgspec's `convert` and `decode`, for
-threads.
+"""Thread-safe `convert` and `decode` of msgspec, from JSON and the like to typed values.
 
-msgspec 0.22 learns a type's fields when it first meets it, and notes on the type what it has so far
-before it looks at the fields' types. That runs Python code (it evaluates annotations), so another
-thread may come in between, finds the unfinished note, and the process ends by SIGSEGV. Therefore
-one thread at a time meets a type first.
+msgspec 0.22 collects a type's fields at its first use, and stores the incomplete result on the type
+before it evaluates the annotations. Another thread that uses the type meanwhile crashes with
+SIGSEGV. So a lock protects the first use of each type.
 """
 
 from __future__ import annotations
@@ -15,26 +13,25 @@ from typing import Any, TypeVar
 import msgspec
 
 T = TypeVar("T")
-_meeting = threading.Lock()
-_met: set[Any] = set()
+_lock = threading.Lock()
+_prepared: set[Any] = set()
 
 
 def convert(value: Any, kind: type[T]) -> T:
-    """The `kind` that the builtin values say. Raises msgspec.ValidationError."""
-    _meet(kind)
+    """Convert builtin values to `kind`. Raises msgspec.ValidationError."""
+    _prepare(kind)
     return msgspec.convert(value, kind)
 
 
 def decode(content: bytes | str, kind: type[T]) -> T:
-    """The `kind` that the JSON says. Raises msgspec.DecodeError, of which msgspec.ValidationError
-    is one."""
-    _meet(kind)
+    """Decode JSON to `kind`. Raises msgspec.DecodeError, the base of msgspec.ValidationError."""
+    _prepare(kind)
     return msgspec.json.decode(content, type=kind)
 
 
-def _meet(kind: Any) -> None:
-    if kind in _met:
+def _prepare(kind: Any) -> None:
+    if kind in _prepared:
         return
-    with _meeting:
+    with _lock:
         msgspec.json.Decoder(kind)
-        _met.add(kind)
+        _prepared.add(kind)

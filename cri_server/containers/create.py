@@ -28,7 +28,7 @@ from cri_server.images.service import Image, Rootfs
 from cri_server.images.waiting import Abandoned, in_thread
 from cri_server.node.host import effective_capabilities
 from cri_server.observability import events
-from cri_server.operations.steps import Beside, Step, Steps
+from cri_server.operations.steps import Parallel, Step, Steps
 from cri_server.pod import orphans
 from cri_server.security.selinux import labels, relabel
 from cri_server.services import Services
@@ -608,6 +608,8 @@ STEPS: Steps[CreateContext] = Steps(
         Step("folders", make_folders, remove_folders),
         Step("bundle", write_bundle),
         # Independent of each other. A cgroup without a record is removed by way of its bundle.
-        Beside((Step("record", save, remove_record), Step("launch", prepare_launch, drop_launch))),
+        Parallel(
+            (Step("record", save, remove_record), Step("launch", prepare_launch, drop_launch))
+        ),
     ],
 )

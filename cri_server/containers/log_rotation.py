@@ -78,7 +78,7 @@ def move_back(path: str, target: str) -> None:
 
 
 def remove_oldest(path: str, max_files: int) -> None:
-    """Delete rotated files until `max_files` are left with the one at `path`. Raises OSError."""
+    """Delete the oldest rotated files until `max_files` remain with the log itself. Raises OSError."""
     files = rotated(path)
     for each in files[: max(0, len(files) - (max_files - 1))]:
         os.unlink(each)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cri_server.containers import stop
 from cri_server.observability import events
-from cri_server.operations.steps import Beside, Step, Steps
+from cri_server.operations.steps import Parallel, Step, Steps
 from cri_server.pod import orphans
 from cri_server.services import Services
 from cri_server.status import sandbox as status
@@ -79,7 +79,7 @@ STEPS: Steps[RemoveContainerContext] = Steps(
     [
         Step("kill", kill),
         Step("nri", notify_plugins),
-        Beside((Step("shim", drop_from_shim), Step("cgroup", remove_cgroup))),
+        Parallel((Step("shim", drop_from_shim), Step("cgroup", remove_cgroup))),
         Step("files", remove_files),
         Step("forget", remove_from_index),
     ],

@@ -1,5 +1,4 @@
-"""What of a configuration only this machine can tell: whether limits are permitted and files that
-are named can be used."""
+"""Checks a configuration against this machine: permitted limits, and files that it names."""
 
 from __future__ import annotations
 
@@ -14,32 +13,34 @@ from pyrunc.errors import Error, InvalidSpec
 
 
 def check(config: Config) -> None:
-    """Raises the first of `problems`."""
+    """Raise the first of `problems`."""
     for problem in problems(config):
         raise problem
 
 
 def problems(config: Config) -> Iterator[InvalidSpec]:
-    """All that is wrong, as InvalidSpec whose path is the key. For others than root nothing is
-    looked at: they may read neither the limits of the first process nor root's files, and no server
-    of theirs will run."""
+    """Yield all problems, as InvalidSpec whose path is the key.
+
+    Checks nothing for users other than root, who cannot read the limits of process 1 or root's
+    files, and cannot run the server.
+    """
     if os.geteuid() != 0:
         return
-    given = config.containers
-    yield from _problem("containers.rlimits", lambda: host.limits(given.rlimits))
-    if given.seccomp_profile:
-        profile = security.Profile(security.LOCALHOST, given.seccomp_profile)
+    containers = config.containers
+    yield from _problem("containers.rlimits", lambda: host.limits(containers.rlimits))
+    if containers.seccomp_profile:
+        profile = security.Profile(security.LOCALHOST, containers.seccomp_profile)
         yield from _problem(
             "containers.seccomp_profile", lambda: security.seccomp_object(profile, [])
         )
-    if given.hooks_dirs:
-        yield from _problem("containers.hooks_dirs", lambda: hooks.read(given.hooks_dirs))
-    if given.block_io_classes:
+    if containers.hooks_dirs:
+        yield from _problem("containers.hooks_dirs", lambda: hooks.read(containers.hooks_dirs))
+    if containers.block_io_classes:
         yield from _problem(
-            "containers.block_io_classes", lambda: block_io.check(given.block_io_classes)
+            "containers.block_io_classes", lambda: block_io.check(containers.block_io_classes)
         )
-    if given.rdt_classes:
-        yield from _problem("containers.rdt_classes", lambda: rdt.read(given.rdt_classes))
+    if containers.rdt_classes:
+        yield from _problem("containers.rdt_classes", lambda: rdt.read(containers.rdt_classes))
     for name, runtime in config.runtimes.items():
         yield from _runtime_problems(f"runtimes.{name}", runtime)
     if config.registry.signature_policy:
@@ -53,8 +54,8 @@ def problems(config: Config) -> Iterator[InvalidSpec]:
 
 
 def _runtime_problems(table: str, runtime: Runtime) -> Iterator[InvalidSpec]:
-    """Not its binary: that may come with a package later, and the other handlers work without it
-    (`doctor` says so)."""
+    """Problems of a runtime handler, except a missing binary, which `doctor` reports: a package may
+    install it later, and other handlers work without it."""
     if runtime.seccomp_profile:
         profile = security.Profile(security.LOCALHOST, runtime.seccomp_profile)
         yield from _problem(
@@ -65,11 +66,11 @@ def _runtime_problems(table: str, runtime: Runtime) -> Iterator[InvalidSpec]:
         yield from _problem(f"{table}.hooks_dirs", lambda: hooks.read(folders))
 
 
-def _tls_problems(given: Streaming) -> Iterator[InvalidSpec]:
+def _tls_problems(streaming: Streaming) -> Iterator[InvalidSpec]:
     from cri_server.streaming.tls import Tls
 
     try:
-        Tls(given.tls_certificate, given.tls_key, given.tls_client_ca).context()
+        Tls(streaming.tls_certificate, streaming.tls_key, streaming.tls_client_ca).context()
     except (OSError, ValueError) as error:
         yield InvalidSpec("streaming.tls_certificate", f"cannot be used: {error}")
 

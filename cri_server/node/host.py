@@ -1,4 +1,4 @@
-"""Facts of the host, found once at start: what cgroups, security modules and privileges there are."""
+"""Facts of the host, read once at start: cgroups, security modules, privileges and limits."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ CAP_SYS_RESOURCE = 24
 Limits = dict[str, tuple[int, int]]  # RLIMIT_… -> soft, hard; -1 is unlimited
 UNLIMITED = -1
 
-# Those of a service of systemd, under which containerd and CRI-O run and for which images are made,
-# but for processes, which pids.max counts: RLIMIT_NPROC counts a user's on the whole machine. A
-# soft limit of a million descriptors, as a server needs for itself, breaks programs that use
-# select(2) or close them all.
+# The limits of a systemd service, under which containerd and CRI-O run and which images expect.
+# RLIMIT_NPROC is unlimited, because it counts a user's processes on the whole machine; pids.max
+# limits a container's. The soft RLIMIT_NOFILE is low, because programs that use select(2), or that
+# close all descriptors, break with a million.
 DEFAULT_LIMITS: Limits = {
     "RLIMIT_AS": (UNLIMITED, UNLIMITED),
     "RLIMIT_CORE": (0, UNLIMITED),
@@ -45,11 +45,11 @@ DEFAULT_LIMITS: Limits = {
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What the rest of the server asks about the host.
+    """Facts of the host.
 
-    `cgroup_root` is the mount point of the v2 tree; `cgroup_controllers` those that v2 has.
-    `oom_score_adj_floor` is the lowest score that we may set, None when any is permitted.
-    `selinux`: None where nothing gets labels.
+    `cgroup_root`: the mount point of cgroup v2; `cgroup_controllers`: the controllers on v2;
+    `oom_score_adj_floor`: the lowest score that this server may set, None without a limit;
+    `selinux`: None if nothing is labelled.
     """
 
     boot_id: str
@@ -65,7 +65,8 @@ class Node:
 
 
 def probe(config: Config) -> Node:
-    """Look at the host. Raises InvalidSpec when the configuration asks for what it has not."""
+    """Read the facts of the host. Raises InvalidSpec when the configuration requires a feature that
+    it lacks."""
     root = cgroup_root()
     systemd = Path("/run/systemd/system").is_dir()
     return Node(
@@ -83,19 +84,19 @@ def probe(config: Config) -> Node:
     )
 
 
-def limits(asked: Sequence[str]) -> Limits:
-    """What containers get: the defaults, as far as they are permitted, and what the configuration
-    asks for in their place.
+def limits(requested: Sequence[str]) -> Limits:
+    """Return the limits of containers: the defaults, lowered to what is permitted, replaced by
+    `requested` ones (the configuration).
 
-    Raises InvalidSpec for what is asked for and not permitted: without CAP_SYS_RESOURCE no hard
-    limit above our own.
+    Raises InvalidSpec for a requested limit that is not permitted: without CAP_SYS_RESOURCE a hard
+    limit cannot exceed this process's.
     """
     may_raise = bool(effective_capabilities() >> CAP_SYS_RESOURCE & 1)
     result = {}
     for name, (soft, hard) in _default_limits().items():
         hard = min(hard, _highest(name, may_raise), key=_size)
         result[name] = min(soft, hard, key=_size), hard
-    for place, text in enumerate(asked):
+    for place, text in enumerate(requested):
         path = f"containers.rlimits[{place}]"
         name, soft, hard = _parse_limit(text, path)
         highest = _highest(name, may_raise)
@@ -108,24 +109,21 @@ def limits(asked: Sequence[str]) -> Limits:
 
 
 def _highest(name: str, may_raise: bool) -> int:
-    """The highest hard limit that we may give (setrlimit(2), EPERM)."""
+    """The highest hard limit that this process may set (setrlimit(2), EPERM)."""
     if not may_raise:
         return resource.getrlimit(RLIMITS[name])[1]
-    return (
-        int(_text(Path("/proc/sys/fs/nr_open")) or UNLIMITED)
-        if name == "RLIMIT_NOFILE"
-        else UNLIMITED
-    )
+    if name == "RLIMIT_NOFILE":
+        return int(_text(Path("/proc/sys/fs/nr_open")) or UNLIMITED)
+    return UNLIMITED
 
 
 def _default_limits() -> Limits:
-    """DEFAULT_LIMITS, and the one that the kernel derives from the memory, as its first process has
-    it."""
+    """DEFAULT_LIMITS, and RLIMIT_SIGPENDING of process 1, which the kernel derives from the memory."""
     return {**DEFAULT_LIMITS, "RLIMIT_SIGPENDING": resource.prlimit(1, resource.RLIMIT_SIGPENDING)}
 
 
 def _parse_limit(text: str, path: str) -> tuple[str, int, int]:
-    """`nofile=1024:524288` as name, soft and hard limit."""
+    """Parse a limit such as `nofile=1024:524288` to name, soft and hard limit."""
     word, _, values = text.partition("=")
     name = f"RLIMIT_{word.upper().removeprefix('RLIMIT_')}"
     numbers = [
@@ -139,7 +137,8 @@ def _parse_limit(text: str, path: str) -> tuple[str, int, int]:
     if name not in RLIMITS or not 1 <= len(numbers) <= 2 or None in numbers:
         raise InvalidSpec(
             path,
-            f"{text!r} is not NAME=SOFT[:HARD] with a limit of setrlimit(2), such as nofile=1024:524288",
+            f"{text!r} is not NAME=SOFT[:HARD] with a limit of setrlimit(2), such as "
+            "nofile=1024:524288",
         )
     soft, hard = numbers[0], numbers[-1]
     assert soft is not None and hard is not None
@@ -153,7 +152,7 @@ def _size(limit: int) -> float:
 
 
 def cgroup_root() -> Path:
-    """Where the v2 tree is mounted. Raises InvalidSpec when there is none."""
+    """The mount point of cgroup v2. Raises InvalidSpec without one."""
     for path in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")):
         if (path / "cgroup.controllers").exists():
             return path
@@ -161,7 +160,7 @@ def cgroup_root() -> Path:
 
 
 def effective_capabilities() -> int:
-    """The effective set of this process as a bit mask."""
+    """The effective capabilities of this process as a bit mask."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("CapEff:"):
             return int(line.split()[1], 16)
@@ -169,29 +168,29 @@ def effective_capabilities() -> int:
 
 
 def loaded_apparmor_profiles() -> set[str]:
-    """The names of the profiles in the kernel."""
+    """The names of the AppArmor profiles that the kernel has loaded."""
     listing = _text(Path("/sys/kernel/security/apparmor/profiles"))
     return {line.rpartition(" (")[0] for line in listing.splitlines()}
 
 
-def _driver(asked: str, systemd: bool) -> str:
-    if asked == "systemd" and not systemd:
+def _driver(configured: str, systemd: bool) -> str:
+    if configured == "systemd" and not systemd:
         raise InvalidSpec("cgroup.driver", "systemd does not run on this host")
-    if asked == "auto":
+    if configured == "auto":
         return "systemd" if systemd else "cgroupfs"
-    return asked
+    return configured
 
 
-def oom_score_adj_floor(asked: str) -> int | None:
-    """The lowest score that we may set, None for any; `asked`: auto, always, never.
+def oom_score_adj_floor(mode: str) -> int | None:
+    """The lowest oom_score_adj that this process may set, None without a limit; `mode`: auto,
+    always, never.
 
-    Lowering oom_score_adj below its own value needs CAP_SYS_RESOURCE in the initial user namespace
-    (proc(5)).
+    Setting it below the own value needs CAP_SYS_RESOURCE in the initial user namespace (proc(5)).
     """
-    if asked == "never":
+    if mode == "never":
         return None
     may_lower = bool(effective_capabilities() >> CAP_SYS_RESOURCE & 1)
-    if asked == "auto" and may_lower:
+    if mode == "auto" and may_lower:
         return None
     return int(_text(Path("/proc/self/oom_score_adj")) or 0)
 

@@ -1,5 +1,5 @@
-"""What the OCI runtimes of handlers can do, as they say themselves (`RUNTIME features`,
-runtime-spec features.md)."""
+"""The features of other OCI runtimes that handlers use, from `RUNTIME features` (runtime-spec,
+features.md)."""
 
 from __future__ import annotations
 
@@ -23,49 +23,48 @@ Identity = tuple[str, int, int]
 
 
 class OciFeatures:
-    """Asks each program once, and again when its file has changed."""
+    """Runs `features` of each runtime once, and again when its file has changed."""
 
     def __init__(self, jobs: Zygote) -> None:
-        self._errands = jobs
-        self._known: dict[str, tuple[Identity, dict[str, Any]]] = {}
+        self._jobs = jobs
+        self._cache: dict[str, tuple[Identity, dict[str, Any]]] = {}
 
     async def of_handlers(self, config: Config) -> dict[str, api.RuntimeHandlerFeatures]:
-        """By handler. Pods with users of their own are our runtime's only."""
-        found = {}
+        """The features of each handler. Only this project's runtime supports user namespaces."""
+        features = {}
         for name in handlers.names(config):
             runtime = handlers.find(config, name)
-            found[name] = api.RuntimeHandlerFeatures(
+            features[name] = api.RuntimeHandlerFeatures(
                 recursive_read_only_mounts=runtime is None or await self.mounts_rro(runtime),
                 user_namespaces=runtime is None or not runtime.binary,
             )
-        return found
+        return features
 
     async def mounts_rro(self, runtime: Runtime) -> bool:
-        """Whether it makes mounts read-only with all that is mounted below: ours does, another one
-        says so."""
+        """Whether the runtime supports recursive read-only mounts, as this project's does."""
         if not runtime.binary:
             return True
-        said = await self._ask(runtime.binary, runtime.arguments)
-        return "rro" in (said.get("mountOptions") or ())
+        features = await self._ask(runtime.binary, runtime.arguments)
+        return "rro" in (features.get("mountOptions") or ())
 
     async def _ask(self, binary: str, arguments: list[str]) -> dict[str, Any]:
-        """Nothing for a program that is not there, fails, or knows no `features`."""
+        """The cached features of a runtime; empty if it is missing, fails, or lacks `features`."""
         try:
-            facts = await asyncio.to_thread(os.stat, binary)
+            status = await asyncio.to_thread(os.stat, binary)
         except OSError:
             return {}
-        identity = (" ".join(arguments), facts.st_ino, facts.st_mtime_ns)
-        known = self._known.get(binary)
-        if known is None or known[0] != identity:
-            known = self._known[binary] = identity, await self._run(binary, arguments)
-        return known[1]
+        identity = (" ".join(arguments), status.st_ino, status.st_mtime_ns)
+        cached = self._cache.get(binary)
+        if cached is None or cached[0] != identity:
+            cached = self._cache[binary] = identity, await self._run(binary, arguments)
+        return cached[1]
 
     async def _run(self, binary: str, arguments: list[str]) -> dict[str, Any]:
         try:
             command = FeaturesRequest([binary, *arguments, "features"])
-            done = await self._errands.run(FEATURES, command, timeout_s=TIMEOUT_S)
-            said = json.loads(done.stdout) if done.exit_code == 0 else {}
+            done = await self._jobs.run(FEATURES, command, timeout_s=TIMEOUT_S)
+            features = json.loads(done.stdout) if done.exit_code == 0 else {}
         except (Error, ValueError) as error:
             log.info("%s features: %s", binary, error)
-            said = {}
-        return said if isinstance(said, dict) else {}
+            features = {}
+        return features if isinstance(features, dict) else {}

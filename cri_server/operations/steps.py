@@ -1,10 +1,8 @@
-"""Every verb is a list of named steps, each with what takes it back: the journal that tests
-enumerate and break.
+"""The steps of verbs: named effects with an undo each, run in order and rolled back on failure.
 
-`Steps` registers its verb when its module is imported, so a test can walk all steps there are and
-fail, delay or kill the server at each (`PYRUNC_FAILPOINT`); a new step cannot be left out of that
-matrix. An undo is idempotent, because it also runs for the step that failed half-way. Effects that
-need nothing of each other run side by side (`Beside`).
+`Steps` registers its verb when its module is imported, so tests can enumerate all steps and fail,
+delay or kill the server at each (`PYRUNC_FAILPOINT`). An undo must be idempotent, because it also
+runs for the step that failed. Independent steps run at the same time (`Parallel`).
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ from pyrunc.errors import Error
 
 log = logging.getLogger(__name__)
 
-Work = TypeVar("Work")
-Effect = Callable[[Work], Awaitable[None]]
+Context = TypeVar("Context")
+Effect = Callable[[Context], Awaitable[None]]
 
 FAILPOINT = "PYRUNC_FAILPOINT"
 _ENTRY = re.compile(
@@ -36,7 +34,7 @@ _ENTRY = re.compile(
 
 
 class InjectedError(Error):
-    """A failpoint asked for this error."""
+    """The error that a failpoint raises."""
 
 
 @dataclass(slots=True)
@@ -51,9 +49,9 @@ class Failpoints:
     """Faults to inject, by `verb.step`:
     `PYRUNC_FAILPOINT=run_sandbox.network=1*error,stop_container.signal=kill`.
 
-    The action happens after the step's effect, so that there is something to take back: `kill` ends
-    the server as SIGKILL does, `error` fails the step, `delay(MS)` waits; `N*` limits how often.
-    Raises ValueError for anything else.
+    The action follows the step's effect, so that there is something to undo: `kill` sends SIGKILL
+    to the server, `error` fails the step, `delay(MS)` waits; `N*` limits how often. Raises
+    ValueError for other text.
     """
 
     points: dict[str, _Failpoint] = field(default_factory=dict)
@@ -76,16 +74,16 @@ class Failpoints:
         return cls(points)
 
     async def reached(self, point: str) -> None:
-        """Do what is asked for at `point`; usually nothing."""
-        found = self.points.get(point)
-        if found is None or found.left == 0:
+        """Perform the action of the failpoint `point`, if there is one."""
+        failpoint = self.points.get(point)
+        if failpoint is None or failpoint.left == 0:
             return
-        if found.left is not None:
-            found.left -= 1
-        if found.action == "kill":
+        if failpoint.left is not None:
+            failpoint.left -= 1
+        if failpoint.action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        elif found.action == "delay":
-            await asyncio.sleep(found.delay_s)
+        elif failpoint.action == "delay":
+            await asyncio.sleep(failpoint.delay_s)
         else:
             raise InjectedError(f"failpoint {point}")
 
@@ -94,78 +92,78 @@ failpoints = Failpoints.parse(os.environ.get(FAILPOINT, ""))
 
 
 @dataclass(frozen=True, slots=True)
-class Step(Generic[Work]):
-    """One effect of a verb and what takes it back (None: nothing to take back)."""
+class Step(Generic[Context]):
+    """An effect of a verb and its undo; None if there is nothing to undo."""
 
     name: str
-    do: Effect[Work]
-    undo: Effect[Work] | None = None
+    do: Effect[Context]
+    undo: Effect[Context] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Beside(Generic[Work]):
-    """Steps whose effects run at the same time; when one fails the others are cancelled, and all
-    are undone, last first.
+class Parallel(Generic[Context]):
+    """Steps that run at the same time; when one fails, the others are cancelled and all are undone,
+    last first.
 
-    `in_turn(work)` may say that for this piece of work one needs another: their names in the order
-    to run in, else nothing.
+    `order(context)` returns the names of steps that must run one after the other for this request,
+    or nothing.
     """
 
-    steps: tuple[Step[Work], ...]
-    in_turn: Callable[[Work], tuple[str, ...]] = lambda work: ()
+    steps: tuple[Step[Context], ...]
+    order: Callable[[Context], tuple[str, ...]] = lambda context: ()
 
-    def groups(self, work: Work) -> list[tuple[Step[Work], ...]]:
-        """The steps in their order for `work`; those of one group run at the same time."""
+    def groups(self, context: Context) -> list[tuple[Step[Context], ...]]:
+        """The steps in groups, in order; the steps of a group run at the same time."""
         named = {step.name: step for step in self.steps}
-        order = self.in_turn(work)
+        order = self.order(context)
         return [(named[name],) for name in order] if order else [self.steps]
 
 
-class Steps(Generic[Work]):
-    """The steps of `verb`, in order. `run` does all of them or takes back what was done."""
+class Steps(Generic[Context]):
+    """The steps of `verb`, in order. `run` performs all of them, or undoes those performed."""
 
     registered: ClassVar[dict[str, Steps[Any]]] = {}
 
     def __init__(
         self,
         verb: str,
-        steps: Sequence[Step[Work] | Beside[Work]],
+        steps: Sequence[Step[Context] | Parallel[Context]],
         *,
-        stuck: Effect[Work] | None = None,
+        stuck: Effect[Context] | None = None,
     ) -> None:
-        """`stuck` runs when some undo failed: the place to leave a thing that the caller can remove
+        """`stuck` runs after an undo has failed, to leave an object that the caller can remove
         later."""
-        self._stages = [step if isinstance(step, Beside) else Beside((step,)) for step in steps]
+        self._stages = [step if isinstance(step, Parallel) else Parallel((step,)) for step in steps]
         self.steps = tuple(step for stage in self._stages for step in stage.steps)
         names = [step.name for step in self.steps]
         if verb in self.registered or len(set(names)) != len(names):
-            raise ValueError(f"the steps of {verb} are named twice")
+            raise ValueError(f"the steps of {verb}, or the verb itself, are defined twice")
         self.verb, self._stuck = verb, stuck
         self.registered[verb] = self
 
     @classmethod
     def points(cls) -> list[str]:
-        """All failpoints there are: `verb.step`."""
+        """The names of all failpoints: `verb.step`."""
         return [
             f"{verb}.{step.name}" for verb, steps in cls.registered.items() for step in steps.steps
         ]
 
-    async def run(self, work: Work) -> None:
-        """Do the steps. On failure undo all that were begun, last first, and raise what happened,
-        with a note for each undo that failed and the step's name as `failed_step`."""
-        begun: list[Step[Work]] = []
+    async def run(self, context: Context) -> None:
+        """Run the steps. On failure undo all that were begun, last first, and raise the error, with
+        a note for each failed undo and the step's name as `failed_step`."""
+        begun: list[Step[Context]] = []
         times: list[tuple[str, float]] = []
         try:
             for stage in self._stages:
-                for group in stage.groups(work):
+                for group in stage.groups(context):
                     begun += group
-                    await self._do(group, work, times)
+                    await self._do(group, context, times)
         except BaseException as error:
-            failed = await self._take_back(begun, work)
+            failed = await self._undo(begun, context)
             for line in failed:
                 error.add_note(line)
             if failed and self._stuck is not None:
-                await self._stuck(work)
+                await self._stuck(context)
             raise
         if log.isEnabledFor(logging.DEBUG):
             log.debug(
@@ -173,20 +171,22 @@ class Steps(Generic[Work]):
             )
 
     async def _do(
-        self, group: tuple[Step[Work], ...], work: Work, times: list[tuple[str, float]]
+        self, group: tuple[Step[Context], ...], context: Context, times: list[tuple[str, float]]
     ) -> None:
-        """The effects of `group`, all at once."""
+        """Run the steps of `group` at the same time."""
         if len(group) == 1:
-            await self._do_one(group[0], work, times)
+            await self._do_one(group[0], context, times)
             return
-        await gather(*(self._do_one(step, work, times) for step in group))
+        await gather(*(self._do_one(step, context, times) for step in group))
 
-    async def _do_one(self, step: Step[Work], work: Work, times: list[tuple[str, float]]) -> None:
-        began = time.perf_counter()
+    async def _do_one(
+        self, step: Step[Context], context: Context, times: list[tuple[str, float]]
+    ) -> None:
+        started_s = time.perf_counter()
         try:
             with span(step.name):
-                await step.do(work)
-                took_s = time.perf_counter() - began
+                await step.do(context)
+                took_s = time.perf_counter() - started_s
                 times.append((step.name, took_s))
                 STEPS.add(self.verb, step.name, took_s)
                 await failpoints.reached(f"{self.verb}.{step.name}")
@@ -195,14 +195,14 @@ class Steps(Generic[Work]):
             log.debug("%s failed at step %s: %s", self.verb, step.name, error)
             raise
 
-    async def _take_back(self, begun: list[Step[Work]], work: Work) -> list[str]:
+    async def _undo(self, begun: list[Step[Context]], context: Context) -> list[str]:
         failed = []
         for step in reversed(begun):
             if step.undo is None:
                 continue
             try:
-                await step.undo(work)
+                await step.undo(context)
             except Exception as error:
-                log.warning("%s: could not undo %s: %s", self.verb, step.name, error)
-                failed.append(f"could not undo {step.name}: {error}")
+                log.warning("%s: undo of %s failed: %s", self.verb, step.name, error)
+                failed.append(f"undo of {step.name} failed: {error}")
         return failed

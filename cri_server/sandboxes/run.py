@@ -17,7 +17,7 @@ from cri_server.config import handlers
 from cri_server.config.model import Containers
 from cri_server.network.model import Dns, PodNetwork, PortMapping
 from cri_server.observability import events
-from cri_server.operations.steps import Beside, Step, Steps
+from cri_server.operations.steps import Parallel, Step, Steps
 from cri_server.operations.tasks import gather
 from cri_server.sandboxes import sysctls
 from cri_server.security.selinux import labels
@@ -415,8 +415,8 @@ STEPS: Steps[RunContext] = Steps(
     "run_sandbox",
     [
         Step("state", make_state, remove_state),
-        Beside((Step("files", write_files), Step("shim", start_shim, end_shim))),
-        Beside(
+        Parallel((Step("files", write_files), Step("shim", start_shim, end_shim))),
+        Parallel(
             (
                 Step("holder", start_pause, stop_pause),
                 Step("network", attach_network, detach_network),

@@ -1,10 +1,9 @@
-"""The AppArmor profile of containers that ask for the runtime's default, as docker and containerd
-know it: everything that a container does with its own files, network and processes, and nothing
-that reaches the host through /proc, /sys or mounts.
+"""The default AppArmor profile of containers, as docker and containerd define it.
 
-Only apparmor_parser can compile policy; the kernel takes the result through
-/sys/kernel/security/apparmor/.replace. The first container of a server's life loads the profile, so
-a new version replaces an old one, and a container that finds it unloaded loads it again.
+It allows a container its own files, network and processes, and denies access to the host through
+/proc, /sys and mounts. apparmor_parser compiles it. The first container after a server's start
+loads the profile, so that a new version replaces an old one; a container that finds it unloaded
+loads it again.
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ NAME = "cri-pyrunc-default"
 PARSER_TIMEOUT_S = 60.0
 SEARCH_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
 
-# Paths are what the container sees; `attach_disconnected` gives names to descriptors that come from
-# outside its mounts. A deny rule wins over every allow rule, so what is denied here stays denied
-# for root with all capabilities.
+# Paths are the container's; `attach_disconnected` gives names to descriptors from outside its
+# mounts. A deny rule overrides every allow rule, also for root with all capabilities.
 POLICY = f"""
 profile {NAME} flags=(attach_disconnected,mediate_deleted) {{
   network,
@@ -39,7 +37,7 @@ profile {NAME} flags=(attach_disconnected,mediate_deleted) {{
   signal (send,receive) peer={NAME},
   ptrace (trace,read,tracedby,readby) peer={NAME},
 
-  # In /proc: own processes and the sysctls of System V shared memory; nothing else is written.
+  # In /proc only own processes and the sysctls of System V shared memory may be written.
   deny /proc/* w,
   deny /proc/{{[^1-9],[^1-9][^0-9],[^1-9s][^0-9y][^0-9s],[^1-9][^0-9][^0-9][^0-9]*}}/** w,
   deny /proc/sys/[^k]** w,
@@ -51,7 +49,8 @@ profile {NAME} flags=(attach_disconnected,mediate_deleted) {{
 
   deny mount,
 
-  # In /sys: nothing is written but cgroups, which are mounted read-only anyway; firmware, power and security stay unread.
+  # In /sys only cgroups may be written, which are mounted read-only; firmware, power and security
+  # may not be read.
   deny /sys/[^f]*/** wklx,
   deny /sys/f[^s]*/** wklx,
   deny /sys/fs/[^c]*/** wklx,
@@ -66,15 +65,16 @@ profile {NAME} flags=(attach_disconnected,mediate_deleted) {{
 
 @dataclass(slots=True)
 class DefaultProfile:
-    """Whether this server has loaded its profile, and whether it can."""
+    """Loads the default profile when a container needs it."""
 
     _loaded: bool = False
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def name(self, node: Node, jobs: Zygote) -> str:
-        """The profile's name, loaded; empty on a host without AppArmor or without its compiler.
+        """Load the profile if needed and return its name; empty without AppArmor or
+        apparmor_parser.
 
-        Raises PeerError with the compiler's words.
+        Raises PeerError with the parser's output.
         """
         if not node.apparmor:
             return ""
@@ -84,7 +84,8 @@ class DefaultProfile:
             parser = shutil.which("apparmor_parser", path=SEARCH_PATH)
             if parser is None:
                 log.warning(
-                    "AppArmor is on, but there is no apparmor_parser: containers run without a default profile"
+                    "AppArmor is enabled, but apparmor_parser is missing: containers run without "
+                    "the default profile"
                 )
                 return ""
             await _load(parser, jobs)
@@ -100,8 +101,7 @@ async def _load(parser: str, jobs: Zygote) -> None:
         stdin=POLICY.encode(),
     )
     if done.exit_code:
-        words = done.stderr.decode(errors="replace").strip()
-        raise PeerError(
-            f"apparmor_parser did not load {NAME}: {words or f'exit code {done.exit_code}'}"
-        )
+        output = done.stderr.decode(errors="replace").strip()
+        reason = output or f"exit code {done.exit_code}"
+        raise PeerError(f"apparmor_parser did not load {NAME}: {reason}")
     log.info("loaded the AppArmor profile %s", NAME)

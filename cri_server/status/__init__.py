@@ -1,2 +1,1 @@
-"""What the server says of sandboxes and containers: messages in their wire form, from the index
-alone."""
+"""CRI messages about sandboxes and containers, encoded, from the index alone."""

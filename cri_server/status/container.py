@@ -1,5 +1,4 @@
-"""ContainerStatus and ListContainers: messages from the index, without touching the disk, kept in
-their wire form."""
+"""The messages of ContainerStatus and ListContainers, built from the index and cached encoded."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ STATUS = tag(api.ContainerStatusResponse, "status")
 
 
 def of(container: Container) -> api.ContainerStatus:
-    """The status message."""
+    """Build the status message."""
     config = container.config
     status = api.ContainerStatus(
         id=container.id,
@@ -51,21 +50,20 @@ def of(container: Container) -> api.ContainerStatus:
     return status
 
 
-def _mount(asked: api.Mount, container: Container) -> api.Mount:
-    """The caller's mount as asked; an image volume also names the image that it shows."""
+def _mount(requested: api.Mount, container: Container) -> api.Mount:
+    """The mount as requested; an image volume also names its image."""
     mount = api.Mount()
-    mount.CopyFrom(asked)
-    image = container.mounted_images.get(asked.container_path)
+    mount.CopyFrom(requested)
+    image = container.mounted_images.get(requested.container_path)
     if image:
         mount.image.image_ref = image
     return mount
 
 
 def listed(container: Container) -> api.Container:
-    """The list entry. Its image names no runtime handler, as images in their own list: see
-    `rpc.image`."""
+    """Build the list entry. Its image has no runtime handler, as in ListImages (see `rpc.image`)."""
     config = container.config
-    found = api.Container(
+    result = api.Container(
         id=container.id,
         pod_sandbox_id=container.sandbox_id,
         metadata=config.metadata,
@@ -77,18 +75,18 @@ def listed(container: Container) -> api.Container:
         labels=config.labels,
         annotations=config.annotations,
     )
-    found.image.runtime_handler = ""
-    return found
+    result.image.runtime_handler = ""
+    return result
 
 
 def wire(container: Container) -> bytes:
-    """The status message's wire form."""
+    """The encoded status message."""
     facts = (container.state, container.started_at_ns, container.exit, container.resources)
     return container.kept_status.get(facts, lambda: of(container).SerializeToString())
 
 
 def listed_wire(container: Container) -> bytes:
-    """The list entry as a field of a list's wire form."""
+    """The list entry, encoded as a field of the list."""
     facts = (container.state,)
     return container.kept_entry.get(
         facts, lambda: entry(LISTED, listed(container).SerializeToString())
@@ -96,12 +94,12 @@ def listed_wire(container: Container) -> bytes:
 
 
 def answer(services: Services, reference: str) -> bytes:
-    """ContainerStatusResponse, not verbose. Raises NotFound."""
+    """The encoded ContainerStatusResponse, not verbose. Raises NotFound."""
     return entry(STATUS, wire(services.index.containers.get(reference)))
 
 
 def describe(services: Services, reference: str) -> api.ContainerStatusResponse:
-    """The verbose answer. Raises NotFound."""
+    """The verbose ContainerStatusResponse. Raises NotFound."""
     container = services.index.containers.get(reference)
     response = api.ContainerStatusResponse(status=of(container))
     response.info["info"] = json.dumps(_info(services, container))
@@ -109,7 +107,7 @@ def describe(services: Services, reference: str) -> api.ContainerStatusResponse:
 
 
 def _info(services: Services, container: Container) -> dict[str, Any]:
-    """Without the environment: it holds secrets."""
+    """The verbose details, without the environment, which may hold secrets."""
     try:
         spec = atomic_file.read_json(
             str(services.paths.container_state(container.id) / "config.json")

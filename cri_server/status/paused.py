@@ -1,4 +1,4 @@
-"""Whether a container is paused: a fact of its cgroup's freezer, which CRI's states do not know."""
+"""Whether a container is paused: read from its cgroup's freezer, because CRI has no such state."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from cri_server.store.model import Container
 
 
 def is_paused(container: Container) -> bool:
-    """Whether it runs and its group was told to freeze; one read of a kernel file."""
+    """Whether the container runs and its cgroup is set to freeze; reads one kernel file."""
     return container.running and groups.place(container.cgroups_path, container.id).frozen()

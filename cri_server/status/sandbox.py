@@ -1,7 +1,6 @@
-"""PodSandboxStatus and ListPodSandbox: messages from the index, without touching the disk; and
-events with both.
+"""The messages of PodSandboxStatus and ListPodSandbox, built from the index, and container events.
 
-Answers are joined from the wire forms that sandboxes and containers keep.
+Replies are joined from the cached encodings of sandboxes and containers.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ TIMESTAMP = tag(api.PodSandboxStatusResponse, "timestamp", VARINT)
 
 
 def of(sandbox: Sandbox) -> api.PodSandboxStatus:
-    """The status message; namespace options are echoed as asked, for kubelet compares them."""
-    result = _with_facts(api.PodSandboxStatus, sandbox)
+    """Build the status message, with the requested namespace options, which kubelet compares."""
+    result = _with_common_fields(api.PodSandboxStatus, sandbox)
     result.linux.namespaces.options.CopyFrom(sandbox.options)
     result.network.SetInParent()
     if sandbox.ips:
@@ -37,12 +36,12 @@ def of(sandbox: Sandbox) -> api.PodSandboxStatus:
 
 
 def listed(sandbox: Sandbox) -> api.PodSandbox:
-    """The list entry."""
-    return _with_facts(api.PodSandbox, sandbox)
+    """Build the list entry."""
+    return _with_common_fields(api.PodSandbox, sandbox)
 
 
-def _with_facts(kind: type[Message], sandbox: Sandbox) -> Message:
-    """A message with the fields that the status and the list entry have in common."""
+def _with_common_fields(kind: type[Message], sandbox: Sandbox) -> Message:
+    """Build a message with the fields that status and list entry share."""
     config = sandbox.config
     return kind(
         id=sandbox.id,
@@ -56,19 +55,19 @@ def _with_facts(kind: type[Message], sandbox: Sandbox) -> Message:
 
 
 def wire(sandbox: Sandbox) -> bytes:
-    """The status message's wire form."""
+    """The encoded status message."""
     facts = (sandbox.state, sandbox.config, tuple(sandbox.ips))
     return sandbox.kept_status.get(facts, lambda: of(sandbox).SerializeToString())
 
 
 def listed_wire(sandbox: Sandbox) -> bytes:
-    """The list entry as a field of a list's wire form."""
+    """The list entry, encoded as a field of the list."""
     facts = (sandbox.state, sandbox.config)
     return sandbox.kept_entry.get(facts, lambda: entry(LISTED, listed(sandbox).SerializeToString()))
 
 
 def answer(services: Services, reference: str) -> bytes:
-    """PodSandboxStatusResponse, not verbose: the status with those of the containers. Raises
+    """The encoded PodSandboxStatusResponse, not verbose, with the statuses of the containers. Raises
     NotFound."""
     sandbox = services.index.sandboxes.get(reference)
     statuses = [
@@ -80,7 +79,7 @@ def answer(services: Services, reference: str) -> bytes:
 
 
 async def describe(services: Services, reference: str) -> api.PodSandboxStatusResponse:
-    """The verbose answer. Raises NotFound."""
+    """The verbose PodSandboxStatusResponse. Raises NotFound."""
     sandbox = services.index.sandboxes.get(reference)
     response = api.PodSandboxStatusResponse.FromString(answer(services, reference))
     response.info["info"] = json.dumps(await _info(services, sandbox))
@@ -103,8 +102,8 @@ async def _info(services: Services, sandbox: Sandbox) -> dict[str, object]:
 
 
 def _pod_resources(linux: api.LinuxPodSandboxConfig) -> dict[str, object]:
-    """What UpdatePodSandboxResources has set last, or RunPodSandbox, under containerd's keys: the
-    status has none of it."""
+    """The resources of RunPodSandbox or the last UpdatePodSandboxResources, under containerd's keys;
+    CRI's status lacks them."""
     return {
         name: {"linux": _figures(getattr(linux, name))}
         for name in ("overhead", "resources")
@@ -112,26 +111,26 @@ def _pod_resources(linux: api.LinuxPodSandboxConfig) -> dict[str, object]:
     }
 
 
-def _figures(given: api.LinuxContainerResources) -> dict[str, object]:
-    """Numbers as numbers, which protobuf's own JSON writes as text."""
-    found: dict[str, object] = {
-        field.name: value for field, value in given.ListFields() if not field.is_repeated
+def _figures(resources: api.LinuxContainerResources) -> dict[str, object]:
+    """Convert to JSON with integers, which protobuf's JSON format writes as strings."""
+    figures: dict[str, object] = {
+        field.name: value for field, value in resources.ListFields() if not field.is_repeated
     }
-    if given.hugepage_limits:
+    if resources.hugepage_limits:
         limits = [
-            {"page_size": each.page_size, "limit": each.limit} for each in given.hugepage_limits
+            {"page_size": each.page_size, "limit": each.limit} for each in resources.hugepage_limits
         ]
-        found["hugepage_limits"] = limits
-    if given.unified:
-        found["unified"] = dict(given.unified)
-    return found
+        figures["hugepage_limits"] = limits
+    if resources.unified:
+        figures["unified"] = dict(resources.unified)
+    return figures
 
 
 def event(
     services: Services, sandbox: Sandbox, about: str, kind: int
 ) -> api.ContainerEventResponse | None:
-    """The event that something (a container, or the sandbox itself by its id) changed; None when
-    nobody listens."""
+    """Build the event of kind `kind` about a container, or the sandbox itself; None without
+    subscribers."""
     if not services.events.has_subscribers:
         return None
     containers = services.index.containers_of(sandbox)
@@ -145,15 +144,15 @@ def event(
 
 
 def publish_stopped(services: Services, sandbox: Sandbox) -> None:
-    """Tell subscribers that the sandbox has stopped, once: its pause process's exit and
-    StopPodSandbox both lead here."""
+    """Publish the sandbox's stop, once: both the exit of the pause process and StopPodSandbox call
+    this."""
     if not sandbox.stop_published:
         sandbox.stop_published = True
         publish(services, sandbox, sandbox.id, events.STOPPED)
 
 
 def publish(services: Services, sandbox: Sandbox, about: str, kind: int) -> None:
-    """Tell subscribers; call it when the new state is visible."""
-    found = event(services, sandbox, about, kind)
-    if found is not None:
-        services.events.publish(found)
+    """Publish an event. Call it after the new state is visible in the index."""
+    message = event(services, sandbox, about, kind)
+    if message is not None:
+        services.events.publish(message)

@@ -1,9 +1,8 @@
-"""Messages kept in their wire form: lists and statuses that kubelet asks for every second join
-bytes instead of building.
+"""Caches of encoded protobuf messages, from which lists and statuses are joined.
 
-On the wire a message is its fields one after the other, in any order, each with its tag, and a
-message among them with its length (protobuf's encoding guide): a list's answer is a join of entries
-that were encoded when they last changed.
+An encoded message is its fields one after the other, in any order, each with its tag, and nested
+messages with their length (protobuf's encoding guide). So the reply to a list call is the join of
+entries that were encoded when they last changed: kubelet lists every second.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ VARINT, LENGTH_DELIMITED = 0, 2
 
 
 class CachedEncoding:
-    """The wire form of one message about an object, made again when a fact that it was made of has
-    changed."""
+    """An encoded message of an object, encoded again when a fact that it depends on has changed."""
 
     __slots__ = ("_facts", "_wire")
 
@@ -27,8 +25,10 @@ class CachedEncoding:
         self._wire = b""
 
     def get(self, facts: tuple[Any, ...], make: Callable[[], bytes]) -> bytes:
-        """`facts` are all that can change; objects among them are replaced when they change, never
-        altered."""
+        """Return the cached bytes, or the result of `make` if `facts` differ from the last call's.
+
+        `facts`: all values that the message depends on; objects among them must be immutable.
+        """
         if self._facts != facts:
             self._wire = make()
             self._facts = facts
@@ -36,10 +36,10 @@ class CachedEncoding:
 
 
 def tag(message: type[Any], field: str, kind: int = LENGTH_DELIMITED) -> bytes:
-    """What a field of `message` begins with."""
+    """The encoded tag of a field of `message`."""
     return varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | kind)
 
 
 def entry(begin: bytes, payload: bytes) -> bytes:
-    """A message as the field whose tag is `begin`."""
+    """Encode a nested message as the field with the tag `begin`."""
     return begin + varint(len(payload)) + payload

@@ -1,10 +1,10 @@
-"""What is on disk for nobody: found, told with its reason, and removed; and why everything else is
-kept.
+"""Finds files that nothing refers to, reports the reason, and removes them; reports why all other
+files stay.
 
-A server that starts and every removal clean up behind themselves, so there is little: what a full
-or failing disk, a power cut or an older version left. Nothing is taken from an operation under way:
-what was listed while none was, and is known to nobody afterwards, is nobody's, for each operation
-makes names of its own.
+Start and removals clean up after themselves, so garbage is what a full or failing disk, a power cut
+or an older version has left. A running operation is not disturbed: only names that were listed
+before a moment without operations, and that no record refers to afterwards, are removed, and every
+operation uses new names.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from pyrunc.errors import Error
 from pyrunc.kernel.tree import remove_path
 
 PLAIN_ID = re.compile(r"[0-9a-f]{64}")
-PATIENCE_S, INTERVAL_S = 10.0, 0.05
+PATIENCE_S = 10.0  # to wait for a moment without operations
+INTERVAL_S = 0.05
 KNOWN = {
     "server.lock",
     "server.json",
@@ -53,17 +54,16 @@ KNOWN = {
     "pods",
 }
 RUN_FOLDERS, RUN_OWNER = "pods", "pod"
-"""Where `pyrunc-cri run` makes folders with the logs and volumes of its pods, and the file there
-with the pod's id."""
-DOCTOR, DOCTOR_AGE_S = ".doctor-", 3600.0  # the folder that a doctor tries an overlay in
-BUSY = "operations are under way: it may be one's of theirs"
+"""The folder of logs and volumes of `pyrunc-cri run`, and the file in each with the pod's id."""
+DOCTOR, DOCTOR_AGE_S = ".doctor-", 3600.0  # the folder in which doctor tries an overlay
+BUSY = "a running operation may own it"
 NAMES_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A thing on disk. `action`: `keep`, `remove` and `convert` (it would be), `removed`,
-    `converted`, or `failed`; `why` says it in words."""
+    """A thing on disk. `action`: `keep`; `remove` and `convert` of a dry run; `removed`,
+    `converted`, `failed`. `why`: the reason."""
 
     kind: str
     name: str
@@ -75,10 +75,10 @@ class Item:
 async def collect(
     services: Services, *, dry_run: bool, images: bool, force: bool = False
 ) -> list[Item]:
-    """Remove files, cgroups and mounts that no record refers to.
+    """Remove files, cgroups and mounts that no record refers to; return a report of everything.
 
-    `images`: also images that no container uses. `force`: also the addresses of lost pods whose
-    network plugins refuse DEL. `dry_run`: report only.
+    `images`: also images that no container uses. `force`: also the addresses of lost pods whose CNI
+    plugins fail in DEL. `dry_run`: report only.
     """
     collector = _Collector(services, dry_run)
     await collector.images(images)
@@ -99,7 +99,7 @@ class _Collector:
     async def _remove(
         self, kind: str, name: str, why: str, size_bytes: int, remove: Callable[[], Any]
     ) -> None:
-        """Tell, and unless it is a dry run do it; one that fails does not keep the others."""
+        """Report and, unless in a dry run, remove a thing; a failure does not stop the others."""
         if self._dry_run:
             self.items.append(Item(kind, name, "remove", why, size_bytes))
             return
@@ -130,7 +130,7 @@ class _Collector:
                 )  # fmt: skip
 
     async def _convert(self, image: Image, name: str) -> None:
-        """An image of the other store: what new ones are, when no container needs its files."""
+        """Convert an image to the configured store, unless a container uses it."""
         images, index = self._services.images, self._services.index
         why = f"{images.to_convert(image.id)} as [images] store says"
         try:
@@ -146,8 +146,10 @@ class _Collector:
             action: Literal["convert", "converted"] = "convert" if self._dry_run else "converted"
             self.items.append(Item("image", name, action, why, image.size_bytes))
         else:
-            kept = self._image_is_kept(image) or "a container is being made of it"
-            self._keep("image", name, f"{kept}; to be {why} when it is not used", image.size_bytes)
+            reason = self._image_is_kept(image) or "a container of it is being created"
+            self._keep(
+                "image", name, f"{reason}; to be {why} when it is not used", image.size_bytes
+            )
 
     def _image_is_kept(self, image: Image) -> str:
         users = self._services.index.users_of(image.id)
@@ -157,8 +159,7 @@ class _Collector:
         return "pinned ([images] pinned)" if image.pinned else ""
 
     async def store(self) -> None:
-        """Blobs, layers and downloads. The store itself knows which of them a pull holds, and
-        forgets none of these."""
+        """Remove unused blobs, layers and downloads; the store keeps those of running pulls."""
         for entry in await self._services.images.unused():
             if entry.kind == "unknown":
                 self._unknown(entry)
@@ -171,7 +172,7 @@ class _Collector:
                 self._keep(
                     entry.kind,
                     entry.path.name,
-                    "a pull that is under way needs it",
+                    "a running pull needs it",
                     entry.size_bytes,
                 )
                 continue
@@ -181,9 +182,9 @@ class _Collector:
             )
 
     def _unknown(self, entry: Entry) -> None:
-        why = "a file that was damaged and put aside: look at it, then remove it by hand"
+        why = "a damaged file that was set aside: inspect it, then remove it by hand"
         if ".damaged" not in entry.path.name:
-            why = "unknown: this version does not make it; remove it by hand"
+            why = "unknown to this version; remove it by hand"
         self._keep("unknown", str(entry.path), why, entry.size_bytes)
 
     async def records(self) -> None:
@@ -191,13 +192,11 @@ class _Collector:
         for sandbox in services.index.sandboxes:
             metadata = sandbox.config.metadata
             ready = sandbox.state == api.SANDBOX_READY
-            why = (
-                "it is ready" if ready else "it is stopped: kubelet, or `pyrunc-cri rm`, removes it"
-            )
+            why = "it is ready" if ready else "it is stopped: kubelet or `pyrunc-cri rm` removes it"
             if not ready and sandbox.phase != "ready" and sandbox.network == "attached":
                 why = (
-                    "it is stopped, but its network is not detached: kubelet, or `pyrunc-cri rm`, tries that again; "
-                    "`pyrunc-cri rm --force` gives the network up"
+                    "it is stopped, but its network is not detached: kubelet or `pyrunc-cri rm` "
+                    "tries again; `pyrunc-cri rm --force` gives the network up"
                 )
             self._keep("pod", f"{metadata.namespace}/{metadata.name} {sandbox.id[:12]}", why)
         for container in services.index.containers:
@@ -219,7 +218,7 @@ class _Collector:
             )
         for folder in (paths.root, paths.state):
             for name in sorted(set(entries(folder)) - KNOWN):
-                await self._stranger(folder / name)
+                await self._unknown_file(folder / name)
             for name in sorted(entries(folder / RUN_FOLDERS)):
                 await self._run_folder(folder / RUN_FOLDERS / name)
 
@@ -235,7 +234,7 @@ class _Collector:
         return half_made_sandboxes(self._services), half_made_containers(self._services), odd
 
     async def _idle(self) -> bool:
-        """Wait for a moment without operations; whether there was one."""
+        """Wait for a moment without operations; return False after `PATIENCE_S`."""
         end_s = time.monotonic() + PATIENCE_S
         while len(self._services.running) or self._services.pending:
             if time.monotonic() > end_s:
@@ -251,8 +250,8 @@ class _Collector:
         still: Callable[[Services], list[str]],
         drop: Callable[[Services, str], Any],
     ) -> None:
-        """Folders of a pod or container without a record. What an operation had begun and has now
-        finished is known."""
+        """Remove folders of a pod or container without a record, unless an operation has finished
+        it meanwhile."""
         unknown = set(still(self._services))
         for identifier in sorted(unknown.intersection(listed)):
             size = await asyncio.to_thread(self._size, kind, identifier)
@@ -260,7 +259,7 @@ class _Collector:
                 self._keep(f"{kind}'s folders", identifier, BUSY, size)
                 continue
             await self._remove(
-                f"{kind}'s folders", identifier, "no record knows it: it was never finished, or its record is lost", size,
+                f"{kind}'s folders", identifier, "no record refers to it: its creation did not finish, or the record is lost", size,
                 partial(drop, self._services, identifier),
             )  # fmt: skip
 
@@ -287,8 +286,8 @@ class _Collector:
             self._unknown(Entry("unknown", path, size))
 
     async def _run_folder(self, path: Path) -> None:
-        """Always kept: the pod may be another server's, and what a container wrote there is its
-        user's."""
+        """Keep a folder of `pyrunc-cri run`: the pod may be of another server, and the files of its
+        containers belong to the user."""
         try:
             owner = (path / RUN_OWNER).read_text()
         except (OSError, UnicodeDecodeError):
@@ -296,30 +295,34 @@ class _Collector:
         sandbox = self._services.index.sandboxes.find(owner) if PLAIN_ID.fullmatch(owner) else None
         if sandbox is not None:
             metadata = sandbox.config.metadata
-            why = f"logs and volumes of pod {metadata.namespace}/{metadata.name}, whose `pyrunc-cri rm` removes them"
+            name = f"{metadata.namespace}/{metadata.name}"
+            why = f"logs and volumes of pod {name}, which `pyrunc-cri rm` removes"
         elif owner:
-            why = "logs and volumes of a pod that this server does not know: another server's, or one that was removed without `pyrunc-cri rm`"
+            why = (
+                "logs and volumes of a pod of another server, or of one that was removed without "
+                "`pyrunc-cri rm`"
+            )
         else:
-            why = "of a `pyrunc-cri run` that is under way, or was killed"
+            why = "files of a running `pyrunc-cri run`, or of one that was killed"
         self._keep("pod's files", str(path), why, await asyncio.to_thread(size_of, path))
 
-    async def _stranger(self, path: Path) -> None:
-        """Beside our folders: sockets that the configuration names are ours, too."""
+    async def _unknown_file(self, path: Path) -> None:
+        """Report or remove an unknown file of the state and root folders, except configured
+        sockets."""
         config = self._services.config
         if path in (config.socket_path, Path(config.metrics.address.removeprefix("unix://"))):
             return
         size = await asyncio.to_thread(size_of, path)
         if path.name.startswith(DOCTOR) and _age_s(path) > DOCTOR_AGE_S:
-            why = "a doctor that was killed left it"
+            why = "`pyrunc-cri doctor` was killed and left it"
             await self._remove("folder", str(path), why, size, partial(_remove_tree, path))
         else:
             self._unknown(Entry("unknown", path, size))
 
     async def network(self, force: bool) -> None:
-        """Attachments of pods that are gone; the reconciliation of every ten seconds releases them
-        as well.
+        """Detach the networks of pods that are gone, as the reconciliation every ten seconds does.
 
-        force: what plugins refuse is a warning in the log, and the attachment is given up.
+        force: an attachment is given up although plugins fail; their errors are logged.
         """
         services = self._services
         attached = await services.network.attached()
@@ -328,7 +331,7 @@ class _Collector:
         for identifier in attached:
             if identifier not in live:
                 await self._remove(
-                    "address", identifier, "the pod is gone", 0,
+                    "address", identifier, "its pod is gone", 0,
                     partial(release, identifier, None),
                 )  # fmt: skip
 
@@ -339,7 +342,7 @@ _WHY = {
     "tar": "no image needs it",
     "index": "no image needs it",
     "download": "its pull has ended",
-    "trash": "it was removed before",
+    "trash": "it is in the trash",
 }
 
 

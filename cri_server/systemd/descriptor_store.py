@@ -1,9 +1,9 @@
-"""systemd's descriptor store (sd_notify(3) FDSTORE=1, FileDescriptorStoreMax= of the unit):
-descriptors that outlive this process.
+"""systemd's descriptor store, which holds descriptors across restarts of the server (sd_notify(3)
+FDSTORE=1; FileDescriptorStoreMax= of the unit).
 
-The manager keeps what it is given under a name, and hands it to the next process of the unit
-(sd_listen_fds(3)). It answers nothing: without a manager, or where its store is full, the next
-process gets less.
+The manager stores descriptors by name, and passes them to the unit's next process
+(sd_listen_fds(3)). It sends no reply: without a manager, or when the store is full, the next
+process does not get them.
 """
 
 from __future__ import annotations
@@ -17,59 +17,62 @@ from cri_server.systemd.notify import tell
 log = logging.getLogger(__name__)
 
 FIRST_FD = 3  # SD_LISTEN_FDS_START
-# of characters, none of them a control character or ':' (fdname_is_valid of systemd)
+# Characters of a name, none of them a control character or ':' (fdname_is_valid of systemd).
 NAME_LIMIT = 255
 
 
 class DescriptorStore:
-    """What the manager keeps for us. Thread-safe, as `take` is called once."""
+    """The descriptors that the manager stores for this unit. Thread-safe, as `take` is called once."""
 
     def __init__(self, received: Mapping[str, int] | None = None) -> None:
-        """`received`: as `receive` answers."""
+        """`received`: the result of `receive`."""
         self._received = dict(received or {})
 
     def take(self) -> dict[str, int]:
-        """What an earlier process of the unit has put, by its names. The caller closes it, and
-        removes what is of no use any more."""
+        """Return the descriptors stored by earlier processes, by name. The caller closes them, and
+        removes unused ones from the store."""
         taken, self._received = self._received, {}
         return taken
 
     def put(self, name: str, fd: int) -> None:
-        """Give the manager a copy of this descriptor, which it keeps until `remove`. FDPOLL=0: also
-        one that could be polled, and then would be dropped once it has hung up."""
+        """Store a copy of the descriptor until `remove`. Raises ValueError for an invalid name.
+
+        FDPOLL=0, because by default the manager drops a pollable descriptor on EPOLLHUP.
+        """
         if len(name) > NAME_LIMIT or ":" in name or not (name.isascii() and name.isprintable()):
-            raise ValueError(f"{name!r} is no name of a stored descriptor")
+            raise ValueError(f"{name!r} is not a valid name of a stored descriptor")
         tell(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", [fd])
 
     def remove(self, name: str) -> None:
-        """The manager closes its copy; fine when it has none."""
+        """Remove the descriptor from the store, if it is there."""
         tell(f"FDSTOREREMOVE=1\nFDNAME={name}")
 
 
 def receive(environment: MutableMapping[str, str]) -> dict[str, int]:
-    """The descriptors that the manager has passed to this process, by their names; of several with
-    one name the first. The variables (LISTEN_PID, LISTEN_FDS, LISTEN_FDNAMES) are taken out of
-    `environment`, and what is executed from now on does not inherit the descriptors. Call it before
-    anything else opens files."""
+    """Return the descriptors that the manager has passed, by name; of equal names the first.
+
+    Removes LISTEN_PID, LISTEN_FDS and LISTEN_FDNAMES from `environment`, and makes the descriptors
+    close-on-exec. Call it before any file is opened.
+    """
     pid, count, names = (
         environment.pop(f"LISTEN_{word}", "") for word in ("PID", "FDS", "FDNAMES")
     )
     if pid != str(os.getpid()):
         return {}
     if not count.isdecimal():
-        log.warning("LISTEN_FDS=%s is no number", count)
+        log.warning("LISTEN_FDS=%s is not a number", count)
         return {}
-    found: dict[str, int] = {}
-    given = names.split(":") if names else []
+    received: dict[str, int] = {}
+    fd_names = names.split(":") if names else []
     for fd in range(FIRST_FD, FIRST_FD + int(count)):
-        name = given[fd - FIRST_FD] if fd - FIRST_FD < len(given) else "unknown"
+        name = fd_names[fd - FIRST_FD] if fd - FIRST_FD < len(fd_names) else "unknown"
         try:
             os.set_inheritable(fd, False)
         except OSError as error:
             log.warning("LISTEN_FDS: descriptor %d, %s: %s", fd, name, error)
             break
-        if name in found:
+        if name in received:
             os.close(fd)
         else:
-            found[name] = fd
-    return found
+            received[name] = fd
+    return received

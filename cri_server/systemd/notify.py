@@ -1,8 +1,7 @@
-"""What the server tells its service manager: that it is ready, that it stops and, where a watchdog
-is set, that its event loop still turns (sd_notify(3), sd_watchdog_enabled(3)).
+"""Notifies the service manager of readiness, stop, and a running event loop (sd_notify(3),
+sd_watchdog_enabled(3)).
 
-A loop that hangs sends nothing; systemd then ends the server and starts another one, which finds
-all pods as they are.
+A hanging loop sends no WATCHDOG=1; systemd then restarts the server, which recovers all pods.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ log = logging.getLogger(__name__)
 
 @contextlib.asynccontextmanager
 async def supervised() -> AsyncIterator[None]:
-    """READY=1 on entry, WATCHDOG=1 twice per watchdog time while inside, STOPPING=1 on the way out."""
+    """Send READY=1 on entry, WATCHDOG=1 twice per watchdog period while inside, STOPPING=1 on exit."""
     tell("READY=1")
     interval_s = watchdog_interval_s(os.environ)
     alive = asyncio.create_task(_tell_alive(interval_s)) if interval_s else None
@@ -34,8 +33,8 @@ async def supervised() -> AsyncIterator[None]:
 
 
 def watchdog_interval_s(environment: Mapping[str, str]) -> float:
-    """How often to say WATCHDOG=1: half of the time that the manager allows; 0 when it does not
-    watch this process."""
+    """The interval of WATCHDOG=1: half of the manager's timeout; 0 without a watchdog of this
+    process."""
     try:
         allowed_us = int(environment.get("WATCHDOG_USEC", ""))
         watched = int(environment.get("WATCHDOG_PID", os.getpid()))
@@ -51,7 +50,7 @@ async def _tell_alive(interval_s: float) -> None:
 
 
 def tell(message: str, fds: Sequence[int] = ()) -> None:
-    """Send one datagram to the manager, if there is one, with copies of these descriptors."""
+    """Send a message to the manager, if there is one, with copies of `fds`."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return

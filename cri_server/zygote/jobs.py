@@ -1,7 +1,6 @@
-"""Errands of the server: functions that run in a forked child of the zygote, never in the server
-itself.
+"""Jobs of the server: functions that run in a forked child of a zygote.
 
-This module is preloaded by the zygote, so it imports neither gRPC nor asyncio.
+The zygote preloads this module, so it imports neither gRPC nor asyncio.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ LOOPBACK = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
 class DialRequest(Record):
-    """Of `dial`. `pid`: a process that began at `start_time`; 0: the host's network is meant."""
+    """The request of `dial`. `pid`: a process that started at `start_time`; 0: the host network."""
 
     port: int
     pid: int = 0
@@ -37,26 +36,26 @@ class DialRequest(Record):
 
 
 class CompileAppArmorRequest(Record):
-    """Of `compile_apparmor`. `parser`: the program's path."""
+    """The request of `compile_apparmor`. `parser`: the path of apparmor_parser."""
 
     parser: AbsolutePath
 
 
 class FeaturesRequest(Record):
-    """Of `features`: a path and arguments."""
+    """The request of `features`: a path and arguments."""
 
     command: Sequence[str]
 
 
 def dial(arguments: Message, fds: list[int]) -> list[int]:
-    """A TCP socket to the port of a `Dial` on the loopback of the process's network namespace.
+    """Connect to a TCP port on the loopback of a process's network namespace; return the socket.
     Raises PeerError."""
-    asked = DialRequest.of(arguments)
-    pid, port = asked.pid, asked.port
+    request = DialRequest.of(arguments)
+    pid, port = request.pid, request.port
     if pid:
         namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        if alive_since(pid) != asked.start_time:
-            raise PeerError(f"port {port}: the pod is gone")  # another process may have its pid
+        if alive_since(pid) != request.start_time:
+            raise PeerError(f"port {port}: the pod has ended")  # its pid may be reused
         setns(namespace, CLONE_NEWNET)
         os.close(namespace)
     reasons = []
@@ -75,13 +74,13 @@ def dial(arguments: Message, fds: list[int]) -> list[int]:
 
 
 def compile_apparmor(arguments: Message, fds: list[int]) -> None:
-    """Become the parser of a `Parse`, which compiles the policy on stdin and replaces it in the
-    kernel, past its cache."""
+    """Execute apparmor_parser, which compiles the policy on stdin and replaces it in the kernel,
+    without its cache."""
     parser = CompileAppArmorRequest.of(arguments).parser
     os.execv(parser, [parser, "--replace", "--skip-cache"])
 
 
 def features(arguments: Message, fds: list[int]) -> None:
-    """Become the command of a `Command`, an OCI runtime that tells what it can do."""
+    """Execute `RUNTIME features` of another OCI runtime."""
     command = list(FeaturesRequest.of(arguments).command)
     os.execv(command[0], command)

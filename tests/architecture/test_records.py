@@ -24,7 +24,7 @@ MAY_HOLD_OBJECTS = {
         pyrunc/launch/rdt.py pyrunc/plan/model.py pyrunc/seccomp/
         pyrunc/spec/check.py pyrunc/spec/default.py pyrunc/spec/model.py pyrunc/spec/parse.py
         cri_server/cli/streams/execute.py cri_server/containers/exec.py cri_server/containers/restore.py
-        cri_server/containers/sessions.py cri_server/containers/update.py cri_server/nri/ cri_server/pod/pod.py cri_server/spec/
+        cri_server/containers/sessions.py cri_server/containers/update.py cri_server/nri/ cri_server/observability/lifecycle.py cri_server/pod/pod.py cri_server/spec/
         cri_server/streaming/backend.py""",
     "OCI: the state that hooks, listeners and callers are told": """
         pyrunc/cli/container.py pyrunc/container/list.py pyrunc/container/status.py

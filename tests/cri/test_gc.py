@@ -142,7 +142,7 @@ def test_what_is_not_known_is_told_and_left(server: Server) -> None:
     for path in strange:
         assert found["unknown", str(path)]["action"] == "keep" and path.read_text() == "precious"
         path.unlink()
-    assert "put aside" in found["unknown", str(strange[2])]["why"]
+    assert "set aside" in found["unknown", str(strange[2])]["why"]
     assert not any(kind == "unknown" for kind, _ in gc(server)), "its own files are known"
 
 
@@ -152,7 +152,7 @@ def test_text_and_log(server: Server) -> None:
     text = run(server, "--dry-run")
     assert (
         text.startswith("ACTION")
-        and "it was removed before" in text
+        and "it is in the trash" in text
         and "1 item would be removed: 12.3kB" in text
     )
     assert "0 items removed" not in text and trash.exists()

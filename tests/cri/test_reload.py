@@ -54,8 +54,8 @@ def test_what_can_change_changes_and_the_rest_is_named(server: Server) -> None:
     said = reload(server, f"[images]\npinned = [{json.dumps(IMAGE)}]\n[streaming]\nport = 1\n")
     assert pinned(server)
     assert f'images.pinned is now ["{IMAGE}"], it was []' in said
-    assert "streaming.port stays 0 until the server is restarted: 1 was read" in said
-    assert "1 of 2 differences taken" in said
+    assert "streaming.port stays 0 until the server is restarted; the file says 1" in said
+    assert "1 of 2 differences applied" in said
 
 
 def test_limits_of_containers_to_come(server: Server) -> None:
@@ -87,14 +87,14 @@ def test_another_folder_of_network_configurations(server: Server) -> None:
 def test_a_file_that_is_wrong_changes_nothing(server: Server, text: str, why: str) -> None:
     reload(server, f"[images]\npinned = [{json.dumps(IMAGE)}]\n")
     said = reload(server, f"{text}\n[server]\nlog_level = 'debug'\n")
-    assert "is not reloaded, all stays as it is" in said and why in said
+    assert "is not reloaded, nothing has changed" in said and why in said
     assert pinned(server)
 
 
 def test_the_log_changes_its_level_and_form(server: Server) -> None:
     said = reload(server, '[server]\nlog_format = "json"\n')
-    [line] = [line for line in said.splitlines() if "differences taken" in line]
-    assert "differences taken" in json.loads(line)["message"]
+    [line] = [line for line in said.splitlines() if "differences applied" in line]
+    assert "differences applied" in json.loads(line)["message"]
     said = reload(server, "")
     assert 'server.log_format is now "text", it was "json"' in said
 

@@ -12,7 +12,7 @@ import pytest
 
 from cri_server.api import api_pb2 as api
 from cri_server.operations.locks import Gate, SingleFlight
-from cri_server.operations.steps import Beside, Failpoints, InjectedError, Step, Steps
+from cri_server.operations.steps import Failpoints, InjectedError, Parallel, Step, Steps
 from cri_server.store.facts import Process
 from cri_server.store.index import Index
 from cri_server.store.model import Container, Exit, Sandbox, User
@@ -204,7 +204,7 @@ async def test_steps_are_undone_in_reverse_and_failures_are_told(
     with pytest.raises(NotFound) as caught:
         await steps.run(seen)
     assert seen == ["do a", "do b", "do c", "undo c", "undo b", "undo a", "stuck"]
-    assert caught.value.__notes__ == ["could not undo b: stuck"]
+    assert caught.value.__notes__ == ["undo of b failed: stuck"]
     assert Steps.points() == ["verb.a", "verb.b", "verb.c", "verb.d"]
     with pytest.raises(ValueError, match="twice"):
         Steps("verb", [])
@@ -238,7 +238,7 @@ async def test_steps_beside_each_other_are_all_taken_back(monkeypatch: pytest.Mo
         return take_back
 
     left, right = Step("left", fail, undo("left")), Step("right", wait, undo("right"))
-    failing = Steps("failing", [Beside((left, right)), Step("last", wait, undo("last"))])
+    failing = Steps("failing", [Parallel((left, right)), Step("last", wait, undo("last"))])
     with pytest.raises(NotFound):
         await failing.run(seen)
     assert seen == ["cancelled", "undo right", "undo left"]
@@ -247,7 +247,7 @@ async def test_steps_beside_each_other_are_all_taken_back(monkeypatch: pytest.Mo
     other_has_begun.clear()
     seen.clear()
     running = asyncio.create_task(
-        Steps("stopped", [Beside((Step("left", wait, undo("left")), right))]).run(seen)
+        Steps("stopped", [Parallel((Step("left", wait, undo("left")), right))]).run(seen)
     )
     await other_has_begun.wait()
     running.cancel()
@@ -257,7 +257,7 @@ async def test_steps_beside_each_other_are_all_taken_back(monkeypatch: pytest.Mo
 
     other_has_begun.clear()
     seen.clear()
-    order = Beside(
+    order = Parallel(
         (Step("left", arrive), Step("right", lambda work: opened(work, other_has_begun))),
         lambda work: ("right", "left"),
     )

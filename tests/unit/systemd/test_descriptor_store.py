@@ -83,7 +83,7 @@ def test_more_names_and_numbers_than_descriptors(monkeypatch: pytest.MonkeyPatch
     )
     assert "LISTEN_FDS: descriptor 1048576, a: " in caplog.text
     assert receive({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "two"}) == {}
-    assert "LISTEN_FDS=two is no number" in caplog.text
+    assert "LISTEN_FDS=two is not a number" in caplog.text
 
 
 def test_what_is_for_another_process_is_not_ours() -> None:
@@ -99,7 +99,7 @@ def test_what_is_for_another_process_is_not_ours() -> None:
 
 @pytest.mark.parametrize("name", ["a:b", "a" * 256, "a\n", "ä"])
 def test_names_that_the_manager_would_refuse(manager: ServiceManager, file: int, name: str) -> None:
-    with pytest.raises(ValueError, match="is no name of a stored descriptor"):
+    with pytest.raises(ValueError, match="is not a valid name of a stored descriptor"):
         DescriptorStore().put(name, file)
     assert manager.messages == []
 
