@@ -14,7 +14,7 @@ import click
 
 import pyrunc
 from cri_server.cli.output.complaint import complain, exit_code
-from pyrunc.cli.log import words
+from pyrunc.cli.log import describe_error
 from pyrunc.errors import Error
 
 # gRPC must not install fork handlers: this process never forks (grpc issues 13998, 32857).
@@ -187,7 +187,7 @@ class Commands(click.Group):
         except KeyboardInterrupt:
             raise click.exceptions.Exit(128 + signal.SIGINT) from None
         except OSError as error:
-            raise Error(words(error)) from None
+            raise Error(describe_error(error)) from None
         except UnicodeEncodeError as error:
             raise Error(f"{error.object!r} is not UTF-8") from None
 

@@ -1,3 +1,2 @@
-"""The program `pyrunc`: `table` is the one list of verbs and options; `fast` runs the verbs that
-callers run thousands of times, `people` puts the same table behind click for everybody who reads
-help texts."""
+"""The command line `pyrunc`: `table` lists verbs and options; `fast` runs the verbs that callers
+run thousands of times; `click_front` runs the others and prints help, from the same table."""

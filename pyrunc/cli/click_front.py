@@ -1,5 +1,5 @@
-"""The table behind click: help texts, and the verbs that only people type. click costs 25 ms, so
-callers never meet it."""
+"""The table as click commands: help texts, and the verbs that only people type. click takes 25
+ms to import, so the fast verbs avoid it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 def program() -> click.Group:
-    """The whole command line as click commands."""
+    """Build the whole command line as click commands."""
     group = click.Group(
         "pyrunc",
-        help="An OCI container runtime. `pyrunc COMMAND --help` tells about one command.",
+        help="An OCI container runtime. `pyrunc COMMAND --help` describes one command.",
         params=[_option(option) for option in GLOBAL if option.names[0] not in ("help", "version")]
         + [click.Option(["-v", "--version"], is_flag=True, help="print the version")],
         context_settings=CONTEXT,
@@ -33,8 +33,7 @@ def program() -> click.Group:
 
 
 def run(call: Call) -> int:
-    """Show help, as runc does also without a verb, or run the verb of `call`, which is one for
-    people."""
+    """Show help, as runc does also without a verb, or run a verb that is not fast."""
     if call.verb is not None and not call.help:
         return fast.do(call)
     words = ["--help"] if call.verb is None else [call.verb.name, "--help"]

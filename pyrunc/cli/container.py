@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from pyrunc import atomic_file, jsontext
-from pyrunc.cli.fd_passing import activated, hand_out, open_missing_stdio, preserved
+from pyrunc.cli.fd_passing import activated, open_missing_stdio, pass_descriptors, preserved
 from pyrunc.container import state as states
 from pyrunc.container import status
 from pyrunc.errors import Error, InvalidArgument, InvalidSpec, WrongState
@@ -27,13 +27,13 @@ SIGTERM = 15
 
 
 def create(call: Call, log: Log) -> int:
-    """`create --bundle DIR ID`. Prints nothing: standard output is the container's."""
+    """Run `create --bundle DIR ID`. Prints nothing, because standard output is the container's."""
     _make(call, log, _create_options(call, start_immediately=False))
     return 0
 
 
 def run(call: Call, log: Log) -> int:
-    """`run --bundle DIR ID`: with --detach 0, else the program's exit code."""
+    """Run `run --bundle DIR ID`; returns 0 with --detach, else the program's exit code."""
     attached = not call.options["detach"]
     if attached and not call.options["no_subreaper"]:
         from pyrunc.kernel.reaper import set_child_subreaper
@@ -46,7 +46,7 @@ def run(call: Call, log: Log) -> int:
         _await_ready(create_options.proxy, created, attached, log)
     if not attached:
         return 0
-    import pyrunc.container.delete  # noqa: F401 (while the program runs, not after it)
+    import pyrunc.container.delete  # noqa: F401 (imported while the program runs, not after it)
     from pyrunc.container.run import attend
 
     try:
@@ -57,8 +57,8 @@ def run(call: Call, log: Log) -> int:
 
 
 def _await_ready(proxy: Proxy, created: Created, attached: bool, log: Log) -> None:
-    """Detached, the service manager is told when the container is ready; attached that happens
-    beside our other work."""
+    """Report readiness to the service manager: with --detach now, else in a thread beside our
+    other work."""
     if not attached:
         proxy.wait(created.pidfd, created.pid)
         return
@@ -87,7 +87,7 @@ def _make(call: Call, log: Log, create_options: CreateOptions) -> tuple[State, C
     def after(state: State, created: Created) -> None:
         for warning in created.warnings:
             log.warning(warning)
-        hand_out(options, created, detached)
+        pass_descriptors(options, created, detached)
 
     return bundles.make(
         states.root_of(call.globals["root"]), container_id, bundle, create_options, after
@@ -114,7 +114,7 @@ def _create_options(call: Call, start_immediately: bool, attached: bool = False)
 
 
 def cgroup_options(call: Call) -> CreateOptions:
-    """What the words before the verb say, and nothing else."""
+    """Build the options from the words before the verb alone."""
     from pyrunc.container.bundle import CreateOptions
 
     driver, with_cgroup = _driver(call)
@@ -126,7 +126,7 @@ def cgroup_options(call: Call) -> CreateOptions:
 
 
 def _driver(call: Call) -> tuple[str, bool]:
-    """The cgroup driver, and whether there is a cgroup at all. Raises InvalidArgument."""
+    """Return the cgroup driver, and whether there is a cgroup at all. Raises InvalidArgument."""
     manager = call.globals["cgroup_manager"]
     if manager not in ("cgroupfs", "systemd", "disabled"):
         raise InvalidArgument(f"--cgroup-manager {manager!r}: one of cgroupfs, systemd, disabled")
@@ -135,7 +135,7 @@ def _driver(call: Call) -> tuple[str, bool]:
 
 
 def _tracer(path: str | None) -> Callable[[Plan, int, Sequence[tuple[str, int]]], None] | None:
-    """Writes how long each operation of the plan took, when somebody wants to know."""
+    """Return a function that writes how long each operation of the plan took, for --trace."""
     if not path:
         return None
     from pyrunc.plan.show import trace
@@ -150,17 +150,17 @@ def _tracer(path: str | None) -> Callable[[Plan, int, Sequence[tuple[str, int]]]
 
 def _check_terminal(bundle: Bundle, console_socket: str | None, detached: bool) -> None:
     process = bundle.spec.process
-    wanted = process is not None and process.terminal
-    if wanted and detached and not console_socket:
+    has_terminal = process is not None and process.terminal
+    if has_terminal and detached and not console_socket:
         raise InvalidArgument(
             "cannot allocate tty if pyrunc will detach without setting console socket"
         )
-    if console_socket and not (wanted and detached):
+    if console_socket and not (has_terminal and detached):
         raise InvalidArgument("cannot use console socket if pyrunc will not detach or allocate tty")
 
 
 def start(call: Call, log: Log) -> int:
-    """`start ID`."""
+    """Run `start ID`."""
     from pyrunc.container.start import release
 
     state = states.find(states.root_of(call.globals["root"]), call.arguments[0])
@@ -170,17 +170,17 @@ def start(call: Call, log: Log) -> int:
         process = config.get("process")
         if process is None:
             raise InvalidSpec("process", "process property must not be empty")
-        ready = _listen_for_ready(state)
+        await_ready = _ready_waiter(state)
         release(state.folder, process.get("args") or [""], process.get("env") or ())
     _poststart(state, config, log)
-    if ready is not None:
-        ready()
+    if await_ready is not None:
+        await_ready()
     return 0
 
 
-def _listen_for_ready(state: State) -> Callable[[], object] | None:
-    """What waits for the container to be ready, when a service manager started us and create made
-    the place for it."""
+def _ready_waiter(state: State) -> Callable[[], object] | None:
+    """Return a function that waits until the container is ready, if a service manager started us
+    and create made a folder for its socket."""
     manager = os.environ.get("NOTIFY_SOCKET", "")
     if not manager or not os.path.isdir(f"{state.folder}/notify"):
         return None
@@ -205,8 +205,8 @@ def _refuse_start(current: str) -> None:
 
 
 def _poststart(state: State, config: dict[str, Any], log: Log) -> None:
-    """The hooks after the program was executed; when one fails the container is ended (runtime-spec
-    1.3)."""
+    """Run the hooks after the program was executed; when one fails the container is destroyed
+    (runtime-spec 1.3)."""
     if not (config.get("hooks") or {}).get("poststart"):
         return
     from pyrunc.container.delete import destroy
@@ -224,37 +224,37 @@ def _poststart(state: State, config: dict[str, Any], log: Log) -> None:
 
 
 def state(call: Call, log: Log) -> int:
-    """`state ID`: a JSON object."""
-    found = states.find(states.root_of(call.globals["root"]), call.arguments[0])
-    print(_indented(status.report(found)))
+    """Run `state ID`, which prints a JSON object."""
+    container = states.find(states.root_of(call.globals["root"]), call.arguments[0])
+    print(_indented(status.report(container)))
     return 0
 
 
-def _indented(found: dict[str, Any], depth: int = 1) -> str:
-    """JSON with a field per line, as people read it and scripts search it."""
+def _indented(document: dict[str, Any], depth: int = 1) -> str:
+    """Format JSON with a field per line, as people read it and scripts search it."""
     space = "  " * depth
     lines = [
         f"{space}{jsontext.dumps(key)}: "
         + (_indented(value, depth + 1) if isinstance(value, dict) else jsontext.dumps(value))
-        for key, value in found.items()
+        for key, value in document.items()
     ]
     return "{\n" + ",\n".join(lines) + "\n" + space[2:] + "}"
 
 
 def kill(call: Call, log: Log) -> int:
-    """`kill ID [SIGNAL]`, TERM without one."""
+    """Run `kill ID [SIGNAL]`; the default is TERM."""
     from pyrunc.container import kill as signals
 
-    named = call.arguments[1] if len(call.arguments) > 1 else ""
-    number = signals.parse_signal(named) if named else SIGTERM
+    signal = call.arguments[1] if len(call.arguments) > 1 else ""
+    number = signals.parse_signal(signal) if signal else SIGTERM
     root = states.root_of(call.globals["root"])
-    for name in _named(call, root):
+    for name in _selected_ids(call, root):
         signals.kill(states.find(root, name), number, call.options["all"])
     return 0
 
 
-def _named(call: Call, root: str) -> list[str]:
-    """The id, or with --regex those of all containers in which the expression is found, as in
+def _selected_ids(call: Call, root: str) -> list[str]:
+    """Return the id, or with --regex those of all containers that the expression matches, as in
     crun."""
     if not call.options["regex"]:
         return [states.check_id(call.arguments[0])]
@@ -268,15 +268,15 @@ def _named(call: Call, root: str) -> list[str]:
 
 
 def delete(call: Call, log: Log) -> int:
-    """`delete [--force] ID`."""
+    """Run `delete [--force] ID`."""
     root = states.root_of(call.globals["root"])
-    for name in _named(call, root):
+    for name in _selected_ids(call, root):
         _delete(root, name, call.options["force"], log)
     return 0
 
 
 def delete_on_exit(state: State, log: Log) -> None:
-    """What ends `run` and `restore` without --detach."""
+    """Delete the container at the end of `run` and `restore` without --detach."""
     _delete(os.path.dirname(state.folder), state.id, True, log)
 
 

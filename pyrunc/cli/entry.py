@@ -1,11 +1,11 @@
-"""Writes the program `pyrunc` that callers exec: an isolated interpreter with a fixed path.
+"""Installs the program `pyrunc` that callers exec: an isolated interpreter with a fixed path.
 
-What pip installs goes through `site`, and a site-packages with .pth files costs 13 to 15 ms per
-start; PYTHONPATH and a user's own packages would be code in a root process. Two forms have neither:
-a script for `python -IS`, and front.c, the same interpreter linked into a program that begins at a
-snapshot of itself, which takes a fifth of the script's time. The program needs a C compiler and
-Python's static library (Debian: libpython3-dev, which python3-dev brings); without these the script
-is installed.
+A script that pip installs goes through `site`, and a site-packages with .pth files takes 13 to 15
+ms per start; PYTHONPATH and a user's own packages would be code in a root process. Two forms avoid
+both: a script for `python -IS`, and front.c, the same interpreter linked into a program that begins
+at a snapshot of itself, which takes a fifth of the script's time. The program needs a C compiler
+and Python's static library (Debian: libpython3-dev, which python3-dev brings); without these the
+script is installed.
 
 Usage: `python -m pyrunc.cli.entry install BIN_DIR`. A package compiles the program where it is
 built (`compile_program`) and takes the snapshot where it is installed (`pyrunc --write-snapshot
@@ -34,7 +34,7 @@ WRAPPED = ("malloc", "calloc", "realloc", "free")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the program runs: its interpreter, the folders that are searched after the standard
+    """The program's place: its interpreter, the folders that are searched after the standard
     library, and the folder of the plain script and the snapshot."""
 
     python: str
@@ -51,20 +51,25 @@ class Place:
 
 
 def here() -> Place:
-    """With this interpreter and the modules of this installation."""
-    found = [os.path.dirname(PACKAGE), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    return Place(os.path.realpath(sys.executable), tuple(dict.fromkeys(found)), NATIVE)
+    """Return the place with this interpreter and the modules of this installation."""
+    folders = [
+        os.path.dirname(PACKAGE),
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("platlib"),
+    ]
+    return Place(os.path.realpath(sys.executable), tuple(dict.fromkeys(folders)), NATIVE)
 
 
 def at(library: str) -> Place:
-    """With this interpreter and all modules in the folder `library`, which need not exist here."""
+    """Return the place with this interpreter and all modules in the folder `library`, which need
+    not exist here."""
     return Place(
         os.path.realpath(sys.executable), (library,), os.path.join(library, "pyrunc", "native")
     )
 
 
 def script(python: str, searched: Sequence[str]) -> str:
-    """The text of the plain form. `searched` follows the standard library."""
+    """Return the text of the plain script. `searched` follows the standard library."""
     return (
         f"#!{python} -IS\n"
         "import os, sys\n"
@@ -87,33 +92,35 @@ def install(folder: str) -> str:
 
 def _link(path: str, place: Place) -> bool:
     """Compile the program and take its snapshot; False when this machine cannot."""
-    made, snapshot = f"{path}.{os.getpid()}", f"{place.snapshot}.{os.getpid()}"
+    program, snapshot = f"{path}.{os.getpid()}", f"{place.snapshot}.{os.getpid()}"
     try:
-        if not (compile_program(made, place) and _succeeds([made, "--write-snapshot", snapshot])):
+        if not (
+            compile_program(program, place) and _succeeds([program, "--write-snapshot", snapshot])
+        ):
             return False
         os.rename(snapshot, place.snapshot)
-        if not _succeeds([made, "--version"]):
+        if not _succeeds([program, "--version"]):
             return False
-        os.rename(made, path)
+        os.rename(program, path)
         return True
     finally:
-        for left in (made, snapshot):
-            if os.path.exists(left):
-                os.unlink(left)
+        for leftover in (program, snapshot):
+            if os.path.exists(leftover):
+                os.unlink(leftover)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """What the program is compiled with: the compiler and its options, the variables that Python
-    was built with (sysconfig), and the root directory that holds Python's headers and libraries, or
-    an empty text."""
+    was built with (sysconfig), and the root directory that holds Python's headers and libraries,
+    or an empty text."""
 
     compiler: tuple[str, ...]
     variables: Mapping[str, str]
     root: str = ""
 
     def path(self, *names: str) -> str:
-        """A path below the root."""
+        """Return a path below the root."""
         return self.root + os.path.join("/", *names)
 
     @property
@@ -123,7 +130,7 @@ class Target:
 
 
 def native() -> Target | None:
-    """This machine's compiler and Python; None without one of them."""
+    """Return this machine's compiler and Python; None without one of them."""
     compiler = shutil.which("cc")
     target = Target((compiler or "",), sysconfig.get_config_vars())
     return target if compiler is not None and os.path.exists(target.library) else None
@@ -137,7 +144,7 @@ def compile_program(path: str, place: Place, target: Target | None = None) -> bo
         return False
     options = (target.variables.get(name) or "" for name in ("LIBS", "SYSLIBS", "MODLIBS"))
     names = " ".join(options).split()
-    # Debian 13's library asks for an archive of Python's build folder, which no package has:
+    # Debian 13's library refers to an archive of Python's build folder, which no package has:
     # hashlib's own SHA-2.
     absent = [
         name for name in names if name.endswith("libHacl_Hash_SHA2.a") and not os.path.exists(name)
@@ -159,7 +166,7 @@ def _succeeds(command: Sequence[str]) -> bool:
 
 
 def _failure(command: Sequence[str], done: subprocess.CompletedProcess[str]) -> str:
-    """How a command failed, in words."""
+    """Describe how a command failed."""
     if done.returncode < 0:
         end = f"ended by {signal.Signals(-done.returncode).name}"
     else:
@@ -168,8 +175,8 @@ def _failure(command: Sequence[str], done: subprocess.CompletedProcess[str]) -> 
 
 
 def _static_if_there(target: Target, option: str) -> str:
-    """zlib and expat come with Python's static library; loaded at each start they cost a hundred
-    microseconds."""
+    """Return the static archive of zlib or expat, which come with Python's static library, if it
+    exists: loaded at each start they take a hundred microseconds."""
     archive = target.path(target.variables["LIBDIR"], f"lib{option[2:]}.a")
     return archive if option in ("-lz", "-lexpat") and os.path.exists(archive) else option
 
@@ -191,7 +198,7 @@ def _definitions(place: Place) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`install BIN_DIR`."""
+    """Run `install BIN_DIR`."""
     if len(arguments) != 2 or arguments[0] != "install":
         print("usage: python -m pyrunc.cli.entry install BIN_DIR", file=sys.stderr)
         return 1

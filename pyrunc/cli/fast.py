@@ -1,11 +1,11 @@
-"""One command from words to exit code, importing only what the verb needs."""
+"""Runs one command from its words to its exit code, importing only what the verb needs."""
 
 from __future__ import annotations
 
 import sys
 
 from pyrunc import debug
-from pyrunc.cli.log import Log, words
+from pyrunc.cli.log import Log, describe_error
 from pyrunc.cli.parse import Call, Misuse, parse
 from pyrunc.errors import Error, InvalidArgument
 
@@ -18,8 +18,8 @@ STARTS_A_PROCESS = ("create", "run", "start", "exec", "restore")
 
 
 def run(argv: Sequence[str]) -> int:
-    """Do what the words say; the exit code: 0, 1, for exec 255, or that of the program that was run
-    attached."""
+    """Run the command line; returns 0, 1, 255 for a failed exec, or the exit code of an attached
+    program."""
     try:
         call = parse(argv)
     except Misuse as error:
@@ -34,18 +34,18 @@ def run(argv: Sequence[str]) -> int:
 
 
 def do(call: Call) -> int:
-    """Run the verb of a parsed command line, and put an error into words once, here."""
+    """Run the verb of a parsed command line; all errors are reported here."""
     assert call.verb is not None
     try:
         log = Log.of(call.globals)
     except (Error, OSError) as error:
-        print(words(error), file=sys.stderr)
+        print(describe_error(error), file=sys.stderr)
         return FAILED
     if log.debugs:
         debug.listen(log.debug)
     debug.say("pyrunc %s %s", call.verb.name, " ".join(call.arguments))
     if call.globals["criu"]:
-        log.warning("--criu has no effect: criu is found by PATH")
+        log.warning("--criu has no effect: criu is looked up in PATH")
     try:
         if call.globals["rootless"] not in ("true", "false", "auto"):
             raise InvalidArgument(
@@ -58,25 +58,26 @@ def do(call: Call) -> int:
 
             traceback.print_exc()
         prefix = f"pyrunc {call.verb.name} failed: " if call.verb.name in STARTS_A_PROCESS else ""
-        log.error(prefix + words(error))
+        log.error(prefix + describe_error(error))
         return EXEC_FAILED if call.verb.name == "exec" else FAILED
 
 
 def _work(name: str) -> Callable[[Call, Log], int]:
-    module, _, function = name.partition(":")
-    found = __import__(f"pyrunc.cli.{module}", fromlist=[function])
-    work: Callable[[Call, Log], int] = getattr(found, function)
+    module_name, _, function = name.partition(":")
+    module = __import__(f"pyrunc.cli.{module_name}", fromlist=[function])
+    work: Callable[[Call, Log], int] = getattr(module, function)
     return work
 
 
 def misuse(error: Misuse) -> int:
-    """The complaint on stderr and in the log file, a word of help on stdout; 1."""
+    """Report a wrong command line on stderr and in the log file, print its usage on stdout;
+    returns 1."""
     print(f"pyrunc: {error.message}", file=sys.stderr)
     if error.globals is not None and error.globals["log"]:
         try:
             Log.of(error.globals).record(error.message)
         except (Error, OSError):
-            pass  # it was said on stderr
+            pass  # it is on stderr already
     verb = f" {error.verb.name}" if error.verb else ""
     print(f"USAGE: pyrunc{verb} [options]{_arguments(error)}   (see pyrunc{verb} --help)")
     return FAILED
@@ -92,7 +93,7 @@ def _arguments(error: Misuse) -> str:
 
 
 def version() -> int:
-    """Name, version of the specification and of libseccomp, a line each."""
+    """Print name, version of the specification and of libseccomp, a line each."""
     import pyrunc
 
     print(f"pyrunc version {pyrunc.__version__}\nspec: 1.3.0")

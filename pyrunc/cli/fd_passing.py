@@ -1,5 +1,5 @@
-"""Descriptors and pids that pass between us and our caller: what a container gets of ours, and who
-gets the container's."""
+"""Descriptors and pids that pass between us and our caller: those that the container gets, and
+the container's own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def preserved(count: int) -> tuple[int, ...]:
-    """Descriptors 3 and up that go into the container. Raises InvalidArgument."""
+    """Return descriptors 3 and up that go into the container. Raises InvalidArgument."""
     numbers = range(3, 3 + count)
     for number in numbers:
         try:
@@ -29,31 +29,32 @@ def preserved(count: int) -> tuple[int, ...]:
 
 
 def activated() -> int:
-    """How many descriptors, from 3 up, a service manager gave to this process (sd_listen_fds(3)):
-    what it inherited in its environment from somebody who got some is not meant for it."""
+    """Return the number of descriptors, from 3 up, that a service manager passed to this process
+    (sd_listen_fds(3)). LISTEN_FDS for another pid was inherited and does not count."""
     count = os.environ.get("LISTEN_FDS", "")
     ours = os.environ.get("LISTEN_PID", "") == str(os.getpid())
     return int(count) if ours and count.isascii() and count.isdigit() else 0
 
 
-def hand_out(
-    options: dict[str, Any], made: ChildProcess | Created | Executed, detached: bool
+def pass_descriptors(
+    options: dict[str, Any], process: ChildProcess | Created | Executed, detached: bool
 ) -> None:
-    """Give the terminal, the pidfd and the pid to whoever asked for them, the pid last."""
-    if made.console_fd is not None and detached:
-        _send_descriptor(options["console_socket"], made.console_fd, b"/dev/ptmx")
-        os.close(made.console_fd)
+    """Send the terminal and the pidfd to the sockets of the options, and write the pid file
+    last."""
+    if process.console_fd is not None and detached:
+        _send_descriptor(options["console_socket"], process.console_fd, b"/dev/ptmx")
+        os.close(process.console_fd)
     if options["pidfd_socket"]:
-        _send_descriptor(options["pidfd_socket"], made.pidfd, b"pidfd")
+        _send_descriptor(options["pidfd_socket"], process.pidfd, b"pidfd")
     if options["pid_file"]:
         path = os.path.abspath(options["pid_file"])
-        _write_pid(path, made.pid)
-        debug.say("wrote pid %d to %s", made.pid, path)
+        _write_pid(path, process.pid)
+        debug.say("wrote pid %d to %s", process.pid, path)
 
 
 def _write_pid(path: str, pid: int) -> None:
-    """Whole and at once, by a rename; what is no file (`/dev/stdout`, `>(...)`, a FIFO) is written
-    to. Raises OSError."""
+    """Write the pid file whole, by a rename; what is not a regular file (`/dev/stdout`,
+    `>(...)`, a FIFO) is written to. Raises OSError."""
     text = str(pid).encode()
     if os.path.exists(path) and (not os.path.isfile(path) or path.startswith("/dev/")):
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -66,8 +67,8 @@ def _write_pid(path: str, pid: int) -> None:
 
 
 def _send_descriptor(path: str, descriptor: int, name: bytes) -> None:
-    """One message with the descriptor to a stream socket, whose path may be longer than an address
-    takes."""
+    """Send the descriptor in one message to a stream socket, whose path may be longer than an
+    address."""
     import array
     from _socket import AF_UNIX, SCM_RIGHTS, SOCK_CLOEXEC, SOCK_STREAM, SOL_SOCKET, socket
 
@@ -86,7 +87,7 @@ def _send_descriptor(path: str, descriptor: int, name: bytes) -> None:
 
 
 def open_missing_stdio() -> None:
-    """Descriptors 0 to 2 that our caller closed become /dev/null, so that no file of ours takes
+    """Open /dev/null for descriptors 0 to 2 that our caller closed, so that no file of ours gets
     their numbers."""
     for number in range(3):
         try:

@@ -1,8 +1,8 @@
-"""The features object of runtime-spec features.md, from the tables that the runtime itself works
-with.
+"""Builds the features object of runtime-spec features.md, from the tables that the runtime
+itself uses.
 
-Nothing is tried out and no state is needed: containerd and CRI-O ask at their start, possibly
-without privileges. What this build cannot do is said to be off, or left out.
+Nothing is probed and no state is needed, because containerd and CRI-O ask at their start, possibly
+without privileges. What this build cannot do is reported as off, or left out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VERSION_MIN, VERSION_MAX = "1.0.0", "1.3.0"
 
 
 def features() -> dict[str, Any]:
-    """The whole object."""
+    """Return the whole object."""
     return {
         "ociVersionMin": VERSION_MIN,
         "ociVersionMax": VERSION_MAX,
@@ -50,7 +50,7 @@ def features() -> dict[str, Any]:
 
 
 def mount_options() -> list[str]:
-    """All options that are understood (not the filesystems' own), sorted."""
+    """Return all supported mount options (without the filesystems' own), sorted."""
     single = {
         *mounts.ATTRIBUTES,
         *mounts.PROPAGATION,
@@ -85,15 +85,15 @@ def _memory_policy() -> dict[str, Any]:
 def _versions() -> dict[str, str]:
     import pyrunc
 
-    # As runc calls it, for engines that ask before they offer checkpoints.
-    found = {
+    # The name that runc uses, for engines that check it before they offer checkpoints.
+    versions = {
         "pyrunc.version": pyrunc.__version__,
         "org.opencontainers.runc.checkpoint.enabled": "true",
     }
     try:
         from pyrunc.kernel import seccomp
 
-        found["io.github.seccomp.libseccomp.version"] = seccomp.version()
+        versions["io.github.seccomp.libseccomp.version"] = seccomp.version()
     except Error:
         pass
-    return found
+    return versions

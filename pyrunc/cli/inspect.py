@@ -1,4 +1,4 @@
-"""Verbs that change nothing: list, ps, events, features, spec."""
+"""The verbs that change nothing: list, ps, events, features, spec."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def list(call: Call, log: Log) -> int:
-    """`list [--format table|json] [--quiet]`; without --root a missing folder holds no
-    containers."""
+    """Run `list [--format table|json] [--quiet]`; without --root a missing folder counts as
+    empty."""
     from pyrunc.container.list import containers
 
     _one_of(call.options["format"], ("table", "json"))
     try:
-        found, broken = containers(states.root_of(call.globals["root"]))
+        reports, broken = containers(states.root_of(call.globals["root"]))
     except NotFound:
         if call.globals["root"]:
             raise
-        found, broken = [], []
+        reports, broken = [], []
     for line in broken:
         log.warning(line)
     if call.options["quiet"]:
-        print("".join(f"{report['id']}\n" for report in found), end="")
+        print("".join(f"{report['id']}\n" for report in reports), end="")
     elif call.options["format"] == "json":
-        print(jsontext.dumps(found or None))
+        print(jsontext.dumps(reports or None))
     else:
         columns = ("id", "pid", "status", "bundle", "created", "owner")
         _table(
             [
                 [name.upper() for name in columns],
-                *([str(row[name]) for name in columns] for row in found),
+                *([str(row[name]) for name in columns] for row in reports),
             ]
         )
     return 0
 
 
 def ps(call: Call, log: Log) -> int:
-    """`ps [--format table|json] ID [ARGUMENTS OF ps]`."""
+    """Run `ps [--format table|json] ID [ARGUMENTS OF ps]`."""
     _one_of(call.options["format"], ("table", "json"))
     pids = _pids(states.find(states.root_of(call.globals["root"]), call.arguments[0]))
     if call.options["format"] == "json":
@@ -60,17 +60,17 @@ def ps(call: Call, log: Log) -> int:
         return 0
     lines = _ps([*(call.arguments[1:] or ["-ef"])])
     column = _pid_column(lines[0])
-    wanted = {str(pid) for pid in pids}
+    pid_texts = {str(pid) for pid in pids}
     print(lines[0])
     for line in lines[1:]:
-        if line.split()[column] in wanted:
+        if line.split()[column] in pid_texts:
             print(line)
     return 0
 
 
 def _pids(state: State) -> Sequence[int]:
-    """Whoever is in the container's cgroup, also when its init has ended. Raises WrongState when it
-    lives and has none."""
+    """Return the pids in the container's cgroup, also when its init has ended. Raises WrongState
+    when it runs without a cgroup."""
     group = state.cgroup()
     if group is not None:
         return group.processes()
@@ -80,7 +80,7 @@ def _pids(state: State) -> Sequence[int]:
 
 
 def _ps(arguments: Sequence[str]) -> Sequence[str]:
-    """The lines that ps(1) prints, of which the first is the header. Raises PeerError, NotFound."""
+    """Return the lines that ps(1) prints; the first is the header. Raises PeerError, NotFound."""
     import subprocess
 
     try:
@@ -88,8 +88,8 @@ def _ps(arguments: Sequence[str]) -> Sequence[str]:
     except FileNotFoundError:
         raise NotFound('exec: "ps": executable file not found in $PATH') from None
     if done.returncode:
-        said = (done.stdout + done.stderr).decode("utf-8", "replace")
-        raise PeerError(f"ps: exit status {done.returncode}: {said.strip()}")
+        output = (done.stdout + done.stderr).decode("utf-8", "replace")
+        raise PeerError(f"ps: exit status {done.returncode}: {output.strip()}")
     return done.stdout.decode("utf-8", "replace").splitlines() or [""]
 
 
@@ -101,7 +101,7 @@ def _pid_column(header: str) -> int:
 
 
 def events(call: Call, log: Log) -> int:
-    """`events [--stats] [--interval 5s] ID`: a JSON object per line."""
+    """Run `events [--stats] [--interval 5s] ID`, which prints a JSON object per line."""
     from pyrunc.container import stats
 
     interval_s = duration_s(call.options["interval"])
@@ -115,7 +115,7 @@ def events(call: Call, log: Log) -> int:
 
 
 def duration_s(text: str) -> float:
-    """`5s`, `500ms`, `1m` -> seconds, more than none. Raises InvalidArgument."""
+    """Convert `5s`, `500ms`, `1m` to seconds, more than none. Raises InvalidArgument."""
     for unit in ("ms", "s", "m", "h"):
         number = text.removesuffix(unit)
         if number != text and number.replace(".", "", 1).isdigit() and float(number) > 0:
@@ -124,16 +124,15 @@ def duration_s(text: str) -> float:
 
 
 def features(call: Call, log: Log) -> int:
-    """`features`: compact JSON; reads nothing of the machine but what the kernel and libseccomp
-    know."""
-    from pyrunc.cli.features import features as found
+    """Run `features`, which prints compact JSON; asks only the kernel and libseccomp."""
+    from pyrunc.cli import features as table
 
-    print(jsontext.dumps(found()))
+    print(jsontext.dumps(table.features()))
     return 0
 
 
 def spec(call: Call, log: Log) -> int:
-    """`spec [--bundle DIR] [--rootless]`: writes config.json, never over another."""
+    """Run `spec [--bundle DIR] [--rootless]`, which writes config.json, but never over another."""
     import json
 
     from pyrunc.cli.rootless import for_an_ordinary_user

@@ -1,10 +1,10 @@
-"""Messages of the command line: where they go and how they look, as callers expect them.
+"""Messages of the command line, in the places and forms that callers expect.
 
 containerd reads the last error line of a JSON log, podman the whole file as one object: so in that
-format there is exactly one line per failure and no warnings unless asked for. With a log file the
-error is printed plainly on stderr as well; the standard output of `create` belongs to the
-container. Kernel errors are worded as strerror has them, in lower case: podman and docker choose
-their exit codes by such words.
+format there is exactly one line per failure, and warnings only on request. With a log file the
+error is also printed plainly on stderr; the standard output of `create` belongs to the container.
+Kernel errors have strerror's text in lower case, because podman and docker choose their exit codes
+by it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ LOWEST_NUMBER = 200
 LEVELS = {"debug": 0, "info": 1, "warning": 2, "warn": 2, "error": 3}
 
 
-def words(error: BaseException) -> str:
-    """An error as the user reads it, one line without control characters."""
+def describe_error(error: BaseException) -> str:
+    """Return an error's text for the user, one line without control characters."""
     if isinstance(error, KernelError):
         text = error.text
     elif isinstance(error, OSError) and error.errno:
@@ -40,16 +40,16 @@ def words(error: BaseException) -> str:
 
 
 def one_line(text: str) -> str:
-    """A text without control characters, its lines one after the other."""
+    """Return a text without control characters, with its lines joined."""
     return text.replace("\n", "; ").translate(VISIBLE)
 
 
 class Log:
-    """`file`: path, or `file:PATH`; empty for stderr. `format`: text or json. `level`: empty for
-    the format's default.
+    """A log. `file`: path, or `file:PATH`; empty for stderr. `format`: text or json. `level`:
+    empty for the format's default.
 
-    Warnings go where errors go, also where that is a container's stderr; in JSON they have to be
-    asked for.
+    Warnings go to the same place as errors, even if that is a container's stderr; in JSON only on
+    request.
     """
 
     def __init__(
@@ -67,24 +67,24 @@ class Log:
 
     @property
     def debugs(self) -> bool:
-        """Whether what happens step by step is wanted."""
+        """Whether debug messages are written."""
         return self.level <= LEVELS["debug"]
 
     @classmethod
     def of(cls, globals: dict[str, Any]) -> Log:
-        """The log that the global options ask for."""
+        """Return the log for the global options."""
         return cls(
             globals["log"] or "", globals["log_format"], globals["log_level"], globals["debug"]
         )
 
     def error(self, message: str) -> None:
-        """One line to the log; with a file also plainly to stderr."""
+        """Write one line to the log; with a file also plainly to stderr."""
         self.record(message)
         if self.file:
             _to_stderr(message)
 
     def record(self, message: str) -> None:
-        """An error's line in the log alone."""
+        """Write an error's line to the log alone."""
         self._write("error", one_line(message))
 
     def warning(self, message: str) -> None:
@@ -103,12 +103,12 @@ class Log:
         try:
             os.write(self._descriptor, line.encode("utf-8", "replace") + b"\n")
         except OSError as error:
-            _to_stderr(f"cannot write the log {self.file!r}: {words(error)}")
+            _to_stderr(f"cannot write the log {self.file!r}: {describe_error(error)}")
 
 
 def _open(path: str) -> int:
-    """The log file, made when it is missing, on a number that is nobody's: not of stdio, which may
-    be closed, and not one that the caller hands through to the container. Raises OSError."""
+    """Open the log file, made when it is missing, on a number that is not used for stdio, which
+    may be closed, or for descriptors that the caller passes to the container. Raises OSError."""
     import fcntl
 
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_SYNC | os.O_CLOEXEC

@@ -1,4 +1,4 @@
-"""The verbs that move a container through CRIU's images: checkpoint, restore."""
+"""The verbs that use CRIU: checkpoint, restore."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def checkpoint(call: Call, log: Log) -> int:
-    """`checkpoint --image-path DIR ID`: the container is gone afterwards, unless it is to run
-    on."""
+    """Run `checkpoint --image-path DIR ID`; the container is destroyed afterwards, except with
+    --leave-running."""
     from pyrunc.checkpoint.checkpoint import Choices, Dump
     from pyrunc.checkpoint.checkpoint import checkpoint as dump
     from pyrunc.container.delete import destroy
@@ -43,12 +43,13 @@ def checkpoint(call: Call, log: Log) -> int:
 
 
 def restore(call: Call, log: Log) -> int:
-    """`restore --bundle DIR --image-path DIR ID`: with --detach 0, else the program's exit code."""
+    """Run `restore --bundle DIR --image-path DIR ID`; returns 0 with --detach, else the
+    program's exit code."""
     from pyrunc.checkpoint.checkpoint import Choices
     from pyrunc.checkpoint.restore import Labels
     from pyrunc.checkpoint.restore import restore as bring_back
     from pyrunc.cli.container import cgroup_options, delete_on_exit
-    from pyrunc.cli.fd_passing import hand_out, open_missing_stdio
+    from pyrunc.cli.fd_passing import open_missing_stdio, pass_descriptors
     from pyrunc.container import bundle as bundles
     from pyrunc.kernel.terminal import clear_onlcr
 
@@ -70,7 +71,7 @@ def restore(call: Call, log: Log) -> int:
             log.warning(warning)
         if attached and created.console_fd is not None:
             clear_onlcr(created.console_fd)
-        hand_out(options, created, not attached)
+        pass_descriptors(options, created, not attached)
 
     root, bundle = states.root_of(call.globals["root"]), bundles.load(options["bundle"])
     state, created = bundles.make(
@@ -87,8 +88,7 @@ def restore(call: Call, log: Log) -> int:
 
 
 def _folders(options: dict[str, object]) -> dict[str, object]:
-    """The options with absolute folders; the images are in `checkpoint` where nothing else is
-    said."""
+    """Return the options with absolute folders; the default of the images is `checkpoint`."""
     work = options["work_path"]
     return {
         **options,
@@ -98,7 +98,7 @@ def _folders(options: dict[str, object]) -> dict[str, object]:
 
 
 def _descriptor(text: str | None) -> int | None:
-    """A descriptor of our caller's, by its number. Raises InvalidArgument."""
+    """Return a descriptor of our caller's by its number. Raises InvalidArgument."""
     if not text:
         return None
     try:

@@ -1,8 +1,9 @@
-"""Command lines in the conventions of Go's flag package, which all callers of a runtime use. Pure.
+"""Parses command lines by the rules of Go's flag package, which all callers of a runtime use.
+Pure.
 
-`-name` is `--name`; values come after `=` or as the next word, whatever it looks like; a flag may
-carry `=true`. Options stand before or after the arguments, except for verbs whose arguments are
-another command line; `--` ends them.
+`-name` is `--name`; a value comes after `=` or as the next word, even if that looks like an option;
+a flag may carry `=true`. Options may come before or after the arguments, except for verbs whose
+arguments are another command line; `--` ends them.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ TRUE, FALSE = ("1", "t", "T", "true", "TRUE", "True"), ("0", "f", "F", "false", 
 
 
 class Call:
-    """A parsed command line. `verb` is None when none was given; keys are the options' long names
-    with underscores."""
+    """A parsed command line. `verb` is None without one; keys are the options' long names with
+    underscores."""
 
     __slots__ = ("arguments", "globals", "help", "options", "verb")
 
@@ -39,8 +40,8 @@ class Call:
 
 
 class Misuse(InvalidArgument):
-    """The command line is wrong; `verb` is where (None: before one was named). `globals`: the
-    options before the verb."""
+    """The command line is wrong; `verb` is the verb with the error (None: before the verb).
+    `globals`: the options before the verb."""
 
     def __init__(self, message: str, verb: Verb | None = None) -> None:
         super().__init__(message)
@@ -49,7 +50,8 @@ class Misuse(InvalidArgument):
 
 
 def parse(words: Sequence[str]) -> Call:
-    """Raises Misuse; its text is Go's where callers look for it (`flag needs an argument: -name`)."""
+    """Parse a command line. Raises Misuse, with Go's text where callers look for it (`flag needs
+    an argument: -name`)."""
     globals, rest = _options(GLOBAL, words, leading=True, verb=None)
     try:
         return _parse_verb(globals, rest)
@@ -85,11 +87,11 @@ def _count(verb: Verb, arguments: list[str]) -> None:
 
 
 def _options(
-    known: tuple[Option, ...], words: Sequence[str], leading: bool, verb: Verb | None
+    options: tuple[Option, ...], words: Sequence[str], leading: bool, verb: Verb | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """The values by key, and the words that are no options."""
-    by_name = {name: option for option in known for name in option.names}
-    values: dict[str, Any] = {option.key: option.default for option in known}
+    """Return the values by key, and the words that are no options."""
+    by_name = {name: option for option in options for name in option.names}
+    values: dict[str, Any] = {option.key: option.default for option in options}
     rest: list[str] = []
     pending = iter(range(len(words)))
     for index in pending:

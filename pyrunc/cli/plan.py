@@ -1,5 +1,5 @@
-"""Verbs about the plan of a bundle: `plan`, the difference of two, and `why`: where its lines come
-from."""
+"""The verbs about the plan of a bundle: `plan`, with the difference of two plans, and `why`,
+with the origins of its lines."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ COLOURS = {"-": "\x1b[31m", "+": "\x1b[32m", "@": "\x1b[36m"}
 
 
 def plan(call: Call, log: Log) -> int:
-    """`plan [BUNDLE]`: what `create` would do in it, one line per operation; as JSON, a list of
-    these lines.
+    """Run `plan [BUNDLE]`, which prints what `create` would do, one line per operation; as JSON,
+    a list of these lines.
 
-    `plan --diff BUNDLE OTHER`: what is different, as diff(1) -u writes it.
+    `plan --diff BUNDLE OTHER` prints the difference like diff(1) -u.
     """
     from pyrunc.container import bundle as bundles
     from pyrunc.plan.show import numbered, show
@@ -38,17 +38,17 @@ def plan(call: Call, log: Log) -> int:
         return _diff(call.arguments, call.options["format"] == "json" or call.options["json"])
     if len(call.arguments) > 1:
         raise InvalidArgument("a second bundle is for --diff")
-    found = of_bundle(bundles.load(call.arguments[0] if call.arguments else "."))
+    bundle_plan = of_bundle(bundles.load(call.arguments[0] if call.arguments else "."))
     if call.options["format"] == "json" or call.options["json"]:
-        lines = [{"line": number, "operation": text} for number, text in numbered(found)]
-        print(jsontext.dumps({"operations": lines, "warnings": [*found.warnings]}))
+        lines = [{"line": number, "operation": text} for number, text in numbered(bundle_plan)]
+        print(jsontext.dumps({"operations": lines, "warnings": [*bundle_plan.warnings]}))
     else:
-        print(show(found))
+        print(show(bundle_plan))
     return 0
 
 
 def of_bundle(bundle: Bundle) -> Plan:
-    """The plan of a bundle. Raises what `preview` raises."""
+    """Return the plan of a bundle. Raises the errors of `preview`."""
     from pyrunc.compile.container import CreateRequest, preview
     from pyrunc.compile.sources import Directory
 
@@ -66,8 +66,8 @@ def of_bundle(bundle: Bundle) -> Plan:
 
 
 def _diff(folders: Sequence[str], as_json: bool) -> int:
-    """Lines are compared without their numbers: one more at the beginning is one line of
-    difference."""
+    """Print the difference of two plans. Lines are compared without their numbers, so that one
+    more operation at the beginning is one line."""
     import difflib
 
     from pyrunc.container import bundle as bundles
@@ -75,14 +75,16 @@ def _diff(folders: Sequence[str], as_json: bool) -> int:
     if len(folders) != 2:
         raise InvalidArgument("--diff needs two bundles")
     before, after = (_lines(of_bundle(bundles.load(folder))) for folder in folders)
-    found = [*difflib.unified_diff(before, after, folders[0], folders[1], lineterm="", n=1)]
+    changes = [*difflib.unified_diff(before, after, folders[0], folders[1], lineterm="", n=1)]
     if as_json:
-        rows = [{"change": line[0], "operation": line[1:]} for line in found[2:] if line[0] in "+-"]
+        rows = [
+            {"change": line[0], "operation": line[1:]} for line in changes[2:] if line[0] in "+-"
+        ]
         print(jsontext.dumps({"changes": rows}))
     else:
-        for line in found:
+        for line in changes:
             print(_coloured(line))
-    return DIFFERENT if found else 0
+    return DIFFERENT if changes else 0
 
 
 def _lines(plan: Plan) -> list[str]:
@@ -92,7 +94,7 @@ def _lines(plan: Plan) -> list[str]:
 
 
 def _coloured(line: str) -> str:
-    """On a terminal, unless NO_COLOR says no."""
+    """Colour a line on a terminal, unless NO_COLOR is set."""
     import os
 
     if line[:1] not in COLOURS or not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
@@ -101,11 +103,11 @@ def _coloured(line: str) -> str:
 
 
 def why(call: Call, log: Log) -> int:
-    """`why [BUNDLE]`: each line of the plan with the places in config.json that it comes from."""
+    """Run `why [BUNDLE]`, which prints each line of the plan with its places in config.json."""
     from pyrunc.cli.why import causes
     from pyrunc.container import bundle as bundles
 
-    found = causes(bundles.load(call.arguments[0] if call.arguments else "."))
+    rows_of_plan = causes(bundles.load(call.arguments[0] if call.arguments else "."))
     if call.options["json"]:
         rows = [
             {
@@ -113,14 +115,13 @@ def why(call: Call, log: Log) -> int:
                 "operation": row.text,
                 "causes": [{"path": c.path, "line": c.line} for c in row.causes],
             }
-            for row in found
+            for row in rows_of_plan
         ]
         print(jsontext.dumps({"operations": rows}))
         return 0
-    width = max(len(row.number) + len(row.text) for row in found)
-    for row in found:
+    width = max(len(row.number) + len(row.text) for row in rows_of_plan)
+    for row in rows_of_plan:
         places = ", ".join(f"{cause.path} (line {cause.line})" for cause in row.causes)
-        print(
-            f"{row.number:>6}  {row.text}{' ' * (width - len(row.number) - len(row.text))}  {places or '-'}"
-        )
+        padding = " " * (width - len(row.number) - len(row.text))
+        print(f"{row.number:>6}  {row.text}{padding}  {places or '-'}")
     return 0

@@ -1,5 +1,4 @@
-"""The process that `exec` is asked to run: from a file, or from the container's own with what the
-options change."""
+"""The process of an `exec`: from a file, or the container's own with the changes of the options."""
 
 from __future__ import annotations
 
@@ -14,8 +13,11 @@ if TYPE_CHECKING:
 MAX_ID = (1 << 32) - 2
 
 
-def asked(base: dict[str, Any], options: dict[str, Any], command: Sequence[str]) -> dict[str, Any]:
-    """An OCI process object. `base` is the container's. Raises InvalidArgument, InvalidSpec."""
+def process_from_options(
+    base: dict[str, Any], options: dict[str, Any], command: Sequence[str]
+) -> dict[str, Any]:
+    """Return an OCI process object. `base` is the container's. Raises InvalidArgument,
+    InvalidSpec."""
     if not command:
         raise InvalidArgument("exec needs a command, or --process")
     process = {**base, "args": list(command), "terminal": options["tty"]}
@@ -38,8 +40,8 @@ def asked(base: dict[str, Any], options: dict[str, Any], command: Sequence[str])
     return process
 
 
-def from_file(path: str, text: bytes) -> dict[str, Any]:
-    """The OCI process object that `text`, the content of `path`, holds. Raises InvalidArgument,
+def process_from_file(path: str, text: bytes) -> dict[str, Any]:
+    """Parse the OCI process object in `text`, the content of `path`. Raises InvalidArgument,
     InvalidSpec."""
     try:
         process = jsontext.loads(text)
@@ -51,8 +53,8 @@ def from_file(path: str, text: bytes) -> dict[str, Any]:
 
 
 def _user(base: dict[str, Any], text: str, groups: Sequence[str]) -> dict[str, Any]:
-    """`UID` or `UID:GID`, whole numbers and nothing else (CVE-2026-30892: a half-read number is
-    somebody else)."""
+    """Parse `UID` or `UID:GID`, whole numbers and nothing else (CVE-2026-30892: a number that is
+    read only in part is another user's)."""
     user = dict(base)
     if text:
         uid, colon, gid = text.partition(":")
@@ -74,8 +76,8 @@ def _id(digits: str, text: str) -> int:
 
 
 def _more_capabilities(base: dict[str, Any], added: Sequence[str]) -> dict[str, Any]:
-    """Into bounding, effective and permitted; into ambient only when the container has inheritable
-    ones (CVE-2022-29162)."""
+    """Add capabilities to bounding, effective and permitted; to ambient only when the container
+    has inheritable ones (CVE-2022-29162)."""
     sets = ["bounding", "effective", "permitted"] + ["ambient"] * bool(base.get("inheritable"))
     return {
         **base,

@@ -1,4 +1,5 @@
-"""The configuration of `pyrunc spec --rootless`: what an ordinary user may do, from the usual one."""
+"""The configuration of `pyrunc spec --rootless`: the default one, reduced to what an ordinary
+user may do."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ if TYPE_CHECKING:
 
 
 def for_an_ordinary_user(document: dict[str, Any], uid: int, gid: int) -> dict[str, Any]:
-    """A user namespace with one id, the host's network, /sys as a bind, no limits and no other
-    owners."""
+    """Change the configuration to a user namespace with one id, the host's network, /sys as a
+    bind, no limits and no other owners."""
     linux = document["linux"]
     linux["namespaces"] = [item for item in linux["namespaces"] if item["type"] != "network"] + [
         {"type": "user"}

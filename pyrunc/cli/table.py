@@ -1,5 +1,5 @@
-"""Verbs and options, once: what the fast parser accepts, what click shows, and which function does
-the work.
+"""The table of verbs and options: for the fast parser, for click's help, and with the functions
+that run them.
 
 Names and meanings are runc's where runc has them, because containerd, podman and CRI-O type them;
 crun's additions that podman uses are here as well. `fast` verbs never load click.
@@ -11,8 +11,8 @@ FLAG, TRISTATE, TEXT, NUMBER, LIST = "flag", "tristate", "text", "number", "list
 
 
 class Option:
-    """`names`: the long one first, then its short form. `kind`: FLAG, TRISTATE (a flag, None
-    without it), TEXT, NUMBER (int), LIST (may be given repeatedly)."""
+    """One option. `names`: the long one first, then its short form. `kind`: FLAG, TRISTATE (a
+    flag, None without it), TEXT, NUMBER (int), LIST (may be repeated)."""
 
     __slots__ = ("choices", "default", "help", "kind", "metavar", "names")
 
@@ -35,13 +35,13 @@ class Option:
 
     @property
     def key(self) -> str:
-        """The name under which the parser stores the value: `pid_file` for `--pid-file`."""
+        """The key of the parsed value: `pid_file` for `--pid-file`."""
         return self.names[0].replace("-", "_")
 
 
 class Verb:
-    """`work` is `module:function`; `arguments` are named, the last with `...` for any number;
-    `least` is how many must come.
+    """One verb. `work` is `module:function`; `arguments` are names, the last with `...` for any
+    number; `least` is the smallest number of arguments.
 
     `leading`: options end at the first argument, because what follows is another program's command
     line.
@@ -71,7 +71,7 @@ class Verb:
 
     @property
     def most(self) -> int | None:
-        """How many arguments there may be; None for any number."""
+        """The largest number of arguments; None for any number."""
         return (
             None if self.arguments and self.arguments[-1].endswith("...") else len(self.arguments)
         )
@@ -79,8 +79,8 @@ class Verb:
 
 GLOBAL = (
     Option("root", TEXT, "folder of the containers' state", metavar="DIR"),
-    Option("log", TEXT, "write messages to this file too", metavar="FILE"),
-    Option("log-format", TEXT, "how messages in the log file look: text or json", default="text"),
+    Option("log", TEXT, "also write messages to this file", metavar="FILE"),
+    Option("log-format", TEXT, "format of the log file: text or json", default="text"),
     Option("log-level", TEXT, "debug, info, warning or error", default=""),
     Option("debug", FLAG, "more messages"),
     Option("systemd-cgroup", FLAG, "let systemd make the cgroup: cgroupsPath is slice:prefix:name"),
@@ -88,11 +88,11 @@ GLOBAL = (
     Option(
         "missing-controllers",
         TEXT,
-        "a limit whose controller is not on cgroup v2: error or warn",
+        "for a limit whose controller is not on cgroup v2: error or warn",
         default="error",
     ),
     Option("rootless", TEXT, "true, false or auto", default="auto"),
-    Option("criu", TEXT, "has no effect: criu is found by PATH", metavar="FILE"),
+    Option("criu", TEXT, "has no effect: criu is looked up in PATH", metavar="FILE"),
     Option("version v", FLAG, "print the version"),
     Option("help h", FLAG, "print this help"),
 )
@@ -109,19 +109,17 @@ _CREATE = (
     Option(
         "config f",
         TEXT,
-        "the configuration, when it is not the bundle's config.json",
+        "configuration file instead of the bundle's config.json",
         metavar="FILE",
     ),
     Option("console-socket", TEXT, "unix socket that gets the terminal's master", metavar="SOCKET"),
     Option("pidfd-socket", TEXT, "unix socket that gets a pidfd of init", metavar="SOCKET"),
-    Option("pid-file", TEXT, "write init's pid there", metavar="FILE"),
+    Option("pid-file", TEXT, "write the pid to FILE", metavar="FILE"),
     Option("no-subreaper", FLAG, "do not become a subreaper"),
     Option("no-pivot", FLAG, "chroot instead of pivot_root (root on a ramdisk)"),
     Option("no-new-keyring", FLAG, "keep the caller's session keyring"),
-    Option(
-        "preserve-fds", NUMBER, "pass that many more descriptors, from 3 up", default=0, metavar="N"
-    ),
-    Option("trace", TEXT, "write there how long each operation of the plan took", metavar="FILE"),
+    Option("preserve-fds", NUMBER, "pass N more descriptors, from 3 up", default=0, metavar="N"),
+    Option("trace", TEXT, "write the time of each operation of the plan to FILE", metavar="FILE"),
 )
 _RESOURCES = (
     Option("resources r", TEXT, "JSON file with linux.resources, - for stdin", metavar="FILE"),
@@ -132,7 +130,7 @@ _RESOURCES = (
     Option("cpu-share", TEXT, "2 to 262144, 1024 is the usual share"),
     Option("cpu-rt-period", TEXT, "cgroup v1 only"),
     Option("cpu-rt-runtime", TEXT, "cgroup v1 only"),
-    Option("cpu-idle", TEXT, "1: only when nobody else wants the CPU"),
+    Option("cpu-idle", TEXT, "1: run only when the CPU is otherwise idle"),
     Option("cpuset-cpus", TEXT, "such as 0-3,7"),
     Option("cpuset-mems", TEXT, "memory nodes"),
     Option("memory", TEXT, "bytes, or with k, m, g; -1 for no limit"),
@@ -140,7 +138,7 @@ _RESOURCES = (
     Option("memory-swap", TEXT, "memory and swap together, -1 for no limit"),
     Option("kernel-memory", TEXT, "has no effect"),
     Option("kernel-memory-tcp", TEXT, "has no effect"),
-    Option("pids-limit", TEXT, "how many processes, -1 for no limit"),
+    Option("pids-limit", TEXT, "number of processes, -1 for no limit"),
     Option("l3-cache-schema", TEXT, "Intel RDT: line L3 of the schemata"),
     Option("mem-bw-schema", TEXT, "Intel RDT: line MB of the schemata"),
 )
@@ -148,13 +146,13 @@ _RESOURCES = (
 _IMAGES = (
     Option("image-path", TEXT, "folder of the images (./checkpoint)", metavar="DIR"),
     Option("work-path", TEXT, "folder of CRIU's logs", metavar="DIR"),
-    Option("tcp-established", FLAG, "with open TCP connections"),
-    Option("ext-unix-sk", FLAG, "with unix sockets to the outside"),
-    Option("shell-job", FLAG, "with a terminal of somebody else's"),
-    Option("file-locks", FLAG, "with file locks"),
-    Option("lazy-pages", FLAG, "memory follows later"),
-    Option("link-remap", FLAG, "with files that were deleted"),
-    Option("auto-dedup", FLAG, "pages that a later image has are removed from earlier ones"),
+    Option("tcp-established", FLAG, "allow open TCP connections"),
+    Option("ext-unix-sk", FLAG, "allow unix sockets to outside the container"),
+    Option("shell-job", FLAG, "allow a terminal from outside the container"),
+    Option("file-locks", FLAG, "allow file locks"),
+    Option("lazy-pages", FLAG, "transfer memory on demand, after the restore"),
+    Option("link-remap", FLAG, "allow files that were deleted"),
+    Option("auto-dedup", FLAG, "remove pages from earlier images that a later one has"),
     Option("manage-cgroups-mode", TEXT, "soft, full, strict or ignore", metavar="MODE"),
     Option("empty-ns", LIST, "network: leave the namespace empty", metavar="NAMESPACE"),
 )
@@ -164,7 +162,7 @@ VERBS: dict[str, Verb] = {
     for verb in (
         Verb(
             "create",
-            "make a container and leave it waiting for start",
+            "create a container, which then waits for start",
             "container:create",
             options=_CREATE,
         ),
@@ -175,8 +173,8 @@ VERBS: dict[str, Verb] = {
             "container:run",
             options=(
                 *_CREATE,
-                Option("detach d", FLAG, "return when it runs"),
-                Option("keep", FLAG, "do not delete it when it ends"),
+                Option("detach d", FLAG, "return when the program runs"),
+                Option("keep", FLAG, "do not delete the container when it ends"),
             ),
         ),
         Verb("state", "print a container's state as JSON", "container:state"),
@@ -186,11 +184,11 @@ VERBS: dict[str, Verb] = {
             "container:kill",
             ("ID", "SIGNAL"),
             (
-                Option("all a", FLAG, "to all its processes"),
+                Option("all a", FLAG, "send it to all processes of the container"),
                 Option(
                     "regex r",
                     FLAG,
-                    "ID is a regular expression: to every container that it matches",
+                    "ID is a regular expression for several containers",
                 ),
             ),
             least=1,
@@ -201,10 +199,10 @@ VERBS: dict[str, Verb] = {
             "remove a stopped container",
             "container:delete",
             options=(
-                Option("force f", FLAG, "also one that runs, and none at all"),
                 Option(
-                    "regex r", FLAG, "ID is a regular expression: every container that it matches"
+                    "force f", FLAG, "also delete a running container; a missing one is no error"
                 ),
+                Option("regex r", FLAG, "ID is a regular expression for several containers"),
             ),
         ),
         Verb(
@@ -221,9 +219,9 @@ VERBS: dict[str, Verb] = {
                     metavar="SOCKET",
                 ),
                 Option("pidfd-socket", TEXT, "unix socket that gets a pidfd", metavar="SOCKET"),
-                Option("pid-file", TEXT, "write the pid there", metavar="FILE"),
-                Option("detach d", FLAG, "return when it runs"),
-                Option("tty t", FLAG, "with a terminal"),
+                Option("pid-file", TEXT, "write the pid to FILE", metavar="FILE"),
+                Option("detach d", FLAG, "return when the program runs"),
+                Option("tty t", FLAG, "allocate a terminal"),
                 Option("cwd", TEXT, "working directory", metavar="DIR"),
                 Option("env e", LIST, "NAME=VALUE", metavar="ENTRY"),
                 Option("user u", TEXT, "UID or UID:GID"),
@@ -232,26 +230,26 @@ VERBS: dict[str, Verb] = {
                 Option(
                     "no-new-privs",
                     TRISTATE,
-                    "no new privileges by execve; =false: as much as without",
+                    "set no_new_privs; =false: do not set it",
                 ),
                 Option("apparmor", TEXT, "AppArmor profile"),
                 Option("process-label", TEXT, "SELinux label"),
                 Option(
                     "preserve-fds",
                     NUMBER,
-                    "pass that many more descriptors, from 3 up",
+                    "pass N more descriptors, from 3 up",
                     default=0,
                     metavar="N",
                 ),
-                Option("cgroup", TEXT, "a cgroup below the container's", metavar="PATH"),
-                Option("ignore-paused", FLAG, "also in a paused container"),
+                Option("cgroup", TEXT, "cgroup below the container's", metavar="PATH"),
+                Option("ignore-paused", FLAG, "allow a paused container"),
                 Option("no-subreaper", FLAG, "do not become a subreaper"),
             ),
             least=1,
             leading=True,
         ),
-        Verb("pause", "stop all processes where they stand", "update:pause"),
-        Verb("resume", "let a paused container run on", "update:resume"),
+        Verb("pause", "freeze all processes of a container", "update:pause"),
+        Verb("resume", "thaw a paused container", "update:resume"),
         Verb("update", "change a running container's limits", "update:update", options=_RESOURCES),
         Verb(
             "ps",
@@ -267,37 +265,39 @@ VERBS: dict[str, Verb] = {
             "print usage every few seconds, and OOM kills",
             "inspect:events",
             options=(
-                Option("interval", TEXT, "time between two", default="5s"),
+                Option("interval", TEXT, "time between two readings", default="5s"),
                 Option("stats", FLAG, "print usage once"),
             ),
         ),
         Verb(
             "checkpoint",
-            "write a running container to files, by CRIU, and end it",
+            "write a running container to files with CRIU, and destroy it",
             "migrate:checkpoint",
             options=(
                 *_IMAGES,
-                Option("leave-running", FLAG, "let it run on"),
-                Option("pre-dump", FLAG, "memory only, and let it run on"),
+                Option("leave-running", FLAG, "keep the container running"),
+                Option("pre-dump", FLAG, "write memory only, and keep the container running"),
                 Option(
                     "parent-path",
                     TEXT,
-                    "an earlier pre-dump, relative to the images",
+                    "earlier pre-dump, relative to the images",
                     metavar="DIR",
                 ),
-                Option("page-server", TEXT, "send memory there", metavar="ADDRESS:PORT"),
+                Option("page-server", TEXT, "send memory to a page server", metavar="ADDRESS:PORT"),
                 Option(
                     "status-fd",
                     TEXT,
-                    "a descriptor that is told when lazy pages can be fetched",
+                    "descriptor to which CRIU writes when lazy pages can be fetched",
                     metavar="FD",
                 ),
-                Option("tcp-skip-in-flight", FLAG, "without connections that are being made"),
+                Option(
+                    "tcp-skip-in-flight", FLAG, "leave out connections that are not yet established"
+                ),
             ),
         ),
         Verb(
             "restore",
-            "bring a container back from a checkpoint",
+            "restore a container from a checkpoint",
             "migrate:restore",
             options=(
                 *_IMAGES,
@@ -308,7 +308,7 @@ VERBS: dict[str, Verb] = {
                     default=".",
                     metavar="DIR",
                 ),
-                Option("detach d", FLAG, "return when it runs"),
+                Option("detach d", FLAG, "return when the program runs"),
                 Option(
                     "console-socket",
                     TEXT,
@@ -318,7 +318,7 @@ VERBS: dict[str, Verb] = {
                 Option(
                     "pidfd-socket", TEXT, "unix socket that gets a pidfd of init", metavar="SOCKET"
                 ),
-                Option("pid-file", TEXT, "write init's pid there", metavar="FILE"),
+                Option("pid-file", TEXT, "write the pid to FILE", metavar="FILE"),
                 Option("no-subreaper", FLAG, "do not become a subreaper"),
                 Option("no-pivot", FLAG, "has no effect"),
                 Option("tcp-close", FLAG, "close TCP connections instead of restoring them"),
@@ -328,7 +328,7 @@ VERBS: dict[str, Verb] = {
                 Option("lsm-mount-context", TEXT, "SELinux context of mounts", metavar="CONTEXT"),
             ),
         ),
-        Verb("features", "print what this runtime can do as JSON", "inspect:features", ()),
+        Verb("features", "print the features of this runtime as JSON", "inspect:features", ()),
         Verb(
             "list",
             "list containers",
@@ -336,28 +336,26 @@ VERBS: dict[str, Verb] = {
             (),
             (
                 Option("format f", TEXT, "table or json", default="table"),
-                Option("quiet q", FLAG, "ids only"),
+                Option("quiet q", FLAG, "print ids only"),
             ),
             fast=False,
         ),
         Verb(
             "plan",
-            "print what a create would do, one line per operation, without doing it",
+            "print the plan of a create, one line per operation, without creating",
             "plan:plan",
             ("BUNDLE", "OTHER"),
             (
                 Option("format f", TEXT, "text or json", default="text"),
                 Option("json", FLAG, "the same as --format json"),
-                Option(
-                    "diff", FLAG, "what OTHER does differently; the exit code is 1 when it does"
-                ),
+                Option("diff", FLAG, "print how the plan of OTHER differs; exit code 1 if it does"),
             ),
             least=0,
             fast=False,
         ),
         Verb(
             "why",
-            "print which lines of config.json each operation of the plan comes from",
+            "print the lines of config.json behind each operation of the plan",
             "plan:why",
             ("BUNDLE",),
             (Option("json", FLAG, "as JSON"),),
@@ -366,14 +364,12 @@ VERBS: dict[str, Verb] = {
         ),
         Verb(
             "spec",
-            "write a config.json to start from",
+            "write a default config.json",
             "inspect:spec",
             (),
             (
                 Option("bundle b", TEXT, "folder to write it to", default=".", metavar="DIR"),
-                Option(
-                    "file f", TEXT, "the file's name, when it is not config.json", metavar="FILE"
-                ),
+                Option("file f", TEXT, "name of the file instead of config.json", metavar="FILE"),
                 Option("rootless", FLAG, "for a user without privileges"),
             ),
             fast=False,

@@ -1,4 +1,4 @@
-"""Verbs that change a running container: pause, resume, update."""
+"""The verbs that change a running container: pause, resume, update."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def pause(call: Call, log: Log) -> int:
-    """`pause ID`."""
+    """Run `pause ID`."""
     from pyrunc.container.pause import pause as freeze
 
     state = states.find(states.root_of(call.globals["root"]), call.arguments[0])
@@ -28,7 +28,7 @@ def pause(call: Call, log: Log) -> int:
 
 
 def resume(call: Call, log: Log) -> int:
-    """`resume ID`."""
+    """Run `resume ID`."""
     from pyrunc.container.resume import resume as thaw
 
     state = states.find(states.root_of(call.globals["root"]), call.arguments[0])
@@ -38,7 +38,8 @@ def resume(call: Call, log: Log) -> int:
 
 
 def update(call: Call, log: Log) -> int:
-    """`update --resources FILE ID`, or with a flag per limit; a file makes all flags meaningless."""
+    """Run `update --resources FILE ID`, or with a flag per limit; with a file all flags are
+    ignored."""
     from pyrunc.container import update as limits
 
     resources = (
@@ -63,5 +64,5 @@ def _read(path: str) -> dict[str, Any]:
         resources = jsontext.loads(text)
     except ValueError as error:
         raise InvalidArgument(f"--resources {path}: not JSON: {error}") from None
-    found: dict[str, Any] = shaped(resources, RESOURCES, "linux.resources")
-    return found
+    limits: dict[str, Any] = shaped(resources, RESOURCES, "linux.resources")
+    return limits

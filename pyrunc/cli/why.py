@@ -1,10 +1,10 @@
-"""Which lines of config.json an operation of the plan comes from: those without which it would not
-be there.
+"""Finds the places in config.json behind each operation of the plan: those without which it
+would not be planned.
 
-Each part of the document is left out in turn and the plan made again: what is gone from it, came
-from that part. So nothing in the plan needs to remember where it came from, and what is said holds
-by construction. What cannot be left out is entered, and a value that cannot is changed. An item of
-a list, such as a mount, is one thing.
+Each part of the document is left out in turn and the plan made again: operations that disappear
+come from that part. So the plan need not record where its operations come from, and the result is
+right by construction. A part that cannot be left out is entered, and a single value that cannot is
+changed. An item of a list, such as a mount, is one part.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from pyrunc.spec.check import check
 from pyrunc.spec.parse import parse
 
 Path = tuple[str | int, ...]
-# Parts that are one thing: what is in them says nothing about operations, and there may be
-# thousands.
+# Parts that are not entered: their contents make no operations, and there may be thousands.
 WHOLE = {("linux", "seccomp"), ("process", "env"), ("process", "args"), ("annotations",)}
 NOT_TRIED = {("ociVersion",)}
 PARTS_LIMIT = 1000
@@ -45,7 +44,7 @@ class Cause:
 
 @dataclass(slots=True)
 class Row:
-    """A line of the plan and where it comes from; nothing: the runtime does it always."""
+    """A line of the plan and its causes; without causes the runtime always does it."""
 
     number: str
     text: str
@@ -53,35 +52,41 @@ class Row:
 
 
 def causes(bundle: Bundle) -> list[Row]:
-    """Every line of a bundle's plan. Raises what a plan raises, InvalidSpec."""
+    """Return every line of a bundle's plan with its causes. Raises the errors of a plan,
+    InvalidSpec."""
     with open(
         os.path.join(bundle.folder, states.CONFIG), encoding="utf-8", errors="surrogateescape"
     ) as file:
         lines = places(file.read())
     rows = [Row(number, text) for number, text in numbered(of_bundle(bundle))]
-    found: dict[str, set[Path]] = {row.text: set() for row in rows}
-    _leave_out(bundle, (), Counter(row.text for row in rows), found, [PARTS_LIMIT])
+    paths_by_text: dict[str, set[Path]] = {row.text: set() for row in rows}
+    _leave_out(bundle, (), Counter(row.text for row in rows), paths_by_text, [PARTS_LIMIT])
     for row in rows:
-        paths = sorted(_joined(found[row.text]), key=lambda path: lines.get(path, 0))
+        paths = sorted(_joined(paths_by_text[row.text]), key=lambda path: lines.get(path, 0))
         row.causes = [Cause(dotted(path), lines.get(path, 0)) for path in paths[:CAUSES_SHOWN]]
     return rows
 
 
 def _leave_out(
-    bundle: Bundle, path: Path, whole: Counter[str], found: dict[str, set[Path]], left: list[int]
+    bundle: Bundle,
+    path: Path,
+    whole: Counter[str],
+    causes: dict[str, set[Path]],
+    remaining: list[int],
 ) -> None:
-    """Try what lies in `path`, deepest last: a line belongs to the smallest part that it needs."""
+    """Leave out what lies in `path`, deepest last: a line belongs to the smallest part that it
+    needs. Adds to `causes`; `remaining` limits the number of parts."""
     for child in _children(bundle.document, path):
-        left[0] -= 1
-        if left[0] < 0 or child in NOT_TRIED:
+        remaining[0] -= 1
+        if remaining[0] < 0 or child in NOT_TRIED:
             continue
-        gone = _gone(bundle, child, whole)
-        before = {text: set(paths) for text, paths in found.items()}
-        if child not in WHOLE and (gone is None or gone):
-            _leave_out(bundle, child, whole, found, left)
-        for text in gone or ():
-            if found[text] == before[text]:  # nothing in it explains the line alone
-                found[text].add(child)
+        missing = _missing_lines(bundle, child, whole)
+        before = {text: set(paths) for text, paths in causes.items()}
+        if child not in WHOLE and (missing is None or missing):
+            _leave_out(bundle, child, whole, causes, remaining)
+        for text in missing or ():
+            if causes[text] == before[text]:  # no smaller part explains the line
+                causes[text].add(child)
 
 
 def _children(document: Any, path: Path) -> list[Path]:
@@ -94,24 +99,24 @@ def _children(document: Any, path: Path) -> list[Path]:
     return [(*path, key) for key in keys]
 
 
-def _gone(bundle: Bundle, path: Path, whole: Counter[str]) -> list[str] | None:
-    """The lines that are not there without this part; None when there is no plan without it."""
+def _missing_lines(bundle: Bundle, path: Path, whole: Counter[str]) -> list[str] | None:
+    """Return the lines that disappear without this part; None when there is no plan without it."""
     return _without(bundle, path, whole, change=False) or _without(bundle, path, whole, change=True)
 
 
 def _without(bundle: Bundle, path: Path, whole: Counter[str], *, change: bool) -> list[str] | None:
-    """With the part left out, or with another value in its place."""
+    """Return the lines that disappear when the part is left out, or has another value."""
     document: Any = copy.deepcopy(bundle.document)
-    holder = document
+    parent = document
     for key in path[:-1]:
-        holder = holder[key]
+        parent = parent[key]
     if change:
-        other = _other(holder[path[-1]])
+        other = _other(parent[path[-1]])
         if other is None:
             return None
-        holder[path[-1]] = other
+        parent[path[-1]] = other
     else:
-        del holder[path[-1]]
+        del parent[path[-1]]
     try:
         spec = parse(document)
         check(spec)
@@ -122,8 +127,8 @@ def _without(bundle: Bundle, path: Path, whole: Counter[str], *, change: bool) -
 
 
 def _other(value: Any) -> Any:
-    """A value like this one; None for what is no single value and for switches, whose default is
-    their other value."""
+    """Return a value like this one; None for what is no single value and for switches, whose
+    default is their other value."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
@@ -136,7 +141,7 @@ def _other(value: Any) -> Any:
 
 
 def _joined(paths: set[Path]) -> set[Path]:
-    """Several parts of one thing are that thing."""
+    """Join parts of one object: several become that object."""
     joined = {_item(path) for path in paths}
     while True:
         parents = Counter(path[:-1] for path in joined if len(path) > 1)
@@ -148,23 +153,23 @@ def _joined(paths: set[Path]) -> set[Path]:
 
 
 def _item(path: Path) -> Path:
-    """What lies in an item of a list is the item."""
+    """Return the item of a list that the path lies in, or the path."""
     number = next((i for i, key in enumerate(path) if isinstance(key, int)), len(path))
     return path[: number + 1]
 
 
 def dotted(path: Path) -> str:
-    """`mounts[0].options`."""
+    """Format a path: `mounts[0].options`."""
     return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).lstrip(".")
 
 
 def places(text: str) -> dict[Path, int]:
-    """The line, from 1, on which each part of a JSON text begins. Raises ValueError."""
-    found: dict[Path, int] = {}
+    """Return the line, from 1, on which each part of a JSON text begins. Raises ValueError."""
+    lines: dict[Path, int] = {}
     ends = [i for i, character in enumerate(text) if character == "\n"]
     for path, at in _positions(text):
-        found[path] = _line(ends, at)
-    return found
+        lines[path] = _line(ends, at)
+    return lines
 
 
 def _line(ends: list[int], at: int) -> int:
@@ -174,8 +179,8 @@ def _line(ends: list[int], at: int) -> int:
 
 
 def _positions(text: str) -> Iterator[tuple[Path, int]]:
-    """Path and offset of each value; of a member of an object where its name begins. Iterative:
-    texts may be deep."""
+    """Yield path and offset of each value; of a member of an object the offset of its name.
+    Iterative, because texts may be deep."""
     decoder = json.JSONDecoder()
     at = _skip(text, 0)
     open_parts: list[list[Any]] = []  # [kind, path, number of the next item]
@@ -205,7 +210,7 @@ def _positions(text: str) -> Iterator[tuple[Path, int]]:
 
 
 def _enter(text: str, at: int, part: list[Any]) -> tuple[Path, int, int]:
-    """The next member: its path, where it begins, and where its value does."""
+    """Return the next member: its path, where it begins, and where its value does."""
     kind, path, number = part
     if kind == "[":
         part[2] = number + 1

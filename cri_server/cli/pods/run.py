@@ -21,7 +21,7 @@ from cri_server.cli.manifest import host_names, pod_model, read, translate, volu
 from cri_server.cli.output import show
 from cri_server.cli.pods import folders
 from cri_server.cli.streams import log_lines, logs
-from pyrunc.cli.log import words
+from pyrunc.cli.log import describe_error
 from pyrunc.errors import AlreadyExists, Error
 
 FIRST_OUTPUT_S = 0.3
@@ -319,4 +319,6 @@ def clean_up(client: Client, running: Running, grace_s: int) -> None:
     try:
         folders.delete(running.folder)
     except OSError as error:
-        click.echo(f"pyrunc-cri: {running.folder} could not be removed: {words(error)}", err=True)
+        click.echo(
+            f"pyrunc-cri: {running.folder} could not be removed: {describe_error(error)}", err=True
+        )

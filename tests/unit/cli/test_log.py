@@ -9,24 +9,26 @@ from typing import Any
 
 import pytest
 
-from pyrunc.cli.log import Log, words
+from pyrunc.cli.log import Log, describe_error
 from pyrunc.errors import InvalidArgument, InvalidSpec, KernelError
 
 
 def test_kernel_errors_are_worded_as_strerror_in_lower_case() -> None:
     error = KernelError("mount", "'proc' on '/proc'", errno.EPERM, "plan line 17")
-    assert words(error) == "mount 'proc' on '/proc': operation not permitted (plan line 17)"
+    assert (
+        describe_error(error) == "mount 'proc' on '/proc': operation not permitted (plan line 17)"
+    )
 
 
 def test_notes_and_newlines_stay_on_one_line() -> None:
     error = InvalidSpec("root.path", "is\nmissing")
     error.add_note("could not undo x: y")
-    assert words(error) == "root.path: is; missing; could not undo x: y"
+    assert describe_error(error) == "root.path: is; missing; could not undo x: y"
 
 
 def test_os_errors_name_the_file() -> None:
     assert (
-        words(FileNotFoundError(errno.ENOENT, "No such file or directory", "/x"))
+        describe_error(FileNotFoundError(errno.ENOENT, "No such file or directory", "/x"))
         == "'/x': no such file or directory"
     )
 

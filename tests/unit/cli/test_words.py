@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pyrunc.cli.inspect import duration_s
-from pyrunc.cli.process import asked
+from pyrunc.cli.process import process_from_options
 from pyrunc.cli.rootless import for_an_ordinary_user
 from pyrunc.container.kill import parse_signal
 from pyrunc.container.state import check_id, root_of
@@ -134,7 +134,7 @@ BASE = {
 
 
 def test_exec_takes_the_containers_process_and_changes_what_is_named() -> None:
-    made = asked(
+    made = process_from_options(
         BASE,
         OPTIONS | {"env": ("B=2",), "user": "0:8", "additional_gids": ("9",), "tty": False},
         ["ls", "-l"],
@@ -150,11 +150,11 @@ def test_exec_takes_the_containers_process_and_changes_what_is_named() -> None:
 )
 def test_a_user_is_whole_numbers(user: str) -> None:
     with pytest.raises(InvalidArgument):
-        asked(BASE, OPTIONS | {"user": user}, ["id"])
+        process_from_options(BASE, OPTIONS | {"user": user}, ["id"])
 
 
 def test_added_capabilities_become_ambient_only_beside_inheritable_ones() -> None:
-    plain = asked(
+    plain = process_from_options(
         {"capabilities": {"bounding": ["CAP_KILL"]}}, OPTIONS | {"cap": ("CAP_CHOWN",)}, ["x"]
     )
     assert plain["capabilities"] == {
@@ -162,7 +162,7 @@ def test_added_capabilities_become_ambient_only_beside_inheritable_ones() -> Non
         "effective": ["CAP_CHOWN"],
         "permitted": ["CAP_CHOWN"],
     }
-    inheriting = asked(
+    inheriting = process_from_options(
         {"capabilities": {"inheritable": ["CAP_KILL"]}}, OPTIONS | {"cap": ("CAP_CHOWN",)}, ["x"]
     )
     assert inheriting["capabilities"]["ambient"] == ["CAP_CHOWN"]
