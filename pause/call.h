@@ -1,4 +1,5 @@
-/* A system call without a C library, its numbers where they differ, and the first instruction of a program. */
+/* System calls without a C library: their numbers per architecture, and a program's first
+ * instruction. */
 typedef unsigned long u64;
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -63,7 +64,8 @@ static inline i64 call(u64 nr, u64 a, u64 b, u64 c, u64 d, u64 e, u64 f)
 
 /* Calls `function` with the stack that the kernel left: argc, argv. */
 #define START_WITH(function) \
-	__asm__(".globl _start\n_start: xor %ebp, %ebp\n mov %rsp, %rdi\n and $-16, %rsp\n call " #function "\n")
+	__asm__(".globl _start\n_start: xor %ebp, %ebp\n mov %rsp, %rdi\n and $-16, %rsp\n" \
+		" call " #function "\n")
 
 #elif defined(__aarch64__)
 enum {
@@ -116,11 +118,15 @@ static inline i64 call(u64 nr, u64 a, u64 b, u64 c, u64 d, u64 e, u64 f)
 	register u64 x3 __asm__("x3") = d;
 	register u64 x4 __asm__("x4") = e;
 	register u64 x5 __asm__("x5") = f;
-	__asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5) : "memory");
+	__asm__ volatile("svc 0"
+			 : "+r"(x0)
+			 : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5)
+			 : "memory");
 	return (i64)x0;
 }
 
-#define START_WITH(function) __asm__(".globl _start\n_start: mov x29, xzr\n mov x0, sp\n bl " #function "\n")
+#define START_WITH(function) \
+	__asm__(".globl _start\n_start: mov x29, xzr\n mov x0, sp\n bl " #function "\n")
 
 #else
 #error "no system call stub for this architecture"

@@ -1,12 +1,14 @@
-/* Runs a program of system calls and ends in execve. The program was compiled from a container's plan by pyrunc/program;
- * this file decides nothing. One operation after the other, jumps only forward, no allocation, no libc.
+/* Runs a program of system calls and ends in execve. The program was compiled from a container's
+ * plan by pyrunc/program; this file decides nothing. It runs one operation after the other; jumps
+ * go only forward; it uses no allocation and no libc.
  *
- * Started as: launcher N. Descriptor N is the synchronisation socket (SOCK_SEQPACKET), N+1 the program, laid out as in
- * pyrunc/program/encode.py. It is mapped privately, so results are stored into its data, and checked as a whole before the
- * first call is made: after that nothing in it can lead outside of it.
+ * Started as: launcher N. Descriptor N is the synchronisation socket (SOCK_SEQPACKET), N+1 the
+ * program, laid out as in pyrunc/program/encode.py. It is mapped privately, so results are stored
+ * into its data, and checked as a whole before the first call is made: after that nothing in it can
+ * lead outside of it.
  *
- * A message to the parent is 24 bytes: tag, index of the operation, two numbers. Exit codes: 124 the parent is gone,
- * 125 a call failed (and was reported), 126 the program was refused. */
+ * A message to the parent is 24 bytes: tag, index of the operation, two numbers. Exit codes: 124
+ * the parent is gone, 125 a call failed (and was reported), 126 the program was refused. */
 #include "call.h"
 
 /* Places in the data need not be aligned. */
@@ -21,8 +23,11 @@ enum { CODE_ORPHANED = 124, CODE_FAILED, CODE_REFUSED };
 #define TAG_FIRST_RESERVED 0xfffffff0u
 #define TAG_REFUSED 0xfffffffeu
 #define TAG_FAILURE 0xffffffffu
-/* Why a program is refused. */
-enum { SHORT = 1, OTHER_VERSION, SIZES, KIND, ARGUMENT_KIND, PLACE, SKIP, RELOCATION, NO_END, UNMAPPED };
+/* Reasons for refusing a program. */
+enum {
+	SHORT = 1, OTHER_VERSION, SIZES, KIND, ARGUMENT_KIND, PLACE, SKIP, RELOCATION, NO_END,
+	UNMAPPED
+};
 
 struct header {
 	u32 magic, version, operations, relocations, data, data_size, zero[2];
@@ -53,7 +58,7 @@ static i64 tell(const struct program *p, u32 tag, u32 index, i64 value, i64 extr
 {
 	struct message message = { tag, index, value, extra };
 
-	/* write, not sendto: it is what a strict filter leaves */
+	/* write, not sendto, because a strict filter allows it */
 	return call(NR_WRITE, (u64)p->sync, (u64)&message, sizeof message, 0, 0, 0);
 }
 
@@ -117,7 +122,7 @@ static void check_relocation(const struct program *p, u32 place)
 		refuse(p, 0, RELOCATION);
 }
 
-/* Maps the program, checks all of it, and turns the offsets that its relocations name into pointers. */
+/* Maps the program, checks all of it, and turns the offsets at its relocations into pointers. */
 static void load(struct program *p, u64 fd)
 {
 	const struct header *h;
@@ -136,7 +141,8 @@ static void load(struct program *p, u64 fd)
 	if (h->version != VERSION)
 		refuse(p, 0, OTHER_VERSION);
 	u64 table = sizeof *h + (u64)h->operations * sizeof *p->operations;
-	if (!h->operations || table + (u64)h->relocations * 4 > h->data || h->data % 16 || h->data_size < 8 ||
+	if (!h->operations || table + (u64)h->relocations * 4 > h->data || h->data % 16 ||
+	    h->data_size < 8 ||
 	    (u64)h->data + h->data_size != (u64)length)
 		refuse(p, 0, SIZES);
 	p->size = h->operations;
@@ -159,7 +165,8 @@ static void load(struct program *p, u64 fd)
 
 /* ---- running ---- */
 
-/* The handler that a program may install; the first process of a namespace is spared signals that it does not handle. */
+/* The signal handler that a program may install, because the kernel drops signals that the first
+ * process of a pid namespace does not handle. */
 static void __attribute__((noreturn)) end_by_signal(i32 number)
 {
 	leave((u64)(128 + number));
@@ -207,7 +214,8 @@ static int holds(u8 relation, i64 value, i64 constant)
 	return value >= constant;
 }
 
-/* One system call; how many operations to leave out. An error that no rule names ends the program. */
+/* Makes one system call; returns how many operations to skip. An error without a rule ends the
+ * program. */
 static u32 system_call(const struct program *p, const struct operation *o, const u64 *a)
 {
 	u32 times = o->times;
@@ -240,7 +248,10 @@ static void __attribute__((noreturn)) run(const struct program *p)
 			i += system_call(p, o, a);
 			break;
 		case CMP:
-			i += holds(o->relation, (i64)(a[0] & a[1]), (i64)a[2]) ? o->skip : o->skips[0];
+			if (holds(o->relation, (i64)(a[0] & a[1]), (i64)a[2]))
+				i += o->skip;
+			else
+				i += o->skips[0];
 			break;
 		case SET:
 			store(p, o, a[0]);

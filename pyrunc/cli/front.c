@@ -1,23 +1,28 @@
-/* `pyrunc` as a program of its own: CPython linked in, and every command begins where a snapshot of it was taken.
+/* The program `pyrunc`: CPython linked in; commands begin at a snapshot of the interpreter's
+   memory.
 
-   An interpreter needs 4 ms to come to be and as long again to import what a command needs, and all of that is the same each
-   time. So it is done once, when the program is installed: the interpreter starts, imports the modules (accelerate/snapshot.py), and
-   its memory is written to a file. A command maps that file where the memory was, privately, so that only the pages that it
-   touches are copied, and goes on from there, like a child after fork(2).
+   An interpreter needs 4 ms to start and as long again to import what a command needs, and all of
+   that is the same each time. So it is done once, when the program is installed: the interpreter
+   starts, imports the modules (accelerate/snapshot.py), and its memory is written to a file. A
+   command maps that file at the same address, privately, so that only the pages that it touches are
+   copied, and continues from there, like a child after fork(2).
 
-   That works because all of the interpreter's memory is where it was: the program is not position-independent, so code and data
-   have fixed addresses, and what the interpreter allocates comes from one region at a fixed address. The C library is another
-   matter: it lies elsewhere in each process. Its own data is not in the snapshot, its functions are called through tables of the
-   program that are not either, and the few variables of it that the linker puts among the program's (R_*_COPY: environ, stdin, …)
-   are put back. No memory of its malloc is in the snapshot (--wrap), and no other shared object may be loaded.
-   With the memory, the secret of Python's string hashes is the same in every command; whoever can choose a configuration to
-   exploit that may have any program run.
+   That works because all of the interpreter's memory is at the same addresses: the program is not
+   position-independent, so code and data are fixed, and what the interpreter allocates comes from
+   one region at a fixed address. The C library, however, lies elsewhere in each process. So its own
+   data is not in the snapshot, nor are the tables of the program through which its functions are
+   called, and the few of its variables that the linker puts among the program's (R_*_COPY: environ,
+   stdin, …) are restored. No memory of its malloc is in the snapshot (--wrap), and no other shared
+   object may be loaded.
 
-   A snapshot that was taken by another build, of another interpreter or of sources that have changed since is not used; then
-   the plain script is executed, which does the same in its time.
+   With the memory, the secret of Python's string hashes is the same in every command; a user who
+   can choose a configuration to exploit that may run any program anyway.
 
-   Compiled by entry.py, which defines: PYTHON (path), SCRIPT, SNAPSHOT, PREFIX, STDLIB, SEARCHED (sys.path, strings with commas
-   between), BUILD (a word that no other build has). */
+   A snapshot that was taken by another build, of another interpreter or of sources that have
+   changed since is not used; then the plain script is executed, which does the same more slowly.
+
+   Compiled by entry.py, which defines: PYTHON (path), SCRIPT, SNAPSHOT, PREFIX, STDLIB, SEARCHED
+   (sys.path, strings with commas between), BUILD (a word that no other build has). */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <errno.h>
@@ -35,8 +40,9 @@ enum { MOST_ARGUMENTS = 6 };
 
 /* -- the module `_pyrunc`: system calls without ctypes */
 
-/* call(number, *arguments): the result, or the negative errno. An argument is an int, None (a null pointer) or a buffer, whose
-   address is passed; the kernel may write into one that is not read-only. */
+/* call(number, *arguments): returns the result, or the negative errno. An argument is an int,
+   None (a null pointer) or a buffer, whose address is passed; the kernel may write into a
+   writable buffer. */
 static PyObject *call(PyObject *self, PyObject *const *words, Py_ssize_t count)
 {
 	long values[MOST_ARGUMENTS] = {0};
@@ -45,7 +51,8 @@ static PyObject *call(PyObject *self, PyObject *const *words, Py_ssize_t count)
 	PyObject *result = NULL;
 
 	if (count < 1 || count > MOST_ARGUMENTS + 1)
-		return PyErr_Format(PyExc_TypeError, "call() takes a number and up to six arguments");
+		return PyErr_Format(PyExc_TypeError,
+				    "call() takes a number and up to six arguments");
 	long number = PyLong_AsLong(words[0]);
 	if (number == -1 && PyErr_Occurred())
 		return NULL;
@@ -75,15 +82,16 @@ out:
 	return result;
 }
 
-/* address(buffer): where its first byte is; the caller keeps the buffer alive and of its size. */
+/* address(buffer): returns the address of its first byte; the caller keeps it alive and
+   unresized. */
 static PyObject *address(PyObject *self, PyObject *buffer)
 {
 	Py_buffer view;
 	if (PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE) < 0)
 		return NULL;
-	PyObject *found = PyLong_FromVoidPtr(view.buf);
+	PyObject *result = PyLong_FromVoidPtr(view.buf);
 	PyBuffer_Release(&view);
-	return found;
+	return result;
 }
 
 static PyMethodDef functions[] = {
@@ -91,7 +99,8 @@ static PyMethodDef functions[] = {
 	{"address", address, METH_O, NULL},
 	{NULL},
 };
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_pyrunc", .m_methods = functions};
+static struct PyModuleDef module = {
+	PyModuleDef_HEAD_INIT, .m_name = "_pyrunc", .m_methods = functions};
 
 static PyObject *make_module(void)
 {
@@ -99,7 +108,8 @@ static PyObject *make_module(void)
 }
 
 #ifdef WITHOUT_SHA2
-/* The static library names this module but lacks what it calls (see entry.py). hashlib does without: it takes OpenSSL's. */
+/* The static library lists this module but lacks its functions (see entry.py). hashlib uses
+   OpenSSL's instead. */
 PyMODINIT_FUNC PyInit__sha2(void)
 {
 	return PyErr_Format(PyExc_ImportError, "_sha2 is not part of this program");
@@ -108,13 +118,15 @@ PyMODINIT_FUNC PyInit__sha2(void)
 
 /* -- memory */
 
-/* The region from which all of the snapshot's memory comes, in order and without coming back (small objects come from Python's own
-   allocator, which has arenas of it). A command gets a part more, for as much as most need; the rest comes from the C library,
-   since a command may live as long as its container. (A huge page for that part costs more than the pages it saves.) */
+/* The region from which all of the snapshot's memory is taken, in order and never freed (small
+   objects come from Python's own allocator, which takes arenas of it). A command gets SPARE
+   bytes more, which suffices for most; the rest comes from the C library, because a command may
+   live as long as its container. (A huge page for SPARE takes longer than the pages that it
+   saves.) */
 #define REGION_START 0x1000000000UL
 #define ALIGNMENT 0x10000UL /* of what is mapped from the file: the largest page of any machine */
 enum { SPARE = 2 << 20, REGION = 128 << 20, GRAIN = 16 };
-static size_t region_used, region_end; /* nothing is taken from it before it is there */
+static size_t region_used, region_end; /* region_end is 0 until the region is mapped */
 
 void *__real_malloc(size_t size);
 void *__real_calloc(size_t count, size_t size);
@@ -126,18 +138,19 @@ static int is_in_region(const void *block)
 	return (uintptr_t)block - REGION_START < region_end;
 }
 
-/* `bytes` of the region, all zero, or NULL. Threads may ask at once. */
+/* Take `bytes` of the region, all zero, or return NULL. For concurrent threads. */
 static void *take(size_t bytes)
 {
 	size_t used = __atomic_load_n(&region_used, __ATOMIC_RELAXED);
 	do {
 		if (bytes > region_end - used)
 			return NULL;
-	} while (!__atomic_compare_exchange_n(&region_used, &used, used + bytes, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+	} while (!__atomic_compare_exchange_n(&region_used, &used, used + bytes, 1,
+					      __ATOMIC_RELAXED, __ATOMIC_RELAXED));
 	return (char *)REGION_START + used;
 }
 
-/* A block with its size before it. */
+/* Take a block, with its size stored before it. */
 static void *take_block(size_t size)
 {
 	if (size > region_end)
@@ -181,28 +194,32 @@ void __wrap_free(void *block)
 		__real_free(block);
 }
 
+/* For PyObjectArenaAllocator. */
 static void *take_arena(void *context, size_t size)
 {
 	void *arena = take(size);
 	if (arena == NULL)
-		arena = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		arena = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+			     0);
 	return arena == MAP_FAILED ? NULL : arena;
 }
 
-static void give_arena_back(void *context, void *arena, size_t size)
+static void free_arena(void *context, void *arena, size_t size)
 {
 	if (!is_in_region(arena))
 		munmap(arena, size);
 }
 
-/* Memory at a fixed address where nothing is yet: of the file, or of nothing when that is -1. */
+/* Map memory at a fixed, unused address: of the file, or anonymous when that is -1. */
 static int map(uintptr_t start, size_t length, int file, off_t offset)
 {
-	int flags = MAP_PRIVATE | MAP_FIXED_NOREPLACE | (file < 0 ? MAP_ANONYMOUS | MAP_NORESERVE : 0);
-	void *found = mmap((void *)start, length, PROT_READ | PROT_WRITE, flags, file, offset);
-	if (found != MAP_FAILED && found != (void *)start) /* a kernel that does not know the flag */
-		munmap(found, length);
-	return found == (void *)start;
+	int flags = MAP_PRIVATE | MAP_FIXED_NOREPLACE;
+	if (file < 0)
+		flags |= MAP_ANONYMOUS | MAP_NORESERVE;
+	void *place = mmap((void *)start, length, PROT_READ | PROT_WRITE, flags, file, offset);
+	if (place != MAP_FAILED && place != (void *)start) /* a kernel without the flag */
+		munmap(place, length);
+	return place == (void *)start;
 }
 
 static uintptr_t rounded(uintptr_t value, uintptr_t to)
@@ -212,8 +229,9 @@ static uintptr_t rounded(uintptr_t value, uintptr_t to)
 
 /* -- the snapshot */
 
-/* In the file: this; the stamps, each mtime_ns, size (both long long) and a path; then, at multiples of ALIGNMENT, the region
-   and, from the last such multiple before them, the program's data. */
+/* The file: this head; the stamps, each mtime_ns, size (both long long) and a path; then, at
+   multiples of ALIGNMENT, the region and, from the last such multiple before it, the program's
+   data. */
 struct head {
 	char build[32];
 	long long region_bytes, region_offset, data_start, data_end, data_offset, stamps_bytes;
@@ -222,7 +240,8 @@ struct head {
 };
 enum { STAMPS_AT_MOST = 64 << 10 };
 
-/* The program's data, initialized or not: of the linker. The tables through which the C library is called lie before it. */
+/* The program's data, initialized or not, from the linker. The tables through which the C
+   library is called lie before it. */
 extern char data_start[], _end[];
 
 static int is_unchanged(const char *path, long long mtime_ns, long long size)
@@ -255,10 +274,11 @@ static int is_copy(const ElfW(Rela) * entry)
 #endif
 }
 
-/* The C library's variables among ours: kept before the data is mapped, put back after. Returns 0 when there is no room. */
+/* Save the C library's variables among ours before the data is mapped, or restore them after.
+   Returns 0 when they are too many. */
 enum { COPIES = 256 };
 
-static int move_copies(char *kept, int back)
+static int move_copies(char *saved, int restore)
 {
 	const ElfW(Rela) *table = NULL;
 	const ElfW(Sym) *symbols = NULL;
@@ -276,13 +296,14 @@ static int move_copies(char *kept, int back)
 		if (!is_copy(&table[i]))
 			continue;
 		void *variable = (void *)table[i].r_offset;
-		/* Not in the snapshot, and read-only by now: the guard of the stack, which is an ordinary variable on arm64. */
+		/* The stack guard, an ordinary variable on arm64, is not in the snapshot, and is
+		   read-only by now. */
 		if ((char *)variable < data_start || (char *)variable >= _end)
 			continue;
 		size_t size = symbols[ELF64_R_SYM(table[i].r_info)].st_size;
 		if (size > COPIES - used)
 			return 0;
-		memcpy(back ? variable : kept + used, back ? kept + used : variable, size);
+		memcpy(restore ? variable : saved + used, restore ? saved + used : variable, size);
 		used += size;
 	}
 	return 1;
@@ -299,20 +320,24 @@ static void fail(const char *what)
 	_exit(1);
 }
 
-/* The program's data: whole pages are mapped, what shares its pages with other things is read. */
+/* Map the program's data: whole pages are mapped, parts of pages are read. */
 static void map_data(int file, const struct head *head)
 {
-	uintptr_t start = (uintptr_t)data_start, end = (uintptr_t)_end, page = sysconf(_SC_PAGESIZE);
+	uintptr_t start = (uintptr_t)data_start, end = (uintptr_t)_end;
+	uintptr_t page = sysconf(_SC_PAGESIZE);
 	uintptr_t first = rounded(start, page), last = end & ~(page - 1);
 	off_t offset = head->data_offset - (start & ~(ALIGNMENT - 1));
-	if (!read_at(file, (void *)start, first - start, offset + start) || !read_at(file, (void *)last, end - last, offset + last))
+	if (!read_at(file, (void *)start, first - start, offset + start) ||
+	    !read_at(file, (void *)last, end - last, offset + last))
 		fail(SNAPSHOT);
 	int flags = MAP_PRIVATE | MAP_FIXED;
-	if (mmap((void *)first, last - first, PROT_READ | PROT_WRITE, flags, file, offset + first) == MAP_FAILED)
+	void *place = mmap((void *)first, last - first, PROT_READ | PROT_WRITE, flags, file,
+			   offset + first);
+	if (place == MAP_FAILED)
 		fail(SNAPSHOT);
 }
 
-/* Become the process of the snapshot. Returns 0 when there is none that fits; nothing has changed then. */
+/* Replace our memory by the snapshot's. Returns 0, with nothing changed, when none fits. */
 static int restore(struct head *head)
 {
 	char stamps[STAMPS_AT_MOST], copies[COPIES];
@@ -320,8 +345,9 @@ static int restore(struct head *head)
 	if (file < 0)
 		return 0;
 	if (!read_at(file, head, sizeof *head, 0) || memcmp(head->build, BUILD, sizeof BUILD) ||
-	    head->data_start != (long long)(uintptr_t)data_start || head->data_end != (long long)(uintptr_t)_end ||
-	    head->stamps_bytes > STAMPS_AT_MOST || !read_at(file, stamps, head->stamps_bytes, sizeof *head) ||
+	    head->data_start != (long long)(uintptr_t)data_start ||
+	    head->data_end != (long long)(uintptr_t)_end || head->stamps_bytes > STAMPS_AT_MOST ||
+	    !read_at(file, stamps, head->stamps_bytes, sizeof *head) ||
 	    !are_unchanged(stamps, head->stamps_bytes) || !move_copies(copies, 0))
 		goto unfit;
 	if (!map(REGION_START, head->region_bytes, file, head->region_offset))
@@ -330,7 +356,7 @@ static int restore(struct head *head)
 		munmap((void *)REGION_START, head->region_bytes);
 		goto unfit;
 	}
-	map_data(file, head); /* there is no way back from here */
+	map_data(file, head); /* cannot be undone */
 	move_copies(copies, 1);
 	close(file);
 	return 1;
@@ -385,13 +411,15 @@ static PyStatus configure(PyConfig *config)
 		if (PyStatus_Exception(status))
 			return status;
 	}
-	wchar_t **const strings[] = {&config->program_name, &config->executable, &config->base_executable};
+	wchar_t **const strings[] = {&config->program_name, &config->executable,
+				     &config->base_executable};
 	for (int i = 0; i < 3; i++) {
 		status = PyConfig_SetBytesString(config, strings[i], PYTHON);
 		if (PyStatus_Exception(status))
 			return status;
 	}
-	wchar_t **const prefixes[] = {&config->prefix, &config->exec_prefix, &config->base_prefix, &config->base_exec_prefix};
+	wchar_t **const prefixes[] = {&config->prefix, &config->exec_prefix, &config->base_prefix,
+				      &config->base_exec_prefix};
 	for (int i = 0; i < 4; i++) {
 		status = PyConfig_SetBytesString(config, prefixes[i], PREFIX);
 		if (PyStatus_Exception(status))
@@ -400,17 +428,18 @@ static PyStatus configure(PyConfig *config)
 	return PyConfig_SetString(config, &config->stdlib_dir, STDLIB);
 }
 
-/* `pyrunc --write-snapshot FILE`: start, import, write. */
+/* `pyrunc --write-snapshot FILE`: starts the interpreter, imports, writes the file. */
 static int write_snapshot(const char *path)
 {
 	PyConfig config;
 	int objects = shared_objects();
-	struct head head = {.build = BUILD, .data_start = (uintptr_t)data_start, .data_end = (uintptr_t)_end};
+	struct head head = {
+		.build = BUILD, .data_start = (uintptr_t)data_start, .data_end = (uintptr_t)_end};
 
 	if (!map(REGION_START, REGION, -1, 0))
 		fail("the region of memory");
 	region_end = REGION;
-	PyObjectArenaAllocator arenas = {NULL, take_arena, give_arena_back};
+	PyObjectArenaAllocator arenas = {NULL, take_arena, free_arena};
 	PyObject_SetArenaAllocator(&arenas);
 	if (PyImport_AppendInittab("_pyrunc", make_module) < 0)
 		return 1;
@@ -420,14 +449,18 @@ static int write_snapshot(const char *path)
 	if (PyStatus_Exception(status))
 		Py_ExitStatusException(status);
 	PyObject *module = PyImport_ImportModule("pyrunc.accelerate.snapshot");
-	PyObject *stamps = module != NULL ? PyObject_CallMethod(module, "prepare", "s", path) : NULL;
+	PyObject *stamps = NULL;
+	if (module != NULL)
+		stamps = PyObject_CallMethod(module, "prepare", "s", path);
 	head.resume = stamps != NULL ? PyObject_GetAttrString(module, "resume") : NULL;
 	if (head.resume == NULL) {
 		PyErr_Print();
 		return 1;
 	}
-	if (shared_objects() != objects || region_used > REGION - SPARE || PyBytes_GET_SIZE(stamps) > STAMPS_AT_MOST) {
-		fprintf(stderr, "pyrunc: a module has loaded a shared object, or they are too many\n");
+	if (shared_objects() != objects || region_used > REGION - SPARE ||
+	    PyBytes_GET_SIZE(stamps) > STAMPS_AT_MOST) {
+		fprintf(stderr,
+			"pyrunc: a module has loaded a shared object, or modules are too large\n");
 		return 1;
 	}
 	int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
@@ -439,33 +472,35 @@ static int write_snapshot(const char *path)
 	region_end = region_used + SPARE;
 	head.region_offset = rounded(sizeof head + head.stamps_bytes, ALIGNMENT);
 	head.data_offset = head.region_offset + head.region_bytes;
-	PyOS_BeforeFork(); /* its other half comes with each command */
-	off_t offset = head.data_offset - ((uintptr_t)data_start & ~(ALIGNMENT - 1)) + (uintptr_t)data_start;
+	PyOS_BeforeFork(); /* each command calls PyOS_AfterFork_Child() */
+	uintptr_t aligned = (uintptr_t)data_start & ~(ALIGNMENT - 1);
+	off_t offset = head.data_offset - aligned + (uintptr_t)data_start;
 	write_at(file, &head, sizeof head, 0);
 	write_at(file, PyBytes_AS_STRING(stamps), head.stamps_bytes, sizeof head);
 	write_at(file, (void *)REGION_START, head.region_bytes, head.region_offset);
 	write_at(file, data_start, _end - data_start, offset);
-	_exit(0); /* Python is not wound up: it would remove what is on its way into the file */
+	_exit(0); /* without Py_Finalize(), because the memory is being written */
 }
 
-/* The environment as a dict of bytes. */
+/* Return the environment as a dict of bytes. */
 static PyObject *environment(void)
 {
-	PyObject *found = PyDict_New();
-	for (char **entry = environ; found != NULL && *entry != NULL; entry++) {
+	PyObject *result = PyDict_New();
+	for (char **entry = environ; result != NULL && *entry != NULL; entry++) {
 		const char *equals = strchr(*entry, '=');
 		if (equals == NULL)
 			continue;
-		PyObject *name = PyBytes_FromStringAndSize(*entry, equals - *entry), *value = PyBytes_FromString(equals + 1);
-		if (name == NULL || value == NULL || PyDict_SetDefault(found, name, value) == NULL)
+		PyObject *name = PyBytes_FromStringAndSize(*entry, equals - *entry);
+		PyObject *value = PyBytes_FromString(equals + 1);
+		if (name == NULL || value == NULL || PyDict_SetDefault(result, name, value) == NULL)
 			return NULL;
 		Py_DECREF(name);
 		Py_DECREF(value);
 	}
-	return found;
+	return result;
 }
 
-static int go_on(const struct head *head, int count, char **words)
+static int run_command(const struct head *head, int count, char **words)
 {
 	struct sigaction ignore = {.sa_handler = SIG_IGN}, interrupt;
 #if PY_VERSION_HEX >= 0x030c0000
@@ -473,7 +508,7 @@ static int go_on(const struct head *head, int count, char **words)
 	_Py_tss_tstate = head->state;
 #endif
 	head->state->thread_id = PyThread_get_thread_ident();
-	PyOS_AfterFork_Child(); /* locks, identities of the thread, what modules do then */
+	PyOS_AfterFork_Child(); /* locks, thread identities, and callbacks of modules */
 	sigaction(SIGPIPE, &ignore, NULL);
 	sigaction(SIGXFSZ, &ignore, NULL);
 	sigaction(SIGINT, NULL, &interrupt);
@@ -486,12 +521,13 @@ static int go_on(const struct head *head, int count, char **words)
 	}
 	PyObject *variables = environment();
 	if (variables != NULL && !PyErr_Occurred())
-		PyObject_CallFunction(head->resume, "OOi", arguments, variables, interrupt.sa_handler == SIG_IGN);
+		PyObject_CallFunction(head->resume, "OOi", arguments, variables,
+				      interrupt.sa_handler == SIG_IGN);
 	PyErr_Print(); /* resume() does not return */
 	return 1;
 }
 
-static int execute_the_script(int count, char **words)
+static int execute_script(int count, char **words)
 {
 	char *arguments[count + 3];
 	arguments[0] = PYTHON, arguments[1] = "-IS", arguments[2] = SCRIPT;
@@ -509,6 +545,6 @@ int main(int count, char **words)
 	if (count == 3 && strcmp(words[1], "--write-snapshot") == 0)
 		return write_snapshot(words[2]);
 	if (restore(&head))
-		_exit(go_on(&head, count, words));
-	return execute_the_script(count, words);
+		_exit(run_command(&head, count, words));
+	return execute_script(count, words);
 }

@@ -98,27 +98,36 @@ GLOBAL = (
 )
 HELP = Option("help h", FLAG, "print this help")
 
+_BUNDLE = Option(
+    "bundle b",
+    TEXT,
+    "folder with config.json and the root filesystem",
+    default=".",
+    metavar="DIR",
+)
+_PROCESS = (
+    Option("console-socket", TEXT, "unix socket that gets the terminal's master", metavar="SOCKET"),
+    Option("pidfd-socket", TEXT, "unix socket that gets a pidfd of the process", metavar="SOCKET"),
+    Option("pid-file", TEXT, "write the pid to FILE", metavar="FILE"),
+    Option("no-subreaper", FLAG, "do not become a subreaper"),
+)
+_PRESERVE_FDS = Option(
+    "preserve-fds", NUMBER, "pass N more descriptors, from 3 up", default=0, metavar="N"
+)
+_DETACH = Option("detach d", FLAG, "return when the program runs")
+
 _CREATE = (
-    Option(
-        "bundle b",
-        TEXT,
-        "folder with config.json and the root filesystem",
-        default=".",
-        metavar="DIR",
-    ),
+    _BUNDLE,
     Option(
         "config f",
         TEXT,
         "configuration file instead of the bundle's config.json",
         metavar="FILE",
     ),
-    Option("console-socket", TEXT, "unix socket that gets the terminal's master", metavar="SOCKET"),
-    Option("pidfd-socket", TEXT, "unix socket that gets a pidfd of init", metavar="SOCKET"),
-    Option("pid-file", TEXT, "write the pid to FILE", metavar="FILE"),
-    Option("no-subreaper", FLAG, "do not become a subreaper"),
+    *_PROCESS,
     Option("no-pivot", FLAG, "chroot instead of pivot_root (root on a ramdisk)"),
     Option("no-new-keyring", FLAG, "keep the caller's session keyring"),
-    Option("preserve-fds", NUMBER, "pass N more descriptors, from 3 up", default=0, metavar="N"),
+    _PRESERVE_FDS,
     Option("trace", TEXT, "write the time of each operation of the plan to FILE", metavar="FILE"),
 )
 _RESOURCES = (
@@ -173,7 +182,7 @@ VERBS: dict[str, Verb] = {
             "container:run",
             options=(
                 *_CREATE,
-                Option("detach d", FLAG, "return when the program runs"),
+                _DETACH,
                 Option("keep", FLAG, "do not delete the container when it ends"),
             ),
         ),
@@ -212,15 +221,8 @@ VERBS: dict[str, Verb] = {
             ("ID", "COMMAND..."),
             (
                 Option("process p", TEXT, "the process as JSON", metavar="FILE"),
-                Option(
-                    "console-socket",
-                    TEXT,
-                    "unix socket that gets the terminal's master",
-                    metavar="SOCKET",
-                ),
-                Option("pidfd-socket", TEXT, "unix socket that gets a pidfd", metavar="SOCKET"),
-                Option("pid-file", TEXT, "write the pid to FILE", metavar="FILE"),
-                Option("detach d", FLAG, "return when the program runs"),
+                *_PROCESS,
+                _DETACH,
                 Option("tty t", FLAG, "allocate a terminal"),
                 Option("cwd", TEXT, "working directory", metavar="DIR"),
                 Option("env e", LIST, "NAME=VALUE", metavar="ENTRY"),
@@ -234,16 +236,9 @@ VERBS: dict[str, Verb] = {
                 ),
                 Option("apparmor", TEXT, "AppArmor profile"),
                 Option("process-label", TEXT, "SELinux label"),
-                Option(
-                    "preserve-fds",
-                    NUMBER,
-                    "pass N more descriptors, from 3 up",
-                    default=0,
-                    metavar="N",
-                ),
+                _PRESERVE_FDS,
                 Option("cgroup", TEXT, "cgroup below the container's", metavar="PATH"),
                 Option("ignore-paused", FLAG, "allow a paused container"),
-                Option("no-subreaper", FLAG, "do not become a subreaper"),
             ),
             least=1,
             leading=True,
@@ -301,25 +296,9 @@ VERBS: dict[str, Verb] = {
             "migrate:restore",
             options=(
                 *_IMAGES,
-                Option(
-                    "bundle b",
-                    TEXT,
-                    "folder with config.json and the root filesystem",
-                    default=".",
-                    metavar="DIR",
-                ),
-                Option("detach d", FLAG, "return when the program runs"),
-                Option(
-                    "console-socket",
-                    TEXT,
-                    "unix socket that gets the terminal's master",
-                    metavar="SOCKET",
-                ),
-                Option(
-                    "pidfd-socket", TEXT, "unix socket that gets a pidfd of init", metavar="SOCKET"
-                ),
-                Option("pid-file", TEXT, "write the pid to FILE", metavar="FILE"),
-                Option("no-subreaper", FLAG, "do not become a subreaper"),
+                _BUNDLE,
+                _DETACH,
+                *_PROCESS,
                 Option("no-pivot", FLAG, "has no effect"),
                 Option("tcp-close", FLAG, "close TCP connections instead of restoring them"),
                 Option(

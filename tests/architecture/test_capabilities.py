@@ -1,4 +1,5 @@
-"""A test that proves less without a capability is listed, and runs in the guest, which has it."""
+"""Checks that every test that proves less without a capability is listed, and runs in the guest,
+which has it."""
 
 from __future__ import annotations
 
@@ -22,16 +23,16 @@ def imports_holds(tree: ast.Module) -> bool:
 
 
 def test_each_weakened_test_is_listed() -> None:
-    found = {
+    weakened = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "tests").rglob("test_*.py")
         if "holds(" in path.read_text() and imports_holds(ast.parse(path.read_text()))
     }
-    assert found == set(WEAKENED)
+    assert weakened == set(WEAKENED)
 
 
 def test_no_test_reads_capabilities_in_another_way() -> None:
-    """Else it would be missing from the list."""
+    """A test that reads capabilities itself would be missing from the list."""
     word = "CAP_SYS_" + "RESOURCE"
     tests = (path for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__))
     shifted = [

@@ -1,4 +1,4 @@
-"""pyproject.toml names what is imported, and nothing else."""
+"""Checks that pyproject.toml declares exactly the packages that are imported."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Imports go one way, and the parts that must start fast or stay small load what is listed here and
-no more."""
+"""Checks that imports go one way, and that the parts that must start fast or stay small load
+only the modules listed here."""
 
 from __future__ import annotations
 
@@ -107,19 +107,19 @@ CRI_SERVER_ROOMS = (
 
 
 def test_the_runtime_has_no_event_loop_but_the_shims() -> None:
-    """`pyrunc` is the OCI runtime and what supervises its processes; clients with asyncio are the
-    server's."""
-    found = [
+    """`pyrunc` is the OCI runtime and its supervisors; clients with asyncio belong to the
+    server."""
+    importers = [
         path
         for _, path in modules("pyrunc")
         for name, _ in imports(path)
         if begins(name, ("asyncio",))
     ]
-    assert not found
+    assert not importers
 
 
 def runtime_imports(path: Path) -> Iterator[tuple[str, int]]:
-    """Imports that are carried out, at the top or later, with their lines."""
+    """Return the imports that are carried out, at the top or later, with their lines."""
 
     def walk(node: ast.AST) -> Iterator[tuple[str, int]]:
         for child in ast.iter_child_nodes(node):
@@ -141,7 +141,7 @@ def runtime_imports(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def room_of(module: str, rank: dict[str, int]) -> str:
-    """The room of `package.room.file`: "room.file" where that has a place of its own."""
+    """Return the room of `package.room.file`: "room.file" where that has a place of its own."""
     _, room, file, *_ = [*module.split("."), "", ""]
     return f"{room}.{file}" if f"{room}.{file}" in rank else room
 
@@ -202,8 +202,8 @@ def test_only_the_kernel_folder_talks_to_libc(package: str) -> None:
 
 
 def loaded_by(module: str) -> set[str]:
-    """Top-level names of what importing `module` in an isolated interpreter loads beyond a bare
-    start."""
+    """Return the top-level names that importing `module` loads in an isolated interpreter beyond
+    a bare start."""
     script = (
         "import sys; before = set(sys.modules); sys.path.insert(0, sys.argv[1]); sys.path.extend(sys.argv[3:]);"
         "__import__(sys.argv[2]); print('\\n'.join(sorted(set(sys.modules) - before)))"
@@ -242,23 +242,23 @@ def test_the_import_list_of_what_must_be_small(module: str, allowed: set[str]) -
 
 
 def test_the_server_does_without_grpcs_library() -> None:
-    """It costs 12 MB and seven threads, and each call four times what the server's own transport
-    does."""
+    """grpcio takes 12 MB and seven threads, and four times as long per call as the server's own
+    transport."""
     tops = {name.split(".")[0] for name in loaded_by("cri_server.app")}
     assert not tops & {"grpc", "hpack", "h2", "click"} and "google" in tops
 
 
 def test_the_server_loads_nothing_of_nri_unless_it_is_enabled() -> None:
-    found = loaded_by("cri_server.app")
+    modules = loaded_by("cri_server.app")
     assert not [
-        name for name in found if name.startswith("cri_server.nri") or name.endswith("nri_pb2")
+        name for name in modules if name.startswith("cri_server.nri") or name.endswith("nri_pb2")
     ]
 
 
 def test_a_verb_that_lists_pays_for_click_and_protobuf_only() -> None:
-    """These two are most of what `ps` takes; what it does not need comes with the verb, the option
-    or the error that needs it."""
-    found = {
+    """click and protobuf take most of the time of `ps`; other modules are loaded by the verb,
+    option or error that needs them."""
+    modules = {
         name.split(".")[0]
         for name in loaded_by("cri_server.cli.main") | loaded_by("cri_server.cli.observe.listing")
     }
@@ -276,4 +276,4 @@ def test_a_verb_that_lists_pays_for_click_and_protobuf_only() -> None:
         "yaml",
         "msgspec",
     }
-    assert {"click", "google"} <= found and not found & unwanted
+    assert {"click", "google"} <= modules and not modules & unwanted

@@ -1,4 +1,5 @@
-"""A function of many parameters is asked for a record: they are one thing, or it does several."""
+"""Checks that functions have few parameters: many are one record, or the function does several
+things."""
 
 from __future__ import annotations
 
@@ -24,8 +25,9 @@ MAY_HAVE_MORE = {
 
 
 def functions(node: ast.AST, name: str) -> list[tuple[str, int]]:
-    """(name, number of parameters but `self` and `cls`) of all that is defined below `node`."""
-    found = []
+    """Return (name, number of parameters without `self` and `cls`) of all functions below
+    `node`."""
+    definitions = []
     for child in ast.iter_child_nodes(node):
         inner = name
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -36,9 +38,11 @@ def functions(node: ast.AST, name: str) -> list[tuple[str, int]]:
                 each.arg
                 for each in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
             ]
-            found.append((inner, len([each for each in names if each not in ("self", "cls")])))
-        found += functions(child, inner)
-    return found
+            definitions.append(
+                (inner, len([each for each in names if each not in ("self", "cls")]))
+            )
+        definitions += functions(child, inner)
+    return definitions
 
 
 def test_functions_have_few_parameters() -> None:

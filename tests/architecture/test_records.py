@@ -1,6 +1,6 @@
-"""An object of ours has a class: both ends of a pipe, the writer and the reader of a file, and both
-sides of a call name its fields. A bare JSON object is for what others define, and for the few that
-carry an object on without looking into it; these are listed."""
+"""Checks that our own objects have classes, which name their fields: in messages, files and
+calls. Bare JSON objects are for formats of others, and for the listed modules that pass an
+object on unread."""
 
 from __future__ import annotations
 
@@ -80,17 +80,17 @@ MAY_HOLD_OBJECTS = {
 
 
 def test_what_is_ours_is_typed() -> None:
-    found = set(_files_with_objects())
+    with_objects = set(_files_with_objects())
     listed: dict[str, set[str]] = {}
     for where in MAY_HOLD_OBJECTS.values():
         for place in where.split():
             assert place not in listed, f"{place} has two reasons"
             listed[place] = {
                 file
-                for file in found
+                for file in with_objects
                 if file == place or (place.endswith("/") and file.startswith(place))
             }
-    unlisted = found.difference(*listed.values())
+    unlisted = with_objects.difference(*listed.values())
     assert not unlisted, (
         f"a record takes the place of an object, or the object has a reason: {sorted(unlisted)}"
     )
@@ -99,7 +99,7 @@ def test_what_is_ours_is_typed() -> None:
 
 
 def _files_with_objects() -> Iterator[str]:
-    """Those that name such a type, or another name for it (`Message = dict[str, Any]`)."""
+    """Return the files that name such a type, or an alias of it (`Message = dict[str, Any]`)."""
     trees = {
         module: (str(path.relative_to(ROOT)), list(ast.walk(ast.parse(path.read_text()))))
         for package in MAY_IMPORT
@@ -107,14 +107,14 @@ def _files_with_objects() -> Iterator[str]:
     }
     names = {f"{module}.{name}" for module, (_, nodes) in trees.items() for name in _named(nodes)}
     for file, nodes in trees.values():
-        known = set(_named(nodes)) | {
+        object_names = set(_named(nodes)) | {
             alias.asname or alias.name
             for node in nodes
             if isinstance(node, ast.ImportFrom)
             for alias in node.names
             if f"{node.module}.{alias.name}" in names
         }
-        if any(_is_object(node, known) for node in nodes):
+        if any(_is_object(node, object_names) for node in nodes):
             yield file
 
 
@@ -124,9 +124,9 @@ def _named(nodes: list[ast.AST]) -> Iterator[str]:
             yield ast.unparse(node.targets[0])
 
 
-def _is_object(node: ast.AST, known: set[str]) -> bool:
+def _is_object(node: ast.AST, names: set[str]) -> bool:
     if isinstance(node, ast.Subscript):
         return ast.unparse(node) in OBJECT_TYPES
-    return (isinstance(node, ast.Name) and node.id in known) or (
+    return (isinstance(node, ast.Name) and node.id in names) or (
         isinstance(node, ast.Attribute) and ast.unparse(node) == "ipc.Message"
     )

@@ -1,5 +1,5 @@
-"""Each requirement of tests/cri/requirements.tsv has a test that names its number, or a reason why
-it has none."""
+"""Checks that each requirement of tests/cri/requirements.tsv has a test that names its number,
+or a reason for having none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.cri.requirements import requirements
 
 
 def marks(path: Path) -> Iterator[tuple[str, str]]:
-    """(test, number) for all `pytest.mark.requirement` of a file."""
+    """Return (test, number) for all `pytest.mark.requirement` of a file."""
     text = path.read_text()
     if "mark.requirement" not in text:
         return
@@ -26,12 +26,12 @@ def marks(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def all_marks() -> dict[str, list[str]]:
-    """The tests of each number."""
-    found: dict[str, list[str]] = {}
+    """Return the tests of each number."""
+    by_number: dict[str, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("*.py")):
         for test, number in marks(path):
-            found.setdefault(number, []).append(test)
-    return found
+            by_number.setdefault(number, []).append(test)
+    return by_number
 
 
 def test_each_has_a_test_or_a_reason() -> None:
@@ -40,8 +40,8 @@ def test_each_has_a_test_or_a_reason() -> None:
 
 
 def test_each_mark_names_one() -> None:
-    known = requirements()
-    assert not {number: tests for number, tests in all_marks().items() if number not in known}
+    numbers = requirements()
+    assert not {number: tests for number, tests in all_marks().items() if number not in numbers}
 
 
 def test_no_reason_is_left_where_a_test_exists() -> None:

@@ -1,4 +1,5 @@
-"""Each RPC of the interface has a file of tests of its own in tests/cri/rpc, which calls it."""
+"""Checks that each RPC of the interface has a test file of its own in tests/cri/rpc, which calls
+it."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ WORDS = ("server_harness.py", "streaming_session.py", "rpc/images.py")
 
 def rpcs() -> list[str]:
     services = api.DESCRIPTOR.services_by_name.values()
-    found = [
+    names = [
         method.name
         for service in services
         if isinstance(service, ServiceDescriptor)
         for method in service.methods
     ]
-    assert len(found) == 43
-    return sorted(found)
+    assert len(names) == 43
+    return sorted(names)
 
 
 def file_of(rpc: str) -> Path:
@@ -34,7 +35,7 @@ def file_of(rpc: str) -> Path:
 
 
 def used(path: Path) -> set[str]:
-    """Names of all attributes and variables of a file."""
+    """Return the names of all attributes and variables of a file."""
     tree = ast.parse(path.read_text())
     return {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)} | {
         n.id for n in ast.walk(tree) if isinstance(n, ast.Name)
@@ -42,23 +43,23 @@ def used(path: Path) -> set[str]:
 
 
 def words() -> dict[str, set[str]]:
-    """The RPCs that each word of WORDS calls itself."""
-    found: dict[str, set[str]] = {}
+    """Return the RPCs that each word of WORDS calls itself."""
+    words_by_file: dict[str, set[str]] = {}
     for name in WORDS:
         for node in ast.walk(ast.parse((ROOT / "tests/cri" / name).read_text())):
             if isinstance(node, ast.FunctionDef):
                 called = {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)} & set(
                     rpcs()
                 )
-                found.setdefault(node.name, set()).update(called)
-    return found
+                words_by_file.setdefault(node.name, set()).update(called)
+    return words_by_file
 
 
 @pytest.mark.parametrize("rpc", rpcs())
 def test_an_rpc_has_a_file_that_calls_it(rpc: str) -> None:
     names = used(file_of(rpc))
-    known = words()
-    assert rpc in names or any(rpc in known[name] for name in names & known.keys())
+    words_by_file = words()
+    assert rpc in names or any(rpc in words_by_file[name] for name in names & words_by_file.keys())
 
 
 def test_a_file_is_of_an_rpc() -> None:

@@ -1,5 +1,5 @@
-"""The test tree mirrors the code: a folder of tests/unit and of tests/kernel is called as the part
-of a package that it tests."""
+"""Checks that the test tree mirrors the code: each folder of tests/unit and tests/kernel has the
+name of a part of a package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`pyrunc.accelerate` makes things faster and nothing else: without the folder the same tests pass."""
+"""Checks that `pyrunc.accelerate` changes nothing but speed: without the folder the same tests
+pass."""
 
 from __future__ import annotations
 
@@ -22,6 +23,6 @@ TESTS = (
 def test_without_the_folder(tests: str, tmp_path: Path) -> None:
     copy = ProjectCopy(tmp_path / "copy")
     shutil.rmtree(copy.folder / "pyrunc/accelerate")
-    found = copy.run_tests(tests, temporary=tmp_path / "t")
+    result = copy.run_tests(tests, temporary=tmp_path / "t")
     reap(5.0)  # what ended without a parent of its own there
-    assert found.returncode == 0 and " passed" in found.stdout, found.stdout[-3000:]
+    assert result.returncode == 0 and " passed" in result.stdout, result.stdout[-3000:]

@@ -1,7 +1,7 @@
-"""Bars of several servers, side by side for each figure. One self-contained SVG, without a script
-or a font of its own.
+"""Draws bars of several servers, side by side for each figure: one self-contained SVG, without
+script or font.
 
-It paints its own panel, dark where the reader prefers dark, so that it can be read on any page.
+It paints its own panel, dark for a reader who prefers dark, so that it can be read on any page.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ STYLE = """
 
 
 def svg(title: str, subtitle: str, names: Sequence[str], rows: Sequence[Row]) -> str:
-    """A chart of `rows`, whose values are those of the servers `names`, ours the last. Each row's
-    longest bar has the whole width."""
+    """Draw a chart of `rows`, whose values are those of the servers `names`, ours last. Each
+    row's longest bar has the whole width."""
     step = BAR * len(names) + GAP
     height = TOP + step * len(rows) + 8
     width = LEFT + WIDTH + RIGHT

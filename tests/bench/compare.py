@@ -105,8 +105,8 @@ def _options() -> argparse.Namespace:
 
 
 def alternate(benches: list[Bench], pods: int, rounds: int, parallel: int) -> None:
-    """Runs a warm-up of each, then rounds in turn; after those one by one, servers and pods that
-    rest, and pods that log."""
+    """Run a warm-up of each server, then rounds in turn; then one server after the other idle,
+    with resting pods, and with pods that log."""
     for bench in benches:
         bench.round(f"warm{parallel}-{os.getpid()}", 2, 1)
         bench.forget()
@@ -122,7 +122,7 @@ def alternate(benches: list[Bench], pods: int, rounds: int, parallel: int) -> No
 
 
 def others(benches: list[Bench]) -> dict[str, Sequence[Row]]:
-    """What is measured with one pod at a time only."""
+    """Run the measurements for one pod at a time."""
     samples = [bench.samples for bench in benches]
     return {
         MEMORY_TITLE: rates(benches, MEMORY),
@@ -131,7 +131,7 @@ def others(benches: list[Bench]) -> dict[str, Sequence[Row]]:
 
 
 def pods(benches: list[Bench]) -> list[Row]:
-    """The steps of a pod's life, pods per second, and the processor's time."""
+    """Return rows for the steps of a pod's life, pods per second, and CPU time."""
     return [
         *medians([bench.samples for bench in benches], STEPS, "ms"),
         *rates(benches, THROUGHPUT),
@@ -139,7 +139,7 @@ def pods(benches: list[Bench]) -> list[Row]:
 
 
 def rates(benches: list[Bench], steps: Sequence[str]) -> list[Row]:
-    """A row for each of these rates, with its unit."""
+    """Return a row for each of these rates, with its unit."""
     samples = [bench.rates for bench in benches]
     return [row for step in steps for row in medians(samples, [step], UNITS[step])]
 

@@ -1,5 +1,5 @@
-"""The second peer to measure against: CRI-O with crun, conmon and the reference CNI plugins, in a
-network namespace of its own."""
+"""CRI-O with crun, conmon and the reference CNI plugins, in a network namespace of its own: the
+second peer."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ CRUNS_DEFAULT = Path("/run/crun")
 class Crio:
     """CRI-O under `folder`; `socket` answers CRI after `start`.
 
-    crun refuses a host that has both cgroup trees, so that there all of CRI-O runs in a mount
-    namespace without the v2 tree, on cgroup v1. Controllers of the v2 tree are off in its
-    /proc/cgroups: CRI-O would have crun set kubelet's limits of huge pages. A process that sleeps
-    keeps this namespace.
+    crun refuses a host that has both cgroup trees, so there all of CRI-O runs in a mount namespace
+    without the v2 tree, on cgroup v1. Controllers of the v2 tree are off in its /proc/cgroups,
+    because CRI-O would have crun set kubelet's limits of huge pages. A sleeping process keeps this
+    namespace.
     """
 
     def __init__(self, folder: Path, namespace: str, mounts: str = "") -> None:
-        """`mounts` is the file of a mount namespace, of which the one that CRI-O runs in is a copy."""
+        """`mounts` is the file of a mount namespace, of which CRI-O's is a copy."""
         self.folder, self.namespace, self.mounts = folder, namespace, mounts
         self.socket = folder / "state/crio.sock"
         self.program = Program("crio", folder)
@@ -41,7 +41,7 @@ class Crio:
         self._groups_before, self._had_default = _groups(), CRUNS_DEFAULT.exists()
 
     def launch(self) -> None:
-        """Start it over the images that it has, and do not wait."""
+        """Start it over its images, without waiting."""
         self.socket.unlink(missing_ok=True)
         environment = {"CONTAINERS_REGISTRIES_CONF": f"{self.folder}/registries.conf"}
         command = [f"{self._programs}/crio", "-c", f"{self.folder}/crio.conf", "-d", ""]
@@ -50,7 +50,7 @@ class Crio:
         )
 
     def start(self, images: Sequence[Path], timeout_s: float = 30) -> None:
-        """Import `images` (docker-archives), among them one named like PAUSE, and start it."""
+        """Import `images` (docker-archives), one of them named like PAUSE, and start it."""
         self._write_configuration()
         self._make_mounts()
         for image in images:
@@ -60,12 +60,12 @@ class Crio:
             raise RuntimeError(f"CRI-O does not answer:\n{self.program.tail()}")
 
     def runtime(self) -> str:
-        """The OCI runtime's name and version."""
+        """Return the OCI runtime's name and version."""
         return version_of(self._programs / "crun")
 
     def stop(self) -> None:
-        """End it; its pods must have been removed. The group of all of them, which it leaves in
-        each hierarchy, goes too."""
+        """Stop it; its pods must have been removed. Also removes the cgroup of all pods, which
+        it leaves in each hierarchy."""
         self.program.stop()
         self._sleeper.stop(signal.SIGKILL)
         for group in sorted(_groups() - self._groups_before, reverse=True):
@@ -104,8 +104,8 @@ class Crio:
             raise RuntimeError(f"CRI-O does not import {image}: {done.stderr}")
 
     def _write_configuration(self) -> None:
-        """What would be below /run is in `folder`/state. A policy of signatures is not named: with
-        one CreateContainer demands `user_specified_image` of its ImageSpec."""
+        """Write its configuration, with `folder`/state in place of /run. No signature policy is
+        named: with one CreateContainer demands `user_specified_image` of its ImageSpec."""
         net = self.folder / "net.d"
         net.mkdir(parents=True, exist_ok=True)
         (self.folder / "state").mkdir(exist_ok=True)
@@ -151,13 +151,14 @@ class Crio:
 
 
 def _without_v2(text: str) -> str:
-    """/proc/cgroups (cgroups(7)) with those controllers off that are in no hierarchy of version 1."""
+    """Return /proc/cgroups (cgroups(7)) with those controllers off that are in no hierarchy of
+    version 1."""
     rows = [line.split() for line in text.splitlines()]
     return "".join("\t".join([*row[:3], "0"] if row[1] == "0" else row) + "\n" for row in rows)
 
 
 def _toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Tables of strings and lists of strings, which TOML writes as JSON does."""
+    """Format tables of strings and lists of strings, which TOML writes as JSON does."""
     lines = []
     for name, table in tables.items():
         lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
@@ -165,7 +166,7 @@ def _toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _groups() -> set[Path]:
-    """The peer's cgroups at the top of the trees of both versions, and below its own."""
+    """Return the peer's cgroups at the top of the trees of both versions, and below its own."""
     tops = {
         group
         for place in ("crio*", "*/crio*")

@@ -1,8 +1,8 @@
 """`make figures`: puts the results of `make bench` and `make bench-kubelet` into the README, and
 draws docs/bench.svg.
 
-Results are the JSON files of both; the README's table is between two marks and is written anew.
-Nothing is measured here.
+Results are the JSON files of both; the README's table between two marks is replaced. Nothing is
+measured here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DRAWN = {
 
 
 def block(results: Sequence[Result]) -> str:
-    """The README's part: a picture, where and when each result was made, and one table of all."""
+    """Return the README's part: a picture, place and time of each result, and one table of all."""
     first = results[0]
     text = [BEGIN, f"![Time and cost of each step, side by side]({CHART})", ""]
     if all(result.where == first.where for result in results):
@@ -47,7 +47,7 @@ def block(results: Sequence[Result]) -> str:
 
 
 def filled(readme: str, results: Sequence[Result]) -> str:
-    """The README with these results between its marks."""
+    """Return the README with these results between its marks."""
     pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
     if len(pattern.findall(readme)) != 1:
         raise ValueError(f"the README must have one block between {BEGIN} and {END}")
@@ -55,7 +55,8 @@ def filled(readme: str, results: Sequence[Result]) -> str:
 
 
 def drawing(results: Sequence[Result]) -> str:
-    """The chart: what one pod costs, and pods through a kubelet where there is a result of that."""
+    """Draw the chart: costs of one pod, and pods through a kubelet if there is a result for
+    that."""
     first = results[0]
     rows = [
         row

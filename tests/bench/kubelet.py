@@ -1,10 +1,10 @@
-"""`make bench-kubelet`: how long pods take through a real kubelet on containerd + runc, CRI-O +
-crun and our server.
+"""`make bench-kubelet`: times pods through a real kubelet on containerd + runc, CRI-O + crun and
+our server.
 
 One cluster has a node with each server. Rounds alternate between the nodes: all pods of a round are
 posted at once, bound to the node, and the API is watched until each is Ready; then they are
-deleted. The processor's time is the machine's, without what the cluster uses when nothing happens,
-measured just before. BENCH='--pods 40 --rounds 3' and so on.
+deleted. CPU time is the machine's, without the idle cluster's, which is measured just before.
+BENCH='--pods 40 --rounds 3' and so on.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class PeerNode(Node):
         self.peer.start([images.busybox(), pause_archive(self.folder)])
 
     def write_configuration(self, network: Any = None) -> None:
-        """The peer writes its own."""
+        """Do nothing, because the peer writes its own configuration."""
 
     def stop(self) -> None:
         if self.server.pid and self.answers():
@@ -92,8 +92,8 @@ KINDS: dict[str, type[Node]] = {"containerd": ContainerdNode, "crio": CrioNode, 
 
 
 class Api:
-    """Kubernetes' API as its administrator has it; `ready` and `gone` say when a pod was first seen
-    so."""
+    """Kubernetes' API with an administrator's rights; `ready` and `gone` have the time when a
+    pod was first seen so."""
 
     def __init__(self, pki: Path) -> None:
         self._context = ssl.create_default_context(cafile=str(pki / "ca.crt"))
@@ -103,7 +103,7 @@ class Api:
         self.gone: dict[str, float] = {}
 
     def call(self, method: str, path: str, body: object = None) -> Any:
-        """One request, which must succeed."""
+        """Send one request, which must succeed."""
         headers = {"Content-Type": "application/json"}
         self._connection.request(method, path, json.dumps(body) if body else None, headers)
         response = self._connection.getresponse()
@@ -116,7 +116,7 @@ class Api:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Notes pods that become Ready or go."""
+        """Note pods that become Ready or go."""
         connection = self._connect()
         connection.request("GET", f"{PODS}?watch=1&resourceVersion=0")
         response = connection.getresponse()
@@ -156,7 +156,7 @@ class Bench:
             )
 
     def round(self, label: str, pods: int) -> None:
-        """`pods` pods posted at once, all Ready, and deleted again."""
+        """Post `pods` pods at once, wait until all are Ready, and delete them."""
         names = [f"{label}-{self.node.host}-{number}" for number in range(pods)]
         idle = _idle_rate()
         cpu, begin = busy_seconds(), time.perf_counter()
@@ -205,7 +205,7 @@ class Bench:
 
 
 def _idle_rate() -> float:
-    """Seconds of the processor per second that the machine uses now."""
+    """Return the CPU seconds per second that the machine uses now."""
     cpu, begin = busy_seconds(), time.perf_counter()
     time.sleep(IDLE_S)
     return (busy_seconds() - cpu) / (time.perf_counter() - begin)
@@ -213,7 +213,8 @@ def _idle_rate() -> float:
 
 @contextmanager
 def cluster(folder: Path, kinds: Sequence[str]) -> Iterator[Cluster]:
-    """A cluster with a node of each of these kinds, whose state is on a tmpfs, as /run is one."""
+    """Start a cluster with a node of each of these kinds, with their state on a tmpfs, as on
+    /run."""
     clean_up_on_signals()
     running = Cluster(folder, session.name("bench-kube"), kinds=[KINDS[kind] for kind in kinds])
     try:
@@ -257,7 +258,7 @@ def main() -> None:
 
 
 def measure(running: Cluster, pods: int, rounds: int) -> Result:
-    """A warm-up of each node, then rounds in turn."""
+    """Run a warm-up of each node, then rounds in turn."""
     kubernetes = Api(running.control.pki)
     benches = [Bench(node, node.title, kubernetes) for node in running.nodes]  # type: ignore[attr-defined]
     with kubernetes.watching():

@@ -1,4 +1,4 @@
-"""What kubelet says to a CRI server in a pod's life, timed call by call."""
+"""The calls that kubelet makes in a pod's life, timed one by one."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ RELISTS, MEASUREMENTS = 20, 5  # in one round
 
 
 def busy_seconds() -> float:
-    """CPU seconds that all processes of the machine have used, without idling and waiting (proc(5),
-    /proc/stat)."""
+    """Return the CPU seconds of all processes of the machine, without idling and waiting
+    (proc(5), /proc/stat)."""
     fields = [int(n) for n in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
     user, nice, system, _idle, _iowait, irq, softirq = fields[:7]
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 def version(client: cri.Client, runtime: str) -> str:
-    """What a server says that it is, and its OCI `runtime`, if it has one."""
+    """Return a server's name and version, and its OCI `runtime`'s, if it has one."""
     answer = client.runtime.Version(api.VersionRequest(), timeout=10)
     own = f"{answer.runtime_name} {answer.runtime_version.removesuffix('+unknown')}"
     return f"{own} + {runtime}" if runtime else own
@@ -70,12 +70,12 @@ class Bench:
             (folder / file).touch()
 
     def forget(self) -> None:
-        """Throw the samples of a warm-up away."""
+        """Drop the samples of a warm-up."""
         self.samples.clear()
         self.rates.clear()
 
     def round(self, label: str, pods: int, parallel: int) -> None:
-        """`pods` pods up, listed, asked, probed and down again, `parallel` at once."""
+        """Run `pods` pods: up, listed, measured, probed and down again, `parallel` at once."""
         with concurrent.futures.ThreadPoolExecutor(parallel) as pool:
             before_kib = self.private_kib()
             cpu, begin = busy_seconds(), time.perf_counter()
@@ -93,7 +93,7 @@ class Bench:
             self.rates["CPU of the machine per cycle"].append((busy_seconds() - cpu) * 1e3 / pods)
 
     def rest(self, label: str, pods: int) -> None:
-        """Measures what the server and then pods cost that have had nothing to do for a while."""
+        """Measure the server, and then pods, after a while without work."""
         before_kib = self.idle()
         running = [self.up(f"{label}-{i}") for i in range(pods)]
         for pair in running:
@@ -104,8 +104,8 @@ class Bench:
             self.down(pair)
 
     def idle(self) -> int:
-        """Measures what the server costs with all its helpers when it has had no pod for a while;
-        returns `private_kib`."""
+        """Measure the server with all its helpers after a while without pods; returns
+        `private_kib`."""
         time.sleep(QUIET_S)
         self.rates["idle server and helpers, PSS"].append(
             memory.pss_kib(self.server.processes()) / 1024
@@ -113,7 +113,8 @@ class Bench:
         return self.private_kib()
 
     def log(self, name: str) -> None:
-        """A container that writes lines as fast as they are read; the CPU includes its own."""
+        """Measure a container that writes lines as fast as they are read; its own CPU time is
+        included."""
         runtime, sandbox, config = self.client.runtime, self._sandbox(name), self._container(name)
         config.command[:] = ["sh", "-c", f"yes {'x' * (LINE_BYTES - 1)} | head -n {LINES}"]
         config.linux.ClearField("resources")
@@ -126,9 +127,9 @@ class Bench:
         container = runtime.CreateContainer(request, timeout=120).container_id
         cpu = busy_seconds()
         runtime.StartContainer(api.StartContainerRequest(container_id=container), timeout=120)
-        asked = api.ContainerStatusRequest(container_id=container)
+        status_request = api.ContainerStatusRequest(container_id=container)
         while (
-            status := runtime.ContainerStatus(asked, timeout=120).status
+            status := runtime.ContainerStatus(status_request, timeout=120).status
         ).state != api.CONTAINER_EXITED:
             time.sleep(0.05)
         self.rates["CPU per 100,000 log lines"].append((busy_seconds() - cpu) * 1e8 / LINES)
@@ -139,7 +140,7 @@ class Bench:
         (self.folder / f"{name}.log").unlink()
 
     def up(self, name: str) -> tuple[str, str]:
-        """A sandbox and a running container."""
+        """Start a sandbox and a container."""
         runtime, begin = self.client.runtime, time.perf_counter()
         sandbox = self._sandbox(name)
         pod = self._timed(
@@ -158,15 +159,15 @@ class Bench:
         return pod, container
 
     def relist(self) -> None:
-        """What kubelet asks for every second."""
+        """Make the calls that kubelet makes every second."""
         runtime = self.client.runtime
         self._timed("ListPodSandbox", runtime.ListPodSandbox, api.ListPodSandboxRequest())
         self._timed("ListContainers", runtime.ListContainers, api.ListContainersRequest())
 
     def measure(self) -> None:
-        """What kubelet asks for every ten seconds. A pod without a cgroup of its own, as on a host
-        without cgroups for pods, is an error for containerd: then it has no sample.
-        """
+        """Make the calls that kubelet makes every ten seconds. containerd answers an error for a
+        pod without a cgroup of its own, as on a host without cgroups for pods: then it has no
+        sample."""
         runtime = self.client.runtime
         self._timed(
             "ListContainerStats", runtime.ListContainerStats, api.ListContainerStatsRequest()
@@ -177,11 +178,11 @@ class Bench:
             )
 
     def private_kib(self) -> int:
-        """Private memory of the server's helpers, of which a pod's share is what it grows by."""
+        """Return private memory of the server's helpers; a pod's share is the growth."""
         return memory.private_kib(self.server.helpers())
 
     def ask(self, pair: tuple[str, str]) -> None:
-        """What probes and status loops do."""
+        """Make the calls of probes and status loops."""
         runtime = self.client.runtime
         self._timed(
             "ContainerStatus",
@@ -196,7 +197,7 @@ class Bench:
             )
 
     def down(self, pair: tuple[str, str]) -> None:
-        """Stopped and removed, in kubelet's order."""
+        """Stop and remove a pod, in kubelet's order."""
         runtime, begin = self.client.runtime, time.perf_counter()
         pod, container = pair
         self._timed(

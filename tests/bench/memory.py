@@ -1,4 +1,4 @@
-"""What processes cost: memory of the processes of a server (proc(5), smaps_rollup)."""
+"""Memory of a server's processes (proc(5), smaps_rollup)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def of_a_server(namespace: str) -> list[int]:
-    """Processes in the network namespace of this name, and the pause processes that are children of
-    these: they hold the namespace of a pod."""
+    """Return the processes in the network namespace of this name, and the pause processes that
+    are children of these and have a pod's."""
     file = os.stat(f"/run/netns/{namespace}")
     parents: dict[int, int] = {}
     inside: set[int] = set()
@@ -29,13 +29,13 @@ def of_a_server(namespace: str) -> list[int]:
 
 
 def private_kib(processes: Collection[int]) -> int:
-    """Private memory of these processes together, clean and dirty, in KiB; one that has ended
-    counts nothing."""
+    """Return private memory of these processes together, clean and dirty, in KiB; a process that
+    has ended counts as 0."""
     return _kib(processes, ("Private_Clean:", "Private_Dirty:"))
 
 
 def pss_kib(processes: Collection[int]) -> int:
-    """Their proportional set size in KiB: what several processes share counts once."""
+    """Return their proportional set size in KiB: shared memory counts once."""
     return _kib(processes, ("Pss:",))
 
 

@@ -1,5 +1,5 @@
-"""The peer to measure against: containerd with runc and the reference CNI plugins, in a network
-namespace of its own."""
+"""containerd with runc and the reference CNI plugins, in a network namespace of its own: the
+first peer."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Containerd:
     def __init__(
         self, folder: Path, namespace: str, plugins: Path | None = None, mounts: str = ""
     ) -> None:
-        """`plugins` is a folder of CNI plugins to use in place of the reference ones, `mounts` the
-        file of a mount namespace to run in."""
+        """`plugins` is a folder of CNI plugins instead of the reference ones, `mounts` the file
+        of a mount namespace to run in."""
         self.folder, self.namespace, self.mounts = folder, namespace, mounts
         self.socket = folder / "containerd.sock"
         self.program = Program("containerd", folder)
@@ -33,7 +33,7 @@ class Containerd:
         self._there = _groups()
 
     def launch(self) -> None:
-        """Start it and do not wait."""
+        """Start it without waiting."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._write_configuration()
         command = [f"{self.built}/bin/containerd", "-c", f"{self.folder}/config.toml"]
@@ -41,7 +41,7 @@ class Containerd:
         self.program.start([*enter(self.namespace, self.mounts), *command], environment=environment)
 
     def start(self, images: Sequence[Path], timeout_s: float = 30) -> None:
-        """Start it and import `images` (docker-archives), among them one named like PAUSE."""
+        """Start it and import `images` (docker-archives), one of them named like PAUSE."""
         self.launch()
         if not wait_until(lambda: self._ctr("version").returncode == 0, timeout_s):
             raise RuntimeError(f"containerd does not answer:\n{self.program.tail()}")
@@ -51,12 +51,12 @@ class Containerd:
                 raise RuntimeError(f"containerd does not import {image}: {done.stderr}")
 
     def runtime(self) -> str:
-        """The OCI runtime's name and version."""
+        """Return the OCI runtime's name and version."""
         return version_of(self.built / "bin/runc")
 
     def stop(self) -> None:
-        """End it; its pods must have been removed. The group of all of them, which it leaves in
-        each hierarchy, goes too."""
+        """Stop it; its pods must have been removed. Also removes the cgroup of all pods, which
+        it leaves in each hierarchy."""
         self.program.stop()
         for group in _groups() - self._there:
             group.rmdir()
@@ -101,24 +101,24 @@ state = "{self.folder}/state"
 
 
 def enter(namespace: str, mounts: str) -> list[str]:
-    """The beginning of a command that runs in the network namespace of this name, and in the mount
-    namespace of this file if one is given; nsenter leaves /sys as it is, `ip netns exec` would not.
-    """
+    """Return the beginning of a command that runs in the network namespace of this name, and in
+    the mount namespace of this file if there is one; nsenter leaves /sys unchanged, which `ip
+    netns exec` would not."""
     network = [f"--net=/run/netns/{namespace}"] if namespace else []
     words = [*network, *([f"--mount={mounts}"] if mounts else [])]
     return ["nsenter", *words] if words else []
 
 
 def version_of(program: Path) -> str:
-    """The name of an OCI runtime and its version, such as `crun 1.21`."""
-    shown = subprocess.run(
+    """Return the name and version of an OCI runtime, such as `crun 1.21`."""
+    output = subprocess.run(
         [program, "--version"], capture_output=True, text=True, check=True
     ).stdout
-    return shown.splitlines()[0].replace(" version ", " ")
+    return output.splitlines()[0].replace(" version ", " ")
 
 
 def bridge_network(name: str, subnet: str, leases: Path) -> dict[str, Any]:
-    """A peer's network: a bridge `name`0 with host-local addresses, and host ports."""
+    """Return a peer's network: a bridge `name`0 with host-local addresses, and host ports."""
     ipam = {
         "type": "host-local",
         "ranges": [[{"subnet": subnet}]],
@@ -137,14 +137,15 @@ def bridge_network(name: str, subnet: str, leases: Path) -> dict[str, Any]:
 
 
 def _groups() -> set[Path]:
-    """The peer's cgroups, in the trees of both versions."""
+    """Return the peer's cgroups, in the trees of both versions."""
     return {
         group for place in ("k8s.io", "*/k8s.io") for group in Path("/sys/fs/cgroup").glob(place)
     }
 
 
 def pause_archive(folder: Path) -> Path:
-    """An image for the peer's sandboxes: our own pause program, as a docker-archive in `folder`."""
+    """Make an image for the peer's sandboxes: our own pause program, as a docker-archive in
+    `folder`."""
     program = (Path(__file__).parents[2] / "pyrunc/native/pause").read_bytes()
     image = build.image(
         [build.layer({"pause": build.Node(program, mode=0o755)})], {"Entrypoint": ["/pause"]}

@@ -1,8 +1,8 @@
-"""`make bench-pods N=150`: N idle pods on each server, one side after the other, and what it costs
-to have them.
+"""`make bench-pods N=150`: measures the cost of N idle pods on each server, one server after the
+other.
 
-Lists and statistics, memory, exec probes, and how long a server that was killed needs until it
-lists all again.
+Lists and statistics, memory, exec probes, and the time that a killed server needs until it lists
+all pods again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Figures = dict[str, tuple[float, str]]
 
 
 def measure(bench: Bench, pods: int, label: str) -> Figures:
-    """`pods` pods up, measured, and down again."""
+    """Start `pods` pods, measure, and remove them."""
     with concurrent.futures.ThreadPoolExecutor(PARALLEL) as pool:
         bench.round(f"{label}-warm", PARALLEL, PARALLEL)
         bench.forget()
@@ -43,35 +43,35 @@ def measure(bench: Bench, pods: int, label: str) -> Figures:
 
 
 def _figures(bench: Bench, pods: int, running: list[tuple[str, str]], before_kib: int) -> Figures:
-    found: Figures = {}
+    figures: Figures = {}
     for _ in range(CALLS):
         bench.relist()
         bench.measure()
     for step in ("ListPodSandbox", "ListContainers", "ListContainerStats", "ListPodSandboxStats"):
         if bench.samples[step]:
-            found[step] = statistics.median(bench.samples[step]), "ms"
+            figures[step] = statistics.median(bench.samples[step]), "ms"
     time.sleep(QUIET_S)
-    found["private memory per quiet pod"] = (bench.private_kib() - before_kib) / pods, "KiB"
+    figures["private memory per quiet pod"] = (bench.private_kib() - before_kib) / pods, "KiB"
     cpu = busy_seconds()
     for number in range(PROBES):
         bench.ask(running[number % pods])
-    found["CPU of an exec probe"] = (busy_seconds() - cpu) * 1e3 / PROBES, "ms"
+    figures["CPU of an exec probe"] = (busy_seconds() - cpu) * 1e3 / PROBES, "ms"
     begin = time.perf_counter()
     bench.server.kill_and_launch()
-    found["kill -9 to the first complete list"] = _until_listed(bench, pods, begin), "ms"
-    return found
+    figures["kill -9 to the first complete list"] = _until_listed(bench, pods, begin), "ms"
+    return figures
 
 
 def _until_listed(bench: Bench, pods: int, begin: float) -> float:
-    """Milliseconds until the server lists all pods as ready again."""
-    wanted = api.ListPodSandboxRequest(
+    """Return milliseconds until the server lists all pods as ready again."""
+    request = api.ListPodSandboxRequest(
         filter=api.PodSandboxFilter(state=api.PodSandboxStateValue(state=api.SANDBOX_READY))
     )
     while True:
         try:
             # a channel that was refused would wait for a second
             with Client(bench.server.socket) as client:
-                if len(client.runtime.ListPodSandbox(wanted, timeout=10).items) >= pods:
+                if len(client.runtime.ListPodSandbox(request, timeout=10).items) >= pods:
                     return (time.perf_counter() - begin) * 1e3
         except grpc.RpcError:
             pass

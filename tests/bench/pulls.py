@@ -44,14 +44,14 @@ READ_ALL = "cat /data/*/* >/dev/null"
 
 
 def made_up(files: int, size_bytes: int) -> list[bytes]:
-    """The contents of files that compress to about half."""
+    """Return the contents of files that compress to about half."""
     chance = random.Random(files)
     return [chance.randbytes(size_bytes // 2).hex().encode() for _ in range(files)]
 
 
 def sampled(tree: Path, files: int) -> list[bytes]:
-    """The contents of some files below a folder of this machine: the same ones as long as the
-    folder stays as it is."""
+    """Return the contents of some files below a folder of this machine: the same ones as long as
+    the folder does not change."""
     paths = sorted(path for path in tree.rglob("*") if path.is_file() and not path.is_symlink())
     return [
         path.read_bytes() for path in random.Random(files).sample(paths, min(files, len(paths)))
@@ -59,7 +59,7 @@ def sampled(tree: Path, files: int) -> list[bytes]:
 
 
 def image_of(contents: Sequence[bytes], layers: int) -> BuiltImage:
-    """busybox and, in `layers` layers, files with these contents."""
+    """Build an image of busybox and, in `layers` layers, files with these contents."""
     tars = []
     for number in range(layers):
         some = range(number, len(contents), layers)
@@ -68,7 +68,7 @@ def image_of(contents: Sequence[bytes], layers: int) -> BuiltImage:
 
 
 class Side:
-    """A server with a registry that it reaches, and where it keeps images."""
+    """A server with a registry that it reaches, and its image folder."""
 
     def __init__(self, server: Server, folder: Path) -> None:
         self.bench = Bench(server, folder, image="")
@@ -97,7 +97,7 @@ class Side:
         self.bench._sample(f"removal, {step}", begin)
 
     def start(self, label: str, step: str) -> tuple[str, str]:
-        """A pod of the image; how long its container took."""
+        """Start a pod of the image; returns the time of its container."""
         bench = self.bench
         bench.samples.pop("CreateContainer", None), bench.samples.pop("StartContainer", None)
         pair = bench.up(label)
@@ -114,42 +114,43 @@ class Side:
         self.bench._sample(f"read all files, {step}", begin)
 
     def cached_tars(self) -> int:
-        """Bytes of our layers' tars in memory, beside what containers have of the mounts; 0 on
-        containerd's side."""
+        """Return bytes of our layers' tars in memory, beside the containers' mounts; 0 for
+        containerd."""
         return cached(_files(self.store / "images/tars"))
 
     def wait_until_dropped(self) -> None:
-        """Our server drops tars' pages now and then; what is on a tmpfs stays."""
+        """Wait until our server has dropped tars' pages; files on a tmpfs stay in memory."""
         before = self.cached_tars()
         wait_until(
             lambda: not before or self.cached_tars() < before / 10, TARS_DROPPED_S, every_s=5
         )
 
     def note_cache(self, step: str, seen_bytes: int) -> None:
-        """`seen_bytes`: what containers see of it."""
+        """Note the page cache; `seen_bytes`: the part that containers see."""
         name = f"MiB of page cache, {step}"
         self.bench.rates[name].append((seen_bytes + self.cached_tars()) / 2**20)
 
     def pid(self, container: str) -> int:
         request = api.ContainerStatusRequest(container_id=container, verbose=True)
-        found = self.bench.client.runtime.ContainerStatus(request, timeout=10)
-        return int(json.loads(found.info["info"])["pid"])
+        reply = self.bench.client.runtime.ContainerStatus(request, timeout=10)
+        return int(json.loads(reply.info["info"])["pid"])
 
 
 def _in_namespace(name: str, make: Callable[[], Registry]) -> Registry:
-    """Sockets belong to the network namespace of the thread that makes them."""
-    found: list[Registry] = []
+    """Run a function in a thread in the namespace, because sockets belong to the network
+    namespace of the thread that makes them."""
+    registries: list[Registry] = []
 
     def run() -> None:
         namespace = os.open(f"/run/netns/{name}", os.O_RDONLY | os.O_CLOEXEC)
         setns(namespace, CLONE_NEWNET)
         os.close(namespace)
-        found.append(make())
+        registries.append(make())
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    return found[0]
+    return registries[0]
 
 
 def disk_bytes(folder: Path) -> int:
@@ -164,7 +165,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def cached(files: Sequence[Path]) -> int:
-    """Bytes in the page cache, by mincore(2)."""
+    """Return bytes in the page cache, by mincore(2)."""
     total = 0
     for at in range(0, len(files), 500):
         command = ["fincore", "-b", "-n", "-r", "-o", "RES", *map(str, files[at : at + 500])]
@@ -176,24 +177,24 @@ def cached(files: Sequence[Path]) -> int:
 @contextmanager
 def sides(folder: Path) -> Iterator[list[Side]]:
     with servers.running(folder) as running, ExitStack() as stack:
-        found = [Side(server, folder / f"load-{server.namespace}") for server in running]
-        for side in found:
+        all_sides = [Side(server, folder / f"load-{server.namespace}") for server in running]
+        for side in all_sides:
             stack.enter_context(side.registry)
-        yield found
+        yield all_sides
 
 
-def measure(found: list[Side], options: argparse.Namespace, contents: Sequence[bytes]) -> None:
-    """All steps, side by side."""
+def measure(all_sides: list[Side], options: argparse.Namespace, contents: Sequence[bytes]) -> None:
+    """Run all steps, side by side."""
     for layers in (1,) if options.large else (1, 12):
         step, built = f"{layers} layer{'s' * (layers > 1)}", image_of(contents, layers)
-        for side in found:
+        for side in all_sides:
             side.registry.push("bench:1", built)
             if options.collected:
                 side.registry.push(
                     "collected:1", image_of(made_up(options.collected, COLLECTED_BYTES), 1)
                 )
         for number in range(options.rounds):
-            for side in found:
+            for side in all_sides:
                 if options.collected:
                     side.pull("collected:1", "to be collected")
                     side.remove("to be collected")
@@ -205,10 +206,10 @@ def measure(found: list[Side], options: argparse.Namespace, contents: Sequence[b
                 side.remove(step)
 
 
-def share(found: list[Side], containers: int) -> None:
-    """Page cache with many containers of one image that all read all of it. What a container finds
-    in memory before it has read anything, it shares with others."""
-    for side in found:
+def share(all_sides: list[Side], containers: int) -> None:
+    """Measure the page cache with many containers of one image that all read all of it. A
+    container shares the pages that are in memory before it has read anything."""
+    for side in all_sides:
         side.pull("bench:1", "shared")
         pairs = [side.start(f"many-{number}", "many") for number in range(containers)]
         total = 0
@@ -260,11 +261,11 @@ def main() -> None:
         if options.tmpfs:
             subprocess.run(["mount", "-t", "tmpfs", "bench", folder], check=True)
             stack.callback(subprocess.run, ["umount", "-l", str(folder)], check=False)
-        found = stack.enter_context(sides(folder))
-        measure(found, options, contents)
+        all_sides = stack.enter_context(sides(folder))
+        measure(all_sides, options, contents)
         if not options.large:
-            share(found, options.containers)
-        benches = [side.bench for side in found]
+            share(all_sides, options.containers)
+        benches = [side.bench for side in all_sides]
         place = "a tmpfs" if options.tmpfs else "the disk"
         rows = [
             *medians([bench.samples for bench in benches], benches[0].samples, "ms"),

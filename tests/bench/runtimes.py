@@ -36,8 +36,8 @@ GOALS = {"run": 0.6, "exec": 0.7, "create+start+delete": 1.1, "state": 2.0}  # t
 
 
 class Cost(NamedTuple):
-    """Of one command: by the clock, of the processor (with the children that it waited for), and of
-    the largest process."""
+    """Cost of one command: wall time, CPU time (with the children that it waited for), and
+    memory of the largest process."""
 
     clock_ms: float
     processor_ms: float
@@ -45,8 +45,8 @@ class Cost(NamedTuple):
 
 
 class Side:
-    """One runtime: how it is called, its containers' folder, and its samples: by the clock, of the
-    processor, peak memory."""
+    """One runtime: its command, its containers' folder, and its samples: wall time, CPU time,
+    peak memory."""
 
     def __init__(
         self, name: str, program: Sequence[str], folder: Path, prefix: Sequence[str] = ()
@@ -74,7 +74,7 @@ class Side:
         return folder
 
     def call(self, *words: str) -> Cost:
-        """What one command cost, which must succeed."""
+        """Run a command, which must succeed; returns its cost."""
         command = [*self.prefix, str(self.spawn), *self.program, "--root", str(self.state), *words]
         reading, writing = os.pipe()
         with open(self.folder / "output", "wb") as output:
@@ -87,17 +87,17 @@ class Side:
             child = os.posix_spawn(command[0], command, os.environ, file_actions=actions)
             os.close(writing)
             with open(reading) as answer:
-                found = answer.read()
+                text = answer.read()
             os.waitpid(child, 0)
-        if not found.endswith(" 0\n"):
+        if not text.endswith(" 0\n"):
             raise RuntimeError(
-                f"{' '.join(command)}: {found}\n{(self.folder / 'output').read_text()}"
+                f"{' '.join(command)}: {text}\n{(self.folder / 'output').read_text()}"
             )
-        clock_ns, processor_us, memory_kib, _ = map(int, found.split())
+        clock_ns, processor_us, memory_kib, _ = map(int, text.split())
         return Cost(clock_ns / 1e6, processor_us / 1e3, memory_kib / 1024)
 
     def round(self, number: int) -> None:
-        """Every task once, in a container that runs for exec and state, and in new ones."""
+        """Run every task once, in a running container for exec and state, and in new ones."""
         short = str(self._bundles["true"])
         self._note("run", self.call("run", "--bundle", short, f"r{number}"))
         created = self.call("create", "--bundle", short, f"c{number}")
@@ -118,14 +118,14 @@ class Side:
         self.processor_ms[task].append(sum(cost.processor_ms for cost in costs))
 
     def forget(self) -> None:
-        """Throw away what was measured so far."""
+        """Drop the samples so far."""
         for samples in (self.clock_ms, self.processor_ms, self.memory_mib):
             for values in samples.values():
                 values.clear()
 
     @contextlib.contextmanager
     def container(self) -> Iterator[None]:
-        """A container called `long`, that runs all the while."""
+        """Run a container called `long` meanwhile."""
         self.call("run", "--detach", "--bundle", str(self._bundles["long"]), "long")
         try:
             yield
@@ -143,37 +143,46 @@ def build_spawn(folder: Path) -> None:
 
 @contextlib.contextmanager
 def without_the_v2_tree() -> Iterator[list[str]]:
-    """What to put before a command so that it sees cgroup v1 only; nothing where there is no v1."""
+    """Return words before a command so that it sees only cgroup v1; none where there is no v1."""
     if not os.path.ismount(UNIFIED):
         yield []
         return
     script = f"umount {UNIFIED}; echo ready; exec sleep 100000"
-    holder = subprocess.Popen(["unshare", "-m", "sh", "-c", script], stdout=subprocess.PIPE)
+    namespace_process = subprocess.Popen(
+        ["unshare", "-m", "sh", "-c", script], stdout=subprocess.PIPE
+    )
     try:
-        assert holder.stdout is not None and holder.stdout.readline() == b"ready\n"
-        yield [shutil.which("nsenter") or "nsenter", f"--mount=/proc/{holder.pid}/ns/mnt", "--wd=."]
+        assert (
+            namespace_process.stdout is not None
+            and namespace_process.stdout.readline() == b"ready\n"
+        )
+        yield [
+            shutil.which("nsenter") or "nsenter",
+            f"--mount=/proc/{namespace_process.pid}/ns/mnt",
+            "--wd=.",
+        ]
     finally:
-        holder.kill()
-        holder.wait()
-        assert holder.stdout is not None
-        holder.stdout.close()
+        namespace_process.kill()
+        namespace_process.wait()
+        assert namespace_process.stdout is not None
+        namespace_process.stdout.close()
 
 
 @contextlib.contextmanager
 def sides(folder: Path) -> Iterator[list[Side]]:
-    """runc first: the one that ratios refer to."""
+    """Start the runtimes, runc first, to which ratios refer."""
     with contextlib.ExitStack() as stack:
-        found = [
+        all_sides = [
             Side("runc", [str(toolchain.peer() / "bin/runc")], folder / "runc"),
             Side("pyrunc", bundle.runtime(), folder / "pyrunc"),
         ]
         if crun := shutil.which("crun"):
-            found.append(
+            all_sides.append(
                 Side("crun", [crun], folder / "crun", stack.enter_context(without_the_v2_tree()))
             )
-        for side in found:
+        for side in all_sides:
             stack.enter_context(side.container())
-        yield found
+        yield all_sides
 
 
 MEASURES = (
@@ -183,16 +192,17 @@ MEASURES = (
 )
 
 
-def table(found: Sequence[Side], measure: str, title: str, unit: str) -> list[str]:
-    """Markdown rows: task, the medians, each one's ratio to the first, for the clock the goal."""
-    first, *others = found
+def table(all_sides: Sequence[Side], measure: str, title: str, unit: str) -> list[str]:
+    """Return Markdown rows: task, medians, each one's ratio to the first, and the goal for wall
+    time."""
+    first, *others = all_sides
     ratios = "".join(f" {other.name} / {first.name} |" for other in others)
     lines = [
-        f"| {title} | {' | '.join(side.name for side in found)} |{ratios} goal |",
-        "|---" * (len(found) + len(others) + 2) + "|",
+        f"| {title} | {' | '.join(side.name for side in all_sides)} |{ratios} goal |",
+        "|---" * (len(all_sides) + len(others) + 2) + "|",
     ]
     for task in getattr(first, measure):
-        values = [statistics.median(getattr(side, measure)[task]) for side in found]
+        values = [statistics.median(getattr(side, measure)[task]) for side in all_sides]
         cells = [f"{value:.1f} {unit}" for value in values] + [
             f"{value / values[0]:.2f}" for value in values[1:]
         ]
@@ -214,12 +224,12 @@ def main() -> int:
         subprocess.run(["mount", "-t", "tmpfs", "run", str(folder / "run")], check=True)
         build_spawn(folder)
         bundle.make_root(folder / "root")
-        with sides(folder) as found:
+        with sides(folder) as all_sides:
             for number in range(-2, options.rounds):
                 if number == 0:  # the page cache is warm now
-                    for side in found:
+                    for side in all_sides:
                         side.forget()
-                for side in found:
+                for side in all_sides:
                     side.round(number)
     finally:
         subprocess.run(["umount", "-l", str(folder / "run")], check=False)
@@ -229,7 +239,7 @@ def main() -> int:
         f" {options.rounds} rounds\n"
     )
     for measure in MEASURES:
-        print("\n".join(table(found, *measure)), "\n")
+        print("\n".join(table(all_sides, *measure)), "\n")
     if options.json:
         medians = {
             side.name: {
@@ -238,7 +248,7 @@ def main() -> int:
                 }
                 for name, _, _ in MEASURES
             }
-            for side in found
+            for side in all_sides
         }
         options.json.write_text(json.dumps(medians, indent=1))
     return 0

@@ -1,8 +1,8 @@
-"""The servers that a benchmark compares: containerd + runc, CRI-O + crun, ours, each in a network
-namespace of its own.
+"""The servers that a benchmark compares: containerd + runc, CRI-O + crun, ours, each in a
+network namespace of its own.
 
-All that runs in this namespace, but for the containers, which have others, belongs to the server:
-so its helpers are known whatever their names are.
+All processes in this namespace belong to the server, because containers have namespaces of their
+own: so helpers are recognised without their names.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ IMAGE = "docker.io/library/busybox:latest"
 
 @dataclass(frozen=True)
 class Server:
-    """A running server: what tables call it, where it answers, where its images are, and how it is
-    started again.
+    """A running server: its name in tables, its socket, its images' folder, and a function that
+    starts it again.
 
     `runtime` is the version of its OCI runtime, where that is another program.
     """
@@ -42,16 +42,16 @@ class Server:
     launch: Callable[[], None]
 
     def processes(self) -> list[int]:
-        """The server, its helpers, and what else a pod costs beside the user's processes: shims,
+        """Return the server, its helpers, and a pod's processes beside the user's: shims,
         monitors, pause."""
         return memory.of_a_server(self.namespace)
 
     def helpers(self) -> list[int]:
-        """The same without the server's own process."""
+        """Return the same without the server's own process."""
         return [pid for pid in self.processes() if pid != self.program.pid]
 
     def kill_and_launch(self) -> None:
-        """End it as `kill -9` does and start it again, without waiting."""
+        """Kill it like `kill -9` and start it again, without waiting."""
         self.program.stop(signal.SIGKILL)
         self.launch()
 
@@ -115,8 +115,7 @@ TWO, ALL = ("containerd", "pyrunc"), ("containerd", "crio", "pyrunc")
 
 @contextlib.contextmanager
 def running(folder: Path, kinds: Sequence[str] = TWO) -> Iterator[list[Server]]:
-    """These servers, ours the last; images on the disk that is there, state on a tmpfs, as /run is
-    one.
+    """Start these servers, ours last; images on the present disk, state on a tmpfs, as on /run.
 
     They end when this program gets a signal, too.
     """

@@ -14,7 +14,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured, each server's value, ours the last, and their unit; a rate is better when
+    """One figure: its name, each server's value, ours last, and the unit; a rate is better when
     it is higher."""
 
     step: str
@@ -22,14 +22,14 @@ class Row:
     unit: str = ""
 
     def ratios(self) -> list[float]:
-        """Our value divided by each peer's."""
+        """Return our value divided by each peer's."""
         *peers, ours = self.values
         return [ours / value if value else float("nan") for value in peers]
 
 
 @dataclass(frozen=True)
 class Result:
-    """One run: which servers, where and when, and groups of rows by their title."""
+    """One run: servers, place, time, and groups of rows by their title."""
 
     names: Sequence[str]
     versions: Sequence[str]
@@ -44,7 +44,7 @@ class Result:
 
     @classmethod
     def read(cls, path: Path) -> Result:
-        """Read what `write` has written."""
+        """Read the JSON of `write`."""
         fields = json.loads(path.read_text())
         groups = {
             title: [Row(**row) for row in rows] for title, rows in fields.pop("groups").items()
@@ -55,7 +55,7 @@ class Result:
 def medians(
     samples: Sequence[Mapping[str, Sequence[float]]], steps: Iterable[str], unit: str
 ) -> list[Row]:
-    """A row for each of `steps` of which every server has samples."""
+    """Return a row for each of `steps` of which every server has samples."""
     return [
         Row(step, [statistics.median(of_server[step]) for of_server in samples], unit)
         for step in steps
@@ -64,7 +64,7 @@ def medians(
 
 
 def header(names: Sequence[str], title: str = "p50") -> list[str]:
-    """The first lines of a table: title, servers, and ratios to each but the last."""
+    """Return the first lines of a table: title, servers, and ratios to each but the last."""
     *peers, _ = names
     ratios = [f"÷ {peer}" for peer in peers] if len(peers) > 1 else ["ratio"]
     cells = [title, *names, *ratios]
@@ -72,7 +72,7 @@ def header(names: Sequence[str], title: str = "p50") -> list[str]:
 
 
 def lines(rows: Iterable[Row]) -> list[str]:
-    """A line of a table for each row."""
+    """Return a line of a table for each row."""
     return [
         f"| {' | '.join([row.step, *(shown(v, row.unit) for v in row.values), *(f'{r:.3f}' for r in row.ratios())])} |"
         for row in rows
@@ -80,18 +80,18 @@ def lines(rows: Iterable[Row]) -> list[str]:
 
 
 def shown(value: float, unit: str) -> str:
-    """A value with three digits or more, and its unit."""
+    """Format a value with three digits or more, and its unit."""
     digits = 0 if value >= 1000 else 1 if value >= 100 else 2
     return f"{value:,.{digits}f}{' ' if unit else ''}{unit}"
 
 
 def table(names: Sequence[str], rows: Iterable[Row]) -> list[str]:
-    """A whole table."""
+    """Return a whole table."""
     return [*header(names), *lines(rows)]
 
 
 def where(versions: Iterable[str]) -> str:
-    """When, on what and with which servers a benchmark is run."""
+    """Return time, machine and servers of a benchmark."""
     kernel = platform.release().split("-")[0]
     machine = f"{os.cpu_count()} cores, Linux {kernel}, Python {platform.python_version()}"
     return f"{time.strftime('%Y-%m-%d')}, {machine}: {', '.join(versions)}"

@@ -35,7 +35,7 @@ Response = api.ListContainersResponse
 
 
 def listed() -> Response:
-    """What a node with `CONTAINERS` containers answers."""
+    """Return the list of a node with `CONTAINERS` containers."""
     response = Response()
     for number in range(CONTAINERS):
         container = response.containers.add(
@@ -116,7 +116,7 @@ class Side:
         assert self._list(Request(), wait_for_ready=True, timeout=60) == LISTED
 
     def round(self, calls: int) -> None:
-        """CPU time of each call in microseconds, one after the other and at once."""
+        """Return CPU time of each call in microseconds, one after the other and at once."""
         one, many = self.samples.values()
         with self._measured(one, calls):
             for _ in range(calls):
@@ -134,7 +134,7 @@ class Side:
         samples.append((self._cpu_ns() - begin_ns) / calls / 1000)
 
     def _cpu_ns(self) -> int:
-        """Of all threads: /proc/PID/task/TID/schedstat begins with the time on a processor."""
+        """Return the CPU time of all threads: /proc/PID/task/TID/schedstat begins with it."""
         tasks = Path(f"/proc/{self._process.pid}/task").iterdir()
         return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
 
@@ -170,7 +170,7 @@ def main() -> None:
 
 
 def table(sides: list[Side]) -> list[str]:
-    """Markdown rows: medians, and ours divided by each of theirs."""
+    """Return Markdown rows: medians, and ours divided by each of theirs."""
     *theirs, ours = sides
     ratios = [f"pyrunc / {side.name}" for side in theirs]
     lines = [f"| p50 | {' | '.join([*(s.name for s in sides), *ratios])} |"]

@@ -1,5 +1,5 @@
-"""Real containers from a busybox root: `Box` makes the bundle, starts what a test describes, and
-takes all of it away."""
+"""Real containers from a busybox root: `Box` makes the bundle, starts containers for a test, and
+removes everything."""
 
 from __future__ import annotations
 
@@ -94,13 +94,13 @@ class Box:
 
     @property
     def process(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.config["process"]
-        return found
+        process: dict[str, Any] = self.config["process"]
+        return process
 
     @property
     def linux(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.config["linux"]
-        return found
+        linux: dict[str, Any] = self.config["linux"]
+        return linux
 
     def add_mount(
         self, destination: str, source: str = "", *options: str, kind: str = "bind"
@@ -115,7 +115,7 @@ class Box:
     def request(
         self, *args: str, overlay: bool = True, stdio: tuple[int, int, int] = (0, 1, 2), **more: Any
     ) -> CreateRequest:
-        """A request for the current configuration with these arguments."""
+        """Return a request for the current configuration with these arguments."""
         config = copy.deepcopy(self.config)
         if args:
             config["process"]["args"] = list(args)
@@ -137,13 +137,14 @@ class Box:
         )
 
     def run(self, script: str, **more: Any) -> str:
-        """What `sh -c script` writes in a container, stderr included; the exit code must be 0."""
+        """Return the output of `sh -c script` in a container, stderr included; the exit code
+        must be 0."""
         code, text = self.outcome("sh", "-c", script, **more)
         assert code == 0, f"exit code {code}: {text}"
         return text
 
     def outcome(self, *args: str, **more: Any) -> tuple[int, str]:
-        """Exit code (128 + signal) and output of a container that runs to its end."""
+        """Return exit code (128 + signal) and output of a container that runs to its end."""
         reading, writing = os.pipe()
         null = os.open("/dev/null", os.O_RDONLY)
         try:
@@ -161,7 +162,7 @@ class Box:
 
     @contextmanager
     def running(self, *args: str, **more: Any) -> Iterator[tuple[Created, CreateRequest]]:
-        """A container that lives during the `with`."""
+        """Run a container during the `with`."""
         null = os.open("/dev/null", os.O_RDWR)
         try:
             request = self.request(*(args or ("sleep", "1000")), stdio=(null, null, null), **more)
@@ -184,11 +185,11 @@ class Box:
         created: Created,
         request: CreateRequest,
         script: str,
-        asked: dict[str, Any] | None = None,
+        process_object: dict[str, Any] | None = None,
     ) -> str:
-        """What `sh -c script` writes as another process of the container; the exit code must be
-        0."""
-        process = merged(request.spec, {"args": ["sh", "-c", script], **(asked or {})})
+        """Return the output of `sh -c script` as another process of the container; the exit code
+        must be 0."""
+        process = merged(request.spec, {"args": ["sh", "-c", script], **(process_object or {})})
         reading, writing = os.pipe()
         null = os.open("/dev/null", os.O_RDONLY)
         try:
@@ -217,8 +218,8 @@ class Box:
 
 @contextmanager
 def held(box: Box) -> Iterator[dict[str, str]]:
-    """A pause process of the box's mounts; what a container's request needs besides, where detached
-    mounts cannot be cloned."""
+    """Start a pause process for the box's mounts; returns what a container's request needs
+    besides, where detached mounts cannot be cloned."""
     pod = hold(
         f"{session.name('h')}-{box.folder.name}",
         PauseRequest({"ipc": "new"}, CgroupChoice(missing_controllers="warn")),
@@ -231,7 +232,7 @@ def held(box: Box) -> Iterator[dict[str, str]]:
 
 
 def release(pod: Held) -> None:
-    """End a pause process and take its cgroup away."""
+    """End a pause process and remove its cgroup."""
     os.kill(pod.pid, 9)
     reap(pod)
     assert pod.cgroup is not None
@@ -239,7 +240,7 @@ def release(pod: Held) -> None:
 
 
 def reap(process: Created | Executed | Held) -> int:
-    """Wait for the process and close its descriptor; the exit code, 128 + signal."""
+    """Wait for the process and close its descriptor; returns the exit code, or 128 + signal."""
     result = os.waitid(os.P_PIDFD, process.pidfd, os.WEXITED)
     os.close(process.pidfd)
     assert result is not None
@@ -247,7 +248,7 @@ def reap(process: Created | Executed | Held) -> int:
 
 
 def finish(created: Created) -> int:
-    """`reap`, and remove the cgroup."""
+    """Call `reap`, and remove the cgroup."""
     code = reap(created)
     if created.cgroup is not None:
         created.cgroup.kill()
@@ -256,10 +257,11 @@ def finish(created: Created) -> int:
 
 
 def mounts(mountinfo: str) -> dict[str, tuple[str, str, str]]:
-    """mountinfo -> mount point: (options, type, propagation fields); the topmost mount wins."""
-    found = {}
+    """Parse mountinfo to mount point: (options, type, propagation fields); the topmost mount
+    wins."""
+    by_path = {}
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
         fields = left.split()
-        found[fields[4]] = (fields[5], right.split()[0], " ".join(fields[6:]))
-    return found
+        by_path[fields[4]] = (fields[5], right.split()[0], " ".join(fields[6:]))
+    return by_path

@@ -25,8 +25,8 @@ def box(tmp_path: Path) -> Iterator[Box]:
 
 @pytest.fixture(autouse=True, scope="session")
 def what_a_process_keeps() -> None:
-    """The sealed programs are made once per process and stay open: not a leak of the first test
-    that needs them."""
+    """Make the sealed programs, which a process makes once and keeps open, so that they are no
+    leak of the first test."""
     launch.executable()
     os.close(pause._open_pause())
     facts.host()

@@ -1,4 +1,4 @@
-"""A pod's pause process, started by whoever is to be its parent."""
+"""Starts a pod's pause process as a child of the test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Held(Value):
-    """The pause process. `pidfd` is the caller's now."""
+    """The pause process. The caller closes `pidfd`."""
 
     pid: int
     pidfd: int
@@ -35,8 +35,8 @@ def hold(
     mounts: Mapping[str, int] | None = None,
     stdio: tuple[int, int, int] | None = None,
 ) -> Held:
-    """Start the pause process that holds a pod's namespaces. Without `stdio` it has a null device
-    of its own."""
+    """Start the pause process that holds a pod's namespaces. Without `stdio` it has a null
+    device of its own."""
     with Undo() as undo, Descriptors() as descriptors:
         compiled = compile_pause(identifier, request, descriptors, undo, mounts=mounts or {})
         if stdio is None:

@@ -1,4 +1,4 @@
-"""The ledger tells a session's own leaks from what others do on the machine meanwhile."""
+"""The ledger separates a session's own leaks from changes by others on the machine."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.support.processes import wait_until
 
 
 class Things:
-    """What a program leaves on a machine: `make(KIND, NAME)` leaves one and returns the word by
-    which a leak is told."""
+    """Things that a program leaves on a machine: `make(KIND, NAME)` leaves one and returns the
+    word that its report contains."""
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         self.stack, self.folder = stack, folder
@@ -51,8 +51,8 @@ class Things:
         return str(place)
 
     def orphan(self, name: str, environment: dict[str, str]) -> int:
-        """A process with `name` in its command line that is not below this one, with a child; both
-        are ended at the end."""
+        """Make a process with `name` in its command line that is not below this one, with a
+        child; both are killed at the end."""
         script = "echo $$; sleep 1000 >/dev/null & echo $!; exec >/dev/null; wait"
         done = subprocess.run(
             ["setsid", "--fork", "sh", "-c", script, name],
@@ -86,9 +86,9 @@ def things(monkeypatch: pytest.MonkeyPatch) -> Iterator[Things]:
         folder = Path(f"/tmp/other-{os.getpid()}")
         folder.mkdir()
         stack.callback(folder.rmdir)
-        made = Things(stack, folder)
+        things = Things(stack, folder)
         stack.callback(lambda: [path.rmdir() for path in folder.iterdir()])
-        yield made
+        yield things
 
 
 @pytest.mark.parametrize("kind", ["cgroup", "network namespace", "link", "mount"])
@@ -97,9 +97,9 @@ def test_own_things_are_leaks_and_those_of_others_are_not(things: Things, kind: 
     make(f"oth-{os.getpid()}")
     assert ledger.take().leaks(before) == []
     own = make(session.name("own"))
-    found = ledger.take().leaks(before)
-    assert any(line.startswith(f"{kind}: {own}") for line in found) and all(
-        own in line for line in found
+    leaks = ledger.take().leaks(before)
+    assert any(line.startswith(f"{kind}: {own}") for line in leaks) and all(
+        own in line for line in leaks
     )
 
 
@@ -130,8 +130,8 @@ def test_the_whole_machine_counts_where_that_is_asked_for(
     monkeypatch.setenv("PYRUNC_LEDGER", "machine")
     before = ledger.take()
     group, stranger = things.cgroup(f"oth-{os.getpid()}"), things.orphan("pyrunc-cri", {})
-    found = ledger.take().leaks(before)
-    assert f"cgroup: {group}" in found and any(f" {stranger} (" in line for line in found), found
+    leaks = ledger.take().leaks(before)
+    assert f"cgroup: {group}" in leaks and any(f" {stranger} (" in line for line in leaks), leaks
 
 
 def test_what_another_worker_of_the_run_makes_is_left_to_it(
@@ -148,10 +148,10 @@ def test_what_another_worker_of_the_run_makes_is_left_to_it(
     contained = things.orphan("pyrunc-cri", {})
     (Path(theirs[0]) / "cgroup.procs").write_text(str(contained))
     try:
-        found = ledger.take().leaks(before)
+        leaks = ledger.take().leaks(before)
     finally:
         Path(ledger.cgroup_root(), "cgroup.procs").write_text(str(contained))
-    assert not any(word in line for line in found for word in (*theirs, f" {contained} (")), found
+    assert not any(word in line for line in leaks for word in (*theirs, f" {contained} (")), leaks
     assert ledger.take(of_machine=False).leaks(before) == []
     monkeypatch.setattr(ledger, "FOLDERS", {f"{things.folder}/volume"})
     assert [line for line in ledger.take().leaks(before) if "mount" in line], (

@@ -1,4 +1,4 @@
-"""Our end of a socket where the other side answers with descriptors."""
+"""Our end of a socket whose other side answers with descriptors."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pyrunc.errors import Error
 
 
 def test_an_answer_that_comes_with_a_cancellation_is_closed() -> None:
-    """Both happen in one turn of the loop: the asker is cancelled when its answer is there and it
-    did not run yet."""
+    """Both happen in one turn of the loop: the caller is cancelled when its answer has come but
+    not run yet."""
     asyncio.run(_cancel_with_the_answer())
 
 
@@ -42,7 +42,7 @@ async def _asking(answer: asyncio.Future[tuple[dict[str, object], list[int]]]) -
 
 
 def test_answers_that_are_none_end_the_question_and_leave_nothing() -> None:
-    """Proof: the question raises or its next answer counts, and the descriptors are closed."""
+    """Proof: the request raises or its next answer counts, and the descriptors are closed."""
     asyncio.run(_answer_with_nonsense())
 
 

@@ -1,7 +1,7 @@
-"""What the collected tests need that takes minutes to build, made before the first of them runs.
+"""Builds that take minutes, made before the first of the collected tests that need them.
 
-So no test's time limit counts a build, and a run says what it waits for. What is in the cache
-already costs nothing.
+So no test's time limit includes a build, and a run reports what it waits for. Builds in the cache
+take no time.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ NEEDS: tuple[tuple[str, str], ...] = (
 
 
 def make_for(paths: Iterable[Path], say: Callable[[str], None]) -> None:
-    """Build what the test files `paths` need, each once; `say` hears of what took time. Workers of
-    a run that come here at the same time wait for the first of them."""
-    wanted = {str(path.relative_to(TESTS)) for path in paths if path.is_relative_to(TESTS)}
-    needed = [build for start, build in NEEDS if any(path.startswith(start) for path in wanted)]
+    """Build what the test files `paths` need, each once; `say` gets the name of a slow build.
+    Workers of a run that come at the same time wait for the first."""
+    names = {str(path.relative_to(TESTS)) for path in paths if path.is_relative_to(TESTS)}
+    needed = [build for start, build in NEEDS if any(path.startswith(start) for path in names)]
     if not needed:
         return
     toolchain.cache().mkdir(parents=True, exist_ok=True)

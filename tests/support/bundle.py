@@ -16,7 +16,7 @@ DEFAULT_DENY = [{"allow": False, "access": "rwm"}]
 
 
 def make_root(folder: Path) -> Path:
-    """A root filesystem with busybox and its applets."""
+    """Make a root filesystem with busybox and its applets."""
     binaries = folder / "bin"
     binaries.mkdir(parents=True)
     for name in ("proc", "sys", "dev", "etc", "tmp", "root"):
@@ -36,7 +36,7 @@ def make_root(folder: Path) -> Path:
 
 
 def configuration(*arguments: str, **linux: Any) -> dict[str, Any]:
-    """A configuration like the one that `spec` writes, without a terminal; `linux` goes into its
+    """Return a configuration like that of `spec`, without a terminal; `linux` goes into its
     linux object."""
     kinds = ("pid", "network", "ipc", "uts", "mount", "cgroup")
     return {
@@ -63,13 +63,13 @@ def configuration(*arguments: str, **linux: Any) -> dict[str, Any]:
 
 
 def make(folder: Path, config: dict[str, Any]) -> Path:
-    """A bundle in `folder` with a root filesystem and `config`."""
+    """Make a bundle in `folder` with a root filesystem and `config`."""
     make_root(folder / "rootfs")
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     return folder
 
 
 def runtime() -> list[str]:
-    """The runtime under test: PYRUNC_RUNTIME, or the `pyrunc` beside this interpreter."""
+    """Return the runtime under test: PYRUNC_RUNTIME, or the `pyrunc` beside this interpreter."""
     named = os.environ.get("PYRUNC_RUNTIME")
     return named.split() if named else installed("pyrunc")

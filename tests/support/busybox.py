@@ -1,7 +1,7 @@
-"""A static busybox as its authors have it, built once into the cache folder.
+"""An unpatched static busybox, built once into the cache folder.
 
-Debian's own drops variables from the environment whose names are not a shell's, such as `data-1`,
-which Kubernetes' tests set.
+Debian's drops variables from the environment whose names are not a shell's, such as `data-1`, which
+Kubernetes' tests set.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LEFT_OUT = ("TC",)
 
 
 def program() -> Path:
-    """The program; its version is that of the machine's Debian."""
+    """Return the program; its version is that of the machine's Debian."""
     out = toolchain.cache() / "busybox" / debian.suite() / "busybox"
     if not out.exists():
         work = out.parent.with_name(f"{out.parent.name}.{os.getpid()}")
@@ -41,7 +41,7 @@ def _source(work: Path) -> Path:
 
 
 def _build(source: Path) -> Path:
-    """All applets of the default configuration, which is dynamic."""
+    """Build all applets of the default configuration, which is dynamic."""
     _make(source, "defconfig")
     config = (
         (source / ".config").read_text().replace("# CONFIG_STATIC is not set", "CONFIG_STATIC=y")
@@ -57,7 +57,7 @@ def _build(source: Path) -> Path:
 
 
 def _make(source: Path, *words: str) -> None:
-    """New questions of `oldconfig` are answered with what it proposes."""
+    """Run make; new questions of `oldconfig` get the proposed answers."""
     done = subprocess.run(
         ["make", *words], cwd=source, input="\n" * 200, capture_output=True, text=True
     )

@@ -1,9 +1,8 @@
-"""Which tests prove less where the machine that runs them lacks a capability, and that the guest
-runs them with it.
+"""The tests that prove less where the machine lacks a capability; the guest runs them with it.
 
 CI's build machines give root no CAP_SYS_RESOURCE: no process there has an oom_score_adj below its
 parent's or a hard limit above its own. The guest's root has all capabilities.
-tests/architecture/test_capabilities.py compares WEAKENED with the tests that ask `holds`.
+tests/architecture/test_capabilities.py compares WEAKENED with the tests that call `holds`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ WEAKENED = {
 
 
 def in_the_guest(whole_files: str) -> str:
-    """Pytest's arguments for those that are not in files that the guest runs whole."""
+    """Return pytest's arguments for those that are not in files that the guest runs whole."""
     return " ".join(
         f"{file}::{test}"
         for file, tests in WEAKENED.items()
@@ -38,7 +37,8 @@ def in_the_guest(whole_files: str) -> str:
 
 
 def holds(name: str) -> bool:
-    """Whether this process has the capability, such as "CAP_SYS_RESOURCE", in its effective set."""
+    """Tell whether this process has the capability, such as "CAP_SYS_RESOURCE", in its effective
+    set."""
     status = Path("/proc/self/status").read_text()
     effective = next(line for line in status.splitlines() if line.startswith("CapEff:"))
     return bool(int(effective.split()[1], 16) >> CAPABILITIES[name] & 1)

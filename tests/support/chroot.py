@@ -1,10 +1,10 @@
-"""A Debian in a folder, entered as a machine of its own: mounts, processes, names and, when wanted,
-network are separate.
+"""A Debian in a folder, entered as a machine of its own: with its own mounts, processes, names
+and, on request, network.
 
 `python -m tests.support.chroot deb SUITE` builds the package for another Debian and puts it into
 dist/ of this tree.
 
-All that runs in such a machine ends with it. Systems are made once by mmdebstrap and kept as
+All processes in such a machine end with it. Systems are made once by mmdebstrap and stored as
 archives in the cache folder.
 """
 
@@ -53,13 +53,13 @@ exec cat
 
 
 class Machine:
-    """A running one. `root` is its root as seen from here, without what is mounted in it."""
+    """A running machine. `root` is its root as seen from here, without its mounts."""
 
     def __init__(self, root: Path, pid: int) -> None:
         self.root, self.pid = root, pid
 
     def run(self, command: str, *, check: bool = True, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:  # fmt: skip
-        """A shell command inside. Raises AssertionError with its output when it fails."""
+        """Run a shell command inside. Raises AssertionError with its output when it fails."""
         done = subprocess.run(
             [*self.enter(), command],
             env=ENVIRONMENT | (environment or {}), capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
@@ -70,7 +70,8 @@ class Machine:
         return done
 
     def enter(self) -> list[str]:
-        """The words before a shell command that is to run inside; it is this machine's child."""
+        """Return the words before a shell command that is to run inside, as this process's
+        child."""
         return ["nsenter", f"--target={self.pid}", "--all", "--root", "sh", "-c", 'cd /; eval "$0"']
 
 
@@ -78,7 +79,7 @@ class Machine:
 def machine(
     folder: Path, suite: str, packages: Sequence[str] = (), *, own_network: bool = False
 ) -> Iterator[Machine]:
-    """A fresh system with `packages` below `folder`, which is empty again afterwards."""
+    """Start a fresh system with `packages` below `folder`, which is empty again afterwards."""
     root = folder / "root"
     root.mkdir(parents=True)
     try:
@@ -87,15 +88,15 @@ def machine(
         )
         for path in map(Path, OF_THE_HOST):
             _copy(path, root / str(path).lstrip("/"))
-        with entered(root, own_network=own_network) as found:
-            yield found
+        with entered(root, own_network=own_network) as chroot:
+            yield chroot
     finally:
         shutil.rmtree(folder)
 
 
 @contextlib.contextmanager
 def entered(root: Path, *, own_network: bool = False) -> Iterator[Machine]:
-    """The system at `root` as a machine; all its processes are killed at the end."""
+    """Run the system at `root` as a machine; all its processes are killed at the end."""
     spaces = [
         "--mount",
         "--pid",
@@ -105,38 +106,42 @@ def entered(root: Path, *, own_network: bool = False) -> Iterator[Machine]:
         "--ipc",
         *(["--net"] if own_network else []),
     ]
-    holder = subprocess.Popen(
+    namespace_process = subprocess.Popen(
         ["unshare", *spaces, "--propagation=private", "sh", "-c", ENTER, str(root)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert holder.stdout is not None and holder.stdin is not None
+    assert namespace_process.stdout is not None and namespace_process.stdin is not None
     try:
-        assert holder.stdout.readline() == "ready\n", f"{root} cannot be entered"
-        children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()
-        found = Machine(root, int(children[0]))
+        assert namespace_process.stdout.readline() == "ready\n", f"{root} cannot be entered"
+        children = (
+            Path(f"/proc/{namespace_process.pid}/task/{namespace_process.pid}/children")
+            .read_text()
+            .split()
+        )
+        chroot = Machine(root, int(children[0]))
         if own_network:
-            up = ["nsenter", f"--target={found.pid}", "--net", "ip", "link", "set", "lo", "up"]
+            up = ["nsenter", f"--target={chroot.pid}", "--net", "ip", "link", "set", "lo", "up"]
             subprocess.run(up, check=True)
-        yield found
+        yield chroot
     finally:
-        holder.stdin.close()  # process 1 ends, and with it all others
+        namespace_process.stdin.close()  # process 1 ends, and with it all others
         try:
-            holder.wait(10)
+            namespace_process.wait(10)
         except subprocess.TimeoutExpired:
-            holder.send_signal(signal.SIGKILL)
-            holder.wait()
-        holder.stdout.close()
+            namespace_process.send_signal(signal.SIGKILL)
+            namespace_process.wait()
+        namespace_process.stdout.close()
 
 
 def archive(suite: str, packages: Sequence[str] = ()) -> Path:
-    """A minimal system with `packages`, made when it is not there."""
+    """Return the archive of a minimal system with `packages`, made when it is missing."""
     name = hashlib.sha256(" ".join(sorted(packages)).encode()).hexdigest()[:12]
     path = toolchain.cache() / "debian" / f"{suite}-{name}.tar"
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
-            made = path.with_suffix(f".{os.getpid()}.tar")
+            tar = path.with_suffix(f".{os.getpid()}.tar")
             include = [f"--include={','.join(packages)}"] if packages else []
             command = [
                 "mmdebstrap",
@@ -145,19 +150,19 @@ def archive(suite: str, packages: Sequence[str] = ()) -> Path:
                 "--variant=minbase",
                 *include,
                 suite,
-                str(made),
+                str(tar),
             ]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise RuntimeError(
                     f"mmdebstrap {suite}: exit code {done.returncode}\n{done.stderr}"
                 )
-            made.rename(path)
+            tar.rename(path)
     return path
 
 
 def build_package(suite: str, out: Path) -> Path:
-    """The package of this tree for the Debian `suite`, built in a chroot of it."""
+    """Build the package of this tree for the Debian `suite`, in a chroot of it."""
     with (
         tempfile.TemporaryDirectory(prefix="pyrunc-deb-") as work,
         machine(Path(work) / "m", suite, BUILD_PACKAGES) as debian,
@@ -176,7 +181,7 @@ def build_package(suite: str, out: Path) -> Path:
 
 
 def pip_settings() -> dict[str, str]:
-    """What tells pip where packages are; a folder of this machine is not there inside."""
+    """Return pip's settings for package sources; a folder of this machine is missing inside."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -185,7 +190,8 @@ def pip_settings() -> dict[str, str]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """A file that is there; a link at the target is replaced, for it may lead out of the machine."""
+    """Copy a file, if it exists; a link at the target is replaced, because it may lead out of
+    the machine."""
     if source.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""CRIU's image of open files, made by hand."""
+"""Makes CRIU's image of open files."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from pyrunc.checkpoint.file_images import COMMON_MAGIC, FILES_MAGIC
 
 
 def entry(content: bytes) -> bytes:
-    """A message with its length."""
+    """Return a message with its length."""
     return pack("<I", len(content)) + content
 
 
 def files(modes: Mapping[str, int | None] | None = None) -> bytes:
-    """`files.img` with a regular entry for each path; its st_mode is left out where it is None."""
+    """Return `files.img` with a regular entry for each path; st_mode is left out where it is
+    None."""
     content = pack("<II", COMMON_MAGIC, FILES_MAGIC)
     for number, (path, mode) in enumerate((modes or {}).items(), 1):
-        said = [] if mode is None else [(10, mode)]
-        regular = message([(1, number), (2, 0), (3, 0), (5, b""), (6, path), (7, 0), *said])
+        fields = [] if mode is None else [(10, mode)]
+        regular = message([(1, number), (2, 0), (3, 0), (5, b""), (6, path), (7, 0), *fields])
         content += entry(message([(1, 1), (2, number), (3, regular)]))
     return content

@@ -1,4 +1,4 @@
-"""A cgroup of a test's own, for programs whose groups come to lie beside the one they run in."""
+"""A test's own cgroup, for programs that put their groups beside the one they run in."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ REMOVE_TIMEOUT_S = 20.0
 
 @contextmanager
 def own_group(name: str) -> Iterator[Path]:
-    """A new group of the v2 tree with an empty group `own` below; both go with all that was made
-    there, which must be empty."""
+    """Make a new group of the v2 tree with an empty group `own` below; both are removed at the
+    end with all groups below, which must be empty."""
     group = Path(ledger.cgroup_root(), session.name(name))
     (group / "own").mkdir(parents=True)
     try:
@@ -28,15 +28,15 @@ def own_group(name: str) -> Iterator[Path]:
 
 
 def below(root: Path, part: str) -> list[Path]:
-    """The groups below `root` with `part` in their name. Others may go meanwhile, at which
-    `Path.rglob` would fail."""
+    """Return the groups below `root` with `part` in their name. Others may be removed meanwhile,
+    at which `Path.rglob` would fail."""
     return [
         Path(folder, name) for folder, names, _ in os.walk(root) for name in names if part in name
     ]
 
 
 def _remove(group: Path) -> None:
-    """A process that was ended last may be on its way out."""
+    """Remove a group, waiting for a process that was killed last."""
     deadline = time.monotonic() + REMOVE_TIMEOUT_S
     while group.exists():
         try:

@@ -1,6 +1,5 @@
-"""A machine for programs that install a cluster: a node's namespaces in which they may write below
-/etc, /var/lib and other folders of this machine, and a shell there.
-"""
+"""A node's namespaces for programs that install a cluster: they may write below /etc, /var/lib
+and other folders of this machine, and get a shell there."""
 
 from __future__ import annotations
 
@@ -16,10 +15,9 @@ from tests.support.processes import installed
 
 
 class Machine:
-    """`name` is that of its network namespace and of its pods' cgroup. What is written below the
-    folders `written` is in `folder`; a process of it finds the programs in `programs` before all
-    others.
-    """
+    """A machine. `name` is that of its network namespace and of its pods' cgroup. Files written
+    below the folders `written` are in `folder`; its processes find the programs in `programs`
+    before all others."""
 
     def __init__(
         self, folder: Path, name: str, written: Iterable[str], programs: Iterable[str | Path]
@@ -31,7 +29,7 @@ class Machine:
         self._path = ":".join([*map(str, programs), os.environ["PATH"]])
 
     def begin(self) -> None:
-        """Namespaces, and an overlay over each folder that is written to."""
+        """Make the namespaces, and an overlay over each folder that is written to."""
         self.node.make_network()
         self.node.make_mounts(())
         for place in self._folders:
@@ -44,22 +42,23 @@ class Machine:
         self.types("echo 1 >/proc/sys/net/ipv4/ip_forward")
 
     def serve(self, archives: Iterable[Path], network: Mapping[str, Any] | None = None) -> None:
-        """Our server, with the images that its registry would have."""
+        """Start our server, with the images that its registry would have."""
         self.node.write_configuration(network)
         self.node.start_server()
         for archive in archives:
             self.cri("load", str(archive))
 
     def written(self, place: str) -> Path:
-        """Where what is written below `place`, one of its folders, is seen from outside."""
+        """Return the place outside of files that are written below `place`, one of its folders."""
         return self.folder / "written" / place.strip("/")
 
     def inside(self, *command: str) -> list[str]:
-        """`command` run on it, with its PATH."""
+        """Run `command` on it, with its PATH."""
         return self.node.inside("env", f"PATH={self._path}", *command)
 
     def types(self, command: str) -> str:
-        """A shell command on the machine; what it printed. Raises AssertionError when it fails."""
+        """Run a shell command on the machine; returns its output. Raises AssertionError when it
+        fails."""
         done = subprocess.run(
             self.inside("sh", "-ec", command), capture_output=True, text=True, check=False
         )
@@ -69,6 +68,6 @@ class Machine:
         return done.stdout
 
     def cri(self, *words: str) -> str:
-        """`pyrunc-cri` on it."""
+        """Run `pyrunc-cri` on it."""
         command = [*installed("pyrunc-cri"), "--address", f"unix://{self.node.socket}", *words]
         return self.types(shlex.join(command))

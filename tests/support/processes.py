@@ -36,7 +36,7 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """The pid of the running program; 0 when it is not there."""
+        """Return the pid of the running program; 0 when it does not run."""
         try:
             pid, started = map(int, self._pid_file.read_text().split())
         except FileNotFoundError:
@@ -46,7 +46,7 @@ class Program:
         return pid if _start_time(pid) == started != _ENDED else 0
 
     def stop(self, how: signal.Signals = signal.SIGTERM, timeout_s: float = 10.0) -> None:
-        """Send `how`, wait, and use SIGKILL when that did not help."""
+        """Send the signal `how` and wait; SIGKILL when the program does not end."""
         for number in (how, signal.SIGKILL):
             pid = self.pid
             if not pid:
@@ -60,7 +60,7 @@ class Program:
         self._pid_file.unlink(missing_ok=True)
 
     def tail(self, lines: int = 30) -> str:
-        """The end of the log, for messages."""
+        """Return the end of the log, for messages."""
         try:
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
         except FileNotFoundError:
@@ -68,25 +68,24 @@ class Program:
 
 
 def clean_up_on_signals() -> None:
-    """Has SIGINT and SIGTERM end this program as exceptions do, so that it takes back what it has
-    made.
+    """Let SIGINT and SIGTERM end this program by an exception, so that it cleans up.
 
-    In the background of a shell without jobs SIGINT is ignored.
+    In the background of a shell without job control SIGINT is ignored.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
 
 
 def installed(program: str) -> list[str]:
-    """The command line of one of our programs: the script beside this interpreter, or its module
-    where none is installed."""
+    """Return the command line of one of our programs: the script beside this interpreter, or its
+    module if none is installed."""
     script = Path(sys.executable).parent / program
     module = {"pyrunc": "pyrunc.cli.main", "pyrunc-cri": "cri_server.cli.main"}[program]
     return [str(script)] if script.exists() else [sys.executable, "-m", module]
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float, every_s: float = 0.05) -> bool:
-    """Ask until `condition()` is true; False when the time was up."""
+    """Wait until `condition()` is true; False when the time is up."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -96,7 +95,8 @@ def wait_until(condition: Callable[[], object], timeout_s: float, every_s: float
 
 
 def _start_time(pid: int) -> int:
-    """Field 22 of /proc/PID/stat, or `_ENDED` for a process that is gone or a zombie."""
+    """Return field 22 of /proc/PID/stat, or `_ENDED` for a process that has ended or is a
+    zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -106,5 +106,5 @@ def _start_time(pid: int) -> int:
 
 
 def comm(pid: int) -> str:
-    """The name of a process, as proc_pid_comm(5) has it."""
+    """Return the name of a process (proc_pid_comm(5))."""
     return Path(f"/proc/{pid}/comm").read_text().strip()

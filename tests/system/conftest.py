@@ -1,5 +1,5 @@
-"""A runtime per test; at its end every container is deleted, the state folder is empty, and
-nobody's child is left."""
+"""A runtime per test; at its end every container is deleted, the state folder is empty, and no
+child is left."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package", autouse=True)
 def parent_of_containers() -> Iterator[None]:
-    """Containers come to us when their runtime has ended, as they come to a shim; not so in other
-    folders' tests."""
+    """Become a subreaper: containers become our children when their runtime has ended, as they
+    become a shim's; not so in other folders' tests."""
     set_child_subreaper(True)
     yield
     set_child_subreaper(False)
@@ -29,6 +29,6 @@ def parent_of_containers() -> Iterator[None]:
 
 @pytest.fixture
 def runtime(tmp_path: Path, rootfs: Path) -> Iterator[Runtime]:
-    made = Runtime(tmp_path, rootfs)
-    yield made
-    made.clean_up()
+    runtime_under_test = Runtime(tmp_path, rootfs)
+    yield runtime_under_test
+    runtime_under_test.clean_up()

@@ -1,4 +1,4 @@
-"""The other end of --console-socket: takes the terminal's master and talks through it."""
+"""The other end of --console-socket: receives the terminal's master and uses it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 class Console:
-    """`master` is there once the runtime has sent it."""
+    """A console socket; `master` is set once the runtime has sent it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,18 +45,18 @@ class Console:
     def write(self, text: bytes) -> None:
         os.write(self.master, text)
 
-    def read_until(self, wanted: bytes, timeout_s: float = 60.0) -> bytes:
-        """What the terminal says up to `wanted`, or up to its end."""
-        found, deadline = b"", time.monotonic() + timeout_s
-        while wanted not in found:
+    def read_until(self, text: bytes, timeout_s: float = 60.0) -> bytes:
+        """Read the terminal's output up to `text`, or up to its end."""
+        received, deadline = b"", time.monotonic() + timeout_s
+        while text not in received:
             ready, _, _ = select.select([self.master], [], [], max(0, deadline - time.monotonic()))
-            assert ready, found
+            assert ready, received
             try:
                 chunk = os.read(self.master, 4096)
             except OSError:  # EIO: the other side is closed
                 break
-            found += chunk
-        return found
+            received += chunk
+        return received
 
     def close(self) -> None:
         # it waits for a connection, whose end a close of the socket would not be

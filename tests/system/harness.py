@@ -1,9 +1,9 @@
-"""A runtime as its callers see it: a program with arguments, exit codes and files. Nothing of ours
-is imported.
+"""A runtime as its callers see it: a program with arguments, exit codes and files. Imports
+nothing of ours.
 
-`PYRUNC_RUNTIME` points the same tests at another runtime; what they say must hold there too (tests
-of our own verbs ask `is_pyrunc`). Output goes to files: a container keeps the descriptors that it
-got, and a pipe would never end.
+`PYRUNC_RUNTIME` points the same tests at another runtime, for which they must hold too (tests of
+our own verbs check `is_pyrunc`). Output goes to files: a container keeps its descriptors, and a
+pipe would never end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _numbers = itertools.count(1)
 
 
 class Result:
-    """How a command ended."""
+    """Exit code and output of a command."""
 
     def __init__(self, command: Sequence[str], code: int, out: str, err: str) -> None:
         self.command = command
@@ -33,12 +33,12 @@ class Result:
         self.err = err
 
     def ok(self) -> Result:
-        """The same, when the exit code is 0."""
+        """Return the same result, when the exit code is 0."""
         assert self.code == 0, self
         return self
 
     def fails(self, words: str = "", code: int = 1) -> Result:
-        """The same, when it failed with this exit code and these words (any case)."""
+        """Return the same result, when it failed with this exit code and these words (any case)."""
         assert self.code == code, self
         assert words.lower() in self.err.lower(), self
         return self
@@ -97,8 +97,7 @@ class Runtime:
     def box(
         self, *args: str, change: Callable[[dict[str, Any]], None] | None = None, **linux: Any
     ) -> Box:
-        """A container to be: its bundle is written, nothing else done. `change` edits the
-        configuration."""
+        """Write a container's bundle, and do nothing else. `change` edits the configuration."""
         name = f"{session.name('sys')}-{next(_numbers)}"
         config = bundle.configuration(*args, cgroupsPath=f"/{name}", **linux)
         config["root"] = {"path": str(self.rootfs), "readonly": True}
@@ -113,18 +112,18 @@ class Runtime:
     def run(
         self, *args: str, change: Callable[[dict[str, Any]], None] | None = None, **linux: Any
     ) -> Result:
-        """`run` such a container to its end."""
+        """Run such a container to its end."""
         box = self.box(*args, change=change, **linux)
         return self("run", "--bundle", str(box.folder), box.id)
 
     def shell(
         self, script: str, change: Callable[[dict[str, Any]], None] | None = None, **linux: Any
     ) -> Result:
-        """`run` a shell script in a container; its output when all went well."""
+        """Run a shell script in a container; returns its output if it succeeds."""
         return self.run("sh", "-c", script, change=change, **linux).ok()
 
     def clean_up(self) -> None:
-        """Delete the containers that are left; none may leave a state."""
+        """Delete the remaining containers; none may leave a state."""
         for name in [name for name in self.ids if (self.root / name).exists()]:
             self("kill", "--all", name, "KILL")
             reap_killed(name)
@@ -147,7 +146,7 @@ class Box:
         return self.runtime("start", self.id)
 
     def up(self) -> Box:
-        """Created and started."""
+        """Create and start it."""
         self.create().ok()
         self.start().ok()
         return self
@@ -163,8 +162,8 @@ class Box:
 
     @property
     def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.runtime("state", self.id).ok().json
-        return found
+        state: dict[str, Any] = self.runtime("state", self.id).ok().json
+        return state
 
     @property
     def status(self) -> str:
@@ -180,7 +179,8 @@ class Box:
 
 
 def reap(wait_s: float = 0.0) -> None:
-    """Take the exit status of every dead child, and wait a moment for those that are about to die."""
+    """Take the exit status of every dead child, and wait a moment for those that are about to
+    die."""
     deadline = time.monotonic() + wait_s
     while True:
         try:
@@ -194,8 +194,8 @@ def reap(wait_s: float = 0.0) -> None:
 
 
 def reap_killed(container_id: str, timeout_s: float = 20.0) -> None:
-    """Take the exit status of all children in a container that was killed. An exec is our child,
-    and until it is reaped the init of its pid namespace does not end (Linux,
+    """Take the exit status of all children in a killed container. An exec is our child, and
+    until it is reaped the init of its pid namespace does not end (Linux,
     zap_pid_ns_processes())."""
 
     def is_in_container(child: str) -> bool:

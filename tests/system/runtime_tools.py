@@ -1,8 +1,8 @@
-"""The validation programs of opencontainers/runtime-tools: built once, and how their answers are
-judged.
+"""The validation programs of opencontainers/runtime-tools: builds them once, and judges their
+output.
 
-Exit codes alone say little there: many programs exit 0 with `not ok`. What is known to fail, and
-why, is data here; a line that begins to pass is as much of a surprise as one that begins to fail.
+Exit codes alone tell little: many programs exit 0 with `not ok`. Known failures, with reasons, are
+data here; a line that begins to pass is as much of a surprise as one that begins to fail.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ TIMEOUT_S = 120
 
 
 def build() -> Path:
-    """The folder with the programs, their root filesystem and the checker."""
+    """Build the folder with the programs, their root filesystem and the checker."""
     folder = toolchain.cache() / "runtime-tools" / VERSION
     if not (folder / "go.mod").exists():
         shutil.rmtree(folder, ignore_errors=True)
@@ -66,33 +66,32 @@ def build() -> Path:
         shutil.copytree(json.loads(answer)["Dir"], fresh)
         subprocess.run(["chmod", "-R", "u+w", str(fresh)], check=True)
         fresh.rename(folder)
-    wanted = {"runtimetest": "./cmd/runtimetest"}
-    wanted |= {f"validation/{name}/{name}.t": f"./validation/{name}" for name in names(folder)}
-    for program, source in wanted.items():
+    packages = {"runtimetest": "./cmd/runtimetest"}
+    packages |= {f"validation/{name}/{name}.t": f"./validation/{name}" for name in names(folder)}
+    for program, source in packages.items():
         if not (folder / program).exists():
             toolchain.run_go(folder, "build", "-o", program, source, CGO_ENABLED="0")
     return folder
 
 
 def names(folder: Path) -> list[str]:
-    """The programs that say something here."""
-    found = sorted(
+    """Return the programs that can judge a runtime here."""
+    programs = sorted(
         path.name
         for path in (folder / "validation").iterdir()
         if path.is_dir() and path.name != "util"
     )
     return [
         name
-        for name in found
+        for name in programs
         if not any(name == out or (out.endswith("_") and name.startswith(out)) for out in LEFT_OUT)
     ]
 
 
 def run(folder: Path, name: str, runtime: Path, scratch: Path, group: Path) -> tuple[int, str]:
-    """Exit code and output of one program, in a pid and a mount namespace of its own: what it
-    leaves ends with them, and containers that it forgets leave their cgroups beside `group`, in
-    which it runs.
-    """
+    """Return exit code and output of one program, in a pid and a mount namespace of its own:
+    what it leaves ends with them, and containers that it forgets leave their cgroups beside
+    `group`, in which it runs."""
     command = ["sh", "-c", groups.ENTER, str(group)]
     command += ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc"]
     command += [
@@ -111,7 +110,7 @@ def run(folder: Path, name: str, runtime: Path, scratch: Path, group: Path) -> t
 
 
 def verdict(name: str, code: int, output: str) -> str:
-    """Empty when the answer is the expected one, else what is wrong."""
+    """Return an empty text for the expected result, else a description of the difference."""
     failed = {int(number) for number in re.findall(r"^not ok (\d+)", output, re.M)}
     expected, _ = KNOWN.get(name, (set(), ""))
     if name in REFUSED:

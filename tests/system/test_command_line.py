@@ -1,4 +1,4 @@
-"""The command line itself: help, words that are none, options of peers, and verbs on several
+"""The command line itself: help, unknown words, options of peers, and verbs on several
 containers."""
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def test_help_is_no_error(runtime: Runtime, verb: str) -> None:
 
 def test_help_names_every_verb(runtime: Runtime) -> None:
     for words in (["--help"], ["help"], []):
-        found = runtime(*words).ok().out
-        assert all(verb in found for verb in VERBS)
+        output = runtime(*words).ok().out
+        assert all(verb in output for verb in VERBS)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_an_empty_signal_and_an_empty_format(runtime: Runtime) -> None:
 
 
 def test_state_has_a_field_per_line(runtime: Runtime) -> None:
-    """Scripts search for them."""
+    """Scripts search for the fields."""
     box = runtime.box(
         "sleep", "60", change=lambda config: config.update(annotations={"a": "b"})
     ).up()
@@ -125,14 +125,14 @@ def test_negative_values_that_cannot_be(runtime: Runtime) -> None:
 
 def test_a_relative_destination_is_a_warning(runtime: Runtime) -> None:
     mount = {"destination": "tmp", "type": "tmpfs", "source": "tmpfs"}
-    found = runtime.shell(
+    result = runtime.shell(
         "grep -c ' /tmp ' /proc/mounts", change=lambda config: config["mounts"].append(mount)
     )
-    assert found.out == "1\n"
-    assert "mount destination tmp is not absolute" in found.err and "level=warning" in found.err
+    assert result.out == "1\n"
+    assert "mount destination tmp is not absolute" in result.err and "level=warning" in result.err
 
 
 def test_a_hook_that_is_not_there(runtime: Runtime) -> None:
     hooks = {"createRuntime": [{"path": "/no/such/hook"}]}
-    found = runtime.run("true", change=lambda config: config.update(hooks=hooks))
-    found.fails("error running createRuntime hook #0").fails("no such file or directory")
+    result = runtime.run("true", change=lambda config: config.update(hooks=hooks))
+    result.fails("error running createRuntime hook #0").fails("no such file or directory")

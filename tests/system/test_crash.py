@@ -1,5 +1,4 @@
-"""Commands that are killed, and many at once: nothing stays that `delete --force` cannot take
-away."""
+"""Commands that are killed, and many at once: `delete --force` can remove all that is left."""
 
 from __future__ import annotations
 
@@ -68,8 +67,8 @@ def test_a_killed_create_counts_as_stopped(runtime: Runtime) -> None:
 
 
 def test_folders_of_others_in_the_root_are_no_containers(runtime: Runtime) -> None:
-    """A server's state, a socket's folder, an own folder of the administrator: whatever lies beside
-    the containers."""
+    """A server's state, a socket's folder, an administrator's own folder may lie beside the
+    containers."""
     if not runtime.is_pyrunc:
         pytest.skip("another runtime takes every folder for a container")
     foreign = {
@@ -107,8 +106,8 @@ def test_folders_of_others_in_the_root_are_no_containers(runtime: Runtime) -> No
 def test_one_id_is_created_once_by_many_at_once(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60")
     with ThreadPoolExecutor(10) as pool:
-        found = list(pool.map(lambda _: box.create().code, range(10)))
-    assert sorted(found) == [0] + [1] * 9
+        codes = list(pool.map(lambda _: box.create().code, range(10)))
+    assert sorted(codes) == [0] + [1] * 9
     assert box.status == "created"
     box.delete("--force").ok()
     assert not groups(box.id)
@@ -158,8 +157,8 @@ def test_a_start_race_runs_the_program_once(runtime: Runtime, tmp_path: Path) ->
     )
     box.create().ok()
     with ThreadPoolExecutor(6) as pool:
-        found = sorted(pool.map(lambda _: box.start().code, range(6)))
-    assert found == [0] + [1] * 5
+        codes = sorted(pool.map(lambda _: box.start().code, range(6)))
+    assert codes == [0] + [1] * 5
     eventually((marks / "ran").exists)
     assert (marks / "ran").read_text() == "x\n"
 

@@ -22,16 +22,16 @@ def test_the_device_rules_decide(runtime: Runtime, access: str, works: bool) -> 
             {"allow": True, "type": "c", "major": 10, "minor": 229, "access": access},
         ]
 
-    found = runtime.run("sh", "-c", "exec 3<>/dev/fuse && echo open", change=change)
-    assert ("open" in found.out) == works, found
+    result = runtime.run("sh", "-c", "exec 3<>/dev/fuse && echo open", change=change)
+    assert ("open" in result.out) == works, result
 
 
 def test_what_no_rule_allows_is_denied(runtime: Runtime) -> None:
     def change(config: Config) -> None:
         config["linux"]["devices"] = [{"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229}]
 
-    found = runtime.run("sh", "-c", "exec 3</dev/fuse && echo open", change=change)
-    assert "open" not in found.out and "not permitted" in found.err
+    result = runtime.run("sh", "-c", "exec 3</dev/fuse && echo open", change=change)
+    assert "open" not in result.out and "not permitted" in result.err
 
 
 def test_without_device_rules_the_hosts_devices_are_closed(runtime: Runtime) -> None:
@@ -39,5 +39,5 @@ def test_without_device_rules_the_hosts_devices_are_closed(runtime: Runtime) -> 
         config["linux"]["resources"] = {}
         config["linux"]["devices"] = [{"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229}]
 
-    found = runtime.run("sh", "-c", "exec 3</dev/fuse && echo open", change=change)
-    assert "open" not in found.out and "not permitted" in found.err
+    result = runtime.run("sh", "-c", "exec 3</dev/fuse && echo open", change=change)
+    assert "open" not in result.out and "not permitted" in result.err

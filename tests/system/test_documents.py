@@ -1,4 +1,4 @@
-"""What a runtime tells of itself, and the configuration that it writes to start from."""
+"""The documents of a runtime: features, version, and the configuration that `spec` writes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tests.system.harness import Runtime
 
 
 def test_features_and_version(runtime: Runtime) -> None:
-    found = runtime("features").ok().json
-    assert {"rro", "bind", "nosuid"} <= set(found["mountOptions"])
-    assert found["ociVersionMin"] == "1.0.0" and "mount" in found["linux"]["namespaces"]
+    document = runtime("features").ok().json
+    assert {"rro", "bind", "nosuid"} <= set(document["mountOptions"])
+    assert document["ociVersionMin"] == "1.0.0" and "mount" in document["linux"]["namespaces"]
     assert "spec: 1." in runtime("--version").ok().out
 
 

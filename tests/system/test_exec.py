@@ -1,4 +1,4 @@
-"""Another program in a container that runs."""
+"""Another program in a running container."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def box(runtime: Runtime) -> Box:
 
 
 def test_output_input_and_exit_code(box: Box) -> None:
-    found = box.exec("sh", "-c", "cat; echo err >&2; exit 3", stdin="in\n")
-    assert (found.out, found.err, found.code) == ("in\n", "err\n", 3)
+    result = box.exec("sh", "-c", "cat; echo err >&2; exit 3", stdin="in\n")
+    assert (result.out, result.err, result.code) == ("in\n", "err\n", 3)
 
 
 def test_it_shares_the_containers_namespaces(box: Box) -> None:
@@ -69,8 +69,8 @@ def test_options(box: Box, options: list[str], command: str, expected: str) -> N
 
 @pytest.mark.parametrize("user", ["root", "0x0", "1:", "-1", "1000:g"])
 def test_users_are_numbers(runtime: Runtime, box: Box, user: str) -> None:
-    found = box.exec("id", options=[f"--user={user}"])
-    assert found.code in ((255,) if runtime.is_pyrunc else (1, 255)), found
+    result = box.exec("id", options=[f"--user={user}"])
+    assert result.code in ((255,) if runtime.is_pyrunc else (1, 255)), result
 
 
 def test_a_process_from_a_file(box: Box, tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_a_process_from_a_file(box: Box, tmp_path: Path) -> None:
     }  # fmt: skip
     file = tmp_path / "process.json"
     file.write_text(json.dumps(process))
-    found = box.runtime("exec", "--process", str(file), box.id).ok()
-    assert found.out.split() == ["y", "5", "/etc"]
+    result = box.runtime("exec", "--process", str(file), box.id).ok()
+    assert result.out.split() == ["y", "5", "/etc"]
 
 
 def test_a_process_from_a_pipe(runtime: Runtime, box: Box) -> None:
@@ -133,8 +133,8 @@ def test_in_a_created_container(runtime: Runtime) -> None:
 
 
 def test_only_stdio_is_open(box: Box) -> None:
-    found = box.exec("sh", "-c", "ls /proc/self/fd | wc -l").ok()
-    assert found.out.strip() == "4"  # 0, 1, 2 and the one that ls reads with
+    result = box.exec("sh", "-c", "ls /proc/self/fd | wc -l").ok()
+    assert result.out.strip() == "4"  # 0, 1, 2 and the one that ls reads with
 
 
 def test_preserved_descriptors_arrive(runtime: Runtime, box: Box, tmp_path: Path) -> None:
@@ -241,8 +241,7 @@ def test_a_kept_program_that_fails_is_worded_as_ever(runtime: Runtime) -> None:
 
 
 def test_a_process_from_a_file_is_whole(runtime: Runtime, tmp_path: Path) -> None:
-    """What its writer left out, as empty or false, does not come from the container (Go's
-    omitempty)."""
+    """Empty and false fields, which Go's omitempty leaves out, are not taken from the container."""
     box = runtime.box(
         "sleep", "60", change=lambda config: config["process"]["env"].append("X=container")
     ).up()
@@ -251,22 +250,22 @@ def test_a_process_from_a_file_is_whole(runtime: Runtime, tmp_path: Path) -> Non
     file.write_text(
         json.dumps({"args": ["/bin/sh", "-c", script], "cwd": "/", "user": {"uid": 0, "gid": 0}})
     )
-    found = box.runtime("exec", "--process", str(file), box.id).ok().out.split()
-    assert found == ["x", "NoNewPrivs:", "0"]
+    lines = box.runtime("exec", "--process", str(file), box.id).ok().out.split()
+    assert lines == ["x", "NoNewPrivs:", "0"]
 
 
 @pytest.mark.parametrize(
     ("option", "value"), [([], "1"), (["--no-new-privs=false"], "0"), (["--no-new-privs"], "1")]
 )
 def test_no_new_privileges_can_be_taken_back(box: Box, option: list[str], value: str) -> None:
-    found = box.exec("grep", "NoNewPrivs", "/proc/self/status", options=option).ok()
-    assert found.out.split()[1] == value
+    result = box.exec("grep", "NoNewPrivs", "/proc/self/status", options=option).ok()
+    assert result.out.split()[1] == value
 
 
 def test_a_console_socket_needs_a_terminal(box: Box, tmp_path: Path) -> None:
     for _ in range(2):
-        found = box.exec("true", options=["--console-socket", str(tmp_path / "c")])
-        found.fails("cannot use console socket if", code=255)
+        result = box.exec("true", options=["--console-socket", str(tmp_path / "c")])
+        result.fails("cannot use console socket if", code=255)
         box.exec("true").ok()
 
 
@@ -292,5 +291,6 @@ def test_a_pid_file_that_is_a_pipe(runtime: Runtime, box: Box) -> None:
 
 
 def test_sockets_of_somebody_else_are_not_ours(box: Box) -> None:
-    """A service manager gives descriptors to one process, whose children see its environment."""
+    """A service manager passes descriptors to one process, whose children inherit its
+    environment."""
     assert box.exec("sh", "-c", "echo x$LISTEN_FDS", env={"LISTEN_FDS": "1"}).ok().out == "x\n"

@@ -1,5 +1,5 @@
-"""Programs of `exec` that pyrunc.accelerate keeps with their container; what they do, test_exec.py
-says."""
+"""Programs of `exec` that pyrunc.accelerate stores with their container; test_exec.py tests what
+they do."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""All six kinds of hooks of one container: order, state, place, time limits, and what a failure of
-each does."""
+"""All six kinds of hooks of one container: order, state, place, time limits, and the effect of a
+failure of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def hook(text: str, **more: Any) -> dict[str, Any]:
 
 
 def with_hooks(runtime: Runtime, shared: Path, *args: str, **kinds: list[dict[str, Any]]) -> Box:
-    """A container with these hooks, and the folder `shared` at the same path inside."""
+    """Make a container with these hooks, and the folder `shared` at the same path inside."""
 
     def change(config: dict[str, Any]) -> None:
         config["hooks"] = kinds
@@ -69,13 +69,15 @@ def test_order_states_and_places(runtime: Runtime, shared: Path) -> None:
     statuses = ("creating", "creating", "creating", "created", after_start, "stopped")
     for kind, status in zip(KINDS, statuses, strict=True):
         for number in (0, 1):
-            told = json.loads((shared / f"{kind}{number}").read_text())
-            assert told["id"] == box.id and told["bundle"] == str(box.folder)
-            assert told["annotations"] == {"org.example/x": "y"}
-            assert told["ociVersion"]
-            assert told["status"] == status, kind
+            hook_state = json.loads((shared / f"{kind}{number}").read_text())
+            assert hook_state["id"] == box.id and hook_state["bundle"] == str(box.folder)
+            assert hook_state["annotations"] == {"org.example/x": "y"}
+            assert hook_state["ociVersion"]
+            assert hook_state["status"] == status, kind
             expected = 1 if kind in ("createContainer", "startContainer") else pid
-            assert (told.get("pid") or None) == (None if kind == "poststop" else expected), kind
+            assert (hook_state.get("pid") or None) == (None if kind == "poststop" else expected), (
+                kind
+            )
             place = (shared / f"ns-{kind}{number}").read_text().strip()
             in_container = kind in ("createContainer", "startContainer")
             assert (place == inside) == in_container, kind
@@ -151,7 +153,7 @@ def test_a_failure_after_the_end_is_only_told(runtime: Runtime, shared: Path) ->
 def test_what_a_hook_of_start_says_is_told(
     runtime: Runtime, shared: Path, timeout: int | None
 ) -> None:
-    """Of the hook that failed alone, and no more than fits; runc's start does not hear of it."""
+    """Only the failing hook's output is reported, limited in size; runc's start reports none."""
     if not runtime.is_pyrunc:
         pytest.skip("runc's start does not wait for this hook")
     early = hook("echo fine >&2")
@@ -173,14 +175,14 @@ def test_what_a_hook_says_moves_no_cursor(runtime: Runtime, shared: Path) -> Non
     text = "printf 'why\\n\\033[31mred' >&2; exit 7"
     box = with_hooks(runtime, shared, "true", poststop=[hook(text)]).up()
     box.gone()
-    found = box.delete().err
-    assert "error running poststop hook #0: exit status 7, stdout: , stderr: why" in found
-    assert "\x1b" not in found and len(found.splitlines()) == 1
+    output = box.delete().err
+    assert "error running poststop hook #0: exit status 7, stdout: , stderr: why" in output
+    assert "\x1b" not in output and len(output.splitlines()) == 1
 
 
 def test_environment_and_arguments(runtime: Runtime, shared: Path) -> None:
-    """Exactly what the configuration says; without an environment there is none, but a
-    startContainer hook has the program's."""
+    """A hook gets exactly its configured environment, or none; a startContainer hook without one
+    gets the program's."""
     plain = {"path": "/bin/busybox", "args": ["env"]}
     to_file = {
         "path": "/bin/busybox",
@@ -193,9 +195,9 @@ def test_environment_and_arguments(runtime: Runtime, shared: Path) -> None:
     }
     box = with_hooks(runtime, shared, createRuntime=[plain, to_file], startContainer=[inherits])
     box.up()
-    found = set((shared / "env").read_text().split("\n"))
-    assert {"A=b c", "E="} <= found
-    assert not any(line.startswith(("PATH=/usr/local/sbin", "HOME=", "PYTEST")) for line in found)
+    lines = set((shared / "env").read_text().split("\n"))
+    assert {"A=b c", "E="} <= lines
+    assert not any(line.startswith(("PATH=/usr/local/sbin", "HOME=", "PYTEST")) for line in lines)
     inherited = shared / "inherited"  # runc's start does not wait for this hook
     eventually(lambda: inherited.exists() and "TERM=xterm" in inherited.read_text().split("\n"))
 

@@ -1,5 +1,5 @@
-"""What a verb imports is in the program's snapshot (pyrunc/cli/front.c): a search for a module
-costs half a millisecond."""
+"""Modules that a verb imports are in the program's snapshot (pyrunc/cli/front.c): a search for a
+module takes half a millisecond."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.system.harness import Runtime
 
 
 def searched(runtime: Runtime, trace: Path, *words: str) -> list[str]:
-    """The compiled Python modules that this command, which must succeed, opens, and the folders in
-    which it looks for modules."""
+    """Return the compiled Python modules that this command, which must succeed, opens, and the
+    folders in which it searches for modules."""
     command = [
         "strace",
         "-qq",

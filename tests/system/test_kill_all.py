@@ -1,4 +1,4 @@
-"""Everybody in a container gets a signal, also where it shares its pid namespace."""
+"""Every process of a container gets a signal, also where it shares its pid namespace."""
 
 from __future__ import annotations
 

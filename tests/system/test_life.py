@@ -1,4 +1,4 @@
-"""From create to delete: states, exit codes, and the words that callers match."""
+"""From create to delete: states, exit codes, and the texts that callers match."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.system.harness import Runtime, eventually
 
 def test_a_whole_life(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60")
-    made = box.create().ok()
-    assert made.out == "" and made.err == ""
+    result = box.create().ok()
+    assert result.out == "" and result.err == ""
     assert box.status == "created"
     box.start().ok()
     assert box.status == "running"
@@ -42,12 +42,12 @@ def test_the_program_does_not_run_before_start(runtime: Runtime, tmp_path: Path)
 def test_state_says_what_it_must(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60", change=lambda c: c.update(annotations={"a.b": "c"}))
     box.up()
-    found = box.state
-    assert found["id"] == box.id and found["ociVersion"].startswith("1.")
-    assert found["bundle"] == str(box.folder) and found["rootfs"] == str(runtime.rootfs)
-    assert found["annotations"]["a.b"] == "c"
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", found["created"])
-    assert Path(f"/proc/{found['pid']}/cmdline").read_bytes().split(b"\0")[0] == b"sleep"
+    state = box.state
+    assert state["id"] == box.id and state["ociVersion"].startswith("1.")
+    assert state["bundle"] == str(box.folder) and state["rootfs"] == str(runtime.rootfs)
+    assert state["annotations"]["a.b"] == "c"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", state["created"])
+    assert Path(f"/proc/{state['pid']}/cmdline").read_bytes().split(b"\0")[0] == b"sleep"
 
 
 def test_a_stopped_container_has_no_pid(runtime: Runtime) -> None:
@@ -191,8 +191,8 @@ def test_run_forwards_signals(runtime: Runtime) -> None:
 
 def test_run_passes_output_and_input_through(runtime: Runtime) -> None:
     box = runtime.box("cat")
-    found = runtime("run", "--bundle", str(box.folder), box.id, stdin="to and fro\n").ok()
-    assert found.out == "to and fro\n" and found.err == ""
+    result = runtime("run", "--bundle", str(box.folder), box.id, stdin="to and fro\n").ok()
+    assert result.out == "to and fro\n" and result.err == ""
 
 
 def test_run_deletes_what_it_ran(runtime: Runtime) -> None:

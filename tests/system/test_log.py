@@ -1,4 +1,4 @@
-"""The log of a command: where it goes, how it looks, and what --debug tells."""
+"""The log of a command: its place, its format, and the messages of --debug."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_debug_in_text(runtime: Runtime) -> None:
         if words[0] == "create" or runtime.is_pyrunc:
             assert lines
         for line in lines:
-            found = LINE.fullmatch(line)
-            assert found and found[1] == "debug", line
+            match = LINE.fullmatch(line)
+            assert match and match[1] == "debug", line
 
 
 @pytest.mark.parametrize("verb", ["run", "exec"])
@@ -44,14 +44,14 @@ def test_debug_in_json(runtime: Runtime, tmp_path: Path, verb: str) -> None:
     words = (
         ["--bundle", str(box.folder), box.id] if verb == "run" else [box.id, "sh", "-c", "exit 3"]
     )
-    found = runtime(verb, *words, options=options)
-    assert (found.code, found.err) == (3, "")
+    result = runtime(verb, *words, options=options)
+    assert (result.code, result.err) == (3, "")
     entries = [json.loads(line) for line in log.read_text().splitlines()]
     assert entries and all({"level", "msg", "time"} <= set(entry) for entry in entries)
     assert {entry["level"] for entry in entries} == {"debug"}
     if runtime.is_pyrunc:
-        told = "\n".join(entry["msg"] for entry in entries)
-        assert re.search(r"process \d+ exists", told) and re.search(r"process \d+ exited: 3", told)
+        text = "\n".join(entry["msg"] for entry in entries)
+        assert re.search(r"process \d+ exists", text) and re.search(r"process \d+ exited: 3", text)
 
 
 def test_debug_tells_the_steps(runtime: Runtime) -> None:
@@ -59,7 +59,7 @@ def test_debug_tells_the_steps(runtime: Runtime) -> None:
         pytest.skip("words of ours")
     hook = {"path": "/bin/busybox", "args": ["true"]}
     box = runtime.box("true", change=lambda config: config.update(hooks={"createRuntime": [hook]}))
-    told = runtime("create", "--bundle", str(box.folder), box.id, options=["--debug"]).ok().err
+    text = runtime("create", "--bundle", str(box.folder), box.id, options=["--debug"]).ok().err
     for words in (
         "config.json",
         f"/{box.id}",
@@ -67,7 +67,7 @@ def test_debug_tells_the_steps(runtime: Runtime) -> None:
         "createRuntime hook #0",
         "waits at plan line",
     ):
-        assert words in told
+        assert words in text
     assert runtime("start", box.id).ok().err == ""
     box.gone()
     assert "removed cgroup" in runtime("delete", box.id, options=["--debug"]).ok().err

@@ -1,5 +1,5 @@
-"""Mounts of a configuration as the container's mountinfo shows them: options, propagation, places,
-and what is refused."""
+"""Mounts of a configuration as the container's mountinfo shows them: options, propagation,
+places, and refusals."""
 
 from __future__ import annotations
 
@@ -46,27 +46,27 @@ def bind(source: Path, destination: str, *options: str) -> dict[str, Any]:
 
 
 def shown(mountinfo: str) -> dict[str, tuple[set[str], str]]:
-    """Place -> options, and the propagation fields."""
-    found = {}
+    """Parse mountinfo to place -> options, and the propagation fields."""
+    mounted = {}
     for line in mountinfo.splitlines():
         fields = line.partition(" - ")[0].split()
-        found[fields[4]] = set(fields[5].split(",")), " ".join(fields[6:])
-    return found
+        mounted[fields[4]] = set(fields[5].split(",")), " ".join(fields[6:])
+    return mounted
 
 
 def test_options_of_binds(runtime: Runtime, data: Path) -> None:
     mounts = [bind(data, "/tmp/plain", "rprivate")]
     mounts += [bind(data, f"/tmp/{option}", "rprivate", option) for option in OPTIONS]
-    found = shown(run(runtime, "cat /proc/self/mountinfo", *mounts).ok().out)
-    plain = found["/tmp/plain"][0]
+    mounted = shown(run(runtime, "cat /proc/self/mountinfo", *mounts).ok().out)
+    plain = mounted["/tmp/plain"][0]
     for option, (more, less) in OPTIONS.items():
-        assert found[f"/tmp/{option}"][0] == (plain - less) | more, option
+        assert mounted[f"/tmp/{option}"][0] == (plain - less) | more, option
 
 
 def test_the_last_word_wins(runtime: Runtime, data: Path) -> None:
     mounts = [bind(data, "/tmp/a", "ro", "noexec", "rw"), bind(data, "/tmp/b", "exec", "noexec")]
-    found = shown(run(runtime, "cat /proc/self/mountinfo", *mounts).ok().out)
-    assert {"rw", "noexec"} <= found["/tmp/a"][0] and "noexec" in found["/tmp/b"][0]
+    mounted = shown(run(runtime, "cat /proc/self/mountinfo", *mounts).ok().out)
+    assert {"rw", "noexec"} <= mounted["/tmp/a"][0] and "noexec" in mounted["/tmp/b"][0]
 
 
 def test_propagation(runtime: Runtime, data: Path) -> None:
@@ -81,9 +81,9 @@ def test_propagation(runtime: Runtime, data: Path) -> None:
         "runbindable",
     )
     mounts = [bind(data, f"/tmp/{word}", word) for word in words]
-    found = shown(run(runtime, "cat /proc/self/mountinfo", *mounts).ok().out)
+    mounted = shown(run(runtime, "cat /proc/self/mountinfo", *mounts).ok().out)
     for word in words:
-        field = found[f"/tmp/{word}"][1]
+        field = mounted[f"/tmp/{word}"][1]
         assert ("shared:" in field) == word.endswith("shared"), (word, field)
         assert ("unbindable" in field) == word.endswith("unbindable"), (word, field)
         if word.endswith("private"):
@@ -111,18 +111,18 @@ def test_new_filesystems(runtime: Runtime) -> None:
         {"destination": "/tmp", "type": "tmpfs", "source": "x", "options": ["size=64k", "mode=1770", "ro", "nosuid"]},
         {"destination": "/root", "type": "tmpfs", "source": "y", "options": ["noatime"]},
     ]  # fmt: skip
-    found = run(runtime, "cat /proc/self/mountinfo; stat -c %a /tmp /root", *mounts).ok().out
-    places = shown("\n".join(line for line in found.splitlines() if " - " in line))
+    output = run(runtime, "cat /proc/self/mountinfo; stat -c %a /tmp /root", *mounts).ok().out
+    places = shown("\n".join(line for line in output.splitlines() if " - " in line))
     assert places["/tmp"][0] >= {"ro", "nosuid"} and "noatime" in places["/root"][0]
-    assert found.splitlines()[-2:] == ["1770", "755"]
-    assert "size=64k" in next(line for line in found.splitlines() if " /tmp " in line)
+    assert output.splitlines()[-2:] == ["1770", "755"]
+    assert "size=64k" in next(line for line in output.splitlines() if " /tmp " in line)
 
 
 def test_a_copy_of_what_is_covered(runtime: Runtime) -> None:
     mount = {"destination": "/etc", "type": "tmpfs", "source": "t", "options": ["tmpcopyup"]}
     script = "cat /etc/passwd; echo x > /etc/new; grep -c ' /etc .* tmpfs ' /proc/self/mountinfo"
-    found = run(runtime, script, mount).ok().out
-    assert "root:x:0:0" in found and found.splitlines()[-1] == "1"
+    output = run(runtime, script, mount).ok().out
+    assert "root:x:0:0" in output and output.splitlines()[-1] == "1"
     assert not (runtime.rootfs / "etc/new").exists()
 
 
@@ -165,5 +165,5 @@ def test_read_only_and_masked_paths(runtime: Runtime) -> None:
         "readonlyPaths": ["/tmp", "/no/such"],
     }
     script = "cat /etc/passwd; ls /root; touch /tmp/x 2>&1; touch /root/x 2>&1; echo x 2>/dev/null > /etc/passwd; true"
-    found = run(runtime, script, **paths).ok().out.splitlines()
-    assert [line.rpartition(": ")[2] for line in found] == ["Read-only file system"] * 2
+    lines = run(runtime, script, **paths).ok().out.splitlines()
+    assert [line.rpartition(": ")[2] for line in lines] == ["Read-only file system"] * 2

@@ -1,5 +1,5 @@
-"""Whatever a configuration holds, a runtime answers with a container or with one clear error, and
-leaves nothing.
+"""For any configuration a runtime answers with a container or with one clear error, and leaves
+nothing.
 
 Hypothesis breaks a full configuration at one to three places: a property missing, null, of another
 type, of absurd size, with NUL bytes, with paths that lead elsewhere. Each is created, started and
@@ -73,7 +73,7 @@ echo "errors:"; cat /run/err; echo "output:"; head -c 4000 /run/out
 
 
 def full() -> dict[str, Any]:
-    """A configuration that uses what there is, and that works."""
+    """Return a working configuration that uses as many properties as possible."""
     hook = {"path": "/bin/true", "args": ["true", "x"], "env": ["A=b"], "timeout": 10}
     config = bundle.configuration(
         "true",
@@ -133,7 +133,7 @@ def full() -> dict[str, Any]:
 
 
 def places(value: Any, here: Path_ = ()) -> Iterator[Path_]:
-    """The path of every property and element."""
+    """Return the path of every property and element."""
     items = (
         value.items()
         if isinstance(value, dict)
@@ -192,8 +192,8 @@ MUTATIONS = st.lists(st.tuples(st.sampled_from(PLACES), VALUES), min_size=1, max
 def mutated(
     mutations: list[tuple[Path_, Any]],
 ) -> tuple[dict[str, Any], list[tuple[Path_, Any, Any]]]:
-    """The configuration with these changes, and what each has replaced (those that were still
-    possible)."""
+    """Return the configuration with these changes, and the values that each has replaced (for
+    those that were still possible)."""
     config, done = full(), []
     for place, value in mutations:
         target: Any = config
@@ -223,8 +223,8 @@ def kind(value: Any) -> str:
 
 
 class Judge:
-    """Runs one configuration after the other in a folder, and says what is wrong with how the
-    runtime took it."""
+    """Runs one configuration after the other in a folder, and describes what the runtime did
+    wrong."""
 
     def __init__(self, folder: Path, group: Path) -> None:
         self.bundle, self.rootfs = folder / "bundle", folder / "rootfs"
@@ -267,7 +267,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
 
 
 def check(judge: Judge, mutations: list[tuple[Path_, Any]]) -> None:
-    """The promises of this file's first lines."""
+    """Check the promises of this file's first lines."""
     config, changes = mutated(mutations)
     report = judge.run(config)
     what = f"{[(json_path(place), value) for place, _, value in changes]}\n{report}"

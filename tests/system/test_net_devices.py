@@ -13,19 +13,20 @@ from tests.system.harness import Runtime
 
 @pytest.fixture
 def network(runtime: Runtime) -> Iterator[list[str]]:
-    """Words before a command that run it where the links are; the runtime runs there too."""
-    holder = subprocess.Popen(
+    """Return words before a command that run it, and the runtime, in the network namespace of
+    the links."""
+    namespace_process = subprocess.Popen(
         ["unshare", "-n", "sh", "-c", "echo; exec sleep 1000"], stdout=subprocess.PIPE
     )
-    assert holder.stdout
-    holder.stdout.readline()
-    inside = ["nsenter", f"--net=/proc/{holder.pid}/ns/net"]
+    assert namespace_process.stdout
+    namespace_process.stdout.readline()
+    inside = ["nsenter", f"--net=/proc/{namespace_process.pid}/ns/net"]
     before, runtime.program = runtime.program, [*inside, *runtime.program]
     yield inside
     runtime.program = before
-    holder.kill()
-    holder.wait()
-    holder.stdout.close()
+    namespace_process.kill()
+    namespace_process.wait()
+    namespace_process.stdout.close()
 
 
 def ip(network: list[str], *words: str) -> str:

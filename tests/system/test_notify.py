@@ -1,4 +1,5 @@
-"""Filters whose calls are answered by a listener in user space: who gets it, and with what."""
+"""Filters whose calls a listener in user space answers: the recipient of the listener, and the
+message."""
 
 from __future__ import annotations
 
@@ -16,8 +17,7 @@ from tests.system.harness import Runtime
 
 
 class Listener:
-    """Takes one process's listener and lets go of it: calls that wait for an answer get ENOSYS
-    then."""
+    """Receives one process's listener and closes it, after which waiting calls get ENOSYS."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.told, self.kinds = path, [], []  # type: Path, list[dict[str, Any]], list[str]
@@ -45,8 +45,8 @@ class Listener:
                 self.told.append(json.loads(text))
 
     def close(self) -> None:
-        """Once all have been heard that have come: they stand in line before this last one, which
-        says nothing."""
+        """Wait until all earlier connections are handled: this last one comes after them in the
+        queue and sends nothing."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as last:
             last.connect(str(self.path))
         self._thread.join(60)
@@ -55,11 +55,11 @@ class Listener:
 
 @contextmanager
 def listening(path: Path) -> Iterator[Listener]:
-    made = Listener(path)
+    listener = Listener(path)
     try:
-        yield made
+        yield listener
     finally:
-        made.close()
+        listener.close()
 
 
 def profile(path: Path) -> dict[str, Any]:
@@ -80,11 +80,15 @@ def test_the_listener_gets_the_state_and_the_descriptor(runtime: Runtime, tmp_pa
             seccomp=profile(listener.path),
         )
         assert runtime("run", "--bundle", str(box.folder), box.id).ok().out == "refused\n"
-    (told,) = listener.told
+    (process_state,) = listener.told
     assert listener.kinds == ["anon_inode:seccomp notify"]
-    assert told["fds"] == ["seccompFd"] and told["metadata"] == "for you" and told["pid"] > 0
-    assert told["state"]["id"] == box.id and told["state"]["status"] == "creating"
-    assert told["state"]["bundle"] == str(box.folder)
+    assert (
+        process_state["fds"] == ["seccompFd"]
+        and process_state["metadata"] == "for you"
+        and process_state["pid"] > 0
+    )
+    assert process_state["state"]["id"] == box.id and process_state["state"]["status"] == "creating"
+    assert process_state["state"]["bundle"] == str(box.folder)
 
 
 def test_an_exec_has_a_listener_of_its_own(runtime: Runtime, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A container is stopped where it stands, and let go."""
+"""A container is paused and resumed."""
 
 from __future__ import annotations
 

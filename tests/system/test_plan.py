@@ -1,5 +1,4 @@
-"""What only a runtime with a plan can tell: the plan of a bundle, and how long each of its
-operations took. Our own verbs."""
+"""Verbs of our own: the plan of a bundle, and the time of each of its operations."""
 
 from __future__ import annotations
 

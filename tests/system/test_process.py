@@ -1,4 +1,4 @@
-"""What the program finds: user, rights, limits, environment, descriptors."""
+"""The program's surroundings: user, rights, limits, environment, descriptors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Config = dict[str, Any]
 
 
 def status(runtime: Runtime, change: Any = None, **linux: Any) -> dict[str, str]:
-    """/proc/self/status of the container's first process."""
+    """Return /proc/self/status of the container's first process."""
     text = runtime.run("cat", "/proc/self/status", change=change, **linux).ok().out
     return dict(re.findall(r"^(\w+):[\t ]*(.*)$", text, re.M))
 
@@ -28,34 +28,34 @@ def test_capabilities_are_exactly_the_listed_ones(runtime: Runtime) -> None:
         "bounding": ["CAP_CHOWN", "CAP_KILL", "CAP_SYS_CHROOT"], "permitted": ["CAP_CHOWN", "CAP_KILL"],
         "effective": ["CAP_CHOWN"], "inheritable": ["CAP_KILL"], "ambient": ["CAP_KILL"],
     }  # fmt: skip
-    found = status(runtime, process(capabilities=capabilities, user={"uid": 1000, "gid": 1000}))
-    assert int(found["CapBnd"], 16) == 1 << 0 | 1 << 5 | 1 << 18
-    assert int(found["CapInh"], 16) == int(found["CapAmb"], 16) == 1 << 5
+    fields = status(runtime, process(capabilities=capabilities, user={"uid": 1000, "gid": 1000}))
+    assert int(fields["CapBnd"], 16) == 1 << 0 | 1 << 5 | 1 << 18
+    assert int(fields["CapInh"], 16) == int(fields["CapAmb"], 16) == 1 << 5
     # what an ambient capability leaves after execve by a user
-    assert int(found["CapPrm"], 16) == 1 << 5
+    assert int(fields["CapPrm"], 16) == 1 << 5
 
 
 def test_no_capabilities(runtime: Runtime) -> None:
-    found = status(runtime, process(capabilities={}))
-    assert {found[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {
+    fields = status(runtime, process(capabilities={}))
+    assert {fields[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {
         "0" * 16
     }
 
 
 def test_unknown_capabilities_are_left_out(runtime: Runtime) -> None:
     names = ["CAP_KILL", "CAP_NO_SUCH_THING"]
-    found = status(
+    fields = status(
         runtime, process(capabilities={"bounding": names, "effective": names, "permitted": names})
     )
-    assert int(found["CapEff"], 16) == 1 << 5
+    assert int(fields["CapEff"], 16) == 1 << 5
 
 
 def test_user_groups_and_umask(runtime: Runtime) -> None:
-    found = status(
+    fields = status(
         runtime, process(user={"uid": 5, "gid": 6, "umask": 0o27, "additionalGids": [7, 8]})
     )
-    assert found["Uid"].split() == ["5"] * 4 and found["Gid"].split() == ["6"] * 4
-    assert found["Groups"].split() == ["7", "8"] and found["Umask"] == "0027"
+    assert fields["Uid"].split() == ["5"] * 4 and fields["Gid"].split() == ["6"] * 4
+    assert fields["Groups"].split() == ["7", "8"] and fields["Umask"] == "0027"
 
 
 def test_our_groups_do_not_leak(runtime: Runtime) -> None:
@@ -68,10 +68,10 @@ def test_no_new_privileges(runtime: Runtime) -> None:
 
 
 def test_signals_are_as_in_a_fresh_process(runtime: Runtime) -> None:
-    found = status(runtime)
-    assert int(found["SigBlk"], 16) == 0
+    fields = status(runtime)
+    assert int(fields["SigBlk"], 16) == 0
     if runtime.is_pyrunc:
-        assert int(found["SigIgn"], 16) == 0
+        assert int(fields["SigIgn"], 16) == 0
 
 
 def test_environment_is_the_configured_one(runtime: Runtime) -> None:
@@ -97,8 +97,8 @@ def test_the_working_directory(runtime: Runtime) -> None:
     "cwd", [f"/proc/self/fd/{n}{tail}" for n in (3, 5, 7, 8, 9) for tail in ("", "/../..")]
 )
 def test_the_working_directory_is_never_the_hosts(runtime: Runtime, cwd: str) -> None:
-    found = runtime.run("sh", "-c", "ls -d home 2>/dev/null; pwd -P", change=process(cwd=cwd))
-    assert found.code != 0 or "home" not in found.out, found
+    result = runtime.run("sh", "-c", "ls -d home 2>/dev/null; pwd -P", change=process(cwd=cwd))
+    assert result.code != 0 or "home" not in result.out, result
 
 
 def test_limits(runtime: Runtime) -> None:
@@ -124,10 +124,10 @@ def test_only_stdio_is_open(runtime: Runtime) -> None:
     stray = os.open("/etc/passwd", os.O_RDONLY)
     try:
         box = runtime.box("sh", "-c", "ls /proc/self/fd | wc -l")
-        found = runtime("run", "--bundle", str(box.folder), box.id, pass_fds=(stray,)).ok()
+        result = runtime("run", "--bundle", str(box.folder), box.id, pass_fds=(stray,)).ok()
     finally:
         os.close(stray)
-    assert found.out.strip() == "4"
+    assert result.out.strip() == "4"
 
 
 def test_stdio_may_be_closed(runtime: Runtime) -> None:
@@ -211,9 +211,9 @@ def test_sysctls(runtime: Runtime) -> None:
 def test_of_a_name_the_last_value_counts(
     runtime: Runtime, env: list[str], expected: list[str]
 ) -> None:
-    """At its own place; a home that is empty in the end is the user's."""
-    found = runtime.run("env", change=process(env=[*env, "PATH=/bin"])).ok()
-    assert found.out.splitlines() == expected
+    """The last value stands at its own place; an empty home is replaced by the user's."""
+    result = runtime.run("env", change=process(env=[*env, "PATH=/bin"])).ok()
+    assert result.out.splitlines() == expected
 
 
 def test_what_is_not_given_of_the_capabilities_is_a_warning(runtime: Runtime) -> None:
@@ -223,10 +223,10 @@ def test_what_is_not_given_of_the_capabilities_is_a_warning(runtime: Runtime) ->
         "inheritable": ["CAP_KILL"], "ambient": ["CAP_KILL", "CAP_CHOWN", "CAP_A"],
     }  # fmt: skip
     change = process(capabilities=capabilities)
-    found = runtime.run("grep", "CapAmb", "/proc/self/status", change=change).ok()
-    assert int(found.out.split()[1], 16) == 1 << 5
+    result = runtime.run("grep", "CapAmb", "/proc/self/status", change=change).ok()
+    assert int(result.out.split()[1], 16) == 1 << 5
     lines = [
-        line.partition("msg=")[2] for line in found.err.splitlines() if "level=warning" in line
+        line.partition("msg=")[2] for line in result.err.splitlines() if "level=warning" in line
     ]
     assert lines == [
         '"ignoring unknown or unavailable capabilities: [CAP_A CAP_UNHEARD_OF]"',

@@ -1,4 +1,4 @@
-"""What cannot be created is refused with one error in the right words, and leaves nothing."""
+"""What cannot be created is refused with one error of the right text, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def leaves_nothing(runtime: Runtime) -> bool:
     ],
 )
 def test_a_program_that_cannot_run(runtime: Runtime, args: list[str], words: str) -> None:
-    found = runtime.run(*args)
-    assert found.code != 0 and words in found.err.lower().replace("$path", "$PATH"), found
+    result = runtime.run(*args)
+    assert result.code != 0 and words in result.err.lower().replace("$path", "$PATH"), result
     assert leaves_nothing(runtime)
 
 
@@ -81,8 +81,8 @@ def test_a_broken_configuration(runtime: Runtime, change: Callable[[Config], Non
         and box.folder.joinpath("config.json").read_text().find('"ociVersion": "nonsense"') > 0
     ):
         pytest.skip("runc does not read the version")
-    found = runtime("run", "--bundle", str(box.folder), box.id).fails()
-    assert len(found.err.strip().splitlines()) == 1 or not runtime.is_pyrunc, found
+    result = runtime("run", "--bundle", str(box.folder), box.id).fails()
+    assert len(result.err.strip().splitlines()) == 1 or not runtime.is_pyrunc, result
     assert leaves_nothing(runtime)
 
 
@@ -113,7 +113,7 @@ def test_the_json_log_holds_one_object(runtime: Runtime, tmp_path: Path) -> None
 
 
 def test_missing_values_and_unknown_words(runtime: Runtime) -> None:
-    assert "flag needs an argument" in (found := runtime("create", "--bundle")).err + found.out
+    assert "flag needs an argument" in (result := runtime("create", "--bundle")).err + result.out
     assert runtime("start").code == 1
     assert runtime("start", "--nonsense", "x").code == 1
     assert runtime("exec", "nobody", "true").code in (1, 255)

@@ -48,7 +48,7 @@ def programs() -> Path:
 
 @pytest.fixture(scope="module")
 def answers(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
-    """What each program said."""
+    """Return each program's output."""
     if "PYRUNC_RUNTIME" in os.environ:
         pytest.skip("the list of known failures is ours")
     folder = tmp_path_factory.mktemp("runtime-tools")
@@ -63,8 +63,8 @@ def answers(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
             return -1, f"no end within {error.timeout} s: {error.output!r}"
 
     with groups.own_group("validation") as group, ThreadPoolExecutor(2) as two:
-        said = two.map(answer, PROGRAMS, repeat(group / "own"))
-        return dict(zip(PROGRAMS, said, strict=True))
+        results = two.map(answer, PROGRAMS, repeat(group / "own"))
+        return dict(zip(PROGRAMS, results, strict=True))
 
 
 def test_no_program_is_forgotten(programs: Path) -> None:

@@ -39,7 +39,7 @@ int main(int n, char **words) {
 
 
 class Manager:
-    """The service manager's side: keeps what is said, closes the barrier's descriptor."""
+    """The service manager's side: stores the messages, closes the barrier's descriptor."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.said = path, []  # type: Path, list[str]
@@ -68,9 +68,9 @@ class Manager:
 
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[Manager]:
-    made = Manager(tmp_path / "manager.sock")
-    yield made
-    made.close()
+    manager = Manager(tmp_path / "manager.sock")
+    yield manager
+    manager.close()
 
 
 @pytest.fixture(scope="session")
@@ -91,8 +91,8 @@ def test_start_waits_until_the_container_is_ready(
     box.create(env=env).ok()
     assert manager.said == []
     runtime("start", box.id, env=env).ok()
-    told = "\n".join(manager.close()).split()
-    assert told == ["READY=1", f"MAINPID={box.pid}", "BARRIER=1"]
+    messages = "\n".join(manager.close()).split()
+    assert messages == ["READY=1", f"MAINPID={box.pid}", "BARRIER=1"]
     assert (
         box.exec("sh", "-c", "touch /run/notify/x 2>&1; mount | grep notify").out.count("ro,") == 1
     )
@@ -124,10 +124,10 @@ def test_an_attached_run_is_the_main_process_itself(
     if not runtime.is_pyrunc:
         pytest.skip("runc copies no output before the container is ready")
     box = runtime.box("sh", "-c", f"{sender} READY=1; sleep 3")
-    found = runtime(
+    result = runtime(
         "run", "--bundle", str(box.folder), box.id, env={"NOTIFY_SOCKET": str(manager.path)}
     ).ok()
-    assert found.out == "sent\n"
+    assert result.out == "sent\n"
     ready, main, barrier = "".join(manager.close()).split()
     assert (ready, barrier) == ("READY=1", "BARRIER=1")
     assert main.startswith("MAINPID=")

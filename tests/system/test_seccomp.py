@@ -1,4 +1,4 @@
-"""What a seccomp profile refuses, and when it is loaded."""
+"""Calls that a seccomp profile refuses, and the point at which it is loaded."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def test_a_filtered_call_gives_the_chosen_errno(runtime: Runtime) -> None:
     seccomp = profile(
         {"names": ["chmod", "fchmodat", "fchmodat2"], "action": "SCMP_ACT_ERRNO", "errnoRet": 28}
     )
-    found = runtime.run("sh", "-c", "chmod 600 /tmp", seccomp=seccomp)
-    assert "No space left on device" in found.err, found
+    result = runtime.run("sh", "-c", "chmod 600 /tmp", seccomp=seccomp)
+    assert "No space left on device" in result.err, result
 
 
 @pytest.mark.parametrize("nnp", [True, False])
@@ -45,8 +45,8 @@ def test_exec_gets_the_filter_too(runtime: Runtime) -> None:
 
 
 def test_a_profile_older_than_our_own_calls_still_works(runtime: Runtime) -> None:
-    """Only what any program needs is allowed: nothing that the runtime calls behind the filter may
-    be missing then."""
+    """Only the calls that every program needs are allowed: the runtime may need no other behind
+    the filter."""
     if not runtime.is_pyrunc:
         pytest.skip("a Go program needs more calls behind its filter")
     names = "read write close execve exit exit_group brk mmap munmap mprotect arch_prctl set_tid_address uname ioctl "

@@ -1,5 +1,5 @@
-"""Descriptors of a service manager, and others, in a container: at the same numbers, with the words
-of sd_listen_fds(3)."""
+"""Descriptors of a service manager, and others, in a container: at the same numbers, with the
+variables of sd_listen_fds(3)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.system.harness import Result, Runtime
 
 @contextmanager
 def files(folder: Path, count: int) -> Iterator[list[int]]:
-    """That many open files, each with its number in it, at 3 and up in whoever gets them."""
+    """Open that many files, each with its number in it, at 3 and up of a child."""
     numbers = []
     for index in range(count):
         path = folder / f"file{index}"
@@ -31,8 +31,8 @@ def files(folder: Path, count: int) -> Iterator[list[int]]:
 def run(
     runtime: Runtime, folder: Path, script: str, listen: int, more: int, options: str = ""
 ) -> Result:
-    """`run` by a shell that puts the files at 3 and up and says that the activation is for the
-    runtime itself."""
+    """Run the runtime by a shell that puts the files at 3 and up and declares the activation for
+    the runtime itself."""
     box = runtime.box("sh", "-c", script)
     words = [*runtime.program, "--root", str(runtime.root), "run", *options.split(), "--bundle", str(box.folder), box.id]  # fmt: skip
     with files(folder, listen + more) as numbers:
@@ -48,26 +48,26 @@ def run(
 
 def test_sockets_of_a_service_manager(runtime: Runtime, tmp_path: Path) -> None:
     script = "echo $LISTEN_FDS $LISTEN_PID; cat <&3; cat <&4; ls /proc/self/fd | wc -l"
-    found = run(runtime, tmp_path, script, 2, 0).ok()
-    assert found.out.split() == ["2", "1", "content0", "content1", "6"]
+    result = run(runtime, tmp_path, script, 2, 0).ok()
+    assert result.out.split() == ["2", "1", "content0", "content1", "6"]
 
 
 def test_more_descriptors(runtime: Runtime, tmp_path: Path) -> None:
-    found = run(
+    result = run(
         runtime, tmp_path, "echo x$LISTEN_FDS; cat <&3; cat <&4", 0, 2, "--preserve-fds 2"
     ).ok()
-    assert found.out.split() == ["x", "content0", "content1"]
+    assert result.out.split() == ["x", "content0", "content1"]
 
 
 def test_both(runtime: Runtime, tmp_path: Path) -> None:
     script = "echo $LISTEN_FDS; cat <&3; cat <&4; cat <&5"
-    found = run(runtime, tmp_path, script, 1, 2, "--preserve-fds 2").ok()
-    assert found.out.split() == ["1", "content0", "content1", "content2"]
+    result = run(runtime, tmp_path, script, 1, 2, "--preserve-fds 2").ok()
+    assert result.out.split() == ["1", "content0", "content1", "content2"]
 
 
 def test_others_stay_outside(runtime: Runtime, tmp_path: Path) -> None:
-    found = run(runtime, tmp_path, "ls /proc/self/fd | wc -l; echo x$LISTEN_FDS", 0, 2).ok()
-    assert found.out.split() == ["4", "x"]
+    result = run(runtime, tmp_path, "ls /proc/self/fd | wc -l; echo x$LISTEN_FDS", 0, 2).ok()
+    assert result.out.split() == ["4", "x"]
 
 
 def test_a_descriptor_that_is_not_there(runtime: Runtime, tmp_path: Path) -> None:
@@ -76,8 +76,8 @@ def test_a_descriptor_that_is_not_there(runtime: Runtime, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("pid", ["1", ""])
 def test_sockets_of_another_process(runtime: Runtime, pid: str) -> None:
-    """sd_listen_fds(3): who is not LISTEN_PID was given none."""
+    """sd_listen_fds(3): a process that is not LISTEN_PID has got none."""
     box = runtime.box("sh", "-c", "echo x$LISTEN_FDS; ls /proc/self/fd | wc -l")
     environment = {"LISTEN_FDS": "1", "LISTEN_PID": pid}
-    found = runtime("run", "--bundle", str(box.folder), box.id, env=environment).ok()
-    assert found.out.split() == ["x", "4"]
+    result = runtime("run", "--bundle", str(box.folder), box.id, env=environment).ok()
+    assert result.out.split() == ["x", "4"]

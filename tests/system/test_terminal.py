@@ -1,4 +1,4 @@
-"""Containers with a terminal: who gets the master, and what the program sees."""
+"""Containers with a terminal: the recipient of the master, and the program's view."""
 
 from __future__ import annotations
 
@@ -99,10 +99,10 @@ def test_attached_our_own_terminal_is_joined(runtime: Runtime) -> None:
             command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
         ) as running:
             os.write(master, b"line\r")
-            found = b""
-            while b"22 66" not in found:
-                found += os.read(master, 4096)
-            assert b"got-line" in found
+            output = b""
+            while b"22 66" not in output:
+                output += os.read(master, 4096)
+            assert b"got-line" in output
             assert running.wait(60) == 6
     finally:
         os.close(master)
@@ -111,7 +111,7 @@ def test_attached_our_own_terminal_is_joined(runtime: Runtime) -> None:
 
 @contextmanager
 def own_terminal() -> Iterator[tuple[int, int]]:
-    """(master, slave) of a terminal at which the runtime's caller sits."""
+    """Return (master, slave) of the terminal of the runtime's caller."""
     master, slave = pty.openpty()
     try:
         yield master, slave
@@ -121,7 +121,7 @@ def own_terminal() -> Iterator[tuple[int, int]]:
 
 
 def captured(command: list[str], slave: int, stdin: int | None = None) -> bytes:
-    """What the command writes to a pipe, while the rest of it is at a terminal."""
+    """Return the command's output to a pipe, while its other descriptors are a terminal."""
     return subprocess.run(
         command,
         stdin=slave if stdin is None else stdin,
@@ -191,7 +191,7 @@ def test_at_a_terminal_newlines_are_translated_once(runtime: Runtime) -> None:
 
 
 def test_the_size_is_that_of_the_terminal_that_is_there(runtime: Runtime) -> None:
-    """Of the three descriptors any may lead elsewhere."""
+    """Any of the three descriptors may be redirected."""
     box = runtime.box("sh", "-c", "until stty size 2>/dev/null | grep ' '; do :; done", change=with_terminal)  # fmt: skip
     run = [
         *runtime.program,

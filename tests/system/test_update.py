@@ -1,4 +1,4 @@
-"""New limits for a container that runs, by flags and by a file, and what is refused."""
+"""New limits for a running container, by flags and by a file, and refusals."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def box(runtime: Runtime) -> Box:
 
 
 def update(runtime: Runtime, *words: str, **more: Any) -> Result:
-    """Where a controller is on cgroup v1, our runtime is to say so and go on."""
+    """Run update; where a controller is on cgroup v1, our runtime is to warn and go on."""
     options = ["--missing-controllers", "warn"] if runtime.is_pyrunc else []
     return runtime("update", *words, options=options, **more)
 
 
 def limit(box: Box) -> str | None:
-    """The most processes that the container may have; None where the runtime's tree does not have
-    that controller."""
+    """Return the largest number of processes of the container; None where the runtime's tree
+    does not have that controller."""
     for tree in TREES:
         file = Path(tree) / box.id / "pids.max"
         if file.exists():
@@ -68,9 +68,9 @@ def test_values_that_are_none(runtime: Runtime, box: Box, words: list[str]) -> N
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pids": 5}', '{"pids": {"limit": "x"}}'])
 def test_resources_of_another_shape(runtime: Runtime, box: Box, text: str) -> None:
-    found = update(runtime, "--resources", "-", box.id, stdin=text).fails()
+    result = update(runtime, "--resources", "-", box.id, stdin=text).fails()
     if runtime.is_pyrunc and "pids" in text:
-        assert "linux.resources.pids" in found.err
+        assert "linux.resources.pids" in result.err
 
 
 def test_what_is_not_there_and_what_has_ended(runtime: Runtime) -> None:

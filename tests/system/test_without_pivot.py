@@ -13,11 +13,11 @@ from tests.system.harness import Runtime
 
 def test_no_pivot(runtime: Runtime) -> None:
     box = runtime.box("sh", "-c", "pwd; ls /; touch /x 2>&1; cat /proc/keys; exec sleep 1000")
-    found = box.create("--no-pivot").ok()
+    result = box.create("--no-pivot").ok()
     box.start().ok()
     inside = box.exec("sh", "-c", "ls / | tr '\\n' ' '; mount | grep -c ' type proc '").ok()
     assert "bin dev" in inside.out and inside.out.split()[-1] == "1"
-    assert found.out.splitlines()[:1] in ([], ["/"])
+    assert result.out.splitlines()[:1] in ([], ["/"])
     assert Path(f"/proc/{box.pid}/root/bin/busybox").exists()
 
 
@@ -31,7 +31,7 @@ def _no_process(config: dict[str, Any]) -> None:
 
 
 def test_without_a_process(runtime: Runtime) -> None:
-    """runtime-spec allows it at create, and wants an error at start."""
+    """runtime-spec allows it at create, and demands an error at start."""
     box = runtime.box(change=_no_process)
     if not runtime.is_pyrunc:
         box.create().fails("process property must not be empty")
@@ -55,7 +55,7 @@ def test_run_needs_a_process(runtime: Runtime) -> None:
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_groups_of_the_caller(runtime: Runtime, keep: bool) -> None:
-    """An annotation of crun's that podman's `--group-add keep-groups` is made of."""
+    """podman's `--group-add keep-groups` sets this annotation of crun's."""
     if keep and not runtime.is_pyrunc:
         pytest.skip("runc does not know the annotation")
 

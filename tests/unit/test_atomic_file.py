@@ -1,4 +1,4 @@
-"""Records: whole under whatever happens beside the writing, and on the disk when it is said so."""
+"""Records are whole, whatever happens during the writing, and synced on request."""
 
 from __future__ import annotations
 

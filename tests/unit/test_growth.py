@@ -1,9 +1,9 @@
-"""Whoever sends twice as much makes twice the work, not four times: every parser of foreign bytes,
-fed what is worst for it.
+"""Input of twice the size makes twice the work, not four times: every parser of foreign bytes
+gets its worst case.
 
 Hostile inputs come as many small pieces, as one huge piece, a byte at a time, nested deeply, and
-with many duplicates. What a parser refuses it must refuse as cheaply. Layers, archives and what
-needs files is in `tests/cri/images/test_growth.py`.
+with many duplicates. Refusing must be as cheap. `tests/cri/images/test_growth.py` has layers,
+archives and what needs files.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ REFUSED = (Error, CniError, Refused, ValueError, grpc_wire.CallFailed)
 
 
 def refusable(work: Work, *also: type[Exception]) -> Work:
-    """The work, which may end in the parser's refusal; `also`: what its caller takes for one."""
+    """Run the work, which may end in the parser's refusal; `also`: other errors that count as
+    refusal."""
 
     def run() -> None:
         try:
@@ -66,7 +67,7 @@ def refusable(work: Work, *also: type[Exception]) -> Work:
 
 
 def each_byte(feed: Callable[[bytes], object], data: bytes) -> Work:
-    """`data` as a client sends it that writes one byte at a time."""
+    """Return `data` as a client sends it that writes one byte at a time."""
     return lambda: [feed(data[at : at + 1]) for at in range(len(data))]
 
 
@@ -260,7 +261,7 @@ def test_spdy(name: str, cut: int) -> None:
     "plain", [b"\0\0\0\x01\0\0\0\x01a\xff\xff\xff\xff", b"\0" * 8], ids=["long", "zeros"]
 )
 def test_spdy_headers(plain: bytes) -> None:
-    """A block that unpacks to much more than it is."""
+    """A block that unpacks to much more than its size."""
 
     def prepare(size: int) -> Work:
         packer = Packer()._stream
@@ -273,7 +274,7 @@ def test_spdy_headers(plain: bytes) -> None:
 
 
 class Pieces:
-    """A wire that brings what it is given."""
+    """A socket that returns these pieces."""
 
     def __init__(self, data: bytes, cut: int) -> None:
         self.parts = iter([data[at : at + cut] for at in range(0, len(data), cut)])
@@ -400,7 +401,7 @@ JSON_ATTACKS: dict[str, Callable[[int], str]] = {
 
 @pytest.mark.parametrize("name", JSON_ATTACKS)
 def test_json(name: str) -> None:
-    """What every document goes through: ours, the manifests', the tokens' and the plugins' reader."""
+    """The reader of every document: ours, manifests, tokens and plugins."""
 
     def prepare(size: int) -> Work:
         text = JSON_ATTACKS[name](size)
@@ -617,10 +618,10 @@ def test_resolv_conf(kind: str) -> None:
 
 def test_sysctls() -> None:
     def prepare(size: int) -> Work:
-        asked = {f"net.ipv4.{'a.' * 20}k{n}": "1" for n in range(size)} | {
+        settings = {f"net.ipv4.{'a.' * 20}k{n}": "1" for n in range(size)} | {
             "net." + "a." * size: "1"
         }
-        return refusable(lambda: sysctls.check(asked, api.NamespaceOption()))
+        return refusable(lambda: sysctls.check(settings, api.NamespaceOption()))
 
     check_growth(prepare, 2000, largest=1 << 14)
 
@@ -884,7 +885,7 @@ def test_log_lines(unit: bytes, cut: int) -> None:
 
 
 def test_a_log_that_cannot_be_written() -> None:
-    """What is held back until there is room, up to its limit."""
+    """Lines are held back until there is room, up to a limit."""
 
     def prepare(size: int) -> Work:
         log = LogFile("/dev/full")
@@ -911,7 +912,7 @@ def test_cgroup_statistics(line: str) -> None:
 
 
 def test_cgroup_files(tmp_path: Path) -> None:
-    """The list of a group's processes, of which a container makes as many as it may."""
+    """The list of a group's processes, of which a container can make many."""
 
     def prepare(size: int) -> Work:
         (tmp_path / "cgroup.procs").write_text("4194304\n" * size)

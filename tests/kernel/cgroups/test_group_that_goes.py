@@ -1,5 +1,5 @@
-"""A cgroup that somebody else removes while we write to it, as systemd removes a scope with its
-last process."""
+"""A cgroup that is removed while we write to it, as systemd removes a scope with its last
+process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ROUNDS = 2000
 
 
 def test_it_counts_as_killed() -> None:
-    """Of 2000 rounds some 20 have the removal between open(2) and write(2), where the kernel says
-    ENODEV."""
+    """In some 20 of 2000 rounds the removal comes between open(2) and write(2), and the kernel
+    answers ENODEV."""
     with own_group("going") as group:
         racing = group / "racing"
         ours = Cgroup(f"/{racing.relative_to(tree.root())}")

@@ -1,7 +1,7 @@
-"""Containers of an ordinary user with her own id alone, which needs no grant, and with ids that she
-was granted.
+"""Rootless containers: of an ordinary user with her own id alone, which needs no grant, and with
+ids from /etc/subuid.
 
-What a systemd of her own and a whole range of ids add is tested in the guest (tests/vm/oci).
+A systemd of her own and a whole range of ids are tested in the guest (tests/vm/oci).
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Hers:
         return done
 
     def state(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.pyrunc("state", name).stdout)
-        return found
+        document: dict[str, Any] = json.loads(self.pyrunc("state", name).stdout)
+        return document
 
 
 MAP = [{"containerID": 0, "hostID": UID, "size": 1}]
@@ -86,12 +86,12 @@ MAP = [{"containerID": 0, "hostID": UID, "size": 1}]
 @pytest.fixture
 def hers() -> Iterator[Hers]:
     folder = Path(tempfile.mkdtemp(prefix="rootless-", dir="/tmp"))
-    made = Hers(folder)
+    user_runtime = Hers(folder)
     try:
-        yield made
+        yield user_runtime
     finally:
-        made.pyrunc("delete", "--force", "one")
-        assert not list(made.runtime.glob("pyrunc/[!.]*"))
+        user_runtime.pyrunc("delete", "--force", "one")
+        assert not list(user_runtime.runtime.glob("pyrunc/[!.]*"))
         shutil.rmtree(folder)
 
 
@@ -146,8 +146,8 @@ KEPT = [{"containerID": 0, "hostID": GRANTED, "size": UID}, {"containerID": UID,
 
 
 def test_root_of_it_is_another_of_her_ids(hers: Hers) -> None:
-    """As `podman run --userns=keep-id`: she is herself inside, and root is an id that she was
-    granted. Her files stay hers."""
+    """As `podman run --userns=keep-id`: inside she has her own id, and root is an id of
+    /etc/subuid. Her files stay hers."""
     for name, line in (
         ("passwd", f"hers:x:{UID}:{UID}::/:/bin/sh"),
         ("subuid", f"hers:{GRANTED}:65536"),

@@ -43,7 +43,7 @@ def source(volume: Path, sub_path: str) -> str:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Path]:
-    """One of each thing that a hostPath's type can name."""
+    """Make one of each kind of file that a hostPath's type can name."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     os.mknod(tmp_path / "character", stat.S_IFCHR | 0o600, os.makedev(1, 3))
@@ -56,32 +56,32 @@ def host(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("kind", PATHS)
 def test_a_host_path_is_what_its_type_says(host: Path, kind: str) -> None:
     for name in sorted(set(PATHS.values())):
-        asked = pod(f"hostPath: {{path: {host}/{name}, type: {kind}}}")
+        manifest = pod(f"hostPath: {{path: {host}/{name}, type: {kind}}}")
         if name == PATHS[kind]:
-            volumes.prepare(asked, host)
+            volumes.prepare(manifest, host)
             continue
         with pytest.raises(
             WrongState, match=rf"spec.volumes\[0\].hostPath: '{host}/{name}' is not a "
         ):
-            volumes.prepare(asked, host)
+            volumes.prepare(manifest, host)
 
 
 @pytest.mark.parametrize("kind", PATHS)
 def test_a_missing_host_path_is_made_only_when_its_type_says_so(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "above" / "new"
-    asked = pod(f"hostPath: {{path: {path}, type: {kind}}}")
+    manifest = pod(f"hostPath: {{path: {path}, type: {kind}}}")
     before = os.umask(0o077)
     try:
         if kind == "DirectoryOrCreate":
-            volumes.prepare(asked, tmp_path)
+            volumes.prepare(manifest, tmp_path)
             assert [oct(p.stat().st_mode) for p in (path.parent, path)] == ["0o40755", "0o40755"]
             return
         with pytest.raises(Error if kind == "FileOrCreate" else NotFound, match=str(path)):
-            volumes.prepare(asked, tmp_path)
+            volumes.prepare(manifest, tmp_path)
         assert not path.parent.exists()
         if kind == "FileOrCreate":
             path.parent.mkdir()
-            volumes.prepare(asked, tmp_path)
+            volumes.prepare(manifest, tmp_path)
             assert oct(path.stat().st_mode) == "0o100644"
     finally:
         os.umask(before)
@@ -133,16 +133,15 @@ def test_a_missing_sub_path_has_the_mode_of_its_volume(tmp_path: Path) -> None:
 
 def test_a_folder_of_the_pod_belongs_to_its_fs_group(tmp_path: Path) -> None:
     volumes.prepare(pod("emptyDir: {}", "{fsGroup: 4321}"), tmp_path)
-    found = (tmp_path / "volumes" / "v").stat()
-    assert (oct(found.st_mode), found.st_gid) == ("0o42777", 4321)
+    status = (tmp_path / "volumes" / "v").stat()
+    assert (oct(status.st_mode), status.st_gid) == ("0o42777", 4321)
 
 
 def test_a_deep_volume_is_deleted(tmp_path: Path) -> None:
-    """A container chooses the depth; a function that calls itself for each level ends at a
-    thousand."""
-    made = folders.make(tmp_path, "default", "p")
-    folders.give(made, "id")
-    place = os.open(made, os.O_RDONLY)
+    """A container chooses the depth; a recursive function would end at a thousand levels."""
+    folder = folders.make(tmp_path, "default", "p")
+    folders.give(folder, "id")
+    place = os.open(folder, os.O_RDONLY)
     for _ in range(3000):
         os.mkdir("d", dir_fd=place)
         below = os.open("d", os.O_RDONLY, dir_fd=place)

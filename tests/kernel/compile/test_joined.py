@@ -1,4 +1,4 @@
-"""Namespaces that are joined by path, every kind: the container is in it, and a wrong one is an
+"""Namespaces that are joined by path, every kind: the container is in it, and a wrong kind is an
 error before anything starts."""
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MAPS = [{"containerID": 0, "hostID": 200000, "size": 1000}]
 
 @pytest.fixture
 def elsewhere() -> Iterator[int]:
-    """The pid of a process that lives in a new namespace of every kind but cgroup, which only moves
-    a view."""
+    """Return the pid of a process in a new namespace of every kind but cgroup, which only
+    changes the view."""
     script = (
         "import ctypes, os, sys, time\n"
         "libc = ctypes.CDLL(None)\n"
@@ -78,20 +78,20 @@ def test_one_kind(box: Box, elsewhere: int, kind: str) -> None:
 
 
 def test_its_cgroup_is_given_to_the_user_of_a_joined_namespace(box: Box, elsewhere: int) -> None:
-    """Who is born in the group, or enters it later, is in the other user namespace and was not its
-    owner."""
+    """A process that is cloned into the group, or enters it later, is in the other user
+    namespace, which does not own the group."""
     join(box, elsewhere, "user")
     place = next(m for m in box.config["mounts"] if m["destination"] == "/sys/fs/cgroup")
     place["options"].remove("ro")
     with box.running() as (created, request):
         assert created.cgroup is not None and os.stat(created.cgroup.directory).st_uid == 200000
-        said = box.execute(created, request, "mkdir /sys/fs/cgroup/below; cat /proc/self/cgroup")
-        assert said.splitlines()[-1] == "0::/"
+        output = box.execute(created, request, "mkdir /sys/fs/cgroup/below; cat /proc/self/cgroup")
+        assert output.splitlines()[-1] == "0::/"
 
 
 @pytest.mark.parametrize("maps", [True, False])
 def test_all_of_another(box: Box, elsewhere: int, maps: bool) -> None:
-    """The maps that the namespace has hold, whether the configuration repeats them or not."""
+    """The maps of the namespace apply, whether the configuration repeats them or not."""
     join(box, elsewhere, "user", "network", "ipc", "uts", "pid", "cgroup", "time")
     if maps:
         box.linux["uidMappings"] = box.linux["gidMappings"] = MAPS
@@ -121,32 +121,32 @@ def test_other_maps_than_the_namespaces_are_an_error(box: Box, elsewhere: int) -
 
 def test_maps_of_a_namespace_without_a_process(tmp_path: Path) -> None:
     maps = (IdMap(0, 300000, 10), IdMap(20, 400000, 5)), (IdMap(0, 500000, 7),)
-    made = open_user_namespace(*maps)
+    namespace = open_user_namespace(*maps)
     try:
-        assert maps_of_namespace("/run/somewhere", made) == maps
+        assert maps_of_namespace("/run/somewhere", namespace) == maps
     finally:
-        os.close(made)
+        os.close(namespace)
 
 
 def test_the_mount_namespace(box: Box, tmp_path: Path) -> None:
-    """The root is put into that namespace and becomes its `/`, as under runc: its other processes
-    see it too."""
-    holder = subprocess.Popen(
+    """The root is attached in that namespace and becomes its `/`, as under runc: its other
+    processes see it too."""
+    namespace_process = subprocess.Popen(
         ["unshare", "-m", "--propagation", "private", "sh", "-c", "echo; exec sleep 1000"],
         stdout=subprocess.PIPE,
     )
-    assert holder.stdout
-    holder.stdout.readline()
+    assert namespace_process.stdout
+    namespace_process.stdout.readline()
     try:
-        join(box, holder.pid, "mount")
+        join(box, namespace_process.pid, "mount")
         with box.running() as (created, request):
-            theirs = os.readlink(f"/proc/{holder.pid}/ns/mnt")
+            theirs = os.readlink(f"/proc/{namespace_process.pid}/ns/mnt")
             assert os.readlink(f"/proc/{created.pid}/ns/mnt") == theirs
             assert box.execute(created, request, "cat /etc/passwd").startswith("root:x:0:0")
     finally:
-        holder.kill()
-        holder.wait()
-        holder.stdout.close()
+        namespace_process.kill()
+        namespace_process.wait()
+        namespace_process.stdout.close()
 
 
 @pytest.mark.parametrize("kind", sorted(NAMES))

@@ -25,7 +25,7 @@ MAPS = [{"containerID": 0, "hostID": 100000, "size": 65536}]
 
 @pytest.fixture
 def mapped(box: Box) -> Box:
-    """A box whose containers live in a new user namespace."""
+    """Return a box whose containers live in a new user namespace."""
     box.linux["namespaces"].append({"type": "user"})
     box.linux["uidMappings"] = box.linux["gidMappings"] = MAPS
     return box
@@ -54,11 +54,11 @@ def test_written_files_belong_to_the_mapped_root(mapped: Box) -> None:
 def test_devices_mounts_and_masks(mapped: Box) -> None:
     mapped.linux["maskedPaths"] = ["/proc/keys", "/proc/acpi"]
     text = mapped.run("echo x > /dev/null; head -c 3 /dev/zero | wc -c; cat /proc/keys")
-    found = mounts(mapped.run("cat /proc/self/mountinfo"))
-    assert found["/dev/null"][0].startswith("rw,nosuid,noexec")
-    assert found["/proc"][1] == "proc"
-    assert found["/sys"][1] == "sysfs"
-    assert found["/sys/fs/cgroup"][1] == "cgroup2"
+    mounted = mounts(mapped.run("cat /proc/self/mountinfo"))
+    assert mounted["/dev/null"][0].startswith("rw,nosuid,noexec")
+    assert mounted["/proc"][1] == "proc"
+    assert mounted["/sys"][1] == "sysfs"
+    assert mounted["/sys/fs/cgroup"][1] == "cgroup2"
     assert text == "3\n"
 
 
@@ -83,7 +83,7 @@ def test_an_unmapped_user_is_refused(mapped: Box) -> None:
 
 
 def own_cgroup(box: Box, *options: str) -> None:
-    """The container has a tree of its own in which it may write, `options` besides."""
+    """Give the container a writable cgroup tree of its own, with more `options`."""
     place = next(m for m in box.config["mounts"] if m["destination"] == "/sys/fs/cgroup")
     place["options"] = [option for option in place["options"] if option not in ("ro", "rw")] + list(
         options
@@ -97,17 +97,17 @@ def test_its_cgroup_is_its_own(mapped: Box, user: int, owner: int) -> None:
     with mapped.running() as (created, request):
         assert created.cgroup is not None
         folder = Path(created.cgroup.directory)
-        given = Path("/sys/kernel/cgroup/delegate").read_text().split()
+        delegated = Path("/sys/kernel/cgroup/delegate").read_text().split()
         owners = {path.name: (path.stat().st_uid, path.stat().st_gid) for path in folder.iterdir()}
-        assert {name for name, ids in owners.items() if ids == (owner, 0)} == set(given) & set(
+        assert {name for name, ids in owners.items() if ids == (owner, 0)} == set(delegated) & set(
             owners
         )
         assert set(owners.values()) == {(owner, 0), (0, 0)} and folder.stat().st_uid == owner
         script = "cd /sys/fs/cgroup && mkdir below && echo $$ > below/cgroup.procs && cat /proc/self/cgroup"
-        asked = {"user": {"uid": user, "gid": 3}, "args": ["sh", "-c", script]}
-        said = mapped.execute(created, request, script, asked)
-        assert said.splitlines()[-1] == "0::/below"
-        assert "Permission denied" in mapped.execute(created, request, "echo 5 > /sys/fs/cgroup/cgroup.max.depth 2>&1; true", {"user": asked["user"]})  # fmt: skip
+        process = {"user": {"uid": user, "gid": 3}, "args": ["sh", "-c", script]}
+        output = mapped.execute(created, request, script, process)
+        assert output.splitlines()[-1] == "0::/below"
+        assert "Permission denied" in mapped.execute(created, request, "echo 5 > /sys/fs/cgroup/cgroup.max.depth 2>&1; true", {"user": process["user"]})  # fmt: skip
 
 
 @pytest.mark.parametrize("why", ["read-only", "host's tree", "no tree"])
@@ -220,8 +220,8 @@ def test_a_pod_with_a_user_namespace(box: Box) -> None:
 def test_layers_are_mapped_on_every_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: int, writable: bool
 ) -> None:
-    """Layers as descriptors where the kernel takes them, else put in their places for a moment: the
-    same overlay."""
+    """Layers as descriptors where the kernel takes them, else attached in their places for a
+    moment: the same overlay."""
     lower = []
     for number in range(layers):
         folder = tmp_path / f"layers/{number:02}-{'x' * 40}/fs"
@@ -242,8 +242,8 @@ def test_layers_are_mapped_on_every_kernel(
             mount = open_overlay(rootfs, linux, descriptors)
         try:
             for number in range(layers):
-                found = os.stat(f"f{number}", dir_fd=mount)
-                assert (found.st_uid, found.st_gid) == (100000 + number, 100000 + 65535)
+                status = os.stat(f"f{number}", dir_fd=mount)
+                assert (status.st_uid, status.st_gid) == (100000 + number, 100000 + 65535)
             if writable:
                 os.close(os.open("new", os.O_WRONLY | os.O_CREAT, dir_fd=mount))
                 os.unlink("new", dir_fd=mount)
@@ -258,16 +258,18 @@ def test_layers_are_mapped_on_every_kernel(
 
 
 def test_what_a_user_namespace_may_not_make_is_bound(mapped: Box) -> None:
-    """With the host's network and cgroups there is no sysfs and no cgroup tree of its own, but the
-    host's, read-only."""
+    """With the host's network and cgroups the container gets no sysfs and cgroup tree of its
+    own, but the host's, read-only."""
     kinds = ("network", "cgroup")
     mapped.linux["namespaces"] = [e for e in mapped.linux["namespaces"] if e["type"] not in kinds]
     text = mapped.run(
         "cat /proc/self/mountinfo; ls /sys/class/net | tr '\\n' ' '; echo; touch /sys/x 2>&1 || true"
     )
-    found = mounts("\n".join(line for line in text.splitlines() if " - " in line))
-    assert found["/sys"][:2] == ("ro,nosuid,nodev,noexec,relatime", "sysfs")
-    assert found["/sys/fs/cgroup"][0].startswith("ro,") and found["/sys/fs/cgroup"][1] == "cgroup2"
+    mounted = mounts("\n".join(line for line in text.splitlines() if " - " in line))
+    assert mounted["/sys"][:2] == ("ro,nosuid,nodev,noexec,relatime", "sysfs")
+    assert (
+        mounted["/sys/fs/cgroup"][0].startswith("ro,") and mounted["/sys/fs/cgroup"][1] == "cgroup2"
+    )
     assert set(os.listdir("/sys/class/net")) <= set(text.splitlines()[-2].split())
     assert "Read-only" in text.splitlines()[-1]
 
@@ -281,7 +283,7 @@ def test_the_root_of_the_host_may_make_them(box: Box) -> None:
 
 @pytest.mark.parametrize("kind", ["c", "u", "b"])
 def test_a_device_that_cannot_be_made_is_bound(mapped: Box, kind: str) -> None:
-    """mknod is for the machine's root; the host's node is shown, when it has one."""
+    """Only the machine's root may call mknod; the host's node is bound, when it has one."""
     block = next((p for p in sorted(Path("/dev").iterdir()) if p.is_block_device()), None)
     path = str(block) if kind == "b" else "/dev/zero"
     assert path != "None", "this machine has no block device"

@@ -1,5 +1,5 @@
 """A default container, seen from inside: namespaces, mounts, devices, descriptors, signals; and
-what is left outside."""
+what it leaves outside."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tests.kernel.box import Box, finish, mounts
 
 @pytest.mark.parametrize("overlay", [True, False])
 def test_default_mounts(box: Box, overlay: bool) -> None:
-    found = mounts(box.run("cat /proc/self/mountinfo", overlay=overlay))
-    assert found["/proc"][1] == "proc"
-    assert found["/dev"][1] == "tmpfs"
-    assert "nosuid" in found["/dev"][0]
-    assert found["/dev/pts"][1] == "devpts"
-    assert found["/dev/shm"][0].split(",") == ["rw", "nosuid", "nodev", "noexec", "relatime"]
-    assert found["/dev/mqueue"][1] == "mqueue"
-    assert found["/sys"][0].startswith("ro")
-    assert found["/sys/fs/cgroup"][1] == "cgroup2"
-    assert found["/"][1] == ("overlay" if overlay else found["/"][1])
-    assert all("shared:" not in fields for _, _, fields in found.values())
-    assert len(found) < 25, "the old root is still there"
+    mounted = mounts(box.run("cat /proc/self/mountinfo", overlay=overlay))
+    assert mounted["/proc"][1] == "proc"
+    assert mounted["/dev"][1] == "tmpfs"
+    assert "nosuid" in mounted["/dev"][0]
+    assert mounted["/dev/pts"][1] == "devpts"
+    assert mounted["/dev/shm"][0].split(",") == ["rw", "nosuid", "nodev", "noexec", "relatime"]
+    assert mounted["/dev/mqueue"][1] == "mqueue"
+    assert mounted["/sys"][0].startswith("ro")
+    assert mounted["/sys/fs/cgroup"][1] == "cgroup2"
+    assert mounted["/"][1] == ("overlay" if overlay else mounted["/"][1])
+    assert all("shared:" not in fields for _, _, fields in mounted.values())
+    assert len(mounted) < 25, "the old root is still there"
 
 
 def test_default_devices(box: Box) -> None:
@@ -140,7 +140,7 @@ def test_missing_program(box: Box, args: list[str], text: str) -> None:
 
 
 def test_arguments_that_are_too_long(box: Box, tmp_path: Path) -> None:
-    """Also where the container waits for its start, which tells the error's number only."""
+    """Also where the container waits for its start, and only the error's number is reported."""
     args = ["true", "x" * 140_000]
     text = "argument list too long: argument 1 has 140001 bytes"
     with pytest.raises(InvalidArgument, match=text):

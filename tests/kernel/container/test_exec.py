@@ -1,5 +1,4 @@
-"""A process that enters a container: same namespaces and cgroup, its own identity, nothing of the
-host in its hands."""
+"""Exec: same namespaces and cgroup, its own identity, no descriptor of the host."""
 
 from __future__ import annotations
 
@@ -106,8 +105,8 @@ def test_what_is_not_named_is_the_containers(box: Box) -> None:
 
 def test_home_is_found_in_the_container(box: Box) -> None:
     with box.running() as (created, request):
-        asked = {"user": {"uid": 1000, "gid": 1000}, "env": ["PATH=/bin"]}
-        assert box.execute(created, request, "echo $HOME", asked) == "/home/web\n"
+        process = {"user": {"uid": 1000, "gid": 1000}, "env": ["PATH=/bin"]}
+        assert box.execute(created, request, "echo $HOME", process) == "/home/web\n"
 
 
 def test_seccomp_applies(box: Box) -> None:
@@ -155,13 +154,13 @@ def test_a_program_that_is_there_and_its_interpreter_is_not(box: Box, name: str)
 
 def test_bad_requests(box: Box) -> None:
     with box.running() as (created, request):
-        for asked in (
+        for document in (
             {"args": []},
             {"args": ["true"], "cwd": "tmp"},
             {"args": ["true"], "env": ["=x"]},
         ):
             with pytest.raises(InvalidSpec):
-                process = merged(request.spec, dict(asked))
+                process = merged(request.spec, dict(document))
                 execute(
                     ExecRequest(
                         created.pid, created.pidfd, request.spec, process, cgroup=created.cgroup
@@ -200,8 +199,7 @@ def test_a_moved_init(box: Box) -> None:
 
 
 def test_a_hostile_program(box: Box) -> None:
-    """CVE-2019-5736: what the container executes is never a file of the host, nor can it be
-    written."""
+    """CVE-2019-5736: a container's program is never a file of the host, nor can it be written."""
     (box.image / "bin/evil").write_text("#!/proc/self/exe\n")
     (box.image / "bin/evil").chmod(0o755)
     with box.running() as (created, request):

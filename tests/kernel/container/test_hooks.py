@@ -43,11 +43,11 @@ def test_the_runtimes_hooks(kinds: Box, tmp_path: Path) -> None:
     kinds.run("true", overlay=False)
     for name in ("one", "two"):
         state, namespace = (tmp_path / name).read_text().split("mnt:", 1)
-        told = json.loads(state)
-        assert told["status"] == "creating"
-        assert told["annotations"] == {"a": "b"}
-        assert told["bundle"] == str(tmp_path)
-        assert told["pid"] > 1
+        hook_state = json.loads(state)
+        assert hook_state["status"] == "creating"
+        assert hook_state["annotations"] == {"a": "b"}
+        assert hook_state["bundle"] == str(tmp_path)
+        assert hook_state["pid"] > 1
         assert "mnt:" + namespace.split()[0] == os.readlink("/proc/self/ns/mnt")
         assert "MARK=1" in namespace
         assert "HOME" not in namespace
@@ -100,8 +100,8 @@ def test_start_container_hooks(kinds: Box, tmp_path: Path) -> None:
     try:
         assert not (notes / "state").exists()
         release(str(tmp_path), ("sh",))
-        told = json.loads((notes / "state").read_text())
-        assert (told["status"], told["pid"]) == ("created", 1)
+        hook_state = json.loads((notes / "state").read_text())
+        assert (hook_state["status"], hook_state["pid"]) == ("created", 1)
         assert (notes / "again").read_text() == (notes / "state").read_text()
         assert (notes / "id").read_text() == "1000\n"
         assert (notes / "fds").read_text().split() == ["0", "1", "2", "3"]  # 3: the listing's own

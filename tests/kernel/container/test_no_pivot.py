@@ -1,7 +1,7 @@
 """`--no-pivot`, for a root on a ramdisk: the container's root covers the host's, and nothing of
 procfs and sysfs shows through.
 
-And no mount namespace at all: a change of root, with what cannot be done said.
+Also a container without a mount namespace: a chroot, with warnings about what cannot be done.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tests.kernel.box import Box, finish, mounts
 def test_the_root_covers_the_hosts(box: Box, overlay: bool) -> None:
     text = box.run("pwd; ls /; cat /proc/self/mountinfo", pivot=False, overlay=overlay)
     assert text.splitlines()[0] == "/"
-    found = mounts("\n".join(line for line in text.splitlines() if " - " in line))
+    mounted = mounts("\n".join(line for line in text.splitlines() if " - " in line))
     assert "home" in text.split()
-    assert found["/proc"][1] == "proc" and found["/sys"][1] == "sysfs"
+    assert mounted["/proc"][1] == "proc" and mounted["/sys"][1] == "sysfs"
     with box.running(pivot=False, overlay=overlay) as (created, request):
         assert "home" in os.listdir(f"/proc/{created.pid}/root/")
         script = "touch /x; ls /x; readlink /proc/1/root"

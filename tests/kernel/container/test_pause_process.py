@@ -1,4 +1,5 @@
-"""A pod's pause process: its namespaces, its emptiness, and containers that join what it holds."""
+"""A pod's pause process: its namespaces, its empty root, and containers that join its
+namespaces."""
 
 from __future__ import annotations
 
@@ -104,8 +105,8 @@ def test_host_namespaces() -> None:
 
 @pytest.mark.parametrize("path", ["", "/proc/self/ns"])
 def test_what_is_shared_with_the_host_is_not_set(path: str) -> None:
-    """The machine's name and settings stay, whether its namespaces are asked for by their absence
-    or by their path."""
+    """The machine's name and settings stay unchanged, whether its namespaces are shared by
+    default or by path."""
     before = os.uname().nodename
     shared = {
         kind: f"{path}/{name}" if path else "host"

@@ -1,5 +1,5 @@
-"""Callers of every kind: few descriptors, none at all, an odd umask, ignored signals, threads, many
-at once, killed halfway."""
+"""Callers of every kind: few descriptors, none at all, an odd umask, ignored signals, threads,
+many at once, killed halfway."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.processes import wait_until
 
 
 def in_child(work: Callable[[], None]) -> int:
-    """Run `work` in a fork; its exit code, 1 with a trace on stderr when it raised."""
+    """Run `work` in a fork; returns its exit code, 1 with a trace on stderr when it raised."""
     pid = os.fork()
     if not pid:
         code = 1
@@ -52,7 +52,7 @@ def test_few_descriptors(box: Box) -> None:
 
 
 def test_no_stdio(box: Box, tmp_path: Path) -> None:
-    """The caller's 0, 1 and 2 are closed, so what the runtime opens gets these numbers."""
+    """The caller's 0, 1 and 2 are closed, so descriptors of the runtime get these numbers."""
 
     def work() -> None:
         for number in (0, 1, 2):
@@ -100,8 +100,8 @@ def test_a_deleted_working_directory(box: Box, tmp_path: Path) -> None:
 
 
 def test_with_threads(box: Box) -> None:
-    """The launcher is spawned, never forked from Python: other threads do not matter, nor does the
-    one that starts."""
+    """The launcher is spawned, never forked from Python, so other threads do not matter, nor
+    does the starting one."""
     outputs: list[str] = []
     stop = threading.Event()
     noise = [threading.Thread(target=lambda: stop.wait(30)) for _ in range(8)]
@@ -117,18 +117,18 @@ def test_with_threads(box: Box) -> None:
 
 
 def test_a_container_survives_the_thread_that_started_it(box: Box) -> None:
-    found = []
+    pids = []
     null = os.open("/dev/null", os.O_RDWR)
     thread = threading.Thread(
-        target=lambda: found.append(create(box.request("sleep", "1000", stdio=(null, null, null))))
+        target=lambda: pids.append(create(box.request("sleep", "1000", stdio=(null, null, null))))
     )
     thread.start()
     thread.join()
     os.close(null)
     time.sleep(0.05)
-    assert os.waitid(os.P_PIDFD, found[0].pidfd, os.WEXITED | os.WNOHANG) is None
-    os.kill(found[0].pid, 9)
-    assert finish(found[0]) == 137
+    assert os.waitid(os.P_PIDFD, pids[0].pidfd, os.WEXITED | os.WNOHANG) is None
+    os.kill(pids[0].pid, 9)
+    assert finish(pids[0]) == 137
 
 
 def test_many_at_once(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_many_at_once(tmp_path: Path) -> None:
 
 
 def with_step_at(box: Box, point: str) -> CreateRequest:
-    """A request with a step of the parent at that point, of the kind STEPS[point]."""
+    """Return a request with a step of the parent at that point, of the kind STEPS[point]."""
     box.config["root"]["path"] = str(box.image)
     if point == "before-identity":
         identical = [{"containerID": 0, "hostID": 0, "size": 65536}]
@@ -174,7 +174,7 @@ STEPS = {
 
 @pytest.mark.parametrize("point", STEPS)
 def test_a_caller_that_dies_takes_the_process_with_it(box: Box, tmp_path: Path, point: str) -> None:
-    """At a sync point, the end of the socket tells the process that nobody is there any more."""
+    """At a sync point, the socket's end tells the process that its parent has ended."""
     reading, writing = os.pipe()
 
     def work() -> None:
@@ -197,7 +197,7 @@ def test_a_caller_that_dies_takes_the_process_with_it(box: Box, tmp_path: Path, 
 
 
 def _runs(pid: int) -> bool:
-    """Not when it has ended, and only whoever adopted it has not reaped it."""
+    """Tell whether a process runs: not when it is a zombie that its new parent has not reaped."""
     try:
         return " Z " not in Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -227,7 +227,7 @@ def test_a_step_that_fails_undoes_all(
 
 
 def test_a_large_specification(box: Box) -> None:
-    """Hundreds of mounts, a megabyte of environment: nothing has a length of its own."""
+    """Hundreds of mounts, a megabyte of environment: there is no limit of our own."""
     (box.image / "data").mkdir()
     for number in range(300):
         box.bind(box.image / "data", f"/many/{number:03}", "rbind", "rprivate")
@@ -247,8 +247,8 @@ def test_without_a_mount_namespace(box: Box) -> None:
 
 
 def test_as_root_of_a_user_namespace(box: Box, tmp_path: Path) -> None:
-    """How podman calls a runtime without privileges: root of a user namespace with a mount
-    namespace of its own."""
+    """podman calls a runtime without privileges in this way: as root of a user namespace with a
+    mount namespace of its own."""
     script = (
         "import sys\n"
         "from pathlib import Path\n"

@@ -1,5 +1,5 @@
-"""Terminals: of the container's own devpts, its master sent out, with a controlling terminal, size
-and owner."""
+"""Terminals: from the container's own devpts, the master sent to the caller, with a controlling
+terminal, size and owner."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.kernel.box import Box, finish, reap
 
 
 def read_all(master: int, timeout_s: float = 30) -> str:
-    """Everything until the other side hangs up (EIO)."""
+    """Read everything until the other side hangs up (EIO)."""
     output = b""
     while select.select([master], [], [], timeout_s)[0]:
         try:

@@ -1,4 +1,4 @@
-"""Arguments and environments as long as programs really make them, in a container's start and in an
+"""Arguments and environments that are as long as real ones, in a container's start and in an
 exec."""
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ TOGETHER = (
 
 
 def service_links(count: int) -> list[str]:
-    """The variables that kubelet adds for services of one port: pkg/kubelet/envvars/envvars.go of
-    Kubernetes, for the namespace of a pod without `enableServiceLinks: false`."""
+    """Return the variables that kubelet adds for services of one port:
+    pkg/kubelet/envvars/envvars.go of Kubernetes, for the namespace of a pod without
+    `enableServiceLinks: false`."""
     links = ["PATH=/bin"]
     for number in range(count):
         name, address = f"TEAM_APPLICATION_BACKEND_{number:05}", "10.96.113.207"
@@ -71,14 +72,14 @@ LONG = {
 
 @pytest.fixture
 def box(box: Box) -> Box:
-    """With the stack limit that most nodes have."""
+    """Return a box with the stack limit of most nodes."""
     box.process["rlimits"] = [{"type": "RLIMIT_STACK", "soft": 8 << 20, "hard": 8 << 20}]
     return box
 
 
 @pytest.mark.parametrize("sent", LONG)
 def test_a_container(box: Box, sent: str, tmp_path: Path) -> None:
-    """The kernel says E2BIG and not of what."""
+    """The kernel answers E2BIG without naming the string."""
     change, text = LONG[sent]
     process = {**PROCESS, **change}
     box.process["env"] = process["env"]
@@ -97,15 +98,15 @@ def test_an_exec(box: Box, sent: str) -> None:
     change, text = LONG[sent]
     with box.running() as (created, request):
         process = merged(request.spec, {**PROCESS, **change})
-        asked = ExecRequest(
+        exec_request = ExecRequest(
             created.pid, created.pidfd, request.spec, process, cgroup=created.cgroup
         )
         if text is None:
-            done = execute(asked)
+            done = execute(exec_request)
             assert reap(done) == 0
             return
         with pytest.raises(InvalidArgument) as caught:
-            execute(asked)
+            execute(exec_request)
         assert (
             str(caught.value) == f'exec "{process.args[0]}": E2BIG (argument list too long: {text})'
         )

@@ -1,4 +1,4 @@
-"""What a process frees is allocated again without a page fault, once it is told to keep it."""
+"""Freed memory is allocated again without a page fault after `keep_freed_memory`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def faults(before: str) -> int:
-    """Of pages, while blocks are allocated, written and freed again and again after `before`."""
+    """Return page faults while blocks are allocated, written and freed again and again after
+    `before`."""
     done = subprocess.run(
         [sys.executable, "-c", FAULTS % before], stdout=subprocess.PIPE, text=True, check=True
     )

@@ -30,7 +30,7 @@ OVERLAY_TAKES_DESCRIPTORS = tuple(map(int, os.uname().release.split(".")[:2])) >
 
 @pytest.fixture
 def sleeper() -> Iterator[int]:
-    """The pid of a child that sleeps."""
+    """Return the pid of a sleeping child."""
     pid = os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
     yield pid
     try:
@@ -153,7 +153,7 @@ class TestMounts:
         os.close(number)
 
     def test_a_clone_that_cannot_be_made_read_only_is_closed(self, tmp_path: Path) -> None:
-        """One kind of propagation at most may be given."""
+        """mount_setattr(2) takes at most one kind of propagation."""
         before = os.listdir("/proc/self/fd")
         with pytest.raises(KernelError) as caught:
             mount.open_read_only_clone(tmp_path, propagation=MS_PRIVATE | MS_SHARED)

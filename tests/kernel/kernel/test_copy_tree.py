@@ -1,4 +1,4 @@
-"""A copy is what its source is, however deep, sparse or odd that is."""
+"""A copy equals its source, however deep, sparse or odd that is."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_holes_stay_holes(tmp_path: Path) -> None:
 
 @pytest.fixture
 def many_descriptors() -> Iterator[None]:
-    """As many as this process may have: a login has 1024."""
+    """Open as many descriptors as a login may have: 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     yield
@@ -92,15 +92,15 @@ def test_a_tree_that_is_deeper_than_a_stack(tmp_path: Path) -> None:
         os.close(fds.pop(0))
     os.close(fds.pop())
     copied(tmp_path / "source", tmp_path / "copy")
-    fd, found = os.open(tmp_path / "copy", FOLDER), 0
+    fd, depth = os.open(tmp_path / "copy", FOLDER), 0
     while os.listdir(fd):
         below = os.open("d", FOLDER, dir_fd=fd)
         os.close(fd)
-        fd, found = below, found + 1
+        fd, depth = below, depth + 1
     os.close(fd)
     for name in ("source", "copy"):
         remove_path(tmp_path / name)  # pytest's own removal recurses
-    assert found == levels
+    assert depth == levels
 
 
 def test_a_copy_that_does_not_fit(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The attribute `T` is set where it helps, an ext4 without a journal, and nowhere else; it hinders
+"""The attribute `T` is set only where it helps, on an ext4 without a journal, and hinders
 nothing."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GROUPS_OF_1024_INODES = ("-b", "1024", "-g", "8192", "-N", "32768", "-O", "^flex
 
 @contextmanager
 def mounted(folder: Path, *what: str | Path) -> Iterator[Path]:
-    """`what` is what mount(8) mounts, and with which options."""
+    """Mount `what` with these options of mount(8)."""
     place = folder / "mounted"
     place.mkdir()
     subprocess.run(["mount", *what, place], check=True)
@@ -31,20 +31,20 @@ def mounted(folder: Path, *what: str | Path) -> Iterator[Path]:
 
 
 def attributes(folder: Path) -> str:
-    """Letters, as lsattr(1) has them."""
+    """Return the letters that lsattr(1) shows."""
     return subprocess.check_output(["lsattr", "-d", folder], text=True).split()[0].replace("-", "")
 
 
 def group_of(path: Path, image: Path) -> int:
-    """The block group in which the inode lies."""
+    """Return the block group of the inode."""
     text = subprocess.check_output(["dumpe2fs", "-h", image], text=True, stderr=subprocess.DEVNULL)
     (line,) = (line for line in text.splitlines() if line.startswith("Inodes per group:"))
     return (path.stat().st_ino - 1) // int(line.split()[-1])
 
 
 def test_pods_and_containers_folders_get_it_on_an_ext4_without_a_journal(tmp_path: Path) -> None:
-    """An existing folder of an earlier version too, whose other attributes stay; all can be removed
-    as ever."""
+    """Also on an existing folder of an earlier version, whose other attributes stay; all can be
+    removed as before."""
     image = make_ext4(tmp_path / "disk", *GROUPS_OF_1024_INODES, "-O", "^has_journal")
     with mounted(tmp_path, "-o", "loop", image) as disk:
         (disk / "root/sandboxes").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The list of mounts, with mount points of every name that the kernel takes."""
+"""The list of mounts, with mount points of every name that the kernel accepts."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def test_mount_points_of_any_name(tmp_path: Path, name: bytes) -> None:
     os.mkdir(place)
     pid = os.fork()
     if not pid:
-        found = False
+        is_listed = False
         try:
             namespace.unshare(CLONE_NEWNS)
             mount.mount(None, "/", None, MS_REC | MS_PRIVATE)
             mount.mount("tmpfs", place, "tmpfs")
             [point] = [m for m in mount_points() if m.path == os.fsdecode(place)]
-            found = (point.kind, point.root, point.propagation) == ("tmpfs", "/", set())
+            is_listed = (point.kind, point.root, point.propagation) == ("tmpfs", "/", set())
         finally:
-            os._exit(0 if found else 1)
+            os._exit(0 if is_listed else 1)
     assert os.waitpid(pid, 0)[1] == 0

@@ -1,5 +1,5 @@
-"""Paths beneath a root: nothing leads outside, links are followed inside, what is missing is made,
-trees are removed."""
+"""Paths beneath a root: nothing leads outside, links are followed inside, missing folders are
+made, trees are removed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A pid that was given to another process: nobody signals that one in place of the first.
+"""Reused pids: no signal reaches a process that got the number of another one.
 
-The number is not waited for: clone3(2) makes a process with the pid that is asked for (set_tid), in
-the container's cgroup.
+The test does not wait for the number to come up: clone3(2) makes a process with a chosen pid
+(set_tid), in the container's cgroup.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ CLONE_INTO_CGROUP = 1 << 33
 
 @pytest_asyncio.fixture
 async def pod(tmp_path: Path) -> AsyncIterator[TestPod]:
-    async with TestPod(tmp_path / "pod", library=True) as found:
-        yield found
+    async with TestPod(tmp_path / "pod", library=True) as test_pod:
+        yield test_pod
 
 
 @contextmanager
 def process_with(pid: int, group: str) -> Iterator[None]:
-    """A process with this pid in the cgroup that only waits, and must not be killed. Raises
-    FileExistsError when somebody else has the number."""
-    wanted, folder = buffer(struct.pack("<i", pid)), os.open(group, os.O_PATH)
+    """Make a waiting process with this pid in the cgroup, which must not be killed. Raises
+    FileExistsError when another process has the number."""
+    pids, folder = buffer(struct.pack("<i", pid)), os.open(group, os.O_PATH)
     arguments = struct.pack(
-        "<11Q", CLONE_INTO_CGROUP, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, address(wanted), 1, folder
+        "<11Q", CLONE_INTO_CGROUP, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, address(pids), 1, folder
     )
-    made = raw("clone3", buffer(arguments), len(arguments))
-    if made == 0:
+    result = raw("clone3", buffer(arguments), len(arguments))
+    if result == 0:
         os.execv("/bin/sleep", ["sleep", "1000"])
     os.close(folder)
-    if made < 0:
-        raise FileExistsError(-made, os.strerror(-made))
-    assert made == pid
+    if result < 0:
+        raise FileExistsError(-result, os.strerror(-result))
+    assert result == pid
     try:
         yield
     finally:
@@ -76,7 +76,7 @@ async def test_a_session_whose_leaders_pid_is_somebody_elses(pod: TestPod) -> No
 
 
 def test_members_of_a_session_outlive_its_leader() -> None:
-    """While they live the number is not given away, so they are found by it."""
+    """While they live the kernel does not reuse the number, so they are found by it."""
     script = "sleep 1000 & echo $!; exec true"
     with subprocess.Popen(
         ["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True
@@ -89,8 +89,8 @@ def test_members_of_a_session_outlive_its_leader() -> None:
 
 
 def test_a_listed_process_that_left_the_group_gets_no_signal(tmp_path: Path) -> None:
-    """Between the list of a cgroup's processes and the signal a number may come to mean a process
-    of another group."""
+    """Between the list of a cgroup's processes and the signal a number may pass to a process of
+    another group."""
     group = Cgroup(f"/pid-reuse-{os.getpid()}", "cgroupfs")
     group.create()
     try:
@@ -109,8 +109,8 @@ def test_a_listed_process_that_left_the_group_gets_no_signal(tmp_path: Path) -> 
 
 
 def test_an_errands_descendants_are_known_by_more_than_their_numbers() -> None:
-    """What is listed below an errand and is somebody else's child by the time of the signal is left
-    alone."""
+    """A process that was listed below a job and is another process's child by the time of the
+    signal gets none."""
     with (
         subprocess.Popen(["sleep", "1000"]) as foreign,
         subprocess.Popen(["sleep", "1000"]) as errand,

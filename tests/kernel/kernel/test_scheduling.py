@@ -1,4 +1,4 @@
-"""SCHED_BATCH is the calling thread's and that of those it starts, and nobody else's."""
+"""SCHED_BATCH applies to the calling thread and those that it starts, and to no other."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pyrunc.kernel.scheduling import set_batch_policy
 
 
 def test_this_thread_and_what_it_starts() -> None:
-    found: list[int] = []
+    policies: list[int] = []
 
     def note() -> None:
-        found.append(os.sched_getscheduler(0))
+        policies.append(os.sched_getscheduler(0))
 
     def work() -> None:
         set_batch_policy()
@@ -25,5 +25,5 @@ def test_this_thread_and_what_it_starts() -> None:
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert found == [os.SCHED_BATCH, os.SCHED_BATCH]
+    assert policies == [os.SCHED_BATCH, os.SCHED_BATCH]
     assert (os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)) == before

@@ -1,4 +1,4 @@
-"""Removing trees that somebody else has made: deep, full of links, with something mounted inside,
+"""Removes trees of untrusted processes: deep, full of links, with something mounted inside,
 while others remove too."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The size of a tree that belongs to somebody hostile: links, hard links, depth, and folders that
-become links meanwhile."""
+"""Disk usage of a hostile tree: links, hard links, depth, and folders that become links
+meanwhile."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def test_it_is_what_du_says(tmp_path: Path) -> None:
     os.truncate(top / "sparse", 1 << 30)
     (top / "link").symlink_to("/")
     os.mkfifo(top / "pipe")
-    said = subprocess.run(
+    du = subprocess.run(
         ["du", "-s", "--block-size=1", top], capture_output=True, text=True, check=True
     )
-    assert usage(top) == (int(said.stdout.split()[0]) - top.stat().st_blocks * BLOCK_BYTES, 6)
+    assert usage(top) == (int(du.stdout.split()[0]) - top.stat().st_blocks * BLOCK_BYTES, 6)
     assert usage(top / "none") == (0, 0) == usage(top / "link")
 
 
@@ -38,7 +38,7 @@ def test_what_is_too_deep_for_a_path_is_counted(tmp_path: Path) -> None:
 
 
 def test_folders_that_become_links(tmp_path: Path) -> None:
-    """Somebody exchanges folders of the tree with links out of it all the time: what is outside
+    """Another process keeps exchanging folders of the tree with links out of it: what is outside
     never counts."""
     top, outside = tmp_path / "top", tmp_path / "outside"
     outside.mkdir()

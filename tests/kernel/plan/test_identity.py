@@ -1,5 +1,5 @@
-"""Who the container's process is: users, groups, capabilities, privileges, limits, filters, working
-directory, names."""
+"""Identity of the container's process: users, groups, capabilities, privileges, limits, filters,
+working directory, names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALL = sorted(CAPABILITIES, key=CAPABILITIES.__getitem__)
 
 
 def status(box: Box, **more: object) -> dict[str, str]:
-    """/proc/self/status of a process that is not a shell: name -> value."""
+    """Return /proc/self/status of a process that is not a shell: name -> value."""
     code, text = box.outcome("cat", "/proc/self/status", **more)
     assert code == 0, text
     return {
@@ -38,11 +38,11 @@ def test_user_and_groups(box: Box) -> None:
         "additionalGids": [30, 7, 4000000000],
         "umask": 0o027,
     }
-    found = status(box)
-    assert found["Uid"].split() == ["1000"] * 4
-    assert found["Gid"].split() == ["2000"] * 4
-    assert sorted(map(int, found["Groups"].split())) == [7, 30, 4000000000]
-    assert found["Umask"] == "0027"
+    fields = status(box)
+    assert fields["Uid"].split() == ["1000"] * 4
+    assert fields["Gid"].split() == ["2000"] * 4
+    assert sorted(map(int, fields["Groups"].split())) == [7, 30, 4000000000]
+    assert fields["Umask"] == "0027"
 
 
 def test_the_callers_groups_do_not_leak(box: Box) -> None:
@@ -77,16 +77,16 @@ def test_capabilities(box: Box, uid: int, no_new_privileges: bool) -> None:
         "effective": ["CAP_KILL", "CAP_CHOWN"],
         "permitted": ["CAP_KILL", "CAP_CHOWN"],
     }
-    found = status(box)
-    assert found["CapBnd"] == bits("CAP_KILL", "CAP_CHOWN", "CAP_NET_RAW")
-    assert found["CapInh"] == found["CapAmb"] == bits()
-    assert found["NoNewPrivs"] == str(int(no_new_privileges))
+    fields = status(box)
+    assert fields["CapBnd"] == bits("CAP_KILL", "CAP_CHOWN", "CAP_NET_RAW")
+    assert fields["CapInh"] == fields["CapAmb"] == bits()
+    assert fields["NoNewPrivs"] == str(int(no_new_privileges))
     # execve gives root the whole bounding set, unless no_new_privs limits it to what is permitted;
     # a user keeps nothing.
-    root = bits("CAP_KILL", "CAP_CHOWN") if no_new_privileges else found["CapBnd"]
+    root = bits("CAP_KILL", "CAP_CHOWN") if no_new_privileges else fields["CapBnd"]
     expected = root if uid == 0 else bits()
-    assert found["CapPrm"] in (expected, found["CapBnd"] if uid == 0 else expected)
-    assert found["CapEff"] == found["CapPrm"]
+    assert fields["CapPrm"] in (expected, fields["CapBnd"] if uid == 0 else expected)
+    assert fields["CapEff"] == fields["CapPrm"]
 
 
 def test_ambient_capabilities(box: Box) -> None:
@@ -95,15 +95,15 @@ def test_ambient_capabilities(box: Box) -> None:
     box.process["capabilities"] = dict.fromkeys(
         ("bounding", "effective", "permitted", "inheritable", "ambient"), names
     )
-    found = status(box)
+    fields = status(box)
     for kind in ("CapBnd", "CapEff", "CapPrm", "CapInh", "CapAmb"):
-        assert found[kind] == bits(*names), kind
+        assert fields[kind] == bits(*names), kind
 
 
 def test_no_capabilities_at_all(box: Box) -> None:
     box.process["capabilities"] = {}
-    found = status(box)
-    assert {found[kind] for kind in ("CapBnd", "CapEff", "CapPrm", "CapInh", "CapAmb")} == {bits()}
+    fields = status(box)
+    assert {fields[kind] for kind in ("CapBnd", "CapEff", "CapPrm", "CapInh", "CapAmb")} == {bits()}
 
 
 def test_unknown_and_ungrantable_capabilities_are_warnings(box: Box) -> None:
@@ -138,13 +138,13 @@ def test_limits(box: Box) -> None:
         {"type": "RLIMIT_AS", "soft": 1 << 26, "hard": 1 << 27},
     ]
     code, text = box.outcome("cat", "/proc/self/limits")
-    found = {line[:25].strip(): line[25:].split()[:2] for line in text.splitlines()}
+    limits = {line[:25].strip(): line[25:].split()[:2] for line in text.splitlines()}
     assert code == 0
-    assert found["Max open files"] == ["5", "10"]
-    assert found["Max core file size"] == ["0", "0"]
-    assert found["Max file size"] == ["4096", "8192"]
-    assert found["Max stack size"] == ["65536", "131072"]
-    assert found["Max address space"] == [str(1 << 26), str(1 << 27)]
+    assert limits["Max open files"] == ["5", "10"]
+    assert limits["Max core file size"] == ["0", "0"]
+    assert limits["Max file size"] == ["4096", "8192"]
+    assert limits["Max stack size"] == ["65536", "131072"]
+    assert limits["Max address space"] == [str(1 << 26), str(1 << 27)]
 
 
 @pytest.mark.parametrize(
@@ -313,8 +313,8 @@ def ioprio(pid: int) -> int:
 
     from pyrunc.abi.arch import arch
 
-    found: int = ctypes.CDLL(None).syscall(arch().syscalls["ioprio_get"], 1, pid)
-    return found
+    value: int = ctypes.CDLL(None).syscall(arch().syscalls["ioprio_get"], 1, pid)
+    return value
 
 
 def test_personality(box: Box) -> None:
@@ -360,8 +360,10 @@ def test_the_callers_cpus_do_not_leak(box: Box, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(facts, "_host", None)  # as in a new process
         with box.running() as (created, request):
             assert os.sched_getaffinity(created.pid) == before
-            asked = {"execCPUAffinity": {"initial": str(max(before)), "final": str(min(before))}}
-            text = box.execute(created, request, "grep Cpus_allowed_list /proc/self/status", asked)
+            process = {"execCPUAffinity": {"initial": str(max(before)), "final": str(min(before))}}
+            text = box.execute(
+                created, request, "grep Cpus_allowed_list /proc/self/status", process
+            )
             assert text.split() == ["Cpus_allowed_list:", str(min(before))]
             assert os.sched_getaffinity(0) == {min(before)}
     finally:
@@ -417,8 +419,12 @@ def test_a_listener_is_sent_to_the_agent(box: Box, tmp_path: Path) -> None:
             connection, _ = agent.accept()
             message, ancillary, _, _ = connection.recvmsg(4096, 64)
             connection.close()
-            told = json.loads(message)
-            assert (told["metadata"], told["fds"], told["state"]["status"]) == (
+            process_state = json.loads(message)
+            assert (
+                process_state["metadata"],
+                process_state["fds"],
+                process_state["state"]["status"],
+            ) == (
                 "m",
                 ["seccompFd"],
                 status,

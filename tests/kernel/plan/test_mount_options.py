@@ -45,8 +45,8 @@ CLEAR: dict[str, tuple[set[str], set[str]]] = {
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Makes a folder with a mount in it, both with these MOUNT_ATTR_* flags, in a mount namespace
-    that only this test is in."""
+    """Make a folder with a mount in it, both with these MOUNT_ATTR_* flags, in a mount namespace
+    of this test alone."""
     own, folder = namespace.open_own("mnt"), Path.cwd()
     namespace.unshare(CLONE_NEWNS)
     km.mount(None, "/", None, MS_REC | MS_PRIVATE)
@@ -113,12 +113,12 @@ def test_the_last_of_two_counts_and_words_without_effect_are_taken(
 ) -> None:
     box.add_mount("/t", "tmpfs", "ro", "noexec", "rw", "exec", "defaults", "async", "nomand", "noiversion", "nolazytime",
                   "silent", "loud", "size=64k", kind="tmpfs")  # fmt: skip
-    found = mounts(
+    mounted = mounts(
         box.run(
             "cat /proc/self/mountinfo; dd if=/dev/zero of=/t/x bs=1k count=100 2>/dev/null; true"
         )
     )
-    assert found["/t"][0] == "rw,relatime"
+    assert mounted["/t"][0] == "rw,relatime"
 
 
 def test_remount_changes_what_is_there(box: Box, tmp_path: Path) -> None:
@@ -127,9 +127,9 @@ def test_remount_changes_what_is_there(box: Box, tmp_path: Path) -> None:
     box.bind(tmp_path / "data", "/t", "rbind", "rprivate", "suid", "dev", "relatime")
     box.add_mount("/t", "", "remount", "bind", "ro", "noexec", kind="")
     box.add_mount("/dev/shm", "shm", "remount", "ro", "exec", kind="tmpfs")
-    found = mounts(box.run("test -e /t/file; cat /proc/self/mountinfo"))
-    assert found["/t"][0] == "ro,noexec,relatime"
-    assert found["/dev/shm"][0] == "ro,nosuid,nodev,relatime"
+    mounted = mounts(box.run("test -e /t/file; cat /proc/self/mountinfo"))
+    assert mounted["/t"][0] == "ro,noexec,relatime"
+    assert mounted["/dev/shm"][0] == "ro,nosuid,nodev,relatime"
     for options, words in ((["size=1k"], "own flags only"), (["rro"], "own flags only")):
         box.config["mounts"][-1]["options"] = ["remount", *options]
         with pytest.raises(InvalidSpec, match=words):
@@ -143,12 +143,12 @@ def test_nothing_to_remount(box: Box) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "shown"), [("sync", "sync"), ("dirsync", "dirsync"), ("lazytime", "lazytime")]
+    ("option", "listed"), [("sync", "sync"), ("dirsync", "dirsync"), ("lazytime", "lazytime")]
 )
-def test_flags_of_the_filesystem_itself(box: Box, option: str, shown: str) -> None:
+def test_flags_of_the_filesystem_itself(box: Box, option: str, listed: str) -> None:
     box.add_mount("/t", "tmpfs", option, kind="tmpfs")
     (line,) = [row for row in box.run("cat /proc/self/mountinfo").splitlines() if " /t " in row]
-    assert shown in line.partition(" - ")[2].split()[2].split(",")
+    assert listed in line.partition(" - ")[2].split()[2].split(",")
 
 
 def test_a_user_namespace_keeps_what_is_not_named(box: Box, tree: Callable[[int], Path]) -> None:

@@ -54,10 +54,10 @@ def test_bind_options(box: Box, data: Path) -> None:
     box.bind(data, "/a", "bind", "ro", "nosuid", "nodev", "noexec", "noatime")
     box.bind(data, "/b", "rbind", "rw", "suid", "dev", "strictatime")
     box.bind(data, "/c", "rbind", "ro", "rw", "suid", "dev", "relatime", "nosymfollow")
-    found = mounts(box.run("cat /proc/self/mountinfo"))
-    assert found["/a"][0] == "ro,nosuid,nodev,noexec,noatime"
-    assert found["/b"][0] == "rw"
-    assert found["/c"][0] == "rw,relatime,nosymfollow"
+    mounted = mounts(box.run("cat /proc/self/mountinfo"))
+    assert mounted["/a"][0] == "ro,nosuid,nodev,noexec,noatime"
+    assert mounted["/b"][0] == "rw"
+    assert mounted["/c"][0] == "rw,relatime,nosymfollow"
 
 
 def test_a_bind_keeps_what_is_not_named(box: Box, tmp_path: Path) -> None:
@@ -203,8 +203,8 @@ def test_symlinks_stay_inside(box: Box, data: Path, tmp_path: Path) -> None:
 
 
 def test_a_swapped_folder_never_leads_outside(box: Box, data: Path, tmp_path: Path) -> None:
-    """CVE-2021-30465, CVE-2024-45310: somebody swaps a folder of a shared volume with a symlink
-    while mounts are made."""
+    """CVE-2021-30465, CVE-2024-45310: another process swaps a folder of a shared volume with a
+    symlink while mounts are made."""
     canary, volume = tmp_path / "canary", tmp_path / "volume"
     canary.mkdir()
     (volume / "d").mkdir(parents=True)
@@ -234,7 +234,7 @@ def test_a_swapped_folder_never_leads_outside(box: Box, data: Path, tmp_path: Pa
 
 
 def _empty(volume: Path) -> None:
-    """Take away what a container made, under whichever name the folder has at the moment."""
+    """Remove the files that a container made, under the folder's present name."""
     for path in ("d/x/y", "d/x", "link/x/y", "link/x"):
         try:
             (volume / path).rmdir()
@@ -351,7 +351,7 @@ def test_readonly_paths(box: Box) -> None:
 
 @pytest.mark.parametrize("how", ["file", "symlink", "other device", "missing"])
 def test_a_hostile_null_device_is_refused(box: Box, tmp_path: Path, how: str) -> None:
-    """CVE-2025-31133: a masked file must not become a bind of whatever the image calls /dev/null."""
+    """CVE-2025-31133: a masked file must not become a bind of the image's own /dev/null."""
     dev = tmp_path / "dev"
     dev.mkdir()
     (tmp_path / "target").write_text("attacker")
@@ -430,8 +430,8 @@ def test_an_existing_file_is_not_a_device(box: Box) -> None:
 
 
 def in_namespace(check: object) -> None:
-    """Run the check in a child with a mount namespace of its own, so that mounts of a test stay in
-    the test."""
+    """Run the check in a child with a mount namespace of its own, so that a test's mounts stay
+    in the test."""
     pid = os.fork()
     if not pid:
         try:
@@ -544,7 +544,7 @@ def test_a_copy_that_does_not_fit(box: Box) -> None:
 
 
 def test_the_hosts_root_as_a_volume(box: Box, tmp_path: Path) -> None:
-    """Everything of the host, and nothing of the container, which is attached on top of `/`
+    """All of the host appears, and nothing of the container, which is attached on top of `/`
     meanwhile."""
     link = tmp_path / "to-root"
     link.symlink_to("/")
@@ -563,5 +563,5 @@ def test_mounts_are_listed_in_the_order_of_the_configuration(box: Box, data: Pat
     box.add_mount("/b", "tmpfs", kind="tmpfs")
     box.bind(data, "/c", "bind", "ro")
     places = [line.split()[4] for line in box.run("cat /proc/self/mountinfo").splitlines()]
-    wanted = ["/proc", "/dev", "/sys", "/a", "/b", "/c"]
-    assert [place for place in places if place in wanted] == wanted
+    order = ["/proc", "/dev", "/sys", "/a", "/b", "/c"]
+    assert [place for place in places if place in order] == order

@@ -1,4 +1,4 @@
-"""Links of the host in a container: moved, renamed, up, with the addresses that they had for good."""
+"""Links of the host in a container: moved, renamed, up, with their permanent addresses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ip(*words: str) -> str:
 
 
 def add(name: str, *addresses: str) -> None:
-    """One end of a cable whose other end stays here."""
+    """Add one end of a veth pair whose other end stays here."""
     ip("link", "add", name, "type", "veth", "peer", "name", f"x-{name}")
     ip("link", "set", name, "mtu", "1400", "up")
     for address in addresses:

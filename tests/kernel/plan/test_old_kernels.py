@@ -1,5 +1,4 @@
-"""What kernels before 6.15 need, on this one: the ways round are forced, the results are the
-same."""
+"""Workarounds for kernels before 6.15, forced on this one: the results are the same."""
 
 from __future__ import annotations
 
@@ -75,9 +74,9 @@ def test_overlay_by_mount(tmp_path: Path, layers: int) -> None:
         names = sorted(os.listdir(folder))
         os.close(folder)
         assert names == sorted(["top", *(f"f{n}" for n in range(layers))])
-        found = os.open("top", os.O_RDONLY, dir_fd=mount)
-        assert os.read(found, 10) == b"0"
-        os.close(found)
+        descriptor = os.open("top", os.O_RDONLY, dir_fd=mount)
+        assert os.read(descriptor, 10) == b"0"
+        os.close(descriptor)
         os.close(os.open("new", os.O_WRONLY | os.O_CREAT, dir_fd=mount))
         assert (tmp_path / "u:p,per/new").exists()
     finally:

@@ -1,5 +1,5 @@
-"""How the process is scheduled, limited and placed in memory, in a container and for an exec: read
-from /proc and the kernel."""
+"""Scheduling, limits and memory policy of a container's process and of an exec, read from /proc
+and the kernel."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def attributes(pid: int) -> dict[str, int]:
 
 
 def ioprio(pid: int) -> tuple[int, int]:
-    found: int = _syscall(arch().syscalls["ioprio_get"], 1, pid)
-    return found >> 13, found & 0x1FFF
+    value: int = _syscall(arch().syscalls["ioprio_get"], 1, pid)
+    return value >> 13, value & 0x1FFF
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("scheduler", "expected"),
     [
         ({"policy": "SCHED_OTHER", "nice": 7}, {"policy": 0, "nice": 7}),
         ({"policy": "SCHED_OTHER", "nice": -7}, {"policy": 0, "nice": -7}),
@@ -52,8 +52,8 @@ def ioprio(pid: int) -> tuple[int, int]:
          {"policy": 6, "runtime": 1 << 20, "deadline": 1 << 27, "period": 1 << 28}),
     ],
 )  # fmt: skip
-def test_schedulers(box: Box, asked: dict[str, Any], expected: dict[str, int]) -> None:
-    box.process["scheduler"] = asked
+def test_schedulers(box: Box, scheduler: dict[str, Any], expected: dict[str, int]) -> None:
+    box.process["scheduler"] = scheduler
     with box.running() as (created, _):
         assert {**attributes(created.pid), **expected} == attributes(created.pid)
 
@@ -79,16 +79,16 @@ def test_an_exec_has_its_own_or_the_containers(box: Box) -> None:
     box.process["execCPUAffinity"] = {"initial": "0", "final": "1"}
     with box.running() as (created, request):
         script = "cut -d' ' -f19,41 /proc/$$/stat; cat /proc/$$/personality; grep -c bind:0 /proc/$$/numa_maps; grep Cpus_allowed_list /proc/$$/status"
-        found = box.execute(created, request, script).split()
-        assert found[:3] == ["3", "3", "00000008"]
-        assert int(found[3]) > 3
-        assert found[-1] == "1"
+        words = box.execute(created, request, script).split()
+        assert words[:3] == ["3", "3", "00000008"]
+        assert int(words[3]) > 3
+        assert words[-1] == "1"
         own = {
             "scheduler": {"policy": "SCHED_OTHER", "nice": 9},
             "execCPUAffinity": {"initial": "1", "final": "0-1"},
         }
-        found = box.execute(created, request, script, own).split()
-        assert found[:2] == ["9", "0"] and found[-1] == "0-1"
+        words = box.execute(created, request, script, own).split()
+        assert words[:2] == ["9", "0"] and words[-1] == "0-1"
         assert os.sched_getaffinity(created.pid) == {0, 1}
 
 
@@ -152,9 +152,9 @@ def test_every_limit(box: Box) -> None:
     ]
     with box.running() as (created, request):
         lines = Path(f"/proc/{created.pid}/limits").read_text().splitlines()[1:]
-        found = {line[:25].strip().lower(): tuple(line[25:].split()[:2]) for line in lines}
+        limits = {line[:25].strip().lower(): tuple(line[25:].split()[:2]) for line in lines}
         for name, (soft, hard) in values.items():
-            assert found[f"max {names[name]}"] == (str(soft), str(hard)), name
+            assert limits[f"max {names[name]}"] == (str(soft), str(hard)), name
         text = box.execute(created, request, "ulimit -n; ulimit -H -n").split()
         assert tuple(map(int, text)) == values["NOFILE"]
 

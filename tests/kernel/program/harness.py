@@ -1,5 +1,5 @@
-"""Runs the real launcher, of this machine or of arm64 under qemu-user, on bytes: also on such that
-no assembler makes."""
+"""Runs the real launcher, of this machine or of arm64 under qemu-user, on bytes: also on bytes
+that no assembler makes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SYNC = 700  # where the socket is in the launcher; the program is one above
 
 
 def program_of(name: str, machine: str) -> list[str]:
-    """The command that runs our static program `name` of that architecture."""
+    """Return the command that runs our static program `name` of that architecture."""
     if machine == NATIVE:
         return [str(Path(LAUNCHER).parent / name)]
     if not shutil.which("qemu-aarch64-static") or not shutil.which("aarch64-linux-gnu-gcc"):
@@ -37,7 +37,7 @@ def program_of(name: str, machine: str) -> list[str]:
 
 @dataclass
 class Ended:
-    """What a launcher sent, and its exit status (negative: the signal that ended it)."""
+    """A launcher's messages and exit status (negative: the signal that ended it)."""
 
     status: int
     messages: list[tuple[int, int, int, int]] = field(default_factory=list)
@@ -46,12 +46,12 @@ class Ended:
 
     @property
     def values(self) -> list[tuple[int, int]]:
-        """The numbers of each message."""
+        """Return the numbers of each message."""
         return [(value, extra) for _, _, value, extra in self.messages]
 
 
 class Launched:
-    """A launcher that runs; `end` collects what it says."""
+    """A running launcher; `end` collects its messages."""
 
     def __init__(
         self, encoded: bytes | Program, machine: str, arguments: Sequence[str] | None = None
@@ -78,7 +78,7 @@ class Launched:
             os.close(program)
 
     def receive(self) -> tuple[tuple[int, int, int, int] | None, list[int]]:
-        """One message with its descriptors; None at the end."""
+        """Return one message with its descriptors; None at the end."""
         try:
             packet, fds, _, _ = socket.recv_fds(self.socket, MESSAGE.size, 8)
         except ConnectionResetError:
@@ -86,11 +86,11 @@ class Launched:
         return (MESSAGE.unpack(packet), fds) if packet else (None, fds)
 
     def release(self, byte: int = 1) -> None:
-        """Lets a wait go on."""
+        """Let a wait go on."""
         self.socket.send(bytes([byte]))
 
     def end(self) -> Ended:
-        """Everything until the launcher is gone."""
+        """Collect everything until the launcher has ended."""
         ended = Ended(0)
         self.socket.settimeout(60)
         while True:
@@ -110,5 +110,5 @@ class Launched:
 def run(
     encoded: bytes | Program, machine: str = NATIVE, *, arguments: Sequence[str] | None = None
 ) -> Ended:
-    """Runs a program that needs no answers."""
+    """Run a program that needs no answers."""
     return Launched(encoded, machine, arguments).end()

@@ -1,5 +1,4 @@
-"""The C programs are what they claim: small, static, nothing executable but their code, for both
-architectures."""
+"""The C programs are small, static and have no executable data, for both architectures."""
 
 from __future__ import annotations
 

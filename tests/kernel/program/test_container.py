@@ -195,8 +195,8 @@ WATCH = "for round in $(busybox seq 60); do busybox ls -l /proc/[0-9]*/fd 2>/dev
 
 
 def visitor(dumpable: bool, lingers_ns: int) -> Program:
-    """Joins the pid and mount namespaces of descriptor 3, becomes uid 1000 there, lingers, and
-    executes."""
+    """A program that joins the pid and mount namespaces of descriptor 3, becomes uid 1000 there,
+    waits, and executes."""
     a = Assembler()
     macros.prologue(a, dumpable=dumpable)
     a.sys("setns", 3, CLONE_NEWPID | CLONE_NEWNS)
@@ -213,7 +213,7 @@ def visitor(dumpable: bool, lingers_ns: int) -> Program:
 
 @pytest.mark.parametrize("dumpable", [False, True])
 def test_nobody_inside_can_look_into_a_newcomer_before_execve(image: Path, dumpable: bool) -> None:
-    """CVE-2016-9962; the dumpable newcomer shows that this test would see it."""
+    """CVE-2016-9962; a dumpable process proves that this test would see it."""
     began = time.monotonic_ns()
     subprocess.run(
         [image / "lower/bin/busybox", "ls", "-l", "/proc/self/fd"],

@@ -1,4 +1,4 @@
-"""What `launch` promises about descriptors, signals, the executable and the end of a program."""
+"""Promises of `launch` about descriptors, signals, the executable and the end of a program."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pyrunc.program.model import DESCRIPTOR, PID, PROGRESS, READY, Program
 
 
 def shell(script: str, *, close_from: int | None = None) -> Program:
-    """A program that becomes `sh -c script`."""
+    """Return a program that executes `sh -c script`."""
     a = Assembler()
     macros.prologue(a)
     a.send(READY)
@@ -40,7 +40,7 @@ def shell(script: str, *, close_from: int | None = None) -> Program:
 
 
 def waiting() -> Program:
-    """A program that says ready and waits."""
+    """Return a program that reports ready and waits."""
     a = Assembler()
     macros.prologue(a, "pyrunc:test")
     a.send(READY)
@@ -50,7 +50,7 @@ def waiting() -> Program:
 
 
 def output(program: Program, fds: Mapping[int, int] | None = None) -> str:
-    """Standard output of a program whose launcher becomes the payload."""
+    """Return standard output of a program whose launcher executes the payload itself."""
     read, write = os.pipe()
     try:
         with launch(program, stdio=(0, write, 2), fds=fds) as running:
@@ -71,16 +71,16 @@ def output(program: Program, fds: Mapping[int, int] | None = None) -> str:
 @contextmanager
 def files(count: int) -> Iterator[list[int]]:
     """Open files whose contents are `0`, `1`, …"""
-    made = []
+    descriptors = []
     for number in range(count):
         read, write = os.pipe()
         os.write(write, str(number).encode())
         os.close(write)
-        made.append(read)
+        descriptors.append(read)
     try:
-        yield made
+        yield descriptors
     finally:
-        for fd in made:
+        for fd in descriptors:
             os.close(fd)
 
 
@@ -122,9 +122,9 @@ def test_descriptors_arrive_under_their_numbers() -> None:
 def test_sources_may_be_the_targets_of_others(order: Sequence[int]) -> None:
     with files(3) as sources:
         targets = [sources[i] for i in order]
-        wanted = dict(zip(targets, sources, strict=True))
+        numbers = dict(zip(targets, sources, strict=True))
         script = "; ".join(f"cat /proc/self/fd/{source}" for source in sources)
-        text = output(shell(script), wanted)
+        text = output(shell(script), numbers)
     assert text == "".join(str(order.index(i)) for i in range(3))
 
 

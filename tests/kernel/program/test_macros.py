@@ -1,5 +1,5 @@
-"""What the macros do to a real file system, in mount namespaces of their own, also while somebody
-swaps names."""
+"""Effects of the macros on a real file system, in mount namespaces of their own, also while
+another process swaps names."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from pyrunc.program.model import PROGRESS, STATUS, Slot
 
 
 def perform(body: Callable[[Assembler, Slot], None], root: Path) -> str:
-    """Runs operations in a mount namespace of their own, with a descriptor of `root`; what they
-    print."""
+    """Run operations in a mount namespace of their own, with a descriptor of `root`; returns
+    their output."""
     a = Assembler()
     macros.prologue(a)
     a.sys("unshare", CLONE_NEWNS)
@@ -117,19 +117,19 @@ def test_names_that_are_swapped_meanwhile_never_lead_outside(tmp_path: Path) -> 
 
     swapper = threading.Thread(target=swap)
     swapper.start()
-    made = errors = 0
+    successes = errors = 0
     try:
         for number in range(200):
             try:
                 perform(make_directories(f"/a/new{number}/../new{number}/deep"), root)
-                made += 1
+                successes += 1
             except OperationFailed:
                 errors += 1
     finally:
         stop.set()
         swapper.join()
     assert os.listdir(outside) == []
-    assert made and errors, (made, errors)
+    assert successes and errors, (successes, errors)
 
 
 def test_files_are_made_where_missing_and_kept_where_not(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""`pause` holds, reaps and leaves, as process 1 of a pid namespace and as an ordinary process."""
+"""`pause` keeps namespaces, reaps and exits, as process 1 of a pid namespace and as an ordinary
+process."""
 
 from __future__ import annotations
 
@@ -25,19 +26,19 @@ pytestmark = pytest.mark.parametrize("machine", MACHINES)
 
 
 def eventually(what: Callable[[], bool]) -> bool:
-    """Whether it became true in time."""
+    """Tell whether the condition became true in time."""
     return wait_until(what, 30, 0.01)
 
 
 def waits(pid: int) -> bool:
-    """Whether pause sleeps in rt_sigtimedwait; qemu-user, too, makes that call for it."""
+    """Tell whether pause sleeps in rt_sigtimedwait; qemu-user makes that call for it, too."""
     with open(f"/proc/{pid}/syscall") as file:  # `running`, or the number of the call
         return file.read().split()[0] == str(arch().syscalls["rt_sigtimedwait"])
 
 
 @contextmanager
 def held(machine: str) -> Iterator[tuple[int, int]]:
-    """(pid, pidfd) of a pause that is process 1 of a new pid namespace."""
+    """Return (pid, pidfd) of a pause process that is process 1 of a new pid namespace."""
     command = program_of("pause", machine)
     path = command[0] if command[0].startswith("/") else f"/usr/bin/{command[0]}"
     a = Assembler()

@@ -1,5 +1,5 @@
-"""A program that is not one is refused before its first call, with a reason; none makes the
-launcher crash."""
+"""The launcher refuses an invalid program before its first call, with a reason; no program
+crashes it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ AT = {
 
 
 def sample(machine: str = NATIVE) -> bytearray:
-    """A correct program with an operation of every kind; it only asks for numbers and sends them."""
+    """Return a correct program with an operation of every kind; it only reads numbers and sends
+    them."""
     a = Assembler(machine)
     slot, byte = a.slot(8), a.slot(1, 3)
     end, other = a.label(), a.label()
@@ -54,7 +55,7 @@ OPERATIONS = 6
 
 
 def refused(raw: bytes | bytearray, machine: str) -> tuple[int, int]:
-    """(operation, reason) with which the launcher refused it."""
+    """Return (operation, reason) with which the launcher refused it."""
     ended = run(bytes(raw), machine)
     assert ended.status == 126, ended
     ((tag, index, reason, extra),) = ended.messages
@@ -225,7 +226,7 @@ class TestEachField:
 
 
 def harmless(raw: bytearray) -> bytes:
-    """Every call of the program becomes getppid: what a mutation reaches must be the launcher's own
+    """Replace every call by getppid, so that a mutated program runs only the launcher's own
     code."""
     count = struct.unpack_from("<I", raw, 8)[0]
     getppid = Assembler(NATIVE).arch.syscalls["getppid"]

@@ -1,5 +1,5 @@
-"""Filters in the kernel: every action, comparison, flag and architecture, seen from the program
-that is filtered."""
+"""Filters in the kernel: every action, comparison, flag and architecture, seen from the filtered
+program."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def test_actions(
 ) -> None:
     box.process["noNewPrivileges"] = no_new_privileges
     filtered(box, rule(action, "mkdir", "mkdirat", **more))
-    found, text = box.outcome("mkdir", "/made")
-    assert found == code and words in text, text
-    made = (box.upper / "made").is_dir()
-    assert made == (action in ("SCMP_ACT_LOG", "SCMP_ACT_ALLOW"))
+    exit_code, text = box.outcome("mkdir", "/made")
+    assert exit_code == code and words in text, text
+    was_made = (box.upper / "made").is_dir()
+    assert was_made == (action in ("SCMP_ACT_LOG", "SCMP_ACT_ALLOW"))
 
 
 def test_a_default_that_refuses(box: Box) -> None:

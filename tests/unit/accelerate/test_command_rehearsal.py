@@ -1,4 +1,4 @@
-"""Commands that are carried out before the snapshot of the interpreter is taken."""
+"""Commands that run before the snapshot of the interpreter is taken."""
 
 from __future__ import annotations
 

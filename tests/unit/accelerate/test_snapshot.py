@@ -1,4 +1,4 @@
-"""C modules that commands load after the snapshot was taken."""
+"""C modules that commands load after the snapshot."""
 
 from __future__ import annotations
 

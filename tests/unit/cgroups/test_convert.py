@@ -27,8 +27,8 @@ def test_shares_become_weight_by_the_quadratic(shares: int, expected: int) -> No
 
 
 def test_weight_never_falls_and_stays_in_range() -> None:
-    found = [weight(shares) for shares in range(2, 262145, 97)]
-    assert found == sorted(found) and found[0] >= 1 and found[-1] <= 10000
+    weights = [weight(shares) for shares in range(2, 262145, 97)]
+    assert weights == sorted(weights) and weights[0] >= 1 and weights[-1] <= 10000
 
 
 @pytest.mark.parametrize(("value", "expected"), [(10, 1), (500, 4950), (1000, 10000)])
@@ -129,8 +129,8 @@ def test_io_uses_bfq_where_it_is_there() -> None:
 
 @pytest.mark.requirement("7.2.8")
 def test_huge_pages_limit_use_and_reservation() -> None:
-    found = settings({"hugepageLimits": [{"pageSize": "2MB", "limit": 0}]}, lambda _: None)
-    assert found == [
+    writes = settings({"hugepageLimits": [{"pageSize": "2MB", "limit": 0}]}, lambda _: None)
+    assert writes == [
         Setting("hugetlb.2MB.max", "0", True),
         Setting("hugetlb.2MB.rsvd.max", "0", True),
     ]

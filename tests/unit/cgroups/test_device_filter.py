@@ -1,4 +1,4 @@
-"""The eBPF program of the device rules answers what the rules say, instruction by instruction."""
+"""The eBPF program of the device rules decides as the rules do, instruction by instruction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MKNOD, READ, WRITE = 1, 2, 4
 
 
 def execute(code: list[filter.Instruction], kind: int, major: int, minor: int, bits: int) -> int:
-    """The few opcodes of the assembler, as the kernel's interpreter runs them."""
+    """Run the assembler's few opcodes like the kernel's interpreter."""
     context = {0: bits << 16 | kind, 4: major, 8: minor}
     registers, at = [0] * 11, 0
     for _ in range(len(code) + 1):
@@ -50,7 +50,7 @@ def matches(rule: filter.Rule, kind: int, major: int, minor: int) -> bool:
 
 
 def allowed(rules: Sequence[filter.Rule], kind: int, major: int, minor: int, bits: int) -> bool:
-    """What the program answers, in Python: the definition that the program is tested against."""
+    """Return the rules' decision, in Python: the definition that the program is tested against."""
     for rule in reversed(rules):
         if matches(rule, kind, major, minor):
             if not rule.allow and bits & rule.bits:

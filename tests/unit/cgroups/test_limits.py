@@ -1,5 +1,5 @@
-"""Writing limits: order, missing controllers, and the way back. The group is a folder with files,
-as the writes are."""
+"""Writing limits: order, missing controllers, and restoring. The group is a folder with real
+files."""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ from pyrunc.errors import InvalidArgument, InvalidSpec
 
 
 @pytest.mark.parametrize(
-    ("given", "path"),
+    ("cgroups_path", "path"),
     [("/a/b", "/a/b"), ("/a/../../etc", "/etc"), ("//a//b/", "/a/b"), ("/a/./b", "/a/b")],
 )
-def test_absolute_paths_are_cleaned_and_cannot_leave_the_tree(given: str, path: str) -> None:
-    assert place(given, "id", "cgroupfs").path == path
+def test_absolute_paths_are_cleaned_and_cannot_leave_the_tree(cgroups_path: str, path: str) -> None:
+    assert place(cgroups_path, "id", "cgroupfs").path == path
 
 
 def test_without_a_path_the_id_names_the_group() -> None:
@@ -25,15 +25,15 @@ def test_a_relative_path_cannot_climb() -> None:
     assert ".." not in place("../../x", "id", "cgroupfs").path
 
 
-@pytest.mark.parametrize("given", ["/", "/..", "a\0b"])
-def test_the_root_and_nul_are_refused(given: str) -> None:
+@pytest.mark.parametrize("cgroups_path", ["/", "/..", "a\0b"])
+def test_the_root_and_nul_are_refused(cgroups_path: str) -> None:
     with pytest.raises(InvalidSpec):
-        place(given, "id", "cgroupfs")
+        place(cgroups_path, "id", "cgroupfs")
 
 
 @pytest.mark.requirement("7.1.2")
 @pytest.mark.parametrize(
-    ("given", "unit", "path"),
+    ("cgroups_path", "unit", "path"),
     [
         (
             "system.slice:cri-pyrunc:abc",
@@ -47,18 +47,18 @@ def test_the_root_and_nul_are_refused(given: str) -> None:
         ("system.slice:p:x-y.slice", "x-y.slice", "/x.slice/x-y.slice"),
     ],
 )
-def test_systemd_names(given: str, unit: str, path: str) -> None:
-    group = place(given, "id", "systemd")
+def test_systemd_names(cgroups_path: str, unit: str, path: str) -> None:
+    group = place(cgroups_path, "id", "systemd")
     assert (group.unit, group.path) == (unit, path)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "cgroups_path",
     ["/a/b", "a:b", "a.slice:b:c:d", "a.slice:b/c:d", "a:b:c", "a--b.slice:p:n", "a.slice:p:"],
 )
-def test_other_shapes_are_refused_for_systemd(given: str) -> None:
+def test_other_shapes_are_refused_for_systemd(cgroups_path: str) -> None:
     with pytest.raises(InvalidSpec):
-        place(given, "id", "systemd")
+        place(cgroups_path, "id", "systemd")
 
 
 def test_an_unknown_driver_is_the_callers_mistake() -> None:

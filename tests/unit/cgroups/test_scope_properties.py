@@ -49,12 +49,12 @@ def test_quota_is_rounded_up_to_whole_percents(quota: int, period: int, expected
 
 
 def test_limits_become_properties() -> None:
-    found = dict(properties({
+    by_name = dict(properties({
         "cpu": {"shares": 1024, "quota": 20000, "period": 50000, "cpus": "0"},
         "memory": {"limit": 1 << 20, "swap": 3 << 20, "reservation": 4096},
         "pids": {"limit": -1},
     }))  # fmt: skip
-    assert found == {
+    assert by_name == {
         "CPUWeight": ("t", 100), "CPUQuotaPeriodUSec": ("t", 50000), "CPUQuotaPerSecUSec": ("t", 400000),
         "AllowedCPUs": ("ay", b"\x01"), "MemorySwapMax": ("t", 2 << 20), "MemoryMax": ("t", 1 << 20),
         "MemoryLow": ("t", 4096), "TasksMax": ("t", INFINITY),
@@ -62,14 +62,14 @@ def test_limits_become_properties() -> None:
 
 
 def test_unified_overrides_and_names_systemds_words() -> None:
-    found = dict(properties({
+    by_name = dict(properties({
         "memory": {"limit": 5},
         "unified": {"memory.max": "max", "cpu.max": "max 5000", "memory.oom.group": "1", "io.weight": "5"},
     }))  # fmt: skip
-    assert found["MemoryMax"] == ("t", INFINITY)
-    assert found["CPUQuotaPerSecUSec"] == ("t", INFINITY)
-    assert found["OOMPolicy"] == ("s", "kill")
-    assert not any("IO" in name for name in found)
+    assert by_name["MemoryMax"] == ("t", INFINITY)
+    assert by_name["CPUQuotaPerSecUSec"] == ("t", INFINITY)
+    assert by_name["OOMPolicy"] == ("s", "kill")
+    assert not any("IO" in name for name in by_name)
 
 
 @pytest.mark.parametrize(

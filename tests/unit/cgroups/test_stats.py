@@ -1,4 +1,4 @@
-"""Files of a group as numbers; what is not there is absent."""
+"""Files of a group as numbers; missing files are absent."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def test_only_parts_with_files_are_there(tmp_path: Path) -> None:
     (tmp_path / "memory.current").write_text("4096\n")
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.events").write_text("low 0\noom_kill 2\n")
-    found = stats.read(str(tmp_path))
-    assert found.cpu == {"usage_usec": 7, "user_usec": 4, "system_usec": 3}
-    assert found.memory == stats.Memory(4096, stat={}, events={"low": 0, "oom_kill": 2})
-    assert found.pids is None and found.io == {}
+    usage = stats.read(str(tmp_path))
+    assert usage.cpu == {"usage_usec": 7, "user_usec": 4, "system_usec": 3}
+    assert usage.memory == stats.Memory(4096, stat={}, events={"low": 0, "oom_kill": 2})
+    assert usage.pids is None and usage.io == {}
 
 
 def test_a_group_that_is_gone_is_empty() -> None:
-    found = stats.read("/sys/fs/cgroup/nothing-of-that-name")
-    assert found.cpu is None and found.memory is None and found.pressure == {}
+    usage = stats.read("/sys/fs/cgroup/nothing-of-that-name")
+    assert usage.cpu is None and usage.memory is None and usage.pressure == {}

@@ -70,8 +70,8 @@ Installer = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def install(tmp_path_factory: pytest.TempPathFactory) -> Installer:
-    """Makes a folder with a copy of the package, of the interpreter, and in `bin` the program that
-    was made of these."""
+    """Make a folder with a copy of the package, of the interpreter, and in `bin` the program
+    that was made of these."""
 
     def make(main: str | None = None) -> Path:
         folder = tmp_path_factory.mktemp("installed")
@@ -93,7 +93,7 @@ def install(tmp_path_factory: pytest.TempPathFactory) -> Installer:
 
 
 def executed(folder: Path) -> list[str]:
-    """What `pyrunc --version` executes, by name."""
+    """Return what `pyrunc --version` executes, by name."""
     command = ["strace", "-f", "-e", "execve", "-qq", str(folder / "bin/pyrunc"), "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env={})
     assert done.stdout.startswith("pyrunc version ")
@@ -125,18 +125,20 @@ def test_the_program_gives_way_to_the_script_when_its_snapshot_does_not_fit(
 
     source = folder / "pyrunc/errors.py"
     python = folder / "python3"
-    kept = folder / "pyrunc/native/pyrunc-snapshot"
+    snapshot = folder / "pyrunc/native/pyrunc-snapshot"
     assert (
         with_change(source, lambda: source.write_text(source.read_text() + "# changed\n"))
         == AS_SCRIPT
     )
     assert with_change(source, lambda: os.utime(source, ns=(1, 1))) == AS_SCRIPT
     assert with_change(python, lambda: os.utime(python, ns=(1, 1))) == AS_SCRIPT
-    assert with_change(kept, kept.unlink) == AS_SCRIPT
-    assert with_change(kept, lambda: kept.write_bytes(b"")) == AS_SCRIPT
+    assert with_change(snapshot, snapshot.unlink) == AS_SCRIPT
+    assert with_change(snapshot, lambda: snapshot.write_bytes(b"")) == AS_SCRIPT
     other = install()
     assert (
-        with_change(kept, lambda: shutil.copy(other / "pyrunc/native/pyrunc-snapshot", kept))
+        with_change(
+            snapshot, lambda: shutil.copy(other / "pyrunc/native/pyrunc-snapshot", snapshot)
+        )
         == AS_SCRIPT
     )
     assert executed(folder) == ITSELF, "nothing else was wrong"
@@ -158,7 +160,7 @@ def probe(install: Installer) -> Path:
 
 
 def look(probe: Path, shell: str, **environment: str) -> dict[str, Any]:
-    """What the probe sees that this shell command executes as "$@"."""
+    """Run a shell command as the probe's "$@"; returns the probe's report."""
     command = ["sh", "-c", f"{shell} 3>&1 >/dev/null", "sh", str(probe), "a", "\udcff é"]
     done = subprocess.run(
         command, input="words", capture_output=True, text=True, env=environment, check=False,
@@ -198,8 +200,8 @@ def test_memory_is_given_back(probe: Path) -> None:
 
 
 def test_what_is_under_test_is_the_program_that_was_made_here() -> None:
-    """pip writes a script of its own, which loads `site` and takes four times as long, when it
-    comes last."""
+    """pip writes a script of its own, which loads `site` and takes four times as long, if it
+    runs last."""
     program = runtime()[0]
     if "PYRUNC_RUNTIME" not in os.environ:
         assert Path(program).read_bytes().startswith(b"\x7fELF"), f"{program}: make build"

@@ -1,4 +1,4 @@
-"""Messages where callers look for them, in the words that they match."""
+"""Messages in the places and with the texts that callers look for."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def test_a_json_log_holds_one_object_per_failure_and_no_warnings(
     log.warning("nobody asked")
     log.error('say "it" \\ é')
     (line,) = (tmp_path / "log").read_text().splitlines()
-    found = json.loads(line)
-    assert (found["level"], found["msg"]) == ("error", 'say "it" \\ é') and found["time"].endswith(
-        "Z"
-    )
+    document = json.loads(line)
+    assert (document["level"], document["msg"]) == ("error", 'say "it" \\ é') and document[
+        "time"
+    ].endswith("Z")
     assert capsys.readouterr().err == 'say "it" \\ é\n'
 
 

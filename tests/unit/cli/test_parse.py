@@ -120,14 +120,16 @@ def test_click_has_the_same_verbs_and_options() -> None:
     assert set(program.commands) == set(VERBS)
     for name, verb in VERBS.items():
         command = program.commands[name]
-        found = {p.name: p for p in command.params if isinstance(p, click.Option)}
-        assert set(found) == {option.key for option in verb.options}
+        click_options = {p.name: p for p in command.params if isinstance(p, click.Option)}
+        assert set(click_options) == {option.key for option in verb.options}
         for option in verb.options:
-            shown = found[option.key]
-            assert {word.lstrip("-") for word in shown.opts} == set(option.names)
-            assert shown.is_flag == (option.kind in (FLAG, TRISTATE))
-            assert shown.multiple == (option.kind == LIST)
-            assert isinstance(shown.type, click.types.IntParamType) == (option.kind == NUMBER)
+            click_option = click_options[option.key]
+            assert {word.lstrip("-") for word in click_option.opts} == set(option.names)
+            assert click_option.is_flag == (option.kind in (FLAG, TRISTATE))
+            assert click_option.multiple == (option.kind == LIST)
+            assert isinstance(click_option.type, click.types.IntParamType) == (
+                option.kind == NUMBER
+            )
         arguments = [p for p in command.params if isinstance(p, click.Argument)]
         assert [p.metavar for p in arguments] == list(verb.arguments)
         assert sum(p.required for p in arguments) == verb.least

@@ -1,4 +1,4 @@
-"""Where the parts of a JSON text are."""
+"""Line numbers of the parts of a JSON text."""
 
 from __future__ import annotations
 

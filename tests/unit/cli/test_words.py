@@ -134,15 +134,17 @@ BASE = {
 
 
 def test_exec_takes_the_containers_process_and_changes_what_is_named() -> None:
-    made = process_from_options(
+    process = process_from_options(
         BASE,
         OPTIONS | {"env": ("B=2",), "user": "0:8", "additional_gids": ("9",), "tty": False},
         ["ls", "-l"],
     )
     assert (
-        made["args"] == ["ls", "-l"] and made["env"] == ["A=1", "B=2"] and made["terminal"] is False
+        process["args"] == ["ls", "-l"]
+        and process["env"] == ["A=1", "B=2"]
+        and process["terminal"] is False
     )
-    assert made["user"] == {"uid": 0, "gid": 8, "additionalGids": [7, 9]}
+    assert process["user"] == {"uid": 0, "gid": 8, "additionalGids": [7, 9]}
 
 
 @pytest.mark.parametrize(
@@ -169,16 +171,16 @@ def test_added_capabilities_become_ambient_only_beside_inheritable_ones() -> Non
     assert inheriting["capabilities"]["inheritable"] == ["CAP_KILL"]
 
 
-@pytest.mark.parametrize("given", ["/", "", "///"])
-def test_the_root_of_all_files_holds_no_containers(given: str) -> None:
+@pytest.mark.parametrize("root", ["/", "", "///"])
+def test_the_root_of_all_files_holds_no_containers(root: str) -> None:
     with pytest.raises(InvalidArgument):
-        root_of(given)
+        root_of(root)
 
 
 def test_the_rootless_configuration_is_a_valid_one() -> None:
-    made = for_an_ordinary_user(default(), 1000, 1001)
-    check(parse(made))
-    linux = made["linux"]
+    document = for_an_ordinary_user(default(), 1000, 1001)
+    check(parse(document))
+    linux = document["linux"]
     assert (
         linux["uidMappings"] == [{"containerID": 0, "hostID": 1000, "size": 1}]
         and "resources" not in linux
@@ -188,6 +190,6 @@ def test_the_rootless_configuration_is_a_valid_one() -> None:
     ]
     assert not any(
         option.startswith(("gid=", "uid="))
-        for mount in made["mounts"]
+        for mount in document["mounts"]
         for option in mount.get("options", [])
     )

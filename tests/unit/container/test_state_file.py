@@ -40,9 +40,9 @@ def test_the_state_of_the_version_before_and_for_it(tmp_path: Path) -> None:
     write(tmp_path)
     record = StateFile.read(tmp_path / "c")
     assert {"version": 1, **record.to_fields()} == EARLIER
-    found = states.find(str(tmp_path), "c")
-    assert (found.pid, found.start_time, found.keyring, found.complete) == (12, 34, "_ses.c", True)
-    found.save()
+    state = states.find(str(tmp_path), "c")
+    assert (state.pid, state.start_time, state.keyring, state.complete) == (12, 34, "_ses.c", True)
+    state.save()
     again = json.loads((tmp_path / "c" / "state.json").read_text())
     assert again == {key: value for key, value in EARLIER.items() if key != "started_at_ns"}
 
@@ -50,8 +50,8 @@ def test_the_state_of_the_version_before_and_for_it(tmp_path: Path) -> None:
 def test_a_create_that_has_not_come_far(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     State(str(tmp_path / "c"), "c").save()
-    found = states.find(str(tmp_path), "c")
-    assert (found.pid, found.cgroup_record, found.annotations, found.complete) == (
+    state = states.find(str(tmp_path), "c")
+    assert (state.pid, state.cgroup_record, state.annotations, state.complete) == (
         0,
         None,
         {},

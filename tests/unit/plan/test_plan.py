@@ -1,5 +1,4 @@
-"""Plans are pure: their lines, their order, what they leave out; and every operation can be shown
-and lowered."""
+"""Plans: their lines, their order, their warnings; and every operation can be shown and lowered."""
 
 from __future__ import annotations
 
@@ -183,8 +182,8 @@ def test_order_of_the_identity() -> None:
         "SetCapabilities",
         "EnterFolder",
     ]
-    found = [names(built).index(name) for name in order]
-    assert found == sorted(found)
+    places = [names(built).index(name) for name in order]
+    assert places == sorted(places)
 
 
 def test_the_set_of_steps_is_closed() -> None:
@@ -222,8 +221,7 @@ LISTENING = LoadFilter(b"\0" * 8, 8, True)
 
 
 def test_the_steps_of_the_parent_are_in_the_plan() -> None:
-    """Everything that a configuration can ask of the runtime's side, in the order in which it
-    happens."""
+    """Every step that a configuration can demand of the runtime's side, in order."""
     parent = Parent(record=True, cgroup_owner=100000, hook_folder="/b/rootfs")
     built = plan(EVERYTHING, parent=parent, load_filter=LISTENING)
     steps = [text for number, text in numbered(built) if "." in number]
@@ -332,8 +330,8 @@ def test_oom_score_is_clamped_only_where_allowed() -> None:
 
 
 def test_the_oom_score_is_written_whatever_ours_is() -> None:
-    """The process that carries out the plan, a shim, may have another than the one that makes
-    it."""
+    """The process that carries out the plan, a shim, may have another score than the one that
+    makes it."""
     document = default()
     document["process"]["oomScoreAdj"] = 0
     for host in (HOST, HOST.replace(capabilities=0), HOST.replace(in_user_namespace=True)):
@@ -451,9 +449,14 @@ def test_lowering_is_the_same_every_time() -> None:
     ],
 )
 def test_options(options: list[str], expected: tuple[int, int, int, int]) -> None:
-    found = mounts.Options(tuple(options))
-    assert (found.set, found.clear, found.rset, found.rclear) == expected
-    assert found.data == []
+    sorted_options = mounts.Options(tuple(options))
+    assert (
+        sorted_options.set,
+        sorted_options.clear,
+        sorted_options.rset,
+        sorted_options.rclear,
+    ) == expected
+    assert sorted_options.data == []
 
 
 def test_filesystem_options_on_a_bind_are_a_warning() -> None:
@@ -479,26 +482,26 @@ WORDS = [
 @settings(deadline=None)  # the machine may be busy
 @given(st.lists(st.sampled_from(WORDS), max_size=12))
 def test_the_last_word_wins(options: list[str]) -> None:
-    found = mounts.Options(tuple(options))
+    sorted_options = mounts.Options(tuple(options))
     for one, other, bit in (
         ("ro", "rw", 1),
         ("nosuid", "suid", 2),
         ("nodev", "dev", 4),
         ("noexec", "exec", 8),
     ):
-        said = [word for word in options if word in (one, other)]
-        assert bool(found.set & bit) == (said[-1:] == [one])
-        assert bool(found.clear & bit) == (said[-1:] == [other])
-    assert not found.set & found.clear & ~0x70
+        words = [word for word in options if word in (one, other)]
+        assert bool(sorted_options.set & bit) == (words[-1:] == [one])
+        assert bool(sorted_options.clear & bit) == (words[-1:] == [other])
+    assert not sorted_options.set & sorted_options.clear & ~0x70
 
 
 @settings(deadline=None)  # the machine may be busy
 @given(st.text(alphabet="/.ab", max_size=20))
 def test_normal_paths(path: str) -> None:
-    found = mounts.normal(path)
-    assert found.startswith("/")
-    assert not {"", ".", ".."} & set(found[1:].split("/")) or found == "/"
-    assert mounts.normal(found) == found
+    normal = mounts.normal(path)
+    assert normal.startswith("/")
+    assert not {"", ".", ".."} & set(normal[1:].split("/")) or normal == "/"
+    assert mounts.normal(normal) == normal
 
 
 @pytest.mark.parametrize("text", ["1-", "-1", "a", "3-1", "1,,x", "٣", "0-99999"])

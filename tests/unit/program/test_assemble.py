@@ -1,4 +1,5 @@
-"""The assembler refuses what could go wrong by itself, and encodes what the launcher expects."""
+"""The assembler refuses programs that could go wrong by themselves, and encodes for the
+launcher."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from pyrunc.program.model import CMP, EXIT, FAIL, LOAD_4, LOAD_8, SEND, SYS, Pro
 
 
 def parse(program: Program) -> tuple[tuple[int, ...], list[tuple[int, ...]], list[int], bytes]:
-    """Header, operations, relocations, data."""
+    """Return header, operations, relocations, data."""
     raw = program.encode()
     header = encode.HEADER.unpack_from(raw)
     _, _, operations, relocations, start, size = header

@@ -1,5 +1,4 @@
-"""Classic BPF as the kernel runs seccomp filters: the definition that programs are judged by in
-these tests."""
+"""Classic BPF as the kernel runs seccomp filters: the definition for these tests."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ INSTRUCTION = struct.Struct("<HBBI")
 def run(
     program: bytes, number: int, arguments: Sequence[int] = (), architecture: int = X86_64
 ) -> int:
-    """The action for one call."""
+    """Return the action for one call."""
     values = [*arguments, *[0] * (6 - len(arguments))]
     data = DATA.pack(number & 0xFFFFFFFF, architecture, 0, *values)
     accumulator, at = 0, 0

@@ -1,4 +1,4 @@
-"""What a profile says is what its program answers, call by call."""
+"""A filter answers as its profile says, call by call."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ ENOSYS = ERRNO | errno.ENOSYS
 
 
 def program(profile: dict[str, Any]) -> bytes:
-    made = compiler.compile(profile, "x86_64", store="")
-    assert made is not None
-    return made.program
+    compiled = compiler.compile(profile, "x86_64", store="")
+    assert compiled is not None
+    return compiled.program
 
 
 def profile(*rules: dict[str, Any], default: str = "SCMP_ACT_ERRNO", **more: Any) -> dict[str, Any]:
@@ -75,9 +75,9 @@ def compare(index: int, op: str, value: int, second: int = 0) -> dict[str, Any]:
 )
 def test_every_action(action: str, errno_ret: int | None, answer: int) -> None:
     more: dict[str, Any] = {} if errno_ret is None else {"errnoRet": errno_ret}
-    made = program(profile(rule("mkdir", action=action, **more), default="SCMP_ACT_ALLOW"))
-    assert run(made, CALLS["mkdir"]) == answer
-    assert run(made, CALLS["read"]) == ALLOW
+    compiled = program(profile(rule("mkdir", action=action, **more), default="SCMP_ACT_ALLOW"))
+    assert run(compiled, CALLS["mkdir"]) == answer
+    assert run(compiled, CALLS["read"]) == ALLOW
 
 
 @pytest.mark.parametrize(
@@ -95,23 +95,23 @@ def test_every_action(action: str, errno_ret: int | None, answer: int) -> None:
 def test_every_comparison_looks_at_64_bits(
     condition: dict[str, Any], matching: list[int], other: list[int]
 ) -> None:
-    made = program(profile(rule("read", args=[condition])))
-    assert [run(made, CALLS["read"], [value]) for value in matching] == [ALLOW] * len(matching)
-    assert [run(made, CALLS["read"], [value]) for value in other] == [ERRNO | errno.EPERM] * len(
-        other
-    )
+    compiled = program(profile(rule("read", args=[condition])))
+    assert [run(compiled, CALLS["read"], [value]) for value in matching] == [ALLOW] * len(matching)
+    assert [run(compiled, CALLS["read"], [value]) for value in other] == [
+        ERRNO | errno.EPERM
+    ] * len(other)
 
 
 def test_conditions_on_different_arguments_must_all_hold() -> None:
-    made = program(profile(rule("read", args=[compare(0, "EQ", 1), compare(2, "EQ", 9)])))
-    assert run(made, CALLS["read"], [1, 0, 9]) == ALLOW
-    assert run(made, CALLS["read"], [1, 0, 8]) != ALLOW
-    assert run(made, CALLS["read"], [2, 0, 9]) != ALLOW
+    compiled = program(profile(rule("read", args=[compare(0, "EQ", 1), compare(2, "EQ", 9)])))
+    assert run(compiled, CALLS["read"], [1, 0, 9]) == ALLOW
+    assert run(compiled, CALLS["read"], [1, 0, 8]) != ALLOW
+    assert run(compiled, CALLS["read"], [2, 0, 9]) != ALLOW
 
 
 def test_conditions_on_one_argument_are_alternatives() -> None:
-    made = program(profile(rule("read", args=[compare(0, "EQ", 1), compare(0, "EQ", 2)])))
-    assert [run(made, CALLS["read"], [value]) == ALLOW for value in (0, 1, 2, 3)] == [
+    compiled = program(profile(rule("read", args=[compare(0, "EQ", 1), compare(0, "EQ", 2)])))
+    assert [run(compiled, CALLS["read"], [value]) == ALLOW for value in (0, 1, 2, 3)] == [
         False,
         True,
         True,
@@ -120,40 +120,40 @@ def test_conditions_on_one_argument_are_alternatives() -> None:
 
 
 def test_calls_newer_than_the_profile_are_not_there() -> None:
-    made = program(profile(rule("read", "statx")))
-    assert run(made, CALLS["statx"] + 1) == ENOSYS
-    assert run(made, 999) == ENOSYS
-    assert run(made, CALLS["mkdir"]) == ERRNO | errno.EPERM
+    compiled = program(profile(rule("read", "statx")))
+    assert run(compiled, CALLS["statx"] + 1) == ENOSYS
+    assert run(compiled, 999) == ENOSYS
+    assert run(compiled, CALLS["mkdir"]) == ERRNO | errno.EPERM
 
 
 def test_a_default_that_allows_needs_no_stub() -> None:
-    made = program(profile(rule("read", action="SCMP_ACT_ERRNO"), default="SCMP_ACT_ALLOW"))
-    assert run(made, 999) == ALLOW
+    compiled = program(profile(rule("read", action="SCMP_ACT_ERRNO"), default="SCMP_ACT_ALLOW"))
+    assert run(compiled, 999) == ALLOW
 
 
 def test_calls_that_libseccomp_may_not_know_are_judged_by_number() -> None:
-    made = program(
+    compiled = program(
         profile(
             rule("read", "fchmodat2", "mseal"),
             rule("listmount", action="SCMP_ACT_ERRNO", errnoRet=5),
         )
     )
-    assert run(made, 452) == ALLOW and run(made, 462) == ALLOW
-    assert run(made, 458) == ERRNO | 5
-    assert run(made, 451) == ERRNO | errno.EPERM and run(made, 463) == ENOSYS
+    assert run(compiled, 452) == ALLOW and run(compiled, 462) == ALLOW
+    assert run(compiled, 458) == ERRNO | 5
+    assert run(compiled, 451) == ERRNO | errno.EPERM and run(compiled, 463) == ENOSYS
 
 
 def test_a_foreign_architecture_is_killed_unless_listed() -> None:
     assert run(program(profile(rule("read"))), 3, architecture=X86) == KILL_THREAD
-    made = program(profile(rule("read"), architectures=["SCMP_ARCH_X86"]))
-    assert run(made, 3, architecture=X86) == ALLOW  # read is 3 there
-    assert run(made, CALLS["read"], architecture=X86_64) == ALLOW
-    assert run(made, 900, architecture=X86) == ENOSYS
+    compiled = program(profile(rule("read"), architectures=["SCMP_ARCH_X86"]))
+    assert run(compiled, 3, architecture=X86) == ALLOW  # read is 3 there
+    assert run(compiled, CALLS["read"], architecture=X86_64) == ALLOW
+    assert run(compiled, 900, architecture=X86) == ENOSYS
 
 
 def test_x32_numbers_do_not_pass_as_native_ones() -> None:
-    made = program(profile(rule("read")))
-    assert run(made, CALLS["read"] | X32_BIT) == KILL_THREAD
+    compiled = program(profile(rule("read")))
+    assert run(compiled, CALLS["read"] | X32_BIT) == KILL_THREAD
     listed = program(profile(rule("read"), architectures=["SCMP_ARCH_X86_64", "SCMP_ARCH_X32"]))
     assert run(listed, CALLS["read"] | X32_BIT) == ALLOW
     assert (
@@ -168,14 +168,14 @@ def test_unknown_names_are_left_out() -> None:
 
 
 def test_notify_asks_for_a_listener() -> None:
-    made = compiler.compile(
+    compiled = compiler.compile(
         profile(rule("mkdir", action="SCMP_ACT_NOTIFY"), default="SCMP_ACT_ALLOW", listenerPath="/run/l", listenerMetadata="m"),
         "x86_64",
         store="",
     )  # fmt: skip
-    assert made is not None and made.notifies and made.flags & 8
-    assert (made.listener_path, made.listener_metadata) == ("/run/l", "m")
-    assert run(made.program, CALLS["mkdir"]) == NOTIFY
+    assert compiled is not None and compiled.notifies and compiled.flags & 8
+    assert (compiled.listener_path, compiled.listener_metadata) == ("/run/l", "m")
+    assert run(compiled.program, CALLS["mkdir"]) == NOTIFY
 
 
 @pytest.mark.parametrize(
@@ -215,19 +215,19 @@ def test_flags_absent_and_empty() -> None:
 
 
 def test_the_store_saves_the_work_and_is_not_trusted_when_others_can_write(tmp_path: Path) -> None:
-    store, wanted = tmp_path / "store", profile(rule("read", "getcwd"))
-    first = compiler.compile(wanted, store=str(store))
+    store, seccomp = tmp_path / "store", profile(rule("read", "getcwd"))
+    first = compiler.compile(seccomp, store=str(store))
     (file,) = store.iterdir()
     assert first is not None and file.read_bytes() == first.program
     file.write_bytes(b"\x06\0\0\0\0\0\xff\x7f")  # ret ALLOW: what an attacker would put there
     compiler._filters.clear()
-    poisoned = compiler.compile(wanted, store=str(store))
+    poisoned = compiler.compile(seccomp, store=str(store))
     assert (
         poisoned is not None and poisoned.program != first.program
     )  # found again, as the folder is ours alone
     store.chmod(0o777)
     compiler._filters.clear()
-    fresh = compiler.compile(wanted, store=str(store))
+    fresh = compiler.compile(seccomp, store=str(store))
     assert fresh is not None and fresh.program == first.program
     compiler._filters.clear()
 
@@ -242,9 +242,9 @@ def test_the_store_stays_small(tmp_path: Path) -> None:
 def test_a_known_profile_costs_less_than_a_tenth_of_a_millisecond() -> None:
     from pyrunc.seccomp.default import runtime_default
 
-    wanted = runtime_default([], "x86_64")
-    compiler.compile(wanted, "x86_64", store="")
-    best_s = min(_time(lambda: compiler.compile(wanted, "x86_64", store="")) for _ in range(200))
+    seccomp = runtime_default([], "x86_64")
+    compiler.compile(seccomp, "x86_64", store="")
+    best_s = min(_time(lambda: compiler.compile(seccomp, "x86_64", store="")) for _ in range(200))
     assert best_s < 0.0001
 
 
@@ -317,11 +317,11 @@ def test_the_flat_program_answers_like_the_whole_one(seed: int) -> None:
 def test_flat_programs_are_short() -> None:
     from pyrunc.seccomp.default import runtime_default
 
-    made = compiler.compile(runtime_default([], "x86_64"), "x86_64", store="")
-    assert made is not None and made.instructions < 700  # 1312 as libseccomp lays it out
+    result = compiler.compile(runtime_default([], "x86_64"), "x86_64", store="")
+    assert result is not None and result.instructions < 700  # 1312 as libseccomp lays it out
 
 
 def test_intervals_cover_all_numbers_once() -> None:
-    found = intervals(program(profile(rule("read", "write", "statx"))), X86_64)
-    assert found[0][0] == 0 and found[-1][1] == 0xFFFFFFFF
-    assert all(left[1] + 1 == right[0] and left[2] != right[2] for left, right in pairwise(found))
+    parts = intervals(program(profile(rule("read", "write", "statx"))), X86_64)
+    assert parts[0][0] == 0 and parts[-1][1] == 0xFFFFFFFF
+    assert all(left[1] + 1 == right[0] and left[2] != right[2] for left, right in pairwise(parts))

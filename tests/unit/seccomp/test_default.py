@@ -1,4 +1,4 @@
-"""RuntimeDefault: what is allowed to whom."""
+"""RuntimeDefault: the calls that it allows."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ USUAL = (
 
 
 def program(*capabilities: str) -> bytes:
-    made = compiler.compile(default.runtime_default(capabilities, "x86_64"), "x86_64", store="")
-    assert made is not None
-    return made.program
+    result = compiler.compile(default.runtime_default(capabilities, "x86_64"), "x86_64", store="")
+    assert result is not None
+    return result.program
 
 
 def test_no_name_is_listed_twice() -> None:
@@ -68,11 +68,11 @@ def test_a_capability_opens_its_calls(capability: str) -> None:
 
 
 def test_clone_without_new_namespaces_and_clone3_not_at_all() -> None:
-    made = program(*USUAL)
-    assert run(made, CALLS["clone"], [0x11]) == ALLOW
+    compiled = program(*USUAL)
+    assert run(compiled, CALLS["clone"], [0x11]) == ALLOW
     for flag in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):
-        assert run(made, CALLS["clone"], [flag | 0x11]) == EPERM
-    assert run(made, CALLS["clone3"]) == ENOSYS
+        assert run(compiled, CALLS["clone"], [flag | 0x11]) == EPERM
+    assert run(compiled, CALLS["clone3"]) == ENOSYS
     admin = program("CAP_SYS_ADMIN")
     assert (
         run(admin, CALLS["clone3"]) == ALLOW and run(admin, CALLS["clone"], [0x10000000]) == ALLOW
@@ -92,21 +92,21 @@ def test_vsock_and_the_kernels_cryptography_are_closed_also_with_a_dirty_registe
 
 
 def test_the_multiplexer_of_i386_makes_no_sockets() -> None:
-    made, socketcall = program(*USUAL), 102
-    assert run(made, socketcall, [1], architecture=X86) == ENOSYS
-    assert {run(made, socketcall, [call], architecture=X86) for call in range(2, 21)} == {ALLOW}
-    assert run(made, 359, [2], architecture=X86) == ALLOW
-    assert {run(made, 359, [family], architecture=X86) for family in (38, 40)} == {EPERM}
-    assert run(made, socketcall) == ALLOW  # fchdir has this number on x86-64
-    assert run(made, CALLS["getuid"]) == ALLOW
+    compiled, socketcall = program(*USUAL), 102
+    assert run(compiled, socketcall, [1], architecture=X86) == ENOSYS
+    assert {run(compiled, socketcall, [call], architecture=X86) for call in range(2, 21)} == {ALLOW}
+    assert run(compiled, 359, [2], architecture=X86) == ALLOW
+    assert {run(compiled, 359, [family], architecture=X86) for family in (38, 40)} == {EPERM}
+    assert run(compiled, socketcall) == ALLOW  # fchdir has this number on x86-64
+    assert run(compiled, CALLS["getuid"]) == ALLOW
 
 
 def test_personalities() -> None:
-    made = program()
+    compiled = program()
     allowed = [
         value
         for value in (0, 8, 0x20000, 0x20008, 0xFFFFFFFF, 0x40000, 1)
-        if run(made, CALLS["personality"], [value]) == ALLOW
+        if run(compiled, CALLS["personality"], [value]) == ALLOW
     ]
     assert allowed == [0, 8, 0x20000, 0x20008, 0xFFFFFFFF]
 

@@ -1,4 +1,4 @@
-"""Labels on real files: the attribute is kept by file systems whether or not SELinux runs."""
+"""Labels on real files: file systems store the attribute whether or not SELinux runs."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ async def test_a_volume_is_labelled(tmp_path: Path) -> None:
 async def test_no_container_with_a_volume_whose_relabelling_was_cut_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process ends with an exception that is no Error, as with a signal: its exit code is the
+    """The process ends by an exception that is no Error, or by a signal: its exit code is the
     only answer."""
     monkeypatch.setattr(relabel, "JOB", "os:abort")
     with pytest.raises(PeerError, match=f"relabelling {tmp_path} ended with exit code"):
