@@ -31,7 +31,8 @@ Instruction = tuple[int, int, int, int, int]  # opcode, destination, source, jum
 
 
 class Rule:
-    """`kind` 0 any, 1 block, 2 character; `major`, `minor` None for any; `bits` of ACCESS."""
+    """A device rule. `kind`: 0 any, 1 block, 2 character; `major`, `minor`: None for any; `bits`:
+    those of ACCESS."""
 
     __slots__ = ("allow", "bits", "kind", "major", "minor")
 

@@ -138,7 +138,7 @@ class Cgroup:
                 # ENOENT: another container's delete removed an empty parent meanwhile.
                 if error.errno != errno.ENOENT:
                     raise
-        raise WrongState(f"cgroup {self.path} is removed as fast as it is made")
+        raise WrongState(f"another process keeps removing cgroup {self.path}")
 
     def _make_each_level(self) -> None:
         directory = cgroup.root()

@@ -37,7 +37,7 @@ def plan(call: Call, log: Log) -> int:
     if call.options["diff"]:
         return _diff(call.arguments, call.options["format"] == "json" or call.options["json"])
     if len(call.arguments) > 1:
-        raise InvalidArgument("a second bundle is for --diff")
+        raise InvalidArgument("a second bundle needs --diff")
     bundle_plan = of_bundle(bundles.load(call.arguments[0] if call.arguments else "."))
     if call.options["format"] == "json" or call.options["json"]:
         lines = [{"line": number, "operation": text} for number, text in numbered(bundle_plan)]

@@ -345,7 +345,7 @@ def _open_bind(mount: Mount, request: CreateRequest) -> int:
     if mount.source in request.sources:
         number = request.source_fds.get(mount.source)
         if number is None:
-            raise InvalidSpec("mounts", f"no descriptor of {mount.source} came along")
+            raise InvalidSpec("mounts", f"no descriptor of {mount.source} was passed")
         return clone_bind(mount, number)
     number = open_source(os.path.join(request.bundle, mount.source), mount.destination, links=True)
     try:

@@ -173,7 +173,7 @@ def _make_with_granted_ids(linux: Linux) -> None:
             "newuidmap or newgidmap is not in $PATH: several ids cannot be mapped without them"
         )
     if code:
-        raise PeerError(f"the ids were not granted: {output_text or f'exit code {code}'}")
+        raise PeerError(f"newuidmap or newgidmap failed: {output_text or f'exit code {code}'}")
 
 
 def _command(program: str, entries: Sequence[IdMap]) -> list[str]:

@@ -36,7 +36,7 @@ def release(state_dir: str, args: Sequence[str] = ("",), env: Sequence[str] = ()
     try:
         os.unlink(path)
         connection.send(b"\1")
-        debug.say("told the process of %s to run its program", state_dir)
+        debug.say("released the process of %s to run its program", state_dir)
         answer, output = _answer(connection)
     finally:
         connection.close()

@@ -210,7 +210,7 @@ def claim(root: str, container_id: str) -> str:
         os.mkdir(folder, CLAIMED)
     except FileExistsError:
         if not _is_container(folder, container_id):
-            raise AlreadyExists(f"{folder} exists and is not a container's") from None
+            raise AlreadyExists(f"{folder} exists and does not belong to a container") from None
         raise AlreadyExists(f"container with given ID already exists: {container_id}") from None
     return folder
 

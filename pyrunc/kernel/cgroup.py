@@ -313,5 +313,5 @@ def wait_event(directory: str, key: str, value: int, timeout_s: float) -> bool:
 
 def _file(directory: str, file: str) -> str:
     if "/" in file or file in ("", ".", "..") or "\0" in file:
-        raise InvalidArgument(f"cgroup file name {file!r}")
+        raise InvalidArgument(f"invalid cgroup file name {file!r}")
     return f"{directory}/{file}"

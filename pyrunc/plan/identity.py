@@ -32,14 +32,12 @@ def before(process: Process, host: Host, restrict_oom_score_adj: bool) -> list[O
         # Also when it equals ours: the process that carries out the plan, a shim, may have a lower
         # score.
         ops.append(model.SetOomScore(score))
-    for name, label, on in (
-        ("apparmorProfile", process.apparmor_profile, host.apparmor),
-        ("selinuxLabel", process.selinux_label, host.selinux),
+    for name, label, module, on in (
+        ("apparmorProfile", process.apparmor_profile, "AppArmor", host.apparmor),
+        ("selinuxLabel", process.selinux_label, "SELinux", host.selinux),
     ):
         if label and not on:
-            raise InvalidSpec(
-                f"process.{name}", f"{label!r} is set, but this kernel's module is off"
-            )
+            raise InvalidSpec(f"process.{name}", f"{label!r} is set, but {module} is off")
     if process.apparmor_profile:
         ops.append(model.SetExecLabel("apparmor", process.apparmor_profile))
     if process.selinux_label:
@@ -189,9 +187,9 @@ def memory_policy(policy: MemoryPolicy) -> Op:
     nodes = cpu_list(policy.nodes, "linux.memoryPolicy.nodes")
     if policy.mode in ("MPOL_DEFAULT", "MPOL_LOCAL"):
         if nodes:
-            raise InvalidSpec("linux.memoryPolicy.nodes", f"{policy.mode} takes none")
+            raise InvalidSpec("linux.memoryPolicy.nodes", f"{policy.mode} takes no nodes")
     elif not nodes and policy.mode != "MPOL_PREFERRED":
-        raise InvalidSpec("linux.memoryPolicy.nodes", f"{policy.mode} needs some")
+        raise InvalidSpec("linux.memoryPolicy.nodes", f"{policy.mode} needs nodes")
     flags = 0
     for flag in policy.flags:
         flags |= MEMORY_FLAGS[flag]

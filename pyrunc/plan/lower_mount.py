@@ -240,7 +240,7 @@ def _same_device(low: Lowering, op: m.MakeDevice, folder: Slot, name: str, kind:
         a.compare(a.field(buffer, f.STATX_FIELDS["rdev_minor"][0], 4), "eq", op.minor, false=wrong)
     a.goto(right)
     a.place(wrong)
-    a.fail(EEXIST, f"{op.path} exists and is not that device")
+    a.fail(EEXIST, f"{op.path} exists and is not the configured device")
     a.place(right)
 
 

@@ -498,7 +498,7 @@ class TryFolder(Op):
 
 
 class EnterFolder(Op):
-    """Change the folder unless `TryFolder` could, with the same check."""
+    """Change the folder, if `TryFolder` was refused, with the same check."""
 
     path: str
 

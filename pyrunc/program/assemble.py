@@ -214,7 +214,7 @@ class Assembler:
         byte is unsigned.
         """
         if width not in _LOADS:
-            raise InvalidArgument(f"a slot of {width} bytes")
+            raise InvalidArgument(f"a slot has 1, 4 or 8 bytes, not {width}")
         value = initial or 0
         place = self.data(value.to_bytes(width, "little", signed=value < 0), width)
         if initial is not None:
@@ -225,7 +225,7 @@ class Assembler:
     def field(self, place: Address, offset: int, width: int) -> Slot:
         """Return a part of a data block as a variable (1, 4 or 8 bytes), which counts as stored."""
         if width not in _LOADS:
-            raise InvalidArgument(f"a field of {width} bytes")
+            raise InvalidArgument(f"a field has 1, 4 or 8 bytes, not {width}")
         return Slot(place.offset + offset, width)
 
     # ---- operations
@@ -277,7 +277,7 @@ class Assembler:
             raise InvalidArgument(f"{name}: {len(errnos)} error rules, at most {_RULES_AT_MOST}")
         for rule in errnos:
             if not 0 < rule < 4096 and rule != _encode.ANY_ERRNO:
-                raise InvalidArgument(f"{self._where(name)}: errno {rule}")
+                raise InvalidArgument(f"{self._where(name)}: {rule} is not an errno")
         before = (SYS, width, 0, number, *errnos, *_PADDING[3 - len(errnos)], errno, place, kinds)
         self._append_jump(before, ok, labels, times, words, name)
 
@@ -309,7 +309,7 @@ class Assembler:
         """Send a message to the parent; tags are in `program.model`. The program ends when the
         parent is gone."""
         if not 0 < tag < FIRST_RESERVED:
-            raise InvalidArgument(f"message tag {tag}")
+            raise InvalidArgument(f"message tag {tag} is reserved")
         if tag == PID and self._pid_op is None:
             self._pid_op = len(self._packed)
         kinds, words = self._arguments((value, extra), "send")
@@ -392,7 +392,7 @@ class Assembler:
         if offset is None:
             raw = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
             if b"\0" in raw:
-                raise InvalidArgument(f"a NUL character in {raw!r}")
+                raise InvalidArgument(f"{raw!r} contains a NUL character")
             offset = self._strings.get(raw)
             if offset is None:
                 offset = self._strings[raw] = len(self._data)

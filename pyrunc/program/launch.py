@@ -135,7 +135,7 @@ class Running:
         if message.tag != tag:
             _fd.close_all(message.fds)
             sender = self.program.explain(message.op_index)
-            raise Error(f"message {message.tag} came where {tag} was due ({sender})")
+            raise Error(f"received message {message.tag} instead of {tag} ({sender})")
         return message
 
     def release(self, byte: int = 1) -> None:
@@ -216,9 +216,9 @@ class Running:
                 self.launcher_status = status
         if self.launcher_status is not None and os.WIFEXITED(self.launcher_status):
             if os.WEXITSTATUS(self.launcher_status) == EXIT_REFUSED:
-                raise Error("the launcher refused the program and could not say why")
+                raise Error("the launcher refused the program without giving a reason")
         elif self.launcher_status is not None and os.WIFSIGNALED(self.launcher_status):
-            raise Error(f"the launcher was ended by signal {os.WTERMSIG(self.launcher_status)}")
+            raise Error(f"the launcher was killed by signal {os.WTERMSIG(self.launcher_status)}")
 
     def _how_it_ended(self) -> str:
         if self.launcher_status is None:

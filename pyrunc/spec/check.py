@@ -116,7 +116,7 @@ def _scheduling(process: Process, path: str) -> None:
         if not -20 <= scheduler.nice <= 19:
             raise InvalidSpec(f"{at}.nice", f"{scheduler.nice} is not between -20 and 19")
         if scheduler.priority and policy not in ("SCHED_FIFO", "SCHED_RR"):
-            raise InvalidSpec(f"{at}.priority", "only SCHED_FIFO and SCHED_RR have one")
+            raise InvalidSpec(f"{at}.priority", "only SCHED_FIFO and SCHED_RR have a priority")
         if policy != "SCHED_DEADLINE" and (
             scheduler.runtime or scheduler.deadline or scheduler.period
         ):
@@ -205,7 +205,7 @@ def _mount(mount: Mount, spec: Spec, path: str) -> None:
     if "remount" in options:
         return
     if bind and not mount.source:
-        raise InvalidSpec(f"{path}.source", "a bind mount needs one")
+        raise InvalidSpec(f"{path}.source", "is required for a bind mount")
     if not bind and not mount.type:
         raise InvalidSpec(f"{path}.type", "is required unless the mount is a bind")
 

@@ -69,7 +69,7 @@ class ConsoleSize(Value):
 
 
 class Scheduler(Value):
-    """sched_setattr(2); the times are nanoseconds."""
+    """Arguments of sched_setattr(2); the times are nanoseconds."""
 
     policy: str
     nice: int = 0
@@ -81,7 +81,7 @@ class Scheduler(Value):
 
 
 class IoPriority(Value):
-    """ioprio_set(2)."""
+    """Arguments of ioprio_set(2)."""
 
     klass: str
     priority: int = 0
@@ -175,7 +175,7 @@ class Personality(Value):
 
 
 class MemoryPolicy(Value):
-    """set_mempolicy(2)."""
+    """Arguments of set_mempolicy(2)."""
 
     mode: str
     nodes: str = ""
@@ -186,7 +186,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 class Linux(Value):
-    """`linux`."""
+    """The object `linux`."""
 
     namespaces: tuple[Namespace, ...] = ()
     uid_mappings: tuple[IdMap, ...] = ()

@@ -52,7 +52,7 @@ class Value(metaclass=_Shape):
                     else:
                         raise TypeError(f"{type(self).__name__} needs {field}")
             if named:
-                raise TypeError(f"{type(self).__name__} has no {', '.join(named)} to set")
+                raise TypeError(f"{type(self).__name__} has no field {', '.join(named)}")
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed."""

@@ -35,7 +35,7 @@ def collected(file: Path) -> set[str]:
     }
 
 
-def test_every_row_names_a_test_or_says_that_there_is_none() -> None:
+def test_every_row_names_a_test_or_declares_that_there_is_none() -> None:
     assert len(rows()) > 60
     assert [row for row in rows() if "`" not in row[-1] and not row[-1].startswith(NONE)] == []
 

@@ -205,7 +205,8 @@ def loaded_by(module: str) -> set[str]:
     """Return the top-level names that importing `module` loads in an isolated interpreter beyond
     a bare start."""
     script = (
-        "import sys; before = set(sys.modules); sys.path.insert(0, sys.argv[1]); sys.path.extend(sys.argv[3:]);"
+        "import sys; before = set(sys.modules); sys.path.insert(0, sys.argv[1]); "
+        "sys.path.extend(sys.argv[3:]);"
         "__import__(sys.argv[2]); print('\\n'.join(sorted(set(sys.modules) - before)))"
     )
     site = [p for p in sys.path if p.endswith("site-packages")]
@@ -221,8 +222,10 @@ def loaded_by(module: str) -> set[str]:
 FORBIDDEN = {
     # The fast verbs, the shim and the zygote never pay for these; the number is what importing each
     # costs at least.
-    "asyncio", "click", "grpc", "google", "pyroute2", "subprocess", "threading", "logging", "dataclasses", "inspect",
-    "typing", "re", "urllib", "http", "ssl", "email", "argparse", "tempfile", "shutil", "pathlib", "concurrent",
+    "asyncio", "click", "grpc", "google", "pyroute2", "subprocess", "threading", "logging",
+    "dataclasses", "inspect",
+    "typing", "re", "urllib", "http", "ssl", "email", "argparse", "tempfile", "shutil", "pathlib",
+    "concurrent",
 }  # fmt: skip
 
 

@@ -13,13 +13,16 @@ MAY_HAVE_MORE = {
     "cri_server.cli.streams.execute.exec_": "the verb's options",
     "cri_server.cli.streams.logs.logs": "the verb's options",
     "cri_server.cli.containers.update.update": "the verb's options",
-    "cri_server.images.erofs.build.build": "what an index is made of; the processes that make it get it by name",
-    "cri_server.images.service.ImageService.__init__": "what a server's configuration says of images",
+    "cri_server.images.erofs.build.build": "what an index is made of; the processes that make it "
+    "get it by name",
+    "cri_server.images.service.ImageService.__init__": "what a server's configuration says of "
+    "images",
     "pyrunc.cli.table.Verb.__init__": "is a record itself",
     "pyrunc.compile.pause.compile_pause": "the request on the disk, and what only its shim has",
     "pyrunc.container.bundle.CreateOptions.__init__": "is a record itself",
     "pyrunc.container.state.State.__init__": "is a record itself: state.json",
-    "pyrunc.program.macros.open_at": "the arguments of one system call, and what follows from its result",
+    "pyrunc.program.macros.open_at": "the arguments of one system call, and what follows from "
+    "its result",
     "pyrunc.program.macros.require": "the words of an error, and what is compared",
 }
 

@@ -28,7 +28,8 @@ def svg(title: str, subtitle: str, names: Sequence[str], rows: Sequence[Row]) ->
     height = TOP + step * len(rows) + 8
     width = LEFT + WIDTH + RIGHT
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" '
         f'font-family="sans-serif" font-size="12"><style>{STYLE}\n</style>',
         f'<rect class="panel" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="6"/>',
         f'<text x="12" y="22" font-size="14" font-weight="bold">{html.escape(title)}</text>',
@@ -44,7 +45,8 @@ def _legend(names: Sequence[str]) -> list[str]:
     lines, x = [], LEFT
     for number, name in enumerate(names):
         lines += [
-            f'<rect class="{_style(number, len(names))}" x="{x}" y="46" width="{BAR}" height="{BAR}"/>',
+            f'<rect class="{_style(number, len(names))}" x="{x}" y="46" width="{BAR}" '
+            f'height="{BAR}"/>',
             f'<text x="{x + BAR + 4}" y="55" font-size="11">{html.escape(name)}</text>',
         ]
         x += BAR + 22 + 7 * len(name)
@@ -61,8 +63,10 @@ def _bars(row: Row, y: int) -> list[str]:
         length = max(value / longest * WIDTH, 1)
         top = y + 4 + BAR * number
         lines += [
-            f'<rect class="{_style(number, len(row.values))}" x="{LEFT}" y="{top}" width="{length:.1f}" height="{BAR - 1}"/>',
-            f'<text class="quiet" x="{LEFT + length + 5:.1f}" y="{top + 8}" font-size="10">{shown(value, row.unit)}</text>',
+            f'<rect class="{_style(number, len(row.values))}" x="{LEFT}" y="{top}" '
+            f'width="{length:.1f}" height="{BAR - 1}"/>',
+            f'<text class="quiet" x="{LEFT + length + 5:.1f}" y="{top + 8}" '
+            f'font-size="10">{shown(value, row.unit)}</text>',
         ]
     return lines
 

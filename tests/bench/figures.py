@@ -79,7 +79,10 @@ def drawing(results: Sequence[Result]) -> str:
                 for row in group
                 if row.step == "post to all Ready"
             ]
-    subtitle = f"Shorter is better; each figure's longest bar has the whole width. {first.where.split(':')[0]}"
+    subtitle = (
+        f"Shorter is better; each figure's longest bar has the whole width. "
+        f"{first.where.split(':')[0]}"
+    )
     return chart.svg("What a pod costs on each runtime, p50", subtitle, first.names, rows)
 
 

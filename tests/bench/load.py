@@ -18,8 +18,10 @@ from tests.bench.servers import IMAGE, Server
 from tests.support import cri
 
 MASKED = (
-    "/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list",
-    "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap",
+    "/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys",
+    "/proc/latency_stats", "/proc/timer_list",
+    "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware",
+    "/sys/devices/virtual/powercap",
 )  # fmt: skip
 READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 SERVICE = (
@@ -255,12 +257,15 @@ class Bench:
 
     def _container(self, name: str) -> Any:
         config = api.ContainerConfig(
-            metadata=api.ContainerMetadata(name="c"), image=api.ImageSpec(image=self.image), command=["sleep", "3600"], log_path=f"{name}.log",
+            metadata=api.ContainerMetadata(name="c"), image=api.ImageSpec(image=self.image),
+            command=["sleep", "3600"], log_path=f"{name}.log",
             labels={**self._labels(name), "io.kubernetes.container.name": "c"},
             annotations={
-                "io.kubernetes.container.hash": "1a2b3c4d", "io.kubernetes.container.restartCount": "0",
+                "io.kubernetes.container.hash": "1a2b3c4d",
+                "io.kubernetes.container.restartCount": "0",
                 "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
-                "io.kubernetes.container.terminationMessagePolicy": "File", "io.kubernetes.pod.terminationGracePeriod": "30",
+                "io.kubernetes.container.terminationMessagePolicy": "File",
+                "io.kubernetes.pod.terminationGracePeriod": "30",
             },
         )  # fmt: skip
         for variable in SERVICE:

@@ -273,7 +273,8 @@ def main() -> None:
         ]
         size = f"{len(contents)} files, {sum(map(len, contents)) // 1000**2} MB"
         print(
-            f"{where([bench.version for bench in benches])}\n{size}, on {place}, {options.rounds} rounds\n"
+            f"{where([bench.version for bench in benches])}\n{size}, on {place}, "
+            f"{options.rounds} rounds\n"
         )
         print("\n".join(table([bench.name for bench in benches], rows)))
 

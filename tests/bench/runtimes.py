@@ -235,7 +235,8 @@ def main() -> int:
         subprocess.run(["umount", "-l", str(folder / "run")], check=False)
         shutil.rmtree(folder, ignore_errors=True)
     print(
-        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()},"
+        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, Linux {platform.release()}, "
+        f"Python {platform.python_version()},"
         f" {options.rounds} rounds\n"
     )
     for measure in MEASURES:

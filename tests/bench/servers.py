@@ -57,32 +57,24 @@ class Server:
 
 
 def _containerd(folder: Path, namespace: str) -> tuple[Server, Callable[[], None]]:
-    peer = Containerd(folder, namespace)
-    server = Server(
-        "containerd + runc",
-        peer.runtime(),
-        peer.socket,
-        namespace,
-        folder / "root",
-        peer.program,
-        peer.launch,
-    )
-    try:
-        peer.start([images.busybox(), pause_archive(folder)])
-    except BaseException:
-        peer.stop()
-        raise
-    return server, peer.stop
+    return _start_peer("containerd + runc", Containerd(folder, namespace), folder)
 
 
 def _crio(folder: Path, namespace: str) -> tuple[Server, Callable[[], None]]:
-    peer = Crio(folder, namespace)
+    return _start_peer("CRI-O + crun", Crio(folder, namespace), folder)
+
+
+def _start_peer(
+    name: str, peer: Containerd | Crio, folder: Path
+) -> tuple[Server, Callable[[], None]]:
+    """Start the peer with its images; returns it and the function that stops it."""
+    images_folder = folder / "root"
     server = Server(
-        "CRI-O + crun",
+        name,
         peer.runtime(),
         peer.socket,
-        namespace,
-        folder / "root",
+        peer.namespace,
+        images_folder,
         peer.program,
         peer.launch,
     )
@@ -132,8 +124,7 @@ def running(folder: Path, kinds: Sequence[str] = TWO) -> Iterator[list[Server]]:
             stack.callback(subprocess.run, ["umount", "-l", str(state)], check=False)
             server, stop = KINDS[kind](folder / kind, namespace)
             stack.callback(stop)
-            stack.callback(
-                cri.remove_pods_beside_others, server.socket, REMOVED_S
-            )  # of a run that was cut short
+            # Pods are left when a run was cut short.
+            stack.callback(cri.remove_pods_beside_others, server.socket, REMOVED_S)
             servers.append(server)
         yield servers

@@ -1,4 +1,5 @@
-"""Results of a benchmark: medians of the servers side by side, as JSON and as a table in Markdown."""
+"""Results of a benchmark: medians of the servers side by side, as JSON and as a table in
+Markdown."""
 
 from __future__ import annotations
 
@@ -71,12 +72,14 @@ def header(names: Sequence[str], title: str = "p50") -> list[str]:
     return [f"| {' | '.join(cells)} |", "|---" * len(cells) + "|"]
 
 
+def _cells(row: Row) -> list[str]:
+    values = [shown(value, row.unit) for value in row.values]
+    return [row.step, *values, *(f"{ratio:.3f}" for ratio in row.ratios())]
+
+
 def lines(rows: Iterable[Row]) -> list[str]:
     """Return a line of a table for each row."""
-    return [
-        f"| {' | '.join([row.step, *(shown(v, row.unit) for v in row.values), *(f'{r:.3f}' for r in row.ratios())])} |"
-        for row in rows
-    ]
+    return [f"| {' | '.join(_cells(row))} |" for row in rows]
 
 
 def shown(value: float, unit: str) -> str:

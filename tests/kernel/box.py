@@ -6,10 +6,10 @@ from __future__ import annotations
 import copy
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pyrunc.compile.container import CreateRequest
 from pyrunc.compile.descriptors import CgroupChoice
@@ -21,8 +21,10 @@ from pyrunc.container.exec import Executed, execute
 from pyrunc.spec.check import check
 from pyrunc.spec.default import default
 from pyrunc.spec.parse import parse
-from tests.kernel.pause_process import Held, hold
+from tests.kernel.pause_process import PauseProcess, hold
 from tests.support import session
+
+T = TypeVar("T")
 
 APPLETS = [
     "sh",
@@ -145,20 +147,10 @@ class Box:
 
     def outcome(self, *args: str, **more: Any) -> tuple[int, str]:
         """Return exit code (128 + signal) and output of a container that runs to its end."""
-        reading, writing = os.pipe()
-        null = os.open("/dev/null", os.O_RDONLY)
-        try:
-            created = create(self.request(*args, stdio=(null, writing, writing), **more))
-        except BaseException:
-            os.close(reading)
-            raise
-        finally:
-            os.close(writing)
-            os.close(null)
-        with open(reading, "rb") as file:
-            output = file.read()
-        code = finish(created)
-        return code, output.decode("utf-8", "replace")
+        created, output = _with_output(
+            lambda stdio: create(self.request(*args, stdio=stdio, **more))
+        )
+        return finish(created), output
 
     @contextmanager
     def running(self, *args: str, **more: Any) -> Iterator[tuple[Created, CreateRequest]]:
@@ -190,34 +182,37 @@ class Box:
         """Return the output of `sh -c script` as another process of the container; the exit code
         must be 0."""
         process = merged(request.spec, {"args": ["sh", "-c", script], **(process_object or {})})
-        reading, writing = os.pipe()
-        null = os.open("/dev/null", os.O_RDONLY)
-        try:
-            done = execute(
+        done, output = _with_output(
+            lambda stdio: execute(
                 ExecRequest(
-                    created.pid,
-                    created.pidfd,
-                    request.spec,
-                    process,
-                    (null, writing, writing),
-                    created.cgroup,
+                    created.pid, created.pidfd, request.spec, process, stdio, created.cgroup
                 )
             )
-        except BaseException:
-            os.close(reading)
-            raise
-        finally:
-            os.close(writing)
-            os.close(null)
-        with open(reading, "rb") as file:
-            output = file.read().decode("utf-8", "replace")
+        )
         code = reap(done)
         assert code == 0, f"exit code {code}: {output}"
         return output
 
 
+def _with_output(start: Callable[[tuple[int, int, int]], T]) -> tuple[T, str]:
+    """Start a process with /dev/null and a pipe as stdio; returns it and its output, read to the
+    end."""
+    reading, writing = os.pipe()
+    null = os.open("/dev/null", os.O_RDONLY)
+    try:
+        process = start((null, writing, writing))
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+        os.close(null)
+    with open(reading, "rb") as file:
+        return process, file.read().decode("utf-8", "replace")
+
+
 @contextmanager
-def held(box: Box) -> Iterator[dict[str, str]]:
+def started_pause(box: Box) -> Iterator[dict[str, str]]:
     """Start a pause process for the box's mounts; returns what a container's request needs
     besides, where detached mounts cannot be cloned."""
     pod = hold(
@@ -231,7 +226,7 @@ def held(box: Box) -> Iterator[dict[str, str]]:
         release(pod)
 
 
-def release(pod: Held) -> None:
+def release(pod: PauseProcess) -> None:
     """End a pause process and remove its cgroup."""
     os.kill(pod.pid, 9)
     reap(pod)
@@ -239,7 +234,7 @@ def release(pod: Held) -> None:
     pod.cgroup.remove()
 
 
-def reap(process: Created | Executed | Held) -> int:
+def reap(process: Created | Executed | PauseProcess) -> int:
     """Wait for the process and close its descriptor; returns the exit code, or 128 + signal."""
     result = os.waitid(os.P_PIDFD, process.pidfd, os.WEXITED)
     os.close(process.pidfd)

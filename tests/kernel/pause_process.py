@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyrunc.compile.pause import PauseRequest
 
 
-class Held(Value):
+class PauseProcess(Value):
     """The pause process. The caller closes `pidfd`."""
 
     pid: int
@@ -34,7 +34,7 @@ def hold(
     *,
     mounts: Mapping[str, int] | None = None,
     stdio: tuple[int, int, int] | None = None,
-) -> Held:
+) -> PauseProcess:
     """Start the pause process that holds a pod's namespaces. Without `stdio` it has a null
     device of its own."""
     with Undo() as undo, Descriptors() as descriptors:
@@ -45,4 +45,4 @@ def hold(
         launch = compiled.launch.replace(stdio=stdio)
         child = run.drive(run.first_process_steps(launch, undo))
         undo.commit()
-    return Held(child.pid, child.pidfd, child.start_time, launch.cgroup, compiled.warnings)
+    return PauseProcess(child.pid, child.pidfd, child.start_time, launch.cgroup, compiled.warnings)

@@ -124,7 +124,7 @@ def test_processes_are_known_by_their_mark_their_parents_and_their_cgroup(things
     assert {line.split()[1] for line in ledger.take().leaks(before)} > {str(own)}
 
 
-def test_the_whole_machine_counts_where_that_is_asked_for(
+def test_the_whole_machine_counts_on_request(
     things: Things, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYRUNC_LEDGER", "machine")

@@ -63,7 +63,8 @@ def _make(source: Path, *words: str) -> None:
     )
     if done.returncode:
         raise RuntimeError(
-            f"make {' '.join(words)} of busybox: exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+            f"make {' '.join(words)} of busybox: exit code "
+            f"{done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
         )
 
 

@@ -26,11 +26,13 @@ from tests.support import toolchain
 
 PROJECT = Path(__file__).parents[2]
 BUILD_PACKAGES = (
-    "ca-certificates", "debhelper", "gcc", "git", "libc6-dev", "libseccomp2", "make", "nftables", "busybox-static",
+    "ca-certificates", "debhelper", "gcc", "git", "libc6-dev", "libseccomp2", "make", "nftables",
+    "busybox-static",
     "python3-dev", "python3-venv",
 )  # fmt: skip
 ENVIRONMENT = {
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LC_ALL": "C.UTF-8",
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root",
+    "LC_ALL": "C.UTF-8",
     "DEBIAN_FRONTEND": "noninteractive",
 }  # fmt: skip
 # How this machine reaches mirrors and package indexes.
@@ -58,11 +60,13 @@ class Machine:
     def __init__(self, root: Path, pid: int) -> None:
         self.root, self.pid = root, pid
 
-    def run(self, command: str, *, check: bool = True, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    def run(self, command: str, *, check: bool = True, environment: dict[str,
+        str] | None = None) -> subprocess.CompletedProcess[str]:  # fmt: skip
         """Run a shell command inside. Raises AssertionError with its output when it fails."""
         done = subprocess.run(
             [*self.enter(), command],
-            env=ENVIRONMENT | (environment or {}), capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+            env=ENVIRONMENT | (environment or {}), capture_output=True, text=True, check=False,
+            stdin=subprocess.DEVNULL,
         )  # fmt: skip
         assert not check or not done.returncode, (
             f"{command}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
@@ -169,7 +173,8 @@ def build_package(suite: str, out: Path) -> Path:
     ):
         tree = debian.root / "root/pyrunc"
         subprocess.run(["git", "clone", "-q", PROJECT, tree], check=True)
-        listing = subprocess.run(["git", "ls-files", "-zco", "--exclude-standard"], cwd=PROJECT, capture_output=True, text=True, check=True)  # fmt: skip
+        listing = subprocess.run(["git", "ls-files", "-zco", "--exclude-standard"], cwd=PROJECT,
+            capture_output=True, text=True, check=True)  # fmt: skip
         for name in filter(None, listing.stdout.split("\0")):
             _copy(PROJECT / name, tree / name)
         done = debian.run("make -C /root/pyrunc deb", environment=pip_settings())

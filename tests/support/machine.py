@@ -37,7 +37,8 @@ class Machine:
             upper.mkdir(parents=True)
             work.mkdir(parents=True)
             self.types(
-                f"mount -t overlay -o lowerdir={place},upperdir={upper},workdir={work} overlay {place}"
+                f"mount -t overlay -o lowerdir={place},upperdir={upper},workdir={work} overlay "
+                f"{place}"
             )
         self.types("echo 1 >/proc/sys/net/ipv4/ip_forward")
 

@@ -1,4 +1,5 @@
-"""Programs that tests and `make kube` start and end: by pid, never by name, with a log file each."""
+"""Programs that tests and `make kube` start and end: by pid, never by name, with a log file
+each."""
 
 from __future__ import annotations
 

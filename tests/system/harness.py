@@ -91,8 +91,13 @@ class Runtime:
                 **more,
             )
         return Result(
-            command, child.returncode, out.read_bytes().decode("utf-8", "replace"), err.read_bytes().decode("utf-8", "replace")
+            command, child.returncode, out.read_bytes().decode("utf-8", "replace"),
+            err.read_bytes().decode("utf-8", "replace")
         )  # fmt: skip
+
+    def command(self, *words: str) -> list[str]:
+        """Return the command line of `program --root … WORDS`."""
+        return [*self.program, "--root", str(self.root), *words]
 
     def box(
         self, *args: str, change: Callable[[dict[str, Any]], None] | None = None, **linux: Any

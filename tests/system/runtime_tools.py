@@ -41,7 +41,8 @@ OUTDATED = {
 }
 REFUSED = ("process_rlimits_fail", "prestart_fail")  # pass: the create failed, exit code 0
 ACCEPTED = {  # expects a refusal, and says that there was none
-    "process_capabilities_fail": "expects an error for an unknown capability where the specification wants a warning",
+    "process_capabilities_fail": "expects an error for an unknown capability where the "
+    "specification wants a warning",
 }
 LEFT_OUT = {
     "linux_cgroups_": "cgroup v1 files",
@@ -103,7 +104,8 @@ def run(folder: Path, name: str, runtime: Path, scratch: Path, group: Path) -> t
     scratch.mkdir()
     done = subprocess.run(
         command,
-        cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+        cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S,
+        check=False,
         env=os.environ | {"RUNTIME": str(runtime), "TMPDIR": str(scratch)},
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr

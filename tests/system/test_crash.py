@@ -32,15 +32,7 @@ def test_a_create_that_is_killed_anywhere_can_be_deleted(runtime: Runtime) -> No
     luck = random.Random(1)
     for _ in range(ATTEMPTS):
         box = runtime.box("sleep", "60")
-        command = [
-            *runtime.program,
-            "--root",
-            str(runtime.root),
-            "create",
-            "--bundle",
-            str(box.folder),
-            box.id,
-        ]
+        command = runtime.command("create", "--bundle", str(box.folder), box.id)
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         ) as child:
@@ -131,15 +123,7 @@ def test_many_lives_at_once(runtime: Runtime) -> None:
 
 def test_an_attached_run_that_is_killed_leaves_a_container_to_delete(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60")
-    command = [
-        *runtime.program,
-        "--root",
-        str(runtime.root),
-        "run",
-        "--bundle",
-        str(box.folder),
-        box.id,
-    ]
+    command = runtime.command("run", "--bundle", str(box.folder), box.id)
     with subprocess.Popen(command, stdin=subprocess.DEVNULL) as child:
         eventually(lambda: runtime("state", box.id).code == 0 and box.status == "running")
         child.send_signal(signal.SIGKILL)

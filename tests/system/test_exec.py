@@ -75,7 +75,8 @@ def test_users_are_numbers(runtime: Runtime, box: Box, user: str) -> None:
 
 def test_a_process_from_a_file(box: Box, tmp_path: Path) -> None:
     process: dict[str, Any] = {
-        "args": ["sh", "-c", "echo $X; id -u; pwd"], "env": ["PATH=/bin", "X=y"], "cwd": "/etc", "user": {"uid": 5, "gid": 5},
+        "args": ["sh", "-c", "echo $X; id -u; pwd"], "env": ["PATH=/bin", "X=y"], "cwd": "/etc",
+        "user": {"uid": 5, "gid": 5},
     }  # fmt: skip
     file = tmp_path / "process.json"
     file.write_text(json.dumps(process))
@@ -91,15 +92,7 @@ def test_a_process_from_a_pipe(runtime: Runtime, box: Box) -> None:
         "cwd": "/",
         "user": {"uid": 0, "gid": 0},
     }
-    command = [
-        *runtime.program,
-        "--root",
-        str(runtime.root),
-        "exec",
-        "--process",
-        "/dev/fd/3",
-        box.id,
-    ]
+    command = runtime.command("exec", "--process", "/dev/fd/3", box.id)
     script = f"{shlex.join(command)} 3< <(echo {shlex.quote(json.dumps(process))})"
     for _ in range(2):
         done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=60, check=False)
@@ -139,9 +132,7 @@ def test_only_stdio_is_open(box: Box) -> None:
 
 def test_preserved_descriptors_arrive(runtime: Runtime, box: Box, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("content\n")
-    program = shlex.join(
-        [*runtime.program, "--root", str(runtime.root), "exec", "--preserve-fds", "1", box.id]
-    )
+    program = shlex.join(runtime.command("exec", "--preserve-fds", "1", box.id))
     line = f"exec 3<{tmp_path}/file; exec {program} sh -c 'cat <&3'"
     assert (
         subprocess.run(line, shell=True, check=True, capture_output=True, timeout=60).stdout
@@ -192,7 +183,10 @@ def test_the_inits_move_to_a_subgroup_does_not_stop_exec(runtime: Runtime, box: 
 
 def test_the_same_command_again_does_the_same(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60").up()
-    script = "id -u; id -G; pwd; echo $HOME; grep -E 'Cap|Seccomp|NoNew|Umask|Groups' /proc/self/status; cat /proc/self/cgroup"
+    script = (
+        "id -u; id -G; pwd; echo $HOME; grep -E 'Cap|Seccomp|NoNew|Umask|Groups' "
+        "/proc/self/status; cat /proc/self/cgroup"
+    )
     options = ["--user", "7:8", "-g", "9", "--cwd", "/tmp", "-e", "A=b", "--cap", "CAP_KILL"]
     first, second, third = (
         box.exec("sh", "-c", script, options=options).ok().out for _ in range(3)
@@ -201,7 +195,7 @@ def test_the_same_command_again_does_the_same(runtime: Runtime) -> None:
     assert box.exec("sh", "-c", "exit 7").code == box.exec("sh", "-c", "exit 7").code == 7
 
 
-def test_what_a_kept_program_was_made_from_may_change(runtime: Runtime, tmp_path: Path) -> None:
+def test_a_change_of_its_origin_outdates_a_stored_program(runtime: Runtime, tmp_path: Path) -> None:
     def change(config: dict[str, Any]) -> None:
         config["root"]["readonly"] = False
         for place in ("/etc", "/tmp"):
@@ -226,7 +220,7 @@ def test_what_a_kept_program_was_made_from_may_change(runtime: Runtime, tmp_path
         assert box.exec(options=["--process", str(process)]).ok().out.strip() == cwd
 
 
-def test_a_kept_program_that_fails_is_worded_as_ever(runtime: Runtime) -> None:
+def test_a_stored_program_fails_with_the_usual_errors(runtime: Runtime) -> None:
     box = runtime.box(
         "sleep",
         "60",
@@ -269,7 +263,7 @@ def test_a_console_socket_needs_a_terminal(box: Box, tmp_path: Path) -> None:
         box.exec("true").ok()
 
 
-def test_what_cannot_be_told_of_is_ended(runtime: Runtime, box: Box) -> None:
+def test_a_process_that_cannot_be_reported_is_killed(runtime: Runtime, box: Box) -> None:
     for option in (
         ["--pid-file", "/no/such/folder/pid"],
         ["--pidfd-socket", "/no/such/folder/socket"],
@@ -284,13 +278,13 @@ def test_what_cannot_be_told_of_is_ended(runtime: Runtime, box: Box) -> None:
 def test_a_pid_file_that_is_a_pipe(runtime: Runtime, box: Box) -> None:
     if not runtime.is_pyrunc:
         pytest.skip("runc renames a file over it")
-    program = shlex.join([*runtime.program, "--root", str(runtime.root), "exec", "--pid-file"])
+    program = shlex.join(runtime.command("exec", "--pid-file"))
     script = f"exec 3>&1; {program} /dev/fd/3 {box.id} readlink /proc/self/exe"
     done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=60, check=True)
     assert re.fullmatch(rb"\d+/bin/busybox\n|/bin/busybox\n\d+", done.stdout)
 
 
-def test_sockets_of_somebody_else_are_not_ours(box: Box) -> None:
+def test_sockets_of_another_process_are_not_ours(box: Box) -> None:
     """A service manager passes descriptors to one process, whose children inherit its
     environment."""
     assert box.exec("sh", "-c", "echo x$LISTEN_FDS", env={"LISTEN_FDS": "1"}).ok().out == "x\n"

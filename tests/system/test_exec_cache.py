@@ -20,7 +20,7 @@ def kept(box: Box) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
 
 
-def test_the_same_command_is_kept_once(box: Box) -> None:
+def test_the_same_command_is_stored_once(box: Box) -> None:
     for _ in range(3):
         box.exec("id", "-u", options=["--user", "7:8"]).ok()
     assert len(kept(box)) == 1

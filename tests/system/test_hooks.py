@@ -25,7 +25,8 @@ def with_hooks(runtime: Runtime, shared: Path, *args: str, **kinds: list[dict[st
 
     def change(config: dict[str, Any]) -> None:
         config["hooks"] = kinds
-        config["mounts"].append({"destination": str(shared), "type": "bind", "source": str(shared), "options": ["rbind"]})  # fmt: skip
+        config["mounts"].append({"destination": str(shared), "type": "bind", "source": str(shared),
+            "options": ["rbind"]})  # fmt: skip
         config["annotations"] = {"org.example/x": "y"}
         config["root"]["readonly"] = False
 
@@ -41,7 +42,8 @@ def shared(tmp_path: Path) -> Path:
 
 def noting(shared: Path, kind: str, number: int = 0) -> dict[str, Any]:
     return hook(
-        f"echo {kind}{number} >> {shared}/order; cat > {shared}/{kind}{number}; readlink /proc/self/ns/mnt > {shared}/ns-{kind}{number}"
+        f"echo {kind}{number} >> {shared}/order; cat > {shared}/{kind}{number}; readlink "
+        f"/proc/self/ns/mnt > {shared}/ns-{kind}{number}"
     )
 
 
@@ -112,7 +114,8 @@ def _words(failed: Result, kind: str, how: str) -> None:
 @pytest.mark.parametrize("how", ["exit", "time"])
 def test_a_failure_of_start(runtime: Runtime, shared: Path, how: str) -> None:
     bad = hook("exit 7") if how == "exit" else hook("exec sleep 1000", timeout=1)
-    box = with_hooks(runtime, shared, "sh", "-c", f"touch {shared}/ran", startContainer=[bad, hook(f"touch {shared}/later")])  # fmt: skip
+    box = with_hooks(runtime, shared, "sh", "-c", f"touch {shared}/ran", startContainer=[bad,
+        hook(f"touch {shared}/later")])  # fmt: skip
     box.create().ok()
     began = time.monotonic()
     failed = box.start()
@@ -127,7 +130,8 @@ def test_a_failure_after_start_ends_the_container(runtime: Runtime, shared: Path
     if not runtime.is_pyrunc:
         pytest.skip("since runtime-spec 1.3; runc keeps the container")
     box = with_hooks(
-        runtime, shared, poststart=[hook("exit 3"), hook(f"touch {shared}/later")], poststop=[noting(shared, "poststop")]
+        runtime, shared, poststart=[hook("exit 3"), hook(f"touch {shared}/later")],
+        poststop=[noting(shared, "poststop")]
     )  # fmt: skip
     box.create().ok()
     pid = box.pid
@@ -138,7 +142,7 @@ def test_a_failure_after_start_ends_the_container(runtime: Runtime, shared: Path
     assert "does not exist" in runtime("state", box.id).err
 
 
-def test_a_failure_after_the_end_is_only_told(runtime: Runtime, shared: Path) -> None:
+def test_a_failure_after_the_end_is_a_warning(runtime: Runtime, shared: Path) -> None:
     if not runtime.is_pyrunc:
         pytest.skip("runc's delete fails, and runs no further hook")
     box = with_hooks(
@@ -150,7 +154,7 @@ def test_a_failure_after_the_end_is_only_told(runtime: Runtime, shared: Path) ->
 
 
 @pytest.mark.parametrize("timeout", [None, 1])
-def test_what_a_hook_of_start_says_is_told(
+def test_the_output_of_a_failing_start_hook_is_reported(
     runtime: Runtime, shared: Path, timeout: int | None
 ) -> None:
     """Only the failing hook's output is reported, limited in size; runc's start reports none."""
@@ -171,7 +175,7 @@ def test_what_a_hook_of_start_says_is_told(
     assert runtime("list", "-q").ok().out.split() == [box.id]
 
 
-def test_what_a_hook_says_moves_no_cursor(runtime: Runtime, shared: Path) -> None:
+def test_output_of_a_hook_moves_no_cursor(runtime: Runtime, shared: Path) -> None:
     text = "printf 'why\\n\\033[31mred' >&2; exit 7"
     box = with_hooks(runtime, shared, "true", poststop=[hook(text)]).up()
     box.gone()
@@ -202,7 +206,7 @@ def test_environment_and_arguments(runtime: Runtime, shared: Path) -> None:
     eventually(lambda: inherited.exists() and "TERM=xterm" in inherited.read_text().split("\n"))
 
 
-def test_a_daemon_of_a_hook_holds_nobody_up(runtime: Runtime, shared: Path) -> None:
+def test_a_daemon_of_a_hook_delays_no_command(runtime: Runtime, shared: Path) -> None:
     if not runtime.is_pyrunc:
         pytest.skip("runc waits for the end of the hook's output")
     box = with_hooks(

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.system.harness import Runtime, eventually
 
 
-def test_kill_reaches_everybody_without_a_pid_namespace(runtime: Runtime) -> None:
+def test_kill_reaches_every_process_without_a_pid_namespace(runtime: Runtime) -> None:
     kinds = [{"type": kind} for kind in ("mount", "network", "ipc", "uts")]
     box = runtime.box("sh", "-c", "sleep 71 & sleep 72 & wait", namespaces=kinds).up()
     eventually(lambda: len(runtime("ps", "-f", "json", box.id).ok().json) == 3)

@@ -39,7 +39,7 @@ def test_the_program_does_not_run_before_start(runtime: Runtime, tmp_path: Path)
     eventually((marks / "ran").exists)
 
 
-def test_state_says_what_it_must(runtime: Runtime) -> None:
+def test_state_has_all_required_fields(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60", change=lambda c: c.update(annotations={"a.b": "c"}))
     box.up()
     state = box.state
@@ -156,15 +156,7 @@ def test_run_gives_the_programs_exit_code(runtime: Runtime) -> None:
 
 def test_run_reports_a_signal_as_128_and_its_number(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60")
-    command = [
-        *runtime.program,
-        "--root",
-        str(runtime.root),
-        "run",
-        "--bundle",
-        str(box.folder),
-        box.id,
-    ]
+    command = runtime.command("run", "--bundle", str(box.folder), box.id)
     with subprocess.Popen(command, stdin=subprocess.DEVNULL) as running:
         eventually(lambda: runtime("state", box.id).code == 0 and box.status == "running")
         box.kill("KILL").ok()
@@ -173,15 +165,7 @@ def test_run_reports_a_signal_as_128_and_its_number(runtime: Runtime) -> None:
 
 def test_run_forwards_signals(runtime: Runtime) -> None:
     box = runtime.box("sh", "-c", "trap 'exit 5' TERM; echo set; while true; do sleep 0.05; done")
-    command = [
-        *runtime.program,
-        "--root",
-        str(runtime.root),
-        "run",
-        "--bundle",
-        str(box.folder),
-        box.id,
-    ]
+    command = runtime.command("run", "--bundle", str(box.folder), box.id)
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as running:
         assert running.stdout is not None and running.stdout.readline() == b"set\n"
         eventually(lambda: runtime("state", box.id).code == 0 and box.status == "running")

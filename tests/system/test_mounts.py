@@ -12,11 +12,16 @@ from tests.system.harness import Result, Runtime
 
 # option -> what mountinfo has more, and less, than it has of a plain bind
 OPTIONS: dict[str, tuple[set[str], set[str]]] = {
-    "ro": ({"ro"}, {"rw"}), "nosuid": ({"nosuid"}, set()), "nodev": ({"nodev"}, set()), "noexec": ({"noexec"}, set()),
-    "nosymfollow": ({"nosymfollow"}, set()), "noatime": ({"noatime"}, {"relatime"}), "nodiratime": ({"nodiratime"}, set()),
-    "strictatime": (set(), {"relatime"}), "relatime": ({"relatime"}, {"noatime"}), "rw": (set(), set()),
-    "rro": ({"ro"}, {"rw"}), "rnosuid": ({"nosuid"}, set()), "rnodev": ({"nodev"}, set()), "rnoexec": ({"noexec"}, set()),
-    "rnosymfollow": ({"nosymfollow"}, set()), "rnoatime": ({"noatime"}, {"relatime"}), "rstrictatime": (set(), {"relatime"}),
+    "ro": ({"ro"}, {"rw"}), "nosuid": ({"nosuid"}, set()), "nodev": ({"nodev"}, set()),
+    "noexec": ({"noexec"}, set()),
+    "nosymfollow": ({"nosymfollow"}, set()), "noatime": ({"noatime"}, {"relatime"}),
+    "nodiratime": ({"nodiratime"}, set()),
+    "strictatime": (set(), {"relatime"}), "relatime": ({"relatime"}, {"noatime"}), "rw": (set(),
+    set()),
+    "rro": ({"ro"}, {"rw"}), "rnosuid": ({"nosuid"}, set()), "rnodev": ({"nodev"}, set()),
+    "rnoexec": ({"noexec"}, set()),
+    "rnosymfollow": ({"nosymfollow"}, set()), "rnoatime": ({"noatime"}, {"relatime"}),
+    "rstrictatime": (set(), {"relatime"}),
 }  # fmt: skip
 
 
@@ -108,7 +113,8 @@ def test_places_are_made(runtime: Runtime, data: Path) -> None:
 
 def test_new_filesystems(runtime: Runtime) -> None:
     mounts = [
-        {"destination": "/tmp", "type": "tmpfs", "source": "x", "options": ["size=64k", "mode=1770", "ro", "nosuid"]},
+        {"destination": "/tmp", "type": "tmpfs", "source": "x", "options": ["size=64k",
+        "mode=1770", "ro", "nosuid"]},
         {"destination": "/root", "type": "tmpfs", "source": "y", "options": ["noatime"]},
     ]  # fmt: skip
     output = run(runtime, "cat /proc/self/mountinfo; stat -c %a /tmp /root", *mounts).ok().out
@@ -164,6 +170,9 @@ def test_read_only_and_masked_paths(runtime: Runtime) -> None:
         "maskedPaths": ["/etc/passwd", "/root", "/no/such"],
         "readonlyPaths": ["/tmp", "/no/such"],
     }
-    script = "cat /etc/passwd; ls /root; touch /tmp/x 2>&1; touch /root/x 2>&1; echo x 2>/dev/null > /etc/passwd; true"
+    script = (
+        "cat /etc/passwd; ls /root; touch /tmp/x 2>&1; touch /root/x 2>&1; echo x "
+        "2>/dev/null > /etc/passwd; true"
+    )
     lines = run(runtime, script, **paths).ok().out.splitlines()
     assert [line.rpartition(": ")[2] for line in lines] == ["Read-only file system"] * 2

@@ -34,8 +34,10 @@ set -eu
 mount -t tmpfs tmpfs /run && mkdir /run/state
 if [ -d /sys/fs/cgroup/unified ]; then tree=/sys/fs/cgroup/unified; else tree=/sys/fs/cgroup; fi
 umount -l $tree && mount -t cgroup2 cgroup2 $tree
-mkdir -p $tree/own && echo 0 >$tree/own/cgroup.procs  # a group with processes hands no controllers down
-mount -t tmpfs tmpfs "$ROOTFS" && mkdir "$ROOTFS/bin" "$ROOTFS/proc" "$ROOTFS/sys" "$ROOTFS/dev" "$ROOTFS/tmp" "$ROOTFS/data"
+# a group with processes cannot enable controllers for its children
+mkdir -p $tree/own && echo 0 >$tree/own/cgroup.procs
+mount -t tmpfs tmpfs "$ROOTFS"
+mkdir "$ROOTFS/bin" "$ROOTFS/proc" "$ROOTFS/sys" "$ROOTFS/dev" "$ROOTFS/tmp" "$ROOTFS/data"
 cp "$BUSYBOX" "$ROOTFS/bin/busybox"
 for applet in sh true sleep; do ln -s busybox "$ROOTFS/bin/$applet"; done
 mount -o remount,bind,ro /
@@ -63,7 +65,8 @@ if [ $created = 0 ]; then
 fi
 after=$(left)
 left=$(echo "$after" | grep -vxF "$before")
-# A program that removes a folder takes away what is mounted on it, here too: a container runtime beside this one does so.
+# A program that removes a folder takes away what is mounted on it, here too: a container runtime
+# beside this one does so.
 gone=$(echo "$before" | grep -vxF "$after" | while read -r fact device root place rest; do
 	[ "$fact" = mount ] && [ ! -e "$place" ] || echo "$fact $device $root $place $rest"
 done)
@@ -84,7 +87,8 @@ def full() -> dict[str, Any]:
         rootfsPropagation="rslave",
         personality={"domain": "LINUX"},
         timeOffsets={"monotonic": {"secs": 10, "nanosecs": 5}},
-        devices=[{"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229, "fileMode": 438, "uid": 0, "gid": 0}],
+        devices=[{"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229, "fileMode": 438,
+        "uid": 0, "gid": 0}],
         seccomp={
             "defaultAction": "SCMP_ACT_ALLOW",
             "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86"],
@@ -122,8 +126,10 @@ def full() -> dict[str, Any]:
     config["root"] = {"path": "ROOTFS", "readonly": True}
     config["domainname"] = "example"
     config["mounts"] += [
-        {"destination": "/data", "type": "bind", "source": "/usr/share", "options": ["rbind", "ro", "nosuid", "rprivate"]},
-        {"destination": "/tmp", "type": "tmpfs", "source": "tmpfs", "options": ["size=1m", "mode=1777", "noexec"]},
+        {"destination": "/data", "type": "bind", "source": "/usr/share", "options": ["rbind", "ro",
+        "nosuid", "rprivate"]},
+        {"destination": "/tmp", "type": "tmpfs", "source": "tmpfs", "options": ["size=1m",
+        "mode=1777", "noexec"]},
     ]  # fmt: skip
     kinds = ("prestart", "createRuntime", "createContainer", "poststart", "poststop")
     config["hooks"] = {kind: [dict(hook)] for kind in kinds}
@@ -170,12 +176,16 @@ OTHERS: tuple[Any, ...] = (
     {"a": "b"},
 )
 SIZES: tuple[Any, ...] = (
-    0, -(2**63), 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 10**40, 1e308, "", "x" * 5000, "/" + "d/" * 3000, " ",
+    0, -(2**63), 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 10**40, 1e308, "", "x" * 5000,
+    "/" + "d/" * 3000, " ",
 )  # fmt: skip
 STRINGS: tuple[str, ...] = (
-    "\0", "a\0b", "/proc/self/root", "/proc/1/root/etc", "../../../../etc", "/../..", "//", ".", "/", "a\nb", "\udcff", "\ud800", "é",
-    "/dev/null", "/proc/self/fd/0", "/run/state/x", "/proc/self/ns/net", "/data/../tmp/./x//", "-x", "=", "%s%n", "\x1b[2J",
-    "SCMP_ACT_NOTIFY", "RLIMIT_AS", "rprivate", "shared", "bind", "cgroup", "tmpfs", "proc", "user", "a", "CAP_SYS_ADMIN",
+    "\0", "a\0b", "/proc/self/root", "/proc/1/root/etc", "../../../../etc", "/../..", "//", ".",
+    "/", "a\nb", "\udcff", "\ud800", "é",
+    "/dev/null", "/proc/self/fd/0", "/run/state/x", "/proc/self/ns/net", "/data/../tmp/./x//",
+    "-x", "=", "%s%n", "\x1b[2J",
+    "SCMP_ACT_NOTIFY", "RLIMIT_AS", "rprivate", "shared", "bind", "cgroup", "tmpfs", "proc",
+    "user", "a", "CAP_SYS_ADMIN",
 )  # fmt: skip
 VALUES = st.one_of(
     st.just(MISSING),
@@ -212,7 +222,8 @@ def mutated(
 
 
 def kind(value: Any) -> str:
-    """The JSON type that the runtime judges; 5 and 5.0 are one number, null and absent are nothing."""
+    """The JSON type that the runtime judges; 5 and 5.0 are one number, null and absent are
+    nothing."""
     if value is None or value is MISSING:
         return "nothing"
     return (
@@ -231,7 +242,8 @@ class Judge:
         self.bundle.mkdir()
         self.rootfs.mkdir()
         self.command = [
-            *("unshare", "--pid", "--fork", "--mount", "--cgroup", "--mount-proc", "--kill-child", "sh", "-c", SCRIPT, "sh"),
+            *("unshare", "--pid", "--fork", "--mount", "--cgroup", "--mount-proc", "--kill-child",
+            "sh", "-c", SCRIPT, "sh"),
             *(*bundle.runtime(), "--root", "/run/state", "--missing-controllers", "warn"),
         ]  # fmt: skip
         self.environment = os.environ | {

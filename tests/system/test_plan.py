@@ -68,7 +68,8 @@ def test_the_trace_has_both_sides_in_the_order_of_the_plan(
         assert text.removeprefix("parent: ").replace(box.id, "ID") == planned[number]
     steps = [planned[number].split()[0:2] for number in recorded if "." in number]
     assert steps == [
-        ["write", "id"], ["record", "pid"], ["write", "the"], ["run", "prestart"], ["run", "createRuntime"],
+        ["write", "id"], ["record", "pid"], ["write", "the"], ["run", "prestart"], ["run",
+        "createRuntime"],
         ["run", "createContainer"], ["prlimit", "RLIMIT_CORE"], ["send", "the"],
     ]  # fmt: skip
     assert [number for number in planned if "." in number] == [n for n in recorded if "." in n]

@@ -25,7 +25,8 @@ def process(**fields: Any) -> Any:
 
 def test_capabilities_are_exactly_the_listed_ones(runtime: Runtime) -> None:
     capabilities = {
-        "bounding": ["CAP_CHOWN", "CAP_KILL", "CAP_SYS_CHROOT"], "permitted": ["CAP_CHOWN", "CAP_KILL"],
+        "bounding": ["CAP_CHOWN", "CAP_KILL", "CAP_SYS_CHROOT"], "permitted": ["CAP_CHOWN",
+        "CAP_KILL"],
         "effective": ["CAP_CHOWN"], "inheritable": ["CAP_KILL"], "ambient": ["CAP_KILL"],
     }  # fmt: skip
     fields = status(runtime, process(capabilities=capabilities, user={"uid": 1000, "gid": 1000}))
@@ -132,7 +133,10 @@ def test_only_stdio_is_open(runtime: Runtime) -> None:
 
 def test_stdio_may_be_closed(runtime: Runtime) -> None:
     box = runtime.box("sh", "-c", "exit 8")
-    line = f"exec 0<&- 1>&- 2>&-; {' '.join(runtime.program)} --root {runtime.root} run --bundle {box.folder} {box.id}"
+    line = (
+        f"exec 0<&- 1>&- 2>&-; {' '.join(runtime.program)} --root {runtime.root} run "
+        f"--bundle {box.folder} {box.id}"
+    )
     assert os.waitstatus_to_exitcode(os.system(line)) == 8
 
 
@@ -165,7 +169,8 @@ def test_hostname_and_namespaces(runtime: Runtime) -> None:
 
 def test_device_nodes_and_links(runtime: Runtime) -> None:
     script = (
-        "for n in null zero full random urandom tty; do test -c /dev/$n || exit 1; done; for l in ptmx fd stdin; do readlink /dev/$l; done;"
+        "for n in null zero full random urandom tty; do test -c /dev/$n || exit 1; done; for l "
+        "in ptmx fd stdin; do readlink /dev/$l; done;"
         " echo x >/dev/null; head -c 4 /dev/zero | wc -c; stat -c '%a %t %T' /dev/null"
     )
     assert runtime.shell(script).out.split() == [
@@ -180,7 +185,10 @@ def test_device_nodes_and_links(runtime: Runtime) -> None:
 
 
 def test_masked_and_readonly_paths(runtime: Runtime) -> None:
-    script = "cat /proc/kcore | wc -c; ls /sys/firmware | wc -l; echo 1 >/proc/sys/kernel/panic 2>/dev/null || echo refused"
+    script = (
+        "cat /proc/kcore | wc -c; ls /sys/firmware | wc -l; echo 1 >/proc/sys/kernel/panic "
+        "2>/dev/null || echo refused"
+    )
     out = runtime.shell(
         script,
         maskedPaths=["/proc/kcore", "/sys/firmware", "/no/such"],
@@ -216,7 +224,7 @@ def test_of_a_name_the_last_value_counts(
     assert result.out.splitlines() == expected
 
 
-def test_what_is_not_given_of_the_capabilities_is_a_warning(runtime: Runtime) -> None:
+def test_capabilities_that_are_not_granted_are_a_warning(runtime: Runtime) -> None:
     names = ["CAP_KILL", "CAP_UNHEARD_OF", "CAP_A"]
     capabilities = {
         "bounding": names, "permitted": ["CAP_KILL", "CAP_CHOWN"], "effective": ["CAP_KILL"],

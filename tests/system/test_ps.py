@@ -30,7 +30,7 @@ def test_a_stopped_container_has_none(runtime: Runtime) -> None:
     assert runtime("ps", "--format", "json", box.id).ok().json is None
 
 
-def test_what_ps_says_against_its_arguments(runtime: Runtime) -> None:
+def test_errors_of_ps_about_its_arguments(runtime: Runtime) -> None:
     box = stopped(runtime)
     runtime("ps", box.id, "-o", "comm").fails("couldn't find PID field in ps output")
     runtime("ps", box.id, "--nonsense").fails("exit status 1: error: unknown gnu long option")

@@ -15,12 +15,18 @@ from tests.support import bundle, groups
 from tests.system import runtime_tools
 
 PROGRAMS = (
-    "config_updates_without_affect", "create", "default", "delete", "hooks", "hooks_stdin", "hostname", "kill",
-    "kill_no_effect", "killsig", "linux_devices", "linux_masked_paths", "linux_ns_itype", "linux_ns_nopath",
-    "linux_ns_path", "linux_ns_path_type", "linux_readonly_paths", "linux_rootfs_propagation", "linux_seccomp",
-    "linux_sysctl", "linux_uid_mappings", "misc_props", "mounts", "poststart", "poststart_fail", "poststop",
-    "poststop_fail", "prestart", "prestart_fail", "process", "process_capabilities_fail", "process_oom_score_adj",
-    "process_rlimits", "process_rlimits_fail", "process_user", "root_readonly_true", "start", "state",
+    "config_updates_without_affect", "create", "default", "delete", "hooks", "hooks_stdin",
+    "hostname", "kill",
+    "kill_no_effect", "killsig", "linux_devices", "linux_masked_paths", "linux_ns_itype",
+    "linux_ns_nopath",
+    "linux_ns_path", "linux_ns_path_type", "linux_readonly_paths", "linux_rootfs_propagation",
+    "linux_seccomp",
+    "linux_sysctl", "linux_uid_mappings", "misc_props", "mounts", "poststart", "poststart_fail",
+    "poststop",
+    "poststop_fail", "prestart", "prestart_fail", "process", "process_capabilities_fail",
+    "process_oom_score_adj",
+    "process_rlimits", "process_rlimits_fail", "process_user", "root_readonly_true", "start",
+    "state",
 )  # fmt: skip
 # killsig sends its signal as soon as the shell runs, which sets its trap only later: a race in that
 # program. Where a shell is to set one, it has a handler afterwards, besides the one for SIGCHLD

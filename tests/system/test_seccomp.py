@@ -49,9 +49,18 @@ def test_a_profile_older_than_our_own_calls_still_works(runtime: Runtime) -> Non
     the filter."""
     if not runtime.is_pyrunc:
         pytest.skip("a Go program needs more calls behind its filter")
-    names = "read write close execve exit exit_group brk mmap munmap mprotect arch_prctl set_tid_address uname ioctl "
-    names += "getuid geteuid getgid getegid rt_sigaction rt_sigprocmask readlink fstat newfstatat stat getrandom prlimit64 "
-    names += "set_robust_list rseq fcntl getpid getppid dup2 accept4 dup3 setgid setuid setgroups capset prctl chdir getcwd "
+    names = (
+        "read write close execve exit exit_group brk mmap munmap mprotect arch_prctl "
+        "set_tid_address uname ioctl "
+    )
+    names += (
+        "getuid geteuid getgid getegid rt_sigaction rt_sigprocmask readlink fstat "
+        "newfstatat stat getrandom prlimit64 "
+    )
+    names += (
+        "set_robust_list rseq fcntl getpid getppid dup2 accept4 dup3 setgid setuid "
+        "setgroups capset prctl chdir getcwd "
+    )
     seccomp = profile(
         {"names": names.split(), "action": "SCMP_ACT_ALLOW"}, default="SCMP_ACT_ERRNO", flags=[]
     )

@@ -34,7 +34,8 @@ def run(
     """Run the runtime by a shell that puts the files at 3 and up and declares the activation for
     the runtime itself."""
     box = runtime.box("sh", "-c", script)
-    words = [*runtime.program, "--root", str(runtime.root), "run", *options.split(), "--bundle", str(box.folder), box.id]  # fmt: skip
+    words = runtime.command("run", *options.split(), "--bundle", str(box.folder),
+        box.id)  # fmt: skip
     with files(folder, listen + more) as numbers:
         moves = " ".join(f"{3 + i}<&{number}" for i, number in enumerate(numbers))
         listening = f"LISTEN_FDS={listen} LISTEN_PID=$$ " if listen else ""

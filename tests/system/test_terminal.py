@@ -73,7 +73,7 @@ def test_a_terminal_needs_a_place_to_go(runtime: Runtime, tmp_path: Path) -> Non
     )
 
 
-def test_a_console_socket_where_nobody_listens_undoes_all(runtime: Runtime, tmp_path: Path) -> None:
+def test_a_console_socket_without_a_listener_undoes_all(runtime: Runtime, tmp_path: Path) -> None:
     box = runtime.box("true", change=with_terminal)
     box.create("--console-socket", str(tmp_path / "nobody")).fails()
     runtime("state", box.id).fails("does not exist")
@@ -83,15 +83,7 @@ def test_attached_our_own_terminal_is_joined(runtime: Runtime) -> None:
     box = runtime.box(
         "sh", "-c", "read line; echo got-$line; stty size; exit 6", change=with_terminal
     )
-    command = [
-        *runtime.program,
-        "--root",
-        str(runtime.root),
-        "run",
-        "--bundle",
-        str(box.folder),
-        box.id,
-    ]
+    command = runtime.command("run", "--bundle", str(box.folder), box.id)
     master, slave = pty.openpty()
     try:
         subprocess.run(["stty", "rows", "22", "cols", "66"], stdin=slave, check=True)
@@ -137,15 +129,7 @@ def test_captured_output_is_what_the_program_wrote(runtime: Runtime) -> None:
     box = runtime.box("printf", "a\\nb\\r\\nc\\n", change=with_terminal)
     with own_terminal() as (_, slave):
         before = termios.tcgetattr(slave)
-        run = [
-            *runtime.program,
-            "--root",
-            str(runtime.root),
-            "run",
-            "--bundle",
-            str(box.folder),
-            box.id,
-        ]
+        run = runtime.command("run", "--bundle", str(box.folder), box.id)
         assert captured(run, slave) == b"a\nb\r\nc\n"
         assert termios.tcgetattr(slave) == before
 
@@ -153,30 +137,13 @@ def test_captured_output_is_what_the_program_wrote(runtime: Runtime) -> None:
 def test_captured_output_of_an_exec(runtime: Runtime) -> None:
     box = runtime.box("sleep", "1000").up()
     with own_terminal() as (_, slave):
-        run = [
-            *runtime.program,
-            "--root",
-            str(runtime.root),
-            "exec",
-            "-t",
-            box.id,
-            "printf",
-            "a\\nb\\n",
-        ]
+        run = runtime.command("exec", "-t", box.id, "printf", "a\\nb\\n")
         assert captured(run, slave) == b"a\nb\n"
 
 
 def test_at_a_terminal_newlines_are_translated_once(runtime: Runtime) -> None:
     box = runtime.box("printf", "a\\nb\\n", change=with_terminal)
-    run = [
-        *runtime.program,
-        "--root",
-        str(runtime.root),
-        "run",
-        "--bundle",
-        str(box.folder),
-        box.id,
-    ]
+    run = runtime.command("run", "--bundle", str(box.folder), box.id)
     with own_terminal() as (master, slave):
         subprocess.run(
             run,
@@ -192,16 +159,9 @@ def test_at_a_terminal_newlines_are_translated_once(runtime: Runtime) -> None:
 
 def test_the_size_is_that_of_the_terminal_that_is_there(runtime: Runtime) -> None:
     """Any of the three descriptors may be redirected."""
-    box = runtime.box("sh", "-c", "until stty size 2>/dev/null | grep ' '; do :; done", change=with_terminal)  # fmt: skip
-    run = [
-        *runtime.program,
-        "--root",
-        str(runtime.root),
-        "run",
-        "--bundle",
-        str(box.folder),
-        box.id,
-    ]
+    box = runtime.box("sh", "-c", "until stty size 2>/dev/null | grep ' '; do :; done",
+        change=with_terminal)  # fmt: skip
+    run = runtime.command("run", "--bundle", str(box.folder), box.id)
     with own_terminal() as (_, slave):
         subprocess.run(["stty", "rows", "22", "cols", "66"], stdin=slave, check=True)
         assert captured(run, slave, subprocess.DEVNULL).split()[-2:] == [b"22", b"66"]

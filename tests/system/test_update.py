@@ -42,7 +42,7 @@ def test_a_flag_changes_its_limit(runtime: Runtime, box: Box) -> None:
 
 
 @pytest.mark.parametrize("where", ["-", "file"])
-def test_a_file_says_all_limits(runtime: Runtime, box: Box, tmp_path: Path, where: str) -> None:
+def test_a_file_has_all_limits(runtime: Runtime, box: Box, tmp_path: Path, where: str) -> None:
     absent = {"memory": None} if runtime.is_pyrunc else {}  # on a null runc ends by SIGSEGV
     text = json.dumps({"pids": {"limit": 33}, "unknown": {"x": 1}} | absent)
     (tmp_path / "resources").write_text(text)
@@ -80,7 +80,7 @@ def test_what_is_not_there_and_what_has_ended(runtime: Runtime) -> None:
     update(runtime, "--pids-limit", "5", box.id).fails("not running" if runtime.is_pyrunc else "")
 
 
-def test_a_missing_controller_is_an_error_unless_a_warning_is_asked_for(
+def test_a_missing_controller_is_an_error_or_a_warning_on_request(
     runtime: Runtime, box: Box
 ) -> None:
     if not runtime.is_pyrunc:

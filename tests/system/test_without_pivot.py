@@ -66,6 +66,7 @@ def test_groups_of_the_caller(runtime: Runtime, keep: bool) -> None:
     box = runtime.box("sleep", "1000", change=change)
     box.create(extra_groups=[7, 4321]).ok()
     box.start().ok()
-    for text in (Path(f"/proc/{box.pid}/status").read_text(), box.exec("cat", "/proc/self/status", extra_groups=[7, 4321]).out):  # fmt: skip
+    for text in (Path(f"/proc/{box.pid}/status").read_text(), box.exec("cat", "/proc/self/status",
+        extra_groups=[7, 4321]).out):  # fmt: skip
         (line,) = [row for row in text.splitlines() if row.startswith("Groups:")]
         assert line.split()[1:] == (["7", "4321"] if keep else [])

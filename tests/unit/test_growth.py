@@ -78,7 +78,7 @@ def all_of(feed: Callable[[bytes], object], parts: Iterable[bytes]) -> Work:
 # ---- the measurement itself
 
 
-def test_quadratic_work_is_found() -> None:
+def test_quadratic_work_is_detected() -> None:
     def prepare(size: int) -> Work:
         def grow() -> None:
             items = list(range(size))
@@ -922,7 +922,8 @@ def test_cgroup_files(tmp_path: Path) -> None:
 
 
 def test_there_is_no_expression_that_looks_back_twice() -> None:
-    """The regular expressions that foreign text is matched with, on texts of what they are made of."""
+    """The regular expressions that foreign text is matched with, on texts of what they are made
+    of."""
     alphabet = 'a1.-_/:=@ ,;\\"[]é'
     patterns = [
         value

@@ -27,7 +27,7 @@ UID = 54_321
 Done = subprocess.CompletedProcess[str]
 
 
-class Hers:
+class RootlessRuntime:
     """Her copy of the runtime (the checkout may be out of her reach), her bundle and her runtime
     folder; the container is called one."""
 
@@ -64,8 +64,10 @@ class Hers:
             become = ["unshare", "-m", "sh", "-c", f'{mounts} && exec "$@"', "sh", *become]
         with open(self.folder / "out", "w+") as out, open(self.folder / "err", "w+") as err:
             ended = subprocess.run(
-                [*become, str(self.program), *map(str, words)], stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd="/tmp",
-                env={"PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": str(self.runtime)}, check=False, timeout=60,
+                [*become, str(self.program), *map(str, words)], stdin=subprocess.DEVNULL,
+                stdout=out, stderr=err, cwd="/tmp",
+                env={"PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": str(self.runtime)},
+                check=False, timeout=60,
             )  # fmt: skip
             out.seek(0)
             err.seek(0)
@@ -84,68 +86,69 @@ MAP = [{"containerID": 0, "hostID": UID, "size": 1}]
 
 
 @pytest.fixture
-def hers() -> Iterator[Hers]:
+def rootless() -> Iterator[RootlessRuntime]:
     folder = Path(tempfile.mkdtemp(prefix="rootless-", dir="/tmp"))
-    user_runtime = Hers(folder)
+    runtime = RootlessRuntime(folder)
     try:
-        yield user_runtime
+        yield runtime
     finally:
-        user_runtime.pyrunc("delete", "--force", "one")
-        assert not list(user_runtime.runtime.glob("pyrunc/[!.]*"))
+        runtime.pyrunc("delete", "--force", "one")
+        assert not list(runtime.runtime.glob("pyrunc/[!.]*"))
         shutil.rmtree(folder)
 
 
-def test_a_life(hers: Hers) -> None:
-    hers.make("sleep", "1000")
-    hers.pyrunc("create", "--bundle", hers.bundle, "one")
-    assert hers.state("one")["status"] == "created"
-    hers.pyrunc("start", "one")
-    state = hers.state("one")
+def test_a_life(rootless: RootlessRuntime) -> None:
+    rootless.make("sleep", "1000")
+    rootless.pyrunc("create", "--bundle", rootless.bundle, "one")
+    assert rootless.state("one")["status"] == "created"
+    rootless.pyrunc("start", "one")
+    state = rootless.state("one")
     assert state["status"] == "running"
-    root = hers.runtime / "pyrunc"
+    root = rootless.runtime / "pyrunc"
     assert (root.stat().st_uid, root.stat().st_mode & 0o7777) == (UID, 0o1700)
     process = Path(f"/proc/{state['pid']}")
     assert (process / "uid_map").read_text().split() == ["0", str(UID), "1"]
     assert (process / "setgroups").read_text().strip() == "deny" and process.stat().st_uid == UID
-    inside = hers.pyrunc(
+    inside = rootless.pyrunc(
         "exec", "one", "sh", "-c", "id -u; touch /made; cat /proc/self/uid_map; ls /dev"
     )
     assert inside.stdout.split()[:4] == ["0", "0", str(UID), "1"] and "null" in inside.stdout
-    assert (hers.bundle / "rootfs/made").stat().st_uid == UID
-    hers.pyrunc("kill", "one", "KILL")
-    assert wait_until(lambda: hers.state("one")["status"] == "stopped", 60)
-    hers.pyrunc("delete", "one")
+    assert (rootless.bundle / "rootfs/made").stat().st_uid == UID
+    rootless.pyrunc("kill", "one", "KILL")
+    assert wait_until(lambda: rootless.state("one")["status"] == "stopped", 60)
+    rootless.pyrunc("delete", "one")
 
 
-def test_attached_with_its_exit_code(hers: Hers) -> None:
-    hers.make("sh", "-c", "echo said; exit 7")
-    done = hers.pyrunc("run", "--no-subreaper", "--bundle", hers.bundle, "one", check=False)
+def test_attached_with_its_exit_code(rootless: RootlessRuntime) -> None:
+    rootless.make("sh", "-c", "echo said; exit 7")
+    done = rootless.pyrunc("run", "--no-subreaper", "--bundle", rootless.bundle, "one", check=False)
     assert (done.returncode, done.stdout) == (7, "said\n"), done.stderr
 
 
-def test_root_of_it_is_nobody_outside(hers: Hers) -> None:
+def test_its_root_has_no_rights_outside(rootless: RootlessRuntime) -> None:
     """Neither the machine's files nor ids that she does not have."""
-    secret = hers.folder / "secret"
+    secret = rootless.folder / "secret"
     secret.write_text("for root only")
     secret.chmod(0o600)
-    hers.make("sleep", "1000")
-    config = json.loads((hers.bundle / "config.json").read_text())
+    rootless.make("sleep", "1000")
+    config = json.loads((rootless.bundle / "config.json").read_text())
     mount = {"destination": "/secret", "type": "bind", "source": str(secret), "options": ["bind"]}
     config["mounts"].append(mount)
-    (hers.bundle / "config.json").write_text(json.dumps(config))
-    hers.pyrunc("run", "-d", "--bundle", hers.bundle, "one")
-    refused = hers.pyrunc("exec", "one", "cat", "/secret", check=False)
+    (rootless.bundle / "config.json").write_text(json.dumps(config))
+    rootless.pyrunc("run", "-d", "--bundle", rootless.bundle, "one")
+    refused = rootless.pyrunc("exec", "one", "cat", "/secret", check=False)
     assert "Permission denied" in refused.stderr and "for root only" not in refused.stdout
-    other = hers.pyrunc("exec", "--user", "5", "one", "true", check=False)
+    other = rootless.pyrunc("exec", "--user", "5", "one", "true", check=False)
     assert other.returncode == 255 and "setresuid" in other.stderr
 
 
 GRANTED = 200_000
-KEPT = [{"containerID": 0, "hostID": GRANTED, "size": UID}, {"containerID": UID, "hostID": UID, "size": 1},
+KEPT = [{"containerID": 0, "hostID": GRANTED, "size": UID}, {"containerID": UID, "hostID": UID,
+    "size": 1},
         {"containerID": UID + 1, "hostID": GRANTED + UID, "size": 10}]  # fmt: skip
 
 
-def test_root_of_it_is_another_of_her_ids(hers: Hers) -> None:
+def test_root_of_it_is_another_of_her_ids(rootless: RootlessRuntime) -> None:
     """As `podman run --userns=keep-id`: inside she has her own id, and root is an id of
     /etc/subuid. Her files stay hers."""
     for name, line in (
@@ -153,28 +156,28 @@ def test_root_of_it_is_another_of_her_ids(hers: Hers) -> None:
         ("subuid", f"hers:{GRANTED}:65536"),
         ("subgid", f"hers:{GRANTED}:65536"),
     ):
-        (hers.folder / name).write_text(
+        (rootless.folder / name).write_text(
             f"root:x:0:0::/:/bin/sh\n{line}\n" if name == "passwd" else f"{line}\n"
         )
-        hers.etc.append(name)
-    hers.make("sleep", "1000")
-    config = json.loads((hers.bundle / "config.json").read_text())
+        rootless.etc.append(name)
+    rootless.make("sleep", "1000")
+    config = json.loads((rootless.bundle / "config.json").read_text())
     config["linux"].update(uidMappings=KEPT, gidMappings=KEPT)
     config["process"]["user"] = {"uid": UID, "gid": UID}
     config["process"]["capabilities"] = {}
-    (hers.bundle / "config.json").write_text(json.dumps(config))
-    hers.pyrunc("create", "--bundle", hers.bundle, "one")
-    hers.pyrunc("start", "one")
-    state = hers.state("one")
+    (rootless.bundle / "config.json").write_text(json.dumps(config))
+    rootless.pyrunc("create", "--bundle", rootless.bundle, "one")
+    rootless.pyrunc("start", "one")
+    state = rootless.state("one")
     process = Path(f"/proc/{state['pid']}")
     assert state["status"] == "running" and process.stat().st_uid == UID
     assert len((process / "uid_map").read_text().splitlines()) == 3
-    assert all(p.lstat().st_uid == UID for p in (hers.runtime / "pyrunc").rglob("*"))
-    assert hers.pyrunc("exec", "--user", "0", "one", "id", "-u").stdout.split() == ["0"]
-    assert hers.pyrunc("exec", "one", "id", "-u").stdout.split() == [str(UID)]
-    hers.pyrunc("kill", "one", "KILL")
-    assert wait_until(lambda: hers.state("one")["status"] == "stopped", 60)
-    hers.pyrunc("delete", "one")
+    assert all(p.lstat().st_uid == UID for p in (rootless.runtime / "pyrunc").rglob("*"))
+    assert rootless.pyrunc("exec", "--user", "0", "one", "id", "-u").stdout.split() == ["0"]
+    assert rootless.pyrunc("exec", "one", "id", "-u").stdout.split() == [str(UID)]
+    rootless.pyrunc("kill", "one", "KILL")
+    assert wait_until(lambda: rootless.state("one")["status"] == "stopped", 60)
+    rootless.pyrunc("delete", "one")
 
 
 @pytest.mark.parametrize(
@@ -198,10 +201,14 @@ def test_root_of_it_is_another_of_her_ids(hers: Hers) -> None:
     ],
     ids=["limits", "path", "map", "foreign-map", "namespace"],
 )
-def test_what_she_cannot_have_is_refused(hers: Hers, linux: dict[str, Any], why: str) -> None:
-    hers.make("true")
-    config = json.loads((hers.bundle / "config.json").read_text())
+def test_what_she_cannot_have_is_refused(
+    rootless: RootlessRuntime, linux: dict[str, Any], why: str
+) -> None:
+    rootless.make("true")
+    config = json.loads((rootless.bundle / "config.json").read_text())
     config["linux"].update(linux)
-    (hers.bundle / "config.json").write_text(json.dumps(config))
-    failed = hers.pyrunc("run", "--no-subreaper", "--bundle", hers.bundle, "one", check=False)
+    (rootless.bundle / "config.json").write_text(json.dumps(config))
+    failed = rootless.pyrunc(
+        "run", "--no-subreaper", "--bundle", rootless.bundle, "one", check=False
+    )
     assert failed.returncode == 1 and why in failed.stderr, failed.stderr

@@ -31,7 +31,8 @@ def pod(volume: str, security: str = "{}") -> pod_model.Pod:
     """A pod with one volume."""
     text = f"""
 {{apiVersion: v1, kind: Pod, metadata: {{name: p}}, spec: {{
-  containers: [{{name: c, image: i}}], securityContext: {security}, volumes: [{{name: v, {volume}}}]}}}}
+  containers: [{{name: c, image: i}}], securityContext: {security},
+  volumes: [{{name: v, {volume}}}]}}}}
 """
     return parse(text)[0]
 
@@ -54,7 +55,7 @@ def host(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("kind", PATHS)
-def test_a_host_path_is_what_its_type_says(host: Path, kind: str) -> None:
+def test_a_host_path_has_the_kind_of_its_type(host: Path, kind: str) -> None:
     for name in sorted(set(PATHS.values())):
         manifest = pod(f"hostPath: {{path: {host}/{name}, type: {kind}}}")
         if name == PATHS[kind]:
@@ -67,7 +68,7 @@ def test_a_host_path_is_what_its_type_says(host: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", PATHS)
-def test_a_missing_host_path_is_made_only_when_its_type_says_so(tmp_path: Path, kind: str) -> None:
+def test_a_missing_host_path_is_made_only_by_types_that_create(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "above" / "new"
     manifest = pod(f"hostPath: {{path: {path}, type: {kind}}}")
     before = os.umask(0o077)

@@ -18,7 +18,8 @@ from pyrunc.spec.model import IdMap
 from tests.kernel.box import Box
 
 NAMES = {
-    "network": "net", "ipc": "ipc", "uts": "uts", "cgroup": "cgroup", "pid": "pid", "user": "user", "time": "time", "mount": "mnt",
+    "network": "net", "ipc": "ipc", "uts": "uts", "cgroup": "cgroup", "pid": "pid", "user": "user",
+    "time": "time", "mount": "mnt",
 }  # fmt: skip
 MAPS = [{"containerID": 0, "hostID": 200000, "size": 1000}]
 
@@ -34,7 +35,8 @@ def elsewhere() -> Iterator[int]:
         "print(os.getpid(), flush=True)\n"
         "sys.stdin.readline()\n"
         "os.setresgid(0, 0, 0); os.setresuid(0, 0, 0)\n"
-        "assert libc.unshare(0x40000000 | 0x8000000 | 0x4000000 | 0x20000 | 0x2000000 | 0x20000000 | 0x80) == 0\n"
+        "assert libc.unshare(0x40000000 | 0x8000000 | 0x4000000 | 0x20000 | 0x2000000 | "
+        "0x20000000 | 0x80) == 0\n"
         "pid = os.fork()\n"
         "if pid: print(pid, flush=True)\n"
         "sys.stdin.readline()\n"

@@ -33,7 +33,8 @@ def mapped(box: Box) -> Box:
 
 def test_maps_and_identity(mapped: Box) -> None:
     text = mapped.run(
-        "cat /proc/self/uid_map /proc/self/gid_map /proc/self/setgroups; id -u; stat -c %u / /bin/sh"
+        "cat /proc/self/uid_map /proc/self/gid_map /proc/self/setgroups; id -u; stat -c %u / "
+        "/bin/sh"
     )
     assert text.split() == ["0", "100000", "65536"] * 2 + ["allow", "0", "0", "0"]
     with mapped.running() as (created, request):
@@ -103,11 +104,16 @@ def test_its_cgroup_is_its_own(mapped: Box, user: int, owner: int) -> None:
             owners
         )
         assert set(owners.values()) == {(owner, 0), (0, 0)} and folder.stat().st_uid == owner
-        script = "cd /sys/fs/cgroup && mkdir below && echo $$ > below/cgroup.procs && cat /proc/self/cgroup"
+        script = (
+            "cd /sys/fs/cgroup && mkdir below && echo $$ > below/cgroup.procs && cat "
+            "/proc/self/cgroup"
+        )
         process = {"user": {"uid": user, "gid": 3}, "args": ["sh", "-c", script]}
         output = mapped.execute(created, request, script, process)
         assert output.splitlines()[-1] == "0::/below"
-        assert "Permission denied" in mapped.execute(created, request, "echo 5 > /sys/fs/cgroup/cgroup.max.depth 2>&1; true", {"user": process["user"]})  # fmt: skip
+        assert "Permission denied" in mapped.execute(created, request,
+            "echo 5 > /sys/fs/cgroup/cgroup.max.depth 2>&1; true",
+            {"user": process["user"]})  # fmt: skip
 
 
 @pytest.mark.parametrize("why", ["read-only", "host's tree", "no tree"])
@@ -195,7 +201,10 @@ def test_a_pod_with_a_user_namespace(box: Box) -> None:
         ]
         box.linux["uidMappings"] = box.linux["gidMappings"] = MAPS
         box.config["hostname"] = ""
-        script = "hostname; cat /proc/1/cmdline | tr '\\0' ' '; cat /proc/self/uid_map; stat -c %u /bin; cat /proc/sys/kernel/shmmax"
+        script = (
+            "hostname; cat /proc/1/cmdline | tr '\\0' ' '; cat /proc/self/uid_map; stat -c "
+            "%u /bin; cat /proc/sys/kernel/shmmax"
+        )
         assert box.run(f"{script}; touch /dev/shm/x", **more).split() == [
             "upod",
             "pause",
@@ -263,7 +272,8 @@ def test_what_a_user_namespace_may_not_make_is_bound(mapped: Box) -> None:
     kinds = ("network", "cgroup")
     mapped.linux["namespaces"] = [e for e in mapped.linux["namespaces"] if e["type"] not in kinds]
     text = mapped.run(
-        "cat /proc/self/mountinfo; ls /sys/class/net | tr '\\n' ' '; echo; touch /sys/x 2>&1 || true"
+        "cat /proc/self/mountinfo; ls /sys/class/net | tr '\\n' ' '; echo; touch /sys/x 2>&1 || "
+        "true"
     )
     mounted = mounts("\n".join(line for line in text.splitlines() if " - " in line))
     assert mounted["/sys"][:2] == ("ro,nosuid,nodev,noexec,relatime", "sysfs")

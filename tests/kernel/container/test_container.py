@@ -36,7 +36,8 @@ def test_default_mounts(box: Box, overlay: bool) -> None:
 
 def test_default_devices(box: Box) -> None:
     listing = box.run(
-        "cd /dev; stat -c '%n %F %t:%T %a %u:%g' null zero full random urandom tty; readlink fd; readlink ptmx"
+        "cd /dev; stat -c '%n %F %t:%T %a %u:%g' null zero full random urandom tty; readlink fd; "
+        "readlink ptmx"
     )
     lines = listing.splitlines()
     assert lines[:6] == [
@@ -263,7 +264,7 @@ def test_missing_program_is_an_error_of_create(box: Box, tmp_path: Path) -> None
 def test_nothing_is_left_of_a_failure(box: Box) -> None:
     box.add_mount("/dev/null", str(box.image / "etc/passwd"), "bind")
     request = box.request("true", cgroup=CgroupChoice(missing_controllers="warn"))
-    with pytest.raises(Exception, match="/dev/null exists and is not that device"):
+    with pytest.raises(Exception, match="/dev/null exists and is not the configured device"):
         create(request)
     from pyrunc.cgroups.naming import place
 

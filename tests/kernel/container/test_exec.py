@@ -75,7 +75,8 @@ def test_what_is_not_named_is_the_containers(box: Box) -> None:
         text = box.execute(
             created,
             request,
-            "id -u; id -G; echo $A; pwd; umask; ulimit -c; cat /proc/self/oom_score_adj; grep NoNew /proc/self/status",
+            "id -u; id -G; echo $A; pwd; umask; ulimit -c; cat /proc/self/oom_score_adj; grep "
+            "NoNew /proc/self/status",
         )
         assert text.split() == [
             "1000",
@@ -103,7 +104,7 @@ def test_what_is_not_named_is_the_containers(box: Box) -> None:
         assert text.split() == ["5", "/", "c", "0077"]
 
 
-def test_home_is_found_in_the_container(box: Box) -> None:
+def test_home_is_looked_up_in_the_container(box: Box) -> None:
     with box.running() as (created, request):
         process = {"user": {"uid": 1000, "gid": 1000}, "env": ["PATH=/bin"]}
         assert box.execute(created, request, "echo $HOME", process) == "/home/web\n"

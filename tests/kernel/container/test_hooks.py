@@ -132,7 +132,7 @@ def test_a_failing_hook(
         kinds.run("true", overlay=False)
 
 
-def test_a_failing_start_hook_is_told_to_start(kinds: Box, tmp_path: Path) -> None:
+def test_a_failing_start_hook_is_reported_by_start(kinds: Box, tmp_path: Path) -> None:
     kinds.config["hooks"] = {"startContainer": [{"path": "/bin/false"}]}
     created = create(kinds.request("true", start_immediately=False, state_dir=str(tmp_path)))
     with pytest.raises(PeerError, match="startContainer hook #0: exit status 1"):

@@ -30,7 +30,7 @@ def test_the_root_covers_the_hosts(box: Box, overlay: bool) -> None:
 
 
 @pytest.mark.parametrize("pivot", [True, False])
-def test_nobody_gets_a_procfs_without_its_masks(box: Box, pivot: bool) -> None:
+def test_no_process_gets_a_procfs_without_its_masks(box: Box, pivot: bool) -> None:
     """The kernel gives a user namespace a procfs only where a whole one is in its mounts: the
     host's must not be (fs/namespace.c, mount_too_revealing)."""
     box.linux["maskedPaths"] = ["/proc/keys"]
@@ -77,7 +77,7 @@ def test_a_private_root_needs_pivot_root(box: Box, word: str) -> None:
         box.run("true", pivot=False)
 
 
-def test_without_a_mount_namespace_what_is_left_out_is_said(box: Box) -> None:
+def test_without_a_mount_namespace_ignored_settings_are_warned_of(box: Box) -> None:
     box.linux.update(
         namespaces=[{"type": "pid"}, {"type": "uts"}], maskedPaths=[], readonlyPaths=[]
     )

@@ -18,7 +18,7 @@ from pyrunc.compile.pause import PauseRequest
 from pyrunc.errors import InvalidArgument, InvalidSpec, KernelError
 from pyrunc.kernel import namespace
 from tests.kernel.box import Box
-from tests.kernel.pause_process import Held, hold
+from tests.kernel.pause_process import PauseProcess, hold
 from tests.support import session
 from tests.support.capabilities import holds
 from tests.support.processes import wait_until
@@ -27,7 +27,7 @@ POD = {"network": "new", "ipc": "new", "uts": "new", "pid": "none"}
 
 
 @contextmanager
-def held(**more: Any) -> Iterator[Held]:
+def started_pause(**more: Any) -> Iterator[PauseProcess]:
     request = {
         "namespaces": POD,
         "hostname": "pod-1",
@@ -53,7 +53,7 @@ def own(pid: int, kind: str) -> bool:
 
 @pytest.mark.requirement("3.1.10")
 def test_what_it_is(tmp_path: Path) -> None:
-    with held(sysctls={"net.ipv4.ip_forward": "1", "kernel.shmmax": "4096"}) as pod:
+    with started_pause(sysctls={"net.ipv4.ip_forward": "1", "kernel.shmmax": "4096"}) as pod:
         status = dict(
             line.split(":\t", 1)
             for line in Path(f"/proc/{pod.pid}/status").read_text().splitlines()
@@ -81,13 +81,13 @@ def test_what_it_is(tmp_path: Path) -> None:
 
 def test_under_a_filter_that_does_not_let_it_wait_it_ends() -> None:
     refused = {"names": ["rt_sigtimedwait", "prctl"], "action": "SCMP_ACT_ERRNO"}
-    with held(seccomp={"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [refused]}) as pod:
+    with started_pause(seccomp={"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [refused]}) as pod:
         result = os.waitid(os.P_PIDFD, pod.pidfd, os.WEXITED | os.WNOWAIT)
         assert result is not None and (result.si_code, result.si_status) == (os.CLD_EXITED, 1)
 
 
 def test_it_leaves_on_sigterm() -> None:
-    with held() as pod:
+    with started_pause() as pod:
         os.kill(pod.pid, signal.SIGTERM)
         result = os.waitid(os.P_PIDFD, pod.pidfd, os.WEXITED | os.WNOWAIT)
         assert result is not None
@@ -99,7 +99,7 @@ def test_it_leaves_on_sigterm() -> None:
 
 
 def test_host_namespaces() -> None:
-    with held(namespaces=dict.fromkeys(POD, "host"), hostname="") as pod:
+    with started_pause(namespaces=dict.fromkeys(POD, "host"), hostname="") as pod:
         assert not any(own(pod.pid, kind) for kind in ("net", "ipc", "uts", "pid"))
 
 
@@ -115,7 +115,7 @@ def test_what_is_shared_with_the_host_is_not_set(path: str) -> None:
     for more in ({}, {"hostname": "", "sysctls": {"net.ipv4.ip_default_ttl": "65"}}):
         with (
             pytest.raises(InvalidSpec, match=r"needs a (uts|network) namespace"),
-            held(namespaces=shared, **more),
+            started_pause(namespaces=shared, **more),
         ):
             pass
     assert os.uname().nodename == before
@@ -129,21 +129,24 @@ def test_a_network_that_was_made_before() -> None:
     namespace.setns(before, CLONE_NEWNET)
     os.close(before)
     try:
-        with held(namespaces={**POD, "network": f"/proc/self/fd/{network}"}) as pod:
+        with started_pause(namespaces={**POD, "network": f"/proc/self/fd/{network}"}) as pod:
             assert os.stat(f"/proc/{pod.pid}/ns/net").st_ino == os.fstat(network).st_ino
     finally:
         os.close(network)
 
 
 def test_containers_join(box: Box) -> None:
-    with held(namespaces={**POD, "pid": "new"}, sysctls={"net.ipv4.ip_forward": "1"}) as pod:
+    with started_pause(
+        namespaces={**POD, "pid": "new"}, sysctls={"net.ipv4.ip_forward": "1"}
+    ) as pod:
         for entry in box.linux["namespaces"]:
             name = {"pid": "pid", "network": "net", "ipc": "ipc", "uts": "uts"}.get(entry["type"])
             if name:
                 entry["path"] = f"/proc/{pod.pid}/ns/{name}"
         box.config["hostname"] = ""
         text = box.run(
-            "hostname; cat /proc/1/cmdline | tr '\\0' ' '; cat /proc/sys/net/ipv4/ip_forward; echo $$"
+            "hostname; cat /proc/1/cmdline | tr '\\0' ' '; cat /proc/sys/net/ipv4/ip_forward; "
+            "echo $$"
         )
         assert text.split()[:3] == ["pod-1", "pause", "1"]
         assert int(text.split()[3]) > 1
@@ -152,10 +155,10 @@ def test_containers_join(box: Box) -> None:
 @pytest.mark.requirement("3.1.10")
 def test_oom_score_and_its_limit() -> None:
     own = int(Path("/proc/self/oom_score_adj").read_text())
-    with held(oom_score_adj=-998) as pod:
+    with started_pause(oom_score_adj=-998) as pod:
         score = int(Path(f"/proc/{pod.pid}/oom_score_adj").read_text())
         assert score == (-998 if holds("CAP_SYS_RESOURCE") else own)
-    with held(oom_score_adj=789) as pod:  # which needs no capability
+    with started_pause(oom_score_adj=789) as pod:  # which needs no capability
         assert Path(f"/proc/{pod.pid}/oom_score_adj").read_text() == "789\n"
 
 
@@ -169,7 +172,7 @@ def test_oom_score_and_its_limit() -> None:
     ],
 )
 def test_failures_leave_nothing(more: dict[str, Any]) -> None:
-    with pytest.raises((InvalidArgument, KernelError)), held(**more):
+    with pytest.raises((InvalidArgument, KernelError)), started_pause(**more):
         pass
     from pyrunc.cgroups.naming import place
 

@@ -32,7 +32,10 @@ def test_terminal_of_a_container(box: Box) -> None:
     box.process.update(
         terminal=True, consoleSize={"height": 33, "width": 77}, user={"uid": 1000, "gid": 1000}
     )
-    script = "tty; stty size; stat -c '%F %t %u:%g %a' $(tty); stat -c '%F %t' /dev/console; echo x > /dev/tty; ls /dev/pts"
+    script = (
+        "tty; stty size; stat -c '%F %t %u:%g %a' $(tty); stat -c '%F %t' /dev/console; "
+        "echo x > /dev/tty; ls /dev/pts"
+    )
     created = create(box.request("sh", "-c", script))
     assert created.console_fd is not None
     text = read_all(created.console_fd)

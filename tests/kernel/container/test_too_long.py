@@ -28,8 +28,10 @@ def service_links(count: int) -> list[str]:
         name, address = f"TEAM_APPLICATION_BACKEND_{number:05}", "10.96.113.207"
         port = f"{name}_PORT_8080_TCP"
         links += [
-            f"{name}_SERVICE_HOST={address}", f"{name}_SERVICE_PORT=8080", f"{name}_PORT=tcp://{address}:8080",
-            f"{port}=tcp://{address}:8080", f"{port}_PROTO=tcp", f"{port}_PORT=8080", f"{port}_ADDR={address}",
+            f"{name}_SERVICE_HOST={address}", f"{name}_SERVICE_PORT=8080",
+            f"{name}_PORT=tcp://{address}:8080",
+            f"{port}=tcp://{address}:8080", f"{port}_PROTO=tcp", f"{port}_PORT=8080",
+            f"{port}_ADDR={address}",
         ]  # fmt: skip
     return links
 

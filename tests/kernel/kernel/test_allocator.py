@@ -29,7 +29,7 @@ def faults(before: str) -> int:
     return int(done.stdout)
 
 
-def test_freed_memory_is_kept() -> None:
+def test_freed_memory_stays_with_the_process() -> None:
     once = BLOCKS * BLOCK_BYTES // resource.getpagesize()
     assert faults("keep_freed_memory()") < 3 * once
     assert faults("") > 8 * once, "the allocator does that by itself"

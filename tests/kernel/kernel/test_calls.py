@@ -257,7 +257,7 @@ class TestProcesses:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
 
-    def test_a_parent_that_has_ended_before_the_signal_was_asked_for(self) -> None:
+    def test_a_parent_that_has_ended_before_the_signal_was_set(self) -> None:
         pid = os.fork()
         if pid == 0:
             reaper.set_child_subreaper()

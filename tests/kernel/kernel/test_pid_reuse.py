@@ -59,7 +59,7 @@ def process_with(pid: int, group: str) -> Iterator[None]:
         )
 
 
-async def test_a_session_whose_leaders_pid_is_somebody_elses(pod: TestPod) -> None:
+async def test_a_session_whose_leaders_pid_is_another_processs(pod: TestPod) -> None:
     started = await pod.run("a", "exec sleep 1000")
     group = tree.root() + (tree.own_path(started.pid) or "")
     for number in range(20):
@@ -108,7 +108,7 @@ def test_a_listed_process_that_left_the_group_gets_no_signal(tmp_path: Path) -> 
         group.remove()
 
 
-def test_an_errands_descendants_are_known_by_more_than_their_numbers() -> None:
+def test_a_jobs_descendants_are_identified_by_more_than_their_pids() -> None:
     """A process that was listed below a job and is another process's child by the time of the
     signal gets none."""
     with (

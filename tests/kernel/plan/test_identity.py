@@ -119,7 +119,10 @@ def test_unknown_and_ungrantable_capabilities_are_warnings(box: Box) -> None:
 
 def test_no_new_privileges_and_setuid(box: Box) -> None:
     # busybox gives up set-user-ID by itself
-    source = '#include <stdio.h>\n#include <unistd.h>\nint main(void) { return printf("%d\\n", geteuid()) < 0; }'
+    source = (
+        '#include <stdio.h>\n#include <unistd.h>\nint main(void) { return printf("%d\\n", '
+        "geteuid()) < 0; }"
+    )
     command = ["gcc", "-static", "-x", "c", "-o", str(box.image / "bin/euid"), "-"]
     subprocess.run(command, input=source.encode(), check=True)
     os.chmod(box.image / "bin/euid", 0o4755)
@@ -230,7 +233,8 @@ def test_sysctls(box: Box) -> None:
         "fs.mqueue.msg_max": "11",
     }
     text = box.run(
-        "cd /proc/sys; cat net/ipv4/ip_forward kernel/shmmax fs/mqueue/msg_max net/ipv4/ping_group_range"
+        "cd /proc/sys; cat net/ipv4/ip_forward kernel/shmmax fs/mqueue/msg_max "
+        "net/ipv4/ping_group_range"
     )
     assert text.split() == ["1", "123456", "11", "5", "6"]
     assert Path("/proc/sys/net/ipv4/ip_forward").read_text() == forwarding

@@ -111,7 +111,8 @@ def test_set_on_a_new_filesystem(box: Box, option: str) -> None:
 def test_the_last_of_two_counts_and_words_without_effect_are_taken(
     box: Box, tmp_path: Path
 ) -> None:
-    box.add_mount("/t", "tmpfs", "ro", "noexec", "rw", "exec", "defaults", "async", "nomand", "noiversion", "nolazytime",
+    box.add_mount("/t", "tmpfs", "ro", "noexec", "rw", "exec", "defaults", "async", "nomand",
+        "noiversion", "nolazytime",
                   "silent", "loud", "size=64k", kind="tmpfs")  # fmt: skip
     mounted = mounts(
         box.run(
@@ -206,7 +207,7 @@ def test_maps_that_cannot_be(box: Box, mount: dict[str, object], words: str) -> 
         box.request("true")
 
 
-def test_a_filesystem_without_maps_says_so(box: Box) -> None:
+def test_a_filesystem_without_maps_is_named(box: Box) -> None:
     box.bind(Path("/proc/sys"), "/t", "bind", "idmap")
     box.config["mounts"][-1].update(uidMappings=MAPS, gidMappings=MAPS)
     with pytest.raises(KernelError, match="may not support idmapped mounts"):

@@ -12,7 +12,7 @@ import pytest
 from pyrunc.errors import Error, InvalidSpec, KernelError
 from pyrunc.kernel import mount as km
 from pyrunc.kernel import namespace
-from tests.kernel.box import Box, held, mounts
+from tests.kernel.box import Box, mounts, started_pause
 
 MS_SHARED, MS_REC, MS_BIND = 1 << 20, 16384, 4096
 
@@ -65,7 +65,7 @@ def test_a_bind_keeps_what_is_not_named(box: Box, tmp_path: Path) -> None:
     box.mount_fds["quiet"] = source
     try:
         box.add_mount("/q", "pyrunc:quiet", "rbind", "ro")
-        with held(box) as more:
+        with started_pause(box) as more:
             assert (
                 mounts(box.run("cat /proc/self/mountinfo", **more))["/q"][0]
                 == "ro,nosuid,noexec,relatime"
@@ -80,7 +80,7 @@ def test_shared_memory_of_a_pod(box: Box) -> None:
     box.config["mounts"] = [m for m in box.config["mounts"] if m["destination"] != "/dev/shm"]
     box.add_mount("/dev/shm", "pyrunc:shm", "rbind", "rw")
     try:
-        with held(box) as more:
+        with started_pause(box) as more:
             box.run("echo hi > /dev/shm/word", **more)
             assert box.run("cat /dev/shm/word; stat -c %a /dev/shm", **more).split() == [
                 "hi",
@@ -318,7 +318,8 @@ def test_masked_paths(box: Box) -> None:
         "/word/below",
     ]
     text = box.run(
-        "ls -a /secret /secret2; cat /word; touch /secret/x; umount /secret; echo $?; stat -c %t:%T /proc/keys"
+        "ls -a /secret /secret2; cat /word; touch /secret/x; umount /secret; echo $?; stat -c "
+        "%t:%T /proc/keys"
     )
     assert text.splitlines() == [
         "/secret:",
@@ -410,7 +411,8 @@ def test_listed_devices(box: Box) -> None:
     ]
     box.linux["resources"] = {}
     text = box.run(
-        "stat -c '%n %F %t:%T %a %u:%g' /dev/fuse /dev/deep/er/blk /run/pipe /dev/null; readlink /dev/ptmx"
+        "stat -c '%n %F %t:%T %a %u:%g' /dev/fuse /dev/deep/er/blk /run/pipe /dev/null; readlink "
+        "/dev/ptmx"
     )
     assert text.splitlines() == [
         "/dev/fuse character special file a:e5 600 7:8",
@@ -425,7 +427,7 @@ def test_an_existing_file_is_not_a_device(box: Box) -> None:
     (box.image / "opt").mkdir()
     (box.image / "opt/dev").write_text("")
     box.linux["devices"] = [{"path": "/opt/dev", "type": "c", "major": 1, "minor": 3}]
-    with pytest.raises(KernelError, match="/opt/dev exists and is not that device"):
+    with pytest.raises(KernelError, match="/opt/dev exists and is not the configured device"):
         box.run("true")
 
 
@@ -522,7 +524,8 @@ def test_tmpfs_that_copies_up(box: Box) -> None:
     box.add_mount("/run", "tmpfs", "tmpcopyup", "ro", kind="tmpfs")
     box.add_mount("/new", "tmpfs", "tmpcopyup", kind="tmpfs")
     script = (
-        "cd /home/web; stat -c '%u:%g %a %s' deep/er/file; stat -c %F pipe; readlink link; stat -c %u .; touch made;"
+        "cd /home/web; stat -c '%u:%g %a %s' deep/er/file; stat -c %F pipe; readlink link; stat "
+        "-c %u .; touch made;"
         "touch /run/x 2>&1; ls -A /new; grep -c ' /home/web ' /proc/self/mountinfo"
     )
     assert box.run(script + "; true").splitlines() == [

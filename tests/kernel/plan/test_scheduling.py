@@ -47,7 +47,8 @@ def ioprio(pid: int) -> tuple[int, int]:
         ({"policy": "SCHED_BATCH", "nice": 19}, {"policy": 3, "nice": 19}),
         ({"policy": "SCHED_IDLE"}, {"policy": 5}),
         ({"policy": "SCHED_FIFO", "priority": 3}, {"policy": 1, "priority": 3}),
-        ({"policy": "SCHED_RR", "priority": 9, "flags": ["SCHED_FLAG_RESET_ON_FORK"]}, {"policy": 2, "priority": 9, "flags": 1}),
+        ({"policy": "SCHED_RR", "priority": 9, "flags": ["SCHED_FLAG_RESET_ON_FORK"]},
+        {"policy": 2, "priority": 9, "flags": 1}),
         ({"policy": "SCHED_DEADLINE", "runtime": 1 << 20, "deadline": 1 << 27, "period": 1 << 28},
          {"policy": 6, "runtime": 1 << 20, "deadline": 1 << 27, "period": 1 << 28}),
     ],
@@ -58,7 +59,7 @@ def test_schedulers(box: Box, scheduler: dict[str, Any], expected: dict[str, int
         assert {**attributes(created.pid), **expected} == attributes(created.pid)
 
 
-def test_what_the_kernel_refuses_is_said(box: Box) -> None:
+def test_refusals_of_the_kernel_are_reported(box: Box) -> None:
     box.process["scheduler"] = {"policy": "SCHED_FIFO", "priority": 100}
     with pytest.raises(KernelError, match="scheduler SCHED_FIFO nice 0 priority 100: EINVAL"):
         box.run("true")
@@ -78,7 +79,10 @@ def test_an_exec_has_its_own_or_the_containers(box: Box) -> None:
     box.linux["memoryPolicy"] = {"mode": "MPOL_BIND", "nodes": "0"}
     box.process["execCPUAffinity"] = {"initial": "0", "final": "1"}
     with box.running() as (created, request):
-        script = "cut -d' ' -f19,41 /proc/$$/stat; cat /proc/$$/personality; grep -c bind:0 /proc/$$/numa_maps; grep Cpus_allowed_list /proc/$$/status"
+        script = (
+            "cut -d' ' -f19,41 /proc/$$/stat; cat /proc/$$/personality; grep -c bind:0 "
+            "/proc/$$/numa_maps; grep Cpus_allowed_list /proc/$$/status"
+        )
         words = box.execute(created, request, script).split()
         assert words[:3] == ["3", "3", "00000008"]
         assert int(words[3]) > 3
@@ -123,8 +127,8 @@ def test_memory_policies_without_nodes(box: Box, mode: str, word: str) -> None:
 @pytest.mark.parametrize(
     ("policy", "where"),
     [
-        ({"mode": "MPOL_LOCAL", "nodes": "0"}, "nodes: MPOL_LOCAL takes none"),
-        ({"mode": "MPOL_INTERLEAVE"}, "nodes: MPOL_INTERLEAVE needs some"),
+        ({"mode": "MPOL_LOCAL", "nodes": "0"}, "nodes: MPOL_LOCAL takes no nodes"),
+        ({"mode": "MPOL_INTERLEAVE"}, "nodes: MPOL_INTERLEAVE needs nodes"),
         ({"mode": "MPOL_BIND", "nodes": "0-"}, "nodes: '0-' is not a list"),
         ({"mode": "MPOL_BIND", "nodes": "0", "flags": ["MPOL_F_X"]}, r"flags\[0\]: unknown flag"),
     ],
@@ -136,10 +140,14 @@ def test_memory_policies_that_cannot_be(box: Box, policy: dict[str, Any], where:
 
 
 def test_every_limit(box: Box) -> None:
-    names = {"AS": "address space", "CORE": "core file size", "CPU": "cpu time", "DATA": "data size", "FSIZE": "file size",
-             "LOCKS": "file locks", "MEMLOCK": "locked memory", "MSGQUEUE": "msgqueue size", "NICE": "nice priority",
-             "NOFILE": "open files", "NPROC": "processes", "RSS": "resident set", "RTPRIO": "realtime priority",
-             "RTTIME": "realtime timeout", "SIGPENDING": "pending signals", "STACK": "stack size"}  # fmt: skip
+    names = {"AS": "address space", "CORE": "core file size", "CPU": "cpu time",
+        "DATA": "data size", "FSIZE": "file size",
+             "LOCKS": "file locks", "MEMLOCK": "locked memory", "MSGQUEUE": "msgqueue size",
+             "NICE": "nice priority",
+             "NOFILE": "open files", "NPROC": "processes", "RSS": "resident set",
+             "RTPRIO": "realtime priority",
+             "RTTIME": "realtime timeout", "SIGPENDING": "pending signals",
+             "STACK": "stack size"}  # fmt: skip
     assert {f"RLIMIT_{name}" for name in names} == RLIMITS.keys()
     big = {"AS": 1 << 32, "DATA": 1 << 31, "STACK": 1 << 22, "FSIZE": 1 << 30, "RSS": 1 << 30}
     values = {name: (big.get(name, 20 + i), big.get(name, 30 + i)) for i, name in enumerate(names)}

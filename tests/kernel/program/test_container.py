@@ -212,7 +212,9 @@ def visitor(dumpable: bool, lingers_ns: int) -> Program:
 
 
 @pytest.mark.parametrize("dumpable", [False, True])
-def test_nobody_inside_can_look_into_a_newcomer_before_execve(image: Path, dumpable: bool) -> None:
+def test_no_process_inside_can_inspect_a_newcomer_before_execve(
+    image: Path, dumpable: bool
+) -> None:
     """CVE-2016-9962; a dumpable process proves that this test would see it."""
     began = time.monotonic_ns()
     subprocess.run(

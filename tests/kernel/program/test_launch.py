@@ -162,7 +162,7 @@ def test_nothing_is_blocked_or_ignored_in_the_payload() -> None:
     assert text.split() == ["SigBlk:", "0" * 16, "SigIgn:", "0" * 16]
 
 
-def test_the_executable_is_sealed_and_nobody_can_write_it() -> None:
+def test_the_executable_is_sealed_and_cannot_be_written() -> None:
     digest = hashlib.sha256(open(LAUNCHER, "rb").read()).digest()
     seals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
     assert fcntl.fcntl(executable(), F_GET_SEALS) & seals == seals
@@ -254,7 +254,7 @@ def test_a_failure_names_the_plan_line() -> None:
         assert running.receive() is None
 
 
-def test_a_missing_program_is_said_by_the_ladder() -> None:
+def test_a_missing_program_is_reported_by_the_check() -> None:
     a = Assembler()
     result = a.slot(4)
     with a.line("execute 'nothing'", 9):
@@ -280,8 +280,11 @@ def test_an_unread_release_is_not_an_error() -> None:
         assert running.receive() is None
 
 
-def test_expect_says_what_came_instead() -> None:
-    with launch(waiting()) as running, pytest.raises(Error, match="message 2 came where 1 was due"):
+def test_expect_reports_the_other_message() -> None:
+    with (
+        launch(waiting()) as running,
+        pytest.raises(Error, match="received message 2 instead of 1"),
+    ):
         running.expect(PID)
     a = Assembler()
     a.exit(3)
@@ -303,7 +306,7 @@ def test_a_deadline() -> None:
         assert running.receive(30) is None
 
 
-def test_a_launcher_that_is_killed_is_said_so() -> None:
+def test_a_killed_launcher_is_reported() -> None:
     with launch(waiting()) as running:
         running.expect(READY)
         os.kill(running.launcher_pid, signal.SIGKILL)
@@ -320,7 +323,7 @@ def test_letting_go_ends_a_program_that_waits() -> None:
     assert running.fileno() == -1 and running.receive() is None
 
 
-def test_a_refused_program_is_said_so() -> None:
+def test_a_refused_program_is_reported() -> None:
     raw = bytearray(waiting().encode())
     raw[0] ^= 1
     with (
@@ -344,7 +347,7 @@ def test_a_cloned_child_is_ours_and_the_launcher_s_exit_does_not_matter() -> Non
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 42
 
 
-def test_the_pid_comes_before_whatever_that_process_says() -> None:
+def test_the_pid_comes_before_messages_of_that_process() -> None:
     a = Assembler()
     macros.prologue(a)
     macros.fork_parent(a, 0)
@@ -389,7 +392,7 @@ def test_a_launcher_that_is_killed_before_it_reports_the_pid_hides_nothing() -> 
     os.waitpid(-1, 0)
 
 
-def test_descriptors_that_nobody_took_are_closed() -> None:
+def test_unclaimed_descriptors_are_closed() -> None:
     a = Assembler()
     child, pid = a.label(), a.slot(4)
     macros.clone(a, 0, store=pid)

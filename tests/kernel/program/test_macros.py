@@ -132,7 +132,7 @@ def test_names_that_are_swapped_meanwhile_never_lead_outside(tmp_path: Path) -> 
     assert successes and errors, (successes, errors)
 
 
-def test_files_are_made_where_missing_and_kept_where_not(tmp_path: Path) -> None:
+def test_missing_files_are_made_and_others_stay(tmp_path: Path) -> None:
     (tmp_path / "there").write_text("kept")
 
     def body(a: Assembler, root: Slot) -> None:
@@ -216,7 +216,7 @@ def test_the_check_of_a_program_and_its_execution(
     assert caught.value.errno == (errno.EACCES if expected == errno.EISDIR else expected)
 
 
-def test_another_error_of_execve_is_kept(tmp_path: Path) -> None:
+def test_another_error_of_execve_is_reported(tmp_path: Path) -> None:
     (tmp_path / "tool").write_text("no format\n")
     (tmp_path / "tool").chmod(0o755)
 

@@ -37,7 +37,7 @@ def waits(pid: int) -> bool:
 
 
 @contextmanager
-def held(machine: str) -> Iterator[tuple[int, int]]:
+def started_pause(machine: str) -> Iterator[tuple[int, int]]:
     """Return (pid, pidfd) of a pause process that is process 1 of a new pid namespace."""
     command = program_of("pause", machine)
     path = command[0] if command[0].startswith("/") else f"/usr/bin/{command[0]}"
@@ -75,7 +75,7 @@ def ends_with(pidfd: int, code: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_process_1_leaves_with_0(machine: str, number: int) -> None:
-    with held(machine) as (_, pidfd):
+    with started_pause(machine) as (_, pidfd):
         signal.pidfd_send_signal(pidfd, number)
         ends_with(pidfd, 0)
 
@@ -94,7 +94,7 @@ def test_as_an_ordinary_process_it_leaves_with_0_too(machine: str, number: int) 
 def test_other_signals_do_not_end_process_1(machine: str, number: int) -> None:
     if machine != NATIVE:
         return  # qemu-user carries out the default action itself, whatever the process's number
-    with held(machine) as (pid, pidfd):
+    with started_pause(machine) as (pid, pidfd):
         signal.pidfd_send_signal(pidfd, number)
         time.sleep(0.05)
         assert not has_ended(pidfd)
@@ -109,7 +109,7 @@ def children(pid: int) -> list[str]:
 
 
 def test_orphans_are_reaped(machine: str) -> None:
-    with held(machine) as (pid, pidfd):
+    with started_pause(machine) as (pid, pidfd):
         a = Assembler()
         macros.prologue(a)
         a.sys("setns", 3, CLONE_NEWPID)
@@ -135,7 +135,7 @@ def test_orphans_are_reaped(machine: str) -> None:
 def test_it_uses_next_to_no_memory_and_no_time(machine: str) -> None:
     if machine != NATIVE:
         return  # under qemu the numbers are qemu's
-    with held(machine) as (pid, _):
+    with started_pause(machine) as (pid, _):
         with open(f"/proc/{pid}/status") as file:
             fields = dict(line.split(":\t", 1) for line in file if ":\t" in line)
         private_kb = int(fields["RssAnon"].split()[0])

@@ -264,7 +264,8 @@ def random_operations(raw: bytearray, rng: random.Random) -> None:
     for index in range(OPERATIONS):
         raw[HEAD + OP * index : HEAD + OP * (index + 1)] = encode.OPERATION.pack(
             rng.randint(1, 7), rng.choice([0, 1, 4, 8]), rng.randint(0, 3), rng.randint(1, 50),
-            *(rng.randint(0, 200) for _ in range(4)), rng.randint(0, 60), rng.getrandbits(24) & 0x333333,
+            *(rng.randint(0, 200) for _ in range(4)), rng.randint(0, 60),
+            rng.getrandbits(24) & 0x333333,
             *(rng.randint(0, OPERATIONS) for _ in range(4)), rng.randint(0, 5),
             *(rng.choice([0, 8, 16, 40, rng.getrandbits(64)]) for _ in range(6)),
         )  # fmt: skip

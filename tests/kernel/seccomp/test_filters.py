@@ -18,7 +18,8 @@ FOREIGN = """
 #include <unistd.h>
 int main(int n, char **words) {
     long answer;
-    if (n > 1 && words[1][0] == 'i') __asm__ volatile("int $0x80" : "=a"(answer) : "a"(20L) : "memory");
+    if (n > 1 && words[1][0] == 'i')
+        __asm__ volatile("int $0x80" : "=a"(answer) : "a"(20L) : "memory");
     else answer = syscall(0x40000000 + 39);
     return answer < 0 ? 5 : answer == getpid() ? 0 : 6;
 }
@@ -75,11 +76,16 @@ def test_a_default_that_refuses(box: Box) -> None:
 
 # What a shell of busybox needs.
 ENOUGH = [
-    *("access", "arch_prctl", "brk", "clone", "clone3", "close", "close_range", "dup2", "dup3", "execve", "exit", "exit_group", "fcntl"),
-    *("fork", "fstat", "futex", "getcwd", "getegid", "geteuid", "getgid", "getpgrp", "getpid", "getppid", "getrandom", "getuid", "ioctl"),
-    *("lseek", "lstat", "madvise", "mmap", "mprotect", "mremap", "munmap", "newfstatat", "open", "openat", "pipe", "pipe2", "poll", "prctl"),
-    *("pread64", "prlimit64", "read", "readlink", "readlinkat", "rseq", "rt_sigaction", "rt_sigprocmask", "rt_sigreturn", "rt_sigsuspend"),
-    *("set_robust_list", "set_tid_address", "setgid", "setuid", "sigaltstack", "stat", "statx", "sysinfo", "umask", "uname", "vfork"),
+    *("access", "arch_prctl", "brk", "clone", "clone3", "close", "close_range", "dup2", "dup3",
+    "execve", "exit", "exit_group", "fcntl"),
+    *("fork", "fstat", "futex", "getcwd", "getegid", "geteuid", "getgid", "getpgrp", "getpid",
+    "getppid", "getrandom", "getuid", "ioctl"),
+    *("lseek", "lstat", "madvise", "mmap", "mprotect", "mremap", "munmap", "newfstatat", "open",
+    "openat", "pipe", "pipe2", "poll", "prctl"),
+    *("pread64", "prlimit64", "read", "readlink", "readlinkat", "rseq", "rt_sigaction",
+    "rt_sigprocmask", "rt_sigreturn", "rt_sigsuspend"),
+    *("set_robust_list", "set_tid_address", "setgid", "setuid", "sigaltstack", "stat", "statx",
+    "sysinfo", "umask", "uname", "vfork"),
     *("wait4", "write", "writev"),
 ]  # fmt: skip
 
@@ -97,7 +103,8 @@ ENOUGH = [
     ],
 )
 def test_comparisons(box: Box, op: str, value: int, two: int, refused: list[int]) -> None:
-    """chmod(path, mode), or fchmodat where there is no chmod, which `chmod` calls with its number."""
+    """chmod(path, mode), or fchmodat where there is no chmod, which `chmod` calls with its
+    number."""
     args = {"op": op, "value": value, "valueTwo": two}
     filtered(
         box,

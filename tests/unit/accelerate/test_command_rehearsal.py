@@ -40,7 +40,8 @@ codes = rehearse(folder)
 assert codes == ([0] * 2 * ROUNDS if is_root else []), codes
 assert len(compiled) == (ROUNDS if may_compile else 0)
 assert not os.path.exists(folder)
-assert cgroup._root == "" and host._host is None and jsontext._halves is None, "this process is not the one that will be"
+unset = cgroup._root == "" and host._host is None and jsontext._halves is None
+assert unset, "facts of this process are not those of a command"
 assert "_json" not in sys.modules and sys.stdout is sys.__stdout__
 print("done")
 """

@@ -19,7 +19,8 @@ def written(
 @pytest.mark.requirement("7.2.2")
 @pytest.mark.parametrize(
     ("shares", "expected"),
-    [(0, 1), (1, 1), (2, 1), (3, 2), (10, 4), (100, 17), (102, 17), (512, 59), (1000, 99), (1024, 100), (2048, 174),
+    [(0, 1), (1, 1), (2, 1), (3, 2), (10, 4), (100, 17), (102, 17), (512, 59), (1000, 99), (1024,
+    100), (2048, 174),
      (262143, 10000), (262144, 10000), (1 << 40, 10000)],
 )  # fmt: skip
 def test_shares_become_weight_by_the_quadratic(shares: int, expected: int) -> None:
@@ -183,14 +184,14 @@ def test_what_only_v1_had_is_refused(resources: dict[str, Any]) -> None:
         written(resources)
 
 
-def test_harmless_leftovers_of_v1_are_told() -> None:
+def test_harmless_leftovers_of_v1_are_warned_of() -> None:
     assert warnings({"memory": {"swappiness": 60, "kernel": 5, "limit": 1}}) == [
         "memory.kernel has no effect on cgroup v2",
         "memory.swappiness has no effect on cgroup v2",
     ]
 
 
-def test_a_limit_below_the_usage_is_rejected_when_asked() -> None:
+def test_a_limit_below_the_usage_is_rejected_on_request() -> None:
     with pytest.raises(InvalidSpec, match="rejecting memory limit"):
         written({"memory": {"limit": 10, "checkBeforeUpdate": True}}, {"memory.current": "11\n"})
 

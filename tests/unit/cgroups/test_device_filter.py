@@ -65,7 +65,8 @@ def allowed(rules: Sequence[filter.Rule], kind: int, major: int, minor: int, bit
 numbers = st.sampled_from([0, 1, 3, 5, 10, 136, 200, 4095])
 rules = st.builds(
     lambda allow, kind, major, minor, access: {
-        "allow": allow, "type": kind, "major": major, "minor": minor, "access": "".join(sorted(access))
+        "allow": allow, "type": kind, "major": major, "minor": minor,
+        "access": "".join(sorted(access))
     },
     st.booleans(),
     st.sampled_from(["a", "b", "c"]),

@@ -55,8 +55,10 @@ def test_limits_become_properties() -> None:
         "pids": {"limit": -1},
     }))  # fmt: skip
     assert by_name == {
-        "CPUWeight": ("t", 100), "CPUQuotaPeriodUSec": ("t", 50000), "CPUQuotaPerSecUSec": ("t", 400000),
-        "AllowedCPUs": ("ay", b"\x01"), "MemorySwapMax": ("t", 2 << 20), "MemoryMax": ("t", 1 << 20),
+        "CPUWeight": ("t", 100), "CPUQuotaPeriodUSec": ("t", 50000), "CPUQuotaPerSecUSec": ("t",
+        400000),
+        "AllowedCPUs": ("ay", b"\x01"), "MemorySwapMax": ("t", 2 << 20), "MemoryMax": ("t",
+        1 << 20),
         "MemoryLow": ("t", 4096), "TasksMax": ("t", INFINITY),
     }  # fmt: skip
 
@@ -64,7 +66,8 @@ def test_limits_become_properties() -> None:
 def test_unified_overrides_and_names_systemds_words() -> None:
     by_name = dict(properties({
         "memory": {"limit": 5},
-        "unified": {"memory.max": "max", "cpu.max": "max 5000", "memory.oom.group": "1", "io.weight": "5"},
+        "unified": {"memory.max": "max", "cpu.max": "max 5000", "memory.oom.group": "1",
+        "io.weight": "5"},
     }))  # fmt: skip
     assert by_name["MemoryMax"] == ("t", INFINITY)
     assert by_name["CPUQuotaPerSecUSec"] == ("t", INFINITY)

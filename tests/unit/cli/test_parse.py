@@ -104,7 +104,7 @@ def test_lists_add_up_and_commas_are_part_of_a_value() -> None:
         (["--root"], "flag needs an argument: -root"),
     ],
 )
-def test_misuse_is_said_in_gos_words(words: list[str], message: str) -> None:
+def test_misuse_is_reported_with_gos_texts(words: list[str], message: str) -> None:
     with pytest.raises(Misuse) as caught:
         parse(words)
     assert caught.value.message == message

@@ -34,7 +34,7 @@ def test_lines_of_parts() -> None:
     assert places("5") == {} and places("{}") == {} and places(" [ 1 ] ") == {(0,): 1}
 
 
-def test_every_part_of_any_text_is_found() -> None:
+def test_every_part_of_any_text_has_a_line() -> None:
     def paths(value: object, path: tuple[object, ...] = ()) -> set[tuple[object, ...]]:
         items = list(
             value.items()

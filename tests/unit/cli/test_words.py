@@ -48,7 +48,8 @@ def test_what_is_no_id(bad: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("9", 9), ("KILL", 9), ("SIGKILL", 9), ("sigterm", 15), ("usr1", 10), ("0", 0), ("RTMIN", 34), ("RTMIN+1", 35),
+    [("9", 9), ("KILL", 9), ("SIGKILL", 9), ("sigterm", 15), ("usr1", 10), ("0", 0), ("RTMIN", 34),
+    ("RTMIN+1", 35),
      ("SIGRTMAX-1", 63), ("64", 64), ("CLD", 17), ("SYS", 31)],
 )  # fmt: skip
 def test_signals(text: str, number: int) -> None:
@@ -101,7 +102,7 @@ def test_what_is_no_duration(text: str) -> None:
         duration_s(text)
 
 
-def test_update_names_only_what_was_given() -> None:
+def test_update_names_only_the_passed_limits() -> None:
     from pyrunc.cli.parse import parse as parse_line
 
     options = parse_line(

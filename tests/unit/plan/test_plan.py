@@ -87,7 +87,8 @@ def test_lines_of_the_default() -> None:
         "   7  attach root rslave",
         "   8  mount 'proc' on '/proc'",
         "   9  mount 'tmpfs' on '/dev' (nosuid,strictatime,mode=755,size=65536k)",
-        "  10  mount 'devpts' on '/dev/pts' (nosuid,noexec,newinstance,ptmxmode=0666,mode=0620,gid=5)",
+        "  10  mount 'devpts' on '/dev/pts' "
+        "(nosuid,noexec,newinstance,ptmxmode=0666,mode=0620,gid=5)",
         "  11  mount 'tmpfs' on '/dev/shm' (nosuid,nodev,noexec,mode=1777,size=65536k)",
         "  12  mount 'mqueue' on '/dev/mqueue' (nosuid,nodev,noexec)",
         "  13  mount 'sysfs' on '/sys' (ro,nosuid,nodev,noexec)",
@@ -234,7 +235,8 @@ def test_the_steps_of_the_parent_are_in_the_plan() -> None:
         "move links 'eth7' to 'eth0'",
         "run prestart hooks '/hooks/prestart'",
         "run createRuntime hooks '/hooks/createRuntime'",
-        "run createContainer hooks '/hooks/createContainer' in the container's namespaces at '/b/rootfs'",
+        "run createContainer hooks '/hooks/createContainer' in the container's namespaces at "
+        "'/b/rootfs'",
         "prlimit RLIMIT_CORE 1:2",
         "send the seccomp listener to '/run/agent.sock'",
     ]
@@ -322,7 +324,8 @@ def test_oom_score_is_clamped_only_where_allowed() -> None:
     document["process"]["oomScoreAdj"] = -5
     spec = parse(document)
     scores = [
-        [op.value for op in plans.build(spec, host, RootfsFacts(), plans.StartOptions(restrict_oom_score_adj=restrict)).ops
+        [op.value for op in plans.build(spec, host, RootfsFacts(),
+        plans.StartOptions(restrict_oom_score_adj=restrict)).ops
          if isinstance(op, model.SetOomScore)]
         for host, restrict in ((low, False), (low, True), (HOST, True))
     ]  # fmt: skip
@@ -533,7 +536,7 @@ def test_line_of_a_bind() -> None:
     assert line(op) == "bind '/s' on '/d' (peer,ro,relatime,rshared,rro)"
 
 
-def test_kept_runs_have_the_lines_of_the_plan_that_they_are_in() -> None:
+def test_cached_fragments_have_the_lines_of_their_plan() -> None:
     """The same masks at another place of another plan: an error names that plan's line."""
     longer = plan({"process.terminal": True}, keyring="k", parent=Parent(record=True))
     for built in (plan(), longer, plan()):

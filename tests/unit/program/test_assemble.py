@@ -386,7 +386,7 @@ def test_every_macro_assembles_on_every_architecture(machine: str) -> None:
     assert len(a.program()) > 50
 
 
-def test_close_all_from_leaves_what_is_kept() -> None:
+def test_close_all_from_leaves_the_excepted_ones() -> None:
     a = Assembler()
     macros.close_all_from(a, 3, keep=[2, 3, 7, 8])
     a.exit(0)
@@ -404,7 +404,7 @@ def test_the_tables_agree_with_this_machine_and_with_each_other() -> None:
         assert len(set(table.values())) == len(table)
 
 
-def test_an_unknown_architecture_is_said_so() -> None:
+def test_an_unknown_architecture_is_reported() -> None:
     with pytest.raises(Unsupported, match="riscv64"):
         Assembler("riscv64")
 

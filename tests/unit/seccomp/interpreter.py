@@ -30,6 +30,7 @@ def run(
         elif opcode == 0x54:  # and
             accumulator &= operand
         else:
-            taken = {0x15: accumulator == operand, 0x25: accumulator > operand, 0x35: accumulator >= operand,
+            taken = {0x15: accumulator == operand, 0x25: accumulator > operand,
+                0x35: accumulator >= operand,
                      0x45: bool(accumulator & operand)}[opcode]  # fmt: skip
             at += if_true if taken else if_false

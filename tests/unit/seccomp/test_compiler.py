@@ -169,7 +169,8 @@ def test_unknown_names_are_left_out() -> None:
 
 def test_notify_asks_for_a_listener() -> None:
     compiled = compiler.compile(
-        profile(rule("mkdir", action="SCMP_ACT_NOTIFY"), default="SCMP_ACT_ALLOW", listenerPath="/run/l", listenerMetadata="m"),
+        profile(rule("mkdir", action="SCMP_ACT_NOTIFY"), default="SCMP_ACT_ALLOW",
+        listenerPath="/run/l", listenerMetadata="m"),
         "x86_64",
         store="",
     )  # fmt: skip
@@ -198,7 +199,7 @@ def test_notify_asks_for_a_listener() -> None:
         (profile(flags=["SECCOMP_FILTER_FLAG_X"]), r"flags\[0\]"),
     ],
 )
-def test_faults_are_said_with_their_place(seccomp: dict[str, Any], words: str) -> None:
+def test_faults_are_reported_with_their_path(seccomp: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidSpec, match=words):
         compiler.compile(seccomp, store="")
 

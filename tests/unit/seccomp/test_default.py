@@ -15,8 +15,10 @@ from tests.unit.seccomp.interpreter import run
 CALLS = arch("x86_64").syscalls
 EPERM, ENOSYS = ERRNO | errno.EPERM, ERRNO | errno.ENOSYS
 USUAL = (
-    "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID", "CAP_SETUID",
-    "CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE",
+    "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW",
+    "CAP_SETGID", "CAP_SETUID",
+    "CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL",
+    "CAP_AUDIT_WRITE",
 )  # fmt: skip
 
 
@@ -33,7 +35,8 @@ def test_no_name_is_listed_twice() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["read", "write", "openat2", "clone", "execve", "futex_waitv", "ptrace", "landlock_create_ruleset", "memfd_create",
+    ["read", "write", "openat2", "clone", "execve", "futex_waitv", "ptrace",
+    "landlock_create_ruleset", "memfd_create",
      "pidfd_open", "statx", "rseq", "arch_prctl", "chroot", "mknod"],
 )  # fmt: skip
 def test_ordinary_programs_get_what_they_need(name: str) -> None:
@@ -42,9 +45,12 @@ def test_ordinary_programs_get_what_they_need(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["mount", "umount2", "unshare", "setns", "keyctl", "add_key", "request_key", "bpf", "perf_event_open", "userfaultfd",
-     "kexec_load", "init_module", "reboot", "swapon", "io_uring_setup", "io_uring_enter", "io_uring_register", "acct",
-     "settimeofday", "open_by_handle_at", "pivot_root", "open_tree", "move_mount", "fsopen", "quotactl", "iopl",
+    ["mount", "umount2", "unshare", "setns", "keyctl", "add_key", "request_key", "bpf",
+    "perf_event_open", "userfaultfd",
+     "kexec_load", "init_module", "reboot", "swapon", "io_uring_setup", "io_uring_enter",
+     "io_uring_register", "acct",
+     "settimeofday", "open_by_handle_at", "pivot_root", "open_tree", "move_mount", "fsopen",
+     "quotactl", "iopl",
      "sethostname", "syslog", "vhangup", "kcmp", "mbind", "nfsservctl", "personality"],
 )  # fmt: skip
 def test_what_reaches_beyond_the_container_is_denied(name: str) -> None:

@@ -80,7 +80,8 @@ def test_what_is_mounted_below_a_volume_keeps_its_labels(
     }[kind]
     program = (
         "import os, sys; from cri_server.security.selinux import relabel\n"
-        "def read(path): return relabel.ATTRIBUTE in os.listxattr(path) and os.getxattr(path, relabel.ATTRIBUTE)\n"
+        "def read(path): return relabel.ATTRIBUTE in os.listxattr(path) and os.getxattr(path, "
+        "relabel.ATTRIBUTE)\n"
         "before = read(sys.argv[3]); relabel.relabel_tree(sys.argv[1], sys.argv[2].encode())\n"
         "print(before == read(sys.argv[3]))"
     )
@@ -131,7 +132,8 @@ def test_a_fifo_is_labelled_and_not_opened(tree: Path) -> None:
     assert label_of(tree / "fifo") == LABEL
 
 
-@pytest.mark.parametrize("path", ["/", "/etc", "/usr/", "/var/lib", "/var/lib/kubelet", "/proc/1", "/sys/fs", "/dev/shm", "/var/../etc"])  # fmt: skip
+@pytest.mark.parametrize("path", ["/", "/etc", "/usr/", "/var/lib", "/var/lib/kubelet", "/proc/1",
+    "/sys/fs", "/dev/shm", "/var/../etc"])  # fmt: skip
 def test_what_is_the_systems_is_refused(path: str) -> None:
     with pytest.raises(InvalidArgument, match=r"selinux_relabel: .* keeps its SELinux labels"):
         relabel.relabel(relabel.Relabel([path], "a:b:c").to_fields(), [])
