@@ -96,8 +96,8 @@ NOT_PLAIN = "must not contain a NUL byte or half a surrogate pair"
 
 
 def is_plain(text: str) -> bool:
-    """Tell whether a text can be passed to the kernel. Bytes that are no UTF-8 are surrogate
-    escapes in it, and can."""
+    """Tell whether a text can be passed to the kernel. It may contain surrogate escapes, which
+    stand for bytes that are not UTF-8."""
     if "\0" in text:
         return False
     if text.isascii():
