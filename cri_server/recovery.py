@@ -1,9 +1,9 @@
-"""What a started server does before it answers: read the records, ask the shims, finish what was
-half done.
+"""The recovery of a started server, before it answers: reads the records, asks the shims, completes
+or drops what was unfinished.
 
-States are derived from what is found, never taken from memory: a container that exited while nobody
-was there has its exit record, one whose shim is gone is ended, and after a reboot everything has
-ended. A damaged record is put aside; it never keeps the server from starting.
+States are derived from records and processes: a container that exited while no server ran has its
+exit record, a container whose shim is gone is ended, and after a reboot all have ended. A damaged
+record is put aside; it never prevents the start.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ async def _recover_sandbox(services: Services, sandbox: Sandbox) -> None:
 
 
 def _end_checkpoint(services: Services, container: Container) -> None:
-    """One that was being made: the container stands still for it. What was begun goes."""
+    """Drop a checkpoint that was being made, and thaw the container, which is frozen for it."""
     work = services.paths.checkpoint_work(container.id)
     try:
         target = (work / UNFINISHED).read_bytes()
@@ -142,7 +142,7 @@ def _ended_with_the_boot(services: Services, containers: list[Container]) -> Non
 
 
 def half_made_sandboxes(services: Services) -> list[str]:
-    """Ids that have folders, but that nobody was told of."""
+    """Return ids of sandboxes that have folders but no record, so that no client knows them."""
     sandboxes = services.index.sandboxes
     ids = set(entries(services.paths.sandbox_states))
     ids |= {name for name in entries(services.paths.sandbox_records) if "." not in name}
@@ -150,7 +150,7 @@ def half_made_sandboxes(services: Services) -> list[str]:
 
 
 def half_made_containers(services: Services) -> list[str]:
-    """As `half_made_sandboxes`."""
+    """Return ids of containers that have folders but no record."""
     containers = services.index.containers
     ids = set(entries(services.paths.container_states))
     ids |= {name for name in entries(services.paths.container_records) if "." not in name}

@@ -1,7 +1,7 @@
-"""The server's side of a shim: start one, find it again after a restart, call it, hear its events.
-asyncio, no threads.
+"""The client of a shim: starts shims, connects to them again after a restart, calls them and
+receives their events. For asyncio, without threads.
 
-A shim whose socket closes is dead or leaving: every call that waits then raises Unavailable, and
+A shim whose socket closes is dead or drops the pod: every waiting call then raises Unavailable, and
 `on_close` is called once.
 """
 
@@ -34,9 +34,9 @@ Answered = TypeVar("Answered", bound=Record)
 log = logging.getLogger(__name__)
 _CONNECT_TIMEOUT_S = 2.0
 SHIM = "pyrunc.shim.main:main"
-"""What a zygote forks."""
+"""The function that the zygote forks."""
 MOST_FDS = ipc.MOST_FDS - 1
-"""One is left for a message that travels in a memfd."""
+"""One is reserved for a long message, which is sent in a memfd."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Streams:
     stderr_fd: int | None = None
 
     def close(self) -> None:
-        """Close what is open still."""
+        """Close the descriptors that are still open."""
         for name in ("stdin_fd", "stdout_fd", "stderr_fd"):
             fd = getattr(self, name)
             if fd is not None:
@@ -87,7 +87,7 @@ class ShimClient:
         """Whether `parts` tell the time of each operation of a launch, which makes it slower."""
         self._execs: dict[str, ExecSession] = {}
         self.lost_sessions: list[ExecSession] = []
-        """Those that ran when the shim went, which it has not ended."""
+        """Sessions that ran when the shim was lost."""
         self._peer = Peer(sock, "the shim", self._received, self._lost)
 
     @property
@@ -146,7 +146,8 @@ class ShimClient:
         return await self._ask(request, messages.ContainerCreated, fds)
 
     async def drop_container(self, container: str) -> None:
-        """Forget a container that was created and is not started. Unknown ones are fine."""
+        """Forget a container that was created and will not be started. Unknown containers are
+        ignored."""
         await self._ask(messages.DropContainer(container), messages.Done)
 
     async def start_container(self, container: str) -> messages.ContainerStarted:
@@ -157,7 +158,7 @@ class ShimClient:
     async def take_over_pause(self) -> str | None:
         """Go on with the pause process of a shim that was lost, which the keeper has; the path of
         the network namespace that this shim pins from now on. Raises NotFound, Unavailable (no
-        keeper); here and below."""
+        keeper), as `take_over_container`."""
         return (await self._ask(messages.TakeOverPause(), messages.Network)).netns_path
 
     async def take_over_container(
@@ -262,7 +263,7 @@ class ShimClient:
         return answer.netns_path
 
     async def shim(self) -> messages.ShimInfo:
-        """What the shim is, to whose own folder this is a connection."""
+        """Describe the shim. For a connection to the shim's own folder."""
         return await self._ask(messages.GetShim(), messages.ShimInfo)
 
     async def stop_pause(self) -> None:
@@ -270,7 +271,7 @@ class ShimClient:
         await self._ask(messages.StopPause(), messages.Done)
 
     async def forget(self, container: str) -> None:
-        """Drop an exited container. Unknown ones are fine."""
+        """Forget a container that has exited. Unknown containers are ignored."""
         await self._ask(messages.Forget(container), messages.Done)
 
     async def shutdown(self) -> None:
@@ -281,7 +282,7 @@ class ShimClient:
         self.close()
 
     def close(self) -> None:
-        """Hang up; exec sessions of this connection are killed, nothing else changes."""
+        """Close the connection; the shim kills its exec sessions, nothing else changes."""
         why = "the connection to the shim was closed"
         self.on_close = None
         self._peer.close(why)

@@ -1,5 +1,5 @@
-"""The server's side of the keeper (`pyrunc.keeper.client`): what it stores of pods, and a watch
-that replaces one that has died.
+"""The server's side of the keeper (`pyrunc.keeper.client`): the entries of pods, and a watch that
+replaces a keeper that has died.
 
 The shims fill a new one again; zygote and shims are replaced, so that the next pods' shims are
 below it. The orphans of shims from before have another ancestor: how they end is known from Linux
@@ -14,16 +14,15 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from pyrunc import ipc, jsontext
-from pyrunc.errors import Error, PeerError, Unavailable
+from pyrunc.errors import Error, Unavailable
 from pyrunc.keeper.client import Keeper, ensure
 from pyrunc.shim.messages import StoredPause
 from pyrunc.shim.stored import container_name, pause_name
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 5.0  # after one could not be started
-TRIES, TRY_AGAIN_S = 5, 0.2  # of one that is stopped, or being replaced
+AGAIN_S = 5.0  # between attempts to start a keeper
+TRIES, TRY_AGAIN_S = 5, 0.2  # while the keeper is stopped or being replaced
 
 
 class StoredPods:
@@ -38,28 +37,24 @@ class StoredPods:
         return await asyncio.to_thread(self._ids, tries)
 
     async def drop(self, *ids: str) -> None:
-        """Close what is stored of these; fine when nothing is, or there is no keeper."""
+        """Drop the entries of these ids. Does nothing without entries or without a keeper."""
         if ids:
             await asyncio.to_thread(self._drop, ids)
 
     async def open_pause(self, sandbox_id: str) -> tuple[StoredPause, list[int]]:
-        """What is stored of a pod's pause process: the record, and its descriptors, the caller's to
-        close. Raises Unavailable, Error."""
+        """Return the record of a pod's pause process and its descriptors, the caller's to close.
+        Raises Unavailable, Error."""
         return await asyncio.to_thread(self._open_pause, sandbox_id)
 
     def _open_pause(self, sandbox_id: str) -> tuple[StoredPause, list[int]]:
         keeper = Keeper(self._folder)
         try:
-            stored = keeper.get(pause_name(sandbox_id))
+            entry = keeper.get(pause_name(sandbox_id))
         finally:
             keeper.close()
-        if stored is None:
+        if entry is None:
             raise Unavailable(f"the keeper has nothing of sandbox {sandbox_id}")
-        try:
-            return StoredPause.of(jsontext.loads(stored.data), PeerError), stored.fds
-        except BaseException:
-            ipc.close_all(stored.fds)
-            raise
+        return entry.read(StoredPause)
 
     def _ids(self, tries: int) -> set[str]:
         for number in range(tries):
@@ -108,7 +103,7 @@ class KeeperWatch:
         self._task = asyncio.get_running_loop().create_task(self._connect())
 
     async def close(self) -> None:
-        """Watch it no longer; it stays."""
+        """End the watch; the keeper goes on."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -121,7 +116,7 @@ class KeeperWatch:
             self._keeper = None
 
     def _lost(self) -> None:
-        """It has died, or has made room for another connection."""
+        """The keeper has died, or has closed the connection for another one."""
         self._disconnect()
         self.begin()
 

@@ -1,4 +1,4 @@
-"""What a dead shim leaves: forks that die with it, containers that nobody waits for, cgroups,
+"""Ends what a dead shim leaves: its forks, containers without a parent, cgroups; reads its
 records."""
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ async def wait_for_forks(paths: Paths, sandbox_id: str) -> None:
     """Until the sandbox's shim and all its forks have ended, which share a lock in its folder (up
     to version 0.1.0 its log's).
 
-    They die with it, but later: one that is making a cgroup would make it after we have looked for
-    it.
+    They die with it, but later: a fork that makes a cgroup would make it after the cgroups were
+    removed.
     """
     for name in (messages.LOCK, messages.LOG):
         try:
@@ -54,7 +54,7 @@ async def _wait_for_lock(lock: int, sandbox_id: str) -> None:
 
 
 def read_facts(paths: Paths, container: Container) -> None:
-    """What was written about the container: its process by us, its exit by the shim."""
+    """Read the container's exit and process from its folder, where the shim has written them."""
     folder = paths.container_state(container.id)
     try:
         record = atomic_file.read_json(str(folder / messages.EXIT_RECORD))
@@ -73,7 +73,7 @@ def read_facts(paths: Paths, container: Container) -> None:
 
 
 async def end_container(paths: Paths, container: Container) -> None:
-    """SIGKILL to all of it; the record of its end says that nobody saw how it ended."""
+    """Kill the container and write an exit record with reason Unknown."""
     if container.process is not None:
         kill_process(container.process)
     await kill_group(container.cgroups_path, container.id)
@@ -87,13 +87,13 @@ async def end_container(paths: Paths, container: Container) -> None:
 
 
 def was_started(container: Container) -> bool:
-    """Whether its start had begun, though nothing is on record: its cgroup is there from its
-    creation on."""
+    """Whether the container's start had begun, even without a record: its cgroup exists since its
+    creation."""
     return container.starting or groups.place(container.cgroups_path, container.id).populated()
 
 
 async def kill_group(cgroups_path: str, identifier: str) -> None:
-    """SIGKILL to all of a cgroup and remove it; what fails is logged."""
+    """Kill all processes of a cgroup and remove it; failures are logged."""
     if not cgroups_path:
         return
     try:

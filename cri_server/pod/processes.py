@@ -2,8 +2,8 @@
 pods.
 
 A shim outlives the server as long as it has pods, and is used again by a server of the same
-version. One of another version gets no more pods. A shim that dies is replaced; what becomes of its
-pods is `cri_server.pod.shims`' part.
+version. A shim of another version gets no more pods. A shim that dies is replaced;
+`cri_server.pod.shims` cares for its pods.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class ShimProcesses:
         self._closed = False
 
     def begin(self) -> None:
-        """Find the shims of an earlier server and fork those that are missing, in the background;
-        fine when that has begun."""
+        """Find the shims of an earlier server and fork the missing ones, in the background. Further
+        calls do nothing."""
         if self._started is None:
             self._started = self._in_background(self._start())
 

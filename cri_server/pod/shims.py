@@ -1,10 +1,10 @@
-"""The server's shims: one connection per living sandbox, what they tell goes into the index. When
-one dies, another takes over what the keeper has of its pod (`keeper`); what cannot be taken over is
-ended. A container is never said to run when nobody holds its exit any more.
+"""The server's connections to shims, one per living sandbox; exits that they report go into the
+index. When a shim dies, another one takes over the pod's processes that the keeper has (`keeper`);
+the others are killed. A container is never reported as running when its exit could not be observed.
 
-A shim that lives but does not answer (stopped, starved, waiting for a disk) is waited for as long
-as it lives. Until then its pod is what can be seen from outside: a container runs while its process
-does, and is unknown afterwards.
+The server waits for a shim that does not answer (stopped, starved, waiting for a disk) as long as
+it lives. Meanwhile the pod's state is derived from its processes: a container runs while its first
+process does, and is unknown afterwards.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from pyrunc.shim import messages
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0  # between two looks at the pod of a silent one
+LOOK_S = 1.0  # between two looks at the pod of a silent shim
 MOVED_S = 0.01  # between two looks at a shim that was killed
-LOST_S = 0.1  # before a connection that was lost is made again
+LOST_S = 0.1  # before the server connects again after a loss
 TAKE_OVER_AFTER_S = (0.0, 0.2, 1.0, 3.0)  # the zygote may have been killed too, and be replaced
-# so long a caller waits while another shim takes over: giving up ends the whole pod
+# how long a caller waits while another shim takes over; giving up ends the whole pod
 TAKE_OVER_S = 30.0
 OnExit = Callable[[Sandbox, Container | None], None]
 OnMoved = Callable[[Sandbox], Awaitable[None]]
 
 
 class Shims:
-    """Starts, finds and hears shims. `on_exit(sandbox, container)` is called after an exit was
+    """Connects pods to shims. `on_exit(sandbox, container)` is called after an exit was
     noted; None: the pause process's. `on_moved(sandbox)` after another shim has taken over."""
 
     def __init__(self, processes: ShimProcesses, paths: Paths, index: Index) -> None:
@@ -155,8 +155,8 @@ class Shims:
             log.error("sandbox %s: %s", sandbox.id, task.exception(), exc_info=task.exception())
 
     async def _await_answer(self, sandbox: Sandbox) -> None:
-        """Ask, as often as the connection is refused for now or lost, until the answer is there or
-        the shim is gone."""
+        """Ask for the shim's state, again after each refused or lost connection, until the answer
+        is there or the shim is gone."""
         while True:
             try:
                 client = await self._open(sandbox)
@@ -165,7 +165,7 @@ class Shims:
                     self._answers.pop(sandbox.id, None)
                     await self._end_once(sandbox)
                 return
-            except Error:  # it accepts nobody at the moment
+            except Error:  # it accepts no connection at the moment
                 self._look_from_outside(sandbox)
                 await asyncio.sleep(LOOK_S)
                 continue
@@ -187,8 +187,8 @@ class Shims:
             return
 
     async def _take_over(self, sandbox: Sandbox) -> bool:
-        """Whether another shim goes on with the pod of a dead one, of which the keeper must have
-        something."""
+        """Have another shim take over the pod of a dead one, if the keeper has entries of it;
+        whether one has."""
         if sandbox.phase != "ready":
             return False
         stored = await self.stored.ids()
@@ -201,7 +201,7 @@ class Shims:
             try:
                 return await self._try_take_over(sandbox, living, sessions)
             except asyncio.CancelledError:
-                # Nobody waits for it any more; what was begun is killed with what it has.
+                # The caller has given up: end what was begun.
                 self.drop(sandbox)
                 self._kill_shim(sandbox)
                 raise
@@ -231,7 +231,7 @@ class Shims:
         for container in living:
             if container.id not in stored and (container.running or orphans.was_started(container)):
                 await self._end_orphan(sandbox, container)
-        await shield_until_done(self.start(sandbox))  # a shim that is being forked is nobody's yet
+        await shield_until_done(self.start(sandbox))  # a cancelled fork would leave a shim
         client = self._still_connected(sandbox)
         if sandbox.id in stored:
             await self._take_over_pause(sandbox, client)
@@ -250,8 +250,8 @@ class Shims:
     async def _take_over_rest(
         self, sandbox: Sandbox, client: ShimClient, state: messages.State
     ) -> messages.State:
-        """What the shim knows after it was given what a server that was killed during a take-over
-        has left to do."""
+        """Complete a take-over during which the server was killed: have the shim take over the
+        rest. Returns its new state."""
         ids = {entry.id for entry in state.containers}
         containers = self._index.containers_of(sandbox)
         rest = [
@@ -273,7 +273,7 @@ class Shims:
             return state
 
     def _still_connected(self, sandbox: Sandbox) -> ShimClient:
-        """The next shim may be killed, too, while it takes over, which nobody else would notice.
+        """Return the connection of a shim that takes over, which may be killed meanwhile as well.
         Raises Unavailable."""
         client = self._connection(sandbox)
         if client is None:
@@ -281,16 +281,16 @@ class Shims:
         return client
 
     async def _write_move(self, sandbox: Sandbox) -> None:
-        """A full disk costs no pod: a server that finds the old record asks the shim
-        (`_finish_take_over`)."""
+        """Save the pod's new shim. A full disk ends no pod: a server that finds the old record asks
+        the shim (`_finish_take_over`)."""
         try:
             await self.on_moved(sandbox)
         except (Error, OSError) as error:
-            log.error("sandbox %s: who its shim is now is not on the disk: %s", sandbox.id, error)
+            log.error("sandbox %s: its new shim is not recorded on the disk: %s", sandbox.id, error)
 
     async def _finish_take_over(self, sandbox: Sandbox, state: messages.State) -> None:
-        """A server that was killed while this shim took over has not written that; a container that
-        the keeper does not have is ended, for nobody hears of its end any more."""
+        """Complete a take-over during which the server was killed: save the new shim, and end
+        containers that the keeper does not have, because their exits could not be observed."""
         ids = {entry.id for entry in state.containers}
         for container in self._index.containers_of(sandbox):
             if container.exit is None and container.process is not None and container.id not in ids:
@@ -306,8 +306,8 @@ class Shims:
         await self._write_move(sandbox)
 
     async def _ask_state(self, sandbox: Sandbox, client: ShimClient) -> messages.State:
-        """What the shim knows, however long it takes; meanwhile the pod is looked at from
-        outside."""
+        """Ask for the shim's state without a deadline; meanwhile derive the pod's from its
+        processes."""
         answer = asyncio.ensure_future(client.state())
         try:
             while not (await asyncio.wait([answer], timeout=LOOK_S))[0]:
@@ -317,7 +317,7 @@ class Shims:
             answer.cancel()
 
     def _look_from_outside(self, sandbox: Sandbox) -> None:
-        """The states of a pod whose shim is silent, from its processes and cgroups."""
+        """Derive the states of a pod whose shim is silent from its processes and cgroups."""
         pause_was_alive = sandbox.pause_alive
         sandbox.pause_alive = bool(sandbox.pause and sandbox.pause.alive())
         if pause_was_alive and not sandbox.pause_alive:
@@ -345,7 +345,7 @@ class Shims:
             if entry is None:
                 self._end_without_folder(container)
                 continue
-            self._keep_folder(container)
+            self._restore_folder(container)
             if entry.pid:
                 container.process = Process(entry.pid, entry.start_time)
             container.started_at_ns = container.started_at_ns or entry.started_at_ns
@@ -354,14 +354,14 @@ class Shims:
                 self.on_exit(sandbox, container)
 
     def _end_without_folder(self, container: Container) -> None:
-        """One that no shim knows of was never started, or its folder, and with it its end, is
-        lost."""
+        """Record an unknown exit for a container whose folder, and with it its exit record, was
+        deleted."""
         if container.exit is None and not self._paths.container_state(container.id).is_dir():
             container.ended(Exit.unknown(container.created_at_ns))
 
-    def _keep_folder(self, container: Container) -> None:
-        """Somebody may have deleted the folder, in which the shim is going to write how the
-        container ended."""
+    def _restore_folder(self, container: Container) -> None:
+        """Make the container's folder again if it was deleted: the shim writes the exit record
+        there."""
         folder = self._paths.container_state(container.id)
         try:
             folder.mkdir(mode=0o700)
@@ -410,8 +410,8 @@ class Shims:
         await self._end_once(sandbox)
 
     async def shutdown(self, sandbox: Sandbox) -> None:
-        """End the sandbox's shim; fine when it is gone. Raises WrongState while something runs in
-        it."""
+        """Have the shim drop the pod; does nothing when it is gone. Raises WrongState while
+        something runs in the pod."""
         client = self.find(sandbox)
         if client is not None:
             await client.shutdown()
@@ -421,7 +421,7 @@ class Shims:
         sandbox.reachable = False
 
     def drop(self, sandbox: Sandbox) -> None:
-        """Give up on a shim that does not answer."""
+        """Close the connection to a shim that does not answer."""
         client = self._forget(sandbox)
         if client is not None:
             client.close()
@@ -433,7 +433,7 @@ class Shims:
         return self._clients.pop(sandbox.id, None)
 
     def disconnect(self) -> None:
-        """Hang up everywhere; the shims stay."""
+        """Close all connections; the shims go on."""
         for task in self._answers.values():
             task.cancel()
         for client in self._clients.values():
@@ -442,7 +442,7 @@ class Shims:
         self.processes.close()
 
     async def drain(self, sandbox: Sandbox | None = None) -> None:
-        """Wait for what is being done about a lost shim, this sandbox's or any."""
+        """Wait until the loss of shims is dealt with, of this sandbox's or of all."""
         all_tasks = [*self._ending.items(), *self._reconnecting.items()]
         tasks = [task for name, task in all_tasks if sandbox is None or name == sandbox.id]
         if tasks:
@@ -469,8 +469,8 @@ class Shims:
         task.add_done_callback(lambda task: self._reconnecting.pop(sandbox.id, None))
 
     async def drop_unknown(self) -> None:
-        """Have the keeper close what belongs to no pod: left by what was killed between the end of
-        a process and its last word."""
+        """Drop the keeper's entries that belong to no pod: left by a shim that was killed between
+        the end of a process and its drop."""
         ids = {sandbox.id for sandbox in self._index.sandboxes}
         ids |= {container.id for container in self._index.containers if container.exit is None}
         await self.stored.drop(*(await self.stored.ids(tries=1) - ids))
@@ -485,10 +485,10 @@ class Shims:
         await asyncio.shield(task)
 
     async def end_orphans(self, sandbox: Sandbox) -> None:
-        """The sandbox's shim is gone: take what it left on disk, end the pause process and the
+        """Read what the sandbox's dead shim left on disk, and end the pause process and the
         containers that still run.
 
-        Nobody reads their output or can tell their exit codes any more, so they end with reason
+        Their output is not read any more and their exit codes are lost, so they end with reason
         Unknown.
         """
         # A container that has ended shows a pod that is not ready.

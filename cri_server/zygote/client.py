@@ -1,5 +1,5 @@
-"""The server's side of a zygote: spawn it, ask it for children, start another when it died.
-asyncio, no threads.
+"""The client of a zygote: spawns it, asks it for children, and replaces it when it has died. For
+asyncio, without threads.
 
 The server is never forked: the zygote is spawned (posix_spawn, which does not copy the server's
 memory), and everything else is forked from the zygote, which has the needed modules imported and
@@ -30,7 +30,10 @@ OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
 _READ_BYTES = 64 * 1024
 # On a machine whose processors are taken, imports take minutes; another start takes them again.
 _START_TIMEOUT_S = 300.0
-_BOOT = "import sys; sys.path[:] = sys.argv[2].split(':'); from pyrunc.zygote.__main__ import main; main()"
+_BOOT = (
+    "import sys; sys.path[:] = sys.argv[2].split(':');"
+    " from pyrunc.zygote.__main__ import main; main()"
+)
 _ZYGOTE_FD = 3
 _DRAIN_TIMEOUT_S, _DRAIN_INTERVAL_S = 10.0, 0.02
 _OUR_PARENT = os.path.dirname(
@@ -68,7 +71,7 @@ class Zygote:
 
     @classmethod
     async def start(cls, preload: Sequence[str]) -> Zygote:
-        """One that is `ready`. Raises PeerError."""
+        """Return a zygote that is `ready`. Raises PeerError."""
         zygote = cls(preload)
         zygote.begin()
         try:
@@ -79,13 +82,13 @@ class Zygote:
         return zygote
 
     def begin(self) -> None:
-        """Spawn it now, not when it is asked for something first; who asks it meanwhile waits.
-        Once."""
+        """Spawn the zygote now, instead of at the first call; calls wait until it is ready. To be
+        called once."""
         self._first = asyncio.create_task(self._live())
 
     async def ready(self) -> None:
-        """Wait until one that was begun has imported all. Raises PeerError with what its import
-        failed with."""
+        """Wait until the zygote that was begun has imported all. Raises PeerError with the error of
+        its imports."""
         assert self._first is not None
         await asyncio.shield(self._first)
 
@@ -215,19 +218,19 @@ class _Spawned:
         self.pid, self.pidfd, self.is_child = pid, pidfd, is_child
 
     def send_signal(self, number: int) -> None:
-        """Fine when it has ended."""
+        """Send a signal; does nothing when the process has ended."""
         try:
             signal.pidfd_send_signal(self.pidfd, number)
         except ProcessLookupError:
             pass
 
     async def ended(self) -> None:
-        """Wait for its end without blocking the loop; one that does not end is killed. Closes the
+        """Wait for the exit without blocking the loop; kill a process that does not end. Closes the
         pidfd."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
         try:
-            loop.add_reader(self.pidfd, _settle, ended)
+            loop.add_reader(self.pidfd, _set_done, ended)
             try:
                 async with asyncio.timeout(5.0):
                     await asyncio.shield(ended)
@@ -246,7 +249,7 @@ class _Process:
 
     def __init__(self, spawned: _Spawned, sock: socket.socket) -> None:
         self._spawned, self.pid = spawned, spawned.pid
-        self.peer = Peer(sock, "the zygote", self._told, self._lost)
+        self.peer = Peer(sock, "the zygote", self._received, self._lost)
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
 
     @property
@@ -287,7 +290,7 @@ class _Process:
             self._spawned.send_signal(signal.SIGTERM)
         await self._spawned.ended()
 
-    def _told(self, message: ipc.Message) -> None:
+    def _received(self, message: ipc.Message) -> None:
         if not self._ready.done():
             self._ready.set_result(Ready.of(message, PeerError))
 
@@ -321,7 +324,7 @@ class _JobPipes:
         return ends
 
     def result(self, exit_code: int) -> JobResult:
-        """What it wrote and handed over. Raises the error that it reported."""
+        """Return the job's output and descriptors. Raises the error that it reported."""
         for output in self._outputs:
             output.drain()
         fds: list[int] = []
@@ -373,7 +376,8 @@ class _Output:
         loop.add_reader(fd, self._read)
 
     def drain(self) -> None:
-        """Read what is there now; a descendant may hold the other end for ever."""
+        """Read the available output, without waiting for its end: a descendant may hold the
+        pipe."""
         for _ in range(1 + self._limit_bytes // _READ_BYTES):
             if not self._read():
                 return
@@ -474,6 +478,6 @@ def _spawn(fd: int, preload: Sequence[str]) -> int:
         os.close(source)
 
 
-def _settle(future: asyncio.Future[None]) -> None:
+def _set_done(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)

@@ -1,11 +1,10 @@
-"""Our end of a socket where we ask and the other side answers (pyrunc.ipc's messages). asyncio, no
-threads.
+"""The client's end of a socket: sends requests and receives answers (pyrunc.ipc's messages). For
+asyncio, without threads.
 
 A question is {"id": n, …}, its answer {"id": n, "ok": {…}} + descriptors or {"id": n, "error": …}.
 What has no id is no answer and goes to `on_other`. Nothing blocks: what the socket does not take is
-queued. A socket that closes, or brings what is not a message, breaks every question that waits;
-`on_lost` is then called once.
-"""
+queued. A socket that closes, or receives something else than a message, breaks every waiting
+request; `on_lost` is then called once."""
 
 from __future__ import annotations
 
@@ -152,7 +151,7 @@ async def answered(answer: asyncio.Future[Answer]) -> Answer:
     """The answer to a question. Raises the error that was answered.
 
     An asker can be cancelled after its answer has come and before it runs again: the descriptors
-    are nobody's then, and closed.
+    have no owner then, and are closed.
     """
     try:
         return await answer
@@ -173,7 +172,8 @@ async def answered_without_fds(answer: asyncio.Future[Answer]) -> dict[str, Any]
 
 
 def fail(future: asyncio.Future[Any], why: str) -> None:
-    """Unavailable for whoever waits; an abandoned future is not worth a warning."""
+    """Set Unavailable on a future, if it is not done; asyncio does not warn if it is never
+    awaited."""
     if not future.done():
         future.set_exception(Unavailable(why))
         future.exception()

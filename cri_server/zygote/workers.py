@@ -125,7 +125,7 @@ class Workers:
         return _Worker(self._zygote, self._function, self._name)
 
     def _retire(self, worker: _Worker) -> None:
-        """Its end is awaited in the background: nobody needs to."""
+        """Close the worker's connection and wait for its end in the background."""
         worker.hang_up()
         self._ending.add(worker.ending)
         worker.ending.add_done_callback(self._ending.discard)
@@ -183,13 +183,13 @@ class _Worker:
 
 
 def _seen(task: asyncio.Task[JobResult]) -> None:
-    """A worker that died while idle, with its zygote, is nobody's error."""
+    """Ignore the error of a worker that died while idle, with its zygote."""
     if not task.cancelled():
         task.exception()
 
 
 async def _run(zygote: Zygote, function: str, theirs: socket.socket) -> JobResult:
     """The job's whole life. Our copy of its socket is closed with it, which is the end of file
-    for who waits."""
+    for the other side."""
     with theirs:
         return await zygote.run(function, None, (theirs.fileno(),))

@@ -10,7 +10,9 @@ from __future__ import annotations
 import array
 import os
 import time
-from _signal import SIGTERM, pidfd_send_signal  # type: ignore[import-not-found]  # (signal brings enum)
+
+# not from `signal`, which imports enum
+from _signal import SIGTERM, pidfd_send_signal  # type: ignore[import-not-found]
 from _socket import (
     AF_UNIX,
     CMSG_SPACE,
@@ -28,11 +30,17 @@ from errno import ECONNRESET, EMSGSIZE, ENOENT, EPROTO
 from select import select
 from struct import Struct
 
+from pyrunc import jsontext
 from pyrunc.errors import KernelError, PeerError, Unavailable, Unsupported
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import TypeVar
+
+    from pyrunc.records import Record
+
+    Stored = TypeVar("Stored", bound=Record)
 
 PROGRAM = os.path.join(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "native", "keeper"
@@ -55,13 +63,25 @@ _TIMEVAL = Struct("@ll")
 _CATCHABLE = [number for number in range(1, 65) if number not in (9, 19, 32, 33)]
 
 
-class Stored:
+class Entry:
     """An entry's data and copies of its descriptors, the caller's to close."""
 
     __slots__ = ("data", "fds")
 
     def __init__(self, data: bytes, fds: list[int]) -> None:
         self.data, self.fds = data, fds
+
+    def read(self, kind: type[Stored]) -> tuple[Stored, list[int]]:
+        """Return the entry's record, a `kind`, and its descriptors. Raises PeerError after closing
+        these."""
+        try:
+            return kind.of(jsontext.loads(self.data), PeerError), self.fds
+        except BaseException as error:
+            for fd in self.fds:
+                os.close(fd)
+            if isinstance(error, ValueError):
+                raise PeerError(f"the keeper's entry is not JSON: {error}") from None
+            raise
 
 
 class Exit:
@@ -131,8 +151,8 @@ class Keeper:
 
     def post_put(self, name: str, data: bytes, fds: Sequence[int] = ()) -> None:
         """`put` without waiting: it is done even if we are killed now. What the keeper refuses is
-        in `refused` after the next call, or `collect`. Here and below, where too much is on its
-        way, that is Unavailable."""
+        in `refused` after the next call, or `collect`. Raises Unavailable also when the socket is
+        full, as the two methods below."""
         self._post(PUT, name, data, fds)
 
     def post_drop(self, name: str) -> None:
@@ -157,7 +177,7 @@ class Keeper:
         refused, self.refused = self.refused, []
         return refused
 
-    def get(self, name: str) -> Stored | None:
+    def get(self, name: str) -> Entry | None:
         """The entry of this name, if there is one."""
         try:
             answer = self._ask(GET, name)
@@ -165,10 +185,10 @@ class Keeper:
             if error.errno != ENOENT:
                 raise
             return None
-        return Stored(answer.data, answer.fds)
+        return Entry(answer.data, answer.fds)
 
     def drop(self, name: str) -> None:
-        """Close an entry's descriptors; fine when there is no such entry."""
+        """Close an entry's descriptors. Unknown names are ignored."""
         try:
             self._ask(DROP, name)
         except KernelError as error:
@@ -214,8 +234,7 @@ class Keeper:
         return Exit(answer.status, answer.time_ns)
 
     def note(self, pid: int, start_time: int, status: int) -> None:
-        """Have it known how our child has ended, which is not reaped yet: whoever comes after us
-        can ask."""
+        """Store the wait status of a child that is not reaped yet, for the shim that takes over."""
         self._ask(NOTE, process=(pid, start_time), status=status)
 
     def _ask(

@@ -1,8 +1,8 @@
-"""What a shim compiles: containers, when they are created; the pause process and execs, when they
-are started.
+"""Compiles in the shim: containers when they are created, the pause process and execs when they are
+started.
 
-The files in a container's folder and in its sandbox's (`shim.files`) say what is compiled, so
-another shim, in place of one that was killed, makes the same again. Only what `fork_first` returns
+The files in a container's folder and in its sandbox's (`shim.files`) are the input, so another shim
+compiles the same again when this one was killed. Only what `fork_first` returns
 waits for other processes.
 """
 
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from pyrunc.spec.model import Hook, Spec
 
     Prepared = tuple[Message, list[int]]
-    """What a fork has made first: fields and descriptors."""
+    """The result of a fork: fields and descriptors."""
 
 SPECS_AT_MOST = 16
-"""Configurations that are kept parsed: containers whose probes run again and again."""
+"""Configurations whose parsed form is cached, for containers with exec probes."""
 
 
 class Compiled:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import os
 import sys
 
-from pyrunc import ipc, jsontext
+from pyrunc import ipc
 from pyrunc.errors import (
     Error,
     KernelError,
     NotFound,
-    PeerError,
     Unavailable,
     Unsupported,
     WrongState,
@@ -65,29 +64,25 @@ class KeeperLink:
         self._send()
 
     def drop(self, name: str) -> None:
-        """Store it no longer; fine when it was not stored."""
+        """Store it no longer. Names that were not stored are ignored."""
         if self._sources.pop(name, None) is not None:
             self._unsent.discard(name)
             self._undropped.add(name)
             self._send()
 
     def get(self, name: str, kind: type[Stored]) -> tuple[Stored, list[int]]:
-        """What another shim has put there; the descriptors are the caller's. Raises NotFound,
-        Unavailable, Error."""
-        stored = self._call(lambda keeper: keeper.get(name))
-        if stored is None:
+        """Return an entry that another shim has put there; the descriptors are the caller's. Raises
+        NotFound, Unavailable, Error."""
+        entry = self._call(lambda keeper: keeper.get(name))
+        if entry is None:
             raise NotFound(f"the keeper has no {name}")
-        try:
-            return kind.of(jsontext.loads(stored.data), PeerError), stored.fds
-        except BaseException:
-            ipc.close_all(stored.fds)
-            raise
+        return entry.read(kind)
 
     # -- exits
 
     def exit_status(self, pid: int, start_time: int, pidfd: int) -> int | None:
-        """How a process that is no child of ours has ended, as of wait(2): what the kernel tells,
-        from Linux 6.15 on, else the keeper. None: it runs, or that is not known."""
+        """Return the wait(2) status of a process that is not our child: from the kernel, from Linux
+        6.15 on, else from the keeper. None: it runs, or its status is unknown."""
         status = wait_status(pid, start_time, pidfd)
         if status is not None:
             return status
@@ -98,7 +93,8 @@ class KeeperLink:
         return None if record is None else record.status
 
     def note_exit(self, pid: int, start_time: int, status: int) -> None:
-        """For the shim after this one, should it be killed before it has written this down."""
+        """Store a wait status for the shim that takes over if this one is killed before it has
+        written the exit record."""
         try:
             self._call(lambda keeper: keeper.post_note(pid, start_time, status))
         except Error:  # the kernel may tell
@@ -107,7 +103,7 @@ class KeeperLink:
     # -- the connection
 
     def _send(self) -> None:
-        """Carry out what is to be put and dropped; later, if the keeper does not answer."""
+        """Send the pending puts and drops; try again later if the keeper does not answer."""
         if self._keeper is None:
             return
         try:
@@ -168,7 +164,7 @@ class KeeperLink:
         self._loop.watch(self._keeper.fileno(), READABLE, self._readable)
 
     def _readable(self, events: int) -> None:
-        """It has refused something, or has been killed, or has made room for others."""
+        """The keeper has refused an entry, was killed, or has closed the connection for others."""
         assert self._keeper is not None
         try:
             refused = self._keeper.collect()

@@ -84,7 +84,7 @@ class LogFile:
             self.retry()
 
     def close(self) -> None:
-        """Close the file; what is held back is kept for a file to come."""
+        """Close the file; records that are held back stay in memory for the next one."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -24,7 +24,8 @@ class LogLines:
         self._tail = bytearray()
 
     def feed(self, data: bytes, stamp: bytes) -> bytes:
-        """The records that `data` completes, whole, maybe none; `stamp` is `time_stamp()`'s form."""
+        """The records that `data` completes, whole, maybe none; `stamp` is `time_stamp()`'s
+        form."""
         if self._tail:
             if len(self._tail) + len(data) <= PARTIAL_BYTES and b"\n" not in data:
                 # what waits is not looked at again: more may come a byte at a time

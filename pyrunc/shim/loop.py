@@ -78,7 +78,8 @@ class Loop:
         self._stopped = True
 
     def run(self) -> None:
-        """Serve until `stop`. A handler that fails is reported on stderr and does not end the loop."""
+        """Serve until `stop`. A handler that fails is reported on stderr and does not end the
+        loop."""
         while not self._stopped:
             self.turn()
 

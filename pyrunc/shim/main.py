@@ -1,14 +1,16 @@
-"""A shim's life: become the reaper of its pods' processes, serve. Forked from the zygote as
-`pyrunc.shim.main:main`.
+"""The shim's main function: becomes the reaper of its pods' processes, and serves. The zygote forks
+it as `pyrunc.shim.main:main`.
 
-What is the same for all shims the zygote does once, and they inherit it (`inherit`).
+The zygote does once what is the same for all shims, which inherit it (`inherit`).
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from _signal import SIG_IGN, SIGHUP, SIGINT, signal  # type: ignore[import-not-found]  # (signal brings enum)
+
+# not from `signal`, which imports enum
+from _signal import SIG_IGN, SIGHUP, SIGINT, signal  # type: ignore[import-not-found]
 from errno import EINVAL, ENOSYS, EPERM
 
 from pyrunc.errors import KernelError
@@ -42,9 +44,9 @@ RESETS = (
 
 
 def inherit(lowest: int) -> list[int]:
-    """Called once in the zygote: what forks hand down. Returns descriptors that all children keep,
+    """Prepare the zygote for its forks; called once. Returns descriptors that all children inherit,
     numbered from `lowest`."""
-    _be_steady()
+    _reset_inherited_state()
     _lower_oom_score()
     return [launch.executable(lowest)]
 
@@ -70,12 +72,12 @@ def _log_to(path: str) -> None:
     os.close(log)
 
 
-def _be_steady() -> None:
-    """Nothing of the server's surroundings reaches the pod; what is sent to a whole session or
-    group is not meant for us.
+def _reset_inherited_state() -> None:
+    """Reset what pods would inherit of the server's environment, and ignore signals to its whole
+    session or group.
 
-    Limits, CPUs, signals, capabilities and oom_score_adj are each program's to set. What the kernel
-    does not let go of (a server under no_new_privs, a filter, locked secure bits) stays.
+    Each launch sets limits, CPUs, signals, capabilities and oom_score_adj itself. What the kernel
+    does not reset (no_new_privs, a seccomp filter, locked secure bits) stays.
     """
     os.chdir("/")
     os.umask(0o022)
@@ -90,8 +92,8 @@ def _be_steady() -> None:
 
 
 def _lower_oom_score() -> None:
-    """Killing a shim frees little and loses a pod: the OOM killer should look elsewhere, where we
-    may say so. Containers get a score of their own."""
+    """Protect the shim from the OOM killer, where that is permitted: killing it frees little memory
+    and interrupts pods. Containers get a score of their own."""
     descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, b"%d" % OOM_SCORE_ADJ)

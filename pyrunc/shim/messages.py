@@ -1,20 +1,20 @@
-"""What a shim and its clients say to each other. One JSON object per packet, descriptors beside it
-(pyrunc.ipc).
+"""The messages between a shim and its clients: one JSON object per packet, with descriptors beside
+it (pyrunc.ipc).
 
 Request {"id": n, "call": name, …} -> {"id": n, "ok": {…}} + descriptors, or {"id": n, "error": …}
-(pyrunc.errors). Events {"event": …} go to every connected client, after the fact is on disk. A shim
-may be older or newer than its client: unknown fields are ignored, an unknown call is `unsupported`,
-and `state` tells the shim's protocol version.
+(pyrunc.errors). Events {"event": …} are sent to every connected client after the exit is on disk. A
+shim may be older or newer than its client: unknown fields are ignored, an unknown call is
+`unsupported`, and `state` has the shim's protocol version.
 
 A call is a `Request`, `pyrunc.shim.serve` reads it and `cri_server.pod.client` sends it. `parts`
-are where the time of a call went (`pyrunc.timings`), `timed` asks for the time of each operation of a
-launch, too.
+are the parts of a call's time (`pyrunc.timings`); with `timed` they include each operation of a
+launch.
 
 Files. `shim.sock` and `shim.json` {pid, start_time} in the shim's own folder (calls `take_pod` and
 `shim`), and in the folder of each sandbox that it serves (all other calls). In a container's folder
 `state.json` is written when it runs (`container.state`, with started_at_ns), `exit.json`
-{exit_code, signal, finished_at_ns, oom_killed, reason?, message?} before anyone is told;
-`config.json` is read for poststop hooks.
+{exit_code, signal, finished_at_ns, oom_killed, reason?, message?} before any client
+is told; `config.json` is read for poststop hooks.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class ExecExited(Record):
 
 
 class PauseExited(Record):
-    """The pod's pause process has ended. None: nobody saw how."""
+    """The pod's pause process has ended. None: its exit code is unknown."""
 
     exit_code: int | None = None
 
@@ -130,12 +130,12 @@ _EVENT_NAMES = {kind: name for name, kind in EVENTS.items()}
 
 
 def message_of(event: Event) -> Message:
-    """The event as it travels."""
+    """Return the JSON object of an event."""
     return {"event": _EVENT_NAMES[type(event)], **event.to_fields()}
 
 
 def event_of(message: Mapping[str, Any]) -> Event | None:
-    """The event that `message_of` made; None for one that this version does not know. Raises
+    """Return the event of a JSON object; None for an event of a newer version. Raises
     InvalidArgument."""
     kind = EVENTS.get(str(message.get("event")))
     return None if kind is None else kind.of(message)
@@ -222,8 +222,8 @@ class ContainerCreated(Record):
 
 
 class DropContainer(Request):
-    """Forget a container that was created and will not be started; its cgroup stays. An unknown one
-    is fine."""
+    """Forget a container that was created and will not be started; its cgroup stays. Unknown
+    containers are ignored."""
 
     call = "drop_container"
     container: Id
@@ -285,7 +285,7 @@ class ExecStarted(Record):
 
 
 class KillExec(Request):
-    """Kill the session's process and its descendants. One that is gone is fine."""
+    """Kill the session's process and its descendants. Sessions that have ended are ignored."""
 
     call = "kill_exec"
     exec: Id
@@ -336,7 +336,7 @@ class ReopenLog(Request):
 
 
 class GetState(Request):
-    """Everything that the shim knows: a `State`."""
+    """Ask for a `State`."""
 
     call = "state"
 
@@ -396,7 +396,7 @@ class StopPause(Request):
 
 
 class Forget(Request):
-    """Drop a container that has ended. An unknown one is fine."""
+    """Forget a container that has ended. Unknown containers are ignored."""
 
     call = "forget"
     container: Id
@@ -419,7 +419,7 @@ class TakePod(Request):
 
 
 class GetShim(Request):
-    """What the shim is: a `ShimInfo`."""
+    """Ask for a `ShimInfo`."""
 
     call = "shim"
 

@@ -36,12 +36,12 @@ def open_network() -> int:
 
 
 def _set_lo_up() -> None:
-    """In the namespace of the caller. Any socket does for this ioctl (net/socket.c,
+    """Set `lo` up in the caller's network namespace. Any socket does for this ioctl (net/socket.c,
     sock_do_ioctl)."""
-    asking = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC)
+    sock = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC)
     try:
-        ioctl(asking.fileno(), SIOCSIFFLAGS, _LO_UP)
+        ioctl(sock.fileno(), SIOCSIFFLAGS, _LO_UP)
     except OSError as error:
         raise KernelError("ioctl", "link 'lo' of a new namespace", error.errno or 0) from None
     finally:
-        asking.close()
+        sock.close()

@@ -6,9 +6,9 @@ and the scope's count goes with it. The parent's count stays: the kernel adds ev
 groups above. So what the parent counts beyond the sum of the groups that are left was killed in
 groups that are gone; what of that is not news at a container's end is ours.
 
-Any kill counts, also of a child whose container then ended with 0, as under containerd (TaskOOM)
-and CRI-O (OOMKilled comes before the exit code). Only where another group may be the one that is
-gone does the exit code decide.
+Any kill counts, also of a child whose container then ended with 0, as in containerd (TaskOOM) and
+CRI-O (OOMKilled takes precedence over the exit code). The exit code decides only if another group
+may be the one that is gone.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ class KillCounts:
             str, int
         ] = {}  # parent -> kills in groups that are gone, as far as we know whose
         self._counted: dict[str, int] = {}  # group -> kills that were read while it was there
-        self._open: set[str] = set()  # groups of the pod whose end was not asked about yet
+        self._open: set[str] = set()  # groups of the pod whose kills were not counted yet
 
     def watch(self, group: Cgroup) -> None:
-        """Processes are in `group`: remember what was killed beside it before. Raises KernelError."""
+        """Begin to count for `group`, which has processes: note the earlier kills beside it. Raises
+        KernelError."""
         if group.driver == "systemd":
             self._open.add(group.directory)
             parent = os.path.dirname(group.directory)
             self._explained.setdefault(parent, _in_groups_gone(parent))
 
     def killed(self, group: Cgroup, exit_code: int | None) -> bool:
-        """Whether processes of `group` were killed; asked once, at the container's end. Raises
-        KernelError."""
+        """Whether the OOM killer ended processes of `group`; called once, at the container's end.
+        Raises KernelError."""
         self._open.discard(group.directory)
         kills = group.oom_kills()
         if kills is not None:
@@ -64,7 +65,7 @@ class KillCounts:
 
     def _others_may_be_gone(self, parent: str) -> bool:
         """Whether another group below `parent` may be the one in which a process was killed: one of
-        the pod that is gone, too, or one of somebody else, where pods share the parent."""
+        the pod that is gone too, or another pod's, where pods share the parent."""
         gone = [
             each
             for each in self._open

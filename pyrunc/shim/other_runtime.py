@@ -100,7 +100,7 @@ class Runtime:
         self._run(["kill", self.id, str(number)])
 
     def delete(self) -> None:
-        """What is left of it: its state, its groups on every hierarchy, its poststop hooks."""
+        """Delete the runtime's state and its cgroups, and run its poststop hooks."""
         self._run(["delete", "--force", self.id])
 
     def _spawn(
@@ -140,7 +140,7 @@ class Runtime:
             raise self._failure(command[0], code, logged)
 
     def _failure(self, verb: str, code: int, logged: int) -> Error:
-        message = _last_words(logged)
+        message = _last_message(logged)
         how = f"exit status {code}" if code > 0 else f"killed by signal {-code}"
         text = f"{os.path.basename(self._binary)} {verb}: {message or how}"
         missing = verb in ("create", "start", "exec") and any(
@@ -193,7 +193,7 @@ class _Listener:
 def start(
     compiled: CompiledContainer, directory: str, stdio: Stdio, pause: PauseProcess | None
 ) -> Process:
-    """In a fork of its own: the container's first process, which runs. Raises Error."""
+    """Start the container; returns its first process. Called in a fork. Raises Error."""
     record = compiled.file.other_runtime
     assert record is not None and compiled.cgroup is not None
     attach(compiled, directory, pause)
@@ -213,7 +213,7 @@ def start(
 def execute(
     record: OtherRuntime, request: messages.StartExec, container: Container, stdio: Stdio
 ) -> Process:
-    """In a fork of its own: another process in a container that runs. Raises Error."""
+    """Start another process in a running container. Called in a fork. Raises Error."""
     runtime = Runtime(record, container.directory, container.id)
     name = f"exec-{os.getpid()}"
     pid, console = runtime.execute(request.process, stdio, tty=request.tty, name=name)
@@ -221,17 +221,17 @@ def execute(
 
 
 def send_signal(record: OtherRuntime, directory: str, number: int) -> None:
-    """In a fork of its own. Raises Error."""
+    """Send a signal to the container. Called in a fork. Raises Error."""
     Runtime(record, directory, os.path.basename(directory)).kill(number)
 
 
 def delete(record: OtherRuntime, directory: str) -> None:
-    """In a fork of its own, of a container that has ended. Raises Error."""
+    """Delete a container that has ended. Called in a fork. Raises Error."""
     Runtime(record, directory, os.path.basename(directory)).delete()
 
 
 def attach(compiled: CompiledContainer, directory: str, pause: PauseProcess | None) -> None:
-    """Put the mounts in their places, for this process and what it starts."""
+    """Attach the mounts in a new mount namespace of this process, which its children inherit."""
     unshare(CLONE_NEWNS)
     real = os.path.realpath(directory)
     above = max(
@@ -256,7 +256,8 @@ def attach(compiled: CompiledContainer, directory: str, pause: PauseProcess | No
 
 
 def _process(pid: int, group: Cgroup, console: int | None) -> Process:
-    """One that has ended already is a zombie until we reap it, so its number is its own."""
+    """Return the process that a runtime has started. If it has ended already, it is a zombie until
+    the shim reaps it, so its pid is not reused."""
     status = stat(pid)
     if status is None:
         raise PeerError(f"the runtime's process {pid} is not there")
@@ -275,9 +276,8 @@ def _take_pid(path: str) -> int:
         raise PeerError(f"the runtime's pid file: {error}") from None
 
 
-def _last_words(since: int) -> str:
-    """The last message of the log behind what was there before: JSON objects in lines, or other
-    text."""
+def _last_message(since: int) -> str:
+    """Return the last message of the log after offset `since`: of JSON lines, or of other text."""
     try:
         with open(LOG, "rb", buffering=0) as file:
             file.seek(max(since, _size(LOG) - LOG_READ_BYTES))

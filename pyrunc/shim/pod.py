@@ -1,4 +1,4 @@
-"""What a shim can be asked about a pod: its calls, and the pod's processes that it holds."""
+"""The calls of a shim about one pod, and the pod's processes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Pod:
         self.loop.after(ABANDONED_AFTER_S, self._leave_if_abandoned)
 
     def close(self) -> None:
-        """Hang up on everybody; nothing is served any more."""
+        """Close all connections and stop serving."""
         self._server.close()
         for compiled in self._created.values():
             compiled.close()
@@ -111,7 +111,7 @@ class Pod:
         return f"/proc/{os.getpid()}/fd/{self._network}" if self._network >= 0 else None
 
     def _drop_network(self) -> None:
-        """Close the pod's network namespace; fine when it has none."""
+        """Close the pod's network namespace, if it has one."""
         if self._network >= 0:
             os.close(self._network)
             self._network = -1
@@ -169,7 +169,7 @@ class Pod:
             self._reaper.expect(pause.pid, self._pause_ended)
             if self._pause_waiting:
                 self._kill_pause()
-            # containers share its parent, and one may be gone before we hear of its start
+            # containers share its parent cgroup, and one may end before its start is reported
             if pause.group:
                 self._kill_counts.watch(pause.group)
 
@@ -183,7 +183,8 @@ class Pod:
         Steps(self.loop, self._reaper, self._starter.pause(compiled, network), done, failed)
 
     def _stop_pause(self, call: Call, request: messages.StopPause) -> None:
-        """One whose start is under way is ended when it runs: whoever asked for it has given up."""
+        """End the pause process. If it is being started, it ends when it runs, because the caller
+        of the start has given up."""
         if self._pause_starting:
             self._pause_waiting.append(call)
             return
@@ -195,7 +196,7 @@ class Pod:
         self.loop.after(PAUSE_GRACE_S, self._kill_pause)
 
     def _take_over_pause(self, call: Call, request: messages.TakeOverPause) -> None:
-        """The pause process of a shim that was lost, with the pod's network namespace."""
+        """Go on with the pause process of a shim that was lost, and the pod's network namespace."""
         if self._pause or self._pause_starting:
             raise AlreadyExists("the pod has a pause process")
         record, fds = self._pods.keeper.get(self._pause_name, messages.StoredPause)
@@ -210,7 +211,7 @@ class Pod:
         self._reaper.expect_other(self._pause, self._pause_ended)
 
     def _store_pause(self, pause: PauseProcess) -> None:
-        """For another shim, should this one be killed."""
+        """Store the pause process in the keeper, for another shim if this one is killed."""
         self._pods.keeper.put(self._pause_name, lambda: stored.of_pause(pause))
 
     @property
@@ -344,7 +345,8 @@ class Pod:
             container.starting = Steps(self.loop, self._reaper, steps, done, failed)
 
     def _take_over_container(self, call: Call, request: messages.TakeOverContainer) -> None:
-        """A container of a shim that was lost. Its sessions, for which nobody waits, are ended."""
+        """Go on with a container of a shim that was lost. Its exec sessions, which have no client
+        any more, are killed."""
         container_id = request.container
         if container_id in self._containers:
             raise AlreadyExists(f"container {container_id} is here already")
@@ -368,7 +370,7 @@ class Pod:
         container.kill_sessions(request.sessions)
 
     def _take_back(self, prepared: Prepared | None) -> None:
-        """Close and remove what a fork has made for a process that was not compiled then."""
+        """Close and remove the result of a fork for a process that could not be compiled."""
         if prepared is None:
             return
         fields, descriptors = prepared
@@ -377,8 +379,7 @@ class Pod:
             self._clear_away(Cgroup.from_record(fields["cgroup"]))
 
     def _clear_away(self, group: Cgroup | None) -> None:
-        """A start has failed: its cgroup was made for it, and what may be left of it is in
-        there."""
+        """Kill what a failed start has left in the cgroup that was made for it, and remove that."""
         if group is None:
             return
         try:
@@ -398,8 +399,8 @@ class Pod:
             self._after_stop(container)
 
     def _delete(self, container: Container) -> None:
-        """What the other runtime keeps of it. Until then it is not forgotten, for its folder is
-        needed."""
+        """Have the other runtime delete the container, which is not forgotten before, because its
+        folder is needed."""
 
         def work() -> tuple[Message, list[int]]:
             self._starter.after_stop(container.id, container.directory)
@@ -415,8 +416,8 @@ class Pod:
         self._in_worker(work, lambda fields, fds: done(), done)
 
     def _use_folder(self, container_id: str) -> None:
-        """A runtime's command runs there: until it has ended, the container is not forgotten, nor
-        its folder removed."""
+        """Count a runtime's command that runs in the folder: until it has ended, neither is the
+        container forgotten nor its folder removed."""
         self._in_folder[container_id] = self._in_folder.get(container_id, 0) + 1
 
     def _leave_folder(self, container_id: str) -> None:
@@ -428,7 +429,8 @@ class Pod:
                 self._server.dispatch(call)
 
     def _signal_by_runtime(self, container: Container, number: int) -> None:
-        """One of a kind at a time: a stop repeats its last one."""
+        """Send a signal by the other runtime, unless the same one is being sent: a stop repeats its
+        last signal."""
         key = (container.id, number)
         if key in self._signalling:
             return
@@ -448,7 +450,7 @@ class Pod:
         self._in_worker(work, lambda fields, fds: done(), done)
 
     def _after_stop(self, container: Container) -> None:
-        """The hooks may take their time; nobody waits for them."""
+        """Run the poststop hooks in a fork, in the background."""
 
         def work() -> tuple[Message, list[int]]:
             self._starter.after_stop(container.id, container.directory)
@@ -542,7 +544,7 @@ class Pod:
         call.answer()
 
     def _kill_execs_of(self, connection: Connection) -> None:
-        """Nobody can read what they write, nor wait for them any more."""
+        """Kill the exec sessions of a client that has disconnected."""
         for session in list(self._execs.values()):
             if session.owner is connection:
                 try:
@@ -590,15 +592,15 @@ class Pod:
         self._leave_when_done(tries=LEAVE_TRIES)
 
     def _leave_when_done(self, tries: int) -> None:
-        """A poststop hook or a scope's end may be under way, and would die with us."""
+        """Leave after the pod's forks have ended: a poststop hook or the removal of a scope."""
         if self._reaper.held and tries:
             self.loop.after(LEAVE_RETRY_S, lambda: self._leave_when_done(tries - 1))
         else:
             self._leave()
 
     def _remove(self, group: Cgroup, tries: int = GROUP_TRIES) -> None:
-        """Remove a cgroup whose processes were killed, now or a little later: the last of them may
-        be dying still."""
+        """Remove a cgroup whose processes were killed. Tries again while the last of them are still
+        dying."""
         if group.driver == "systemd":
             self._remove_by_systemd(group)
             return
@@ -613,7 +615,8 @@ class Pod:
             print(f"pyrunc-shim: cgroup {group.path}: {error}", file=sys.stderr)
 
     def _remove_by_systemd(self, group: Cgroup) -> None:
-        """It is asked over D-Bus, and may take its time to answer."""
+        """Have systemd remove the cgroup, in a fork, because its answer over D-Bus may take
+        long."""
 
         def work() -> tuple[Message, list[int]]:
             group.remove()
@@ -622,7 +625,7 @@ class Pod:
         self._in_worker(work, lambda fields, fds: None, lambda error: print(error, file=sys.stderr))
 
     def _leave_if_abandoned(self) -> None:
-        """The server died between starting us and asking for anything."""
+        """Drop the pod if the server has died before its first call."""
         if not (
             self._pause or self._pause_starting or self._containers or self._server.connections
         ):
@@ -653,7 +656,7 @@ class Pod:
 
 
 def _outcome(process: Process) -> tuple[Message, list[int]]:
-    """What a fork that has started a process tells us."""
+    """Return the answer of a fork that has started a process."""
     started, fds = process.record()
     return started.to_fields(), fds
 
@@ -663,7 +666,7 @@ def _process(message: Message, fds: list[int]) -> Process:
 
 
 def _record(container: Container, compiled: Message) -> None:
-    """state.json, for a server that finds neither itself nor us alive, and for `pyrunc`."""
+    """Write state.json, for a restarted server without this shim, and for `pyrunc`."""
     state = compiled | {
         "pid": container.pid,
         "start_time": container.start_time,

@@ -1,5 +1,5 @@
-"""A shim's pods, which share its process, loop and reaper, and the socket by which the server gives
-it more of them.
+"""A shim's pods, which share its process, loop and reaper, and the socket by which the server
+assigns further ones.
 
 Each pod has its own socket, record and log in its sandbox's folder. A shim without pods waits for
 the next one as long as a server is connected, and ends when there is none.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyrunc.shim.starter import Starter
 
 NETWORK_AFTER_S = 0.1
-"""After a pod was taken, whose processes start first, the next network namespace is made."""
+"""The next network namespace is made so long after a pod was taken, whose processes start first."""
 
 
 class Pods:
@@ -64,7 +64,7 @@ class Pods:
                 pass
 
     def remove(self, gone: pod.Pod) -> None:
-        """Serve this pod no longer."""
+        """Stop serving this pod."""
         log = self._logs.pop(gone)
         gone.close()
         os.close(log)

@@ -1,5 +1,5 @@
-"""Every child's end arrives here: the pod's processes by pid, and the orphans that a subreaper
-inherits."""
+"""Waits for the shim's children: the pod's processes by pid, and orphans that it inherits as a
+subreaper."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     OnExit = Callable[["Ended"], None]
 
 
-LOOK_AGAIN_S, LOOKS = 0.02, 50  # until somebody else's child is reaped
+LOOK_AGAIN_S, LOOKS = 0.02, 50  # until another process has reaped its child
 
 
 class Ended:
-    """A process that has ended: `exit_code` is 128 + n when signal n ended it, None when nobody saw
-    it."""
+    """The end of a process: `exit_code` is 128 + n when signal n ended it, None when it is
+    unknown."""
 
     __slots__ = ("exit_code", "pid", "signal")
 
@@ -35,9 +35,8 @@ class Ended:
 class Reaper:
     """Waits for all children.
 
-    While something is being started (`hold`), only expected ones: whoever starts it waits for
-    helpers of its own, and a process whose pid we have not heard yet stays a zombie until it is
-    expected.
+    While a process is being started (`hold`), waits for expected ones only: the starting code waits
+    for helpers of its own, and a process stays a zombie until its pid is expected.
     """
 
     def __init__(self, loop: Loop, keeper: KeeperLink | None = None) -> None:
@@ -88,11 +87,11 @@ class Reaper:
             )
 
     def hold(self) -> None:
-        """Something is being started. Nests."""
+        """A process is being started. Calls nest."""
         self._holds += 1
 
     def let_go(self) -> None:
-        """It was started, or not."""
+        """The start has ended."""
         self._holds -= 1
         self._reap()
 

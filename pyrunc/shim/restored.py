@@ -36,7 +36,7 @@ def start(
     stdio: tuple[int, int, int],
     pause: PauseProcess | None,
 ) -> Process:
-    """In a fork of its own: the container's processes, which run. Raises Error."""
+    """Restore the container; returns its first process. Called in a fork. Raises Error."""
     request, record = compiled.file.restore, StateFile.of(compiled.state)
     assert request is not None
     attach(compiled, directory, pause)
@@ -69,7 +69,7 @@ def start(
 
 
 def _labels(spec: Spec) -> restore.Labels:
-    """SELinux' are the new pod's: with those of the images the processes could not use its files,
-    or might be somebody else's."""
+    """Return the new pod's SELinux labels: with those of the checkpoint the processes could not use
+    the pod's files, or might have another pod's label."""
     label = spec.process.selinux_label if spec.process else ""
     return restore.Labels(f"selinux:{label}" if label else "", spec.linux.mount_label)

@@ -1,5 +1,5 @@
-"""The shim's socket: any number of clients, a call answered once, events to all. Nobody who does
-not read holds us up."""
+"""The shim's socket: serves any number of clients, answers each call once, and sends events to all.
+A client that does not read delays no other."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Call:
         return fds
 
     def close_fds(self) -> None:
-        """Close those that nobody took."""
+        """Close the descriptors that were not taken."""
         ipc.close_all(self.take_fds())
 
     def answer(self, answer: Record | None = None, fds: Sequence[int] = ()) -> None:
@@ -92,7 +92,7 @@ class Connection:
             self._flush()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self.closed:
             return
         self.closed = True
@@ -101,7 +101,7 @@ class Connection:
         for _, fds in self._unsent:
             ipc.close_all(fds)
         self._unsent.clear()
-        self._server.left(self)
+        self._server.on_close(self)
 
     def _ready(self, events: int) -> None:
         if events & WRITABLE:
@@ -158,7 +158,7 @@ class Server:
         loop.watch(listener, READABLE, self._accept)
 
     def event(self, event: Event) -> None:
-        """Tell every client."""
+        """Send the event to every client."""
         message = message_of(event)
         for connection in list(self.connections):
             connection.send(message)
@@ -168,7 +168,7 @@ class Server:
         return [self._listener.fileno(), *(connection.fileno() for connection in self.connections)]
 
     def dispatch(self, call: Call) -> None:
-        """Answer with what the call's function raises, if it raises."""
+        """Run the call's function; an exception becomes the answer."""
         function = self._calls.get(call.name)
         try:
             if function is None:
@@ -182,20 +182,20 @@ class Server:
             sys.excepthook(*sys.exc_info())
             call.fail(Error(f"{type(error).__name__}: {error}"))
 
-    def left(self, connection: Connection) -> None:
+    def on_close(self, connection: Connection) -> None:
         """A connection has ended."""
         self.connections.remove(connection)
         self._on_left(connection)
 
     def close(self) -> None:
-        """Hang up on everybody."""
+        """Close all connections and the listening socket."""
         for connection in list(self.connections):
             connection.close()
         self.loop.unwatch(self._listener.fileno())
         self._listener.close()
 
     def _accept(self, events: int) -> None:
-        """All who wait: none of them is to miss an event that comes now."""
+        """Accept all waiting clients, so that none misses an event that is sent next."""
         while True:
             try:
                 fd, _ = self._listener._accept()  # type: ignore[attr-defined]

@@ -1,10 +1,9 @@
-"""A container and an exec session as their parent sees them: a process, its streams, and the order
-of things at its end.
+"""Containers and exec sessions: their processes, streams, and the order of steps at their end.
 
-The end of a container: its process is reaped; whatever else is in its cgroup is killed; the OOM
-killer's count is read, for the cgroup may go at any moment; what is still in the pipes is logged
-(for a bounded time, for a process that cannot be killed may hold them); the exit is written to
-disk; then everybody is told.
+When a container ends, its first process is reaped; the other processes in its cgroup are killed;
+the OOM killer's count is read, because the cgroup may be removed at any moment; the rest of its
+output is logged (for a bounded time, because a process that cannot be killed may hold the pipes);
+exit.json is written; then the clients are told.
 """
 
 from __future__ import annotations
@@ -75,20 +74,20 @@ class Container:
     def log(self) -> LogFile:
         return self._log
 
-    # -- birth
+    # -- start
 
     def open_log(self, path: str | None, directory: str = "") -> None:
         """Open the log, in the pod's log directory, before the first output. Raises KernelError."""
         self._log = LogFile(path, on_waiting=self._retry_log_later, directory=directory)
 
     def started(self, process: Process, streams: Streams, *, stdin: bool, once: bool) -> None:
-        """The process runs, maybe it has ended already: take its streams. `stdin` keeps its input
-        open, `once` only until the first client's ends."""
+        """Take the streams of the process, which runs or has ended already. `stdin` keeps its input
+        open, `once` only until the first client closes its end."""
         outputs = {"stdout": streams.stdout, "stderr": streams.stderr}
         if process.console_fd is not None:
             outputs = {"stdout": process.console_fd}
         self._take(process, time.time_ns(), outputs)
-        if self._stop:  # asked for when it was on its way already
+        if self._stop:  # requested during the start
             self.kill()
         if stdin:
             tty = process.console_fd is not None
@@ -96,9 +95,8 @@ class Container:
             self.input = Input(self._loop, fd, once and not tty)
 
     def adopt(self, record: messages.StoredContainer, fds: Sequence[int]) -> Process:
-        """Go on with a process whose shim was lost: what `stored.of_container` said, and its
-        descriptors, which belong to this container once this has returned. Raises InvalidArgument,
-        KernelError."""
+        """Go on with a process whose shim was lost, from the keeper's record and descriptors, which
+        belong to this container once this has returned. Raises InvalidArgument, KernelError."""
         process = stored.process(record, fds)
         self.open_log(record.log_path, record.log_directory)
         self._take(process, record.started_at_ns, dict(zip(record.outputs, fds[1:], strict=True)))
@@ -107,9 +105,9 @@ class Container:
         return process
 
     def kill_sessions(self, leaders: Sequence[Sequence[int]]) -> None:
-        """Those of a shim that was lost, whose streams are gone: by pid and start time of their
-        first processes, and those that can be told from the container's own, for a server that was
-        killed as well names none."""
+        """Kill the sessions of a shim that was lost: those of `leaders` (pid and start time of
+        their first processes), and those that can be told from the container's own processes,
+        because a server that was killed as well has no list."""
         for pid, start_time in leaders:
             leader = tree.stat(pid)
             if leader is not None and leader.start_time == start_time:
@@ -132,14 +130,14 @@ class Container:
             print(f"pyrunc-shim: container {self.id}: {error}", file=sys.stderr)
 
     def keep(self) -> tuple[messages.StoredContainer, list[int]]:
-        """What another shim would need, see the module. Raises WrongState when its first process
-        has ended."""
+        """Return the record and descriptors for the keeper. Raises WrongState when the first
+        process has ended."""
         if self._process is None or self._ended:
             raise WrongState(f"container {self.id} is not running")
         return stored.of_container(self, self._process)
 
     def failed(self, error: Exception) -> None:
-        """It could not be started: that is its exit."""
+        """Record a failed start as the container's exit."""
         message = error.message if isinstance(error, Error) else f"{type(error).__name__}: {error}"
         self.exit = Exit.of_failed_start(message)
         self._write_exit(self.exit)
@@ -147,7 +145,7 @@ class Container:
         if self._stop:
             self._stop.exited()
 
-    # -- life
+    # -- running
 
     def attach(self, names: Sequence[str]) -> list[int]:
         """New pipes to its streams; returns the client's ends, in the order stdin, stdout,
@@ -172,7 +170,7 @@ class Container:
         return ends
 
     def send_signal(self, number: int) -> None:
-        """To its first process."""
+        """Send a signal to the first process."""
         if self._process and self._ended is None:
             if self._process.of_other_runtime:
                 self.signal_by_runtime(self, number)
@@ -180,13 +178,13 @@ class Container:
                 self._process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL to all of it."""
+        """Send SIGKILL to all processes of the container."""
         self.send_signal(signal.SIGKILL)
         if self._process:
             self.group.kill()
 
     def stop(self, call: Call, number: int, timeout_s: float) -> None:
-        """Answer `call` when it has exited, see `Stop`."""
+        """Stop the container and answer `call` when it has exited (`Stop`)."""
         if self.exit:
             call.answer(self.exited())
             return
@@ -219,7 +217,7 @@ class Container:
 
     @property
     def has_poststop(self) -> bool:
-        """Whether hooks want to run after its end."""
+        """Whether poststop hooks run after its end."""
         return self._process is not None and self._process.has_poststop
 
     @property
@@ -228,24 +226,24 @@ class Container:
         return self._process is not None and self._process.of_other_runtime
 
     def open_pidfd(self) -> int:
-        """Of its first process. Raises WrongState when that has ended, though its output may not be
-        logged yet."""
+        """Open a pidfd of the first process. Raises WrongState when that has ended, even if its
+        output is not logged yet."""
         if self._process is None or self._ended:
             raise WrongState(f"container {self.id} is not running")
         return self._process.open_pidfd()
 
     def processes(self) -> list[int]:
-        """All of its processes, by the pids that we see."""
+        """Return the pids of all processes, in the shim's pid namespace."""
         return self.group.processes() if self._process else []
 
     def exited(self) -> Exit:
-        """Of a container that has exited."""
+        """Return the exit. Raises WrongState before it."""
         if self.exit is None:
             raise WrongState(f"container {self.id} is running")
         return self.exit
 
     def state(self) -> messages.ContainerState:
-        """For a server that was restarted."""
+        """Return the state for a server that was restarted."""
         return messages.ContainerState(
             self.id, self.pid, self.start_time, self.started_at_ns, self.running, self.exit
         )
@@ -264,7 +262,7 @@ class Container:
             self._loop.after(DRAIN_S, self._end_streams)
 
     def release(self) -> None:
-        """Close everything that is still open; it is forgotten."""
+        """Close all descriptors of a container that is forgotten."""
         self._end_streams()
         for output in self.outputs:
             for follower in list(output.followers):
@@ -291,7 +289,7 @@ class Container:
             output.end()
 
     def _complete(self) -> None:
-        """Everything that it wrote is logged: record, then tell."""
+        """Write exit.json after all output is logged, then tell the clients."""
         assert self._ended is not None
         ended, oom_killed = self._ended, self._oom_killed
         if ended.exit_code is None:
@@ -341,7 +339,7 @@ class Container:
 
 
 def _ignore(container: Container, number: int) -> None:
-    """Of a container that was not started."""
+    """Default callback: does nothing."""
 
 
 class Streams:
@@ -365,12 +363,12 @@ class Streams:
         return [fd for fd in (self.stdin, self.stdout, self.stderr) if fd >= 0]
 
     def close_theirs(self) -> None:
-        """The process has its ends."""
+        """Close the process's ends after it has them."""
         for fd in {*self.stdio, self._null}:
             os.close(fd)
 
     def close(self) -> None:
-        """Nothing was started: close all."""
+        """Close both ends after a failed start."""
         self.close_theirs()
         for fd in self.ours():
             os.close(fd)
@@ -389,13 +387,13 @@ class Exec:
         self._console_fd: int | None = None
 
     def started(self, process: Process) -> None:
-        """The process runs; not for long if it was killed on its way."""
+        """Take the process, which is killed if the session was killed during its start."""
         self.pid, self._console_fd, self.starting = process.pid, process.console_fd, None
         if self._killed:
             self.kill()
 
     def kill(self) -> None:
-        """Its process and all descendants; before there is one, what is starting it."""
+        """Kill the process and all descendants, or end its start."""
         self._killed = True
         if not self.pid:
             if self.starting:

@@ -1,8 +1,8 @@
 """Compiles processes and starts what was compiled, by the runtime library.
 
-The caller becomes the parent of what is started. All is done in steps, between other work; what
-waits for others on its way (hooks, a seccomp agent) is for a fork to do, see `pod`. What comes back
-from there is a record and descriptors.
+The shim becomes the parent of the started processes. Starts are generators that run in steps
+between other work; a start that waits for other processes (hooks, a seccomp agent) runs in a fork
+(`worker`), which returns a record and descriptors.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from _signal import pidfd_send_signal  # type: ignore[import-not-found]  # (signal brings enum)
+
+# not from `signal`, which imports enum
+from _signal import pidfd_send_signal  # type: ignore[import-not-found]
 
 from pyrunc import ipc, jsontext
 from pyrunc.cgroups.group import Cgroup
@@ -40,12 +42,12 @@ if TYPE_CHECKING:
     from pyrunc.timings import Part
 
 WAITING_STEPS = frozenset(("RunHooks", "SendListener", "EnterRdt", "JoinRdt", "MoveLinks"))
-"""Steps of a parent that wait for somebody else, or may take long."""
+"""Steps of a parent that wait for other processes, or may take long."""
 
 
 class OfPod:
-    """A process that we wait for: our child, which is not reaped, so the number is its own; or,
-    with a `pidfd`, one whose shim was lost."""
+    """A process that the shim waits for: its child, whose pid is not reused before it is reaped;
+    or, with a `pidfd`, a process whose shim was lost."""
 
     __slots__ = ("pid", "pidfd", "start_time")
 
@@ -54,7 +56,7 @@ class OfPod:
         self.pidfd: int | None = None
 
     def send_signal(self, number: int) -> None:
-        """Fine when it has ended."""
+        """Send a signal; does nothing when the process has ended."""
         if self.pidfd is None:
             os.kill(self.pid, number)
             return
@@ -64,19 +66,18 @@ class OfPod:
             pass
 
     def open_pidfd(self) -> int:
-        """The caller's to close."""
+        """Return a new pidfd, the caller's to close."""
         return os.pidfd_open(self.pid) if self.pidfd is None else os.dup(self.pidfd)
 
     def close_pidfd(self) -> None:
-        """It has ended."""
+        """Close the pidfd after the exit."""
         if self.pidfd is not None:
             os.close(self.pidfd)
             self.pidfd = None
 
 
 class StartedProcess(Record):
-    """What a fork says of a `Process` that it has started, which goes with its terminal's master,
-    if it has one."""
+    """The record of a `Process` that a fork has started; its terminal's master goes with it."""
 
     pid: int
     start_time: int
@@ -87,8 +88,8 @@ class StartedProcess(Record):
 
 
 class Process(OfPod):
-    """A process that was started. `console_fd`, a pty's master, belongs to whoever gets this.
-    `parts`: where the time of its start went."""
+    """A process that was started. `console_fd`, a pty's master, belongs to the owner of this
+    object. `parts`: the parts of the start's time."""
 
     __slots__ = ("console_fd", "group", "has_poststop", "of_other_runtime", "parts")
 
@@ -101,7 +102,7 @@ class Process(OfPod):
         self.parts: list[Part] = []
 
     def record(self) -> tuple[StartedProcess, list[int]]:
-        """For the other side's `of`."""
+        """Return the record and descriptors from which `of` makes it again."""
         group = self.group.record()
         started = StartedProcess(
             self.pid, self.start_time, group, self.has_poststop, self.of_other_runtime, self.parts
@@ -139,7 +140,7 @@ class PauseProcess(OfPod):
         self.parts: list[Part] = []
 
     def record(self) -> tuple[messages.StoredPause, list[int]]:
-        """For the other side's `of`."""
+        """Return the record and descriptors from which `of` makes it again."""
         group = self.group.record() if self.group else None
         network = self.netns_fd is not None
         stored = messages.StoredPause(self.pid, self.start_time, group, network, list(self.mounts))
@@ -155,12 +156,12 @@ class PauseProcess(OfPod):
         return cls(stored.pid, stored.start_time, netns_fd, mounts, group or None)
 
     def netns_path(self) -> str | None:
-        """Of the network namespace, as long as this process lives."""
+        """Return the path of the network namespace, valid as long as this process lives."""
         return None if self.netns_fd is None else f"/proc/{os.getpid()}/fd/{self.netns_fd}"
 
     def ended(self) -> None:
-        """The pause process has exited: the mounts go, the network namespace stays for the teardown
-        of the network."""
+        """Close the mounts after the exit; the network namespace stays for the teardown of the
+        network."""
         for fd in self.mounts.values():
             os.close(fd)
         self.mounts = {}
@@ -176,17 +177,18 @@ class Starter:
     def container_compiler(
         self, directory: str, request: messages.CreateContainer, fds: Sequence[int]
     ) -> ContainerCompiler:
-        """Raises Error, OSError, here and below."""
+        """Return the compiler of a container. Raises Error, OSError."""
         return ContainerCompiler(directory, request, fds, self._oom_score_adj)
 
     def pause_compiler(self, sandbox_dir: str, *, timed: bool) -> PauseCompiler:
+        """Return the compiler of a pause process. Raises Error, OSError."""
         return PauseCompiler(sandbox_dir, timed=timed)
 
     def pause(
         self, compiled: CompiledPause, network: int | None
     ) -> Generator[int, None, PauseProcess]:
-        """The pod's pause process, its pinned mounts, its network namespace: `network`, which stays
-        the caller's, or one that is made with the process. Raises Error."""
+        """Start the pod's pause process. `network`: the pod's network namespace, which stays the
+        caller's; None: it is made with the process, or is the host's. Raises Error."""
         with Undo() as undo:
             undo.push("pinned mounts", ipc.close_all, list(compiled.pins.values()))
             launch = compiled.launch
@@ -222,7 +224,7 @@ class Starter:
         stdio: tuple[int, int, int],
         pause: PauseProcess | None,
     ) -> Generator[int, None, Process]:
-        """The container's first process. Raises Error."""
+        """Start the container's first process. Raises Error."""
         if compiled.file.runtime is not None:
             from pyrunc.shim import other_runtime
 
@@ -260,7 +262,7 @@ class Starter:
         container: Container,
         stdio: tuple[int, int, int],
     ) -> Generator[int, None, Process]:
-        """Another process in a container that runs. Raises Error."""
+        """Start another process in a running container. Raises Error."""
         if container.of_other_runtime:
             from pyrunc.shim import other_runtime
 
@@ -310,13 +312,13 @@ class Starter:
         )
 
     def exec_waits(self, container: Container) -> bool:
-        """As `waits`: another runtime's command line takes its time."""
+        """As `waits`: another runtime's command takes long."""
         return container.of_other_runtime
 
     def after_stop(self, container_id: str, directory: str) -> None:
-        """What resctrl has of a container that has exited, and its poststop hooks; what fails is
-        reported on stderr (runtime-spec). Of another runtime's container all that it keeps of it.
-        """
+        """Remove the resctrl groups of a container that has exited and run its poststop hooks;
+        failures are reported on stderr (runtime-spec). Another runtime deletes its own
+        container."""
         if (runtime := LaunchFile.read(directory).other_runtime) is not None:
             from pyrunc.shim import other_runtime
 
@@ -342,21 +344,21 @@ class Starter:
         )
 
     def send_signal(self, directory: str, number: int) -> None:
-        """Through the other runtime that runs the container. Raises Error."""
+        """Send a signal by the other runtime that runs the container. Raises Error."""
         from pyrunc.shim import other_runtime
 
         other_runtime.send_signal(_runtime_of(directory), directory, number)
 
 
 def _runtime_of(directory: str) -> OtherRuntime:
-    """The other runtime of a container that has one."""
+    """Return the other runtime of a container that has one."""
     runtime = LaunchFile.read(directory).other_runtime
     assert runtime is not None
     return runtime
 
 
 class _Clock:
-    """Where the time of a launch goes."""
+    """Measures the parts of a launch's time."""
 
     __slots__ = ("_launch", "_started_ns", "parts", "times")
 
@@ -366,7 +368,8 @@ class _Clock:
         self.parts: list[Part] = []
 
     def stop(self) -> None:
-        """It is carried out, and its program still open: that has the words for what was timed."""
+        """Compute the parts; called before the program, which describes its operations, is
+        closed."""
         texts = {}
         if len(self.times) > len(STAGES):
             texts = {str(line.number): line.text for line in self._launch.lowered.program.lines}
@@ -374,8 +377,8 @@ class _Clock:
 
 
 def _clone_pinned(launch: Launch, pause: PauseProcess | None, clones: dict[str, int]) -> None:
-    """What the pod pins, by the names that the launch's program has for it. Raises InvalidSpec,
-    KernelError."""
+    """Clone the pod's pinned mounts, by the names that they have in the launch's program. Raises
+    InvalidSpec, KernelError."""
     for descriptor, name in launch.pinned.items():
         if pause is None or name not in pause.mounts:
             raise InvalidSpec("mounts", f"there is no mount called {name!r} in this pod")

@@ -1,9 +1,9 @@
-"""A container's streams: output goes to the log and to whoever is attached, input comes from
-whoever is attached.
+"""A container's streams: output goes to the log and to attached clients, input comes from attached
+clients.
 
-The container is never made to wait for an attached client: each has a bounded buffer, and one that
-is too slow misses output until it has caught up. Input does wait: while the container does not
-read, nothing is taken from the clients.
+The container never waits for an attached client: each client has a bounded buffer, and a slow one
+misses output until it has caught up. Input waits: while the container does not read, nothing is
+read from the clients.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Output:
 
     @property
     def ended(self) -> bool:
-        """True when nothing more will come."""
+        """Whether the stream has ended."""
         return self.fd < 0
 
     def read(self) -> int:
-        """Take one portion: DATA was taken, NOTHING is there now, or END (a terminal may still be
+        """Read one portion: DATA was read, NOTHING is there now, or END (a terminal may still be
         opened again)."""
         try:
             data = os.read(self.fd, READ_BYTES)
@@ -63,12 +63,12 @@ class Output:
         return DATA
 
     def follow(self, follower: Follower) -> None:
-        """Copy what comes from now on to `follower`."""
+        """Copy further output to `follower`."""
         self.followers.append(follower)
         follower.on_gone = self._unfollow
 
     def drain(self) -> None:
-        """The writers are dead or dying: take what is there, and end at the end."""
+        """Read the rest of the output after the writers were killed, and end at its end."""
         for _ in range(MOST_PORTIONS):
             if self.ended:
                 return
@@ -122,8 +122,8 @@ class Follower:
         loop.watch(fd, 0, self._ready)
 
     def write(self, data: bytes) -> None:
-        """Pass `data` on, or keep it until the client reads, or skip it when too much is waiting
-        already."""
+        """Write `data` to the client, buffer it until the client reads, or skip it when the buffer
+        is full."""
         if self.fd < 0:
             return
         if self._lagging:
@@ -138,7 +138,7 @@ class Follower:
         self._lagging = len(self._buffer) >= FOLLOWER_LIMIT_BYTES
 
     def finish(self) -> None:
-        """Close once everything is passed on."""
+        """Close once the buffer is written."""
         self._finishing = True
         if not self._buffer:
             self.close()
@@ -207,8 +207,8 @@ class Input:
             self._drop(self._sources[-1])
 
     def _rest(self) -> None:
-        """Nothing to write: hear only of a reader that leaves (a terminal that nobody has open may
-        be opened again)."""
+        """Wait only for the reader's end while there is nothing to write (a terminal without a
+        reader may be opened again)."""
         self._loop.unwatch(self.fd)
         if not os.isatty(self.fd):
             self._loop.watch(self.fd, 0, self._ready)
@@ -261,4 +261,4 @@ class Input:
 
 
 def _ignore(follower: Follower) -> None:
-    """Nobody wants to know."""
+    """Default callback: does nothing."""

@@ -1,8 +1,8 @@
-"""A launch is carried out in steps between other work: its waits for the new process are waits of
-the loop.
+"""Runs a launch in steps between other work: while it waits for the new process, the loop serves
+other descriptors.
 
-Done in the shim itself, not in a fork: an exec takes 1.1 ms of CPU here and 2.8 there (measured:
-550 pages are copied), and probes do it for ever.
+It runs in the shim itself, not in a fork: an exec takes 1.1 ms of CPU here and 2.8 ms there
+(measured: 550 pages are copied), and probes repeat it for the container's whole life.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Steps:
         self._next(0)
 
     def kill(self) -> None:
-        """Give up: what was made so far is undone, the process killed; `on_failed` hears of it."""
+        """End the launch: undo its steps, kill the process and call `on_failed`."""
         self._unwatch()
         self._steps.close()
         self._failed(Error("it was killed before it ran"))

@@ -1,7 +1,7 @@
 """Stopping a container: the signal once, the earliest deadline wins, then SIGKILL until it is gone.
 
-The escalation lives in the shim and needs nobody to wait for it. A SIGKILL is repeated: the
-container may have been frozen, or a process may have been on its way into the cgroup.
+The escalation runs in the shim, also when the server has ended. SIGKILL is repeated, because the
+container may have been frozen, or a process may just have been entering the cgroup.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Stop:
             self._later(at - time.monotonic(), self._kill)
 
     def exited(self) -> None:
-        """The container has ended and its exit is recorded: answer everybody."""
+        """Answer all calls after the exit was recorded."""
         if self._timer:
             self._timer.cancel()
         waiting, self._waiting = self._waiting, []
@@ -70,10 +70,11 @@ class Stop:
         self._later(KILL_AGAIN_S, self._kill)
 
     def _give_up(self) -> None:
-        """Tell those who wait; the killing goes on."""
+        """Answer the calls with an error; SIGKILL is still repeated."""
         waiting, self._waiting = self._waiting, []
         fact = tree.stat(self._container.pid)
         state = fact.state if fact else "gone"
-        words = f"container {self._container.id}: process {self._container.pid} (state {state}) survives SIGKILL"
+        process = f"process {self._container.pid} (state {state})"
+        words = f"container {self._container.id}: {process} survives SIGKILL"
         for call in waiting:
             call.fail(DeadlineExceeded(words))

@@ -1,14 +1,14 @@
-"""What the keeper stores of a pod, so that another shim can go on with it when its own was killed:
-a record, and descriptors.
+"""The records and descriptors that the keeper stores of a pod, so that another shim can go on with
+it when its own was killed.
 
-Of the pause process: its pidfd, the pod's network namespace and pinned mounts. Of a container: the
-pidfd of its first process and what its output is read from, pipes or a terminal's master; they stay
-open in the keeper, so that nothing breaks and nothing that is written is lost while no shim lives.
-A pipe's writing end is never stored: its reader would wait for an end that does not come.
+Of the pause process these are its pidfd, the pod's network namespace and pinned mounts. Of a
+container these are the pidfd of its first process and the reading ends of its output, pipes or a
+terminal's master: they stay open in the keeper, so that no output is lost while no shim lives. A
+pipe's writing end is never stored, because its reader would wait for an end that does not come.
 
-What a killed shim takes along: exec sessions, attached clients, the stdin of a container without a
-terminal, and what it had read of the output but not written: the beginning of an unfinished line,
-or what came in the 50 microseconds between the two calls.
+Lost with a killed shim are exec sessions, attached clients, the stdin of a container without a
+terminal, and output that it had read but not written: the beginning of an unfinished line, and what
+came in the 50 microseconds between the two calls.
 """
 
 from __future__ import annotations
@@ -29,22 +29,24 @@ if TYPE_CHECKING:
 
 
 def pause_name(sandbox_id: str) -> str:
-    """What it is called there, here and below."""
+    """Return the name of a pod's pause process in the keeper."""
     return f"pod/{sandbox_id}"
 
 
 def container_name(container_id: str) -> str:
+    """Return the name of a container in the keeper."""
     return f"container/{container_id}"
 
 
 def of_pause(pause: PauseProcess) -> tuple[StoredPause, list[int]]:
-    """The descriptors are copies, the caller's to close; here and below."""
+    """Return the record and copies of the descriptors, the caller's to close."""
     record, fds = pause.record()
     return record, [pause.open_pidfd(), *map(os.dup, fds)]
 
 
 def pause(record: StoredPause, fds: list[int]) -> PauseProcess:
-    """Owns the descriptors. Raises InvalidArgument: then they are closed."""
+    """Return the pause process of a record; it owns the descriptors. Raises InvalidArgument after
+    closing them."""
     try:
         pidfd, *others = fds
         pause_process = PauseProcess.of(record, others)
@@ -56,7 +58,8 @@ def pause(record: StoredPause, fds: list[int]) -> PauseProcess:
 
 
 def of_container(container: Container, process: Process) -> tuple[StoredContainer, list[int]]:
-    """Of one that runs."""
+    """Return the record of a running container and copies of its descriptors, the caller's to
+    close."""
     record = StoredContainer(
         pid=process.pid,
         start_time=process.start_time,
@@ -75,8 +78,8 @@ def of_container(container: Container, process: Process) -> tuple[StoredContaine
 
 
 def process(record: StoredContainer, fds: Sequence[int]) -> Process:
-    """A container's first process. The descriptors stay the caller's until this has returned.
-    Raises InvalidArgument."""
+    """Return a container's first process from its record. The descriptors stay the caller's until
+    this has returned. Raises InvalidArgument."""
     if len(fds) != 1 + len(record.outputs):
         raise InvalidArgument(
             f"the stored container: {len(fds)} descriptors for {list(record.outputs)}"

@@ -1,4 +1,4 @@
-"""Which processes belong to an exec session, and their end.
+"""Finds and kills the processes of an exec session.
 
 Members are found by session id and by parent links, among the processes of the container's cgroup
 only. A pid is used through a pidfd that was opened before its membership was checked, so that a
@@ -49,8 +49,8 @@ def kill_session(leader: int, reaped: bool, processes: Callable[[], Iterable[int
 
 def orphaned_sessions(first: int, processes: Iterable[int]) -> list[int]:
     """Leaders of exec sessions whose shim was lost, in a container with a pid namespace of its own:
-    those of its `processes` whose parent is outside, and not this shim. In the host's, where an
-    orphan of the container has such a parent as well, none is told apart."""
+    those of its `processes` whose parent is outside, and not this shim. None in the host's pid
+    namespace, where an orphan of the container has such a parent as well."""
     own = _pid_namespace(os.getpid())
     if _pid_namespace(first) in (own, ""):
         return []

@@ -1,8 +1,8 @@
-"""Work that waits for somebody else (hooks, a seccomp agent, systemd) is done by a fork of the
-shim, which ends with it.
+"""Runs work that waits for other processes (hooks, a seccomp agent, systemd) in a fork of the shim,
+which ends with it.
 
-Meanwhile the pod's other containers want their output read. A container that is started so is the
-fork's child first and becomes ours, a subreaper's, when the fork ends.
+The shim serves its other containers meanwhile. A container that is started so is the fork's child
+first and becomes the shim's, a subreaper's, when the fork ends.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class WorkerLost(Unavailable):
-    """A worker ended without an answer; what it had made so far may be left."""
+    """A worker ended without an answer; parts of its work may be left."""
 
 
 class Worker:
@@ -54,11 +54,11 @@ class Worker:
         if self.pid == 0:
             _work(shim, work, theirs, not_inherited)
         theirs.close()
-        reaper.hold()  # what the fork leaves us may end before we hear its pid
+        reaper.hold()  # the container may end before its pid is known here
         loop.watch(self._answer.fileno(), READABLE, self._answered)
 
     def kill(self) -> None:
-        """Give up, with the launcher and the hooks that it started; `on_failed` will hear of it."""
+        """Kill the fork, the launcher and the hooks that it started; `on_failed` is called then."""
         descendants.kill(self.pid)
 
     def _answered(self, events: int) -> None:
@@ -89,7 +89,7 @@ def _work(
     answer: socket,
     not_inherited: Sequence[int],
 ) -> NoReturn:
-    """With the shim dead nobody would hold what is started: then this ends too."""
+    """Run the work in the fork, which is killed when the shim ends."""
     try:
         set_parent_death_signal(signal.SIGKILL, shim)
         ipc.close_all(not_inherited)

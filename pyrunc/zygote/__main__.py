@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
-from _signal import SIG_DFL, SIGTERM, signal  # type: ignore[import-not-found]  # (signal brings enum)
+
+# not from `signal`, which imports enum
+from _signal import SIG_DFL, SIGTERM, signal  # type: ignore[import-not-found]
 from _socket import socket
 
 from pyrunc import ipc

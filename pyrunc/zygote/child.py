@@ -7,7 +7,9 @@ import fcntl
 import gc
 import os
 import sys
-from _signal import SIG_DFL, SIGCHLD, SIGKILL, set_wakeup_fd, signal  # type: ignore[import-not-found]  # (signal brings enum)
+
+# not from `signal`, which imports enum
+from _signal import SIG_DFL, SIGCHLD, SIGKILL, set_wakeup_fd, signal  # type: ignore[import-not-found]
 from _socket import socket
 
 from pyrunc import ipc

@@ -80,7 +80,7 @@ def _children(pid: int) -> list[int]:
     children: list[int] = []
     try:
         tasks = os.listdir(f"/proc/{pid}/task")
-    except OSError:  # it has ended: its children are somebody else's now
+    except OSError:  # it has ended: its children have another parent
         return children
     for task in tasks:
         try:

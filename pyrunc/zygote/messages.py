@@ -1,7 +1,7 @@
-"""What the server and the zygote say to each other. One JSON object per packet (pyrunc.ipc).
+"""The messages between the server and a zygote: one JSON object per packet (pyrunc.ipc).
 
 Request {"id": n, "call": name, …} -> {"id": n, "ok": {…}} or {"id": n, "error": …} (pyrunc.errors),
-as between server and shim. `Cancel` has no answer, and number 0. First of all the zygote says
+as between server and shim. `Cancel` has no answer, and number 0. The zygote's first message is
 `Ready`.
 
 The function that is called and its caller agree on `arguments`; the zygote passes them on.
@@ -20,7 +20,7 @@ UNANSWERED = 0
 
 
 class Ready(Record):
-    """The zygote's first words: its pid, or why it cannot start."""
+    """The zygote's first message: its pid, or why it cannot start."""
 
     ready: int | None = None
     error: Message | None = None
