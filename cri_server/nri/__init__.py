@@ -1,5 +1,6 @@
-"""The Node Resource Interface: plugins of the node's owner hear of pods and containers and adjust
-them before they run.
+"""The Node Resource Interface: plugins that observe pods and containers, and adjust containers before
+they start.
 
-`service.py` is what the verbs call; a server without `[nri] enabled` imports none of this.
+`service.Nri` is the lifecycle observer that verbs call. Without `[nri] enabled` nothing here is
+imported.
 """

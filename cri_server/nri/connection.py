@@ -1,5 +1,4 @@
-"""One plugin's connection on the event loop: calls to the plugin, and answers to the calls that it
-makes."""
+"""The ttrpc connection of a plugin: calls to the plugin, and replies to its calls."""
 
 from __future__ import annotations
 
@@ -17,13 +16,13 @@ from cri_server.rpc.codes import Code
 log = logging.getLogger(__name__)
 
 PACKAGE = "nri.pkg.api.v1alpha1"
-SERVED_AT_ONCE = 16
+CALLS_LIMIT = 16  # concurrent calls of a plugin
 
 Reply = TypeVar("Reply")
 
 
 class CallFailed(Exception):
-    """The callee's answer is an error: a gRPC status."""
+    """The call failed with a gRPC status."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -31,17 +30,17 @@ class CallFailed(Exception):
 
 
 class Closed(Exception):
-    """The connection has ended, before or during the call."""
+    """The connection ended before or during the call."""
 
 
 class Connection(asyncio.Protocol):
-    """`serve(method, payload)` answers the plugin's calls of the Runtime service, or raises
-    CallFailed."""
+    """A plugin's connection. `serve(method, payload)` handles its calls of the Runtime service, or
+    raises CallFailed; `on_close` is called once."""
 
     def __init__(
-        self, serve: Callable[[str, bytes], Awaitable[bytes]], closed: Callable[[], None]
+        self, serve: Callable[[str, bytes], Awaitable[bytes]], on_close: Callable[[], None]
     ) -> None:
-        self._serve, self._on_closed = serve, closed
+        self._serve, self._on_close = serve, on_close
         self._decoder = framing.Decoder()
         self._transport: asyncio.Transport | None = None
         self._waiting: dict[int, asyncio.Future[ttrpc.Response]] = {}
@@ -50,20 +49,20 @@ class Connection(asyncio.Protocol):
         self.open = True
 
     async def call(self, method: str, request: Any, reply: type[Reply], timeout_s: float) -> Reply:
-        """The plugin's answer to `method` of the Plugin service.
+        """Call `method` of the Plugin service.
 
         Raises CallFailed, Closed, TimeoutError, framing.TooLarge.
         """
-        self._last_stream += 2  # a client's streams are odd
+        self._last_stream += 2  # streams of a client are odd
         stream = self._last_stream
-        asked = ttrpc.Request(
+        message = ttrpc.Request(
             service=f"{PACKAGE}.Plugin",
             method=method,
             payload=request.SerializeToString(),
             timeout_nano=int(timeout_s * 1e9),
         )
         answer: asyncio.Future[ttrpc.Response] = asyncio.get_running_loop().create_future()
-        self._send(framing.PLUGIN_SERVICE, stream, framing.REQUEST, asked.SerializeToString())
+        self._send(framing.PLUGIN_SERVICE, stream, framing.REQUEST, message.SerializeToString())
         self._waiting[stream] = answer
         try:
             async with asyncio.timeout(timeout_s):
@@ -76,13 +75,13 @@ class Connection(asyncio.Protocol):
             return reply.FromString(response.payload)  # type: ignore[attr-defined, no-any-return]
         except DecodeError as error:
             self.close()
-            raise Closed(f"the answer to {method} is not its message: {error}") from None
+            raise Closed(f"the reply to {method} cannot be decoded: {error}") from None
 
     def close(self) -> None:
-        """End it; the plugin sees end-of-file, calls that wait raise Closed."""
+        """Close the connection; waiting calls raise Closed."""
         if self._transport is not None:
             self._transport.abort()
-        self._ended()
+        self._on_end()
 
     # -- asyncio.Protocol
 
@@ -97,29 +96,29 @@ class Connection(asyncio.Protocol):
             for message in self._decoder.feed(data):
                 self._received(message)
         except (framing.ProtocolError, DecodeError) as error:
-            log.warning("NRI: a plugin's connection is closed: %s", error)
+            log.warning("NRI: closing a plugin's connection: %s", error)
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._ended()
+        self._on_end()
 
     # -- inside
 
     def _received(self, message: framing.Message) -> None:
         if (message.connection, message.kind) == (framing.PLUGIN_SERVICE, framing.RESPONSE):
-            waiting = self._waiting.get(message.stream)  # none: its time was up
+            waiting = self._waiting.get(message.stream)  # None after a timeout
             if waiting is not None and not waiting.done():
                 waiting.set_result(ttrpc.Response.FromString(message.payload))
         elif (message.connection, message.kind) == (framing.RUNTIME_SERVICE, framing.REQUEST):
-            if len(self._serving) >= SERVED_AT_ONCE:
-                raise framing.ProtocolError(f"more than {SERVED_AT_ONCE} calls at once")
+            if len(self._serving) >= CALLS_LIMIT:
+                raise framing.ProtocolError(f"more than {CALLS_LIMIT} concurrent calls")
             request = ttrpc.Request.FromString(message.payload)
             task = asyncio.get_running_loop().create_task(self._answer(message.stream, request))
             self._serving.add(task)
             task.add_done_callback(self._serving.discard)
         else:
             raise framing.ProtocolError(
-                f"kind {message.kind} on connection {message.connection}: only unary calls"
+                f"kind {message.kind} on connection {message.connection}: only unary calls are supported"
             )
 
     async def _answer(self, stream: int, request: ttrpc.Request) -> None:
@@ -130,10 +129,10 @@ class Connection(asyncio.Protocol):
         except CallFailed as error:
             response = ttrpc.Response(status=ttrpc.Status(code=error.code, message=error.message))
         except DecodeError as error:
-            text = f"{request.method}: not its message: {error}"
+            text = f"{request.method}: the request cannot be decoded: {error}"
             response = ttrpc.Response(status=ttrpc.Status(code=Code.INVALID_ARGUMENT, message=text))
         except Exception:
-            log.exception("NRI: %s: not expected", request.method)
+            log.exception("NRI: %s: unexpected error", request.method)
             response = ttrpc.Response(
                 status=ttrpc.Status(code=Code.INTERNAL, message="internal error")
             )
@@ -144,7 +143,7 @@ class Connection(asyncio.Protocol):
         except Closed:
             pass
         except framing.TooLarge as error:
-            log.warning("NRI: the answer to %s: %s", request.method, error)
+            log.warning("NRI: the reply to %s: %s", request.method, error)
             self.close()
 
     def _send(self, connection: int, stream: int, kind: int, payload: bytes) -> None:
@@ -152,7 +151,7 @@ class Connection(asyncio.Protocol):
             raise Closed("the connection has ended")
         self._transport.write(framing.encode(connection, stream, kind, payload))
 
-    def _ended(self) -> None:
+    def _on_end(self) -> None:
         if not self.open:
             return
         self.open = False
@@ -162,4 +161,4 @@ class Connection(asyncio.Protocol):
         for task in self._serving:
             if task is not asyncio.current_task():
                 task.cancel()
-        self._on_closed()
+        self._on_close()

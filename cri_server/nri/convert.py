@@ -1,4 +1,4 @@
-"""Pods, containers and resources in NRI's messages, and back."""
+"""Converts pods, containers and resources to NRI's messages and back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOOKS = {
     "poststart": "poststart",
     "poststop": "poststop",
 }
-# Fields of NRI's messages and the keys of an OCI configuration that mean the same.
+# Fields of NRI's messages and the corresponding keys of an OCI configuration.
 MEMORY = {
     "limit": "limit",
     "reservation": "reservation",
@@ -46,8 +46,7 @@ CPU_SETS = {"cpus": "cpus", "mems": "mems"}
 
 
 def pod(sandbox: Sandbox) -> api.PodSandbox:
-    """A pod as plugins see it. One that was stopped has no network namespace: the path to it may
-    lead to another by now."""
+    """Convert a pod. A stopped pod has no network namespace, because its path may be reused."""
     config = sandbox.config
     has_network = sandbox.netns_path and sandbox.phase != "stopped"
     network = [api.LinuxNamespace(type="network", path=sandbox.netns_path)] if has_network else []
@@ -71,16 +70,15 @@ def pod(sandbox: Sandbox) -> api.PodSandbox:
     )
 
 
-def container(of: Container, spec: Mapping[str, Any], *, made: bool = True) -> api.Container:
-    """A container as plugins see it, with its OCI configuration; `made` is false while it is being
-    created."""
+def container(of: Container, spec: Mapping[str, Any], *, created: bool = True) -> api.Container:
+    """Convert a container with its OCI configuration; `created`: False while it is being created."""
     config, process, linux = of.config, spec.get("process", {}), spec.get("linux", {})
     ended = of.exit
     return api.Container(
         id=of.id,
         pod_sandbox_id=of.sandbox_id,
         name=config.metadata.name,
-        state=STATES[of.state] if made else api.CONTAINER_UNKNOWN,  # type: ignore[index]
+        state=STATES[of.state] if created else api.CONTAINER_UNKNOWN,  # type: ignore[index]
         labels=dict(config.labels),
         annotations={**spec.get("annotations", {}), **config.annotations},
         args=process.get("args", ()),
@@ -129,37 +127,37 @@ def _linux(
     if process.get("oomScoreAdj") is not None:
         result.oom_score_adj.value = process["oomScoreAdj"]
     if "ioPriority" in process:
-        given = process["ioPriority"]
-        setattr(result.io_priority, "class", api.IOPrioClass.Value(given["class"]))
-        result.io_priority.priority = given.get("priority", 0)
+        scheduling = process["ioPriority"]
+        setattr(result.io_priority, "class", api.IOPrioClass.Value(scheduling["class"]))
+        result.io_priority.priority = scheduling.get("priority", 0)
     profile = of.config.linux.security_context.seccomp
     if of.config.linux.security_context.HasField("seccomp"):
         result.seccomp_profile.profile_type = profile.profile_type  # type: ignore[assignment]
         result.seccomp_profile.localhost_ref = profile.localhost_ref
     if "scheduler" in process:
-        given = process["scheduler"]
-        result.scheduler.policy = api.LinuxSchedulerPolicy.Value(given["policy"])  # type: ignore[assignment]
+        scheduling = process["scheduler"]
+        result.scheduler.policy = api.LinuxSchedulerPolicy.Value(scheduling["policy"])  # type: ignore[assignment]
         for name in ("nice", "priority", "runtime", "deadline", "period"):
-            setattr(result.scheduler, name, given.get(name, 0))
+            setattr(result.scheduler, name, scheduling.get(name, 0))
     if "intelRdt" in linux:
         result.rdt.clos_id.value = linux["intelRdt"].get("closID", "")
         result.rdt.schemata.value.extend(linux["intelRdt"].get("schemata", ()))
     return result
 
 
-def _mount(given: Mapping[str, Any]) -> api.Mount:
+def _mount(mount: Mapping[str, Any]) -> api.Mount:
     return api.Mount(
-        destination=given["destination"],
-        type=given.get("type", ""),
-        source=given.get("source", ""),
-        options=given.get("options", ()),
+        destination=mount["destination"],
+        type=mount.get("type", ""),
+        source=mount.get("source", ""),
+        options=mount.get("options", ()),
     )
 
 
-def _hooks(given: Mapping[str, Any]) -> api.Hooks:
+def _hooks(hooks: Mapping[str, Any]) -> api.Hooks:
     result = api.Hooks()
     for name, key in HOOKS.items():
-        for entry in given.get(key, ()):
+        for entry in hooks.get(key, ()):
             hook = getattr(result, name).add(
                 path=entry["path"], args=entry.get("args", ()), env=entry.get("env") or ()
             )
@@ -168,95 +166,97 @@ def _hooks(given: Mapping[str, Any]) -> api.Hooks:
     return result
 
 
-def _device(given: Mapping[str, Any]) -> api.LinuxDevice:
+def _device(device: Mapping[str, Any]) -> api.LinuxDevice:
     result = api.LinuxDevice(
-        path=given["path"],
-        type=given["type"],
-        major=given.get("major", 0),
-        minor=given.get("minor", 0),
+        path=device["path"],
+        type=device["type"],
+        major=device.get("major", 0),
+        minor=device.get("minor", 0),
     )
     for name, key in (("file_mode", "fileMode"), ("uid", "uid"), ("gid", "gid")):
-        if given.get(key) is not None:
-            getattr(result, name).value = given[key]
+        if device.get(key) is not None:
+            getattr(result, name).value = device[key]
     return result
 
 
-def from_oci(given: Mapping[str, Any]) -> api.LinuxResources:
-    """`linux.resources` of an OCI configuration."""
+def from_oci(resources: Mapping[str, Any]) -> api.LinuxResources:
+    """Convert `linux.resources` of an OCI configuration."""
     result = api.LinuxResources(
         memory=api.LinuxMemory(),
         cpu=api.LinuxCPU(),
         hugepage_limits=[
             api.HugepageLimit(page_size=h["pageSize"], limit=h["limit"])
-            for h in given.get("hugepageLimits", ())
+            for h in resources.get("hugepageLimits", ())
         ],
-        unified=given.get("unified", {}),
+        unified=resources.get("unified", {}),
     )
-    for table, message, found in (
-        (MEMORY, result.memory, given.get("memory", {})),
-        (CPU, result.cpu, given.get("cpu", {})),
+    for table, message, values in (
+        (MEMORY, result.memory, resources.get("memory", {})),
+        (CPU, result.cpu, resources.get("cpu", {})),
     ):
         for name, key in table.items():
-            if found.get(key) is not None:
-                getattr(message, name).value = found[key]
+            if values.get(key) is not None:
+                getattr(message, name).value = values[key]
     for name, key in CPU_SETS.items():
-        setattr(result.cpu, name, given.get("cpu", {}).get(key, ""))
-    for rule in given.get("devices", ()):
+        setattr(result.cpu, name, resources.get("cpu", {}).get(key, ""))
+    for rule in resources.get("devices", ()):
         added = result.devices.add(
             allow=rule["allow"], type=rule.get("type", ""), access=rule.get("access", "")
         )
         for name in ("major", "minor"):
             if rule.get(name) is not None:
                 getattr(added, name).value = rule[name]
-    if given.get("pids", {}).get("limit") is not None:
-        result.pids.limit = given["pids"]["limit"]
+    if resources.get("pids", {}).get("limit") is not None:
+        result.pids.limit = resources["pids"]["limit"]
     return result
 
 
-def from_cri(given: cri.LinuxContainerResources) -> api.LinuxResources:
-    """Those of a CRI request; what is zero was not asked for."""
+def from_cri(resources: cri.LinuxContainerResources) -> api.LinuxResources:
+    """Convert CRI's resources; zero means unset."""
     result = api.LinuxResources(
         memory=api.LinuxMemory(),
-        cpu=api.LinuxCPU(cpus=given.cpuset_cpus, mems=given.cpuset_mems),
+        cpu=api.LinuxCPU(cpus=resources.cpuset_cpus, mems=resources.cpuset_mems),
         hugepage_limits=[
-            api.HugepageLimit(page_size=h.page_size, limit=h.limit) for h in given.hugepage_limits
+            api.HugepageLimit(page_size=h.page_size, limit=h.limit)
+            for h in resources.hugepage_limits
         ],
-        unified=dict(given.unified),
+        unified=dict(resources.unified),
     )
     for message, value in (
-        (result.memory.limit, given.memory_limit_in_bytes),
-        (result.memory.swap, given.memory_swap_limit_in_bytes),
-        (result.cpu.shares, given.cpu_shares),
-        (result.cpu.quota, given.cpu_quota),
-        (result.cpu.period, given.cpu_period),
+        (result.memory.limit, resources.memory_limit_in_bytes),
+        (result.memory.swap, resources.memory_swap_limit_in_bytes),
+        (result.cpu.shares, resources.cpu_shares),
+        (result.cpu.quota, resources.cpu_quota),
+        (result.cpu.period, resources.cpu_period),
     ):
         if value:
             message.value = value
     return result
 
 
-def to_cri(given: api.LinuxResources) -> cri.LinuxContainerResources:
-    """What CRI has words for; class names and limits of cgroup v1 have none.
+def to_cri(resources: api.LinuxResources) -> cri.LinuxContainerResources:
+    """Convert to CRI's resources, which lack class names and limits of cgroup v1.
 
-    Raises InvalidArgument for a number that CRI cannot hold: some are unsigned only in NRI.
+    Raises InvalidArgument for a number that CRI cannot hold, as some are unsigned in NRI alone.
     """
     try:
-        return _to_cri(given)
+        return _to_cri(resources)
     except ValueError as error:
         raise InvalidArgument(f"NRI: resources: {error}") from None
 
 
-def _to_cri(given: api.LinuxResources) -> cri.LinuxContainerResources:
+def _to_cri(resources: api.LinuxResources) -> cri.LinuxContainerResources:
     return cri.LinuxContainerResources(
-        cpu_period=given.cpu.period.value,
-        cpu_quota=given.cpu.quota.value,
-        cpu_shares=given.cpu.shares.value,
-        memory_limit_in_bytes=given.memory.limit.value,
-        memory_swap_limit_in_bytes=given.memory.swap.value,
-        cpuset_cpus=given.cpu.cpus,
-        cpuset_mems=given.cpu.mems,
+        cpu_period=resources.cpu.period.value,
+        cpu_quota=resources.cpu.quota.value,
+        cpu_shares=resources.cpu.shares.value,
+        memory_limit_in_bytes=resources.memory.limit.value,
+        memory_swap_limit_in_bytes=resources.memory.swap.value,
+        cpuset_cpus=resources.cpu.cpus,
+        cpuset_mems=resources.cpu.mems,
         hugepage_limits=[
-            cri.HugepageLimit(page_size=h.page_size, limit=h.limit) for h in given.hugepage_limits
+            cri.HugepageLimit(page_size=h.page_size, limit=h.limit)
+            for h in resources.hugepage_limits
         ],
-        unified=dict(given.unified),
+        unified=dict(resources.unified),
     )

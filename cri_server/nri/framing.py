@@ -1,9 +1,8 @@
-"""The bytes between runtime and plugin: ttrpc messages inside the frames of NRI's multiplexer,
-without I/O.
+"""Encodes and decodes ttrpc messages in frames of NRI's multiplexer, without I/O.
 
-One stream socket carries two ttrpc connections, one for each direction of calls. A multiplexer
-frame is `connection, length, payload`, a ttrpc message `length, stream, kind, flags, payload`, all
-numbers big-endian (pkg/net/multiplex of the Go module github.com/containerd/nri; PROTOCOL.md of
+One stream socket carries two ttrpc connections, one per direction of calls. A multiplexer frame is
+`connection, length, payload`, a ttrpc message `length, stream, kind, flags, payload`, all numbers
+big-endian (pkg/net/multiplex of the Go module github.com/containerd/nri; PROTOCOL.md of
 github.com/containerd/ttrpc). A frame may hold any part of a message.
 """
 
@@ -19,27 +18,26 @@ REQUEST, RESPONSE, DATA = 1, 2, 3
 
 MESSAGE_LIMIT_BYTES = 4 << 20
 FRAME_LIMIT_BYTES = MESSAGE.size + MESSAGE_LIMIT_BYTES
-# Plugins in Go read the multiplexer through a buffer of this size, and a frame that does not fit
-# where it is read to is an error there: a message's first frame fits into the buffer, and what is
-# left is read in place.
+# Plugins in Go read the multiplexer through a buffer of this size, and fail on a frame that exceeds
+# the space of the read: a message's first frame fits the buffer, and the rest is read in place.
 FIRST_FRAME_BYTES = 4096
 
 
 class ProtocolError(Exception):
-    """The peer sent what is no ttrpc; the connection cannot go on."""
+    """The peer violated the protocol; the connection must be closed."""
 
 
 class TooLarge(Exception):
-    """A message of `size` bytes is beyond the limit and was not sent."""
+    """A message of `size` bytes exceeds the limit and was not sent."""
 
     def __init__(self, size: int) -> None:
-        super().__init__(f"a message of {size} bytes is larger than {MESSAGE_LIMIT_BYTES}")
+        super().__init__(f"the message of {size} bytes exceeds {MESSAGE_LIMIT_BYTES} bytes")
         self.size = size
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One ttrpc message of a connection."""
+    """A ttrpc message of one of the two connections."""
 
     connection: int
     stream: int
@@ -49,7 +47,7 @@ class Message:
 
 
 def encode(connection: int, stream: int, kind: int, payload: bytes) -> bytes:
-    """The frames of one message. Raises TooLarge."""
+    """Encode a message as frames. Raises TooLarge."""
     if len(payload) > MESSAGE_LIMIT_BYTES:
         raise TooLarge(len(payload))
     whole = MESSAGE.pack(len(payload), stream, kind, 0) + payload
@@ -59,7 +57,7 @@ def encode(connection: int, stream: int, kind: int, payload: bytes) -> bytes:
 
 @dataclass(slots=True)
 class Decoder:
-    """Bytes in, messages out. Frames of unknown connections are dropped, as the Go module does."""
+    """Decodes messages. Frames of unknown connections are dropped, as in the Go module."""
 
     _trunk: bytearray = field(default_factory=bytearray)
     _streams: dict[int, bytearray] = field(
@@ -67,9 +65,9 @@ class Decoder:
     )
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that `data` completes. Raises ProtocolError."""
+        """Return the messages that `data` completes. Raises ProtocolError."""
         self._trunk += data
-        found: list[Message] = []
+        messages: list[Message] = []
         while len(self._trunk) >= FRAME.size:
             connection, length = FRAME.unpack_from(self._trunk)
             if length > FRAME_LIMIT_BYTES:
@@ -80,12 +78,12 @@ class Decoder:
             stream = self._streams.get(connection)
             if stream is not None:
                 stream += self._trunk[FRAME.size : end]
-                found += self._messages(connection, stream)
+                messages += self._messages(connection, stream)
             del self._trunk[:end]
-        return found
+        return messages
 
     def _messages(self, connection: int, stream: bytearray) -> list[Message]:
-        found = []
+        messages = []
         while len(stream) >= MESSAGE.size:
             length, number, kind, flags = MESSAGE.unpack_from(stream)
             if length > MESSAGE_LIMIT_BYTES:
@@ -93,8 +91,8 @@ class Decoder:
             end = MESSAGE.size + length
             if len(stream) < end:
                 break
-            found.append(
+            messages.append(
                 Message(connection, number, kind, flags, bytes(stream[MESSAGE.size : end]))
             )
             del stream[:end]
-        return found
+        return messages

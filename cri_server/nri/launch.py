@@ -1,5 +1,4 @@
-"""Plugins that the node's owner has put into a folder: programs `INDEX-NAME`, started with a socket
-on descriptor 3."""
+"""Finds and starts the plugins of a folder: programs `INDEX-NAME`, with a socket as descriptor 3."""
 
 from __future__ import annotations
 
@@ -15,12 +14,12 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 SOCKET_FD = 3
-GRACE_S = 2.0  # between the end of the connection, with SIGTERM, and SIGKILL
+GRACE_S = 2.0  # between SIGTERM, sent when the connection ends, and SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A plugin's file and its configuration."""
+    """A plugin's program and configuration."""
 
     path: Path
     index: str
@@ -29,13 +28,13 @@ class Program:
 
 
 def find(folder: Path, configurations: Path) -> list[Program]:
-    """The programs of `folder` in the order of their indices. What has no plugin's name, or what
-    others than root could have put there, is logged and left alone."""
-    found = []
+    """Return the programs of `folder` in order of their indices. Files with other names, and files
+    that users other than root can write, are logged and skipped."""
+    programs = []
     try:
         entries = sorted(folder.iterdir())
         if _others_write(folder):
-            log.error("NRI: no plugin is started: others than root can write to %s", folder)
+            log.error("NRI: no plugin is started: users other than root can write to %s", folder)
             return []
     except FileNotFoundError:
         return []
@@ -48,19 +47,20 @@ def find(folder: Path, configurations: Path) -> list[Program]:
         index, dash, name = path.name.partition("-")
         if not (len(index) == 2 and index.isascii() and index.isdigit() and dash and name):
             log.error(
-                "NRI: %s is no plugin: its name is not INDEX-NAME with an index of two digits", path
+                "NRI: %s is not a plugin: its name must be INDEX-NAME with an index of two digits",
+                path,
             )
             continue
         if _others_write(path):
-            log.error("NRI: %s is not started: others than root can write to it", path)
+            log.error("NRI: %s is not started: users other than root can write to it", path)
             continue
-        found.append(Program(path, index, name, _configuration(configurations, index, name)))
-    return found
+        programs.append(Program(path, index, name, _configuration(configurations, index, name)))
+    return programs
 
 
 def _others_write(path: Path) -> bool:
-    facts = path.stat()
-    return facts.st_uid not in (0, os.geteuid()) or bool(facts.st_mode & 0o022)
+    status = path.stat()
+    return status.st_uid not in (0, os.geteuid()) or bool(status.st_mode & 0o022)
 
 
 def _configuration(folder: Path, index: str, name: str) -> str:
@@ -74,8 +74,8 @@ def _configuration(folder: Path, index: str, name: str) -> str:
     return ""
 
 
-class Launched:
-    """A plugin's process. It is a child of the server's: its exit is waited for by its pidfd."""
+class PluginProcess:
+    """A plugin's process, a child of the server; its pidfd reports the exit."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -85,8 +85,9 @@ class Launched:
         asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
 
     @classmethod
-    def start(cls, program: Program) -> tuple[Launched, socket.socket]:
-        """The process and our end of its socket. Raises OSError."""
+    def start(cls, program: Program) -> tuple[PluginProcess, socket.socket]:
+        """Start the program; return the process and the server's end of its socket. Raises
+        OSError."""
         ours, theirs = socket.socketpair()
         with contextlib.ExitStack() as undo:
             undo.callback(ours.close)
@@ -113,7 +114,7 @@ class Launched:
         return launched, ours
 
     def end_soon(self) -> None:
-        """Its connection has ended: SIGTERM, and SIGKILL where that does not help."""
+        """Send SIGTERM, and after `GRACE_S` SIGKILL."""
         if not self.ended.is_set() and self._kill is None:
             self._signal(signal.SIGTERM)
             loop = asyncio.get_running_loop()

@@ -1,7 +1,7 @@
-"""What several plugins ask for, one after the other, made one wish, with an owner for each field.
+"""Merges the responses of plugins to one request, and records an owner per field.
 
-A plugin sees what those before it have changed: `container` and `wanted` are kept up to date. The
-wish is `adjustment`, `updates` of other containers and `evictions`.
+Each plugin sees the changes of those before it in `container` and `limits`. The result is
+`adjustment`, `updates` of other containers, and `evictions`.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ RDT_FIELDS = {
 
 
 def removal(key: str) -> str | None:
-    """The key that `-KEY` asks to remove, None for an ordinary one."""
+    """The key to remove if `key` is `-KEY`; else None."""
     return key[1:] if key.startswith(REMOVED) else None
 
 
 class Merge:
-    """The wishes of one request: to create `container`, to update it to `wanted`, or neither (a
-    stop, a synchronization)."""
+    """The merged responses to one request: to create `container`, to set `limits` of the container
+    `updated`, or neither (a stop, a synchronization)."""
 
     def __init__(
         self,
         *,
         container: api.Container | None = None,
         updated: str = "",
-        wanted: api.LinuxResources | None = None,
+        limits: api.LinuxResources | None = None,
     ) -> None:
-        self.container, self.wanted = container, wanted
+        self.container, self.limits = container, limits
         self.adjustment = api.ContainerAdjustment()
         self.updates: dict[str, api.ContainerUpdate] = {}
         self.evictions: list[api.ContainerEviction] = []
@@ -70,10 +70,10 @@ class Merge:
         self._updated = updated
 
     def add(self, plugin: str, response: Any) -> None:
-        """What `plugin` answered: a response of CreateContainer, UpdateContainer, StopContainer or
+        """Merge a plugin's response to CreateContainer, UpdateContainer, StopContainer or
         Synchronize.
 
-        Raises Conflict, PeerError (a wish that cannot be).
+        Raises Conflict, PeerError for an impossible change.
         """
         if self.container is not None and response.HasField("adjust"):
             self._adjust(plugin, response.adjust)
@@ -81,83 +81,89 @@ class Merge:
             self._update(plugin, update)
         self.evictions += getattr(response, "evict", ())
 
-    # -- the container that is being created
+    # -- the container to create
 
-    def _adjust(self, plugin: str, given: api.ContainerAdjustment) -> None:
+    def _adjust(self, plugin: str, adjustment: api.ContainerAdjustment) -> None:
         assert self.container is not None
         current, result = self.container, self.adjustment
         self._pairs(
-            plugin, api.Annotations, given.annotations, result.annotations, current.annotations
+            plugin, api.Annotations, adjustment.annotations, result.annotations, current.annotations
         )
         self._entries(
-            plugin, api.Mounts, given.mounts, result.mounts, current.mounts, "destination"
+            plugin, api.Mounts, adjustment.mounts, result.mounts, current.mounts, "destination"
         )
-        self._environment(plugin, given.env)
-        self._arguments(plugin, list(given.args))
-        self._hooks(plugin, given.hooks)
-        if given.HasField("linux"):
-            self._linux(plugin, given.linux)
-        self._rlimits(plugin, given.rlimits)
-        for device in given.CDI_devices:
+        self._environment(plugin, adjustment.env)
+        self._arguments(plugin, list(adjustment.args))
+        self._hooks(plugin, adjustment.hooks)
+        if adjustment.HasField("linux"):
+            self._linux(plugin, adjustment.linux)
+        self._rlimits(plugin, adjustment.rlimits)
+        for device in adjustment.CDI_devices:
             self.owners.claim(current.id, api.CdiDevices, plugin, device.name)
             result.CDI_devices.append(device)
 
-    def _linux(self, plugin: str, given: api.LinuxContainerAdjustment) -> None:
+    def _linux(self, plugin: str, adjustment: api.LinuxContainerAdjustment) -> None:
         assert self.container is not None
         identifier, current, result = self.container.id, self.container.linux, self.adjustment.linux
-        self._entries(plugin, api.Devices, given.devices, result.devices, current.devices, "path")
-        if given.HasField("resources"):
-            targets = [current.resources, result.resources]
-            self._resources(plugin, identifier, given.resources, targets)
-            for target in targets:
-                target.devices.extend(given.resources.devices)
-        if given.cgroups_path:
-            self.owners.claim(identifier, api.CgroupsPath, plugin)
-            current.cgroups_path = result.cgroups_path = given.cgroups_path
-        for name, field in WHOLE_FIELDS.items():
-            if given.HasField(name):  # type: ignore[arg-type]
-                self.owners.claim(identifier, field, plugin)
-                getattr(result, name).CopyFrom(getattr(given, name))
-                if name != "memory_policy":  # which a container's message does not have
-                    getattr(current, name).CopyFrom(getattr(given, name))
-        self._namespaces(plugin, given.namespaces)
-        self._pairs(plugin, api.Sysctl, given.sysctl, result.sysctl, current.sysctl)
-        self._pairs(
-            plugin, api.LinuxNetDevices, given.net_devices, result.net_devices, current.net_devices
+        self._entries(
+            plugin, api.Devices, adjustment.devices, result.devices, current.devices, "path"
         )
-        if given.HasField("rdt"):
-            self._rdt(plugin, given.rdt)
+        if adjustment.HasField("resources"):
+            targets = [current.resources, result.resources]
+            self._resources(plugin, identifier, adjustment.resources, targets)
+            for target in targets:
+                target.devices.extend(adjustment.resources.devices)
+        if adjustment.cgroups_path:
+            self.owners.claim(identifier, api.CgroupsPath, plugin)
+            current.cgroups_path = result.cgroups_path = adjustment.cgroups_path
+        for name, field in WHOLE_FIELDS.items():
+            if adjustment.HasField(name):  # type: ignore[arg-type]
+                self.owners.claim(identifier, field, plugin)
+                getattr(result, name).CopyFrom(getattr(adjustment, name))
+                if name != "memory_policy":  # not a field of Container
+                    getattr(current, name).CopyFrom(getattr(adjustment, name))
+        self._namespaces(plugin, adjustment.namespaces)
+        self._pairs(plugin, api.Sysctl, adjustment.sysctl, result.sysctl, current.sysctl)
+        self._pairs(
+            plugin,
+            api.LinuxNetDevices,
+            adjustment.net_devices,
+            result.net_devices,
+            current.net_devices,
+        )
+        if adjustment.HasField("rdt"):
+            self._rdt(plugin, adjustment.rdt)
 
-    def _pairs(self, plugin: str, field: int, given: Any, result: Any, current: Any) -> None:
-        """Maps: `-KEY` removes, and with KEY beside it replaces."""
+    def _pairs(self, plugin: str, field: int, changes: Any, result: Any, current: Any) -> None:
+        """Merge a map: `-KEY` removes an entry; `-KEY` and KEY replace it."""
         assert self.container is not None
-        for key in given:
+        for key in changes:
             name = removal(key)
             if name is not None:
                 self.owners.clear(self.container.id, field, plugin, name)
                 current.pop(name, None)
                 result.pop(name, None)
-                _set(result, key, given[key])
-        for key in given:
+                _set(result, key, changes[key])
+        for key in changes:
             if removal(key) is None:
                 self.owners.claim(self.container.id, field, plugin, key)
-                _set(current, key, given[key])
-                _set(result, key, given[key])
+                _set(current, key, changes[key])
+                _set(result, key, changes[key])
                 result.pop(REMOVED + key, None)
 
     def _entries(
-        self, plugin: str, field: int, given: Any, result: Any, current: Any, key: str
+        self, plugin: str, field: int, changes: Any, result: Any, current: Any, key: str
     ) -> None:
-        """Lists whose entries have a name, in the field `key`."""
-        if not given:
+        """Merge a list whose entries are named by their field `key`."""
+        if not changes:
             return
-        names = {getattr(entry, key) for entry in given}
+        names = {getattr(entry, key) for entry in changes}
         removed = {name for name in (removal(n) for n in names) if name is not None}
-        for gone in removed:
-            self._clear_entry(plugin, field, gone)
+        for removed_name in removed:
+            self._clear_entry(plugin, field, removed_name)
         _keep(result, lambda entry: getattr(entry, key) not in removed)
         _keep(current, lambda entry: getattr(entry, key) not in removed | names)
-        for entry in given:
+        for entry in changes:
             name = removal(getattr(entry, key))
             if name is None:
                 self._claim_entry(plugin, field, getattr(entry, key))
@@ -166,16 +172,16 @@ class Merge:
             elif name not in names:
                 result.append(entry)
 
-    def _environment(self, plugin: str, given: Sequence[api.KeyValue]) -> None:
-        """As `_entries`, where the container has lines."""
+    def _environment(self, plugin: str, variables: Sequence[api.KeyValue]) -> None:
+        """Merge the environment, which the container has as lines."""
         assert self.container is not None
-        if not given:
+        if not variables:
             return
         lines = {line.partition("=")[0]: line for line in self.container.env}
         current = [
             api.KeyValue(key=key, value=line.partition("=")[2]) for key, line in lines.items()
         ]
-        self._entries(plugin, api.Env, given, self.adjustment.env, current, "key")
+        self._entries(plugin, api.Env, variables, self.adjustment.env, current, "key")
         self.container.env[:] = [f"{entry.key}={entry.value}" for entry in current]
 
     def _clear_entry(self, plugin: str, field: int, name: str) -> None:
@@ -186,28 +192,28 @@ class Merge:
         assert self.container is not None
         self.owners.claim(self.container.id, field, plugin, name)
 
-    def _arguments(self, plugin: str, given: list[str]) -> None:
-        """An empty first word takes over what another plugin has set."""
+    def _arguments(self, plugin: str, arguments: list[str]) -> None:
+        """Merge the arguments; an empty first word overrides those of another plugin."""
         assert self.container is not None
-        if not given:
+        if not arguments:
             return
-        if not given[0]:
+        if not arguments[0]:
             self.owners.clear(self.container.id, api.Args, plugin)
-            given = given[1:]
+            arguments = arguments[1:]
         self.owners.claim(self.container.id, api.Args, plugin)
-        self.adjustment.args[:] = given
-        self.container.args[:] = given
+        self.adjustment.args[:] = arguments
+        self.container.args[:] = arguments
 
-    def _hooks(self, plugin: str, given: api.Hooks) -> None:
+    def _hooks(self, plugin: str, hooks: api.Hooks) -> None:
         assert self.container is not None
-        if given.ByteSize():
-            self.adjustment.hooks.MergeFrom(given)
-            self.container.hooks.MergeFrom(given)
+        if hooks.ByteSize():
+            self.adjustment.hooks.MergeFrom(hooks)
+            self.container.hooks.MergeFrom(hooks)
             self.owners.add(self.container.id, api.OciHooks, plugin)
 
-    def _namespaces(self, plugin: str, given: Iterable[api.LinuxNamespace]) -> None:
+    def _namespaces(self, plugin: str, namespaces: Iterable[api.LinuxNamespace]) -> None:
         assert self.container is not None
-        for namespace in given:
+        for namespace in namespaces:
             kind = removal(namespace.type)
             name = namespace.type if kind is None else kind
             self.owners.claim(self.container.id, api.Namespace, plugin, name)
@@ -217,22 +223,22 @@ class Merge:
                 current.append(namespace)
             self.adjustment.linux.namespaces.append(namespace)
 
-    def _rdt(self, plugin: str, given: api.LinuxRdt) -> None:
+    def _rdt(self, plugin: str, rdt: api.LinuxRdt) -> None:
         assert self.container is not None
         result = self.adjustment.linux.rdt
-        if given.remove:
+        if rdt.remove:
             for field in RDT_FIELDS.values():
                 self.owners.clear(self.container.id, field, plugin)
             result.Clear()
             result.remove = True
         for name, field in RDT_FIELDS.items():
-            if given.HasField(name):  # type: ignore[arg-type]
+            if rdt.HasField(name):  # type: ignore[arg-type]
                 self.owners.claim(self.container.id, field, plugin)
-                getattr(result, name).CopyFrom(getattr(given, name))
+                getattr(result, name).CopyFrom(getattr(rdt, name))
 
-    def _rlimits(self, plugin: str, given: Iterable[api.POSIXRlimit]) -> None:
+    def _rlimits(self, plugin: str, limits: Iterable[api.POSIXRlimit]) -> None:
         assert self.container is not None
-        for limit in given:
+        for limit in limits:
             self.owners.claim(self.container.id, api.Rlimits, plugin, limit.type)
             _keep(self.container.rlimits, lambda entry, kind=limit.type: entry.type != kind)  # type: ignore[misc]
             self.container.rlimits.append(limit)
@@ -240,28 +246,28 @@ class Merge:
 
     # -- resources of this and of other containers
 
-    def _update(self, plugin: str, given: api.ContainerUpdate) -> None:
-        identifier = given.container_id
+    def _update(self, plugin: str, request: api.ContainerUpdate) -> None:
+        identifier = request.container_id
         if self.container is not None and identifier == self.container.id:
             raise PeerError(f"NRI plugin {plugin} updates the container that is being created")
         if identifier == self._updated:
-            assert self.wanted is not None
-            target = self.wanted
+            assert self.limits is not None
+            target = self.limits
         else:
             update = self.updates.get(identifier)
             if update is None:
                 update = api.ContainerUpdate(
-                    container_id=identifier, ignore_failure=given.ignore_failure
+                    container_id=identifier, ignore_failure=request.ignore_failure
                 )
                 self.updates[identifier] = update
-            update.ignore_failure = update.ignore_failure and given.ignore_failure
+            update.ignore_failure = update.ignore_failure and request.ignore_failure
             target = update.linux.resources
         before, owners = api.LinuxResources(), self.owners.snapshot(identifier)
         before.CopyFrom(target)
         try:
-            self._resources(plugin, identifier, given.linux.resources, [target])
+            self._resources(plugin, identifier, request.linux.resources, [target])
         except Error:
-            if not given.ignore_failure:
+            if not request.ignore_failure:
                 raise
             target.CopyFrom(before)
             self.owners.restore(identifier, owners)
@@ -270,10 +276,10 @@ class Merge:
         self,
         plugin: str,
         identifier: str,
-        given: api.LinuxResources,
+        changes: api.LinuxResources,
         targets: list[api.LinuxResources],
     ) -> None:
-        """What is set in `given` is set in each of `targets`."""
+        """Set all fields of `changes` in each of `targets`."""
         parts: tuple[tuple[Callable[[Any], Any], Mapping[str, api.Field]], ...] = (
             (lambda resources: resources.memory, MEMORY_FIELDS),
             (lambda resources: resources.cpu, CPU_FIELDS),
@@ -281,37 +287,37 @@ class Merge:
         )
         for part, fields in parts:
             for name, field in fields.items():
-                if part(given).HasField(name):
+                if part(changes).HasField(name):
                     self.owners.claim(identifier, field, plugin)
                     for target in targets:
-                        getattr(part(target), name).CopyFrom(getattr(part(given), name))
+                        getattr(part(target), name).CopyFrom(getattr(part(changes), name))
         for name, field in CPU_SET_FIELDS.items():
-            if getattr(given.cpu, name):
+            if getattr(changes.cpu, name):
                 self.owners.claim(identifier, field, plugin)
                 for target in targets:
-                    setattr(target.cpu, name, getattr(given.cpu, name))
-        for limit in given.hugepage_limits:
+                    setattr(target.cpu, name, getattr(changes.cpu, name))
+        for limit in changes.hugepage_limits:
             self.owners.claim(identifier, api.HugepageLimits, plugin, limit.page_size)
             for target in targets:
                 size = limit.page_size
                 _keep(target.hugepage_limits, lambda entry, size=size: entry.page_size != size)  # type: ignore[misc]
                 target.hugepage_limits.append(limit)
-        for key, value in given.unified.items():
+        for key, value in changes.unified.items():
             self.owners.claim(identifier, api.CgroupsUnified, plugin, key)
             for target in targets:
                 target.unified[key] = value
 
 
 def _set(pairs: Any, key: str, value: Any) -> None:
-    """Maps of messages have no item assignment."""
+    """Set an entry of a map; maps of messages do not support item assignment."""
     if isinstance(value, str):
         pairs[key] = value
     else:
         pairs[key].CopyFrom(value)
 
 
-def _keep(entries: Any, wanted: Callable[[Any], bool]) -> None:
-    """Drop the entries of a list or repeated field that are not wanted."""
-    kept = [entry for entry in entries if wanted(entry)]
+def _keep(entries: Any, predicate: Callable[[Any], bool]) -> None:
+    """Remove the entries of a repeated field for which `predicate` is false."""
+    remaining = [entry for entry in entries if predicate(entry)]
     del entries[:]
-    entries.extend(kept)
+    entries.extend(remaining)

@@ -1,8 +1,7 @@
-"""Which plugin set which field of which container: two plugins that set the same one contradict
-each other.
+"""Records which plugin set which field of a container; two plugins that set the same field conflict.
 
-A plugin may take over what another one set by removing it first. The result travels to validators
-as `OwningPlugins`, where a leading `-` marks the plugin that removed an entry.
+A plugin may override a field by removing it first. Validators get the result as `OwningPlugins`,
+where a leading `-` marks the plugin that removed an entry.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ class Conflict(WrongState):
 
 
 class Owners:
-    """The owners of all containers that one request is about."""
+    """The owners of the fields of all containers of a request."""
 
     def __init__(self) -> None:
         self.message = api.OwningPlugins()
 
     def claim(self, container: str, field: int, plugin: str, key: str | None = None) -> None:
-        """`plugin` sets the field, or its entry `key`. Raises Conflict."""
+        """Record that `plugin` sets the field, or its entry `key`. Raises Conflict."""
         owners = self._of(container)
         entries: Any = owners.simple if key is None else owners.compound[field].owners
         entry = field if key is None else key
@@ -39,7 +38,7 @@ class Owners:
         entries[entry] = plugin
 
     def clear(self, container: str, field: int, plugin: str, key: str | None = None) -> None:
-        """`plugin` removes the field, or its entry, whoever set it; it may set it anew."""
+        """Record that `plugin` removes the field, or its entry, and may set it."""
         owners = self._of(container)
         if key is None:
             owners.simple[field] = REMOVED + plugin
@@ -47,19 +46,19 @@ class Owners:
             owners.compound[field].owners[key] = REMOVED + plugin
 
     def add(self, container: str, field: int, plugin: str) -> None:
-        """`plugin` adds to a field that many may add to."""
+        """Record that `plugin` adds to a field that several plugins may add to."""
         owners = self._of(container)
         before = owners.simple.get(field, "")
         owners.simple[field] = f"{before},{plugin}" if before else plugin
 
     def snapshot(self, container: str) -> api.FieldOwners:
-        """What to `restore` when a plugin's wish is dropped as a whole."""
+        """Copy the owners of a container, for `restore`."""
         copy = api.FieldOwners()
         copy.CopyFrom(self._of(container))
         return copy
 
     def restore(self, container: str, owners: api.FieldOwners) -> None:
-        """Forget what was claimed since `snapshot`."""
+        """Drop the claims since `snapshot`."""
         self.message.owners[container].CopyFrom(owners)
 
     def _of(self, container: str) -> api.FieldOwners:

@@ -1,7 +1,7 @@
-"""One plugin: how it comes to be registered, and what a request to it may lead to.
+"""A plugin: its registration, and requests to it.
 
-A plugin that is gone, is late or breaks the protocol is dropped and the request goes on without it;
-what it answers with an error is an error of the request (the Go adaptation draws the same line).
+A plugin that disconnects, times out or breaks the protocol is dropped, and the request continues
+without it. A plugin's error fails the request, as in the Go module.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 from cri_server.api import nri_pb2 as api
 from cri_server.nri import framing
 from cri_server.nri.connection import CallFailed, Closed, Connection, Reply
-from cri_server.nri.launch import Launched
+from cri_server.nri.launch import PluginProcess
 from cri_server.rpc.codes import Code
 from pyrunc import __version__
 from pyrunc.errors import Error, PeerError
 
 log = logging.getLogger(__name__)
 
-NRI_VERSION = "v0.12.3"  # of the Go module whose interface this is
+NRI_VERSION = "v0.12.3"  # of the Go module with the same interface
 RUNTIME_NAME = "pyrunc"
 ALL_EVENTS = (1 << (api.LAST - 1)) - 1
 INDEX, NAME = re.compile(r"[0-9]{2}"), re.compile(r"[A-Za-z0-9_.+-]{1,200}")
-OBJECTS_AT_ONCE = 256  # of one Synchronize message, where all of them are too many for one
+OBJECTS_PER_MESSAGE = 256  # of a Synchronize that exceeds one message
 
 METHODS = {
     api.RUN_POD_SANDBOX: "RunPodSandbox",
@@ -45,7 +45,7 @@ METHODS = {
     api.POST_UPDATE_POD_SANDBOX: "PostUpdatePodSandbox",
     api.VALIDATE_CONTAINER_ADJUSTMENT: "ValidateContainerAdjustment",
 }
-# Events for which a plugin of NRI before v0.12 has no method of its own.
+# Events that plugins of NRI before v0.12 get by the method StateChange.
 STATE_CHANGES = {
     event
     for event, method in METHODS.items()
@@ -55,15 +55,14 @@ STATE_CHANGES = {
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds."""
+    """Timeouts in seconds."""
 
     registration_s: float
     request_s: float
 
 
 class Plugin:
-    """A connection that says it is a plugin. `launched` and `config` are those of one that we have
-    started."""
+    """A plugin and its connection. `process`, `config`: of a plugin that the server has started."""
 
     def __init__(
         self,
@@ -71,20 +70,20 @@ class Plugin:
         update: Callable[
             [Plugin, api.UpdateContainersRequest], Awaitable[Sequence[api.ContainerUpdate]]
         ],
-        dropped: Callable[[Plugin], None],
+        on_close: Callable[[Plugin], None],
     ) -> None:
-        self.index, self.base, self.events = "", "", 0
-        self.launched: Launched | None = None
+        self.index, self.base_name, self.events = "", "", 0
+        self.process: PluginProcess | None = None
         self.config = ""
-        self.connection = Connection(self._serve, self._closed)
-        self._timeouts, self._update, self._dropped = timeouts, update, dropped
+        self.connection = Connection(self._serve, self._on_connection_close)
+        self._timeouts, self._update, self._on_close = timeouts, update, on_close
         self._registered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._old: set[int] = set()  # events that it gets as StateChange
+        self._old: set[int] = set()  # events that it gets by StateChange
 
     @property
     def name(self) -> str:
-        """`INDEX-NAME`, as it is called in messages."""
-        return f"{self.index}-{self.base}" if self.base else "that has not registered"
+        """`INDEX-NAME`, for messages."""
+        return f"{self.index}-{self.base_name}" if self.base_name else "(unregistered)"
 
     @property
     def open(self) -> bool:
@@ -94,20 +93,20 @@ class Plugin:
         return self.open and bool(self.events & 1 << (event - 1))
 
     def close(self) -> None:
-        """Drop it; one that we have started is ended."""
+        """Close the connection; a plugin that the server has started is ended."""
         self.connection.close()
 
     # -- the handshake
 
     async def register(self) -> None:
-        """Wait until it has said who it is, and configure it. Raises PeerError; it is closed then."""
+        """Wait for the registration, then configure the plugin. Raises PeerError after closing it."""
         try:
             async with asyncio.timeout(self._timeouts.registration_s):
                 await asyncio.shield(self._registered)
             await self._configure()
         except (TimeoutError, Closed, CallFailed, framing.TooLarge, PeerError) as error:
             self.close()
-            why = "it did not register in time" if isinstance(error, TimeoutError) else str(error)
+            why = "registration timed out" if isinstance(error, TimeoutError) else str(error)
             raise PeerError(f"NRI plugin {self.name}: {why}") from None
 
     async def _configure(self) -> None:
@@ -121,14 +120,14 @@ class Plugin:
         )
         response = await self._join("Configure", request, api.ConfigureResponse)
         if response.events & ~ALL_EVENTS:
-            raise PeerError(f"it subscribes to unknown events: {response.events:#x}")
+            raise PeerError(f"the plugin subscribes to unknown events: {response.events:#x}")
         self.events = response.events or ALL_EVENTS
 
     async def synchronize(
         self, pods: list[api.PodSandbox], containers: list[api.Container]
     ) -> api.SynchronizeResponse:
-        """Tell it of all there is, in as many messages as it takes. Raises PeerError; it is closed
-        then."""
+        """Send all pods and containers, in several messages if needed. Raises PeerError after closing
+        the plugin."""
         try:
             try:
                 request = api.SynchronizeRequest(pods=pods, containers=containers)
@@ -137,15 +136,21 @@ class Plugin:
                 return await self._synchronize_in_parts(pods, containers)
         except (TimeoutError, Closed, CallFailed, framing.TooLarge) as error:
             self.close()
-            why = "it did not answer in time" if isinstance(error, TimeoutError) else str(error)
+            why = (
+                "the plugin did not answer in time"
+                if isinstance(error, TimeoutError)
+                else str(error)
+            )
             raise PeerError(f"NRI plugin {self.name}: Synchronize: {why}") from None
 
     async def _synchronize_in_parts(
         self, pods: list[api.PodSandbox], containers: list[api.Container]
     ) -> api.SynchronizeResponse:
-        parts = [api.SynchronizeRequest(pods=pods[i : i + OBJECTS_AT_ONCE]) for i in _starts(pods)]
+        parts = [
+            api.SynchronizeRequest(pods=pods[i : i + OBJECTS_PER_MESSAGE]) for i in _starts(pods)
+        ]
         parts += [
-            api.SynchronizeRequest(containers=containers[i : i + OBJECTS_AT_ONCE])
+            api.SynchronizeRequest(containers=containers[i : i + OBJECTS_PER_MESSAGE])
             for i in _starts(containers)
         ]
         for part in parts[:-1]:
@@ -153,17 +158,18 @@ class Plugin:
             response = await self._join("Synchronize", part, api.SynchronizeResponse)
             if response.update or not response.more:
                 raise CallFailed(
-                    Code.UNIMPLEMENTED, "it takes all pods and containers in one message only"
+                    Code.UNIMPLEMENTED,
+                    "the plugin does not support Synchronize in several messages",
                 )
         return await self._join("Synchronize", parts[-1], api.SynchronizeResponse)
 
     # -- requests
 
-    async def ask(self, event: int, request: Any) -> Any | None:
-        """Its answer; None where it does not want to hear of `event`, or was dropped for not
-        answering.
+    async def request(self, event: int, request: Any) -> Any | None:
+        """Send a request; return the response, or None if the plugin has not subscribed to `event`
+        or was dropped after a timeout.
 
-        Raises PeerError: it answered with an error.
+        Raises PeerError for an error of the plugin.
         """
         if not self.wants(event):
             return None
@@ -187,7 +193,7 @@ class Plugin:
         except framing.TooLarge as error:
             raise PeerError(f"NRI plugin {self.name}: {method}: {error}") from None
         except (TimeoutError, Closed) as error:
-            why = "no answer in time" if isinstance(error, TimeoutError) else str(error)
+            why = "timed out" if isinstance(error, TimeoutError) else str(error)
             log.error("NRI plugin %s is dropped: %s: %s", self.name, method, why)
             self.close()
             return None
@@ -196,10 +202,10 @@ class Plugin:
         return await self.connection.call(method, request, reply, self._timeouts.request_s)
 
     async def _join(self, method: str, request: Any, reply: type[Reply]) -> Reply:
-        """A plugin that looks at a whole node for the first time takes longer than for an event."""
+        """Call with the longer timeout of registration: a plugin's first look at a node is slow."""
         return await self.connection.call(method, request, reply, self._timeouts.registration_s)
 
-    # -- what it calls
+    # -- calls of the plugin
 
     async def _serve(self, method: str, payload: bytes) -> bytes:
         if method == "RegisterPlugin":
@@ -217,23 +223,24 @@ class Plugin:
 
     def _register(self, request: api.RegisterPluginRequest) -> None:
         if self._registered.done():
-            raise CallFailed(Code.ALREADY_EXISTS, "the plugin has registered already")
-        if self.launched is None:  # the name of one that we have started is its file's
+            raise CallFailed(Code.ALREADY_EXISTS, "the plugin is already registered")
+        if self.process is None:  # else the file has the name
             if not INDEX.fullmatch(request.plugin_idx) or not NAME.fullmatch(request.plugin_name):
-                text = f"index {request.plugin_idx[:20]!r} and name {request.plugin_name[:80]!r} are no plugin's"
+                index, name = request.plugin_idx[:20], request.plugin_name[:80]
+                text = f"index {index!r} and name {name!r} are not valid for a plugin"
                 self._registered.set_exception(PeerError(text))
                 raise CallFailed(Code.INVALID_ARGUMENT, text)
-            self.index, self.base = request.plugin_idx, request.plugin_name
+            self.index, self.base_name = request.plugin_idx, request.plugin_name
         self._registered.set_result(None)
 
-    def _closed(self) -> None:
+    def _on_connection_close(self) -> None:
         if not self._registered.done():
             self._registered.set_exception(Closed("the connection ended before it registered"))
-            self._registered.exception()  # which nobody may be waiting for
-        if self.launched is not None:
-            self.launched.end_soon()
-        self._dropped(self)
+            self._registered.exception()  # marks it as retrieved, if no task waits
+        if self.process is not None:
+            self.process.end_soon()
+        self._on_close(self)
 
 
 def _starts(objects: Sequence[object]) -> range:
-    return range(0, len(objects), OBJECTS_AT_ONCE)
+    return range(0, len(objects), OBJECTS_PER_MESSAGE)

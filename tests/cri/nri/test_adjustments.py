@@ -28,9 +28,7 @@ def adjusts(**fields: Any) -> dict[str, Callable[[Any], Any]]:
 
 
 @pytest.mark.requirement("13.21")
-def test_what_a_plugin_adjusts_is_what_runs(
-    server: Server, nri_socket: Path, tmp_path: Path
-) -> None:
+def test_a_container_runs_as_adjusted(server: Server, nri_socket: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("from the host\n")
     device = os.stat("/dev/null")
     handlers = adjusts(
@@ -140,7 +138,7 @@ def shares_of(server: Server, container: str) -> int:
     return int(server.status(container).resources.linux.cpu_shares)
 
 
-def test_an_update_is_what_plugins_make_of_it(server: Server, nri_socket: Path) -> None:
+def test_plugins_change_an_update(server: Server, nri_socket: Path) -> None:
     pod = server.run_pod()
     other = server.launch(pod)
     container = server.launch(
@@ -172,7 +170,7 @@ def test_a_creation_and_a_stop_update_other_containers(server: Server, nri_socke
         assert wait_until(lambda: shares_of(server, other) == 999, 30)
 
 
-def test_updates_and_evictions_that_nobody_asked_for(server: Server, nri_socket: Path) -> None:
+def test_unsolicited_updates_and_evictions(server: Server, nri_socket: Path) -> None:
     with TestPlugin(nri_socket) as plugin:
         container = server.launch(server.run_pod())
         assert not plugin.update(update(container, 77)).failed
@@ -193,9 +191,7 @@ def test_a_creation_that_evicts(server: Server, nri_socket: Path) -> None:
         assert server.status(victim).state == cri.CONTAINER_EXITED
 
 
-def test_an_adjustment_that_cannot_be_is_an_error_of_the_call(
-    server: Server, nri_socket: Path
-) -> None:
+def test_an_invalid_adjustment_fails_the_call(server: Server, nri_socket: Path) -> None:
     pod = server.run_pod()
     with TestPlugin(nri_socket, handlers=adjusts(mounts=[api.Mount(destination="/")])) as plugin:
         with pytest.raises(grpc.RpcError, match="NRI: cannot mount at '/'"):

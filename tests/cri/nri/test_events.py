@@ -122,9 +122,7 @@ def test_the_life_of_a_pod_and_its_container(server: Server, nri_socket: Path) -
         assert (ended.state, ended.exit_code) == (api.CONTAINER_STOPPED, 137)
 
 
-def test_a_container_that_ends_by_itself_is_told_of_without_a_call(
-    server: Server, nri_socket: Path
-) -> None:
+def test_plugins_are_notified_of_an_exit_without_a_call(server: Server, nri_socket: Path) -> None:
     with TestPlugin(nri_socket) as plugin:
         container = server.launch(server.run_pod(), server.container_config(("sh", "-c", "exit 3")))
         ended = plugin.wait_for("StopContainer", container).container
@@ -194,7 +192,7 @@ def test_a_container_that_a_plugin_does_not_let_start(server: Server, nri_socket
 
 
 @pytest.mark.requirement("13.13")
-def test_containers_have_ended_when_the_pods_end_is_told_and_only_once(
+def test_containers_end_before_the_pods_stop_which_is_sent_once(
     server: Server, nri_socket: Path
 ) -> None:
     with Held() as held, TestPlugin(nri_socket, handlers={"StopPodSandbox": held}) as plugin:
@@ -218,7 +216,7 @@ def test_containers_have_ended_when_the_pods_end_is_told_and_only_once(
         assert plugin.methods().count("CreateContainer") == 1
 
 
-def test_requests_that_are_wrong_reach_no_plugin(server: Server, nri_socket: Path) -> None:
+def test_invalid_requests_reach_no_plugin(server: Server, nri_socket: Path) -> None:
     config = server.pod_config()
     pod = server.run_pod(config)
     with TestPlugin(nri_socket) as plugin:
@@ -238,7 +236,7 @@ def test_requests_that_are_wrong_reach_no_plugin(server: Server, nri_socket: Pat
         assert plugin.methods() == []
 
 
-def test_a_pods_resources_are_told_before_and_after(server: Server, nri_socket: Path) -> None:
+def test_an_update_of_a_pods_resources_has_two_events(server: Server, nri_socket: Path) -> None:
     refuse: list[str] = []
 
     def perhaps(request: Any) -> None:
@@ -301,7 +299,7 @@ def test_a_plugin_of_an_older_interface_gets_state_changes(
         assert (started.pod.id, started.container.id) == (pod, container)
 
 
-def test_a_plugin_hears_only_of_what_it_has_subscribed_to(server: Server, nri_socket: Path) -> None:
+def test_a_plugin_gets_only_subscribed_events(server: Server, nri_socket: Path) -> None:
     with TestPlugin(nri_socket, events=1 << (api.START_CONTAINER - 1)) as plugin:
         pod = server.run_pod()
         server.launch(pod)

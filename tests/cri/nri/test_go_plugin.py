@@ -69,7 +69,7 @@ def plugin(
         running.end()
 
 
-def test_it_hears_of_a_life_and_adjusts_it(server: Server, plugin: GoPlugin) -> None:
+def test_a_go_plugin_gets_events_and_adjusts(server: Server, plugin: GoPlugin) -> None:
     plugin.wait_for("Synchronize 0 0")
     assert plugin.wait_for("Configure").split()[1] == "pyrunc"
     wishes = {"test/device": "/dev/kmsg", "test/nofile": "321", "test/env": "BY=go"}
@@ -104,7 +104,7 @@ def test_large_messages_pass_both_ways(server: Server, plugin: GoPlugin) -> None
     assert plugin.wait_for("PostStartContainer")
 
 
-def test_what_it_refuses_is_an_error_with_its_words(server: Server, plugin: GoPlugin) -> None:
+def test_a_refusal_is_an_error_with_its_message(server: Server, plugin: GoPlugin) -> None:
     plugin.wait_for("Synchronize")
     pod = server.run_pod(server.pod_config(annotations={"test/device": "/dev/there-is-none"}))
     with pytest.raises(

@@ -35,7 +35,7 @@ with plugin:
 """
 
 
-def test_a_late_plugin_is_told_of_what_there_is(server: Server, nri_socket: Path) -> None:
+def test_a_late_plugin_is_synchronized(server: Server, nri_socket: Path) -> None:
     pod = server.run_pod()
     running = server.launch(pod)
     created = server.create(pod, server.container_config(metadata=cri.ContainerMetadata(name="d")))
@@ -53,7 +53,7 @@ def test_a_late_plugin_is_told_of_what_there_is(server: Server, nri_socket: Path
         assert plugin.methods(running) == ["StopContainer", "RemoveContainer"]
 
 
-def test_what_happens_during_the_synchronization_reaches_the_plugin(
+def test_events_during_the_synchronization_reach_the_plugin(
     server: Server, nri_socket: Path
 ) -> None:
     """Containers of before, meanwhile and afterwards: each is told of once."""
@@ -98,14 +98,16 @@ def test_a_container_that_is_being_created_is_part_of_the_synchronization(
 
 
 @pytest.mark.parametrize(("index", "name"), [("1", "a"), ("ab", "a"), ("00", ""), ("00", "a/b")])
-def test_a_plugin_with_a_name_that_is_none_is_sent_away(
+def test_a_plugin_with_an_invalid_name_is_refused(
     server: Server, nri_socket: Path, index: str, name: str
 ) -> None:
     with TestPlugin(nri_socket, index=index, name=name) as plugin:
         assert plugin.closed and plugin.config is None
 
 
-def test_a_plugin_that_breaks_the_protocol_is_sent_away(server: Server, nri_socket: Path) -> None:
+def test_a_plugin_that_breaks_the_protocol_is_disconnected(
+    server: Server, nri_socket: Path
+) -> None:
     plugin = TestPlugin(nri_socket, register=False)
     plugin.start()
     plugin.send_raw(b"\0\0\0\1\377\377\377\377")
@@ -114,7 +116,7 @@ def test_a_plugin_that_breaks_the_protocol_is_sent_away(server: Server, nri_sock
     assert server.run_pod()
 
 
-def test_a_restarted_server_tells_plugins_of_what_it_finds(own_socket: Path) -> None:
+def test_a_restarted_server_synchronizes_plugins(own_socket: Path) -> None:
     settings = {"nri": {"enabled": True, "socket": str(own_socket)}}
     with Server(settings=settings) as server:
         server.load_image()
@@ -163,14 +165,14 @@ def impatient(tmp_path: Path, own_socket: Path) -> Iterator[Server]:
         yield server
 
 
-def test_programs_of_the_folder_and_what_must_be_there(
+def test_programs_of_the_folder_and_required_plugins(
     impatient: Server, own_socket: Path, tmp_path: Path
 ) -> None:
     server = impatient
     assert wait_until(lambda: (tmp_path / "20-second").exists(), 60)
     assert (tmp_path / "10-first").read_text() == "3 by index and name"
     assert (tmp_path / "20-second").read_text() == "3 by name"
-    assert "broken is no plugin" in server.log.read_text()
+    assert "broken is not a plugin" in server.log.read_text()
     assert stat.S_IMODE(own_socket.stat().st_mode) == 0o600
     pod = server.run_pod()
     assert code_of(lambda: server.create(pod)) is grpc.StatusCode.UNAVAILABLE
@@ -210,9 +212,7 @@ def programs(folder: Path) -> list[str]:
         "start_container.execute",
     ],
 )
-def test_what_fails_after_plugins_have_heard_of_it_is_taken_back(
-    own_socket: Path, point: str
-) -> None:
+def test_a_failure_after_plugins_were_notified_is_rolled_back(own_socket: Path, point: str) -> None:
     with Server(settings={"nri": {"enabled": True, "socket": str(own_socket)}}) as server:
         server.load_image()
         server.stop()

@@ -49,7 +49,7 @@ def applied(adjustment: Adjustment) -> dict[str, Any]:
     return changed
 
 
-def test_everything_at_once_is_a_configuration_that_the_runtime_reads() -> None:
+def test_all_adjustments_together_are_a_valid_configuration() -> None:
     changed = applied(
         Adjustment(
             annotations={"-given": "", "new": "2"},
@@ -154,14 +154,14 @@ def test_net_devices_are_moved_and_removed() -> None:
     [
         (Adjustment(mounts=[api.Mount(destination="/")]), "cannot mount at '/'"),
         (Adjustment(mounts=[api.Mount(destination="etc")]), "cannot mount at 'etc'"),
-        (Adjustment(env=[api.KeyValue(key="A=B")]), "'A=B' is not the name"),
+        (Adjustment(env=[api.KeyValue(key="A=B")]), "'A=B' is not a valid name"),
         (
             Adjustment(hooks=api.Hooks(prestart=[api.Hook(path="h")])),
             "hook 'h' is not an absolute path",
         ),
     ],
 )
-def test_what_cannot_be_is_refused(adjustment: Adjustment, message: str) -> None:
+def test_invalid_adjustments_are_refused(adjustment: Adjustment, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         applied(adjustment)
 

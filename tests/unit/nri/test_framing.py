@@ -11,7 +11,7 @@ from cri_server.nri.framing import Decoder, Message, ProtocolError, TooLarge, en
 
 
 @pytest.mark.parametrize("size", [0, 1, 4086, 4087, 10_000, framing.MESSAGE_LIMIT_BYTES])
-def test_what_is_encoded_is_decoded(size: int) -> None:
+def test_encoded_messages_are_decoded(size: int) -> None:
     payload = bytes(size)
     data = encode(2, 7, framing.RESPONSE, payload)
     assert Decoder().feed(data) == [Message(2, 7, framing.RESPONSE, 0, payload)]

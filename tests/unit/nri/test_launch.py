@@ -38,12 +38,12 @@ def test_without_a_folder_there_is_none(tmp_path: Path) -> None:
     assert found(tmp_path / "missing") == []
 
 
-def test_what_others_can_write_is_left_alone(
+def test_programs_that_others_can_write_are_skipped(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / "20-b").chmod(0o757)
     assert found(folder) == [("10", "a", "")]
-    assert "20-b is not started: others than root can write to it" in caplog.text
+    assert "20-b is not started: users other than root can write to it" in caplog.text
     folder.chmod(0o777)
     assert found(folder) == []
     assert "no plugin is started" in caplog.text

@@ -89,7 +89,7 @@ def test_each_kind_is_taken_over_and_two_plugins_conflict(kind: str) -> None:
         merge.add("10-b", response(EACH_KIND[kind]))
 
 
-def test_wishes_that_do_not_meet_are_all_taken_and_seen_by_the_next_plugin() -> None:
+def test_changes_without_conflict_are_merged_and_seen_by_the_next_plugin() -> None:
     merge = creation()
     for number, adjustment in enumerate(EACH_KIND.values()):
         merge.add(f"{number:02d}-p", response(adjustment))
@@ -145,7 +145,7 @@ def test_removals_reach_the_container_and_the_result() -> None:
     assert merge.adjustment.linux.devices[0].path == "-/dev/a"
 
 
-def test_a_removal_takes_an_earlier_plugins_entry_away() -> None:
+def test_a_removal_deletes_the_entry_of_an_earlier_plugin() -> None:
     merge = creation()
     given = Adjustment(
         annotations={"a": "1"},
@@ -187,9 +187,9 @@ def test_updates_of_other_containers_conflict_too_unless_failures_are_ignored() 
         merge.add("30-d", response(update=[shares("c", 1)]))
 
 
-def test_an_update_changes_what_was_wanted_and_others() -> None:
+def test_an_update_changes_the_requested_limits_and_other_containers() -> None:
     wanted = api.LinuxResources(cpu=api.LinuxCPU(shares=api.OptionalUInt64(value=100)))
-    merge = Merge(updated="c", wanted=wanted)
+    merge = Merge(updated="c", limits=wanted)
     answer = api.UpdateContainerResponse(
         update=[shares("c", 7), shares("d", 8)], evict=[api.ContainerEviction(container_id="e")]
     )

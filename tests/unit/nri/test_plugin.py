@@ -59,14 +59,14 @@ async def test_registration_and_configuration(connect: Connect) -> None:
     assert [update.container_id for update in failed.failed] == ["x"]
 
 
-async def test_one_that_says_nothing_is_dropped(connect: Connect) -> None:
+async def test_a_silent_plugin_is_dropped(connect: Connect) -> None:
     plugin, other = await connect(timeout_s=0.05, register=False)
-    with pytest.raises(PeerError, match="did not register in time"):
+    with pytest.raises(PeerError, match="registration timed out"):
         await plugin.register()
     await asyncio.to_thread(other.wait, lambda: other.closed)
 
 
-async def test_one_that_hangs_up_before_it_registers(connect: Connect) -> None:
+async def test_a_plugin_that_disconnects_before_it_registers(connect: Connect) -> None:
     plugin, other = await connect(register=False)
     other.hang_up()
     with pytest.raises(PeerError, match="ended before it registered"):
@@ -87,7 +87,9 @@ async def test_updates_before_the_configuration_are_refused(connect: Connect) ->
     assert plugin.open
 
 
-async def test_one_that_is_late_is_dropped_and_the_request_goes_on(connect: Connect) -> None:
+async def test_a_plugin_that_times_out_is_dropped_and_the_request_continues(
+    connect: Connect,
+) -> None:
     release = threading.Event()
 
     def wait(request: Any) -> None:
@@ -97,22 +99,22 @@ async def test_one_that_is_late_is_dropped_and_the_request_goes_on(connect: Conn
     await plugin.register()
     request = api.StartContainerRequest(pod=api.PodSandbox(id="p"))
     try:
-        assert await plugin.ask(api.START_CONTAINER, request) is None
+        assert await plugin.request(api.START_CONTAINER, request) is None
     finally:
         release.set()
     assert not plugin.open
-    assert await plugin.ask(api.START_CONTAINER, request) is None
+    assert await plugin.request(api.START_CONTAINER, request) is None
     await asyncio.to_thread(other.wait, lambda: other.closed)
 
 
-async def test_an_answer_that_is_an_error_is_the_requests(connect: Connect) -> None:
+async def test_an_error_of_a_plugin_fails_the_request(connect: Connect) -> None:
     def refuse(request: Any) -> None:
         raise Refused("no")
 
     plugin, _ = await connect(handlers={"CreateContainer": refuse})
     await plugin.register()
     with pytest.raises(PeerError, match=r"^NRI plugin 00-test: CreateContainer: no$"):
-        await plugin.ask(api.CREATE_CONTAINER, api.CreateContainerRequest())
+        await plugin.request(api.CREATE_CONTAINER, api.CreateContainerRequest())
     assert plugin.open
 
 
@@ -128,13 +130,13 @@ async def test_a_synchronization_that_is_too_large_comes_in_parts(
     assert other.pods == pods and other.containers == containers
 
 
-async def test_a_plugin_that_does_not_take_parts_is_dropped(
+async def test_a_plugin_without_support_for_parts_is_dropped(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(framing, "MESSAGE_LIMIT_BYTES", 20_000)
     plugin, _ = await connect(handlers={"Synchronize": lambda _: api.SynchronizeResponse()})
     await plugin.register()
-    with pytest.raises(PeerError, match="in one message only"):
+    with pytest.raises(PeerError, match="in several messages"):
         await plugin.synchronize([api.PodSandbox(id=f"{n:064}") for n in range(400)], [])
     assert not plugin.open
 
