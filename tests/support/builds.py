@@ -58,6 +58,7 @@ NEEDS: tuple[tuple[str, str], ...] = (
     ("vm/test_conformance", "tests.support.toolchain:e2e"),
     ("vm/test_conformance", "tests.support.toolchain:containerd_integration"),
     ("vm/test_conformance", "tests.kube_e2e.images:archive"),
+    ("vm/test_node_suite", "tests.vm.node_suite:disk"),
     ("vm/test_peers", "tests.support.guest_disk:containerd"),
     ("vm/test_debian12", "tests.support.guest:build_bookworm"),
     ("vm/test_tasks", "tests.support.guest_disk:kubeadm"),

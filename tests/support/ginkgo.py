@@ -66,6 +66,12 @@ def name(spec: Mapping[str, Any]) -> str:
     )
 
 
+def selected(reported: Sequence[Spec]) -> list[Spec]:
+    """The specs that focus and skip expressions left in; some of them skip themselves, with a
+    message."""
+    return [s for s in reported if s["State"] != "skipped" or s.get("Failure", {}).get("Message")]
+
+
 def assert_passed(found: Sequence[Spec], fewest: int, log: Path) -> None:
     """Fails with the message of each spec that failed, and where fewer than `fewest` passed with
     the end of the log."""

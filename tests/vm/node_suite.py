@@ -1,0 +1,121 @@
+"""Kubernetes' node suite, `e2e_node.test`, in a guest: the suite brings etcd, an API server and a
+kubelet of its own, a unit of the guest's systemd."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from cri_server.config import Network, Server
+from tests.kube_e2e import images
+from tests.support import ginkgo, guest_disk, guest_node, toolchain
+from tests.support.cluster_node import POD_SUBNETS, bridge_network
+from tests.support.guest import Guest
+
+DISK, FOLDER = "/opt/suite", "/root/suite"
+UNIT = "pyrunc-cri.service"
+NODE, NODE_IP = "node1", "10.0.2.15"
+PYTHON = "/opt/venv/bin/python"
+# A name that the specs of MemoryQoS have in their text.
+OLDER_BUSYBOX = f"{images.E2E}/busybox:1.36.1-1"
+KUBELET = {
+    "kind": "KubeletConfiguration",
+    "apiVersion": "kubelet.config.k8s.io/v1beta1",
+    "failSwapOn": False,
+    "cgroupsPerQOS": True,
+    "enforceNodeAllocatable": ["pods"],
+    "cgroupDriver": "systemd",
+    "makeIPTablesUtilChains": False,
+    "podCIDR": POD_SUBNETS[0],
+    "serializeImagePulls": False,
+    "volumeStatsAggPeriod": "10s",
+    "fileCheckFrequency": "10s",
+    "evictionPressureTransitionPeriod": "30s",
+    "evictionHard": {
+        "imagefs.available": "1%",
+        "nodefs.available": "1%",
+        "memory.available": "50Mi",
+    },
+}
+# The handler is that of RuntimeClasses which specs make.
+SETTINGS = """[cgroup]
+driver = "systemd"
+missing_controllers = "error"
+[runtimes.test-handler]
+"""
+INSTALL = f"""set -e
+{PYTHON} -m pip install -q --disable-pip-version-check --no-index --no-deps {guest_node.GIVEN}/wheels/*.whl
+{PYTHON} -m compileall -q /opt/venv/lib/python3*/site-packages/pyrunc /opt/venv/lib/python3*/site-packages/cri_server /opt/venv/lib/python3*/site-packages/cni_plugins
+mkdir -p /etc/pyrunc {Network().conf_dir} {DISK} {FOLDER}
+mount -o ro /dev/disk/by-label/node-suite {DISK}
+cat >/etc/pyrunc/config.toml <<C
+{SETTINGS}C
+cat >{Network().conf_dir}/10-pods.conflist
+/opt/venv/bin/pyrunc-cri install-node --no-kubelet
+/opt/venv/bin/pyrunc-cri load -q {DISK}/e2e.tar
+/opt/venv/bin/pyrunc-cri tag {images.E2E}/busybox:1.37.0-1 {OLDER_BUSYBOX}
+# The suite calls sudo, which the guest does not have, and writes files beside its program.
+printf '#!/bin/sh\\nexec "$@"\\n' >/usr/local/bin/sudo && chmod +x /usr/local/bin/sudo
+ln -s {DISK}/e2e_node.test {FOLDER}/e2e_node.test
+"""
+# The command's log is read by its caller, who may end it early.
+RUN = f"""cd {FOLDER} && rm -rf reports && mkdir reports
+printf %s "$(systemctl show --property=MainPID --value {UNIT})" >server.pid
+cat >kubelet.yaml
+COMMAND >ginkgo.log 2>&1
+"""
+
+
+def disk() -> Path:
+    """Returns the disk with the suite's programs and images."""
+    programs = [toolchain.e2e_node(), toolchain.e2e_helpers() / "ginkgo"]
+    programs.append(toolchain.kubernetes() / "kubelet")
+    files = {program.name: program for program in programs}
+    return guest_disk.of_files("node-suite", {**files, "e2e.tar": images.archive()})
+
+
+class NodeSuite:
+    """The suite in `guest`, which has the disk of `disk()`. `folder` here gets logs and reports."""
+
+    def __init__(self, guest: Guest, folder: Path) -> None:
+        self.guest = guest
+        self.folder = folder
+
+    def install(self) -> None:
+        """Installs and starts the server, with a network and the images."""
+        network = json.dumps(bridge_network(Path("/var/lib/cni")))
+        with tempfile.TemporaryDirectory() as folder:
+            guest_node.push(self.guest, {"wheels": [guest_node.wheel(Path(folder))]})
+        self.guest.ssh(INSTALL, stdin=network.encode(), timeout_s=1200)
+
+    def run(
+        self,
+        focus: Sequence[str],
+        skip: Sequence[str],
+        timeout_s: int,
+        processes: int = 1,
+        *options: str,
+    ) -> list[ginkgo.Spec]:
+        """Runs the specs that match a pattern of `focus` and none of `skip`; ginkgo's reports of
+        them."""
+        command = [
+            f"{DISK}/ginkgo", f"--procs={processes}", f"--timeout={timeout_s}s", "--no-color", "-v",
+            f"--focus={'|'.join(focus)}", *(f"--skip={pattern}" for pattern in skip),
+            "--json-report=report.json", f"--output-dir={FOLDER}/reports", f"{FOLDER}/e2e_node.test", "--",
+            f"--k8s-bin-dir={DISK}", f"--report-dir={FOLDER}/reports", f"--node-name={NODE}",
+            f"--container-runtime-endpoint={Server().listen}", "--prepull-images=false",
+            f"--container-runtime-pid-file={FOLDER}/server.pid", "--server-start-timeout=10m",
+            f"--kubelet-config-file={FOLDER}/kubelet.yaml", f"--kubelet-flags=--node-ip={NODE_IP}",
+            f"--kubelet-flags=--runtime-cgroups=/system.slice/{UNIT}",
+            *options,
+        ]  # fmt: skip
+        script = RUN.replace("COMMAND", shlex.join(command))
+        settings = json.dumps(KUBELET).encode()
+        self.guest.ssh(script, check=False, stdin=settings, timeout_s=timeout_s + 300)
+        for name in ("ginkgo.log", "reports/report.json", "reports/kubelet.log"):
+            content = self.guest.ssh(f"cat {FOLDER}/{name}", check=False).stdout
+            (self.folder / Path(name).name).write_bytes(content)
+        return ginkgo.specs(self.folder / "report.json")
