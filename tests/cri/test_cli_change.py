@@ -45,7 +45,7 @@ def names(server: Server) -> set[str]:
     return {p.metadata.name for p in server.pods()}
 
 
-def test_what_runs_is_not_removed_silently(server: Server) -> None:
+def test_running_containers_are_removed_only_after_a_question(server: Server) -> None:
     pod(server, "web")
     error = "remove web: c is running: needs confirmation, but stdin is no terminal; use --force"
     assert call(server, *rm(server, "web")).error == error
@@ -58,7 +58,7 @@ def test_what_runs_is_not_removed_silently(server: Server) -> None:
     assert not server.pods()
 
 
-def test_all_asks_and_spares_kubelets(server: Server) -> None:
+def test_all_asks_and_skips_pods_of_kubelet(server: Server) -> None:
     pod(server, "one")
     pod(server, "two", app="x")
     kubelets = pod(server, "node", **KUBELET)
@@ -76,7 +76,7 @@ def test_all_asks_and_spares_kubelets(server: Server) -> None:
 
 
 @pytest.mark.parametrize("verb", [["stop"], ["stopp"], ["kill"], ["restart"], ["rm"], ["rmp"]])
-def test_kubelets_pods_are_touched_only_when_it_is_said(server: Server, verb: list[str]) -> None:
+def test_pods_of_kubelet_are_changed_only_on_request(server: Server, verb: list[str]) -> None:
     pod(server, "node", **KUBELET)
     error = call(server, *verb, "node").error
     assert error.startswith("node belongs to kubelet, which makes it again; use --force to ")
@@ -86,7 +86,7 @@ def test_kubelets_pods_are_touched_only_when_it_is_said(server: Server, verb: li
         assert [c.state for c in server.containers()] == [api.CONTAINER_EXITED], "kubelet starts it"
 
 
-def test_a_terminal_is_asked(server: Server) -> None:
+def test_confirmation_on_a_terminal(server: Server) -> None:
     """script(1) makes one; it hands on what is typed."""
     pod(server, "web")
     command = f"{sys.executable} -m cri_server.cli.main --address unix://{server.socket} rm -a"
@@ -98,7 +98,7 @@ def test_a_terminal_is_asked(server: Server) -> None:
         assert names(server) == left
 
 
-def test_what_fails_does_not_keep_the_others(server: Server) -> None:
+def test_an_error_does_not_stop_the_others(server: Server) -> None:
     pod(server, "web")
     said = call(server, "stop", "-t", "0", "nobody", "web")
     assert (said.code, said.out, said.err) == (
@@ -110,7 +110,7 @@ def test_what_fails_does_not_keep_the_others(server: Server) -> None:
     assert call(server, "stopp", "main").error == "no such pod: 'main'"
 
 
-def test_a_name_is_meant_before_the_beginning_of_an_id(server: Server) -> None:
+def test_a_name_takes_precedence_over_a_prefix_of_an_id(server: Server) -> None:
     """A container that has the first characters of its pod's id for a name."""
     made = server.run_pod(server.pod_config("web"))
     config = server.container_config()
@@ -225,7 +225,7 @@ def test_cp_into_a_container_and_out(
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_cp_over_what_is_mounted(server: Server, container: str, tmp_path: Path) -> None:
+def test_cp_overwrites_a_mounted_file(server: Server, container: str, tmp_path: Path) -> None:
     """/etc/hosts is a mount, which no file can take the place of."""
     (tmp_path / "hosts").write_text("1.2.3.4 there\n")
     ok(server, "cp", str(tmp_path / "hosts"), "c:/etc/hosts")

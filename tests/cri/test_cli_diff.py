@@ -47,7 +47,7 @@ def launch(server: Server, *command: str) -> str:
     return server.launch(server.run_pod(server.pod_config(), host_network=True), config)
 
 
-def test_what_a_container_has_changed(server: Server) -> None:
+def test_diff_lists_the_changes_of_a_container(server: Server) -> None:
     container = launch(server)
     server.output(container, "sh", "-ec", CHANGES)
     running = ok(server, "diff", container).lines

@@ -38,19 +38,19 @@ def test_a_container_is_named_as_by_kubectl(web: Server, words: list[str]) -> No
     assert cli(web, "exec", *words, "echo", "yes").stdout == b"yes\n"
 
 
-def test_two_dashes_within_the_command_are_the_commands(web: Server) -> None:
+def test_two_dashes_within_the_command_belong_to_it(web: Server) -> None:
     done = cli(web, "exec", "web/c", "sh", "-c", 'echo "$@"', "--", "-c", "--", "x")
     assert done.stdout == b"-c -- x\n"
 
 
-def test_what_is_piped_into_a_terminal_ends(web: Server) -> None:
+def test_piped_input_ends_without_a_terminal(web: Server) -> None:
     """As with kubectl the command gets no terminal then: one whose stdin never ends would hang."""
     done = cli(web, "exec", "-it", "web/c", "cat", stdin=b"line\n")
     assert done.stdout == b"line\n" and b"stdin is not a terminal: -t is ignored" in done.stderr
     assert cli(web, "exec", "-it", "web/c", "cat").stdout == b""
 
 
-def test_a_command_that_takes_too_long_is_ended(web: Server) -> None:
+def test_exec_ends_a_command_after_its_timeout(web: Server) -> None:
     done = cli(web, "exec", "--timeout", "0.5", "web/c", "sleep", "3600", code=1)
     assert done.stderr == b"pyrunc-cri: the command took longer than 0.5 s\n"
     (c,) = (c.id for c in web.containers() if c.metadata.name == "c")
@@ -89,7 +89,7 @@ def test_another_user_environment_and_directory(web: Server) -> None:
         (["-w", "relative"], "cwd"),
     ],
 )
-def test_wrong_values_of_them_are_refused(web: Server, words: list[str], problem: str) -> None:
+def test_wrong_values_are_refused(web: Server, words: list[str], problem: str) -> None:
     command = ["exec", *words, "web/c", "id"]
     done = subprocess.run(
         command_line(web, *command), capture_output=True, text=True, cwd=REPOSITORY

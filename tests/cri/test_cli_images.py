@@ -124,7 +124,7 @@ def test_save_and_load(server: Server, tmp_path: Path) -> None:
     assert call(server, "save", "no/such:image").error == "no such image: 'no/such:image'"
 
 
-def test_what_is_saved_others_read(server: Server, tmp_path: Path) -> None:
+def test_other_tools_read_saved_archives(server: Server, tmp_path: Path) -> None:
     saved = cli(server, "save", IMAGE).stdout
     (tmp_path / "image.tar").write_bytes(saved)
     for kind in ("docker-archive", "oci-archive"):
@@ -207,7 +207,7 @@ def test_a_pull_for_another_platform(server: Server, registry: Registry) -> None
 @pytest.mark.parametrize(
     "platform", ["", "linux", "linux/", "linux/a/b/c", "linux/a b", "windows/amd64"]
 )
-def test_a_platform_that_cannot_be(server: Server, platform: str) -> None:
+def test_an_invalid_platform_is_refused(server: Server, platform: str) -> None:
     refused = call(server, "pull", "--platform", platform, "registry.test/app:1")
     assert refused.code == 2 and f"platform '{platform}'" in refused.err
 
@@ -240,7 +240,7 @@ def test_a_load_shows_its_progress_on_a_terminal_only(server: Server, tmp_path: 
     ok(server, "rmi", "registry.test/progress:1")
 
 
-def test_where_logins_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_of_login_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REGISTRY_AUTH_FILE")
     for name in ("XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "DOCKER_CONFIG"):
         monkeypatch.delenv(name, raising=False)
@@ -378,7 +378,7 @@ def test_an_interrupted_save_leaves_no_file(server: Server, tmp_path: Path) -> N
         (private.CheckLogin.call, {"registry": "a b"}),
     ],
 )
-def test_a_wrong_private_call_is_the_callers_fault(
+def test_a_wrong_private_call_is_an_invalid_argument(
     server: Server, name: str, request_: dict[str, object]
 ) -> None:
     with (

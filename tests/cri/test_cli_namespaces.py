@@ -23,7 +23,7 @@ def twins(module_server: Server) -> Iterator[Server]:
     module_server.remove_all()
 
 
-def test_an_ambiguous_name_is_told_with_all_that_it_means(twins: Server) -> None:
+def test_an_ambiguous_name_lists_its_meanings(twins: Server) -> None:
     for name in ("c", "web/c", "web"):
         error = call(twins, "update", "--memory", "64Mi", name).error
         assert "fits 2 containers: blue/web/c, green/web/c; use NAMESPACE/POD/NAME" in error, name
@@ -32,7 +32,7 @@ def test_an_ambiguous_name_is_told_with_all_that_it_means(twins: Server) -> None
 
 
 @pytest.mark.parametrize("name", ["green/web/c", "green/web"])
-def test_the_namespace_tells_which(twins: Server, name: str) -> None:
+def test_the_namespace_selects_the_pod(twins: Server, name: str) -> None:
     (green,) = (p.id for p in twins.pods() if p.metadata.namespace == "green")
     (meant,) = twins.containers(pod_sandbox_id=green)
     found = ok(twins, "inspect", "--type", "container", name).json

@@ -48,7 +48,7 @@ def states(server: Server) -> dict[str, str]:
     return {row.split()[2]: row.split()[3] for row in ok(server, "ps", "-a").lines[1:]}
 
 
-def test_it_stands_still_and_goes_on(server: Server) -> None:
+def test_pause_freezes_and_unpause_thaws(server: Server) -> None:
     pod(server, "web", COUNT, "sleep 3600")
     ok(server, "pause", "web/c0")
     assert frozen(server, "c0") and not frozen(server, "c1")
@@ -75,7 +75,7 @@ def test_a_pod_pauses_as_a_whole(server: Server) -> None:
     assert not frozen(server, "c0") and not frozen(server, "c1")
 
 
-def test_another_server_finds_it_paused() -> None:
+def test_a_restarted_server_knows_paused_containers() -> None:
     with Server() as server:
         server.load_image()
         pod(server, "web", "sleep 3600")
@@ -86,7 +86,7 @@ def test_another_server_finds_it_paused() -> None:
         assert states(server) == {"c0": "running"}
 
 
-def test_stop_lets_it_hear_its_signal(server: Server) -> None:
+def test_stop_sends_the_stop_signal(server: Server) -> None:
     pod(server, "web", PATIENT)
     assert wait_until(lambda: "up" in ok(server, "logs", "c0").out, 30, 0.1)
     ok(server, "pause", "c0")
@@ -98,21 +98,21 @@ def test_stop_lets_it_hear_its_signal(server: Server) -> None:
     )
 
 
-def test_what_is_paused_can_be_removed(server: Server) -> None:
+def test_a_paused_container_can_be_removed(server: Server) -> None:
     pod(server, "web", "sleep 3600")
     ok(server, "pause", "c0")
     ok(server, "rm", "--folder", str(server.folder / "pods"), "--force", "web")
     assert not server.pods() and not server.containers()
 
 
-def test_kubelets_wants_to_be_asked(server: Server) -> None:
+def test_pods_of_kubelet_need_confirmation(server: Server) -> None:
     pod(server, "node", "sleep 3600", **{"io.kubernetes.pod.uid": "some-uid"})
     assert "--force to pause it" in call(server, "pause", "c0").error
     ok(server, "pause", "--force", "c0")
     ok(server, "unpause", "c0")
 
 
-def test_what_does_not_run_is_not_paused(server: Server) -> None:
+def test_only_running_containers_can_be_paused(server: Server) -> None:
     made = server.run_pod(server.pod_config("web"))
     server.create(made, server.container_config())
     assert "c is not running" in call(server, "pause", "c").error

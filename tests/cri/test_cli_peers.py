@@ -73,7 +73,7 @@ def same_as_crictl(address: str, container: str, pod: str) -> None:
         assert set(ours["info"]) == set(theirs["info"]), words
 
 
-def test_json_is_crictls(server: Server) -> None:
+def test_json_is_the_same_as_crictls(server: Server) -> None:
     pod = server.run_pod(server.pod_config("web"))
     container = server.launch(pod)
     same_as_crictl(f"unix://{server.socket}", container, pod)
@@ -81,13 +81,13 @@ def test_json_is_crictls(server: Server) -> None:
     same_as_crictl(f"unix://{server.socket}", container, pod)
 
 
-def test_json_is_crictls_on_containerd(containerd: str) -> None:
+def test_json_is_the_same_as_crictls_on_containerd(containerd: str) -> None:
     (container,) = ok(containerd, "ps", "-q").lines
     (pod,) = ok(containerd, "pods", "-q").lines
     same_as_crictl(containerd, container, pod)
 
 
-def test_what_cri_has_works_on_containerd(containerd: str, tmp_path: Path) -> None:
+def test_verbs_of_cri_work_on_containerd(containerd: str, tmp_path: Path) -> None:
     assert ok(containerd, "ps", "-o", "wide").lines[1].endswith("run")
     assert ok(containerd, "logs", "--tail", "1", "main").lines == ["hello"]
     assert ok(containerd, "version", "-o", "json").json["runtimeName"] == "containerd"
@@ -113,6 +113,6 @@ def test_what_cri_has_works_on_containerd(containerd: str, tmp_path: Path) -> No
         ["load", __file__],
     ],
 )
-def test_what_needs_our_server_says_so(containerd: str, words: list[str]) -> None:
+def test_verbs_that_need_our_server_say_so(containerd: str, words: list[str]) -> None:
     error = call(containerd, *words).error
     assert "this needs a server of pyrunc-cri: CRI has no such call" in error

@@ -55,7 +55,7 @@ def test_a_pod_and_a_container_from_cris_messages(server: Server, tmp_path: Path
         ("{", "neither JSON nor YAML"),
     ],
 )
-def test_a_message_that_is_wrong_names_the_file(tmp_path: Path, text: str, problem: str) -> None:
+def test_an_error_in_a_message_names_the_file(tmp_path: Path, text: str, problem: str) -> None:
     path = tmp_path / "p.json"
     path.write_text(text)
     said = call("unix:///nowhere.sock", "runp", str(path))
@@ -82,7 +82,7 @@ def test_a_message_that_is_wrong_names_the_file(tmp_path: Path, text: str, probl
         ["--address", "tcp://x", "ps"],
     ],
 )
-def test_a_bad_value_ends_with_2(words: list[str]) -> None:
+def test_a_bad_value_has_exit_code_2(words: list[str]) -> None:
     command = [
         sys.executable,
         "-m",
@@ -101,7 +101,7 @@ def test_help_of_a_verb() -> None:
     assert call("unix:///x.sock", "help", "nope").code == 2
 
 
-def test_what_the_server_tells_kubelet(server: Server) -> None:
+def test_runtime_config_shows_the_cgroup_driver(server: Server) -> None:
     assert ok(server, "runtime-config").json["linux"]["cgroupDriver"] == "CGROUPFS"
     server.launch(server.run_pod())
     (pod,) = server.pods()
@@ -110,7 +110,7 @@ def test_what_the_server_tells_kubelet(server: Server) -> None:
     assert ok(server, "stats", "--no-stream", "--seconds", "0").lines[1:]
 
 
-def test_update_says_what_the_node_cannot_set(server: Server) -> None:
+def test_update_warns_about_missing_controllers(server: Server) -> None:
     """The server of the tests has `missing_controllers = "warn"`; what it has is in its verbose
     status."""
     server.launch(server.run_pod())

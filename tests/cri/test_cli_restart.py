@@ -114,7 +114,7 @@ def test_a_pod_without_containers_starts_again(server: Server) -> None:
     assert [p.state for p in server.pods()] == [api.SANDBOX_READY]
 
 
-def test_what_starts_nothing_says_why(server: Server) -> None:
+def test_start_reports_why_it_starts_nothing(server: Server) -> None:
     pod = server.run_pod(server.pod_config("web"))
     created = server.create(pod)
     ok(server, "start", "c")

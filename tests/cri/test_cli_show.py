@@ -108,7 +108,7 @@ def test_ps_filters(web: Server, words: list[str], names: set[str]) -> None:
         (["--format", "{{range .labels}}"], "'range' has no end"),
     ],
 )
-def test_what_cannot_be_done_names_the_option(web: Server, words: list[str], problem: str) -> None:
+def test_a_usage_error_names_the_option(web: Server, words: list[str], problem: str) -> None:
     assert problem in call(web, "ps", *words).error
 
 
@@ -160,7 +160,7 @@ def test_no_colours_but_on_a_terminal(web: Server) -> None:
     assert "\x1b" not in ok(web, "ps").out
 
 
-def test_inspect_finds_whatever_has_the_name(web: Server) -> None:
+def test_inspect_accepts_any_kind_of_name(web: Server) -> None:
     found = ok(web, "inspect", "main").json
     assert found["status"]["metadata"]["name"] == "main" and found["info"]["pid"] > 0
     assert (
@@ -324,7 +324,9 @@ def named(server: Server, name: str) -> api.ContainerConfig:
         (("--since", "1h", "--label", "a=b"), "--since excludes --label"),
     ],
 )
-def test_times_of_events_that_are_none(web: Server, words: tuple[str, ...], text: str) -> None:
+def test_invalid_times_of_events_are_refused(
+    web: Server, words: tuple[str, ...], text: str
+) -> None:
     said = call(web, "events", *words)
     assert said.code == 2 and text in said.error
 
@@ -370,7 +372,7 @@ def test_completion(web: Server) -> None:
     assert offered("ps --state r") == ["running"]
 
 
-def test_watch_shows_what_has_changed(web: Server) -> None:
+def test_watch_prints_changes(web: Server) -> None:
     command = [sys.executable, "-m", "cri_server.cli.main", "--address", f"unix://{web.socket}", "pods", "-o", "name", "-w", "--interval", "0.1"]  # fmt: skip
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         timer = threading.Timer(60, process.kill)
@@ -400,7 +402,7 @@ def test_reopen(web: Server) -> None:
     ok(web, "logs", "--reopen", "main")
 
 
-def test_a_verb_that_is_not_here_says_what_is() -> None:
+def test_an_unknown_verb_suggests_a_known_one() -> None:
     for words, meant in {
         "inspct": "Did you mean inspect",
         "play x": "run POD.YAML",
@@ -411,7 +413,7 @@ def test_a_verb_that_is_not_here_says_what_is() -> None:
     assert not set(INSTEAD) & {*COMMANDS, *ALIASES}
 
 
-def test_the_image_is_shown_as_it_was_asked_for(web: Server) -> None:
+def test_lists_show_the_image_name_of_the_request(web: Server) -> None:
     assert {line.split()[-1] for line in ok(web, "ps").lines[1:]} == {IMAGE}
     pod = web.run_pod(web.pod_config("by-id"))
     identity = web.image.ListImages(api.ListImagesRequest()).images[0].id
@@ -428,7 +430,7 @@ def test_the_image_is_shown_as_it_was_asked_for(web: Server) -> None:
     web.remove_pod(pod)
 
 
-def test_inspect_says_where_values_come_from(web: Server) -> None:
+def test_inspect_shows_the_origins_of_values(web: Server) -> None:
     config = web.container_config(["sleep", "3600"])
     config.metadata.name = "origins"
     config.envs.add(key="FROM_IMAGE", value=b"/secret")

@@ -120,7 +120,7 @@ def listening(
                 connection.close()
 
 
-def test_an_ordinary_user_is_told_that_the_socket_is_not_for_him(server: Server) -> None:
+def test_an_ordinary_user_gets_an_error_about_the_socket(server: Server) -> None:
     address = f"unix://{server.socket}"
     server.folder.chmod(0o755)
     manifest = server.folder / "pod.yaml"
@@ -138,7 +138,7 @@ def open_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def test_an_ordinary_user_runs_no_server_and_reads_no_file_of_root(open_folder: Path) -> None:
+def test_an_ordinary_user_cannot_run_a_server_or_read_roots_files(open_folder: Path) -> None:
     public, private = open_folder / "public", open_folder / "private"
     for path, mode in ((public, 0o644), (private, 0o600)):
         path.write_text(POD)
@@ -159,7 +159,7 @@ def test_an_ordinary_user_runs_no_server_and_reads_no_file_of_root(open_folder: 
     refused(config, f"{private}: cannot be read: permission denied")
 
 
-def test_an_ordinary_user_of_the_runtime_reads_one_line() -> None:
+def test_the_runtime_prints_one_line_for_an_ordinary_user() -> None:
     given = ("list", "state x", "kill x", "delete x", "ps x", "start x", "pause x", "resume x", "events x", "spec",
              "run -b / x", "create -b / x", "update --memory 1 x", "--root /root/x list", "exec x true")  # fmt: skip
     commands = [["pyrunc", *words.split()] for words in given]
@@ -169,7 +169,7 @@ def test_an_ordinary_user_of_the_runtime_reads_one_line() -> None:
         assert "internal error" not in output, (words, output)
 
 
-def test_what_is_not_there(tmp_path: Path) -> None:
+def test_missing_sockets_and_files_are_errors(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(tmp_path / "stale"))
@@ -198,7 +198,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     refused(serve, f"{missing}: no such file")
 
 
-def test_a_socket_that_is_not_ours(tmp_path: Path) -> None:
+def test_a_socket_of_another_program(tmp_path: Path) -> None:
     others: dict[str, Callable[[socket.socket], object]] = {
         "silent": lambda connection: None,
         "short": lambda connection: connection.close(),
@@ -246,7 +246,7 @@ def test_a_wrong_configuration(tmp_path: Path) -> None:
     refused(found[-1], f"{tmp_path}: cannot be read: is a directory")
 
 
-def test_a_streaming_port_that_is_taken(tmp_path: Path) -> None:
+def test_a_taken_streaming_port_is_an_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         (tmp_path / "config.toml").write_text(f"[streaming]\nport = {port}\n")
@@ -261,7 +261,7 @@ def test_a_streaming_port_that_is_taken(tmp_path: Path) -> None:
     assert "Traceback" not in output
 
 
-def test_streams_that_are_closed(server: Server) -> None:
+def test_closed_streams(server: Server) -> None:
     container = server.launch(server.run_pod())
     command = [sys.executable, "-m", "cri_server.cli.main", "--address", f"unix://{server.socket}"]
     for words in (["ps"], ["logs", container], ["exec", "nobody", "true"]):

@@ -80,7 +80,7 @@ def names(folder: Path) -> list[str]:
     return sorted(set(os.listdir(folder)) - {"timeline"})
 
 
-def test_beside_a_server(server: Server) -> None:
+def test_doctor_beside_a_server(server: Server) -> None:
     pod = server.run_pod()
     server.launch(pod)
     before = names(server.root)
@@ -112,7 +112,7 @@ def test_beside_a_server(server: Server) -> None:
     server.remove_pod(pod)
 
 
-def test_the_server_that_address_names_is_looked_at(server: Server) -> None:
+def test_doctor_checks_the_server_of_the_address(server: Server) -> None:
     """Its folders come from its status; one that does not answer is started without systemctl where
     no systemd runs."""
 
@@ -142,7 +142,7 @@ def test_the_server_that_address_names_is_looked_at(server: Server) -> None:
     assert absent["mend"] == start
 
 
-def test_the_folder_of_names(server: Server) -> None:
+def test_doctor_checks_the_folder_of_names(server: Server) -> None:
     server.remove_pod(server.run_pod())
     (server.names / ("0" * 64)).touch()
     (server.names / "cni-of-containerd").touch()
@@ -189,14 +189,14 @@ def test_text(server: Server) -> None:
     assert "ok       overlay-on-root: works on " in run(config, "--all")[1]
 
 
-def test_a_root_that_cannot_hold_pods(server: Server, tmp_path: Path) -> None:
+def test_doctor_detects_an_unusable_root(server: Server, tmp_path: Path) -> None:
     config = configuration(server)
     config.write_text(config.read_text().replace(str(server.root), "/proc"))
     found = doctor(config)
     assert found["overlay-on-root"]["level"] == "wrong" and found["overlay-on-root"]["mend"]
 
 
-def test_pods_without_a_server_and_without_a_record() -> None:
+def test_doctor_finds_pods_without_a_server_or_a_record() -> None:
     with Server(network=False) as server:
         pod = server.run_pod(host_network=True)
         server.kill()
@@ -222,7 +222,7 @@ def test_pods_without_a_server_and_without_a_record() -> None:
         (server.root / "sandboxes" / f"{pod}.damaged").unlink()
 
 
-def test_mounts_and_groups() -> None:
+def test_leftover_mounts_and_cgroups() -> None:
     with Server(network=False) as server:
         config = configuration(server)
         place = server.root / "forgotten"
@@ -257,7 +257,7 @@ def test_mounts_and_groups() -> None:
             place.rmdir()
 
 
-def test_a_server_that_starts_says_what_is_wrong(server: Server) -> None:
+def test_a_starting_server_logs_problems(server: Server) -> None:
     """No configuration for its network: the log of another server has it, with the command."""
     with Server(network=False) as other:
         assert wait_until(lambda: "cni-config: no network configuration" in other.tail(100), 30)

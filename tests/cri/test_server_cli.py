@@ -226,7 +226,7 @@ def test_exec_shows_output_when_it_comes(server: Server) -> None:
 
 
 @pytest.mark.parametrize("words", [("exec", "c", "yes"), ("logs", "c"), ("logs", "-f", "c")])
-def test_a_reader_that_leaves_ends_it_quietly(server: Server, words: tuple[str, ...]) -> None:
+def test_a_closed_pipe_ends_the_command_quietly(server: Server, words: tuple[str, ...]) -> None:
     container = server.launch(
         server.run_pod(), server.container_config(["sh", "-c", "yes | head -n 300000; sleep 3600"])
     )
@@ -380,7 +380,7 @@ def test_the_name_of_a_pod_is_its_own(server: Server) -> None:
     assert len(server.pods()) == 2 and len(list((server.folder / "pods").iterdir())) == 2
 
 
-def test_two_at_a_time_make_one_pod(server: Server) -> None:
+def test_two_concurrent_runs_make_one_pod(server: Server) -> None:
     path = server.folder / "pod.yaml"
     path.write_text(POD)
     words = ("run", "--folder", str(server.folder / "pods"), str(path))

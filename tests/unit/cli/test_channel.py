@@ -176,7 +176,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_no_grpc_server(tmp_path: Path, name: str) -> None:
+def test_other_servers_are_detected(tmp_path: Path, name: str) -> None:
     data, words = WRONG[name]
 
     def answer(connection: socket.socket) -> None:
@@ -190,7 +190,7 @@ def test_what_is_no_grpc_server(tmp_path: Path, name: str) -> None:
     assert not channel._idle
 
 
-def test_who_says_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_server_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "CONNECT_TIMEOUT_S", 0.2)
     with (
         listening(tmp_path / "s", lambda connection: None),
@@ -202,7 +202,7 @@ def test_who_says_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.Monkey
     assert caught.value.code == Code.UNAVAILABLE
 
 
-def test_a_server_that_has_ended_meanwhile_is_connected_to_again(tmp_path: Path) -> None:
+def test_the_channel_reconnects_to_a_restarted_server(tmp_path: Path) -> None:
     """Its connection was kept; the next call makes another."""
     path = tmp_path / "s"
 

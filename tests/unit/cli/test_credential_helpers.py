@@ -59,11 +59,11 @@ def program(path: Path, text: str) -> None:
         ("R.example:443/a", "r.example/a", True), ("r.example:443", "r.example:5000/a", False),
     ],
 )  # fmt: skip
-def test_which_images_a_pattern_means(pattern: str, name: str, same: bool) -> None:
+def test_patterns_match_images(pattern: str, name: str, same: bool) -> None:
     assert helpers.matches(pattern, name) == same
 
 
-def test_a_provider_is_asked_in_kubelets_words(folder: Path) -> None:
+def test_a_provider_gets_kubelets_request(folder: Path) -> None:
     found = credentials.find("a.cloud.example/team/app:v1")
     assert found is not None
     assert (found.username, found.password, found.server_address) == (
@@ -82,7 +82,7 @@ def test_a_provider_is_asked_in_kubelets_words(folder: Path) -> None:
     assert credentials.source("a.cloud.example/x") == f"{folder}/1.yaml: provider cloud"
 
 
-def test_a_helper_of_dockers_file(folder: Path, tmp_path: Path) -> None:
+def test_a_helper_from_dockers_configuration(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "auth.json").write_text(
         json.dumps({"credHelpers": {"r.example": "box", "t.example": "token"}})
     )
@@ -109,9 +109,7 @@ def test_a_helper_of_dockers_file(folder: Path, tmp_path: Path) -> None:
         ("", "Exec format error"),
     ],
 )
-def test_a_program_that_fails_is_named_and_its_answer_is_not_shown(
-    folder: Path, text: str, why: str
-) -> None:
+def test_an_error_names_the_program_and_hides_its_output(folder: Path, text: str, why: str) -> None:
     program(folder / "bin" / "cloud", text)
     with pytest.raises(PeerError) as caught:
         credentials.find("a.cloud.example/x")
@@ -119,7 +117,7 @@ def test_a_program_that_fails_is_named_and_its_answer_is_not_shown(
     assert "hidden-secret" not in str(caught.value)
 
 
-def test_a_file_that_is_wrong_is_named(folder: Path) -> None:
+def test_an_error_names_the_wrong_file(folder: Path) -> None:
     (folder / "2.yaml").write_text("providers: [{name: ../x, matchImages: [], apiVersion: v1}]")
     with pytest.raises(WrongState, match=r"2\.yaml"):
         credentials.find("a.cloud.example/x")
@@ -128,7 +126,7 @@ def test_a_file_that_is_wrong_is_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     "key", ["R.example", "r.example:443", "https://R.example:443/v2/", "r.example/team"]
 )
-def test_a_login_is_for_all_spellings_of_its_registry(
+def test_a_login_applies_to_all_spellings_of_its_registry(
     folder: Path, tmp_path: Path, key: str
 ) -> None:
     file = tmp_path / "auth.json"
@@ -139,7 +137,7 @@ def test_a_login_is_for_all_spellings_of_its_registry(
     assert credentials.find("r.example:5000/team/a") is None
 
 
-def test_a_login_replaces_one_that_was_spelled_otherwise(folder: Path, tmp_path: Path) -> None:
+def test_a_login_replaces_one_with_another_spelling(folder: Path, tmp_path: Path) -> None:
     credentials.save("R.example:443", "old", "p", None)
     credentials.save("r.example", "new", "p", None)
     assert list(json.loads((tmp_path / "auth.json").read_text())["auths"]) == ["r.example"]

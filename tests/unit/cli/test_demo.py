@@ -23,12 +23,12 @@ def wait(folder: Path, *command: str) -> str:
     return str(raised.value)
 
 
-def test_a_server_that_ends_is_reported_at_once_with_its_log(tmp_path: Path) -> None:
+def test_an_ended_server_is_reported_at_once_with_its_log(tmp_path: Path) -> None:
     error = wait(tmp_path, "sh", "-c", "exit 3")
     assert error == "the server did not start: exit code 3\nthe last line\n"
 
 
-def test_a_server_that_does_not_answer_is_told_from_one_that_ended(
+def test_a_silent_server_is_distinguished_from_an_ended_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "START_TIMEOUT_S", 0.1)

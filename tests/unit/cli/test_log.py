@@ -13,7 +13,7 @@ from pyrunc.cli.log import Log, describe_error
 from pyrunc.errors import InvalidArgument, InvalidSpec, KernelError
 
 
-def test_kernel_errors_are_worded_as_strerror_in_lower_case() -> None:
+def test_kernel_errors_are_strerror_in_lower_case() -> None:
     error = KernelError("mount", "'proc' on '/proc'", errno.EPERM, "plan line 17")
     assert (
         describe_error(error) == "mount 'proc' on '/proc': operation not permitted (plan line 17)"
@@ -87,7 +87,7 @@ def test_a_log_that_cannot_be_opened_is_an_error() -> None:
         Log("/nowhere/at/all")
 
 
-def test_a_log_that_cannot_be_written_still_tells_the_error(
+def test_an_unwritable_log_still_reports_the_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     Log("/dev/full").error("why")

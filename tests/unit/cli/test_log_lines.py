@@ -74,7 +74,7 @@ def test_a_rotated_file_that_was_removed_leaves_a_gap_and_repeats_nothing(path: 
     log.close()
 
 
-def test_a_log_without_a_present_file_is_read(path: Path) -> None:
+def test_rotated_files_are_read_without_a_current_one(path: Path) -> None:
     """A server was killed between the two steps of a rotation, and the container has ended."""
     path.unlink()
     log = Log(str(path))
@@ -103,7 +103,7 @@ def test_the_oldest_files_are_removed_and_no_others(path: Path) -> None:
     }
 
 
-def test_what_is_no_plain_file_is_not_moved(tmp_path: Path) -> None:
+def test_only_regular_files_are_rotated(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/etc/passwd")
     assert log_rotation.move(str(tmp_path / "link"), 0) is None
     assert log_rotation.move(str(tmp_path / "nothing"), 0) is None
@@ -120,6 +120,6 @@ def test_what_is_no_plain_file_is_not_moved(tmp_path: Path) -> None:
         ("9" * 30 + " 3", None),
     ],
 )
-def test_limits_of_another_form_are_none(text: str, limits: tuple[int, int] | None) -> None:
+def test_malformed_limits_are_refused(text: str, limits: tuple[int, int] | None) -> None:
     assert log_rotation.limits({log_rotation.ANNOTATION: text}) == limits
     assert log_rotation.limits({}) is None

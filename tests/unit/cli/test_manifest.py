@@ -91,7 +91,7 @@ def refusal(document: Any) -> str:
 
 
 @pytest.mark.parametrize("kind", KUBERNETES)
-def test_each_field_of_kubernetes_is_known_and_no_other(kind: type[msgspec.Struct]) -> None:
+def test_the_fields_are_those_of_kubernetes(kind: type[msgspec.Struct]) -> None:
     done = {
         f.encode_name for f in msgspec.structs.fields(kind) if not f.encode_name.startswith("@")
     }
@@ -118,13 +118,13 @@ def test_each_field_of_kubernetes_is_known_and_no_other(kind: type[msgspec.Struc
         ("spec.containers.0.resources.limits.mem", "2Mi", "spec.containers[0].resources.limits.mem: no such field; did you mean 'memory'?"),
     ],
 )  # fmt: skip
-def test_what_would_be_ignored_is_refused(path: str, value: Any, message: str) -> None:
+def test_unsupported_fields_are_refused(path: str, value: Any, message: str) -> None:
     document = changed(path, value)
     assert refusal(document) == f"{message} (--lenient ignores it)"
     assert parse(yaml.safe_dump(document), lenient=True)[1] == [message]
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     document = changed("spec.comand", 1)
     document["metadata"]["nam"] = "x"
     assert len(refusal(document).splitlines()) == 2
@@ -187,7 +187,7 @@ def test_kubernetes_defaults_and_nulls_are_fine(path: str, value: Any) -> None:
         ("{kind: Pod, apiVersion: v1, metadata: &a {labels: *a}}", "an alias contains itself"),
     ],
 )
-def test_what_is_not_one_pod(text: str, message: str) -> None:
+def test_a_manifest_must_have_one_pod(text: str, message: str) -> None:
     assert refusal(text) == message
 
 
@@ -262,7 +262,7 @@ CONTAINER: dict[str, Any] = FULL["spec"]["containers"][0]
         ("spec.dnsPolicy", "Nine", "spec.dnsPolicy: invalid enum value 'Nine'"),
     ],
 )  # fmt: skip
-def test_what_types_cannot_say(path: str, value: Any, message: str) -> None:
+def test_rules_beyond_types(path: str, value: Any, message: str) -> None:
     assert message in refusal(changed(path, value))
 
 
@@ -272,7 +272,7 @@ def test_references_are_expanded_as_kubelet_does() -> None:
     assert expand("$(A) $(NOT) $$(A) $ $A $(A $$", values) == "21 $(NOT) $(A) $ $A $(A $"
 
 
-def test_dns_is_added_to_the_hosts_own() -> None:
+def test_dns_config_is_added_to_the_hosts() -> None:
     text = "# resolver\nsearch old\nsearch a b\nnameserver 192.0.2.9\noptions ndots:1 rotate\n"
     assert dns.host(text) == (["192.0.2.9"], ["a", "b"], {"ndots": "1", "rotate": ""})
     asked = pod_model.Dns(nameservers=["192.0.2.1"], options=[pod_model.DnsOption("ndots", "2")])

@@ -47,7 +47,7 @@ def environment(*documents: dict[str, Any]) -> dict[str, str]:
     return expand.environment((e.name, e.value) for e in found.spec.containers[0].env)
 
 
-def test_an_environment_from_all_of_them() -> None:
+def test_an_environment_from_all_sources() -> None:
     """Later names win; what comes from elsewhere is not expanded, what the manifest writes is."""
     env = [
         {"name": "PASSWORD", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "password"}}},
@@ -102,12 +102,12 @@ def test_volumes() -> None:
     assert files["o"] == [] and told == []
 
 
-def test_a_list_holds_objects() -> None:
+def test_a_list_may_contain_config_maps() -> None:
     found, _ = parse(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": [MAP, pod()]}))
     assert found.metadata.name == "p"
 
 
-def test_probes_are_told() -> None:
+def test_probes_are_reported() -> None:
     probe = {"httpGet": {"port": 8080, "path": "/healthz"}, "periodSeconds": 5}
     _, told = read(pod(livenessProbe=probe, readinessProbe={"exec": {"command": ["cat", "/x"]}}))
     assert told == [
@@ -143,7 +143,7 @@ def test_probes_are_told() -> None:
         ([MAP], "expected one Pod, found 0"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_has_its_path(documents: list[dict[str, Any]], message: str) -> None:
+def test_an_error_has_its_path(documents: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(Error) as caught:
         read(*documents)
     assert message in str(caught.value)
@@ -190,7 +190,7 @@ def test_downward_and_projected_volumes() -> None:
     ]
 
 
-def test_lenient_leaves_out_what_it_names_and_nothing_else() -> None:
+def test_lenient_leaves_out_only_the_reported_parts() -> None:
     """A variable whose source is not supported is not there; a volume is empty, so that its mounts
     have a place."""
     env = [{"name": "A", "valueFrom": {"fileKeyRef": {}}}, {"name": "B", "value": "b"}]

@@ -65,7 +65,7 @@ def test_mounts_and_namespaces() -> None:
     assert said["namespace ipc"] == ("the host's", "request: namespace_options")
 
 
-def test_what_request_image_and_pod_decide() -> None:
+def test_origins_in_request_image_and_pod() -> None:
     config = api.ContainerConfig(working_dir="/w")
     config.linux.resources.memory_limit_in_bytes = 64 << 20
     config.linux.security_context.capabilities.drop_capabilities.append("ALL")

@@ -42,7 +42,7 @@ CASES = [(peer, verb, options) for peer, table in (("runc", RUNC), ("crun", CRUN
 
 
 @pytest.mark.parametrize(("peer", "verb", "options"), CASES)
-def test_a_peers_options_are_ours(peer: str, verb: str, options: str) -> None:
+def test_options_of_other_tools_are_accepted(peer: str, verb: str, options: str) -> None:
     ours = {
         name: option.kind
         for option in (VERBS[verb].options if verb else GLOBAL)

@@ -80,7 +80,7 @@ def test_a_registry_without_files(tmp_path: Path) -> None:
     assert lines[-1] == "`pyrunc-cri pull` without --creds: no login"
 
 
-def test_what_the_signature_policy_demands(tmp_path: Path) -> None:
+def test_explain_shows_the_signature_policy(tmp_path: Path) -> None:
     signed = {
         "type": "sigstoreSigned",
         "keyPath": "/k.pub",

@@ -46,7 +46,7 @@ def test_templates(text: str, result: str | None) -> None:
     "text",
     ["{{", "{{.id", "{{end}}", "{{if .id}}", "{{.no}}", "{{nothing .id}}", "{{.id.x}}", "{{.id .id}}", "{{|}}", "{{}}", "{{len 5}}", "{{(.id}}", "{{range .id}}{{end}}"],
 )  # fmt: skip
-def test_what_is_wrong_is_an_error_with_the_template(text: str) -> None:
+def test_an_error_in_a_template_quotes_it(text: str) -> None:
     with pytest.raises(Error) as caught:
         Template(text).render(VALUE)
     assert repr(text) in str(caught.value)
@@ -72,6 +72,6 @@ def test_selectors(text: str, matches: bool) -> None:
 
 
 @pytest.mark.parametrize("text", ["a in", "a in (", "=", "a=b c", ",", "(a)"])
-def test_selectors_that_cannot_be_read(text: str) -> None:
+def test_malformed_selectors_are_refused(text: str) -> None:
     with pytest.raises(Error):
         selector(text)

@@ -72,7 +72,7 @@ def test_errors_name_the_key(tmp_path: Path, text: str, where: str, what: str) -
     assert where in caught.value.path and what in caught.value.detail, str(caught.value)
 
 
-def test_a_file_that_was_asked_for_must_exist(tmp_path: Path) -> None:
+def test_a_named_configuration_file_must_exist(tmp_path: Path) -> None:
     with pytest.raises(InvalidSpec, match="no such file"):
         load(tmp_path / "absent.toml", {})
 
@@ -90,7 +90,7 @@ def test_a_file_that_was_asked_for_must_exist(tmp_path: Path) -> None:
         ("nofile=unlimited", "the highest that this server may set"),
     ],
 )
-def test_limits_that_cannot_be(text: str, what: str) -> None:
+def test_invalid_limits_are_refused(text: str, what: str) -> None:
     with pytest.raises(InvalidSpec) as caught:
         limits(["core=0", text])
     assert caught.value.path == "containers.rlimits[1]" and what in caught.value.detail
@@ -103,7 +103,7 @@ def test_limits_replace_defaults_by_name() -> None:
     assert found["RLIMIT_MSGQUEUE"] == limits([])["RLIMIT_MSGQUEUE"]
 
 
-def test_a_flag_that_is_repeated_is_a_list(tmp_path: Path) -> None:
+def test_a_repeated_flag_is_a_list(tmp_path: Path) -> None:
     path = write(tmp_path, '[containers]\nrlimits = ["core=0"]\n')
     assert load(path, {"containers.rlimits": None}).containers.rlimits == ["core=0"]
     assert load(path, {"containers.rlimits": ["nofile=5"]}).containers.rlimits == ["nofile=5"]

@@ -54,7 +54,7 @@ def test_drop_ins_win_key_by_key_in_the_order_of_their_names(tmp_path: Path) -> 
     assert found.containers.rlimits == ["nofile=5"] and found.containers.volatile is False
 
 
-def test_each_value_knows_its_line(tmp_path: Path) -> None:
+def test_each_value_has_its_line(tmp_path: Path) -> None:
     path = write(tmp_path, a='\n[server]\nroot = "/a"\n')
     found = load_with_origins(path, {"server.state": "/s"})
     assert found.origin(("server", "root")) == f"{tmp_path}/config.toml.d/a.toml:3"
@@ -65,7 +65,7 @@ def test_each_value_knows_its_line(tmp_path: Path) -> None:
     assert found.origin(("server", "listen")) == "default"
 
 
-def test_lines_of_what_toml_permits() -> None:
+def test_lines_of_all_forms_of_toml() -> None:
     text = '# c\na.b = 1\n[t."x.y"]\nk = """\n[no]\nz = 1\n"""\nl = { m = 1, n = [\n 2 ] }\n[[u]]\nv = 1\n'
     assert lines(text) == {
         ("a", "b"): 2, ("t", "x.y"): 3, ("t", "x.y", "k"): 4, ("t", "x.y", "l", "m"): 8, ("t", "x.y", "l", "n"): 8,
@@ -73,7 +73,7 @@ def test_lines_of_what_toml_permits() -> None:
     }  # fmt: skip
 
 
-def test_without_a_file_drop_ins_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drop_ins_count_without_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, a='[server]\nroot = "/a"\n')
     path.unlink()
     monkeypatch.setattr("cri_server.config.loader.DEFAULT_PATH", path)
@@ -105,16 +105,14 @@ def test_a_wrong_drop_in_is_named_with_its_line(tmp_path: Path) -> None:
         ("[containers]\nrlimits = [\n'a',\n3]", ["x:2: containers.rlimits[1]: expected `str`, got `int`"]),
     ],
 )  # fmt: skip
-def test_problems_say_what_was_probably_meant(
-    tmp_path: Path, text: str, expected: list[str]
-) -> None:
+def test_problems_have_suggestions(tmp_path: Path, text: str, expected: list[str]) -> None:
     path = tmp_path / "x"
     path.write_text(text)
     [source] = read(path, required=True)
     assert [str(error).replace(f"{tmp_path}/", "") for error in problems(source)] == expected
 
 
-def test_what_a_running_server_takes() -> None:
+def test_changes_that_a_running_server_applies() -> None:
     before = Config()
     after = load_from(
         {"server.log_level": "debug", "server.root": "/other", "registry.config_path": "/x"}
@@ -144,7 +142,7 @@ def test_dump_shows_values_and_their_origins(tmp_path: Path) -> None:
     assert load(again, {}) == load(path, {"server.state": "/s"})
 
 
-def test_check_tells_about_each_problem(tmp_path: Path) -> None:
+def test_check_reports_each_problem(tmp_path: Path) -> None:
     path = write(tmp_path, a="[images]\npined = []\npinnd = []\n")
     shown = CliRunner().invoke(command, ["check", str(path)])
     assert shown.exit_code != 0 and shown.output.count("did you mean pinned?") == 2
@@ -153,7 +151,7 @@ def test_check_tells_about_each_problem(tmp_path: Path) -> None:
     assert shown.output == f"{path}: ok\n{tmp_path}/config.toml.d/a.toml: ok\n"
 
 
-def test_check_finds_all_that_is_wrong_at_once(tmp_path: Path) -> None:
+def test_check_reports_all_errors_at_once(tmp_path: Path) -> None:
     """Unknown keys, types, choices, forms of values, and what this machine says, in one go and with
     their lines."""
     path = tmp_path / "config.toml"
@@ -182,7 +180,7 @@ def test_check_finds_all_that_is_wrong_at_once(tmp_path: Path) -> None:
     assert str(shown.exception) == "10 keys or values are wrong"
 
 
-def test_check_finds_what_this_machine_does_not_permit(tmp_path: Path) -> None:
+def test_check_reports_limits_of_this_machine(tmp_path: Path) -> None:
     path = write(tmp_path, a='[containers]\nrlimits = ["nofile=unlimited"]\n')
     shown = CliRunner().invoke(command, ["check", str(path)])
     assert shown.exit_code != 0
@@ -212,7 +210,7 @@ def test_check_finds_what_this_machine_does_not_permit(tmp_path: Path) -> None:
         ("cdi_dirs = ['x']", "containers.cdi_dirs: 'x' is not an absolute path"),
     ],
 )
-def test_files_that_are_named_are_looked_into(tmp_path: Path, setting: str, why: str) -> None:
+def test_check_reads_named_files(tmp_path: Path, setting: str, why: str) -> None:
     path = tmp_path / "config.toml"
     (tmp_path / "x.json").write_text("{}")
     path.write_text(f"[containers]\n{setting}\n".replace("HERE", str(tmp_path)))

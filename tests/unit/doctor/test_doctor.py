@@ -77,7 +77,7 @@ def findings(host: Host) -> dict[str, Finding]:
     return {f.code: f for f in found}
 
 
-def test_a_good_machine(tmp_path: Path) -> None:
+def test_a_good_machine_has_only_fine_findings(tmp_path: Path) -> None:
     host = machine(tmp_path)
     assert findings(host) == {}
     assert len(list(examine.examine(host, CHECKS))) >= len(CHECKS)
@@ -125,7 +125,7 @@ FLAGS = "/var/lib/kubelet/kubeadm-flags.env"
         ({"/var/lib/kubelet/config.yaml": "cgroupDriver: cgroupfs"}, {}, "kubelet-cgroup-driver", Level.WARNING, "cgroupfs"),
     ],
 )  # fmt: skip
-def test_what_can_be_wrong(
+def test_each_problem_has_a_finding(
     tmp_path: Path,
     changes: dict[str, str | None],
     config: dict[str, Any],
@@ -141,7 +141,7 @@ def test_what_can_be_wrong(
     assert {f.code for f in found.values() if f.level == Level.WRONG} <= {code, "cni-plugins"}
 
 
-def test_a_kubelet_that_runs_is_asked_before_its_unit(tmp_path: Path) -> None:
+def test_a_running_kubelet_takes_precedence_over_its_unit(tmp_path: Path) -> None:
     running = {
         "/proc/77/comm": "kubelet\n",
         "/proc/77/cmdline": "/usr/bin/kubelet\0--container-runtime-endpoint=unix:///old\0--container-runtime-endpoint\0unix:///new\0",
@@ -191,7 +191,7 @@ def test_a_check_that_fails_is_a_finding(tmp_path: Path) -> None:
     )
 
 
-def test_at_start_only_what_is_wrong_is_said(
+def test_a_starting_server_logs_only_problems(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     changes: dict[str, str | None] = {

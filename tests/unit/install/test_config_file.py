@@ -13,7 +13,7 @@ from cri_server.install import config_file
 SETTING = re.compile(r"^#(\w+ = .*)$", re.M)
 
 
-def test_as_installed_it_changes_nothing(tmp_path: Path) -> None:
+def test_the_installed_file_changes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(config_file.text())
     assert config.load(file, {}) == config.Config()
@@ -25,7 +25,7 @@ def test_each_comment_shows_the_default(tmp_path: Path) -> None:
     assert config.load(file, {}) == config.Config()
 
 
-def test_every_key_is_there_once_and_explained() -> None:
+def test_every_key_occurs_once_with_an_explanation() -> None:
     tables = msgspec.to_builtins(config.Config())
     tables["runtimes.NAME"] = msgspec.to_builtins(config.model.Runtime())
     named = {f"{table}.{key}" for table, keys in tables.items() for key in keys}
@@ -42,7 +42,7 @@ def test_every_key_is_there_once_and_explained() -> None:
     )
 
 
-def test_the_page_about_it_has_the_same_tables() -> None:
+def test_the_document_has_the_same_tables() -> None:
     page = (Path(__file__).parents[3] / "docs/configure.md").read_text()
     assert config_file.markdown() in page, (
         "put the output of `python -m cri_server.install.config_file` there"

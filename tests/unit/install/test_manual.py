@@ -63,7 +63,7 @@ def test_every_key_is_on_the_configurations_page() -> None:
 
 
 @pytest.mark.parametrize("words", [r"\fBx", ".so /etc/shadow", "'br", "a\\", 'say "x"'])
-def test_text_is_never_a_request_of_roff(words: str) -> None:
+def test_text_is_escaped_for_roff(words: str) -> None:
     group = click.Group("x", help="X.", commands={"y": click.Command("y", help=words)})
     assert words.replace("'", "’").strip("’") in shown(manual.command_page("x", group)).replace(
         "'", "’"
