@@ -80,13 +80,15 @@ def test_again_changes_nothing(root: Path) -> None:
 
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(root: Path) -> None:
     before = listing(root)
-    said = [
+    announced = [
         line.removeprefix("would ")
         for line in run(root, "--dry-run").splitlines()
         if line.startswith("would ")
     ]
     assert listing(root) == before
-    assert [line for line in run(root).splitlines() if "systemd runs" not in line] == said
+    assert [
+        line for line in run(root).splitlines() if "systemd does not run" not in line
+    ] == announced
     installed = listing(root)
     run(root, "--uninstall", "--dry-run")
     assert listing(root) == installed
@@ -119,7 +121,7 @@ def test_plugins_of_others_stay(root: Path) -> None:
     bridge.write_bytes(b"\x7fELF another's")
     dangling.symlink_to("/elsewhere/portmap")
     before = listing(root)
-    assert "keep /opt/cni/bin/bridge: another's" in run(root)
+    assert "keep /opt/cni/bin/bridge: it belongs to another program" in run(root)
     assert listing(root).items() >= before.items()
     run(root, "--uninstall")
     assert listing(root) == before
@@ -128,7 +130,7 @@ def test_plugins_of_others_stay(root: Path) -> None:
 def test_a_plugin_that_another_package_has_replaced_since_stays(root: Path) -> None:
     run(root)
     (root / "opt/cni/bin/bridge").write_bytes(b"\x7fELF another's")
-    assert "keep /opt/cni/bin/bridge: another's" in run(root, "--uninstall")
+    assert "keep /opt/cni/bin/bridge: it belongs to another program" in run(root, "--uninstall")
     assert (root / "opt/cni/bin/bridge").exists() and not (root / "opt/cni/bin/portmap").exists()
 
 
@@ -136,8 +138,10 @@ def test_a_configuration_that_was_changed_stays_until_it_is_purged(root: Path) -
     run(root)
     file = root / "etc/pyrunc/config.toml"
     file.write_text('[server]\nlog_level = "debug"\n')
-    assert "keep /etc/pyrunc/config.toml: it is there" in run(root)
-    assert "keep /etc/pyrunc/config.toml: it was changed since" in run(root, "--uninstall")
+    assert "keep /etc/pyrunc/config.toml: it exists" in run(root)
+    assert "keep /etc/pyrunc/config.toml: it was changed after the installation" in run(
+        root, "--uninstall"
+    )
     assert file.read_text() == '[server]\nlog_level = "debug"\n'
 
 
@@ -177,7 +181,7 @@ def test_nothing_is_taken_back_while_there_are_pods(root: Path) -> None:
     run(root)
     (root / f"run/pyrunc-cri/sandboxes/{64 * 'a'}").mkdir(parents=True)
     installed = listing(root)
-    assert "1 pod is still there: stop kubelet" in run(root, "--uninstall", "--purge", code=1)
+    assert "1 pod of this boot: stop kubelet" in run(root, "--uninstall", "--purge", code=1)
     assert listing(root) == installed
 
 

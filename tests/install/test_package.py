@@ -163,7 +163,7 @@ def test_pods_run_through_an_upgrade_and_a_downgrade(
             refused = machine.run("apt-get remove -y pyrunc", check=False)
             assert (
                 refused.returncode
-                and "1 pod is still there: stop kubelet" in refused.stdout + refused.stderr
+                and "1 pod of this boot: stop kubelet" in refused.stdout + refused.stderr
             )
             assert (
                 "install ok installed"

@@ -125,7 +125,7 @@ def test_the_docs_find_out_why_a_pod_is_slow(node: Newcomer) -> None:
 
 
 def test_remove_is_refused_while_there_are_pods(node: Newcomer) -> None:
-    with pytest.raises(RuntimeError, match=r"still there: stop kubelet"):
+    with pytest.raises(RuntimeError, match=r"of this boot: stop kubelet"):
         node.types("apt-get remove -y pyrunc")
     assert "active" in node.types("systemctl is-active pyrunc-cri; pyrunc-cri ps -q")
 

@@ -35,7 +35,7 @@ FILTERS = {
 
 @functools.cache
 def _grammar() -> tuple[re.Pattern[str], ...]:
-    """Compile the forms of a selector's part: set, equality, existence. Cached, because most calls
+    """Compile the patterns of a requirement: set, equality, existence. Cached, because most calls
     have no selector."""
     return (
         re.compile(r"([^\s!=,()]+)\s+(in|notin)\s*\(([^()]*)\)"),

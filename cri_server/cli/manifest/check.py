@@ -271,7 +271,9 @@ def _profile(profile: Profile | None, path: str) -> None:
     if profile is None:
         return
     if (profile.type == "Localhost") != bool(profile.localhost_profile):
-        raise InvalidSpec(f"{path}.localhostProfile", "must be set for type Localhost only")
+        raise InvalidSpec(
+            f"{path}.localhostProfile", "is required with type Localhost and forbidden with others"
+        )
     sub_path(profile.localhost_profile, f"{path}.localhostProfile")
 
 

@@ -248,7 +248,7 @@ CONTAINER: dict[str, Any] = FULL["spec"]["containers"][0]
         ("spec.containers.0.resources.requests.cpu", 2, "requests.cpu: 2 is more than the limit of 1"),
         ("spec.containers.0.securityContext", {"privileged": True, "allowPrivilegeEscalation": False}, "cannot be false for a privileged container"),
         ("spec.containers.0.securityContext.runAsUser", -1, "securityContext.runAsUser: -1 is not in 0..2147483647"),
-        ("spec.securityContext.seccompProfile", {"type": "Localhost"}, "seccompProfile.localhostProfile: must be set for type Localhost"),
+        ("spec.securityContext.seccompProfile", {"type": "Localhost"}, "seccompProfile.localhostProfile: is required with type Localhost"),
         ("spec.securityContext.sysctls.0.name", "../x", "sysctls[0].name: '../x' is not a sysctl"),
         ("spec.hostname", "a.b", "spec.hostname: 'a.b' is not a host's name"),
         ("spec.dnsConfig.nameservers", ["x"], "spec.dnsConfig.nameservers[0]: 'x' is not an IP address"),
