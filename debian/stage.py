@@ -46,7 +46,7 @@ def main(staged: Path) -> None:
     write(DEBIAN / "pyrunc.substvars", substitutions())
 
 
-def programs(staged: Path, place: entry.Place) -> None:
+def programs(staged: Path, place: entry.ProgramPlace) -> None:
     """Write the programs. `pyrunc` is compiled; it falls back to the script, but a package without
     it is not built."""
     text = entry.script(place.python, place.searched)
@@ -60,7 +60,7 @@ def programs(staged: Path, place: entry.Place) -> None:
         sys.exit("the program pyrunc needs cc and Python's static library (python3-dev)")
 
 
-def plugins(staged: Path, place: entry.Place) -> None:
+def plugins(staged: Path, place: entry.ProgramPlace) -> None:
     """Write the CNI plugins into the package's own folder, because the package kubernetes-cni has
     files of the same names in /opt/cni/bin."""
     path = [library(), f"{library()}/lib-dynload", *place.searched]

@@ -18,7 +18,7 @@ from cri_server.checkpoints import layer, names
 from cri_server.checkpoints.options import OPTIONS
 from pyrunc import atomic_file
 from pyrunc.checkpoint.checkpoint import Choices, Dump, checkpoint
-from pyrunc.compile.descriptors import Descriptors
+from pyrunc.compile.descriptors import NamedDescriptors
 from pyrunc.compile.image_mount import open_image
 from pyrunc.compile.sources import Overlay, open_overlay
 from pyrunc.container import state as states
@@ -174,7 +174,7 @@ def _open_lower(rootfs: Overlay, held: Mapping[str, int]) -> int:
     """The image's tree without the writable layer."""
     if rootfs.image is not None:
         return open_image(rootfs.image, held)
-    with Descriptors() as descriptors:
+    with NamedDescriptors() as descriptors:
         return open_overlay(Overlay(rootfs.lower), Linux(), descriptors)
 
 

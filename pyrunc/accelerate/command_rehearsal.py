@@ -17,7 +17,7 @@ import sys
 from pyrunc import jsontext
 from pyrunc.cli.fast import run
 from pyrunc.compile.container import compile_container
-from pyrunc.compile.descriptors import Descriptors
+from pyrunc.compile.descriptors import NamedDescriptors
 from pyrunc.container import state as states
 from pyrunc.container.bundle import CreateOptions, create_request, load, make
 from pyrunc.container.create import Created
@@ -25,7 +25,7 @@ from pyrunc.errors import Error
 from pyrunc.kernel.process import alive_since
 from pyrunc.plan.build import build
 from pyrunc.plan.lower import lower
-from pyrunc.plan.model import Host, RootfsFacts
+from pyrunc.plan.model import HostFacts, RootfsFacts
 from pyrunc.spec.check import check
 from pyrunc.spec.default import default
 from pyrunc.spec.parse import parse
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 ROUNDS = 10  # a function's code is specialised from its eighth call on
 NAME = "rehearsal"
-HOST = Host((1 << 41) - 1, 40)
+HOST = HostFacts((1 << 41) - 1, 40)
 NO_GROUP = {"path": f"/{NAME}", "driver": "cgroupfs"}
 
 
@@ -127,7 +127,7 @@ def _this_process(state: states.State, bundle: Bundle, options: CreateOptions) -
     """Record this process as the container's. Its program is compiled, as far as our rights
     allow."""
     try:
-        with Undo() as undo, Descriptors() as descriptors:
+        with Undo() as undo, NamedDescriptors() as descriptors:
             compile_container(create_request(state, bundle, options), descriptors, undo)
     except (Error, OSError):
         # The container's root is mounted detached, which may be refused while a package is

@@ -1,7 +1,7 @@
 """Converts OCI `linux.resources` to the contents of cgroup v2 files: pure; the list's order is
 the order of the writes.
 
-A `Setting` is one write(2). Where a new content depends on the old one (a quota without a period
+A `CgroupSetting` is one write(2). Where a content depends on the old one (a quota without a period
 keeps the period) the caller passes a function that reads the group's file. Swap is written before
 the limit, cpu.idle before the weight, `unified` last, verbatim. Sources: runtime-spec
 config-linux.md; the shares formula is runc's of 2025 (1024 shares are the default weight 100).
@@ -30,7 +30,7 @@ CORE_LIMITS = ("cgroup.max.depth", "cgroup.max.descendants", "cgroup.pressure")
 V1_ONLY_MEMORY = ("kernel", "kernelTCP", "swappiness", "disableOOMKiller", "useHierarchy")
 
 
-class Setting:
+class CgroupSetting:
     """`content` for `file`. `dispensable`: without the file there is nothing to limit, so a
     missing file is no error."""
 
@@ -48,7 +48,7 @@ class Setting:
         return f"Setting({self.file!r}, {self.content!r}{', True' if self.dispensable else ''})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Setting) and (self.file, self.content, self.dispensable) == (
+        return isinstance(other, CgroupSetting) and (self.file, self.content, self.dispensable) == (
             other.file,
             other.content,
             other.dispensable,
@@ -58,7 +58,7 @@ class Setting:
         return hash((self.file, self.content, self.dispensable))
 
 
-def settings(resources: Mapping[str, Any], read: Reader) -> list[Setting]:
+def settings(resources: Mapping[str, Any], read: Reader) -> list[CgroupSetting]:
     """Return all writes for `resources`. Raises InvalidSpec for contradictions, Unsupported for
     limits that only v1 has."""
     _refuse_v1_only(resources)
@@ -136,21 +136,21 @@ def _refuse_v1_only(resources: Mapping[str, Any]) -> None:
         raise Unsupported("cpu.realtimeRuntime and cpu.realtimePeriod need cgroup v1")
 
 
-def _cpu(cpu: Mapping[str, Any], read: Reader) -> Iterator[Setting]:
+def _cpu(cpu: Mapping[str, Any], read: Reader) -> Iterator[CgroupSetting]:
     shares = int(cpu.get("shares") or 0)
     if cpu.get("idle") is not None:
-        yield Setting("cpu.idle", str(int(cpu["idle"])), dispensable=not cpu["idle"])
+        yield CgroupSetting("cpu.idle", str(int(cpu["idle"])), dispensable=not cpu["idle"])
     if shares:
-        yield Setting(
+        yield CgroupSetting(
             "cpu.weight", str(weight(shares)), dispensable=weight(shares) == DEFAULT_WEIGHT
         )
     if (maximum := _cpu_max(cpu, read)) is not None:
-        yield Setting("cpu.max", maximum, dispensable=maximum.startswith("max"))
+        yield CgroupSetting("cpu.max", maximum, dispensable=maximum.startswith("max"))
     if cpu.get("burst") is not None:
-        yield Setting("cpu.max.burst", str(int(cpu["burst"])), dispensable=not cpu["burst"])
+        yield CgroupSetting("cpu.max.burst", str(int(cpu["burst"])), dispensable=not cpu["burst"])
     for key, file in (("cpus", "cpuset.cpus"), ("mems", "cpuset.mems")):
         if cpu.get(key):
-            yield Setting(file, str(cpu[key]))
+            yield CgroupSetting(file, str(cpu[key]))
 
 
 def _cpu_max(cpu: Mapping[str, Any], read: Reader) -> str | None:
@@ -162,7 +162,7 @@ def _cpu_max(cpu: Mapping[str, Any], read: Reader) -> str | None:
     return f"{amount} {period or old[1]}"
 
 
-def _memory(memory: Mapping[str, Any], read: Reader) -> Iterator[Setting]:
+def _memory(memory: Mapping[str, Any], read: Reader) -> Iterator[CgroupSetting]:
     limit, reservation = int(memory.get("limit") or 0), int(memory.get("reservation") or 0)
     swap = swap_max(memory)
     if limit > 0 and memory.get("checkBeforeUpdate"):
@@ -173,35 +173,37 @@ def _memory(memory: Mapping[str, Any], read: Reader) -> Iterator[Setting]:
                 f"rejecting memory limit {limit} below the usage of {usage}",
             )
     if swap is not None:
-        yield Setting("memory.swap.max", _amount(swap), dispensable=swap in (0, -1))
+        yield CgroupSetting("memory.swap.max", _amount(swap), dispensable=swap in (0, -1))
     if limit:
-        yield Setting("memory.max", _amount(limit), dispensable=limit == -1)
+        yield CgroupSetting("memory.max", _amount(limit), dispensable=limit == -1)
     if reservation:
-        yield Setting("memory.low", _amount(reservation), dispensable=reservation == -1)
+        yield CgroupSetting("memory.low", _amount(reservation), dispensable=reservation == -1)
 
 
-def _pids(pids: Mapping[str, Any]) -> Iterator[Setting]:
+def _pids(pids: Mapping[str, Any]) -> Iterator[CgroupSetting]:
     limit = pids.get("limit")
     # 0 becomes 1, as in systemd: since runtime-spec 1.3 the limit is a pointer, and 0 no longer
     # "unset".
     if limit is not None:
-        yield Setting("pids.max", _amount(int(limit)) if limit else "1", dispensable=limit == -1)
+        yield CgroupSetting(
+            "pids.max", _amount(int(limit)) if limit else "1", dispensable=limit == -1
+        )
 
 
-def _block_io(io: Mapping[str, Any], read: Reader) -> Iterator[Setting]:
+def _block_io(io: Mapping[str, Any], read: Reader) -> Iterator[CgroupSetting]:
     bfq = read("io.bfq.weight") is not None
     if io.get("weight"):
         value = int(io["weight"])
         yield (
-            Setting("io.bfq.weight", str(value))
+            CgroupSetting("io.bfq.weight", str(value))
             if bfq
-            else Setting("io.weight", str(io_weight(value)))
+            else CgroupSetting("io.weight", str(io_weight(value)))
         )
     for device in io.get("weightDevice") or []:
         if device.get("weight"):
             where, value = f"{device['major']}:{device['minor']}", int(device["weight"])
             file, content = ("io.bfq.weight", value) if bfq else ("io.weight", io_weight(value))
-            yield Setting(file, f"{where} {content}")
+            yield CgroupSetting(file, f"{where} {content}")
     for key, word in (
         ("throttleReadBpsDevice", "rbps"),
         ("throttleWriteBpsDevice", "wbps"),
@@ -210,10 +212,12 @@ def _block_io(io: Mapping[str, Any], read: Reader) -> Iterator[Setting]:
     ):
         for device in io.get(key) or []:
             rate = int(device["rate"])
-            yield Setting("io.max", f"{device['major']}:{device['minor']} {word}={rate or 'max'}")
+            yield CgroupSetting(
+                "io.max", f"{device['major']}:{device['minor']} {word}={rate or 'max'}"
+            )
 
 
-def _huge_pages(limits: list[Mapping[str, Any]]) -> Iterator[Setting]:
+def _huge_pages(limits: list[Mapping[str, Any]]) -> Iterator[CgroupSetting]:
     for index, limit in enumerate(limits):
         size = str(limit.get("pageSize", ""))
         if not size or not size.isalnum():
@@ -221,20 +225,20 @@ def _huge_pages(limits: list[Mapping[str, Any]]) -> Iterator[Setting]:
                 f"{RESOURCES}.hugepageLimits[{index}].pageSize", f"not a page size: {size!r}"
             )
         amount = int(limit["limit"])
-        yield Setting(f"hugetlb.{size}.max", str(amount), dispensable=not amount)
-        yield Setting(f"hugetlb.{size}.rsvd.max", str(amount), dispensable=True)
+        yield CgroupSetting(f"hugetlb.{size}.max", str(amount), dispensable=not amount)
+        yield CgroupSetting(f"hugetlb.{size}.rsvd.max", str(amount), dispensable=True)
 
 
-def _rdma(rdma: Mapping[str, Any]) -> Iterator[Setting]:
+def _rdma(rdma: Mapping[str, Any]) -> Iterator[CgroupSetting]:
     for device, limit in rdma.items():
         handles, objects = limit.get("hcaHandles"), limit.get("hcaObjects")
         words = [device]
         words += [f"hca_handle={handles}"] if handles is not None else []
         words += [f"hca_object={objects}"] if objects is not None else []
-        yield Setting("rdma.max", " ".join(words))
+        yield CgroupSetting("rdma.max", " ".join(words))
 
 
-def _unified(unified: Mapping[str, Any]) -> Iterator[Setting]:
+def _unified(unified: Mapping[str, Any]) -> Iterator[CgroupSetting]:
     for file, content in unified.items():
         controller, dot, parameter = file.partition(".")
         if "/" in file or "\0" in file or not controller or not dot or not parameter:
@@ -247,4 +251,4 @@ def _unified(unified: Mapping[str, Any]) -> Iterator[Setting]:
             )
         for line in str(content).split("\n"):
             if line or content == "":
-                yield Setting(file, line)
+                yield CgroupSetting(file, line)

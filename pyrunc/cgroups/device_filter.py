@@ -30,7 +30,7 @@ RESULT, CONTEXT, TYPE, BITS, MAJOR, MINOR = 0, 1, 2, 3, 4, 5
 Instruction = tuple[int, int, int, int, int]  # opcode, destination, source, jump offset, immediate
 
 
-class Rule:
+class DeviceRule:
     """A device rule. `kind`: 0 any, 1 block, 2 character; `major`, `minor`: None for any; `bits`:
     those of ACCESS."""
 
@@ -52,17 +52,19 @@ class Rule:
 
 
 DEFAULTS = (
-    Rule(True, 2, None, None, ACCESS["m"]),
-    Rule(True, 1, None, None, ACCESS["m"]),
-    *(Rule(True, 2, 1, minor, ALL) for minor in (3, 5, 7, 8, 9)),  # null zero full random urandom
-    Rule(True, 2, 5, 0, ALL),  # tty
-    Rule(True, 2, 5, 2, ALL),  # ptmx
-    Rule(True, 2, 136, None, ALL),  # pts/*
-    Rule(True, 2, 10, 200, ALL),  # net/tun
+    DeviceRule(True, 2, None, None, ACCESS["m"]),
+    DeviceRule(True, 1, None, None, ACCESS["m"]),
+    *(
+        DeviceRule(True, 2, 1, minor, ALL) for minor in (3, 5, 7, 8, 9)
+    ),  # null zero full random urandom
+    DeviceRule(True, 2, 5, 0, ALL),  # tty
+    DeviceRule(True, 2, 5, 2, ALL),  # ptmx
+    DeviceRule(True, 2, 136, None, ALL),  # pts/*
+    DeviceRule(True, 2, 10, 200, ALL),  # net/tun
 )
 
 
-def parse(devices: Sequence[Mapping[str, Any]]) -> list[Rule]:
+def parse(devices: Sequence[Mapping[str, Any]]) -> list[DeviceRule]:
     """Parse OCI device rules. A missing type is any, a missing number any. Raises InvalidSpec."""
     rules = []
     for index, device in enumerate(devices):
@@ -74,7 +76,7 @@ def parse(devices: Sequence[Mapping[str, Any]]) -> list[Rule]:
             raise InvalidSpec(f"{where}.access", f"{access!r} is not made of r, w and m")
         bits = sum(ACCESS[letter] for letter in set(access))
         rules.append(
-            Rule(
+            DeviceRule(
                 bool(device.get("allow")),
                 TYPES[kind],
                 _number(device, "major"),
@@ -103,7 +105,7 @@ def program(devices: Sequence[Mapping[str, Any]]) -> bytes:
     )
 
 
-def assemble(rules: Sequence[Rule]) -> list[Instruction]:
+def assemble(rules: Sequence[DeviceRule]) -> list[Instruction]:
     """Return the instructions for `rules`, last rule first; rules before one that matches
     everything are left out."""
     code: list[Instruction] = [
@@ -121,7 +123,7 @@ def assemble(rules: Sequence[Rule]) -> list[Instruction]:
     return code + _answer(0)
 
 
-def _block(rule: Rule) -> list[Instruction]:
+def _block(rule: DeviceRule) -> list[Instruction]:
     """Return the instructions of one rule; a device that it does not match jumps behind the
     block."""
     body: list[Instruction] = []

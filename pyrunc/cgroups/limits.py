@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from pyrunc.cgroups.convert import Setting
+    from pyrunc.cgroups.convert import CgroupSetting
 
 # The beginning of errors about a missing controller, and the reason for which `missing_controllers`
 # decides.
@@ -84,7 +84,7 @@ def _check_choice(missing_controllers: str) -> None:
         raise InvalidArgument(f"missing_controllers is {missing_controllers!r}: one of error, warn")
 
 
-def _write_or_note(directory: str, setting: Setting, missing_controllers: str) -> list[str]:
+def _write_or_note(directory: str, setting: CgroupSetting, missing_controllers: str) -> list[str]:
     try:
         cgroup.write(directory, setting.file, setting.content)
     except KernelError as error:
@@ -104,7 +104,7 @@ def _write_or_note(directory: str, setting: Setting, missing_controllers: str) -
     return []
 
 
-def _missing(directory: str, setting: Setting, missing_controllers: str) -> list[str]:
+def _missing(directory: str, setting: CgroupSetting, missing_controllers: str) -> list[str]:
     """Report a missing file: a warning, or Unsupported."""
     if setting.dispensable:
         return []
@@ -126,7 +126,7 @@ def _burst_after_quota(directory: str, resources: Mapping[str, Any]) -> None:
         cgroup.write(directory, "cpu.max.burst", str(int(burst)))
 
 
-def _restore(directory: str, setting: Setting, content: str | None, error: Exception) -> None:
+def _restore(directory: str, setting: CgroupSetting, content: str | None, error: Exception) -> None:
     if content is None:
         return
     key = setting.content.partition(" ")[0]

@@ -14,7 +14,7 @@ from pyrunc.abi.mount import MS_BIND, MS_REC, MS_SLAVE
 from pyrunc.checkpoint import checkpoint as dumps
 from pyrunc.checkpoint import criu
 from pyrunc.checkpoint import criu_images as images
-from pyrunc.compile.descriptors import Descriptors
+from pyrunc.compile.descriptors import NamedDescriptors
 from pyrunc.compile.rootfs_probe import cgroup_owner
 from pyrunc.container import status as facts
 from pyrunc.container.create import Created
@@ -81,7 +81,7 @@ def restore(
         raise Unsupported("restore needs the machine's root")
     work_path = choices.work_path or state.folder
     streams = _check_images(choices, work_path)
-    with Undo() as undo, Descriptors() as descriptors:
+    with Undo() as undo, NamedDescriptors() as descriptors:
         _own_root(
             state.rootfs
         )  # before folders are opened: CRIU mounts in its own, which must be in its namespace
@@ -189,7 +189,7 @@ def _open_group(
     return group
 
 
-def _open_namespaces(spec: Spec, descriptors: Descriptors) -> None:
+def _open_namespaces(spec: Spec, descriptors: NamedDescriptors) -> None:
     """Those that CRIU takes as descriptors; it opens others by their paths."""
     for kind in ("network", "pid"):
         entry = spec.linux.namespace(kind)
@@ -208,7 +208,8 @@ def _own_root(rootfs: str) -> None:
 
 
 def _make_places(spec: Spec, bundle: str, rootfs: str) -> None:
-    """The folders and files on which CRIU mounts; those inside another mount come back with that."""
+    """The folders and files on which CRIU mounts; those inside another mount come back with
+    that."""
     root = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         made: list[str] = []
@@ -247,7 +248,7 @@ def _make_place(root: int, place: str, is_file: bool) -> None:
         os.close(current)
 
 
-def _numbers(descriptors: Descriptors) -> dict[int, int]:
+def _numbers(descriptors: NamedDescriptors) -> dict[int, int]:
     """CRIU's numbers for what it inherits: images, work, namespaces in their order."""
     return {FIRST_FREE + i: number for i, number in enumerate(descriptors.numbers.values())}
 
@@ -257,7 +258,7 @@ def _options(
     spec: Spec,
     choices: Choices,
     streams: Sequence[str],
-    descriptors: Descriptors,
+    descriptors: NamedDescriptors,
     criu_pid: int,
 ) -> list[tuple[int, Value]]:
     fields: Fields = [

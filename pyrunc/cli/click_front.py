@@ -10,7 +10,7 @@ import click
 
 import pyrunc
 from pyrunc.cli import fast
-from pyrunc.cli.parse import Call
+from pyrunc.cli.parse import CommandLine
 from pyrunc.cli.table import FLAG, GLOBAL, LIST, NUMBER, TRISTATE, VERBS, Option, Verb
 
 FLAGS = (FLAG, TRISTATE)
@@ -32,7 +32,7 @@ def program() -> click.Group:
     return group
 
 
-def run(call: Call) -> int:
+def run(call: CommandLine) -> int:
     """Show help, as runc does also without a verb, or run a verb that is not fast."""
     if call.verb is not None and not call.help:
         return fast.do(call)

@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from pyrunc.cli.log import Log
-    from pyrunc.cli.parse import Call
+    from pyrunc.cli.log import CommandLog
+    from pyrunc.cli.parse import CommandLine
     from pyrunc.container.bundle import Bundle, CreateOptions
     from pyrunc.container.create import Created
-    from pyrunc.container.notify import Proxy
+    from pyrunc.container.notify import NotifyProxy
     from pyrunc.container.state import State
     from pyrunc.plan.model import Plan
 
 SIGTERM = 15
 
 
-def create(call: Call, log: Log) -> int:
+def create(call: CommandLine, log: CommandLog) -> int:
     """Run `create --bundle DIR ID`. Prints nothing, because standard output is the container's."""
     _make(call, log, _create_options(call, start_immediately=False))
     return 0
 
 
-def run(call: Call, log: Log) -> int:
+def run(call: CommandLine, log: CommandLog) -> int:
     """Run `run --bundle DIR ID`; returns 0 with --detach, else the program's exit code."""
     attached = not call.options["detach"]
     if attached and not call.options["no_subreaper"]:
@@ -56,7 +56,7 @@ def run(call: Call, log: Log) -> int:
             delete_on_exit(state, log)
 
 
-def _await_ready(proxy: Proxy, created: Created, attached: bool, log: Log) -> None:
+def _await_ready(proxy: NotifyProxy, created: Created, attached: bool, log: CommandLog) -> None:
     """Report readiness to the service manager: with --detach now, else in a thread beside our
     other work."""
     if not attached:
@@ -74,7 +74,9 @@ def _await_ready(proxy: Proxy, created: Created, attached: bool, log: Log) -> No
     start_new_thread(wait, ())
 
 
-def _make(call: Call, log: Log, create_options: CreateOptions) -> tuple[State, Created]:
+def _make(
+    call: CommandLine, log: CommandLog, create_options: CreateOptions
+) -> tuple[State, Created]:
     from pyrunc.container import bundle as bundles
 
     options = call.options
@@ -94,7 +96,9 @@ def _make(call: Call, log: Log, create_options: CreateOptions) -> tuple[State, C
     )
 
 
-def _create_options(call: Call, start_immediately: bool, attached: bool = False) -> CreateOptions:
+def _create_options(
+    call: CommandLine, start_immediately: bool, attached: bool = False
+) -> CreateOptions:
     from pyrunc.container.bundle import CreateOptions
 
     driver, with_cgroup = _driver(call)
@@ -113,7 +117,7 @@ def _create_options(call: Call, start_immediately: bool, attached: bool = False)
     )
 
 
-def cgroup_options(call: Call) -> CreateOptions:
+def cgroup_options(call: CommandLine) -> CreateOptions:
     """Build the options from the words before the verb alone."""
     from pyrunc.container.bundle import CreateOptions
 
@@ -125,7 +129,7 @@ def cgroup_options(call: Call) -> CreateOptions:
     )
 
 
-def _driver(call: Call) -> tuple[str, bool]:
+def _driver(call: CommandLine) -> tuple[str, bool]:
     """Return the cgroup driver, and whether there is a cgroup at all. Raises InvalidArgument."""
     manager = call.globals["cgroup_manager"]
     if manager not in ("cgroupfs", "systemd", "disabled"):
@@ -159,7 +163,7 @@ def _check_terminal(bundle: Bundle, console_socket: str | None, detached: bool) 
         raise InvalidArgument("cannot use console socket if pyrunc will not detach or allocate tty")
 
 
-def start(call: Call, log: Log) -> int:
+def start(call: CommandLine, log: CommandLog) -> int:
     """Run `start ID`."""
     from pyrunc.container.start import release
 
@@ -184,12 +188,12 @@ def _ready_waiter(state: State) -> Callable[[], object] | None:
     manager = os.environ.get("NOTIFY_SOCKET", "")
     if not manager or not os.path.isdir(f"{state.folder}/notify"):
         return None
-    from pyrunc.container.notify import Proxy
+    from pyrunc.container.notify import NotifyProxy
 
     pidfd = status.open_process(state)
     if pidfd is None:
         return None
-    proxy = Proxy(state.folder, manager)
+    proxy = NotifyProxy(state.folder, manager)
     return lambda: proxy.wait(pidfd, state.pid)
 
 
@@ -204,7 +208,7 @@ def _refuse_start(current: str) -> None:
         raise WrongState(refusals[current])
 
 
-def _poststart(state: State, config: dict[str, Any], log: Log) -> None:
+def _poststart(state: State, config: dict[str, Any], log: CommandLog) -> None:
     """Run the hooks after the program was executed; when one fails the container is destroyed
     (runtime-spec 1.3)."""
     if not (config.get("hooks") or {}).get("poststart"):
@@ -223,7 +227,7 @@ def _poststart(state: State, config: dict[str, Any], log: Log) -> None:
         raise
 
 
-def state(call: Call, log: Log) -> int:
+def state(call: CommandLine, log: CommandLog) -> int:
     """Run `state ID`, which prints a JSON object."""
     container = states.find(states.root_of(call.globals["root"]), call.arguments[0])
     print(_indented(status.report(container)))
@@ -241,7 +245,7 @@ def _indented(document: dict[str, Any], depth: int = 1) -> str:
     return "{\n" + ",\n".join(lines) + "\n" + space[2:] + "}"
 
 
-def kill(call: Call, log: Log) -> int:
+def kill(call: CommandLine, log: CommandLog) -> int:
     """Run `kill ID [SIGNAL]`; the default is TERM."""
     from pyrunc.container import kill as signals
 
@@ -253,7 +257,7 @@ def kill(call: Call, log: Log) -> int:
     return 0
 
 
-def _selected_ids(call: Call, root: str) -> list[str]:
+def _selected_ids(call: CommandLine, root: str) -> list[str]:
     """Return the id, or with --regex those of all containers that the expression matches, as in
     crun."""
     if not call.options["regex"]:
@@ -267,7 +271,7 @@ def _selected_ids(call: Call, root: str) -> list[str]:
     return [name for name in states.ids(root) if expression.search(name)]
 
 
-def delete(call: Call, log: Log) -> int:
+def delete(call: CommandLine, log: CommandLog) -> int:
     """Run `delete [--force] ID`."""
     root = states.root_of(call.globals["root"])
     for name in _selected_ids(call, root):
@@ -275,12 +279,12 @@ def delete(call: Call, log: Log) -> int:
     return 0
 
 
-def delete_on_exit(state: State, log: Log) -> None:
+def delete_on_exit(state: State, log: CommandLog) -> None:
     """Delete the container at the end of `run` and `restore` without --detach."""
     _delete(os.path.dirname(state.folder), state.id, True, log)
 
 
-def _delete(root: str, container_id: str, force: bool, log: Log) -> None:
+def _delete(root: str, container_id: str, force: bool, log: CommandLog) -> None:
     from pyrunc.container.delete import delete as remove
 
     for warning in remove(root, container_id, force):

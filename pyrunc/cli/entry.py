@@ -33,7 +33,7 @@ WRAPPED = ("malloc", "calloc", "realloc", "free")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProgramPlace:
     """The program's place: its interpreter, the folders that are searched after the standard
     library, and the folder of the plain script and the snapshot."""
 
@@ -50,20 +50,20 @@ class Place:
         return os.path.join(self.native, "pyrunc-snapshot")
 
 
-def here() -> Place:
+def here() -> ProgramPlace:
     """Return the place with this interpreter and the modules of this installation."""
     folders = [
         os.path.dirname(PACKAGE),
         sysconfig.get_path("purelib"),
         sysconfig.get_path("platlib"),
     ]
-    return Place(os.path.realpath(sys.executable), tuple(dict.fromkeys(folders)), NATIVE)
+    return ProgramPlace(os.path.realpath(sys.executable), tuple(dict.fromkeys(folders)), NATIVE)
 
 
-def at(library: str) -> Place:
+def at(library: str) -> ProgramPlace:
     """Return the place with this interpreter and all modules in the folder `library`, which need
     not exist here."""
-    return Place(
+    return ProgramPlace(
         os.path.realpath(sys.executable), (library,), os.path.join(library, "pyrunc", "native")
     )
 
@@ -90,7 +90,7 @@ def install(folder: str) -> str:
     return path
 
 
-def _link(path: str, place: Place) -> bool:
+def _link(path: str, place: ProgramPlace) -> bool:
     """Compile the program and take its snapshot; False when this machine cannot."""
     program, snapshot = f"{path}.{os.getpid()}", f"{place.snapshot}.{os.getpid()}"
     try:
@@ -110,7 +110,7 @@ def _link(path: str, place: Place) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class BuildTarget:
     """What the program is compiled with: the compiler and its options, the variables that Python
     was built with (sysconfig), and the root directory that holds Python's headers and libraries,
     or an empty text."""
@@ -129,14 +129,14 @@ class Target:
         return self.path(self.variables["LIBPL"], f"libpython{self.variables['LDVERSION']}.a")
 
 
-def native() -> Target | None:
+def native() -> BuildTarget | None:
     """Return this machine's compiler and Python; None without one of them."""
     compiler = shutil.which("cc")
-    target = Target((compiler or "",), sysconfig.get_config_vars())
+    target = BuildTarget((compiler or "",), sysconfig.get_config_vars())
     return target if compiler is not None and os.path.exists(target.library) else None
 
 
-def compile_program(path: str, place: Place, target: Target | None = None) -> bool:
+def compile_program(path: str, place: ProgramPlace, target: BuildTarget | None = None) -> bool:
     """Compile front.c for `place` against Python's static library into `path`; False when this
     machine cannot."""
     target = target or native()
@@ -174,14 +174,14 @@ def _failure(command: Sequence[str], done: subprocess.CompletedProcess[str]) -> 
     return f"{' '.join(command[:2])}: {end}\n{done.stderr}".rstrip()
 
 
-def _static_if_there(target: Target, option: str) -> str:
+def _static_if_there(target: BuildTarget, option: str) -> str:
     """Return the static archive of zlib or expat, which come with Python's static library, if it
     exists: loaded at each start they take a hundred microseconds."""
     archive = target.path(target.variables["LIBDIR"], f"lib{option[2:]}.a")
     return archive if option in ("-lz", "-lexpat") and os.path.exists(archive) else option
 
 
-def _definitions(place: Place) -> Iterator[str]:
+def _definitions(place: ProgramPlace) -> Iterator[str]:
     library = sysconfig.get_path("stdlib")
     strings = {
         "PYTHON": place.python,

@@ -20,11 +20,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from pyrunc.cli.log import Log
-    from pyrunc.cli.parse import Call
+    from pyrunc.cli.log import CommandLog
+    from pyrunc.cli.parse import CommandLine
     from pyrunc.container.exec import Executed
     from pyrunc.container.state import State
-    from pyrunc.launch.model import Lowered
+    from pyrunc.launch.model import LoweredProgram
     from pyrunc.launch.run import ChildProcess
 
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 NOT_INHERITED: dict[str, Any] = {"env": [], "noNewPrivileges": False}
 
 
-def execute(call: Call, log: Log) -> int:
+def execute(call: CommandLine, log: CommandLog) -> int:
     """Run `exec ID COMMAND...` or `exec --process FILE ID`; returns 0 with --detach, else the
     program's exit code."""
     options = call.options
@@ -72,7 +72,7 @@ def _process_file(path: str | None) -> bytes | None:
 
 
 def _run_stored_program(
-    state: State, pidfd: int, key: bytes | None, log: Log
+    state: State, pidfd: int, key: bytes | None, log: CommandLog
 ) -> ChildProcess | Executed | None:
     if exec_cache is None or key is None:
         return None
@@ -87,7 +87,12 @@ def _run_stored_program(
 
 
 def _compile_and_exec(
-    call: Call, state: State, pidfd: int, process_json: bytes | None, key: bytes | None, log: Log
+    call: CommandLine,
+    state: State,
+    pidfd: int,
+    process_json: bytes | None,
+    key: bytes | None,
+    log: CommandLog,
 ) -> Executed:
     from pyrunc.cli.process import process_from_file, process_from_options
     from pyrunc.compile.exec import ExecRequest, merged
@@ -111,7 +116,7 @@ def _compile_and_exec(
             "cannot allocate tty if pyrunc will detach without setting console socket"
         )
 
-    def store(lowered: Lowered, warnings: tuple[str, ...]) -> None:
+    def store(lowered: LoweredProgram, warnings: tuple[str, ...]) -> None:
         user = spec.linux.namespace("user")
         if key is not None and (user is None or spec.linux.uid_mappings):
             owner = host_id(process.user.uid, spec.linux.uid_mappings)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from pyrunc import debug
-from pyrunc.cli.log import Log, describe_error
-from pyrunc.cli.parse import Call, Misuse, parse
+from pyrunc.cli.log import CommandLog, describe_error
+from pyrunc.cli.parse import CommandLine, Misuse, parse
 from pyrunc.errors import Error, InvalidArgument
 
 TYPE_CHECKING = False
@@ -33,11 +33,11 @@ def run(argv: Sequence[str]) -> int:
     return do(call)
 
 
-def do(call: Call) -> int:
+def do(call: CommandLine) -> int:
     """Run the verb of a parsed command line; all errors are reported here."""
     assert call.verb is not None
     try:
-        log = Log.of(call.globals)
+        log = CommandLog.of(call.globals)
     except (Error, OSError) as error:
         print(describe_error(error), file=sys.stderr)
         return FAILED
@@ -62,10 +62,10 @@ def do(call: Call) -> int:
         return EXEC_FAILED if call.verb.name == "exec" else FAILED
 
 
-def _work(name: str) -> Callable[[Call, Log], int]:
+def _work(name: str) -> Callable[[CommandLine, CommandLog], int]:
     module_name, _, function = name.partition(":")
     module = __import__(f"pyrunc.cli.{module_name}", fromlist=[function])
-    work: Callable[[Call, Log], int] = getattr(module, function)
+    work: Callable[[CommandLine, CommandLog], int] = getattr(module, function)
     return work
 
 
@@ -75,7 +75,7 @@ def misuse(error: Misuse) -> int:
     print(f"pyrunc: {error.message}", file=sys.stderr)
     if error.globals is not None and error.globals["log"]:
         try:
-            Log.of(error.globals).record(error.message)
+            CommandLog.of(error.globals).record(error.message)
         except (Error, OSError):
             pass  # it is on stderr already
     verb = f" {error.verb.name}" if error.verb else ""

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from pyrunc.cli.log import Log
-    from pyrunc.cli.parse import Call
+    from pyrunc.cli.log import CommandLog
+    from pyrunc.cli.parse import CommandLine
     from pyrunc.container.state import State
 
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def list(call: Call, log: Log) -> int:
+def list(call: CommandLine, log: CommandLog) -> int:
     """Run `list [--format table|json] [--quiet]`; without --root a missing folder counts as
     empty."""
     from pyrunc.container.list import containers
@@ -51,7 +51,7 @@ def list(call: Call, log: Log) -> int:
     return 0
 
 
-def ps(call: Call, log: Log) -> int:
+def ps(call: CommandLine, log: CommandLog) -> int:
     """Run `ps [--format table|json] ID [ARGUMENTS OF ps]`."""
     _one_of(call.options["format"], ("table", "json"))
     pids = _pids(states.find(states.root_of(call.globals["root"]), call.arguments[0]))
@@ -100,7 +100,7 @@ def _pid_column(header: str) -> int:
     return titles.index("PID")
 
 
-def events(call: Call, log: Log) -> int:
+def events(call: CommandLine, log: CommandLog) -> int:
     """Run `events [--stats] [--interval 5s] ID`, which prints a JSON object per line."""
     from pyrunc.container import stats
 
@@ -123,7 +123,7 @@ def duration_s(text: str) -> float:
     raise InvalidArgument(f"invalid duration {text!r}: use a number with ms, s, m or h")
 
 
-def features(call: Call, log: Log) -> int:
+def features(call: CommandLine, log: CommandLog) -> int:
     """Run `features`, which prints compact JSON; asks only the kernel and libseccomp."""
     from pyrunc.cli import features as table
 
@@ -131,7 +131,7 @@ def features(call: Call, log: Log) -> int:
     return 0
 
 
-def spec(call: Call, log: Log) -> int:
+def spec(call: CommandLine, log: CommandLog) -> int:
     """Run `spec [--bundle DIR] [--rootless]`, which writes config.json, but never over another."""
     import json
 

@@ -44,7 +44,7 @@ def one_line(text: str) -> str:
     return text.replace("\n", "; ").translate(VISIBLE)
 
 
-class Log:
+class CommandLog:
     """A log. `file`: path, or `file:PATH`; empty for stderr. `format`: text or json. `level`:
     empty for the format's default.
 
@@ -71,7 +71,7 @@ class Log:
         return self.level <= LEVELS["debug"]
 
     @classmethod
-    def of(cls, globals: dict[str, Any]) -> Log:
+    def of(cls, globals: dict[str, Any]) -> CommandLog:
         """Return the log for the global options."""
         return cls(
             globals["log"] or "", globals["log_format"], globals["log_level"], globals["debug"]

@@ -9,14 +9,14 @@ from pyrunc.errors import InvalidArgument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pyrunc.cli.log import Log
-    from pyrunc.cli.parse import Call
+    from pyrunc.cli.log import CommandLog
+    from pyrunc.cli.parse import CommandLine
     from pyrunc.container.bundle import Bundle, CreateOptions
     from pyrunc.container.create import Created
     from pyrunc.container.state import State
 
 
-def checkpoint(call: Call, log: Log) -> int:
+def checkpoint(call: CommandLine, log: CommandLog) -> int:
     """Run `checkpoint --image-path DIR ID`; the container is destroyed afterwards, except with
     --leave-running."""
     from pyrunc.checkpoint.checkpoint import Choices, Dump
@@ -42,7 +42,7 @@ def checkpoint(call: Call, log: Log) -> int:
     return 0
 
 
-def restore(call: Call, log: Log) -> int:
+def restore(call: CommandLine, log: CommandLog) -> int:
     """Run `restore --bundle DIR --image-path DIR ID`; returns 0 with --detach, else the
     program's exit code."""
     from pyrunc.checkpoint.checkpoint import Choices

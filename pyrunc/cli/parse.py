@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TRUE, FALSE = ("1", "t", "T", "true", "TRUE", "True"), ("0", "f", "F", "false", "FALSE", "False")
 
 
-class Call:
+class CommandLine:
     """A parsed command line. `verb` is None without one; keys are the options' long names with
     underscores."""
 
@@ -49,7 +49,7 @@ class Misuse(InvalidArgument):
         self.globals: dict[str, Any] | None = None
 
 
-def parse(words: Sequence[str]) -> Call:
+def parse(words: Sequence[str]) -> CommandLine:
     """Parse a command line. Raises Misuse, with Go's text where callers look for it (`flag needs
     an argument: -name`)."""
     globals, rest = _options(GLOBAL, words, leading=True, verb=None)
@@ -60,18 +60,18 @@ def parse(words: Sequence[str]) -> Call:
         raise
 
 
-def _parse_verb(globals: dict[str, Any], rest: list[str]) -> Call:
+def _parse_verb(globals: dict[str, Any], rest: list[str]) -> CommandLine:
     if not rest:
-        return Call(globals, None, {}, [])
+        return CommandLine(globals, None, {}, [])
     if rest[0] in ("help", "h"):
         globals["help"], rest = True, rest[1:]
         if not rest:
-            return Call(globals, None, {}, [])
+            return CommandLine(globals, None, {}, [])
     verb = VERBS.get(rest[0])
     if verb is None:
         raise Misuse(f"unknown command {rest[0]!r}")
     options, arguments = _options((*verb.options, HELP), rest[1:], verb.leading, verb)
-    call = Call(globals, verb, options, arguments)
+    call = CommandLine(globals, verb, options, arguments)
     if not call.help:
         _count(verb, arguments)
     return call

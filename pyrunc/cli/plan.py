@@ -12,8 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pyrunc.cli.log import Log
-    from pyrunc.cli.parse import Call
+    from pyrunc.cli.log import CommandLog
+    from pyrunc.cli.parse import CommandLine
     from pyrunc.container.bundle import Bundle
     from pyrunc.plan.model import Plan
 
@@ -21,7 +21,7 @@ DIFFERENT = 1
 COLOURS = {"-": "\x1b[31m", "+": "\x1b[32m", "@": "\x1b[36m"}
 
 
-def plan(call: Call, log: Log) -> int:
+def plan(call: CommandLine, log: CommandLog) -> int:
     """Run `plan [BUNDLE]`, which prints what `create` would do, one line per operation; as JSON,
     a list of these lines.
 
@@ -102,7 +102,7 @@ def _coloured(line: str) -> str:
     return f"{COLOURS[line[0]]}{line}\x1b[0m"
 
 
-def why(call: Call, log: Log) -> int:
+def why(call: CommandLine, log: CommandLog) -> int:
     """Run `why [BUNDLE]`, which prints each line of the plan with its places in config.json."""
     from pyrunc.cli.why import causes
     from pyrunc.container import bundle as bundles

@@ -13,11 +13,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from pyrunc.cli.log import Log
-    from pyrunc.cli.parse import Call
+    from pyrunc.cli.log import CommandLog
+    from pyrunc.cli.parse import CommandLine
 
 
-def pause(call: Call, log: Log) -> int:
+def pause(call: CommandLine, log: CommandLog) -> int:
     """Run `pause ID`."""
     from pyrunc.container.pause import pause as freeze
 
@@ -27,7 +27,7 @@ def pause(call: Call, log: Log) -> int:
     return 0
 
 
-def resume(call: Call, log: Log) -> int:
+def resume(call: CommandLine, log: CommandLog) -> int:
     """Run `resume ID`."""
     from pyrunc.container.resume import resume as thaw
 
@@ -37,7 +37,7 @@ def resume(call: Call, log: Log) -> int:
     return 0
 
 
-def update(call: Call, log: Log) -> int:
+def update(call: CommandLine, log: CommandLog) -> int:
     """Run `update --resources FILE ID`, or with a flag per limit; with a file all flags are
     ignored."""
     from pyrunc.container import update as limits

@@ -15,7 +15,7 @@ from pyrunc import debug
 from pyrunc.compile import host, rootfs_probe
 from pyrunc.compile.descriptors import (
     CgroupChoice,
-    Descriptors,
+    NamedDescriptors,
     compiled_filter,
     filter_devices,
     open_cgroup,
@@ -31,7 +31,7 @@ from pyrunc.launch.model import Launch
 from pyrunc.launch.null import is_null
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
-from pyrunc.plan.parent import HOOK_STATE, HOOK_STDERR, Parent
+from pyrunc.plan.parent import HOOK_STATE, HOOK_STDERR, ParentOptions
 from pyrunc.spec.check import check
 from pyrunc.spec.value import Value
 from pyrunc.timings import Timings
@@ -65,7 +65,7 @@ class CreateRequest(Value):
     which the caller closes: their paths are not looked up again. Binds that the container's process
     makes need no descriptor. `start_immediately`: return when the program was executed; else the
     process waits on `<state_dir>/start.sock`. `record`: puts the process into the container's state
-    on disk as soon as it exists. `attached`: see `plan.parent.Parent`. `preserve_fds`: numbers of
+    on disk as soon as it exists. `attached`: see `plan.parent`. `preserve_fds`: numbers of
     the caller that become 3, 4, …. `cgroup` None: stay in the caller's; `made_cgroup`: it exists.
     `mount_namespace`: path of the mount namespace in which a pause process attached the mounts of
     `mount_fds`, for kernels that cannot clone them detached. `images`: mounts of images that the
@@ -104,7 +104,7 @@ class CreateRequest(Value):
     timed: bool = False
 
 
-class Compiled(Value):
+class CompiledLaunch(Value):
     """A launch and its plan. `warnings` are lines for a person."""
 
     launch: Launch
@@ -113,8 +113,8 @@ class Compiled(Value):
 
 
 def compile_container(
-    request: CreateRequest, descriptors: Descriptors, undo: Undo, parts: Timings | None = None
-) -> Compiled:
+    request: CreateRequest, descriptors: NamedDescriptors, undo: Undo, parts: Timings | None = None
+) -> CompiledLaunch:
     """Compile the launch of the container's first process. `descriptors` gets its descriptors;
     cgroup and start socket are pushed on `undo`. Raises InvalidSpec, KernelError."""
     parts = parts or Timings()
@@ -163,10 +163,10 @@ def compile_container(
         annotations=spec.annotations,
         cgroup=cgroup,
     )
-    return Compiled(launch, plan, (*warnings, *plan.warnings))
+    return CompiledLaunch(launch, plan, (*warnings, *plan.warnings))
 
 
-def _probe(request: CreateRequest, descriptors: Descriptors) -> RootfsFacts:
+def _probe(request: CreateRequest, descriptors: NamedDescriptors) -> RootfsFacts:
     """Open the root and the sources, and collect facts about the root's files."""
     spec = request.spec
     open_root(request, descriptors)
@@ -193,7 +193,7 @@ def preview(request: CreateRequest) -> Plan:
     """Return the plan that would be carried out now. Nothing is made; the detached mounts for
     its probe are closed again."""
     check(request.spec)
-    with Descriptors() as descriptors:
+    with NamedDescriptors() as descriptors:
         request = _with_namespaces(request, descriptors)
         rootfs_facts = _probe(request, descriptors)
         load_filter = compiled_filter(request.spec.linux.seccomp, request.seccomp_store)
@@ -217,7 +217,7 @@ def _plan(
     in_cgroup: bool,
 ) -> Plan:
     hooks = request.spec.hooks
-    parent = Parent(
+    parent = ParentOptions(
         record=request.record is not None,
         cgroup_owner=rootfs_probe.cgroup_owner(request.spec) if in_cgroup else None,
         hook_folder=_hook_folder(request) if hooks.create_container else "",
@@ -241,7 +241,7 @@ def _plan(
     )
 
 
-def _with_namespaces(request: CreateRequest, descriptors: Descriptors) -> CreateRequest:
+def _with_namespaces(request: CreateRequest, descriptors: NamedDescriptors) -> CreateRequest:
     """Open the namespaces to join; returns the request with the actual id maps of a joined user
     namespace."""
     spec = request.spec

@@ -13,7 +13,7 @@ from stat import S_ISDIR, S_ISLNK, S_ISREG
 from pyrunc.errors import KernelError
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.kernel.path import open_in_root, open_regular_at
-from pyrunc.plan.mounts import Options, normal
+from pyrunc.plan.mounts import MountOptions, normal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _CHUNK_BYTES = 1 << 30
 def open_copy(mount: Mount, root: int) -> int:
     """Mount the tmpfs of `mount` detached, with the files at its destination beneath `root`.
     Raises KernelError, also when it is too small."""
-    options = list(Options(mount.options).data)
+    options = list(MountOptions(mount.options).data)
     try:
         source = open_in_root(root, normal(mount.destination), _FOLDER & ~os.O_NOFOLLOW)
     except KernelError:

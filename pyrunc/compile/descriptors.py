@@ -38,7 +38,7 @@ class CgroupChoice(Record):
     missing_controllers: str = "error"
 
 
-class Descriptors:
+class NamedDescriptors:
     """Named descriptors that a program inherits; all are closed at the end, because the program
     has copies."""
 
@@ -51,7 +51,7 @@ class Descriptors:
         self.numbers[name] = number
         return number
 
-    def __enter__(self) -> Descriptors:
+    def __enter__(self) -> NamedDescriptors:
         return self
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class Descriptors:
         self.close()
 
 
-def open_namespaces(linux: Linux, descriptors: Descriptors) -> None:
+def open_namespaces(linux: Linux, descriptors: NamedDescriptors) -> None:
     """Open the namespaces with a path, each checked to be of its kind; pinned ones are opened
     later."""
     for entry in linux.namespaces:
@@ -72,7 +72,7 @@ def open_namespaces(linux: Linux, descriptors: Descriptors) -> None:
             descriptors.take(f"namespace:{entry.type}", number)
 
 
-def refuse_settings_of_the_host(spec: Spec, descriptors: Descriptors) -> None:
+def refuse_settings_of_the_host(spec: Spec, descriptors: NamedDescriptors) -> None:
     """Refuse settings, names and links when a joined namespace is the host's own. Raises
     InvalidSpec."""
     for kind, path in settings_by_namespace(spec).items():
@@ -89,7 +89,7 @@ def open_cgroup(
     linux: Linux,
     annotations: Mapping[str, str],
     choice: CgroupChoice | None,
-    descriptors: Descriptors,
+    descriptors: NamedDescriptors,
     undo: Undo,
     *,
     made: Cgroup | None = None,

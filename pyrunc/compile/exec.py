@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from pyrunc.compile import host, rootfs_probe
-from pyrunc.compile.container import Compiled
+from pyrunc.compile.container import CompiledLaunch
 from pyrunc.compile.descriptors import compiled_filter
 from pyrunc.compile.idmaps import maps_of_process
 from pyrunc.launch.model import Launch
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from pyrunc.cgroups.group import Cgroup
-    from pyrunc.compile.descriptors import Descriptors
+    from pyrunc.compile.descriptors import NamedDescriptors
     from pyrunc.spec.model import Process, Spec
 
 
@@ -35,7 +35,7 @@ class ExecRequest(Value):
 
     `pidfd` -1: the launching process adds it, as the descriptor `container`. `cgroup` None: stay in
     the caller's. The caller closes `stdio`, which a terminal replaces. `id` and `bundle` are sent
-    to a seccomp agent; `id` names the group of intelRdt, too. `attached`: see `plan.parent.Parent`.
+    to a seccomp agent; `id` names the group of intelRdt, too. `attached`: see `plan.parent`.
     `timed`: the program reports when each operation is done.
     """
 
@@ -92,7 +92,7 @@ _INHERITED = (
 )
 
 
-def compile_exec(request: ExecRequest, descriptors: Descriptors) -> Compiled:
+def compile_exec(request: ExecRequest, descriptors: NamedDescriptors) -> CompiledLaunch:
     """Compile the launch of the process. Raises InvalidSpec, KernelError; WrongState when the
     container's group is gone."""
     spec, process = request.spec, request.process
@@ -136,7 +136,7 @@ def compile_exec(request: ExecRequest, descriptors: Descriptors) -> Compiled:
         container_pid=request.pid,
         cgroup=request.cgroup,
     )
-    return Compiled(launch, plan, plan.warnings)
+    return CompiledLaunch(launch, plan, plan.warnings)
 
 
 def _with_maps(spec: Spec, pid: int) -> Spec:

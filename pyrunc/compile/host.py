@@ -16,18 +16,18 @@ from pyrunc.kernel import cgroup
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.kernel.credential import in_user_namespace
 from pyrunc.kernel.mountinfo import mount_points
-from pyrunc.plan.model import Host
+from pyrunc.plan.model import HostFacts
 
 DETACHED_SINCE = (6, 15)
-_host: Host | None = None
+_host: HostFacts | None = None
 
 
-def host() -> Host:
+def host() -> HostFacts:
     """Return the facts; cheap after the first time."""
     global _host
     if _host is None:
         capabilities = _held_capabilities()
-        _host = Host(
+        _host = HostFacts(
             capabilities,
             int(_read("/proc/sys/kernel/cap_last_cap")),
             0,

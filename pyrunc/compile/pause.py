@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 
 from pyrunc.compile import host
-from pyrunc.compile.container import Compiled
+from pyrunc.compile.container import CompiledLaunch
 from pyrunc.compile.descriptors import (
     PINNED,
     CgroupChoice,
-    Descriptors,
+    NamedDescriptors,
     compiled_filter,
     open_cgroup,
     open_namespaces,
@@ -70,14 +70,14 @@ class PauseRequest(RecordFile):
 def compile_pause(
     identifier: str,
     request: PauseRequest,
-    descriptors: Descriptors,
+    descriptors: NamedDescriptors,
     undo: Undo,
     parts: Timings | None = None,
     *,
     mounts: Mapping[str, int] = _NO_MOUNTS,
     made_cgroup: Cgroup | None = None,
     timed: bool = False,
-) -> Compiled:
+) -> CompiledLaunch:
     """Compile the launch of the pause process, with an empty read-only root, no capabilities,
     no_new_privs. `identifier` names its cgroup. `mounts`: folder in it -> a detached mount that
     containers will get clones of; attached only where the kernel needs it. `made_cgroup`: the
@@ -143,7 +143,7 @@ def compile_pause(
         id=identifier,
         cgroup=cgroup,
     )
-    return Compiled(launch, plan, (*warnings, *plan.warnings))
+    return CompiledLaunch(launch, plan, (*warnings, *plan.warnings))
 
 
 def _id_maps(entries: Sequence[Mapping[str, int]]) -> tuple[IdMap, ...]:

@@ -27,7 +27,7 @@ from pyrunc.errors import InvalidSpec, KernelError, Unsupported
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.launch import pinned
 from pyrunc.plan import devices
-from pyrunc.plan.mounts import Options, copies_up, is_bind, is_tree
+from pyrunc.plan.mounts import MountOptions, copies_up, is_bind, is_tree
 from pyrunc.records import Record
 from pyrunc.spec.value import Value
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from pyrunc.compile.container import CreateRequest
-    from pyrunc.compile.descriptors import Descriptors
+    from pyrunc.compile.descriptors import NamedDescriptors
     from pyrunc.spec.model import IdMap, Linux, Mount, Spec
 
 OUR_MOUNTS = "pyrunc:"
@@ -59,7 +59,7 @@ class Overlay(Record):
     image: Image | None = None
 
 
-def open_root(request: CreateRequest, descriptors: Descriptors) -> None:
+def open_root(request: CreateRequest, descriptors: NamedDescriptors) -> None:
     """Open the root as a detached mount, which the container attaches in its own mount
     namespace."""
     rootfs = request.rootfs
@@ -81,7 +81,7 @@ def open_root(request: CreateRequest, descriptors: Descriptors) -> None:
         )
 
 
-def open_overlay(rootfs: Overlay, linux: Linux, descriptors: Descriptors) -> int:
+def open_overlay(rootfs: Overlay, linux: Linux, descriptors: NamedDescriptors) -> int:
     """Mount the overlay detached. In a user namespace the lower layers are mapped, so that files
     of root belong to its root.
 
@@ -110,7 +110,7 @@ def _options(rootfs: Overlay, linux: Linux) -> kernel_mount.Options:
 
 
 def _open_overlay_of_image(
-    rootfs: Overlay, image: Image, request: CreateRequest, descriptors: Descriptors
+    rootfs: Overlay, image: Image, request: CreateRequest, descriptors: NamedDescriptors
 ) -> int:
     """Mount an overlay like `open_overlay`, over the mount of an image."""
     linux = request.spec.linux
@@ -127,7 +127,7 @@ def _open_overlay_of_image(
 
 
 def open_image_volume(
-    image: Image, linux: Linux, images: Mapping[str, int], descriptors: Descriptors
+    image: Image, linux: Linux, images: Mapping[str, int], descriptors: NamedDescriptors
 ) -> int:
     """Mount a mounted image as a volume, detached and read-only (`images` as in
     `image_mount.open_image`); the container cannot change it for others.
@@ -167,7 +167,7 @@ def open_layers(
 
 
 def _open_mapped_overlay(
-    rootfs: Overlay, linux: Linux, descriptors: Descriptors, options: kernel_mount.Options
+    rootfs: Overlay, linux: Linux, descriptors: NamedDescriptors, options: kernel_mount.Options
 ) -> int:
     owner = _user_namespace(linux.uid_mappings, linux.gid_mappings, linux, descriptors)
     layers: list[int] = []
@@ -203,7 +203,7 @@ def overlay_of(mount: Mount) -> Overlay:
     layers: list[str] = []
     writable = {"upperdir": "", "workdir": ""}
     volatile = False
-    for key, value in Options(mount.options).data:
+    for key, value in MountOptions(mount.options).data:
         if key == "lowerdir+":
             layers.append(value or "")
         elif key == "lowerdir":
@@ -238,7 +238,7 @@ def _give_to_root(rootfs: Overlay, linux: Linux) -> None:
 
 
 def _user_namespace(
-    uids: tuple[IdMap, ...], gids: tuple[IdMap, ...], linux: Linux, descriptors: Descriptors
+    uids: tuple[IdMap, ...], gids: tuple[IdMap, ...], linux: Linux, descriptors: NamedDescriptors
 ) -> int:
     """Return a user namespace with this map: the container's when it is joined and has this map,
     else one made for it."""
@@ -277,7 +277,7 @@ def _explain_refusal(path: str) -> str:
 
 
 def open_sources(
-    request: CreateRequest, descriptors: Descriptors, own_binds: Collection[int]
+    request: CreateRequest, descriptors: NamedDescriptors, own_binds: Collection[int]
 ) -> None:
     """Open detached clones of the container's binds, with our rights and in our namespaces,
     except `own_binds`, which its process makes itself."""
@@ -310,7 +310,7 @@ def open_sources(
             _map(number, owner, mount.source, recursive="ridmap" in mount.options)
 
 
-def open_devices(spec: Spec, descriptors: Descriptors) -> None:
+def open_devices(spec: Spec, descriptors: NamedDescriptors) -> None:
     """Make detached mounts of device files for a container whose user namespace may make none:
     nodes of its own, which belong to its users, in place of the host's. Needs Linux 6.15, which
     can clone mounts that are attached nowhere."""

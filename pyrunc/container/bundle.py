@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pyrunc.compile.container import CreateRequest
     from pyrunc.container.create import Created
-    from pyrunc.container.notify import Proxy
+    from pyrunc.container.notify import NotifyProxy
     from pyrunc.launch.run import ChildProcess
     from pyrunc.plan.model import Plan
     from pyrunc.spec.model import Hooks, Spec
@@ -104,7 +104,7 @@ class CreateOptions:
         self.start_immediately = start_immediately
         self.pivot, self.notify, self.trace = pivot, notify, trace
         self.attached, self.activated = attached, activated
-        self.proxy: Proxy | None = None
+        self.proxy: NotifyProxy | None = None
 
 
 def make(
@@ -228,7 +228,7 @@ def create_request(state: State, bundle: Bundle, create_options: CreateOptions) 
 
         spec = notify.with_socket(spec, state.folder)
         if create_options.start_immediately:
-            create_options.proxy = notify.Proxy(state.folder, create_options.notify)
+            create_options.proxy = notify.NotifyProxy(state.folder, create_options.notify)
     assert spec.root is not None
     return CreateRequest(
         state.id,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 from pyrunc.compile.container import compile_container
-from pyrunc.compile.descriptors import Descriptors
+from pyrunc.compile.descriptors import NamedDescriptors
 from pyrunc.launch import run
 from pyrunc.spec.value import Value
 from pyrunc.undo import Undo
@@ -17,7 +17,7 @@ from pyrunc.undo import Undo
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pyrunc.cgroups.group import Cgroup
-    from pyrunc.compile.container import Compiled, CreateRequest
+    from pyrunc.compile.container import CompiledLaunch, CreateRequest
 
 
 class Created(Value):
@@ -38,7 +38,7 @@ def create(request: CreateRequest) -> Created:
     On failure the start socket and the cgroup are removed again, and the process is killed and
     reaped.
     """
-    with Undo() as undo, Descriptors() as descriptors:
+    with Undo() as undo, NamedDescriptors() as descriptors:
         compiled = compile_container(request, descriptors, undo)
         child = _launch(request, compiled, undo)
         undo.commit()
@@ -48,7 +48,7 @@ def create(request: CreateRequest) -> Created:
     )
 
 
-def _launch(request: CreateRequest, compiled: Compiled, undo: Undo) -> run.ChildProcess:
+def _launch(request: CreateRequest, compiled: CompiledLaunch, undo: Undo) -> run.ChildProcess:
     times: list[tuple[str, int]] | None = None if request.trace is None else []
     started_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
     steps = run.first_process_steps(compiled.launch, undo, record=request.record, times=times)

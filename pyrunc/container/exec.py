@@ -3,7 +3,7 @@ the container's cgroup."""
 
 from __future__ import annotations
 
-from pyrunc.compile.descriptors import Descriptors
+from pyrunc.compile.descriptors import NamedDescriptors
 from pyrunc.compile.exec import compile_exec
 from pyrunc.launch import run
 from pyrunc.launch.enter import entering
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyrunc.compile.exec import ExecRequest
-    from pyrunc.launch.model import Lowered
+    from pyrunc.launch.model import LoweredProgram
 
 
 class Executed(Value):
@@ -29,7 +29,7 @@ class Executed(Value):
 
 
 def execute(
-    request: ExecRequest, store: Callable[[Lowered, tuple[str, ...]], object] | None = None
+    request: ExecRequest, store: Callable[[LoweredProgram, tuple[str, ...]], object] | None = None
 ) -> Executed:
     """Run the process; returns when its program was executed. Raises like `create`, WrongState for
     a dead container.
@@ -37,7 +37,7 @@ def execute(
     `store` gets the program and its warnings if it ran without a step of its parent, so that it can
     be used again.
     """
-    with Undo() as undo, Descriptors() as descriptors:
+    with Undo() as undo, NamedDescriptors() as descriptors:
         compiled = compile_exec(request, descriptors)
         launch = compiled.launch
         child, moved = run.drive(entering(launch, undo))

@@ -42,7 +42,7 @@ def with_socket(spec: Spec, state_dir: str) -> Spec:
     return spec.replace(mounts=(*spec.mounts, mount), process=spec.process.replace(env=env))
 
 
-class Proxy:
+class NotifyProxy:
     """The socket of one container; open it before its program runs, and call `wait` after."""
 
     def __init__(self, state_dir: str, host: str) -> None:

@@ -29,7 +29,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ATTRIBUTES = ("security.capability", "system.posix_acl_access", "system.posix_acl_default")
 
 
-class _Folder:
+class _FolderCopy:
     """A folder that is being copied: its descriptor, its copy's, its path beneath the target, and
     the names that are still to be copied."""
 
@@ -61,7 +61,7 @@ def copy_tree(source: int, target: int, tick: Callable[[int], None] = _ignore) -
     need, and with 0 while holes are passed over; it may raise. Raises OSError, KernelError.
     """
     copied: Copied = {}
-    stack = [_Folder(source, target, ".", ".")]
+    stack = [_FolderCopy(source, target, ".", ".")]
     try:
         while stack:
             folder = stack[-1]
@@ -73,7 +73,7 @@ def copy_tree(source: int, target: int, tick: Callable[[int], None] = _ignore) -
             tick(_FILE_BYTES)
             if S_ISDIR(os.lstat(name, dir_fd=folder.source).st_mode):
                 os.mkdir(name, 0o700, dir_fd=folder.copy)
-                stack.append(_Folder(folder.source, folder.copy, name, f"{folder.path}/{name}"))
+                stack.append(_FolderCopy(folder.source, folder.copy, name, f"{folder.path}/{name}"))
             else:
                 _copy(folder, name, target, copied, tick)
     finally:
@@ -82,7 +82,7 @@ def copy_tree(source: int, target: int, tick: Callable[[int], None] = _ignore) -
 
 
 def _copy(
-    folder: _Folder, name: str, target: int, copied: Copied, tick: Callable[[int], None]
+    folder: _FolderCopy, name: str, target: int, copied: Copied, tick: Callable[[int], None]
 ) -> None:
     """Copy an entry that is no folder."""
     status = os.lstat(name, dir_fd=folder.source)
@@ -112,7 +112,7 @@ def _link(target: int, first: str, folder: int, name: str) -> None:
 
 
 def _copy_file(
-    status: os.stat_result, folder: _Folder, name: str, tick: Callable[[int], None]
+    status: os.stat_result, folder: _FolderCopy, name: str, tick: Callable[[int], None]
 ) -> None:
     reading = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.source)
     try:

@@ -36,7 +36,7 @@ RECEIVE_BYTES = 1 << 16
 Attributes = list[tuple[int, bytes]]
 
 
-class Address:
+class LinkAddress:
     """One address of a link, in the form in which the kernel reports and accepts it."""
 
     __slots__ = ("attributes", "family", "flags", "link", "prefix_bits", "scope")
@@ -104,12 +104,12 @@ class Routing:
             attributes.append(_name(name))
         self._ask(RTM_NEWLINK, NLM_F_ACK, _LINK.pack(0, 0, index, flags, mask), attributes, what)
 
-    def addresses(self, index: int) -> list[Address]:
+    def addresses(self, index: int) -> list[LinkAddress]:
         """Return all addresses of the link."""
         answers = self._ask(RTM_GETADDR, NLM_F_DUMP, _ADDRESS.pack(0, 0, 0, 0, 0), [], "addresses")
-        return [a for a in map(Address, answers) if a.link == index]
+        return [a for a in map(LinkAddress, answers) if a.link == index]
 
-    def add_address(self, index: int, address: Address, what: str) -> None:
+    def add_address(self, index: int, address: LinkAddress, what: str) -> None:
         """Add an address, of this or another namespace's link, to the link."""
         header = _ADDRESS.pack(
             address.family, address.prefix_bits, address.flags & 0xFF, address.scope, index

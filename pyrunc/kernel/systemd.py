@@ -28,7 +28,7 @@ UNIT_EXISTS, NO_SUCH_UNIT = f"{NAME}.UnitExists", f"{NAME}.NoSuchUnit"
 CALL_TIMEOUT_S, JOB_TIMEOUT_S = 25.0, 30.0
 
 
-class Refused(PeerError):
+class SystemdRefused(PeerError):
     """systemd answered a call with an error; `name` is its D-Bus name."""
 
     def __init__(self, call: str, name: str, text: str) -> None:
@@ -68,7 +68,7 @@ class Systemd:
         body: tuple[Any, ...] = (unit, REPLACE, list(properties), [])
         try:
             self._job("StartTransientUnit", "ssa(sv)a(sa(sv))", body, unit)
-        except Refused as error:
+        except SystemdRefused as error:
             if error.name != UNIT_EXISTS:
                 raise
             self.reset_failed(unit)
@@ -78,7 +78,7 @@ class Systemd:
         """Stop a unit; returns when its job is done. Does nothing when there is no such unit."""
         try:
             self._job("StopUnit", "ss", (unit, REPLACE), unit)
-        except Refused as error:
+        except SystemdRefused as error:
             if error.name != NO_SUCH_UNIT:
                 raise
 
@@ -86,7 +86,7 @@ class Systemd:
         """Reset a failed unit, so that its name is free; does nothing when there is none."""
         try:
             self._call("ResetFailedUnit", "s", (unit,))
-        except Refused as error:
+        except SystemdRefused as error:
             if error.name != NO_SUCH_UNIT:
                 raise
 
@@ -152,7 +152,7 @@ class Systemd:
             raise PeerError(f"the D-Bus connection broke during {method}: {error}") from None
         if reply.header.message_type == MessageType.error:
             name = reply.header.fields.get(HeaderFields.error_name, "")
-            raise Refused(method, str(name), str(reply.body[0]) if reply.body else "")
+            raise SystemdRefused(method, str(name), str(reply.body[0]) if reply.body else "")
         body: tuple[Any, ...] = reply.body
         return body
 

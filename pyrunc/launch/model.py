@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyrunc.plan.model import Step
     from pyrunc.program.model import Program
 
-    class Lowered(Protocol):
+    class LoweredProgram(Protocol):
         """A program with the numbers that its descriptors get and the parent's steps."""
 
         @property
@@ -41,7 +41,7 @@ class Launch(Value):
     that is not the new one. `cgroup`: the process's group; None = ours.
     """
 
-    lowered: Lowered
+    lowered: LoweredProgram
     descriptors: Mapping[str, int]
     stdio: Sequence[int]
     args: Sequence[str] = ("",)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from pyrunc.launch.model import Launch
-    from pyrunc.program.launch import Message, Running
+    from pyrunc.program.launch import LauncherMessage, RunningProgram
     from pyrunc.undo import Undo
 
     Result = TypeVar("Result")
@@ -120,7 +120,7 @@ def launch_steps(
     LookPath when there is no such program, EndedEarly, and what a step of the parent raises.
     """
     running = _spawn(request)
-    parent = Parent(request, running, undo, record, times)
+    parent = ParentSide(request, running, undo, record, times)
     parent.note_time(SPAWNED)
     try:
         while True:
@@ -167,7 +167,7 @@ def first_process_steps(
     return process
 
 
-def _spawn(request: Launch) -> Running:
+def _spawn(request: Launch) -> RunningProgram:
     """Spawn the launcher with the program; it has copies of all descriptors."""
     fds = {number: request.descriptors[name] for name, number in request.lowered.numbers.items()}
     fds |= {3 + i: number for i, number in enumerate(request.preserve_fds)}
@@ -181,14 +181,14 @@ def _spawn(request: Launch) -> Running:
             os.close(null)
 
 
-class Parent:
+class ParentSide:
     """The parent's side of one launch: receives the process's messages and carries out the
     steps."""
 
     def __init__(
         self,
         request: Launch,
-        running: Running,
+        running: RunningProgram,
         undo: Undo,
         record: Recorder | None = None,
         times: Times | None = None,
@@ -198,9 +198,9 @@ class Parent:
         self.ready = False
         self._running, self._times = running, times
         # The launcher reports the pid, and the new process may send its own messages before that.
-        self._early: list[Message] = []
+        self._early: list[LauncherMessage] = []
 
-    def on_message(self, message: Message) -> None:
+    def on_message(self, message: LauncherMessage) -> None:
         """Handle one message of the launcher or the process. Raises Error for an unexpected
         message."""
         if message.tag != DESCRIPTOR:
@@ -251,7 +251,7 @@ class Parent:
         self.undo.push(f"process {pid}", self.process.kill)
         debug.say("process %d exists", pid)
 
-    def _answer(self, message: Message, process: ChildProcess) -> None:
+    def _answer(self, message: LauncherMessage, process: ChildProcess) -> None:
         """Handle a message of the process after it exists, except that it is ready."""
         if message.tag == DESCRIPTOR:
             if len(message.fds) != 1 or process.console_fd is not None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Any, assert_never
 
     from pyrunc.launch.model import Launch
-    from pyrunc.launch.run import ChildProcess, Parent
+    from pyrunc.launch.run import ChildProcess, ParentSide
     from pyrunc.plan.model import Step
 else:
 
@@ -22,7 +22,7 @@ else:
         raise AssertionError(f"no parent can carry out {step!r}")
 
 
-def perform(step: Step, process: ChildProcess, parent: Parent) -> None:
+def perform(step: Step, process: ChildProcess, parent: ParentSide) -> None:
     """Carry out one step. Raises KernelError, InvalidSpec, PeerError for a hook."""
     launch = parent.request
     match step:

@@ -14,7 +14,7 @@ from pyrunc.plan import devices, identity, model, mounts, namespaces, paths
 from pyrunc.plan.parent import (
     HOOK_STATE,
     HOOK_STDERR,
-    Parent,
+    ParentOptions,
     steps_of_exec,
     steps_of_pause,
     steps_of_start,
@@ -29,7 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from pyrunc.plan.model import Host, LoadFilter, Op, Plan, RootfsFacts
+    from pyrunc.plan.model import HostFacts, LoadFilter, Op, Plan, RootfsFacts
     from pyrunc.plan.parent import Steps
     from pyrunc.spec.model import Hook, Linux, Process, Spec
 
@@ -51,7 +51,7 @@ class StartOptions(Value):
 
     load_filter: LoadFilter | None = None
     cgroup: bool = True
-    parent: Parent = Parent()
+    parent: ParentOptions = ParentOptions()
     await_start: bool = False
     keyring: str = ""
     restrict_oom_score_adj: bool = False
@@ -90,7 +90,7 @@ class PauseOptions(Value):
 
 
 def build(
-    spec: Spec, host: Host, facts: RootfsFacts, options: StartOptions = StartOptions()
+    spec: Spec, host: HostFacts, facts: RootfsFacts, options: StartOptions = StartOptions()
 ) -> Plan:
     """Plan a container's start, both sides. Raises InvalidSpec."""
     process, linux, await_start = spec.process, spec.linux, options.await_start
@@ -120,7 +120,7 @@ def build(
 
 
 def build_exec(
-    linux: Linux, process: Process, host: Host, options: ExecOptions = ExecOptions()
+    linux: Linux, process: Process, host: HostFacts, options: ExecOptions = ExecOptions()
 ) -> Plan:
     """Plan a process that joins a container whose configuration holds `linux`, both sides."""
     steps = steps_of_exec(linux, process, options.attached)
@@ -168,7 +168,7 @@ def build_exec(
     return model.Plan(tuple(ops), tuple(warnings))
 
 
-def build_pause(linux: Linux, host: Host, options: PauseOptions = PauseOptions()) -> Plan:
+def build_pause(linux: Linux, host: HostFacts, options: PauseOptions = PauseOptions()) -> Plan:
     """Plan a pod's pause process: the pod's namespaces, an empty read-only root, no rights."""
     steps = steps_of_pause(linux)
     ops: list[Op] = [model.Prepare("pyrunc:pause")]
@@ -245,7 +245,7 @@ def _clone(linux: Linux, cgroup: bool, steps: Steps, pinned: bool) -> list[Op]:
 
 def _root_filesystem(
     spec: Spec,
-    host: Host,
+    host: HostFacts,
     facts: RootfsFacts,
     steps: Steps,
     options: StartOptions,
@@ -309,7 +309,7 @@ def _warn_of_no_mounts(spec: Spec, warnings: list[str]) -> None:
         warnings.append(f"without a mount namespace these are left out: {', '.join(ignored)}")
 
 
-def _settings(spec: Spec, host: Host) -> list[Op]:
+def _settings(spec: Spec, host: HostFacts) -> list[Op]:
     """Plan umask, names, sysctls, read-only and masked paths, memory policy: what still needs
     root's rights."""
     linux, process = spec.linux, spec.process

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pyrunc.plan.model import Host, Op
+    from pyrunc.plan.model import HostFacts, Op
     from pyrunc.spec.model import Mount, Spec
 
 DEFAULT = (
@@ -46,7 +46,7 @@ _FRESH_PTMX = Symlink("/dev/ptmx", "pts/ptmx")
 _CORE = Symlink("/dev/core", "/proc/kcore")
 
 
-def operations(spec: Spec, host: Host, outside: Mapping[str, str] = {}) -> list[Op]:
+def operations(spec: Spec, host: HostFacts, outside: Mapping[str, str] = {}) -> list[Op]:
     """Plan the nodes, then the links. A listed device replaces the default of its path; a listed
     ptmx is left to the link. `outside` has the descriptors of nodes that were made before
     (`made_outside`)."""
@@ -69,7 +69,7 @@ def operations(spec: Spec, host: Host, outside: Mapping[str, str] = {}) -> list[
     return ops
 
 
-def may_make(host: Host) -> bool:
+def may_make(host: HostFacts) -> bool:
     """Tell whether we may make devices: mknod(2) needs the capability in the initial user
     namespace."""
     return bool(host.capabilities >> CAPABILITIES["CAP_MKNOD"] & 1) and not host.in_user_namespace

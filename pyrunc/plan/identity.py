@@ -17,11 +17,11 @@ from pyrunc.spec.check import MEMORY_FLAGS, PERSONALITIES, cpu_list
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pyrunc.plan.model import Host, LoadFilter, Op
+    from pyrunc.plan.model import HostFacts, LoadFilter, Op
     from pyrunc.spec.model import Capabilities, MemoryPolicy, Personality, Process
 
 
-def before(process: Process, host: Host, restrict_oom_score_adj: bool) -> list[Op]:
+def before(process: Process, host: HostFacts, restrict_oom_score_adj: bool) -> list[Op]:
     """Plan what the launcher sets before it clones the process, which inherits it: OOM score and
     label."""
     ops: list[Op] = []
@@ -74,7 +74,7 @@ def scheduling(process: Process, personality: Personality | None) -> list[Op]:
 
 def change(
     process: Process,
-    host: Host,
+    host: HostFacts,
     load_filter: LoadFilter | None,
     in_user_namespace: bool,
     warnings: list[str],
@@ -129,7 +129,7 @@ def environment(process: Process, home: str) -> tuple[str, ...]:
 
 
 def _sets(
-    capabilities: Capabilities, host: Host, warnings: list[str]
+    capabilities: Capabilities, host: HostFacts, warnings: list[str]
 ) -> tuple[tuple[int, ...], model.SetCapabilities]:
     refused: dict[str, None] = {}
     bounding, effective, permitted, inheritable, ambient = (
@@ -163,7 +163,7 @@ def _name(number: int) -> str:
     return next(name for name, bit in CAPABILITIES.items() if bit == number)
 
 
-def _numbers(names: tuple[str, ...], host: Host, refused: dict[str, None]) -> list[int]:
+def _numbers(names: tuple[str, ...], host: HostFacts, refused: dict[str, None]) -> list[int]:
     numbers = []
     for name in dict.fromkeys(names):
         number = CAPABILITIES.get(name)

@@ -578,7 +578,7 @@ class ExecuteDescriptor(Op):
     env: tuple[str, ...]
 
 
-class Host(Value):
+class HostFacts(Value):
     """Facts about the machine and the runtime's own process on which a plan depends.
 
     `clones_detached`: open_tree clones mounts that are attached nowhere; `pinned`: we may not run

@@ -14,7 +14,7 @@ from pyrunc.plan.model import ChangeMount, LabelMount, MountFs, MountTree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pyrunc.plan.model import Host, Op, RootfsFacts
+    from pyrunc.plan.model import HostFacts, Op, RootfsFacts
     from pyrunc.spec.model import Linux, Mount
 
     Data = tuple[tuple[str, str | None], ...]
@@ -91,7 +91,7 @@ PROC_FILES = frozenset(
 )
 
 
-class Options:
+class MountOptions:
     """The options of one mount, sorted."""
 
     __slots__ = (
@@ -137,10 +137,10 @@ class Options:
 
 
 def operations(
-    mount: Mount, index: int, linux: Linux, host: Host, facts: RootfsFacts, warnings: list[str]
+    mount: Mount, index: int, linux: Linux, host: HostFacts, facts: RootfsFacts, warnings: list[str]
 ) -> tuple[Op, ...]:
     """Plan `mounts[index]`, and its label where that needs an operation of its own."""
-    options = Options(mount.options)
+    options = MountOptions(mount.options)
     path = f"mounts[{index}]"
     destination = normal(mount.destination)
     if destination == "/":
@@ -166,7 +166,7 @@ def operations(
 def finishing(mount: Mount) -> Op | None:
     """Plan what comes after everything was put into the mount: a tmpfs, and a mount at /dev,
     become read-only late."""
-    options = Options(mount.options)
+    options = MountOptions(mount.options)
     if not options.set & _RO or options.bind or is_remount(mount):
         return None
     destination = normal(mount.destination)
@@ -220,7 +220,7 @@ def _tree(
     index: int,
     destination: str,
     facts: RootfsFacts,
-    options: Options,
+    options: MountOptions,
     peer: bool,
     warnings: list[str],
 ) -> Op:
@@ -245,13 +245,13 @@ def _tree(
     )
 
 
-def _remount(options: Options, destination: str, path: str) -> Op:
+def _remount(options: MountOptions, destination: str, path: str) -> Op:
     if options.data or options.propagation or options.rset or options.rclear or options.extensions:
         raise InvalidSpec(f"{path}.options", "a remount changes the mount's own flags only")
     return ChangeMount(destination, options.set, options.clear)
 
 
-def _keeps_peers(options: Options, linux: Linux) -> bool:
+def _keeps_peers(options: MountOptions, linux: Linux) -> bool:
     """Tell whether mounts propagate both ways between host and container: when both this mount
     and the root are shared.
 
@@ -270,7 +270,7 @@ def may_be_opened_inside(mount: Mount, linux: Linux) -> bool:
     of the host's mount, because the copy is a slave, nor a slave where the copy is private; not
     /proc, which is another process's there.
     """
-    options, source = Options(mount.options), mount.source
+    options, source = MountOptions(mount.options), mount.source
     private_copy = linux.rootfs_propagation in ("private", "rprivate")
     return (
         is_bind(mount)
@@ -286,7 +286,7 @@ def may_be_opened_inside(mount: Mount, linux: Linux) -> bool:
 
 
 def _filesystem(
-    mount: Mount, destination: str, mode: int | None, options: Options, label: str, path: str
+    mount: Mount, destination: str, mode: int | None, options: MountOptions, label: str, path: str
 ) -> MountFs:
     kind = "cgroup2" if mount.type == "cgroup" else mount.type
     data = [(word, None) for word in SUPERBLOCK if word in mount.options] + [
@@ -314,7 +314,7 @@ def _filesystem(
     )
 
 
-def _cgroup_options(options: Data, linux: Linux, host: Host) -> Data:
+def _cgroup_options(options: Data, linux: Linux, host: HostFacts) -> Data:
     """Return a cgroup2 mount's options. Outside a cgroup namespace of its own a container mounts
     the machine's superblock, whose options a mount replaces: they are repeated, or all
     containers lose `nsdelegate` and `memory_recursiveprot` (Linux, cgroup_get_tree,
@@ -326,7 +326,7 @@ def _cgroup_options(options: Data, linux: Linux, host: Host) -> Data:
     return (*options, *((word, None) for word in host.cgroup_options if word not in names))
 
 
-def _instead(kind: str, linux: Linux, host: Host) -> str:
+def _instead(kind: str, linux: Linux, host: HostFacts) -> str:
     """Return the path to bind instead. A user namespace may make a sysfs or a cgroup2 only of a
     network or cgroup namespace that belongs to it; a joined one need not."""
     owner, place = {"sysfs": ("network", "/sys"), "cgroup2": ("cgroup", host.cgroup_root)}.get(

@@ -35,7 +35,7 @@ HOOK_STATE, HOOK_STDERR = "hook-state", "hook-stderr"
 last hook."""
 
 
-class Parent(Value):
+class ParentOptions(Value):
     """What the runtime does beyond the configuration.
 
     `record`: the container has a state on disk. `cgroup_owner`: the host's uid that gets the
@@ -49,7 +49,7 @@ class Parent(Value):
     attached: bool = False
 
 
-def steps_of_start(spec: Spec, parent: Parent) -> Steps:
+def steps_of_start(spec: Spec, parent: ParentOptions) -> Steps:
     """Return the steps of a container's start by sync point, without points that have none."""
     linux, hooks = spec.linux, spec.hooks
     cloned: list[Step] = [*_id_maps(linux)]
@@ -93,7 +93,7 @@ def steps_of_start(spec: Spec, parent: Parent) -> Steps:
 
 def steps_of_exec(linux: Linux, process: Process, attached: bool = False) -> Steps:
     """Return the steps of a process that enters a container by sync point; `attached` as in
-    `Parent`."""
+    `ParentOptions`."""
     cloned: list[Step] = [model.JoinRdt(linux.intel_rdt)] if linux.intel_rdt else []
     late = [*_limits(linux, process), *_terminal(process, attached)]
     return _non_empty({"cloned": cloned, "before-identity": late, "listener": _listener(linux)})

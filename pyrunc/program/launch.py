@@ -48,7 +48,7 @@ EXIT_REFUSED = 126  # of the launcher, for a program that it does not take
 _executable: tuple[int, int, int] | None = None  # number, device, inode
 
 
-class Message:
+class LauncherMessage:
     """A message of the program: `tag` (see `program.model`), two numbers, and the descriptors
     that came along, which the receiver closes."""
 
@@ -68,7 +68,7 @@ class Message:
         return f"Message({numbers}, extra={self.extra}, fds={self.fds})"
 
 
-class Running:
+class RunningProgram:
     """A launched program. Its owner reaps the launcher (`close` does) and the processes that it
     cloned."""
 
@@ -89,7 +89,7 @@ class Running:
         """Whether a message was read already: `receive` will not read the socket."""
         return bool(self._early) and self._pid_seen
 
-    def receive(self, timeout_s: float | None = None) -> Message | None:
+    def receive(self, timeout_s: float | None = None) -> LauncherMessage | None:
         """Return the next message; None when the other end is closed everywhere (exit or
         execve).
 
@@ -119,14 +119,14 @@ class Running:
                 why = _REFUSALS.get(value, str(value))
                 raise Error(f"the launcher refused the program: {why}, operation {op_index}")
             self._pid_seen = self._pid_seen or tag == PID
-            return Message(tag, op_index, value, extra, fds)
+            return LauncherMessage(tag, op_index, value, extra, fds)
         return None
 
     def _is_from_cloned(self, tag: int, op_index: int) -> bool:
         first = self.program.pid_op
         return first is not None and tag != REFUSED and op_index > first
 
-    def expect(self, tag: int, timeout_s: float | None = None) -> Message:
+    def expect(self, tag: int, timeout_s: float | None = None) -> LauncherMessage:
         """Return the next message, which must have this tag; Error if it has another or the
         program ended without it."""
         message = self.receive(timeout_s)
@@ -169,7 +169,7 @@ class Running:
         self.let_go()
         self.reap_launcher()
 
-    def __enter__(self) -> Running:
+    def __enter__(self) -> RunningProgram:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -249,7 +249,7 @@ def launch(
     stdio: Sequence[int] = (0, 1, 2),
     fds: Mapping[int, int] | None = None,
     env: Mapping[str, str] | None = None,
-) -> Running:
+) -> RunningProgram:
     """Spawn the launcher with this program. `stdio` are three descriptors, `fds` maps numbers
     there to numbers here.
 
@@ -289,7 +289,7 @@ def launch(
     finally:
         theirs.close()
         _fd.close_all(opened)
-    return Running(program, pid, ours)
+    return RunningProgram(program, pid, ours)
 
 
 def executable(lowest: int = 0) -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from pyrunc.seccomp.profile import Profile, Rule
+    from pyrunc.seccomp.profile import SeccompProfile, SeccompRule
 
 # What compiled programs depend on besides the profile: increment it when this file, `stub` or
 # `flatten` changes.
@@ -32,7 +32,7 @@ INSTRUCTION_SIZE_BYTES, MAX_INSTRUCTIONS = 8, 4096
 STORE_LIMIT_FILES = 128
 
 
-class Filter:
+class SeccompFilter:
     """A filter to load: `program` for sock_fprog, `flags` for seccomp(2), with NEW_LISTENER if
     it notifies.
 
@@ -57,10 +57,12 @@ class Filter:
         return bool(self.listener_path)
 
 
-_filters: dict[bytes, Filter | None] = {}
+_filters: dict[bytes, SeccompFilter | None] = {}
 
 
-def compile(seccomp: Mapping[str, Any], arch: str = "", store: str | None = None) -> Filter | None:
+def compile(
+    seccomp: Mapping[str, Any], arch: str = "", store: str | None = None
+) -> SeccompFilter | None:
     """Return the filter of an OCI `linux.seccomp` object for the machine `arch` (uname -m;
     default: this one).
 
@@ -90,7 +92,7 @@ def _key(seccomp: Mapping[str, Any], machine: str) -> bytes:
     return blake2b(GENERATION + machine.encode() + b"\0" + text, digest_size=20).digest()
 
 
-def _make(seccomp: Mapping[str, Any], machine: str, key: bytes, store: str) -> Filter | None:
+def _make(seccomp: Mapping[str, Any], machine: str, key: bytes, store: str) -> SeccompFilter | None:
     profile = profiles.parse(seccomp)
     if profile is None:
         return None
@@ -98,10 +100,10 @@ def _make(seccomp: Mapping[str, Any], machine: str, key: bytes, store: str) -> F
     if program is None:
         program = build(profile, machine)
         _save(store, key, program)
-    return Filter(program, _flags(profile), profile.listener_path, profile.listener_metadata)
+    return SeccompFilter(program, _flags(profile), profile.listener_path, profile.listener_metadata)
 
 
-def build(profile: Profile, machine: str) -> bytes:
+def build(profile: SeccompProfile, machine: str) -> bytes:
     """Compile the program: the stub for newer calls, then libseccomp's program for the rules,
     flattened."""
     from pyrunc.seccomp import stub
@@ -133,7 +135,7 @@ def build(profile: Profile, machine: str) -> bytes:
     return program
 
 
-def _multiplexed(rules: Sequence[Rule]) -> list[Rule]:
+def _multiplexed(rules: Sequence[SeccompRule]) -> list[SeccompRule]:
     """Return the rules for single calls behind socketcall(2), which libseccomp does not apply
     correctly."""
     first = (0, profiles.OPERATORS["SCMP_CMP_EQ"])
@@ -145,7 +147,7 @@ def _multiplexed(rules: Sequence[Rule]) -> list[Rule]:
 
 
 def _compile(
-    default_action: int, rules: Sequence[Rule], architectures: Sequence[int], machine: str
+    default_action: int, rules: Sequence[SeccompRule], architectures: Sequence[int], machine: str
 ) -> bytes:
     """Return libseccomp's program for these rules."""
     from pyrunc.kernel import seccomp as library
@@ -162,7 +164,7 @@ def _compile(
         return compiler.program()
 
 
-def _verdicts(profile: Profile) -> dict[int, int]:
+def _verdicts(profile: SeccompProfile) -> dict[int, int]:
     """Return unconditional rules for calls that libseccomp has no name for, by number."""
     from pyrunc.abi.syscalls_recent import RECENT
     from pyrunc.kernel import seccomp as library
@@ -175,7 +177,7 @@ def _verdicts(profile: Profile) -> dict[int, int]:
     return actions
 
 
-def _highest(profile: Profile, architectures: Sequence[int]) -> dict[int, int]:
+def _highest(profile: SeccompProfile, architectures: Sequence[int]) -> dict[int, int]:
     """Return the highest number that the profile names, per architecture."""
     from pyrunc.kernel import seccomp as library
 
@@ -185,7 +187,7 @@ def _highest(profile: Profile, architectures: Sequence[int]) -> dict[int, int]:
     }
 
 
-def _flags(profile: Profile) -> int:
+def _flags(profile: SeccompProfile) -> int:
     """Return the flags of seccomp(2). TSYNC is dropped: the loading process has one thread."""
     from pyrunc.kernel import seccomp as library
 

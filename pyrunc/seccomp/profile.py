@@ -84,7 +84,7 @@ FLAGS = {
 TSYNC, SPEC_ALLOW, NEW_LISTENER, WAIT_KILLABLE_RECV = 1, 4, 8, 0x20
 
 
-class Rule:
+class SeccompRule:
     """One rule. `conditions`: (argument, comparison, a, b) as libseccomp takes them, which must
     all hold; none: always."""
 
@@ -99,7 +99,7 @@ class Rule:
         return f"Rule({self.name!r}, {self.action:#x}, {self.conditions})"
 
 
-class Profile:
+class SeccompProfile:
     """A checked profile. `names`: every call that it names, also where the rule was dropped
     because it repeats the default.
 
@@ -119,7 +119,7 @@ class Profile:
     def __init__(
         self,
         default_action: int,
-        rules: list[Rule],
+        rules: list[SeccompRule],
         names: frozenset[str],
         architectures: list[int],
         flags: int | None,
@@ -136,7 +136,7 @@ class Profile:
         return bool(self.listener_path)
 
 
-def parse(seccomp: Mapping[str, Any]) -> Profile | None:
+def parse(seccomp: Mapping[str, Any]) -> SeccompProfile | None:
     """Parse the profile; None when it filters nothing (no default action and no rules). Raises
     InvalidSpec."""
     if not seccomp.get("defaultAction") and not seccomp.get("syscalls"):
@@ -150,7 +150,7 @@ def parse(seccomp: Mapping[str, Any]) -> Profile | None:
         )
     rules = _all_rules(seccomp.get("syscalls") or [])
     listener = _listener(seccomp, rules)
-    return Profile(
+    return SeccompProfile(
         default,
         [rule for rule in rules if rule.action != default],
         frozenset(rule.name for rule in rules),
@@ -164,7 +164,7 @@ def parse(seccomp: Mapping[str, Any]) -> Profile | None:
     )
 
 
-def _listener(seccomp: Mapping[str, Any], rules: list[Rule]) -> str:
+def _listener(seccomp: Mapping[str, Any], rules: list[SeccompRule]) -> str:
     path: str = seccomp.get("listenerPath") or ""
     if seccomp.get("listenerMetadata") and not path:
         raise InvalidSpec(f"{WHERE}.listenerMetadata", "needs a listenerPath")
@@ -179,10 +179,10 @@ def _listener(seccomp: Mapping[str, Any], rules: list[Rule]) -> str:
     return path
 
 
-def _all_rules(items: list[Mapping[str, Any]]) -> list[Rule]:
+def _all_rules(items: list[Mapping[str, Any]]) -> list[SeccompRule]:
     """Return all rules; limited, because names times conditions can be many more than the
     object's text is long."""
-    rules: list[Rule] = []
+    rules: list[SeccompRule] = []
     for index, item in enumerate(items):
         for rule in _rules(item, index):
             rules.append(rule)
@@ -191,7 +191,7 @@ def _all_rules(items: list[Mapping[str, Any]]) -> list[Rule]:
     return rules
 
 
-def _rules(item: Mapping[str, Any], index: int) -> Iterator[Rule]:
+def _rules(item: Mapping[str, Any], index: int) -> Iterator[SeccompRule]:
     where = f"{WHERE}.syscalls[{index}]"
     names = item.get("names")
     if not names or not all(isinstance(name, str) and name for name in names):
@@ -202,7 +202,7 @@ def _rules(item: Mapping[str, Any], index: int) -> Iterator[Rule]:
     )
     for name in names:
         for conditions in groups:
-            yield Rule(name, action, conditions)
+            yield SeccompRule(name, action, conditions)
 
 
 def _groups(

@@ -15,7 +15,7 @@ from pyrunc.abi.mount import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOS
 from pyrunc.cgroups import naming
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.compile.container import CreateRequest, compile_container
-from pyrunc.compile.descriptors import Descriptors
+from pyrunc.compile.descriptors import NamedDescriptors
 from pyrunc.compile.exec import ExecRequest, compile_exec, merged
 from pyrunc.compile.pause import PauseRequest, compile_pause
 from pyrunc.compile.sources import Overlay, clone_bind, open_image_volume, open_overlay, open_root
@@ -161,7 +161,7 @@ class ContainerCompiler:
         if file.runtime or file.restore:
             assert prepared is not None
             return self._with_places(prepared)
-        descriptors = Descriptors()
+        descriptors = NamedDescriptors()
         with Undo() as undo:
             undo.push("descriptors", descriptors.close)
             request = self._create_request(spec).replace(made_cgroup=prepared_group(prepared))
@@ -202,7 +202,7 @@ class ContainerCompiler:
         opened: list[int] = []
         attached = ["rootfs"]
         try:
-            with Descriptors() as descriptors:
+            with NamedDescriptors() as descriptors:
                 open_root(request, descriptors)
                 opened.append(os.dup(descriptors.numbers["root"]))
                 for place in self._file.places:
@@ -250,7 +250,7 @@ class PauseCompiler:
         """Compile the pause process; its cgroup exists from here on. Raises Error, OSError."""
         request, parts = self._request, self._parts
         pins: dict[str, int] = {}
-        descriptors = Descriptors()
+        descriptors = NamedDescriptors()
         with Undo() as undo:
             undo.push("descriptors", descriptors.close)
             if request.namespaces.get("ipc") == "new":
@@ -296,7 +296,7 @@ def prepared_group(prepared: Prepared | None) -> Cgroup | None:
     return group
 
 
-def _used(launch: Launch, descriptors: Descriptors) -> list[int]:
+def _used(launch: Launch, descriptors: NamedDescriptors) -> list[int]:
     """The descriptors that the launch's program uses, and those of its hooks; the others are
     closed."""
     used = []
@@ -317,7 +317,7 @@ def _outlives_its_processes(spec: Spec) -> bool:
     return outlives(spec.linux.intel_rdt)
 
 
-def _open_place(place: Place, request: CreateRequest, descriptors: Descriptors) -> int:
+def _open_place(place: Place, request: CreateRequest, descriptors: NamedDescriptors) -> int:
     """Open the mount that is attached at `place`. Raises KernelError, OSError, InvalidArgument."""
     if place.source:
         return _clone_source(place, request)
@@ -373,7 +373,7 @@ def execute(
     if state.pid != pid or state.cgroup is None:
         raise WrongState("the container is not running")
     parts.end("read and parse")
-    descriptors = Descriptors()
+    descriptors = NamedDescriptors()
     with Undo() as undo:
         undo.push("descriptors", descriptors.close)
         compiled = compile_exec(

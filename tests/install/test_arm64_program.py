@@ -51,12 +51,14 @@ def program(root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("arm64")
     shutil.copytree(entry.PACKAGE, folder / "pyrunc", ignore=shutil.ignore_patterns("native"))
     (folder / "pyrunc/native").mkdir()
-    place = entry.Place(f"/usr/bin/{INTERPRETER}", (str(folder),), str(folder / "pyrunc/native"))
+    place = entry.ProgramPlace(
+        f"/usr/bin/{INTERPRETER}", (str(folder),), str(folder / "pyrunc/native")
+    )
     built_with: dict[str, Any] = {}
     data = root / f"usr/lib/{INTERPRETER}/_sysconfigdata__{MULTIARCH}.py"
     exec(data.read_text(), built_with)
     compiler = (f"{MULTIARCH}-gcc", f"--sysroot={root}", f"-I{root}/usr/include/{MULTIARCH}")
-    target = entry.Target(compiler, built_with["build_time_vars"], str(root))
+    target = entry.BuildTarget(compiler, built_with["build_time_vars"], str(root))
     assert entry.compile_program(str(folder / "program"), place, target)
     words = ["qemu-aarch64-static", "-L", str(root), str(folder / "program")]
     subprocess.run([*words, "--write-snapshot", place.snapshot], check=True)

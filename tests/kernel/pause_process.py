@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from pyrunc.compile.descriptors import Descriptors
+from pyrunc.compile.descriptors import NamedDescriptors
 from pyrunc.compile.pause import compile_pause
 from pyrunc.launch import run
 from pyrunc.spec.value import Value
@@ -37,7 +37,7 @@ def hold(
 ) -> PauseProcess:
     """Start the pause process that holds a pod's namespaces. Without `stdio` it has a null
     device of its own."""
-    with Undo() as undo, Descriptors() as descriptors:
+    with Undo() as undo, NamedDescriptors() as descriptors:
         compiled = compile_pause(identifier, request, descriptors, undo, mounts=mounts or {})
         if stdio is None:
             null = descriptors.take("stdio", os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC))

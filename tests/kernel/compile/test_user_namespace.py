@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pyrunc.compile import host as facts
-from pyrunc.compile.descriptors import CgroupChoice, Descriptors
+from pyrunc.compile.descriptors import CgroupChoice, NamedDescriptors
 from pyrunc.compile.pause import PauseRequest
 from pyrunc.compile.sources import Overlay, open_overlay
 from pyrunc.errors import KernelError
@@ -247,7 +247,7 @@ def test_layers_are_mapped_on_every_kernel(
     )
     for kernel in (facts.host(), facts.host().replace(clones_detached=False)):
         monkeypatch.setattr(facts, "_host", kernel)
-        with Descriptors() as descriptors:
+        with NamedDescriptors() as descriptors:
             mount = open_overlay(rootfs, linux, descriptors)
         try:
             for number in range(layers):

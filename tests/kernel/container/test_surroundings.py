@@ -20,7 +20,7 @@ from pyrunc.compile.container import CreateRequest
 from pyrunc.container.create import create
 from pyrunc.errors import KernelError
 from pyrunc.launch import steps
-from pyrunc.launch.run import ChildProcess, Parent
+from pyrunc.launch.run import ChildProcess, ParentSide
 from pyrunc.plan import model
 from tests.kernel.box import Box, finish
 from tests.support.processes import wait_until
@@ -180,7 +180,7 @@ def test_a_caller_that_dies_takes_the_process_with_it(box: Box, tmp_path: Path, 
     def work() -> None:
         perform = steps.perform
 
-        def die(step: model.Step, process: ChildProcess, parent: Parent) -> None:
+        def die(step: model.Step, process: ChildProcess, parent: ParentSide) -> None:
             if not isinstance(step, STEPS[point]):
                 return perform(step, process, parent)
             os.write(writing, str(process.pid).encode())
@@ -210,7 +210,7 @@ def test_a_step_that_fails_undoes_all(
 ) -> None:
     perform = steps.perform
 
-    def fail(step: model.Step, process: ChildProcess, parent: Parent) -> None:
+    def fail(step: model.Step, process: ChildProcess, parent: ParentSide) -> None:
         if not isinstance(step, STEPS[point]):
             return perform(step, process, parent)
         raise KernelError("step", "of the parent", errno.EIO)

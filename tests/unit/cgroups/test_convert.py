@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyrunc.cgroups.convert import Setting, io_weight, settings, swap_max, warnings, weight
+from pyrunc.cgroups.convert import CgroupSetting, io_weight, settings, swap_max, warnings, weight
 from pyrunc.errors import InvalidSpec, Unsupported
 
 
@@ -132,8 +132,8 @@ def test_io_uses_bfq_where_it_is_there() -> None:
 def test_huge_pages_limit_use_and_reservation() -> None:
     writes = settings({"hugepageLimits": [{"pageSize": "2MB", "limit": 0}]}, lambda _: None)
     assert writes == [
-        Setting("hugetlb.2MB.max", "0", True),
-        Setting("hugetlb.2MB.rsvd.max", "0", True),
+        CgroupSetting("hugetlb.2MB.max", "0", True),
+        CgroupSetting("hugetlb.2MB.rsvd.max", "0", True),
     ]
 
 

@@ -45,11 +45,13 @@ def execute(code: list[filter.Instruction], kind: int, major: int, minor: int, b
     raise AssertionError("the program does not end")
 
 
-def matches(rule: filter.Rule, kind: int, major: int, minor: int) -> bool:
+def matches(rule: filter.DeviceRule, kind: int, major: int, minor: int) -> bool:
     return rule.kind in (0, kind) and rule.major in (None, major) and rule.minor in (None, minor)
 
 
-def allowed(rules: Sequence[filter.Rule], kind: int, major: int, minor: int, bits: int) -> bool:
+def allowed(
+    rules: Sequence[filter.DeviceRule], kind: int, major: int, minor: int, bits: int
+) -> bool:
     """Return the rules' decision, in Python: the definition that the program is tested against."""
     for rule in reversed(rules):
         if matches(rule, kind, major, minor):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pyrunc.cli.log import Log, describe_error
+from pyrunc.cli.log import CommandLog, describe_error
 from pyrunc.errors import InvalidArgument, InvalidSpec, KernelError
 
 
@@ -36,7 +36,7 @@ def test_os_errors_name_the_file() -> None:
 def test_a_json_log_holds_one_object_per_failure_and_no_warnings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = Log(str(tmp_path / "log"), "json")
+    log = CommandLog(str(tmp_path / "log"), "json")
     log.warning("nobody asked")
     log.error('say "it" \\ é')
     (line,) = (tmp_path / "log").read_text().splitlines()
@@ -48,10 +48,10 @@ def test_a_json_log_holds_one_object_per_failure_and_no_warnings(
 
 
 def test_warnings_go_where_errors_go(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Log().warning("w")
+    CommandLog().warning("w")
     assert "level=warning" in capsys.readouterr().err
-    Log(level="error").warning("w")
-    Log(str(tmp_path / "log")).warning("w")
+    CommandLog(level="error").warning("w")
+    CommandLog(str(tmp_path / "log")).warning("w")
     assert capsys.readouterr().err == ""
     assert "level=warning" in (tmp_path / "log").read_text()
 
@@ -59,38 +59,38 @@ def test_warnings_go_where_errors_go(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_warning_is_one_line_without_control_characters(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    Log().warning("a\nb\x1b[31m")
+    CommandLog().warning("a\nb\x1b[31m")
     assert 'msg="a; b\\\\x1b[31m"\n' in capsys.readouterr().err
 
 
 def test_debug_turns_warnings_on(tmp_path: Path) -> None:
-    Log(str(tmp_path / "log"), "json", debug=True).warning("w")
+    CommandLog(str(tmp_path / "log"), "json", debug=True).warning("w")
     assert json.loads((tmp_path / "log").read_text())["level"] == "warning"
 
 
 def test_a_text_log_is_appended_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "log"
     file.write_text("before\n")
-    Log(f"file:{file}").error('a "b"')
+    CommandLog(f"file:{file}").error('a "b"')
     assert file.read_text().splitlines()[0] == "before"
     assert file.read_text().splitlines()[1].endswith('level=error msg="a \\"b\\""')
     assert capsys.readouterr().err == 'a "b"\n'
 
 
 def test_without_a_file_the_line_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
-    Log().error("x")
+    CommandLog().error("x")
     assert capsys.readouterr().err.count("x") == 1
 
 
 def test_a_log_that_cannot_be_opened_is_an_error() -> None:
     with pytest.raises(FileNotFoundError):
-        Log("/nowhere/at/all")
+        CommandLog("/nowhere/at/all")
 
 
 def test_an_unwritable_log_still_reports_the_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    Log("/dev/full").error("why")
+    CommandLog("/dev/full").error("why")
     written = capsys.readouterr().err
     assert (
         "cannot write the log '/dev/full': no space left on device" in written and "why" in written
@@ -100,4 +100,4 @@ def test_an_unwritable_log_still_reports_the_error(
 @pytest.mark.parametrize("broken", [{"format": "xml"}, {"level": "loud"}, {"file": "journald:x"}])
 def test_unknown_settings_are_refused(broken: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument):
-        Log(**broken)
+        CommandLog(**broken)

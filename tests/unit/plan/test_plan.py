@@ -16,15 +16,15 @@ from pyrunc.plan import model, mounts
 from pyrunc.plan.identity import environment
 from pyrunc.plan.lower import lower
 from pyrunc.plan.lower_process import candidates
-from pyrunc.plan.model import Host, LoadFilter, Op, Plan, RootfsFacts
-from pyrunc.plan.parent import Parent
+from pyrunc.plan.model import HostFacts, LoadFilter, Op, Plan, RootfsFacts
+from pyrunc.plan.parent import ParentOptions
 from pyrunc.plan.show import LINES, STEP_LINES, line, numbered, show
 from pyrunc.spec.check import cpu_list
 from pyrunc.spec.default import default
 from pyrunc.spec.model import CpuAffinity, Mount, Namespace, Process, Spec
 from pyrunc.spec.parse import parse
 
-HOST = Host(capabilities=(1 << 41) - 1, last_capability=40, oom_score_adj=0)
+HOST = HostFacts(capabilities=(1 << 41) - 1, last_capability=40, oom_score_adj=0)
 
 
 def plan_spec(change: dict[str, Any] | None = None) -> Spec:
@@ -223,7 +223,7 @@ LISTENING = LoadFilter(b"\0" * 8, 8, True)
 
 def test_the_steps_of_the_parent_are_in_the_plan() -> None:
     """Every step that a configuration can demand of the runtime's side, in order."""
-    parent = Parent(record=True, cgroup_owner=100000, hook_folder="/b/rootfs")
+    parent = ParentOptions(record=True, cgroup_owner=100000, hook_folder="/b/rootfs")
     built = plan(EVERYTHING, parent=parent, load_filter=LISTENING)
     steps = [text for number, text in numbered(built) if "." in number]
     assert steps == [
@@ -271,7 +271,7 @@ def test_a_plain_container_asks_nothing_of_its_parent() -> None:
 
 
 def test_a_step_is_shown_before_the_line_that_waits_for_it() -> None:
-    lines = show(plan(EVERYTHING, parent=Parent(record=True))).splitlines()
+    lines = show(plan(EVERYTHING, parent=ParentOptions(record=True))).splitlines()
     at = lines.index("   3  wait for the parent at 'cloned'")
     assert (
         lines[at - 5 : at][0]
@@ -452,7 +452,7 @@ def test_lowering_is_the_same_every_time() -> None:
     ],
 )
 def test_options(options: list[str], expected: tuple[int, int, int, int]) -> None:
-    sorted_options = mounts.Options(tuple(options))
+    sorted_options = mounts.MountOptions(tuple(options))
     assert (
         sorted_options.set,
         sorted_options.clear,
@@ -485,7 +485,7 @@ WORDS = [
 @settings(deadline=None)  # the machine may be busy
 @given(st.lists(st.sampled_from(WORDS), max_size=12))
 def test_the_last_word_wins(options: list[str]) -> None:
-    sorted_options = mounts.Options(tuple(options))
+    sorted_options = mounts.MountOptions(tuple(options))
     for one, other, bit in (
         ("ro", "rw", 1),
         ("nosuid", "suid", 2),
@@ -538,7 +538,7 @@ def test_line_of_a_bind() -> None:
 
 def test_cached_fragments_have_the_lines_of_their_plan() -> None:
     """The same masks at another place of another plan: an error names that plan's line."""
-    longer = plan({"process.terminal": True}, keyring="k", parent=Parent(record=True))
+    longer = plan({"process.terminal": True}, keyring="k", parent=ParentOptions(record=True))
     for built in (plan(), longer, plan()):
         program = lower(built).program
         texts = [program.explain(index) for index in range(len(program))]

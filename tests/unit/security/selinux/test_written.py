@@ -147,9 +147,9 @@ def test_the_overlay(monkeypatch: pytest.MonkeyPatch, on: bool) -> None:
 
 @contextlib.contextmanager
 def sources_descriptors() -> Iterator[Any]:
-    from pyrunc.compile.descriptors import Descriptors
+    from pyrunc.compile.descriptors import NamedDescriptors
 
-    with Descriptors() as found:
+    with NamedDescriptors() as found:
         yield found
 
 
