@@ -44,10 +44,10 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 FETCHES_AT_ONCE = 4
-# that kubelet looks for at the beginning
+# Kubelet recognizes these errors by the beginning of the message.
 PREFIXES = ("RegistryUnavailable: ", "SignatureValidationFailed: ")
-REPORT_BYTES = 16 << 10  # between two reports of how far the pull is
-REPORT_S = 0.05  # between two times that the thread of a download wakes the server's
+REPORT_BYTES = 16 << 10  # received between two progress reports
+REPORT_S = 0.05  # between two times that a download's thread wakes the event loop
 
 
 class Pull:
@@ -76,7 +76,7 @@ class Pull:
         self._rate = Rate()
         self._loop = asyncio.get_running_loop()
         self._fetched = self._total = self._unreported = 0
-        self._downloaded: set[str] = set()  # digests of the blobs that this pull has got
+        self._downloaded: set[str] = set()  # digests of the blobs that this pull has downloaded
 
     async def run(self, platform: Platform | None = None) -> str:
         """Pull the image and return its id. `platform`: pull the image for it instead of this
@@ -105,7 +105,7 @@ class Pull:
         manifest = await self._manifest(registry, target, data, blobs, platform)
         is_index = len(blobs) > 1
         if platform is not None and is_index:
-            # The name of an index means the image that suits this machine, if that is here, too.
+            # An index's name would mean the image for this machine once that is stored, too.
             digest, data = list(blobs.items())[-1]
             media_type = manifests.media_type(data) or manifests.OCI_MANIFEST
             target = Descriptor(media_type, digest, len(data))
@@ -133,7 +133,7 @@ class Pull:
         data = data or await self._read(target.digest)
         if data is not None:
             return target, data
-        target, data = await self._thread(lambda: registry.resolve({}))  # it was removed meanwhile
+        target, data = await self._thread(lambda: registry.resolve({}))  # removed meanwhile
         assert data is not None
         return target, data
 
@@ -330,4 +330,4 @@ class _ByteCounter:
             self._notify(size)
 
 
-CONNECTION_READ_TIMEOUT_S = 3600.0  # the watch ends what hangs, long before
+CONNECTION_READ_TIMEOUT_S = 3600.0  # the watch cancels a stalled pull long before

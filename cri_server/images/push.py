@@ -109,7 +109,7 @@ def _send_blob(
     url = urljoin(begin, location)
     if not location or origin_of(urlsplit(url)) != origin_of(urlsplit(begin)):
         raise PeerError(
-            f"{host.netloc}: it wants the blob sent to another place, which is not done"
+            f"{host.netloc}: it redirects the upload to another server, which is not followed"
         )
     url += ("&" if urlsplit(url).query else "?") + urlencode(
         {"digest": descriptor.digest}, quote_via=quote

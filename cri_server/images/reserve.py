@@ -9,9 +9,9 @@ from pyrunc.errors import ResourceExhausted
 from pyrunc.kernel.full import reason
 
 RESERVE_LIMIT_BYTES = 512 << 20
-BLOCK_BYTES = 4096  # what one byte takes, and a file of none with its inode
+BLOCK_BYTES = 4096  # the smallest allocation; an empty file is charged one for its inode
 _LOOK_BYTES = 1 << 20
-_RESERVED_PART = 50  # one of so many, of bytes and of inodes
+_RESERVED_PART = 50  # the reserve is 1/50 of the bytes and of the inodes
 
 
 class Reserve:
@@ -40,7 +40,8 @@ class Reserve:
         inodes = status.f_files // _RESERVED_PART
         if status.f_files and status.f_favail < inodes + _LOOK_BYTES // BLOCK_BYTES:
             raise ResourceExhausted(
-                f"no inodes left on the file system of {self._folder} ({inodes} are kept for the node)"
+                f"no inodes left on the file system of {self._folder}"
+                f" ({inodes} are reserved for the node)"
             )
 
 
@@ -51,4 +52,6 @@ def reserve_bytes(status: os.statvfs_result) -> int:
 
 def describe_full(status: os.statvfs_result, folder: str) -> str:
     """Say why nothing more is written to the file system of `folder`."""
-    return f"{reason(errno.ENOSPC, folder)} ({reserve_bytes(status)} bytes are kept for the node)"
+    return (
+        f"{reason(errno.ENOSPC, folder)} ({reserve_bytes(status)} bytes are reserved for the node)"
+    )

@@ -47,7 +47,7 @@ __all__ = ["Auth", "FilesystemUsage", "Image", "ImageConfig", "ImageService", "P
 log = logging.getLogger(__name__)
 
 _NAMES_SHOWN = 5
-DROP_TAR_PAGES_S = 30.0  # an image's go at the second time
+DROP_TAR_PAGES_S = 30.0  # interval; an image's pages are dropped at its second one
 Outcome = TypeVar("Outcome")
 
 
@@ -82,10 +82,10 @@ class ImageService:
         self._certs_dirs = tuple(certs_dirs)
         self._no_progress_timeout_s = no_progress_timeout_s
         self._pulls: dict[str, _Running] = {}
-        self.policy = ""  # the file that says which signatures an image needs
+        self.policy = ""  # path of the signature policy, as in containers-policy.json(5)
         self._dropping: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[str]] = set()  # also of pulls that were given up and clean up
-        # of containers that are being made
+        self._tasks: set[asyncio.Task[str]] = set()  # running pulls, also cancelled ones
+        # images of containers that are being created
         self._roots: weakref.WeakSet[Rootfs] = weakref.WeakSet()
 
     def reconfigure(
@@ -112,7 +112,7 @@ class ImageService:
             try:
                 await in_thread(self._store.drop_tar_pages)
             except OSError as error:
-                log.warning("pages of images' tars stay in memory: %s", error)
+                log.warning("could not drop the page cache of images' tars: %s", error)
 
     async def close(self) -> None:
         """Cancel running pulls and wait for them."""
@@ -171,7 +171,7 @@ class ImageService:
             await self._store.collect()
             raise
         if self._store.policy.erofs:
-            await self._store.collect()  # blobs whose tars are here
+            await self._store.collect()  # drops blobs that tars have replaced
         return image_id
 
     async def status(self, reference: str) -> Image | None:
@@ -230,7 +230,7 @@ class ImageService:
                 with store_errors(self._store.root):
                     mount = await in_thread(lambda: self._store.mount(content))
             assert mount is not None
-            if self._store.catalog.content(image_id) is not content:  # it was converted meanwhile
+            if self._store.catalog.content(image_id) is not content:  # converted meanwhile
                 return await self.rootfs(image_id)
             rootfs = Rootfs(image_id, [mount.path], content.config.image, mount)
         self._roots.add(rootfs)
@@ -391,9 +391,8 @@ class ImageService:
             )
 
         try:
-            async with (
-                self._store.loading()
-            ):  # blobs that are made on the way have digests that nobody knows yet
+            # No leases: the digests of layers that are compressed again are not known yet.
+            async with self._store.loading():
                 return await self._at_registry(reference, auth, watch, send)
         finally:
             await self._store.collect()

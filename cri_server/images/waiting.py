@@ -14,8 +14,8 @@ from pyrunc.errors import DeadlineExceeded
 
 Outcome = TypeVar("Outcome")
 _ABANDON_S = 5.0
-# A source that sends less has stalled. A modem of 9,600 bit/s sends 1.2 KiB/s, and at 1 KiB/s a
-# layer of 30 MiB takes more than eight hours, so no pull that is of use is slower.
+# A slower source has stalled. A modem of 9,600 bit/s sends 1.2 KiB/s, and at 1 KiB/s a layer of
+# 30 MiB takes more than eight hours, so no useful pull is slower.
 PROGRESS_BYTES_PER_S = 1 << 10
 
 
@@ -51,7 +51,7 @@ async def in_thread(
         error: BaseException | None = None
         try:
             outcome = function()
-        except StopIteration as stop:  # a future does not take it
+        except StopIteration as stop:  # a future cannot hold a StopIteration
             error = RuntimeError(f"StopIteration: {stop}")
         except BaseException as problem:
             error = problem
@@ -81,7 +81,8 @@ class Watch:
     def __init__(
         self, timeout_s: float, what: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`what`: the work, for the error's message. `clock`: returns seconds, as `time.monotonic`."""
+        """`what`: the work, for the error's message. `clock`: returns seconds, as
+        `time.monotonic`."""
         self._timeout_s, self._what, self._clock = timeout_s, what, clock
         self._last = clock()
         self._pauses = 0

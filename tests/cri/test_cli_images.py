@@ -200,7 +200,7 @@ def test_a_pull_for_another_platform(server: Server, registry: Registry) -> None
     for reference, there in ((name, f"{own}, linux/s390x"), (single, str(own))):
         words = ("--creds", "user:secret", "--platform", "linux/riscv64", reference)
         error = call(server, "pull", *words).error
-        assert f"no image for linux/riscv64; there is {there}" in error
+        assert f"no image for linux/riscv64; available: {there}" in error
     ok(server, "rmi", name, single)
 
 

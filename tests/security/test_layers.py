@@ -277,7 +277,7 @@ def test_one_byte_in_each_block(store: str) -> None:
     tar = raw_tar(("sparse", sparse))
     with small_disk(64 << 20) as disk:
         assert count * 4096 > 64 << 20
-        with pytest.raises(ResourceExhausted, match="bytes are kept for the node"):
+        with pytest.raises(ResourceExhausted, match="bytes are reserved for the node"):
             if store == "unpacked":
                 unpack_bytes(tar, disk)
             else:
@@ -295,7 +295,7 @@ def test_a_disk_that_others_fill_meanwhile(tmp_path: Path) -> None:
     (tmp_path / "blob").write_bytes(tar)
     for number in range(2):
         with small_disk(64 << 20) as disk, open(tmp_path / "blob", "rb") as blob:
-            with pytest.raises(ResourceExhausted, match="bytes are kept for the node"):
+            with pytest.raises(ResourceExhausted, match="bytes are reserved for the node"):
                 if number:
                     unpack_bytes(tar, disk)
                 else:
@@ -310,7 +310,7 @@ def test_inodes_that_run_out(tmp_path: Path) -> None:
     try:
         disk = Path(f"/proc/self/fd/{fd}")
         with pytest.raises(
-            ResourceExhausted, match=r"no inodes left on .*80 are kept for the node"
+            ResourceExhausted, match=r"no inodes left on .*80 are reserved for the node"
         ):
             unpack_bytes(raw_tar(*((str(n), Node()) for n in range(4500))), disk)
         assert os.fstatvfs(fd).f_favail > 4000 // 50
@@ -374,7 +374,7 @@ def test_a_volume_larger_than_the_disk(tmp_path: Path) -> None:
     (tmp_path / "image/data/large").write_bytes(b"x" * (80 << 20))
     with small_disk(64 << 20) as disk:
         volume = MountRequest(api.Mount(container_path="/data"), "/data", str(disk / "volumes/0"))
-        with pytest.raises(ResourceExhausted, match="bytes are kept for the node"):
+        with pytest.raises(ResourceExhausted, match="bytes are reserved for the node"):
             anonymous_volumes.fill([volume], [tmp_path / "image"], lambda: False)
         assert kept(disk)
 
@@ -400,7 +400,7 @@ def test_processor_time_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
             os._exit(0)
     os.close(writing)
     try:
-        assert os.read(reading, 1000) == b"the layers need more than 1 s of processor time"
+        assert os.read(reading, 1000) == b"the layer's job took more than 1 s of processor time"
         assert os.waitpid(pid, 0) == (pid, 0)
     finally:
         os.close(reading)

@@ -24,6 +24,21 @@ PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 BUSYBOX = Path("/bin/busybox")
 BUSYBOX_NAME = "docker.io/library/busybox:latest"
 _TARGET_OF_ALL_APPLETS = "busybox"
+_GROUPS = """\
+root:x:0:
+daemon:x:1:
+bin:x:2:
+www-data:x:33:
+users:x:100:
+nogroup:x:65534:
+"""
+_USERS = """\
+root:x:0:0:root:/root:/bin/sh
+daemon:x:1:1:daemon:/usr/sbin:/bin/false
+bin:x:2:2:bin:/bin:/bin/false
+www-data:x:33:33:www-data:/var/www:/bin/false
+nobody:x:65534:65534:nobody:/home:/bin/false
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +168,8 @@ def busybox(program: Path = BUSYBOX) -> BuiltImage:
         "bin/busybox": Node(content, 0o755),
         "dev": directory(),
         "etc": directory(),
-        "etc/group": "root:x:0:\ndaemon:x:1:\nbin:x:2:\nwww-data:x:33:\nusers:x:100:\nnogroup:x:65534:\n",
-        "etc/passwd": (
-            "root:x:0:0:root:/root:/bin/sh\ndaemon:x:1:1:daemon:/usr/sbin:/bin/false\nbin:x:2:2:bin:/bin:/bin/false\n"
-            "www-data:x:33:33:www-data:/var/www:/bin/false\nnobody:x:65534:65534:nobody:/home:/bin/false\n"
-        ),
+        "etc/group": _GROUPS,
+        "etc/passwd": _USERS,
         "home": directory(uid=65534, gid=65534),
         "proc": directory(),
         "root": directory(0o700),

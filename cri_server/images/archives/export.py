@@ -89,7 +89,7 @@ def _place(digest: str) -> str:
 def _head(name: str, size: int) -> bytes:
     info = tarfile.TarInfo(name)
     info.size, info.mode = size, 0o644
-    return info.tobuf(tarfile.PAX_FORMAT)  # the same but for names of 128 digits
+    return info.tobuf(tarfile.PAX_FORMAT)  # equals ustar unless a name has 128 digits
 
 
 def _padding(size: int) -> bytes:

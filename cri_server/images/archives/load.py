@@ -122,7 +122,7 @@ def open_archive(path: Path) -> Iterator[int]:
     """Open the archive for the block; errors about its content get its name. Raises InvalidArgument
     (not an archive, or a damaged one), KernelError."""
     with kernel_errors("open", f"'{path}'"):
-        # of a named pipe: without waiting for somebody who writes
+        # O_NONBLOCK: a named pipe without a writer must not block.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         os.set_blocking(fd, True)
     try:
@@ -132,9 +132,8 @@ def open_archive(path: Path) -> Iterator[int]:
     except PeerError as error:
         raise InvalidArgument(f"{path}: {error.message}") from None
     except OSError as error:
-        if (
-            error.filename is not None
-        ):  # one of the store's files: only the archive is read by descriptor alone
+        # Errors of the store's files have a file name; the archive is read by descriptor.
+        if error.filename is not None:
             raise
         raise KernelError.of(error, "read", f"'{path}'") from None
     finally:
@@ -191,7 +190,7 @@ def _blob(
         if ingest.size < entry.stored:
             raise BadLayer("the archive is truncated")
         if digest is not None and ingest.digest != digest:
-            raise BadLayer(f"{name} has the content of {ingest.digest}")
+            raise BadLayer(f"{name}: the content has the digest {ingest.digest}")
         return ingest.commit()
 
 
@@ -222,7 +221,7 @@ def _images(blobs: _ArchiveBlobs, archive: _Archive, name: Reference | None) -> 
         raise BadLayer("the archive has no image for this machine")
     if name is not None:
         if len(images) > 1:
-            raise InvalidArgument("a name was given, but the archive has more than one image")
+            raise InvalidArgument("cannot name the image: the archive has more than one")
         images[0].references = [name]
     return images
 
@@ -352,7 +351,7 @@ def _digest(archive: _Archive, name: str) -> str | None:
 def _required_digest(archive: _Archive, name: str) -> str:
     digest = _digest(archive, name)
     if digest is None or not is_digest(digest):
-        raise BadLayer(f"manifest.json names {name[:200]!r}, which the archive does not have")
+        raise BadLayer(f"manifest.json names {name[:200]!r}, which is not in the archive")
     return digest
 
 

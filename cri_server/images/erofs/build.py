@@ -53,9 +53,7 @@ def build(
             merged(layers[number] for number in without_repetitions(chain)), len(tars), uuid
         )
     except MemoryError:
-        raise ResourceExhausted(
-            "the image has more files than there is memory to index them"
-        ) from None
+        raise ResourceExhausted("not enough memory to index the image's files") from None
     for tar in tars:
         tar.complete()
     index.put_devices(

@@ -18,7 +18,7 @@ SUPERBLOCK_OFFSET = 1024
 UUID_BYTES = 16
 TAG_BYTES = 64  # of a device: a sha256 in hex, or half of a sha512
 
-COMPAT_MTIME = 0x2  # inodes have times of modification
+COMPAT_MTIME = 0x2  # inodes have modification times
 INCOMPAT_CHUNKED_FILE = 0x4
 INCOMPAT_DEVICE_TABLE = 0x8
 
@@ -35,7 +35,7 @@ DEVICE_SLOT = Struct("<64sII56x")
 INODE = Struct("<HHHHQIIIIQII16x")
 """i_format, i_xattr_icount, i_mode, unused, i_size, i_u, i_ino, i_uid, i_gid, i_mtime,
 i_mtime_nsec, i_nlink: an extended inode."""
-NID_BITS = 5  # an inode's number is its place after meta_blkaddr, in units of 32 bytes
+NID_BITS = 5  # an inode's number is its offset from meta_blkaddr in units of 32 bytes
 NID_UNIT = 1 << NID_BITS
 
 FLAT_PLAIN, FLAT_INLINE, CHUNK_BASED = 0, 2, 4

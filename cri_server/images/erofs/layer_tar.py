@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 FILE = "tar"
 _TICK_BYTES = 4 << 20
-_WRITEBACK_BYTES = (
-    8 << 20
-)  # the disk works while the next are decoded, so that the sync at the end finds little to do
+# The disk writes while more is decoded, so that the sync at the end has little left to do.
+_WRITEBACK_BYTES = 8 << 20
 
 
 def write_tar(
@@ -58,7 +57,7 @@ def write_tar(
         os.ftruncate(fd, at)
     finally:
         os.close(fd)
-    tick()  # the index can be made from here on
+    tick()  # the index builder may read the tail now
     stream.expect(diff_id)
 
 

@@ -86,11 +86,10 @@ class _Reader:
         self._tick = tick
         self.root = directory()
         self._parents: dict[bytes, tuple[bytes, Node]] = {}  # as written -> (resolved, directory)
-        self._through: dict[
-            int, list[bytes]
-        ] = {}  # id() of a link's node -> those of `_parents` that lead over it
+        # id() of a link's node -> keys of `_parents` whose paths lead over it
+        self._through: dict[int, list[bytes]] = {}
         self._budget = WalkBudget()
-        self._hidden: set[bytes] = set()  # what `.wh.` entries named
+        self._hidden: set[bytes] = set()  # paths that `.wh.` entries hide
         self._nodes = 1
         self.now = b""
 
@@ -135,7 +134,7 @@ class _Reader:
 
     def _describe_directory(self, node: Node, entry: Entry) -> None:
         described = self._described(entry, stat.S_IFDIR)
-        if node.xattrs:  # described twice, it has the attributes of both
+        if node.xattrs:  # a directory described twice has the attributes of both
             node.xattrs.update(described.xattrs)  # in place: copies would take quadratic time
             described.xattrs = node.xattrs
         node.take_attributes(described)
@@ -171,7 +170,7 @@ class _Reader:
             raise bad_link(entry, reader.ABSENT)
         if node.children is not None or node.is_whiteout:
             raise bad_link(entry, reader.NO_FILE)
-        if source_path.startswith(path + b"/"):  # the directory that would give way holds it
+        if source_path.startswith(path + b"/"):  # the target is in the directory to be replaced
             raise OSError(errno.ENOENT, "link")
         self._put(path, parent, names[-1], node)
 

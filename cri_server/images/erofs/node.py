@@ -19,8 +19,8 @@ class Node:
     """
 
     __slots__ = (
-        "block", "children", "device", "gid", "implicit", "link", "mode", "mtime_ns", "opaque", "rdev", "size", "sparse", "stored",
-        "uid", "xattrs",
+        "block", "children", "device", "gid", "implicit", "link", "mode", "mtime_ns", "opaque",
+        "rdev", "size", "sparse", "stored", "uid", "xattrs",
     )  # fmt: skip
 
     def __init__(self, mode: int, uid: int = 0, gid: int = 0, mtime_ns: int = 0) -> None:
@@ -28,7 +28,7 @@ class Node:
         self.uid = uid
         self.gid = gid
         self.mtime_ns = mtime_ns
-        self.xattrs = NO_XATTRS  # which stays empty; trees share their nodes' attributes
+        self.xattrs = NO_XATTRS  # never changed: nodes share it
         self.children: dict[bytes, Node] | None = None
         self.size = self.stored = self.device = self.block = 0
         self.sparse: Sparse | None = None

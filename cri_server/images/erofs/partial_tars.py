@@ -1,4 +1,5 @@
-"""An image's tars while they are written, so that its index can be begun before they are complete."""
+"""An image's tars while they are written, so that its index can be begun before they are
+complete."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class PartialTars:
         """Notify the reader that a tar has grown."""
         self._news.set()
         if self._writing >= 0:
-            with suppress(BlockingIOError):  # nobody has read the last ones yet
+            with suppress(BlockingIOError):  # the pipe is full: a notification is pending
                 os.write(self._writing, b".")
 
     @property
@@ -53,7 +54,7 @@ class PartialTars:
         """Return the pipe and the tars in their order, once all have been added and there is data
         to read. They stay this object's."""
         await self._all_begun.wait()
-        # else their reader would take a processor from those who begin to make them
+        # A reader without data would take a processor from the jobs that start to write.
         await self._news.wait()
         return [self._reading, *(fd for fd in self._fds.values() if fd is not None)]
 

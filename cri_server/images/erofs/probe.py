@@ -26,7 +26,10 @@ from pyrunc.kernel.mount import open_overlay
 _CONTENT = b"a file in a tar"
 _REASONS = {
     ENODEV: "the kernel has no EROFS (CONFIG_EROFS_FS)",
-    ENOTBLK: "the kernel mounts EROFS from block devices alone (Linux 6.12 and CONFIG_EROFS_FS_BACKED_BY_FILE take files)",
+    ENOTBLK: (
+        "the kernel mounts EROFS only from block devices"
+        " (files need Linux 6.12 and CONFIG_EROFS_FS_BACKED_BY_FILE)"
+    ),
 }
 
 
@@ -53,7 +56,10 @@ def sharing_obstacle() -> str:
     unpacked image."""
     if host.host().clones_detached:
         return ""
-    return "each container would have a mount of its own and a page cache of its own (Linux 6.15 clones detached mounts)"
+    return (
+        "each container would have its own mount and page cache"
+        " (sharing needs Linux 6.15, which clones detached mounts)"
+    )
 
 
 def _probe(place: Path) -> str:
@@ -71,7 +77,7 @@ def _probe(place: Path) -> str:
             os.close(mount)
         try:
             if Path(f"/proc/self/fd/{overlay}/file").read_bytes() != _CONTENT:
-                return "a file read through EROFS has other content"
+                return "a file has the wrong content when read through EROFS"
             if host.host().clones_detached:
                 second = open_overlay(
                     [overlay], str(place / "second-upper"), str(place / "second-work")

@@ -20,14 +20,13 @@ from cri_server.images.layers.inflate import BadLayer
 from pyrunc.errors import ResourceExhausted
 
 SPARSE_LIMIT_BYTES = 1 << 40  # of the chunks of all sparse files: blocks are numbered with 32 bits
-CHUNKS_LIMIT = (
-    1 << 21
-)  # of all sparse files, 16 MiB of the index; beyond it holes are found in large chunks only
+# Of all sparse files: 16 MiB of the index. Beyond it only holes as large as a big chunk stay holes.
+CHUNKS_LIMIT = 1 << 21
 _DIRECTORY = 2
 _DOT, _DOTDOT = b".", b".."
 _HOLE = erofs.CHUNK_INDEX.pack(0, 0, erofs.NO_BLOCK)
 _PAGE_BITS = 3  # of 4 KiB: Linux reads whole pages
-# Of the device table, which follows the superblock.
+# The first slot of the device table, which follows the superblock.
 _FIRST_SLOT = (erofs.SUPERBLOCK_OFFSET + erofs.SUPERBLOCK.size) // erofs.DEVICE_SLOT.size
 
 
@@ -60,7 +59,8 @@ class Index:
     sparse: list[SparseFile] = field(default_factory=list)
 
     def put_devices(self, devices: Sequence[Device]) -> None:
-        """Fill the device table, whose size was given to `index`. The index is complete only then."""
+        """Fill the device table, whose size was given to `index`. The index is complete only
+        then."""
         for number, device in enumerate(devices, _FIRST_SLOT):
             erofs.DEVICE_SLOT.pack_into(
                 self.content,
@@ -99,7 +99,7 @@ class _Chunks:
             self.bits += 1
         self.count = _ceil(node.size, self._bytes)
         self.with_data = self._find()
-        # The last chunk of the file has no blocks behind the file's end.
+        # The last chunk ends with the file.
         end = node.size if self.with_data[-1:] == [self.count - 1] else self.count * self._bytes
         self.blocks = _blocks(len(self.with_data) * self._bytes - (self.count * self._bytes - end))
 
@@ -215,7 +215,7 @@ class _Writer:
                 tail = length + inode.size
                 if tail <= erofs.BLOCK:
                     inode.layout, length = erofs.FLAT_INLINE, tail
-                    if at % erofs.BLOCK + tail > erofs.BLOCK:  # a tail lies in one block
+                    if at % erofs.BLOCK + tail > erofs.BLOCK:  # inline data must not cross a block
                         at += -at % erofs.BLOCK
                 else:
                     inode.data, data = data, data + _blocks(inode.size)
@@ -237,7 +237,9 @@ class _Writer:
             result.sparse.append(SparseFile(pieces, node.device, node.block * erofs.BLOCK))
             end += inode.chunks.blocks
             if (end - first) * erofs.BLOCK > SPARSE_LIMIT_BYTES:
-                raise ResourceExhausted(f"sparse files of more than {SPARSE_LIMIT_BYTES} bytes")
+                raise ResourceExhausted(
+                    f"the image's sparse files have more than {SPARSE_LIMIT_BYTES} bytes of data"
+                )
         result.size_bytes = end * erofs.BLOCK
         return places
 
@@ -271,8 +273,8 @@ class _Writer:
         count = (len(inode.xattrs) - erofs.XATTR_HEADER.size) // 4 + 1 if inode.xattrs else 0
         erofs.INODE.pack_into(
             content, place,
-            erofs.i_format(inode.layout), count, node.mode, 0, inode.size, union, inode.number, node.uid, node.gid,
-            seconds & 0xFFFFFFFFFFFFFFFF, nanoseconds, inode.links,
+            erofs.i_format(inode.layout), count, node.mode, 0, inode.size, union, inode.number,
+            node.uid, node.gid, seconds & 0xFFFFFFFFFFFFFFFF, nanoseconds, inode.links,
         )  # fmt: skip
         if inode.xattrs:
             place += erofs.INODE.size
@@ -357,7 +359,8 @@ def _file_type(node: Node) -> int:
 
 
 def _xattrs(node: Node) -> bytes:
-    """Encode the attributes behind an inode, sorted by name, so that equal trees give equal bytes."""
+    """Encode the attributes behind an inode, sorted by name, so that equal trees give equal
+    bytes."""
     content = bytearray(erofs.XATTR_HEADER.pack(0, 0))
     for name, value in sorted(node.xattrs.items()):
         prefix, number = next((p, n) for p, n in erofs.XATTR_PREFIXES.items() if name.startswith(p))
@@ -365,7 +368,7 @@ def _xattrs(node: Node) -> bytes:
         content += erofs.XATTR_ENTRY.pack(len(rest), number, len(value)) + rest + value
         content += bytes(-len(content) % 4)
     if (len(content) - erofs.XATTR_HEADER.size) // 4 >= erofs.XATTR_COUNT_MAX:
-        raise BadLayer(f"attributes of {len(content)} bytes of one file")
+        raise BadLayer(f"a file has extended attributes of {len(content)} bytes")
     return bytes(content)
 
 

@@ -14,7 +14,7 @@ from struct import Struct
 
 from cri_server.images.layers.inflate import BadLayer
 
-VALUE_LIMIT_BYTES = 0xFFFF  # what an entry of EROFS can say; XATTR_SIZE_MAX is one more
+VALUE_LIMIT_BYTES = 0xFFFF  # an entry's length has 16 bits; Linux' XATTR_SIZE_MAX is one more
 NAME_LIMIT_BYTES = 255
 ACL_ACCESS = b"system.posix_acl_access"
 ACL_DEFAULT = b"system.posix_acl_default"

@@ -38,9 +38,8 @@ DOCKER_CONFIG = "application/vnd.docker.container.image.v1+json"
 INDEXES = (OCI_INDEX, DOCKER_INDEX)
 MANIFESTS = (OCI_MANIFEST, DOCKER_MANIFEST)
 ACCEPTED = (*INDEXES, *MANIFESTS)
-_ARTIFACT_MANIFEST = (
-    "application/vnd.oci.artifact.manifest.v1+json"  # of release candidates of the specification
-)
+# From release candidates of the specification.
+_ARTIFACT_MANIFEST = "application/vnd.oci.artifact.manifest.v1+json"
 _EMPTY_CONFIG = "application/vnd.oci.empty.v1+json"
 _SCHEMA_1 = "application/vnd.docker.distribution.manifest.v1"
 _GENERIC = ("", "application/json", "application/octet-stream", "text/plain", "binary/octet-stream")
@@ -50,8 +49,8 @@ _LAYER_PREFIXES = (
     "application/vnd.docker.image.rootfs.diff.tar",
     "application/vnd.docker.image.rootfs.foreign.diff.tar",
 )
-# What the configuration of an image is called. The generic ones are in manifests of old registries
-# (distribution issue 1621).
+# Media types of images' configurations. Old registries write the generic ones (distribution
+# issue 1621).
 _IMAGE_CONFIGS = (OCI_CONFIG, DOCKER_CONFIG, *_GENERIC, "text/html")
 RESERVED_LABELS = ("io.kubernetes.", "org.pyrunc.")
 
@@ -61,7 +60,8 @@ class BadManifest(PeerError):
 
 
 class Artifact(Unsupported):
-    """The manifest describes an OCI artifact that is not an image: a chart, a signature, a model."""
+    """The manifest describes an OCI artifact that is not an image: a chart, a signature, a
+    model."""
 
 
 class Descriptor(
@@ -80,7 +80,8 @@ class Descriptor(
         """Check digest and size; `what` names the descriptor in an error. Raises BadManifest."""
         if not is_digest(self.digest):
             raise BadManifest(
-                f"{what}: digest {self.digest[:100]!r} is not a sha256 or sha512 digest in lower case"
+                f"{what}: digest {self.digest[:100]!r} is not a sha256 or sha512 digest"
+                " in lower case"
             )
         if not 0 <= self.size <= BLOB_LIMIT_BYTES:
             raise BadManifest(f"{what}: size {self.size} is out of range")
@@ -93,7 +94,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     config: Descriptor
     layers: list[Descriptor]
-    annotations: dict[str, Any] | None = None  # an image's maker may have put anything there
+    annotations: dict[str, Any] | None = None  # hostile: values of any type
     others: tuple[Descriptor, ...] = ()
 
 
@@ -156,7 +157,7 @@ def parse(data: bytes, media_type: str = "") -> Manifest | Index:
         sent = ""
     if own and sent and own != sent:
         raise BadManifest(
-            f"manifest: it calls itself {own[:100]!r}, but was sent as {sent[:100]!r}"
+            f"manifest: its media type is {own[:100]!r}, but it was sent as {sent[:100]!r}"
         )
     kind = own or sent or _kind_by_shape(document)
     if kind.startswith(_SCHEMA_1) or document.get("schemaVersion") == 1:
@@ -216,7 +217,7 @@ def parse_config(data: bytes) -> Config:
     run = raw.config or _RawRun()
     diff_ids = raw.rootfs.diff_ids or []
     if raw.rootfs.type != "layers" or not all(is_digest(d) for d in diff_ids):
-        raise BadManifest("image configuration: rootfs is not a list of layers by sha256 or sha512")
+        raise BadManifest("image configuration: rootfs is not a list of sha256 or sha512 diff ids")
     image = ImageConfig(
         user=run.user or "",
         env=run.env or [],
@@ -236,7 +237,7 @@ def parse_config(data: bytes) -> Config:
         *image.cmd,
     )
     if any("\0" in text for text in (*texts, *image.volumes)):
-        raise BadManifest("image configuration: a NUL character")
+        raise BadManifest("image configuration: a text contains a NUL character")
     return Config(Platform(raw.architecture or "", raw.os or "", raw.variant), diff_ids, image)
 
 
@@ -256,7 +257,7 @@ def choose(index: Index, platform: Platform | None = None) -> Descriptor:
             {str(d.platform) for d in index.manifests if d.platform and d.platform.os != "unknown"}
         )
         target = platform or _this_machine()
-        raise NotFound(f"no image for {target}; there is {', '.join(platforms)[:300] or 'nothing'}")
+        raise NotFound(f"no image for {target}; available: {', '.join(platforms)[:300] or 'none'}")
     return ranked[0]
 
 
@@ -304,7 +305,7 @@ def foreign_platform(config: Config) -> str:
 def check_platform(config: Config, platform: Platform) -> None:
     """Check an image without an index against the requested platform. Raises NotFound."""
     if config.platform.architecture and rank(config.platform, (processor(platform),)) is None:
-        raise NotFound(f"no image for {platform}; there is {config.platform}")
+        raise NotFound(f"no image for {platform}; available: {config.platform}")
 
 
 def _this_machine() -> str:
@@ -359,7 +360,8 @@ def _refuse_artifact(
 
 def _artifact(kind: object) -> Artifact:
     return Artifact(
-        f"an OCI artifact of type {str(kind or 'unknown')[:100]!r}, not an image: it has no file system to run or to mount"
+        f"an OCI artifact of type {str(kind or 'unknown')[:100]!r}, not an image:"
+        " it has no file system to run or to mount"
     )
 
 

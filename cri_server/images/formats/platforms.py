@@ -28,16 +28,14 @@ _MACHINES = {
     "i686": "386",
 }
 
-# What a processor of each x86-64 level has beside those of the levels before, as /proc/cpuinfo
-# names it.
+# The flags in /proc/cpuinfo that each x86-64 level adds to the one before.
 _AMD64_LEVELS = (
     {"cx16", "lahf_lm", "popcnt", "pni", "ssse3", "sse4_1", "sse4_2"},
     {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"},
     {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"},
 )
 
-# Spellings that builders use -> the one that is compared. The variant that every such machine has
-# is left out.
+# Builders' spellings -> the compared one, which leaves out a variant that all such machines have.
 _SPELLINGS = {
     ("x86_64", ""): ("amd64", ""),
     ("x86-64", ""): ("amd64", ""),
@@ -105,7 +103,7 @@ def host_processors() -> tuple[Processor, ...]:
                 flags = set(line.partition(":")[2].split())
                 break
     except OSError:
-        pass  # then only what every such machine runs
+        pass  # without flags: the baseline of the architecture
     return processors(os.uname().machine, flags)
 
 

@@ -61,7 +61,8 @@ class Reference:
         if at and not is_digest(digest):
             if _FOREIGN_DIGEST.fullmatch(digest) and not _OURS.fullmatch(digest):
                 raise Unsupported(
-                    f"image {_shown(text)}: only sha256 and sha512 digests in lower case are supported"
+                    f"image {_shown(text)}: only sha256 and sha512 digests in lower case"
+                    " are supported"
                 )
             raise InvalidArgument(f"image {_shown(text)}: malformed digest")
         rest, tag = _split_tag(rest)
@@ -73,7 +74,7 @@ class Reference:
             raise InvalidArgument(f"image {_shown(text)}: malformed reference{hint}")
         port = split_port(domain)[1]
         if port and not 0 < int(port) < _PORTS_LIMIT:
-            raise InvalidArgument(f"image {_shown(text)}: there is no port {port}")
+            raise InvalidArgument(f"image {_shown(text)}: port {port} is out of range")
         if len(domain) + 1 + len(path) > NAME_LIMIT:
             raise InvalidArgument(
                 f"image {_shown(text)}: the name is longer than {NAME_LIMIT} characters"
@@ -170,7 +171,7 @@ def _normal_host(host: str) -> str:
         if host.startswith("["):
             address = ipaddress.IPv6Address(host.strip("[]"))
             return str(address.ipv4_mapped or f"[{address}]")
-        # inet_aton takes what follows a blank for no part of the address.
+        # inet_aton(3) ignores text after a blank, which _NUMERIC refuses.
         return socket.inet_ntoa(socket.inet_aton(host)) if _NUMERIC.fullmatch(host) else host
     except (OSError, ValueError):
         return host

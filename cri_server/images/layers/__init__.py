@@ -1,1 +1,1 @@
-"""From a layer's blob to its files: what decodes it, reads its tar and unpacks it, and the processes that do so."""
+"""Makes a layer's files from its blob: decodes, reads the tar and unpacks, in jailed processes."""

@@ -49,7 +49,7 @@ def job(arguments: Message, fds: list[int]) -> int:
     jail.enter_decoder()
     try:
         decode(blob, out, limits)
-    except Interrupted:  # what the other process failed with says more
+    except Interrupted:  # the receiver's error is the one to report
         return 1
     except OSError as error:
         raise KernelError.of(error, "read", limits.subject) from None

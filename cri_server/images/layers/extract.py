@@ -32,12 +32,12 @@ from pyrunc.kernel.tree import remove_tree
 
 OPAQUE_XATTR = "trusted.overlay.opaque"
 _PARENTS_OPEN = 48
-NAMES_LIMIT_BYTES = 256 << 20  # of all directories: they are kept until the end
+NAMES_LIMIT_BYTES = 256 << 20  # of all directories, which are held until the end
 _TICK_BYTES = 4 << 20
 _TICK_ENTRIES = 500
 _FAULTS_OF_THE_LAYER = {
-    errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EXDEV, errno.ENOENT, errno.EEXIST, errno.EMLINK,
-    errno.E2BIG, errno.ERANGE,
+    errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EXDEV, errno.ENOENT,
+    errno.EEXIST, errno.EMLINK, errno.E2BIG, errno.ERANGE,
 }  # fmt: skip
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
@@ -130,10 +130,10 @@ class _Extractor:
         self._limits = limits
         self._tick = tick
         self._budget = WalkBudget()
-        self._hidden: set[Path] = set()  # what `.wh.` entries named
+        self._hidden: set[Path] = set()  # paths that `.wh.` entries hide
         self.now = b""
         self._parents: dict[bytes, tuple[Path, int]] = {}  # as written -> (resolved, descriptor)
-        # a link's inode -> those of `_parents` that lead over it
+        # a link's inode -> keys of `_parents` whose paths lead over it
         self._through: dict[int, list[bytes]] = {}
         self._stale: list[int] = []  # descriptors that the current entry may still use
         self._times: dict[Path, int] = {}
@@ -198,7 +198,7 @@ class _Extractor:
                     offset = self._write(fd, piece, offset)
                 self._wrote()
             if left:
-                raise BadLayer(f"{quoted(entry.name)}: the tar is truncated in the file's data")
+                raise BadLayer(f"{quoted(entry.name)}: the tar ends within the file's data")
         if holes:
             os.ftruncate(fd, entry.size)
 
@@ -261,11 +261,10 @@ class _Extractor:
     def _describe_node(self, entry: Entry, parent: int, name: bytes) -> None:
         os.chown(name, entry.uid, entry.gid, dir_fd=parent, follow_symlinks=False)
         if entry.kind != tar_headers.SYMLINK:
-            os.chmod(name, entry.mode, dir_fd=parent)  # it was made a moment ago and is no link
+            os.chmod(name, entry.mode, dir_fd=parent)  # cannot be a link: it was just made
         if entry.xattrs:
-            with _working_directory(
-                parent
-            ):  # there is no call that takes a descriptor and a name, and no /proc in the jail
+            # setxattr(2) has no variant with a directory descriptor, and the jail has no /proc.
+            with _working_directory(parent):
                 _set_xattrs(name, entry)
         os.utime(name, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=parent, follow_symlinks=False)
 
@@ -295,9 +294,8 @@ class _Extractor:
     def _make_opaque(self, _: Entry, folder: list[bytes]) -> None:
         path, fd = self._enter(folder)
         if not path:
-            self._result.opaque = (
-                True  # overlayfs does not look at a layer's root: the caller drops what is below
-            )
+            # overlayfs ignores the attribute on a layer's root: the store leaves out lower layers.
+            self._result.opaque = True
             return
         _make_opaque_at(fd, b".")
 
@@ -401,11 +399,11 @@ class _Extractor:
         self._budget.charge(DIRECTORY_STEPS)
         self._reserve.charge(BLOCK_BYTES)
         os.mkdir(name, 0o755, dir_fd=parent)
-        os.chmod(name, 0o755, dir_fd=parent)  # whatever the umask is
+        os.chmod(name, 0o755, dir_fd=parent)  # independent of the umask
         self._result.inodes += 1
         reader.check_count(self._result.inodes, self._limits)
         self._result.implicit.add(path)
-        self._set_time(path, 0)  # the same layer gives the same tree
+        self._set_time(path, 0)  # constant, so that equal layers give equal trees
 
     def _set_time(self, path: Path, time_ns: int) -> None:
         """Remember the directory's time, which `_set_directory_times` sets."""

@@ -36,22 +36,22 @@ ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_MAGICS = {
     ZSTD_MAGIC,
     *(bytes([0x50 + n]) + b"\x2a\x4d\x18" for n in range(16)),
-}  # the latter: skippable frames
+}  # skippable frames
 _MAGIC_BYTES = 4
 WINDOW_LOG_LIMIT = 27  # 128 MiB, what `zstd --ultra` may use without --long
 EMPTY_MEMBERS_LIMIT = 10_000
 _INPUT_BYTES = 256 << 10
 _OUTPUT_BYTES = 256 << 10  # fits the cache: a megabyte at once takes a fifth longer
-_FIRST_INPUT_BYTES = (
-    4 << 10
-)  # a decoder copies what it did not use: many small members must not copy a whole block each
+# A decoder copies unused input: many small members must not copy a whole block each.
+_FIRST_INPUT_BYTES = 4 << 10
 
 
 _DECODER_ERRORS: Any = (zstd.ZstdError, igzip_lib.IsalError, ValueError, EOFError)
 
 
 class BadLayer(PeerError):
-    """The layer's bytes are not a tar, are damaged or hostile, or do not have the promised digest."""
+    """The layer's bytes are not a tar, are damaged or hostile, or do not have the promised
+    digest."""
 
 
 class Limits(Record):
@@ -183,7 +183,8 @@ class Stream:
     def _check(self) -> None:
         if self.size_bytes > self._limits.size_bytes:
             raise ResourceExhausted(
-                f"{self._limits.subject} unpacks to more than {self._limits.size_bytes} bytes: {self._limits.reason}"
+                f"{self._limits.subject} unpacks to more than {self._limits.size_bytes} bytes:"
+                f" {self._limits.reason}"
             )
 
     def _as_it_is(self) -> Iterator[memoryview]:
@@ -253,7 +254,7 @@ class Stream:
             except _DECODER_ERRORS as error:
                 raise BadLayer(f"the layer's {kind} data is damaged: {error}") from None
             finally:
-                part = b""  # a ring's memory must not live as long as an error's frames
+                part = b""  # the frames of an error would keep a ring's memory alive
             if block:
                 yield block
         self._used -= len(decoder.unused_data)

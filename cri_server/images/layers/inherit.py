@@ -17,11 +17,8 @@ from cri_server.images.layers.walk_budget import WalkBudget
 from pyrunc.errors import KernelError
 
 FREE_STEPS = 1 << 14
-STEPS_PER_DIRECTORY = (
-    # an image of more layers that all have a directory's parent, and not the directory, is no real
-    # one
-    128
-)
+# No real image has more layers that have a directory's parent but not the directory.
+STEPS_PER_DIRECTORY = 128
 
 
 def inherit_attributes(tree: Path, implicit: Iterable[str], below: Sequence[Path]) -> None:

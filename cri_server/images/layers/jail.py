@@ -32,36 +32,43 @@ from pyrunc.kernel import limit, restrict
 KEPT_CAPABILITIES = (
     "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_SETFCAP", "CAP_SYS_ADMIN",
 )  # fmt: skip
-# truncate(2): landlock knows it from Linux 6.2 on, and lets it through before.
+# truncate(2): landlock restricts it only from Linux 6.2 on.
 _REFUSED = """
     execve execveat fork vfork clone clone3 unshare setns
     socket socketpair connect bind listen accept accept4 sendmsg sendmmsg recvmsg recvmmsg
-    mount umount2 move_mount open_tree open_tree_attr fsopen fspick fsmount fsconfig mount_setattr pivot_root chroot swapon swapoff
-    ptrace process_vm_readv process_vm_writev process_madvise pidfd_open pidfd_getfd pidfd_send_signal kill tkill tgkill kcmp
+    mount umount2 move_mount open_tree open_tree_attr fsopen fspick fsmount fsconfig
+    mount_setattr pivot_root chroot swapon swapoff
+    ptrace process_vm_readv process_vm_writev process_madvise pidfd_open pidfd_getfd
+    pidfd_send_signal kill tkill tgkill kcmp
     bpf perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register seccomp
-    keyctl add_key request_key init_module finit_module delete_module kexec_load kexec_file_load reboot
-    open_by_handle_at name_to_handle_at truncate truncate64 quotactl quotactl_fd acct syslog sethostname setdomainname
-    settimeofday clock_settime clock_adjtime adjtimex lookup_dcookie iopl ioperm fanotify_init memfd_secret
-    ioctl prlimit64 setpriority ioprio_set sched_setaffinity sched_setattr sched_setparam sched_setscheduler
+    keyctl add_key request_key init_module finit_module delete_module
+    kexec_load kexec_file_load reboot
+    open_by_handle_at name_to_handle_at truncate truncate64 quotactl quotactl_fd
+    acct syslog sethostname setdomainname
+    settimeofday clock_settime clock_adjtime adjtimex lookup_dcookie
+    iopl ioperm fanotify_init memfd_secret
+    ioctl prlimit64 setpriority ioprio_set
+    sched_setaffinity sched_setattr sched_setparam sched_setscheduler
     shmget shmat shmctl semget semctl semop semtimedop msgget msgctl msgsnd msgrcv mq_open mq_unlink
 """
-# fcntl(2): who gets a descriptor's signals, and it may be SIGKILL. Landlock knows it from Linux
-# 6.12 on.
+# F_SETOWN chooses the process that gets a descriptor's signal, which may be SIGKILL. Landlock
+# restricts that only from Linux 6.12 on.
 _REFUSED_COMMANDS = {"fcntl": (F_SETOWN, F_SETOWN_EX)}
-# sendto(2) reports the error; sendmsg(2) could pass descriptors to the server. seccomp(2) knows no
-# pointers, so calls that take a path are not among them at all.
+# sendto(2) reports an error; sendmsg(2) could pass descriptors to the server. A seccomp filter
+# cannot read memory behind pointers, so all calls with a path are left out.
 _DECODERS = """
     read pread64 write lseek close sendto
-    mmap mremap munmap mprotect madvise brk futex rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack restart_syscall
+    mmap mremap munmap mprotect madvise brk futex
+    rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack restart_syscall
     clock_gettime getrandom sched_yield getpid gettid exit exit_group
 """
-# Made once, when the zygote imports this, and not in each of its children.
+# Compiled once, when the zygote imports this, not in each of its children.
 _FILTER = restrict.refusing(_REFUSED.split(), _REFUSED_COMMANDS)
 _DECODERS_FILTER = restrict.allowing(_DECODERS.split())
-MEMORY_LIMIT_BYTES = 768 << 20  # of those who keep what they know of all files
+MEMORY_LIMIT_BYTES = 768 << 20  # for jobs with the names of all files in memory
 DECODER_MEMORY_LIMIT_BYTES = 320 << 20  # a zstd window is 128 MiB
 TAR_MEMORY_LIMIT_BYTES = 192 << 20
-CPU_LIMIT_S = 1200  # 64 GiB, the most that a layer may have, are hashed and written in less
+CPU_LIMIT_S = 1200  # enough to hash and write 64 GiB, the limit of a layer
 
 
 def enter(folder: str, memory_limit_bytes: int = MEMORY_LIMIT_BYTES) -> str:
@@ -87,7 +94,8 @@ def enter(folder: str, memory_limit_bytes: int = MEMORY_LIMIT_BYTES) -> str:
 
 
 def enter_decoder() -> None:
-    """Restrict this single-threaded process for good to its open descriptors. Raises KernelError."""
+    """Restrict this single-threaded process for good to its open descriptors. Raises
+    KernelError."""
     _limit(DECODER_MEMORY_LIMIT_BYTES)
     restrict.no_new_privileges()
     restrict.keep_capabilities(())
@@ -103,7 +111,7 @@ def _limit(memory_bytes: int) -> None:
 
 def _refuse_more_time(*_: object) -> None:
     """Handle SIGXCPU at the soft limit; at the hard one the kernel kills the process."""
-    raise ResourceExhausted(f"the layers need more than {CPU_LIMIT_S} s of processor time")
+    raise ResourceExhausted(f"the layer's job took more than {CPU_LIMIT_S} s of processor time")
 
 
 def _close_directories() -> None:
@@ -111,5 +119,5 @@ def _close_directories() -> None:
         try:
             if stat.S_ISDIR(os.fstat(int(name)).st_mode):
                 os.close(int(name))
-        except OSError:  # what listed them
+        except OSError:  # the descriptor of listdir itself, closed by now
             pass

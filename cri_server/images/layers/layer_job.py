@@ -29,7 +29,7 @@ def begin(progress_fd: int) -> Callable[[], None]:
     def tick() -> None:
         try:
             os.write(progress_fd, b".")
-        except BlockingIOError:  # nobody has read the last ones yet
+        except BlockingIOError:  # the pipe is full: a notification is pending
             pass
 
     return tick

@@ -19,12 +19,13 @@ from cri_server.images.layers.walk_budget import WalkBudget
 from pyrunc.errors import ResourceExhausted
 
 ROOT, HIDDEN, OPAQUE = "root", "hidden", "opaque"
-ABSENT, NO_FILE = ", which the layer does not have", ", which is no file"  # of a hard link's target
+# What is wrong with a hard link's target.
+ABSENT, NO_FILE = ", which the layer does not have", ", which is not a file"
 WHITEOUT = b".wh."
 OPAQUE_NAME = b".wh..wh..opq"
 AUFS = b".wh..wh."
 LINKS_AT_MOST = 40
-STEPS_AT_MOST = 4096  # on the way to one name, those of the links included
+STEPS_AT_MOST = 4096  # on the path of one name, including its links
 PATH_LIMIT_BYTES = 4095
 MAJOR_LIMIT, MINOR_LIMIT = 1 << 12, 1 << 20
 NODES = {
@@ -108,14 +109,14 @@ def _hidden(entry: Entry, *names: bytes) -> tuple[str, list[bytes]] | None:
     if any(name.startswith(AUFS) for name in folder):
         return None
     if any(name.startswith(WHITEOUT) for name in folder):
-        raise BadLayer(f"{quoted(entry.name)}: a whiteout cannot hold anything")
+        raise BadLayer(f"{quoted(entry.name)}: a whiteout cannot be a directory")
     if last == OPAQUE_NAME:
         return OPAQUE, folder
     if last.startswith(AUFS):
         return None
     hidden = last.removeprefix(WHITEOUT)
     if hidden in (b"", b".", b".."):
-        raise BadLayer(f"{quoted(entry.name)}: a whiteout of nothing")
+        raise BadLayer(f"{quoted(entry.name)}: a whiteout without a name")
     return HIDDEN, [*folder, hidden]
 
 
@@ -131,7 +132,7 @@ def follow(names: list[bytes], way: Cursor, budget: WalkBudget) -> list[int]:
         steps += 1
         if steps > STEPS_AT_MOST:
             raise OSError(errno.ELOOP, "steps")
-        if name == b"..":  # only links have it
+        if name == b"..":  # only in links: `components` refuses it in names
             way.leave()
             continue
         link = way.enter(name)
@@ -152,7 +153,7 @@ def components(name: bytes) -> list[bytes]:
     """Split a member's name; an absolute name is relative to the root. Raises BadLayer for `..`."""
     names = [part for part in name.split(b"/") if part not in (b"", b".")]
     if b".." in names:
-        raise BadLayer(f"{quoted(name)}: a name with '..'")
+        raise BadLayer(f"{quoted(name)}: the name contains '..'")
     return names
 
 

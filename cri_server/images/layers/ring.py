@@ -33,8 +33,8 @@ from pyrunc.kernel.fd import close_all, open_memfd
 BLOCK_BYTES = 128 << 10
 BLOCKS = 16
 _MEMORY_BYTES = BLOCKS * BLOCK_BYTES
-_FREED_AT_ONCE = 4  # else the sender is woken for each
-_FULL = Struct("=II")  # the block's number, the bytes in it; none: the blob is complete
+_FREED_AT_ONCE = 4  # so that not every block wakes the sender
+_FULL = Struct("=II")  # the block's number and its bytes; 0 bytes end the blob
 _ALL_FULL_BYTES = BLOCKS * _FULL.size
 _SIZE_SEALS = F_SEAL_SHRINK | F_SEAL_GROW
 
@@ -56,7 +56,7 @@ def open_ring() -> tuple[Sender, Receiver]:
     """Open a ring with a sender in this process, and a receiver whose process cannot write to the
     memory. Raises KernelError, OSError."""
     sending, receiving = _open_ends(_SIZE_SEALS)
-    # what is mapped already stays writable
+    # The seal spares the sender's mapping, which exists already.
     sender, receiver = Sender(*sending), Receiver(*receiving)
     fcntl.fcntl(receiving[0], F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
     return sender, receiver
@@ -184,7 +184,7 @@ class Receiver:
         """Close this end; a waiting sender gets Interrupted. Idempotent."""
         fds, self.fds = self.fds, (-1, -1, -1)
         close_all(fds)
-        with suppress(BufferError):  # a thread that was given up still reads
+        with suppress(BufferError):  # an abandoned thread still reads
             self._part.release()
             if self._memory is not None:
                 self._memory.close()

@@ -18,7 +18,7 @@ from cri_server.images.layers.ring import Interrupted
 from cri_server.images.waiting import Watch
 
 SLOW_S = 10.0
-FAST_BYTES = 320 << 10  # a source that brings less in SLOW_S is slow
+FAST_BYTES = 320 << 10  # a source that sends less in SLOW_S is slow
 STREAM_WAIT_S, STREAM_WAIT_LIMIT_S = 3.0, 30.0
 _POLL_S = 1.0
 
@@ -38,7 +38,8 @@ class Rate:
 
     @contextmanager
     def node_work(self) -> Iterator[None]:
-        """Do not count the block's time as slowness: it waits for this machine, not for a registry."""
+        """Do not count the block's time as slowness: it waits for this machine, not for a
+        registry."""
         self._node_works += 1
         try:
             yield
@@ -146,7 +147,7 @@ class Streams:
                 self._interrupt_slow()
                 await waiter.granted
         except BaseException as error:
-            if self._waiters.pop(turn, None) is None:  # it got the turn in the same moment
+            if self._waiters.pop(turn, None) is None:  # granted just before the cancellation
                 self._give_back(turn)
             if isinstance(error, TimeoutError):
                 raise Interrupted from None

@@ -29,11 +29,11 @@ EARLIEST_S, LATEST_S = -(2**31), 2**34 - 2**31 - 1  # what ext4 can store
 FILE, DIRECTORY, SYMLINK, HARDLINK = "file", "directory", "symbolic link", "hard link"
 CHARACTER, BLOCK_DEVICE, FIFO = "character device", "block device", "fifo"
 _KINDS = {
-    b"0": FILE, b"\0": FILE, b"7": FILE, b"S": FILE, b"1": HARDLINK, b"2": SYMLINK, b"3": CHARACTER, b"4": BLOCK_DEVICE,
-    b"5": DIRECTORY, b"6": FIFO, b"D": DIRECTORY,
+    b"0": FILE, b"\0": FILE, b"7": FILE, b"S": FILE, b"1": HARDLINK, b"2": SYMLINK,
+    b"3": CHARACTER, b"4": BLOCK_DEVICE, b"5": DIRECTORY, b"6": FIFO, b"D": DIRECTORY,
 }  # fmt: skip
 _WITH_DATA = {b"0", b"\0", b"7", b"S", b"D", b"V", b"M", b"N"}
-_SPECIAL = {b"x", b"X", b"L", b"K"}  # are about the member that follows
+_SPECIAL = {b"x", b"X", b"L", b"K"}  # describe the member that follows
 _PASSED_OVER = {b"V", b"N"}  # a volume's label; old GNU's rename list
 _HEADER = Struct("100s8s8s8s12s12s8s1s100s6s2s32s32s8s8s155s12s")
 _XATTR = b"SCHILY.xattr."
@@ -86,7 +86,8 @@ class _Extended:
         self.size += len(data)
         if self.size > EXTENDED_TOTAL_BYTES:
             raise BadLayer(
-                f"the tar has extended headers of more than {EXTENDED_TOTAL_BYTES} bytes for one member"
+                f"the tar has extended headers of more than {EXTENDED_TOTAL_BYTES} bytes"
+                " for one member"
             )
         return data
 
@@ -183,7 +184,7 @@ def _entry(stream: Source, header: tuple[bytes, ...], extended: _Extended) -> En
         }
     kind = _KINDS.get(type_flag)
     if kind is None:
-        raise BadLayer(f"{quoted(name)}: entries of type {type_flag!r} are not supported")
+        raise BadLayer(f"{quoted(name)}: tar entries of type {type_flag!r} are not supported")
     if kind == FILE and name.endswith(b"/"):
         kind = DIRECTORY  # before ustar, directories were files with a slash
     stored = _pax_number(pax, b"size") if b"size" in pax else _number(header[4], "size")
@@ -233,7 +234,8 @@ def _checked_name(name: bytes, what: str) -> bytes:
 
 @lru_cache(1024)  # owners, modes and times repeat
 def _number(text: bytes, what: str, signed: bool = False) -> int:
-    """Parse octal text, or GNU's base-256, whose first byte is 0x80 (0xff for a negative number)."""
+    """Parse octal text, or GNU's base-256, whose first byte is 0x80 (0xff for a negative
+    number)."""
     if text[0] & 0x80:
         value = (
             int.from_bytes(text, "big", signed=True)

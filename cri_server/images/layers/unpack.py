@@ -76,7 +76,7 @@ def unpack(
     os.mkdir(os.path.join(folder, TREE), 0o755)
     root_fd = os.open(os.path.join(folder, TREE), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.chmod(".", 0o755, dir_fd=root_fd)  # whatever the umask is
+        os.chmod(".", 0o755, dir_fd=root_fd)  # independent of the umask
         extracted = extract(stream, root_fd, limits, tick)
     finally:
         os.close(root_fd)

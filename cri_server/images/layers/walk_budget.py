@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from cri_server.images.layers.inflate import BadLayer
 
-FREE_STEPS = 1 << 16  # of each layer: a small one may have a few names that are deep
+FREE_STEPS = 1 << 16  # for each layer: a small one may have a few deep names
 STEPS_PER_ENTRY = 48
-# the time of making a directory, in steps of a walk over directories that are there
+# Making a directory takes as long as eight steps over existing ones.
 DIRECTORY_STEPS = 8
 
 
@@ -27,10 +27,12 @@ class WalkBudget:
         self._used = 0
 
     def charge(self, steps: int) -> None:
-        """Count steps. Raises BadLayer when the layer has taken more than its entries so far allow."""
+        """Count steps. Raises BadLayer when the layer has taken more than its entries so far
+        allow."""
         self._used += steps
         limit = self._free + self._per_entry * self.entries
         if self._used > limit:
             raise BadLayer(
-                f"the layer's names need more than {limit} steps over directories and links for {self.entries} entries"
+                f"the layer's names need more than {limit} steps over directories and links"
+                f" for {self.entries} entries"
             )

@@ -36,7 +36,7 @@ from cri_server.images.registry.proxy import Proxy, proxy_for
 from cri_server.images.waiting import Abandoned
 from pyrunc.errors import InvalidSpec, PeerError
 
-# skip_verify is the administrator's wish
+# The administrator has set skip_verify; a warning for each request would not help.
 urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
 
 REDIRECTS_LIMIT = 5
@@ -81,7 +81,7 @@ class Session:
         for sock in sockets:
             try:
                 sock.shutdown(socket.SHUT_RDWR)
-            except OSError:  # closed already, or handed over to TLS
+            except OSError:  # closed already, or wrapped by TLS
                 pass
 
     def close(self) -> None:
@@ -204,9 +204,9 @@ class Session:
         here = urlsplit(url)
         try:
             target = urlsplit(urljoin(url, location))
-            origin_of(target)  # a port that is no number
+            origin_of(target)  # raises ValueError for a port that is no number
         except ValueError:
-            raise Forbidden(f"{here.netloc}: a redirect to what is no URL") from None
+            raise Forbidden(f"{here.netloc}: a redirect to a malformed URL") from None
         if target.scheme not in ("http", "https") or not target.hostname:
             raise Forbidden(f"{here.netloc}: a redirect to a {target.scheme[:20]!r} address")
         if here.scheme == "https" and target.scheme == "http":
@@ -220,7 +220,7 @@ class Session:
         any other."""
         parts, proxy = urlsplit(url), host.proxy or proxy_for(url)
         ours = parts.netloc == host.netloc
-        # The system's authorities take 20 ms to read, for which a plain connection does not wait.
+        # Reading the system's authorities takes 20 ms, which plain connections need not wait for.
         secure = parts.scheme == "https" or (proxy is not None and proxy.url.startswith("https:"))
         key = (host if ours else None, foreign, proxy, secure)
         with self._lock:
@@ -278,7 +278,7 @@ class Session:
         if sent_by is not None and _is_local(sock.getpeername()[0]) and not _is_at_home(sent_by):
             sock.close()
             raise Forbidden(
-                f"{sent_by.netloc}: it sends us to an address of this machine or its link"
+                f"{sent_by.netloc}: a redirect to an address of this machine or its link"
             )
         self._register(sock)
         return sock
@@ -390,7 +390,7 @@ def _cause(error: BaseException, kind: type[BaseException]) -> BaseException | N
     return None
 
 
-# what OpenSSL 1.1 to 3.5 says of an answer that begins with a letter and not with a TLS record
+# OpenSSL 1.1 to 3.5's reasons when the peer answers in plain text instead of a TLS record.
 NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG")
 
 
@@ -402,7 +402,7 @@ def describe_error(error: BaseException, host: str) -> str:
     if isinstance(error, SSLError) or _cause(error, ssl.SSLError):
         inner = _cause(error, ssl.SSLError)
         if getattr(inner, "reason", "") in NOT_TLS:
-            return f'it speaks HTTP, not TLS: server = "http://{host}" in its hosts.toml asks it so'
+            return f'it speaks HTTP, not TLS: set server = "http://{host}" in its hosts.toml'
         reason = (
             getattr(inner, "verify_message", "")
             or getattr(inner, "reason", "")
@@ -418,4 +418,4 @@ def describe_error(error: BaseException, host: str) -> str:
         return "no answer in time"
     if isinstance(error, NewConnectionError):
         return "cannot connect"
-    return "the connection broke off or the answer is no HTTP"
+    return "the connection broke off or the answer is not HTTP"

@@ -36,7 +36,7 @@ DIAL_TIMEOUT_S = 30.0
 DEFAULT_FOLDER = "_default"
 SIZE_LIMIT_BYTES, LINE_LIMIT_BYTES = 64 << 10, 1024
 _FOLDER_PORT = re.compile(r"_([0-9]+)_\Z")
-_logged: set[str] = set()  # warnings, each of which is logged once
+_logged: set[str] = set()  # warnings that were logged, once each
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
@@ -214,7 +214,7 @@ def read_file(path: Path, domain: str, *, own: bool) -> HostsFile:
     top = _table(path, "", content, _Server, warnings)
     url = top.server or default_url(domain)
     server = _host(path, "server", url, top, warnings, upstream=True, trusted=own)
-    for number, host in enumerate(hosts):  # a table for the server itself says how to talk to it
+    for number, host in enumerate(hosts):  # a table may be for the server itself
         if host.url == server.url and host.prefix == server.prefix:
             rest = [*hosts[:number], *hosts[number + 1 :]]
             return HostsFile([*rest, replace(host, upstream=True, trusted=own)], warnings)
@@ -266,7 +266,7 @@ def _host(
     if not table.override_path and not prefix.endswith("/v2"):
         prefix += "/v2"
     netloc = parts.netloc
-    # docker.io is a web site; containerd's documents name it
+    # docker.io itself is a web site, but containerd's documentation uses it as the server.
     if not parts.port and parts.hostname == DOCKER:
         netloc = "registry-1.docker.io"
     return Host(
@@ -305,7 +305,7 @@ def _capabilities(path: Path, key: str, names: list[str] | None) -> frozenset[st
     supported = {RESOLVE, PULL, "push", "referrers"}
     lower = frozenset(name.lower() for name in names or (RESOLVE, PULL))
     if lower - supported:
-        text = f"{sorted(lower - supported)} is unknown; there are {', '.join(sorted(supported))}"
+        text = f"{sorted(lower - supported)} is unknown; known are {', '.join(sorted(supported))}"
         raise InvalidSpec(f"{path}:{key}.capabilities", text)
     return lower
 
@@ -342,7 +342,8 @@ def _rewrites(
             raise InvalidSpec(f"{path}:{place}", str(error)) from None
         for name in rewrite.unknown_groups():
             warnings.append(
-                f"{place} has no group {name!r}, which stands for nothing; ${{1}}x is $1 and x"
+                f"{place} has no group {name!r}, so it is replaced by nothing;"
+                " write ${1}x for $1 followed by x"
             )
         rewrites.append(rewrite)
     return tuple(rewrites)

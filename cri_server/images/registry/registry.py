@@ -34,15 +34,15 @@ from pyrunc.errors import Error, InvalidSpec, NotFound, PeerError
 Result = TypeVar("Result")
 
 ATTEMPTS = 4
-BLOB_ATTEMPTS = 5  # that brought less than PROGRESS_BYTES
+BLOB_ATTEMPTS = 5  # in a row with less than PROGRESS_BYTES each
 PROGRESS_BYTES = 256 << 10
 BACKOFF_S = (0.2, 0.6, 1.5, 3.0)
-RETRY_AFTER_LIMIT_S = 60.0  # a longer wait fails the pull at once: kubelet comes again by itself
+RETRY_AFTER_LIMIT_S = 60.0  # a longer wait fails the pull at once: kubelet tries again itself
 MIRROR_RETRY_AFTER_LIMIT_S = 3.0  # there is another host
 CHUNK_BYTES = 256 << 10
 _CODE = re.compile(r'"code"\s*:\s*"([A-Z_]{1,40})"')
 _RETRIED = {408, 429, 500, 502, 503, 504}
-_OLDEST_TIME_S = 1e9  # a larger number is a time, not a duration
+_OLDEST_TIME_S = 1e9  # a larger Retry-After is a time, not a duration
 _RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/(?:[0-9]{1,18}|\*)")
 _LENGTH = re.compile(r"[0-9]{1,18}")
 
@@ -152,7 +152,7 @@ class Registry:
             with self._open(host, f"blobs/{digest}", {}) as response:
                 data = self._all(host, response, limit_bytes, "a blob")
             if not is_content(data, digest):
-                raise DigestMismatch(f"{host.netloc}: blob {digest} has other content")
+                raise DigestMismatch(f"{host.netloc}: blob {digest} has the wrong content")
             return data
 
         return self._first_answer(PULL, lambda host: self._retrying(host, lambda: fetch(host)))
@@ -172,14 +172,11 @@ class Registry:
                 continue
             try:
                 return fetch(host)
-            except (
-                PeerError,
-                NotFound,
-                InvalidSpec,
-            ) as error:  # InvalidSpec: a certificate of this host
+            # InvalidSpec: a certificate of this host cannot be used.
+            except (PeerError, NotFound, InvalidSpec) as error:
                 failures.append(error)
         if not failures:
-            raise PeerError(f"no host of {self._reference.domain} may be asked to {capability}")
+            raise PeerError(f"no host of {self._reference.domain} has the capability {capability}")
         if isinstance(failures[-1], InvalidSpec):
             raise failures[-1]
         message = "; ".join(dict.fromkeys(error.message for error in failures))
@@ -230,7 +227,9 @@ class Registry:
         accept = {"Accept": ", ".join(manifests.ACCEPTED)}
         response, _ = self._response(host, f"manifests/{reference.target}", accept, "HEAD")
         with response:
-            self._all(host, response, 0, "an answer to HEAD")  # gives the connection back
+            self._all(
+                host, response, 0, "an answer to HEAD"
+            )  # so that the connection can be used again
             if response.status != 200:
                 return ""
             digest = str(response.headers.get("Docker-Content-Digest", reference.digest or ""))
@@ -277,7 +276,8 @@ class Registry:
                 if ingest.size >= descriptor.size:
                     return
                 raise Unavailable(
-                    f"{host.netloc}: blob {descriptor.digest} ended after {ingest.size} of {descriptor.size} bytes"
+                    f"{host.netloc}: blob {descriptor.digest} ended after"
+                    f" {ingest.size} of {descriptor.size} bytes"
                 )
             except Unavailable as error:
                 # A server without ranges sends the same again: only what is new is progress.
@@ -299,12 +299,14 @@ class Registry:
             length = response.headers.get("Content-Length", "")
             if _LENGTH.fullmatch(length) and ingest.size + int(length) > descriptor.size:
                 raise DigestMismatch(
-                    f"{host.netloc}: blob {descriptor.digest} has {ingest.size + int(length)} bytes, not {descriptor.size}"
+                    f"{host.netloc}: blob {descriptor.digest} has"
+                    f" {ingest.size + int(length)} bytes, not {descriptor.size}"
                 )
             while piece := self._session.read(response, CHUNK_BYTES):
                 if ingest.size + len(piece) > descriptor.size:
                     raise DigestMismatch(
-                        f"{host.netloc}: blob {descriptor.digest} has more than {descriptor.size} bytes"
+                        f"{host.netloc}: blob {descriptor.digest} has more than"
+                        f" {descriptor.size} bytes"
                     )
                 ingest.write(piece)
                 arrived(len(piece))
@@ -319,7 +321,7 @@ class Registry:
         try:
             if response.status == 401 and other:
                 raise Unauthorized(
-                    f"{host.netloc} sent us to {other}, which wants a login of its own"
+                    f"{host.netloc} redirects to {other}, which requires another login"
                 )
             raise self._refusal(host, response, what)
         finally:
@@ -401,10 +403,10 @@ class Registry:
         elif any(c.scheme == "basic" for c in offered):
             value = login.basic
         else:
-            raise Unauthorized(f"{host.netloc}: 401, and no way to log in that is known here")
+            raise Unauthorized(f"{host.netloc}: 401 unauthorized, and no supported login method")
         if value is None:
             raise Unauthorized(
-                f"{host.netloc}: 401 unauthorized, and there are no credentials for it"
+                f"{host.netloc}: 401 unauthorized, and no credentials are configured for it"
             )
         with self._lock:
             self._tokens[host] = value
@@ -438,14 +440,15 @@ class Registry:
         except PeerError:
             code = None
         status = f"{response.status}" + (f" {code[1]}" if code else "")
-        subject = f"{host.netloc}: {host.repository(self._reference.path)} {what.replace('manifests/', '').replace('blobs/', '')}"
+        target = what.replace("manifests/", "").replace("blobs/", "")
+        subject = f"{host.netloc}: {host.repository(self._reference.path)} {target}"
         if response.status in (401, 403):
             return Unauthorized(f"{subject}: {status} unauthorized")
         if response.status == 404:
             return _NoSuch(f"{subject}: not found")
         if response.status in _RETRIED:
             return _overloaded(f"{host.netloc}: {status}", response)
-        if response.status == 416:  # we asked for what should be left
+        if response.status == 416:  # the requested rest does not exist
             return DigestMismatch(f"{subject}: the blob is shorter than promised")
         return PeerError(f"{subject}: unexpected status {status}")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 # `$$`, `$name`, `${name}`; the longest name counts, so `$1x` is the group `1x`.
 _REFERENCE = re.compile(r"\$(?:\$|(\w+)|\{(\w+)\})")
-_NUMBER = re.compile(r"0|[1-9][0-9]{0,3}")  # `01` is a name
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,3}")  # `01` is a group's name in Go, not a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,14 @@ class Rewrite:
         parts, end, is_first = [], 0, True
         for match in self._compiled.finditer(text):
             if match.start() == match.end() == end and not is_first:
-                continue  # Go takes no empty match at the end of another one
+                continue  # Go ignores an empty match right after another one
             parts += [text[end : match.start()], self._expanded(match)]
             end, is_first = match.end(), False
         return None if is_first else "".join([*parts, text[end:]])
 
     def unknown_groups(self) -> list[str]:
-        """Names in the replacement that are no groups of the pattern; Go replaces them by nothing."""
+        """Names in the replacement that are no groups of the pattern; Go replaces them by
+        nothing."""
         names = [name for match in _REFERENCE.finditer(self.replacement) if (name := _name(match))]
         return [name for name in dict.fromkeys(names) if self._number(name) is None]
 

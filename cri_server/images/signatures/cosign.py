@@ -103,7 +103,7 @@ def _require(
     reasons = []
     for digest, payload, signature in signatures:
         if not any(_verifies(key, payload, signature) for key in keys):
-            reasons.append("a signature is by no key of the policy")
+            reasons.append("a signature is not by a key of the policy")
         elif reason := _mismatch(payload, digest, requirement, reference):
             reasons.append(reason)
         else:
@@ -121,7 +121,7 @@ def _signatures(registry: Registry, digest: str) -> list[tuple[str, bytes, bytes
         layers = typed.decode(data, _Manifest).layers
     except msgspec.MsgspecError as error:
         raise SignatureValidationFailed(
-            f"the signatures of {digest} are no manifest: {error}"
+            f"the signatures of {digest} are not a manifest: {error}"
         ) from None
     signatures = []
     for layer in layers[:SIGNATURES_LIMIT]:
@@ -147,16 +147,19 @@ def _mismatch(payload: bytes, digest: str, requirement: Requirement, reference: 
     try:
         critical = typed.decode(payload, _Payload).critical
     except msgspec.MsgspecError:
-        return "what was signed is no claim about an image"
+        return "the signed payload is not a claim about an image"
     if critical.type != TYPE:
-        return f"what was signed is a {critical.type[:80]!r}"
+        return f"the signed payload has the type {critical.type[:80]!r}"
     if critical.image.digest != digest:
         return "a signature is for another manifest"
     if not policy.identity_matches(
         requirement.signed_identity, reference, critical.identity.reference
     ):
         claimed = critical.identity.reference[:200]
-        return f"a signature is for {claimed!r}, which {requirement.signed_identity.type} does not take"
+        return (
+            f"a signature is for {claimed!r},"
+            f" which {requirement.signed_identity.type} does not accept"
+        )
     return ""
 
 
@@ -202,5 +205,6 @@ def check_policy(path: str) -> None:
                     _keys(requirement, f"{path}, {name}")
                 except ImportError:
                     raise WrongState(
-                        f"signature policy {path}: {policy.SIGNED} needs the Python package cryptography"
+                        f"signature policy {path}: {policy.SIGNED} needs"
+                        " the Python package cryptography"
                     ) from None

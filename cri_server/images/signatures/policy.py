@@ -101,7 +101,7 @@ def read(path: str) -> Policy:
         )
         for transport, scopes in content_file.transports.items():
             for scope, requirements in scopes.items():
-                if transport == TRANSPORT:  # the others are for other programs
+                if transport == TRANSPORT:  # other transports are used by other programs only
                     _check(f"transports.{transport}.{scope or '(all)'}", requirements)
     except (OSError, ValueError, RecursionError) as error:
         raise WrongState(f"signature policy {path}: {error}") from None
@@ -143,14 +143,16 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"{key!r} is there twice")
+            raise ValueError(f"key {key!r} occurs twice")
         found[key] = value
     return found
 
 
 def _check(place: str, requirements: list[Requirement]) -> None:
     if not requirements:
-        raise ValueError(f"{place}: no requirement, not even {ACCEPT}")
+        raise ValueError(
+            f"{place}: the list of requirements is empty; use {ACCEPT} to accept everything"
+        )
     for requirement in requirements:
         if requirement.type not in (ACCEPT, REJECT, SIGNED):
             raise ValueError(

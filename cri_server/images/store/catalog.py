@@ -126,7 +126,7 @@ class Catalog:
         self._pinned = {pin(text) for text in pinned}
         self._names: list[Name] = []
         self._contents: dict[str, Content] = {}  # target digest -> content
-        self._were_mounted: set[str] = set()  # target digests, as the index said that was read
+        self._were_mounted: set[str] = set()  # target digests with FORM in the index that was read
         self._images: dict[str, Image] = {}
         self._layer_pairs: frozenset[tuple[str, str]] = frozenset()
 
@@ -435,7 +435,7 @@ class Catalog:
         atomic_file.write_bytes(str(self._root / "index.json"), data, durable=True)
         try:
             atomic_file.write_json(str(self._root / _NAMES), {"manifests": entries}, durable=True)
-        except OSError as error:  # only the copy is old now
+        except OSError as error:  # the copy stays outdated, which is harmless
             log.warning("%s could not be written: %s", self._root / _NAMES, error)
 
     def _is_written(self) -> bool:
@@ -450,7 +450,7 @@ class Catalog:
                 return self._parsed(json.loads(path.read_bytes())["manifests"])
             except (OSError, ValueError, LookupError, TypeError, RecursionError, Error) as error:
                 log.warning(
-                    "%s is damaged and set aside: %s: %s", path, type(error).__name__, error
+                    "%s is damaged and was renamed: %s: %s", path, type(error).__name__, error
                 )
                 _set_aside(path)
         return self._scan()

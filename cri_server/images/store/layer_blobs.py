@@ -17,7 +17,7 @@ from cri_server.images.store.blobs import Blobs, DigestMismatch, Ingest
 from cri_server.images.store.layer_files import LayerFiles
 
 _READ_BYTES = 1 << 20
-_GZIP = 31  # zlib's window bits for a gzip member, which has no time in it
+_GZIP = 31  # zlib's window bits for a gzip member; its header has no time
 
 
 class BlobSource(Protocol):

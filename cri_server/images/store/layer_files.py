@@ -22,7 +22,7 @@ from pyrunc.compile.image_mount import Image
 from pyrunc.errors import NotFound
 from pyrunc.kernel import verity
 
-DROPPED_LIMIT = 100  # descriptors; beyond it a file is freed at once
+DROPPED_LIMIT = 100  # descriptors of dropped files; beyond it files are freed at once
 _DIGITS = frozenset("0123456789abcdef")
 
 
@@ -34,7 +34,7 @@ class LayerFiles:
         self._verity = root / "verity"
         self._sizes: dict[Path, int] = {}
         self._digests: dict[Path, str] = {}
-        self._unsynced: set[Path] = set()  # whose names a crash may take
+        self._unsynced: set[Path] = set()  # files whose names a crash may lose
         self._dropped: list[int] = []
 
     def prepare(self) -> None:
@@ -126,11 +126,11 @@ class LayerFiles:
     def _commit(self, source: str, path: Path) -> None:
         status = os.lstat(source)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-            raise DigestMismatch(f"{source} is not what an errand makes")
+            raise DigestMismatch(f"{source} was not made by a job")
         fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             self._seal(fd, path)
-            # now and not in `sync`, so that the disk works beside what is still being made
+            # Now and not in `sync`, so that the disk writes while other layers are made.
             os.fsync(fd)
         finally:
             os.close(fd)

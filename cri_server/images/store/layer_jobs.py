@@ -103,9 +103,9 @@ class LayerJobs:
         decoder = _in_process(zygote, _DECODE_JOB, limits, [*blob_fds, *sending], lambda: None)
         try:
             async with asyncio.TaskGroup() as group:
-                # Our copies of a process's ends are closed with it, else the other one would wait.
-                # Who finds the content cut short fails after the decoder then, whose error is the
-                # one that counts.
+                # When the decoder ends, this process's copies of its ends are closed, so that the
+                # receiver sees the end of the content. A receiver that finds it truncated then
+                # fails after the decoder, whose error is the one to report.
                 task = group.create_task(decoder)
                 task.add_done_callback(lambda _: close_all(sending))
                 try:
@@ -166,7 +166,7 @@ async def _in_process(
 ) -> None:
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     loop = asyncio.get_running_loop()
-    # the errand's end of the pipe is closed, so it is gone and writes no more
+    # Set when the job's end of the pipe is closed: the process is gone and writes no more.
     ended = asyncio.Event()
 
     def readable() -> None:
@@ -184,12 +184,12 @@ async def _in_process(
             async with asyncio.timeout(_JOB_END_S):
                 await ended.wait()
         except TimeoutError:
-            log.warning("a process that works on a layer does not end")
+            log.warning("a job on a layer has ended, but its process has not")
         finally:
             loop.remove_reader(reading)
             os.close(reading)
     if result.exit_code:
         last_line = result.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
         raise PeerError(
-            f"unpacking a layer failed with exit code {result.exit_code}: {last_line[:300]}"
+            f"a job on a layer failed with exit code {result.exit_code}: {last_line[:300]}"
         )

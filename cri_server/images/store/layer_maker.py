@@ -37,7 +37,7 @@ from cri_server.operations.locks import KeyedLock
 
 log = logging.getLogger(__name__)
 
-PARTIAL_LAYERS_LIMIT = 100  # whose descriptors go to a process in one message
+PARTIAL_LAYERS_LIMIT = 100  # their descriptors are passed in one message
 JOB_MODULES = (
     "cri_server.images.layers.decode",
     "cri_server.images.erofs.build",
@@ -117,7 +117,7 @@ class LayerMaker:
         self._jobs = jobs
         self._verified = VerifiedLayers(catalog)
         self._work = SharedWork()
-        self._commits = KeyedLock()  # for as long as a file that is made is renamed
+        self._commits = KeyedLock()  # held while a finished file is renamed
 
     async def make_all(
         self,
@@ -224,7 +224,7 @@ class LayerMaker:
             tars.finish()
             await asyncio.wait([making])
             if not making.cancelled() and (error := making.exception()):
-                log.debug("an index that was begun early: %s", error)
+                log.debug("an index of partial tars was not finished: %s", error)
             tars.close()
 
     async def _ensure_tar(
@@ -292,8 +292,8 @@ class LayerMaker:
                 arriving: list[StreamedBlob] = []
 
                 def on_progress() -> None:
-                    # Bytes of the blob are its progress. What they decode to is the image's
-                    # choice: 4 MiB of zeros are 130 bytes of zstd.
+                    # While the blob arrives its bytes are the progress, not its content: 4 MiB of
+                    # zeros are 130 bytes of zstd.
                     if all(blob.is_closed for blob in arriving):
                         watch.touch()
                     if tars:
@@ -384,7 +384,7 @@ class LayerMaker:
                     on_progress,
                 )
             async with self._commits.hold(f"index {chain_id}", watch.paused()):
-                if not self._files.has_index(chain_id):  # one that is here may be mounted
+                if not self._files.has_index(chain_id):  # an existing one may be mounted
                     await self._commit(lambda: self._files.commit_index(folder, chain_id), watch)
 
     async def _commit(self, take: Callable[[], None], watch: Watch) -> None:
@@ -448,7 +448,7 @@ class LayerMaker:
                 if layer.below is not None:
                     await layer.below.wait()
                 async with self._commits.hold(f"layer {layer.chain[-1]}", watch.paused()):
-                    if self._layers.get(layer.chain[-1]) is None:  # one that is here is in use
+                    if self._layers.get(layer.chain[-1]) is None:  # an existing one may be in use
                         await in_thread(lambda: self._layers.commit(folder, layer.chain))
             self._verified.add(layer.descriptor.digest, layer.diff_id)
         finally:

@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 
-EVERYTHING = "everything"  # a key that is held as digests are
+EVERYTHING = "everything"  # a lease on this key prevents any collection
 
 
 class Leases:

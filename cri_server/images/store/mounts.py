@@ -62,7 +62,7 @@ class Mounts:
         self._files, self._store = files, store
         self._lock = threading.Lock()
         self._mounts: dict[str, ImageMount] = {}
-        self._seen: set[str] = set()  # chain ids, by `drop_tar_pages`
+        self._seen: set[str] = set()  # chain ids of mounts at the last `drop_tar_pages`
         self._dropped: list[ImageMount] = []
 
     def adopt(self, contents: Iterable[Content]) -> None:
@@ -74,13 +74,13 @@ class Mounts:
             try:
                 with _opened(image) as fds:
                     name = name_of(content.chain[-1], image, fds)
-            except (Error, OSError):  # said to who uses the image
+            except (Error, OSError):  # reported when the image is used
                 continue
             fd = stored.get(name, -1)
             if fd >= 0 and is_mount_of(fd, content.chain[-1]):
                 self._mounts[content.chain[-1]] = ImageMount(stored.pop(name), image, name)
         for name, fd in stored.items():
-            log.info("the stored descriptor %s belongs to no image that is here", name)
+            log.info("the stored descriptor %s belongs to no image of the store", name)
             os.close(fd)
             self._store.remove(name)
 
@@ -138,7 +138,7 @@ class Mounts:
             dropped, self._dropped = self._dropped, []
         for mount in dropped:
             self._store.remove(mount.stored_as)
-        dropped.clear()  # without the lock: it may take a tenth of a second
+        dropped.clear()  # closes them; without the lock, for it may take a tenth of a second
 
     def close(self) -> None:
         """Close all mounts; the stored descriptors stay for the next server. Blocking."""
@@ -158,7 +158,8 @@ def name_of(chain_id: str, image: Image, fds: Sequence[int]) -> str:
 
 
 def is_mount_of(fd: int, chain_id: str) -> bool:
-    """Whether `fd` is the root of a read-only EROFS with the UUID of this chain id. Raises OSError."""
+    """Whether `fd` is the root of a read-only EROFS with the UUID of this chain id. Raises
+    OSError."""
     uuid, half = erofs.uuid_of(chain_id), erofs.UUID_BYTES // 2
     # uuid_to_fsid() in Linux' statfs.h
     fsid = int.from_bytes(uuid[:half], "little") ^ int.from_bytes(uuid[half:], "little")

@@ -57,7 +57,7 @@ class Store:
         self.catalog = Catalog(root, self.blobs, self.layers, self.files, self.policy, pinned)
         self.room = SpaceLimit(root)
         self._leases = Leases()
-        self._collecting = threading.Lock()  # held while what nobody needs is deleted
+        self._collecting = threading.Lock()  # held while unused content is deleted
         self._changing = asyncio.Lock()
         self.jobs = LayerJobs(zygote, self.layers)
         self.maker = LayerMaker(
@@ -95,7 +95,7 @@ class Store:
     def _choose_form(self) -> None:
         sharing = sharing_obstacle() if self._kind == "auto" else ""
         if sharing:
-            log.info("images are unpacked: if they were mounted, %s", sharing)
+            log.info("new images are unpacked: if they were mounted, %s", sharing)
         unpacks = self._kind == "unpacked" or bool(sharing)
         if unpacks and self.files.empty:
             return
@@ -104,21 +104,21 @@ class Store:
         self.policy.erofs = self.policy.mounts and not unpacks
         if why and self._kind == "erofs":
             raise Unsupported(
-                f'[images] store = "erofs": images cannot be mounted here: {why}; "auto" unpacks them'
+                f'[images] store = "erofs": images cannot be mounted here: {why};'
+                ' store = "auto" unpacks them'
             )
         if why:
-            level = (
-                logging.INFO if self.files.empty else logging.WARNING
-            )  # those that are here need room then
-            log.log(level, "images are unpacked, since they cannot be mounted here: %s", why)
+            # Mounted images must be unpacked now, which takes disk space.
+            level = logging.INFO if self.files.empty else logging.WARNING
+            log.log(level, "images are unpacked, because they cannot be mounted here: %s", why)
 
     def _mount_obstacle(self) -> str:
         try:
             return mount_obstacle(self.root)
         except ResourceExhausted as error:
-            # A full disk must not make a node unpack what is here: kubelet frees it through this
+            # On a full disk mounted images must not be unpacked: kubelet frees space through this
             # server.
-            log.warning("it was not tried whether images can be mounted: %s", error)
+            log.warning("could not test whether images can be mounted: %s", error)
             return ""
 
     async def _rebuild(self, name: Name) -> None:
@@ -196,7 +196,7 @@ class Store:
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            log.warning("the image store is full: removing first, writing the index then")
+            log.warning("the image store is full: content is removed before the index is written")
             self.catalog.remove_in_memory(names)
             self._collect()
             self._empty_trash()

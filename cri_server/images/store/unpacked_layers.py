@@ -50,10 +50,10 @@ class Layers:
         self._ingest = root / "ingest"
         self._trash = root / "trash"
         self._empty = root / "empty"
-        # empty too: the second layer that overlayfs needs below a single one
+        # Also empty: the second lower layer that overlayfs needs below a single one.
         self.lowest = root / "lowest"
         self._layers: dict[str, Layer] = {}
-        self._unsynced: set[str] = set()  # chain ids of layers that a crash may take
+        self._unsynced: set[str] = set()  # chain ids of layers that a crash may lose
 
     def prepare(self) -> None:
         """Create the folders and read the records. Layers without a readable record, and unfinished
@@ -173,7 +173,7 @@ class Layers:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             remove_tree(fd, name)
-        except FileNotFoundError:  # two that empty the trash at once
+        except FileNotFoundError:  # another thread empties the trash, too
             pass
         finally:
             os.close(fd)
@@ -189,7 +189,7 @@ def refuse_links(folder: str) -> None:
         except FileNotFoundError:
             raise NotFound(f"{folder} has no {name}") from None
         if not is_kind(status.st_mode) or status.st_size > RECORD_LIMIT_BYTES:
-            raise DamagedRecord(f"{folder}/{name} is not what an unpacker makes")
+            raise DamagedRecord(f"{folder}/{name} was not made by the unpacker")
 
 
 def make_devices(tree: str, layer: Layer) -> None:
@@ -212,7 +212,7 @@ def make_devices(tree: str, layer: Layer) -> None:
             finally:
                 os.close(parent)
     except (ValueError, TypeError, OverflowError):
-        raise DamagedRecord(f"{tree}: a device that cannot be") from None
+        raise DamagedRecord(f"{tree}: the record of a device is malformed") from None
     finally:
         os.close(root)
 

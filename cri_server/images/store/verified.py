@@ -33,12 +33,12 @@ class VerifiedLayers:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._decoded: set[tuple[str, str]] = set()  # of images that are not listed yet
+        self._decoded: set[tuple[str, str]] = set()  # layers of images that are not listed yet
 
     def add(self, blob: str, diff_id: str) -> None:
         """Record that the blob was decoded to content with this digest."""
         if len(self._decoded) >= REMEMBERED_LIMIT:
-            self._decoded.clear()  # they are downloaded once more at worst
+            self._decoded.clear()  # at worst these layers are downloaded again
         self._decoded.add((blob, diff_id))
 
     def has(self, blob: str, diff_id: str) -> bool:

@@ -141,7 +141,7 @@ async def test_where_the_kernel_cannot_mount_layers_are_unpacked_from_their_tars
             await other.close()
         said = {record.getMessage(): record.levelname for record in caplog.records}
         assert (
-            said["images are unpacked, since they cannot be mounted here: no such kernel"]
+            said["images are unpacked, because they cannot be mounted here: no such kernel"]
             == "WARNING"
         )
         assert said[f"image {name}: unpacking its layers again"] == "WARNING"

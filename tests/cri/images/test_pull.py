@@ -194,7 +194,7 @@ async def test_the_index_has_an_image_for_this_machine(
     assert found.repo_digests == [f"{registry.host}/app@{digest}"]
     await service.remove(found.id)
     registry.push_index("app:v2", {("linux", "s390x", ""): wrong})
-    with pytest.raises(NotFound, match=r"no image for linux/.*; there is linux/s390x"):
+    with pytest.raises(NotFound, match=r"no image for linux/.*; available: linux/s390x"):
         await service.pull(f"{registry.host}/app:v2")
 
 

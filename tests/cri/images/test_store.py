@@ -143,7 +143,7 @@ BAD_ARCHIVES = {
         layer({"manifest.json": '[{"Config":"a","Layers":[]}]', "a": build.symlink("b"), "b": build.symlink("a")}),
         "does not have",
     ),
-    "a blob under another digest": (layer({f"blobs/sha256/{'0' * 64}": "x"}), "has the content of"),
+    "a blob under another digest": (layer({f"blobs/sha256/{'0' * 64}": "x"}), "the content has the digest"),
     "an empty index": (layer({"index.json": '{"schemaVersion":2,"manifests":[]}'}), "no image for this machine"),
     "names that are none, in both forms": (
         layer({"index.json": '{"schemaVersion":2,"manifests":[]}', "c": "{}", "manifest.json": '[{"Config":"c","RepoTags":5}]'}),

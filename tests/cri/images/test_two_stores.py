@@ -251,7 +251,7 @@ def test_the_reason_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     for number, words in (
         (errno.ENODEV, "the kernel has no EROFS"),
-        (errno.ENOTBLK, "from block devices alone"),
+        (errno.ENOTBLK, "only from block devices"),
         (errno.EIO, "fsconfig erofs: EIO"),
     ):
         refuse(number)

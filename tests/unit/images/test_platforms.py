@@ -138,7 +138,7 @@ def test_the_message_lists_what_there_is(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(NotFound) as caught:
         manifests.choose(index(*texts))
     there = "linux/amd64, linux/arm/v8, linux/arm64/v8, windows/amd64"
-    assert caught.value.message == f"no image for linux/arm/v7; there is {there}"
+    assert caught.value.message == f"no image for linux/arm/v7; available: {there}"
 
 
 def test_what_is_here_is_chosen_before_what_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def test_a_platform_that_is_named_takes_just_this_image(text: str, chosen: str) 
     found = manifests.choose(Index(entries), platforms.parse(text)).platform
     assert str(found) == f"linux/{chosen}"
     with pytest.raises(
-        NotFound, match=r"no image for linux/386; there is linux/amd64, .*linux/arm/v7"
+        NotFound, match=r"no image for linux/386; available: linux/amd64, .*linux/arm/v7"
     ):
         manifests.choose(Index(entries), platforms.parse("linux/386"))
 

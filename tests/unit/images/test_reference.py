@@ -118,7 +118,7 @@ def test_a_name_keeps_its_spelling_and_docker_hub_has_one() -> None:
 
 @pytest.mark.parametrize("port", ["0", "65536", "99999"])
 def test_a_port_that_is_none(port: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"there is no port {port}"):
+    with pytest.raises(InvalidArgument, match=f"port {port} is out of range"):
         Reference.parse(f"r.example:{port}/a")
 
 

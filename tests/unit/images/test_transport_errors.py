@@ -27,5 +27,5 @@ def test_http_where_tls_was_expected_is_told_as_that() -> None:
             pool.request("GET", "/v2/")
         pool.close()
     assert describe_error(caught.value, f"127.0.0.1:{port}") == (
-        f'it speaks HTTP, not TLS: server = "http://127.0.0.1:{port}" in its hosts.toml asks it so'
+        f'it speaks HTTP, not TLS: set server = "http://127.0.0.1:{port}" in its hosts.toml'
     )
