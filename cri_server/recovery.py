@@ -185,6 +185,6 @@ async def _detach(services: Services, identifier: str, netns_path: str | None) -
 async def drop_container(services: Services, identifier: str) -> None:
     """Drop a container without a record or without a sandbox: it was being made or removed."""
     await unfinished.end_container(services.paths, identifier)
-    await disk.forget(services.paths.container_record(identifier))
+    await disk.remove_record(services.paths.container_record(identifier))
     await disk.delete_container_folders(services.paths, services.trash, identifier)
     log.info("dropped what was left of container %s", identifier)

@@ -1,2 +1,2 @@
-"""Checkpoints of containers as archives on disk: what CRIU wrote, the writable layer, and what the
-container was."""
+"""Checkpoints of containers as archives: CRIU's images, the writable layer, and a description of
+the container."""

@@ -1,5 +1,5 @@
-"""What a checkpoint says of its container: config.dump, status.dump and containerd's status file,
-in the forms that others read."""
+"""Describes a checkpoint's container in the formats of other programs: config.dump, status.dump and
+containerd's status file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _config(container: Container, captured_at_ns: int, handler: str) -> dict[str
 
 
 def _status(container: Container) -> dict[str, Any]:
-    """CRI's ContainerStatus, as Go writes it."""
+    """CRI's ContainerStatus with the field names of Go's JSON."""
     config = container.config
     return {
         "id": container.id,

@@ -1,8 +1,8 @@
-"""The errands of a checkpoint: CRIU and the writable layer while the container stands still, the
-archive when it runs again.
+"""The jobs of a checkpoint: dumping with CRIU and copying the writable layer while the container is
+frozen, then packing the archive.
 
-Each runs in a process of its own (`zygote`): CRIU is its child, and a source that does not answer
-holds nobody up.
+Each job runs in a process of its own (`zygote`): CRIU is its child, and a source that does not
+answer blocks only this process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from cri_server.checkpoints import layer, names
 from cri_server.checkpoints.options import OPTIONS
 from pyrunc import atomic_file
-from pyrunc.checkpoint.checkpoint import Choices, Dump, checkpoint
+from pyrunc.checkpoint.checkpoint import CriuOptions, DumpOptions, checkpoint
 from pyrunc.compile.descriptors import NamedDescriptors
 from pyrunc.compile.image_mount import open_image
 from pyrunc.compile.sources import Overlay, open_overlay
@@ -39,8 +39,8 @@ PACK = "cri_server.checkpoints.dump:pack"
 
 
 class TakeDump(Record):
-    """Of `dump`. `directory`: the container's state; `upper`: its writable layer; `work`: an
-    existing folder; `volumes`: the container's own folders by their places in it; `images`: paths
+    """Arguments of `dump`. `directory`: the container's state; `upper`: its writable layer; `work`:
+    an existing folder; `volumes`: the container's own folders by their paths in it; `images`: paths
     of indexes."""
 
     directory: AbsolutePath
@@ -51,42 +51,42 @@ class TakeDump(Record):
 
 
 class Pack(Record):
-    """Of `pack`. `target`: a new file."""
+    """Arguments of `pack`. `target`: a new file."""
 
     work: AbsolutePath
     target: AbsolutePath
 
 
 class WriteTree(Record):
-    """Of `write_tree`. `target`: a new file."""
+    """Arguments of `write_tree`. `target`: a new file."""
 
     target: AbsolutePath
 
 
 def dump(arguments: Message, fds: list[int]) -> int:
-    """A `TakeDump` + the mounts of the indexes.
+    """Dump a frozen container, which stays frozen. Arguments: a `TakeDump`; `fds`: mounts of the
+    indexes.
 
-    The container stands still and goes on doing so. Leaves CRIU's images, its log, the writable
-    layer and `spec.dump` in `work`. Raises Error.
+    Leaves CRIU's images, its log, the writable layer and `spec.dump` in `work`. Raises Error.
     """
-    wanted = TakeDump.of(arguments)
-    directory, work = wanted.directory, wanted.work
-    held = dict(zip(wanted.images, fds, strict=True))
+    request = TakeDump.of(arguments)
+    directory, work = request.directory, request.work
+    mounts = dict(zip(request.images, fds, strict=True))
     with disk_errors("checkpoint", work):
         document = atomic_file.read_json(f"{directory}/{states.CONFIG}")
-        asked = LaunchFile.read(directory)
+        launch = LaunchFile.read(directory)
         root, _, container = directory.rpartition("/")
         state = states.find(root, container)
         os.mkdir(f"{work}/{names.IMAGES}", 0o700)
-        chosen = Choices(image_path=f"{work}/{names.IMAGES}", work_path=work, **OPTIONS)
-        checkpoint(state, chosen, Dump(leave_running=True))
+        options = CriuOptions(image_path=f"{work}/{names.IMAGES}", work_path=work, **OPTIONS)
+        checkpoint(state, options, DumpOptions(leave_running=True))
         binds = list(_binds(document))
         removed = layer.write(
-            wanted.upper,
+            request.upper,
             f"{work}/{names.LAYER}",
-            lambda: _open_lower(asked.rootfs, held),
+            lambda: _open_lower(launch.rootfs, mounts),
             [bind["destination"] for bind in binds],
-            wanted.volumes,
+            request.volumes,
         )
         _write(work, names.DELETED, removed)
         _write(work, names.BIND_MOUNTS, binds)
@@ -95,10 +95,10 @@ def dump(arguments: Message, fds: list[int]) -> int:
 
 
 def pack(arguments: Message, fds: list[int]) -> int:
-    """A `Pack`: the content of `work` as the new file `target`, synced. Raises Error; the file is
-    gone then."""
-    wanted = Pack.of(arguments)
-    work, target = wanted.work, wanted.target
+    """Pack the content of `work` into the new file `target`, synced. Raises Error, and then the
+    file is removed."""
+    request = Pack.of(arguments)
+    work, target = request.work, request.target
     with disk_errors("checkpoint", target):
         number = os.open(
             target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
@@ -115,7 +115,7 @@ def pack(arguments: Message, fds: list[int]) -> int:
 
 
 def write_tree(arguments: Message, fds: list[int]) -> int:
-    """A `WriteTree` + a folder: its files as the new tar `target`. Raises Error."""
+    """Write the files of the folder in `fds` to the new tar `target`. Raises Error."""
     target = WriteTree.of(arguments).target
     with disk_errors("checkpoint", target):
         layer.write(f"/proc/self/fd/{fds[0]}", target, _refuse_opaque)
@@ -123,12 +123,12 @@ def write_tree(arguments: Message, fds: list[int]) -> int:
 
 
 def _refuse_opaque() -> int:
-    raise Unsupported("a folder that is no overlay's has trusted.overlay.opaque")
+    raise Unsupported("a folder outside an overlay has the attribute trusted.overlay.opaque")
 
 
 def write_archive(work: str, file: Any) -> None:
-    """The files of a folder and its folders as a tar: small ones first, so that what a checkpoint
-    is need not be searched for."""
+    """Write a folder's files as a tar: small ones first, so that a reader finds the descriptions
+    quickly."""
     with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
         present = os.listdir(work)
         for name in (*(n for n in names.FILES if n in present), names.IMAGES):
@@ -157,7 +157,7 @@ def _binds(document: Mapping[str, Any]) -> Any:
         source = mount.get("source", "")
         try:
             status = os.stat(source)
-        except OSError:  # of the pod, or gone
+        except OSError:  # in the pod's namespaces, or gone
             kind, permissions = "", 0
         else:
             kind = "directory" if stat.S_ISDIR(status.st_mode) else "file"
@@ -170,10 +170,10 @@ def _binds(document: Mapping[str, Any]) -> Any:
         }
 
 
-def _open_lower(rootfs: Overlay, held: Mapping[str, int]) -> int:
-    """The image's tree without the writable layer."""
+def _open_lower(rootfs: Overlay, mounts: Mapping[str, int]) -> int:
+    """Open the image's tree without the writable layer."""
     if rootfs.image is not None:
-        return open_image(rootfs.image, held)
+        return open_image(rootfs.image, mounts)
     with NamedDescriptors() as descriptors:
         return open_overlay(Overlay(rootfs.lower), Linux(), descriptors)
 

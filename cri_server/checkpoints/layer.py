@@ -1,9 +1,8 @@
-"""A container's writable layer as a tar of what it has written and a list of what it has removed of
-its image.
+"""Writes a container's writable layer as a tar of its files and a list of removed paths.
 
-overlayfs keeps a removal as a character device 0:0, and a folder that hides the image's with
-`trusted.overlay.opaque`; both become paths in the list, as checkpointctl, podman and CRI-O read it.
-Nobody writes to the layer meanwhile: the container stands still.
+overlayfs represents a removal as a character device 0:0, and a folder that hides the image's with
+`trusted.overlay.opaque`; both become paths in the list, in the format of checkpointctl, podman and
+CRI-O. The layer does not change meanwhile, because the container is frozen.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from pyrunc.kernel.tree import FOLDER
 
 OVERLAY = "trusted.overlay."
 OPAQUE = f"{OVERLAY}opaque"
-# A file without its data, a folder under another name: the kernel writes these where it is told to
-# (redirect_dir, metacopy).
+# A file without its data, a folder under another name: overlayfs writes these with its options
+# redirect_dir and metacopy.
 POINTERS = (f"{OVERLAY}redirect", f"{OVERLAY}metacopy")
 _NONE: Mapping[str, str] = {}
 _XATTR = "SCHILY.xattr."
@@ -42,12 +41,13 @@ def write(
     without: Collection[str] = frozenset(),
     volumes: Mapping[str, str] = _NONE,
 ) -> list[str]:
-    """Write the layer at `upper` to the new file `target`; the removed paths, absolute and sorted.
+    """Write the layer at `upper` to the new file `target`; return the removed paths, absolute and
+    sorted.
 
-    `open_lower`: a descriptor of the image's tree, which is asked for when a folder hides what the
-    image has there; it is closed here. `without`: absolute paths that are left out with all below,
-    the places of mounts. `volumes`: folders of the container's own, by their absolute paths in it,
-    which are written as if they were in the layer. Raises Unsupported, KernelError, OSError.
+    `open_lower`: opens the image's tree, when a folder hides the image's content; the descriptor is
+    closed here. `without`: absolute paths to leave out with everything below, the destinations of
+    mounts. `volumes`: the container's own folders by their absolute paths in it, written as if they
+    were in the layer. Raises Unsupported, KernelError, OSError.
     """
     root = os.open(upper, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -77,7 +77,7 @@ def _write_volume(source: str, place: bytes, tar: tarfile.TarFile) -> None:
 
 
 class _Writer:
-    """`prefix`: where the tree is in the tar."""
+    """Writes a tree into the tar, below `prefix`."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class _Writer:
         self._links: dict[tuple[int, int], str] = {}
         self.removed: list[bytes] = []
         self.opaque: list[bytes] = []
-        self.seen: dict[bytes, list[bytes]] = {}  # the names of each folder
+        self.seen: dict[bytes, list[bytes]] = {}  # folder -> its names
 
     def run(self) -> None:
         pending = [b""]
@@ -105,7 +105,8 @@ class _Writer:
             pending += below
 
     def _folder(self, path: bytes) -> list[bytes]:
-        """Write what is in the folder but for its folders' content; the paths of those."""
+        """Write the folder's entries, without its subfolders' content; return the subfolders'
+        paths."""
         place = self._folders.open(path)
         own = f"/proc/self/fd/{place}"
         if is_opaque(own):
@@ -113,21 +114,21 @@ class _Writer:
         names = self.seen[path] = sorted(os.fsencode(name) for name in os.listdir(own))
         below = []
         for name in names:
-            there = path + b"/" + name if path else name
-            if there in self._without:
+            child = path + b"/" + name if path else name
+            if child in self._without:
                 continue
             status = os.stat(name, dir_fd=place, follow_symlinks=False)
             if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
-                self.removed.append(there)
+                self.removed.append(child)
                 continue
-            self._entry(place, name, there, status)
+            self._entry(place, name, child, status)
             if stat.S_ISDIR(status.st_mode):
-                below.append(there)
+                below.append(child)
         return below
 
     def _entry(self, place: int, name: bytes, path: bytes, status: os.stat_result) -> None:
         kind = _KINDS.get(stat.S_IFMT(status.st_mode))
-        if kind is None:  # a socket: no tar has these, and CRIU makes the bound ones anew
+        if kind is None:  # a socket: tars cannot hold these, and CRIU makes bound ones anew
             return
         member = tarfile.TarInfo(os.fsdecode(self._prefix + path))
         member.type, member.mode = kind, stat.S_IMODE(status.st_mode)
@@ -147,7 +148,7 @@ class _Writer:
             return
         if kind == tarfile.DIRTYPE:
             number = os.open(name, FOLDER, dir_fd=place)
-        else:  # of /dev/shm not all who may write to it need stand still
+        else:  # /dev/shm may change: not all of its writers are frozen
             number = open_regular_at(place, name)
         try:
             member.pax_headers = dict(_attributes(number, member.name))
@@ -162,27 +163,25 @@ class _Writer:
 
 
 def _attributes(number: int, path: str) -> Iterator[tuple[str, str]]:
-    """Extended attributes as PAX has them; overlayfs' own stay here. Raises Unsupported."""
+    """Yield extended attributes as PAX headers, without overlayfs' own. Raises Unsupported."""
     for name in os.listxattr(number):
         if name in POINTERS:
-            raise Unsupported(
-                f"{path!r} has {name}: what it points to is not in the writable layer"
-            )
+            raise Unsupported(f"{path!r} has {name}: its target is not in the writable layer")
         if not name.startswith(OVERLAY):
-            if "=" in name or not _is_utf8(name):  # the end of a PAX key, and no PAX key
+            if "=" in name or not _is_utf8(name):  # "=" ends a PAX key, which is UTF-8
                 raise Unsupported(
-                    f"{path!r} has the extended attribute {name!r}, whose name no tar can hold"
+                    f"{path!r} has the extended attribute {name!r}, whose name a tar cannot store"
                 )
             yield _XATTR + name, os.getxattr(number, name).decode("utf-8", "surrogateescape")
 
 
 def _is_utf8(name: str) -> bool:
-    """Of a name as `os` tells it: other bytes stand in it as surrogate escapes."""
+    """Whether a name from `os` was UTF-8: other bytes are surrogate escapes."""
     return all(not "\udc80" <= character <= "\udcff" for character in name)
 
 
 def is_opaque(path: str) -> bool:
-    """Whether a folder of a writable layer hides what the image has at its place."""
+    """Whether a folder of a writable layer hides the image's content."""
     try:
         return os.getxattr(path, OPAQUE) == b"y"
     except OSError:
@@ -192,7 +191,7 @@ def is_opaque(path: str) -> bool:
 def _hidden(
     opaque: list[bytes], open_lower: Callable[[], int], seen: dict[bytes, list[bytes]]
 ) -> Iterator[bytes]:
-    """What of the image is hidden by opaque folders, and not replaced."""
+    """Yield the image's paths that opaque folders hide and do not replace."""
     if not opaque:
         return
     lower = open_lower()
@@ -209,10 +208,10 @@ def _hidden(
             finally:
                 os.close(folder)
             for name in names:
-                there = path + b"/" + name if path else name
+                child = path + b"/" + name if path else name
                 if name not in seen[path]:
-                    yield there
-                elif there in seen:
-                    pending.append(there)
+                    yield child
+                elif child in seen:
+                    pending.append(child)
     finally:
         os.close(lower)

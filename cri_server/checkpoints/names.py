@@ -22,14 +22,12 @@ IMAGES = "checkpoint"
 CONFIG, SPEC, STATUS, CONTAINERD_STATUS = "config.dump", "spec.dump", "status.dump", "status"
 LAYER, DELETED, BIND_MOUNTS = "rootfs-diff.tar", "deleted.files", "bind.mounts"
 LOG, STATISTICS = "dump.log", "stats-dump"
-UNFINISHED = (
-    # beside the parts of an archive that is being made: the path of what will be the archive
-    "unfinished"
-)
+# A file beside the parts of an archive that is being made, with the path of the archive.
+UNFINISHED = "unfinished"
 FILES = (CONFIG, SPEC, STATUS, CONTAINERD_STATUS, LAYER, DELETED, BIND_MOUNTS, LOG, STATISTICS)
 
-# Of an image that holds an archive's files as its only layer, in its manifest: checkpointctl's,
-# CRI-O's, podman's.
+# In the manifest of an image whose only layer has an archive's files: checkpointctl's, CRI-O's,
+# podman's.
 ANNOTATIONS = (
     "org.criu.checkpoint.container.name",
     "io.kubernetes.cri-o.annotations.checkpoint.name",

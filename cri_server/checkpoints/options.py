@@ -1,8 +1,8 @@
-"""What CRIU is told for a container of a pod, in both directions; by the names of
-`pyrunc.checkpoint.checkpoint.Choices`.
+"""CRIU's options for containers of pods, in both directions; fields of
+`pyrunc.checkpoint.checkpoint.CriuOptions`.
 
-Connections are with peers that go on without the container, at an address that a restored pod has
-no more: they are not dumped, and come back closed. Listeners come back as they were.
+Connections are not dumped: their peers go on without the container, and a restored pod has another
+address. They are restored closed; listening sockets are restored as they were.
 """
 
 from __future__ import annotations

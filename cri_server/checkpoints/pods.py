@@ -1,4 +1,4 @@
-"""A pod's checkpoint: the names of its files, and which archive is which container's."""
+"""A pod's checkpoint: the names of its files, and which archive belongs to which container."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ID = re.compile(r"[0-9a-f]{64}")
 
 
 class Options(msgspec.Struct):
-    """pod.options, as checkpointctl has it (lib/metadata.go, CheckpointedPodOptions): container
+    """pod.options, with checkpointctl's fields (lib/metadata.go, CheckpointedPodOptions): container
     names -> ids."""
 
     containers: dict[str, str]
@@ -24,28 +24,28 @@ class Options(msgspec.Struct):
     version: int = VERSION
 
     def encode(self) -> bytes:
-        """As JSON."""
+        """Encode as JSON."""
         return msgspec.json.encode(self)
 
 
 def decode(content: bytes) -> Options:
-    """What `encode` wrote. Raises InvalidArgument."""
+    """Decode the JSON of `encode`. Raises InvalidArgument."""
     try:
-        found = typed.decode(content, Options)
+        options = typed.decode(content, Options)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"the checkpoint's {OPTIONS}: {error}") from None
-    if found.version != VERSION:
+    if options.version != VERSION:
         raise InvalidArgument(
-            f"the checkpoint's {OPTIONS} has version {found.version}, not {VERSION}"
+            f"the checkpoint's {OPTIONS} has version {options.version}, not {VERSION}"
         )
-    for identifier in found.containers.values():
+    for identifier in options.containers.values():
         if not _ID.fullmatch(identifier):
             raise InvalidArgument(
-                f"the checkpoint's {OPTIONS}: {identifier[:80]!r} is no container's id"
+                f"the checkpoint's {OPTIONS}: {identifier[:80]!r} is not a container id"
             )
-    return found
+    return options
 
 
 def archive(container_id: str) -> str:
-    """The name of a container's archive."""
+    """The file name of a container's archive."""
     return f"{container_id}.tar"

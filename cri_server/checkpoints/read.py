@@ -1,9 +1,8 @@
-"""A checkpoint taken from an archive or an image: what is needed of it ends up as plain files of
-our own. All of it is hostile.
+"""Reads a checkpoint from an archive or an image into plain files. All of its content is hostile.
 
-An archive is unpacked like an image's layer, by a process that can do nothing but make files in one
-folder; so is the writable layer in it. From an image the files are copied. Whatever comes, only
-regular files of known names are taken, and JSON is checked.
+An archive is unpacked like an image's layer, by a process that can only make files in one folder;
+so is the writable layer in it. From an image the files are copied. Only regular files with known
+names are taken, and JSON is checked.
 """
 
 from __future__ import annotations
@@ -41,14 +40,17 @@ TAKEN = (names.CONFIG, names.SPEC, names.LAYER, names.DELETED)
 DOCUMENT_LIMIT_BYTES = 16 << 20
 MOST_IMAGES = 100_000
 PATH_MAX = 4096
-MOST_FOLDERS = 100_000  # that whiteouts make in a writable layer; no image has as many
+MOST_FOLDERS = 100_000  # made for whiteouts in a writable layer; no image has as many
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _PLACE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-NAMES = "an archive of a checkpoint as kubelet's checkpoint API, containerd, CRI-O and `pyrunc-cri checkpoint` write"
+NAMES = (
+    "an archive of a checkpoint as kubelet's checkpoint API, containerd, CRI-O and"
+    " `pyrunc-cri checkpoint` write"
+)
 
 
 class _Config(msgspec.Struct, rename="camel"):
-    """Of config.dump what is used."""
+    """The used fields of config.dump."""
 
     name: str = ""
     rootfs_image: str = ""
@@ -75,7 +77,7 @@ class _Process(msgspec.Struct):
 
 
 class _Spec(msgspec.Struct):
-    """Of spec.dump what is used."""
+    """The used fields of spec.dump."""
 
     mounts: list[_Mount] | None = None
     process: _Process | None = None
@@ -83,9 +85,9 @@ class _Spec(msgspec.Struct):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """What a restore must know. `images`: references of the container's image, the best first;
-    `binds`: the places where something of the host was mounted; `terminal`: whether it had one;
-    `namespaces`: the kinds that were not the host's, in the words of OCI."""
+    """What a restore needs to know. `images`: references of the container's image, best first;
+    `binds`: destinations of mounts from the host; `terminal`: whether it had a terminal;
+    `namespaces`: OCI kinds of its own namespaces."""
 
     name: str
     images: list[str]
@@ -95,7 +97,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 def read(folder: str) -> Checkpoint:
-    """What the files say that `take` has left in `folder`. Raises InvalidArgument."""
+    """Read the documents that `take` has left in `folder`. Raises InvalidArgument."""
     config = _document(folder, names.CONFIG, _Config)
     spec = _document(folder, names.SPEC, _Spec)
     references = (config.rootfs_image_ref, config.rootfs_image_name, config.rootfs_image)
@@ -131,39 +133,39 @@ def _document(folder: str, name: str, kind: type[Any]) -> Any:
 
 
 class Unpack(Record):
-    """Of `unpack_archive`. `folder`: an empty one."""
+    """Arguments of `unpack_archive`. `folder`: an empty one."""
 
     folder: AbsolutePath
     limits: Limits
 
 
 class Take(Record):
-    """Of `take`. `target`: an empty folder."""
+    """Arguments of `take`. `target`: an empty folder."""
 
     target: AbsolutePath
 
 
 class Fill(Record):
-    """Of `fill`. `source`: a folder that UNPACK has made."""
+    """Arguments of `fill`. `source`: a folder that UNPACK has made."""
 
     source: AbsolutePath
 
 
 def unpack_archive(arguments: Message, fds: list[int]) -> int:
-    """An `Unpack` + the archive: its files in TREE of the folder. Raises InvalidArgument,
+    """Unpack the archive in `fds` into TREE of the folder. Raises InvalidArgument,
     ResourceExhausted."""
-    wanted = Unpack.of(arguments)
-    folder = wanted.folder
+    request = Unpack.of(arguments)
+    folder = request.folder
     with disk_errors("unpack a checkpoint", folder):
         try:
-            unpack(Stream(fds[0], wanted.limits), jail.enter(folder), None, wanted.limits)
+            unpack(Stream(fds[0], request.limits), jail.enter(folder), None, request.limits)
         except BadLayer as error:
             raise InvalidArgument(f"the checkpoint's archive: {error.message}") from None
     return 0
 
 
 def take(arguments: Message, fds: list[int]) -> int:
-    """A `Take` + a folder with an archive's files, of which the known ones are copied. Raises
+    """Copy the known files from the folder in `fds`, which has an archive's content. Raises
     Error."""
     target = Take.of(arguments).target
     with disk_errors("unpack a checkpoint", target):
@@ -178,14 +180,14 @@ def _copy_images(source: int, target: str) -> None:
         folder = open_beneath(source, names.IMAGES, os.O_RDONLY | os.O_DIRECTORY)
     except KernelError:
         raise InvalidArgument(
-            f"the checkpoint has no folder {names.IMAGES}: it is not {NAMES}"
+            f"the checkpoint has no folder {names.IMAGES}: it must be {NAMES}"
         ) from None
     os.mkdir(target, 0o700)
     try:
-        found = os.listdir(folder)
-        if len(found) > MOST_IMAGES:
+        images = os.listdir(folder)
+        if len(images) > MOST_IMAGES:
             raise InvalidArgument(f"the checkpoint has more than {MOST_IMAGES} images")
-        for name in found:
+        for name in images:
             _copy(folder, name, f"{target}/{name}", required=True)
     finally:
         os.close(folder)
@@ -199,21 +201,21 @@ def _copy(folder: int, name: str, target: str, *, required: bool) -> None:
             raise InvalidArgument(f"the checkpoint has no {name}: it is not {NAMES}") from None
         return
     if not stat.S_ISREG(status.st_mode):
-        raise InvalidArgument(f"the checkpoint's {name!r} is no regular file")
+        raise InvalidArgument(f"the checkpoint's {name!r} is not a regular file")
     # By a descriptor that follows no link: the file may have been changed since.
     source = open_regular_in_root(folder, name)
     try:
-        made = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        destination = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            copy_data(source, made, os.fstat(source).st_size)
+            copy_data(source, destination, os.fstat(source).st_size)
         finally:
-            os.close(made)
+            os.close(destination)
     finally:
         os.close(source)
 
 
 def fill(arguments: Message, fds: list[int]) -> int:
-    """A `Fill` + an empty folder, a pod's /dev/shm: the files go there. Raises Error."""
+    """Copy the files into the empty folder in `fds`, a pod's /dev/shm. Raises Error."""
     target = f"/proc/self/fd/{fds[0]}"
     with disk_errors("unpack a checkpoint", target):
         source = os.open(Fill.of(arguments).source, _FOLDER | os.O_NOFOLLOW)
@@ -222,7 +224,7 @@ def fill(arguments: Message, fds: list[int]) -> int:
 
 
 def finish_layer(folder: str, deleted: Sequence[str]) -> Layer:
-    """Of a layer that was unpacked into `folder`: device nodes and whiteouts of what was removed.
+    """Add device nodes and whiteouts of removed paths to a layer that was unpacked into `folder`.
     Raises InvalidArgument, Error."""
     refuse_links(folder)
     layer = Layer.read(folder)
@@ -239,12 +241,12 @@ def finish_layer(folder: str, deleted: Sequence[str]) -> Layer:
 
 
 def deleted(folder: str) -> list[str]:
-    """The paths that deleted.files lists. Raises InvalidArgument."""
+    """The paths in deleted.files. Raises InvalidArgument."""
     if not os.path.exists(f"{folder}/{names.DELETED}"):
         return []
-    found: list[str] = _document(folder, names.DELETED, list[str])
+    paths: list[str] = _document(folder, names.DELETED, list[str])
     split = []
-    for path in found:
+    for path in paths:
         parts = _parts(path)
         if ".." in parts or not parts or "\0" in path or len(os.fsencode(path)) > PATH_MAX:
             raise InvalidArgument(f"the checkpoint's {names.DELETED} names {path[:200]!r}")
@@ -253,7 +255,7 @@ def deleted(folder: str) -> list[str]:
         raise InvalidArgument(
             f"the checkpoint's {names.DELETED} names more than {MOST_FOLDERS} folders"
         )
-    return found
+    return paths
 
 
 def _parts(path: str) -> list[str]:
@@ -261,7 +263,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _count_folders(paths: list[list[str]]) -> int:
-    """The number of different folders that the paths have above their last names."""
+    """The number of different parent folders of the paths."""
     count, above = 0, list[str]()
     for path in sorted(paths):
         shared = len(posixpath.commonprefix([above, path[:-1]]))
@@ -271,7 +273,7 @@ def _count_folders(paths: list[list[str]]) -> int:
 
 
 def _white_out(root: int, path: str) -> None:
-    """Hide what the image has at `path`; what the layer has there stays."""
+    """Hide the image's file at `path`, unless the layer has one there."""
     *parents, name = [os.fsencode(part) for part in _parts(path)]
     folder = open_folder(root, b"")
     try:

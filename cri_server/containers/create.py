@@ -580,7 +580,7 @@ async def save(context: CreateContext) -> None:
 
 
 async def remove_record(context: CreateContext) -> None:
-    await disk.forget(context.services.paths.container_record(context.id))
+    await disk.remove_record(context.services.paths.container_record(context.id))
 
 
 async def prepare_launch(context: CreateContext) -> None:

@@ -37,7 +37,7 @@ def overlay(host: Host) -> Iterator[Finding]:
             " overlay or a network file system",
         )
     else:
-        yield fine("overlay-on-root", f"works on {file_system.described(root)}, with d_type")
+        yield fine("overlay-on-root", f"works on {file_system.file_system_type(root)}, with d_type")
 
 
 def images(host: Host) -> Iterator[Finding]:
@@ -71,7 +71,7 @@ def images(host: Host) -> Iterator[Finding]:
 
 def disk(host: Host) -> Iterator[Finding]:
     root = nearest(host.path(host.config.root))
-    kind, space = file_system.described(root), os.statvfs(root)
+    kind, space = file_system.file_system_type(root), os.statvfs(root)
     free, inodes = space.f_bavail * space.f_frsize, space.f_favail
     if space.f_flag & os.ST_RDONLY:
         yield Finding(
@@ -116,7 +116,7 @@ def disk(host: Host) -> Iterator[Finding]:
 
 def state(host: Host) -> Iterator[Finding]:
     place = nearest(host.path(host.config.state))
-    kind = file_system.described(place)
+    kind = file_system.file_system_type(place)
     if kind in TMPFS:
         yield fine("state-tmpfs", f"{host.config.state} is on {kind}")
     else:

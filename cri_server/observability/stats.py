@@ -178,7 +178,7 @@ def _attributes(services: Services, container: Container) -> bytes:
         result.writable_layer.fs_id.mountpoint = str(services.paths.images)
         return result.SerializeToString()
 
-    return container.kept_stats.get((), make)
+    return container.cached_stats.get((), make)
 
 
 async def of_sandbox(services: Services, sandbox: Sandbox) -> api.PodSandboxStats:
@@ -210,7 +210,7 @@ async def _sandbox(
     figures: Mapping[str, Figures],
 ) -> api.PodSandboxStats:
     result = api.PodSandboxStats.FromString(
-        sandbox.kept_stats.get((), lambda: _pod_attributes(sandbox))
+        sandbox.cached_stats.get((), lambda: _pod_attributes(sandbox))
     )
     linux = result.linux
     if (own := figures.get(sandbox.id)) is not None:

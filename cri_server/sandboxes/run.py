@@ -385,7 +385,7 @@ async def save(context: RunContext) -> None:
 
 
 async def remove_record(context: RunContext) -> None:
-    await disk.forget(context.services.paths.sandbox_record(context.sandbox.id))
+    await disk.remove_record(context.services.paths.sandbox_record(context.sandbox.id))
 
 
 async def leave_for_removal(context: RunContext) -> None:

@@ -82,13 +82,13 @@ def listed(container: Container) -> api.Container:
 def wire(container: Container) -> bytes:
     """The encoded status message."""
     facts = (container.state, container.started_at_ns, container.exit, container.resources)
-    return container.kept_status.get(facts, lambda: of(container).SerializeToString())
+    return container.cached_status.get(facts, lambda: of(container).SerializeToString())
 
 
 def listed_wire(container: Container) -> bytes:
     """The list entry, encoded as a field of the list."""
     facts = (container.state,)
-    return container.kept_entry.get(
+    return container.cached_entry.get(
         facts, lambda: entry(LISTED, listed(container).SerializeToString())
     )
 

@@ -57,13 +57,15 @@ def _with_common_fields(kind: type[Message], sandbox: Sandbox) -> Message:
 def wire(sandbox: Sandbox) -> bytes:
     """The encoded status message."""
     facts = (sandbox.state, sandbox.config, tuple(sandbox.ips))
-    return sandbox.kept_status.get(facts, lambda: of(sandbox).SerializeToString())
+    return sandbox.cached_status.get(facts, lambda: of(sandbox).SerializeToString())
 
 
 def listed_wire(sandbox: Sandbox) -> bytes:
     """The list entry, encoded as a field of the list."""
     facts = (sandbox.state, sandbox.config)
-    return sandbox.kept_entry.get(facts, lambda: entry(LISTED, listed(sandbox).SerializeToString()))
+    return sandbox.cached_entry.get(
+        facts, lambda: entry(LISTED, listed(sandbox).SerializeToString())
+    )
 
 
 def answer(services: Services, reference: str) -> bytes:

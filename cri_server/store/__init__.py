@@ -1,2 +1,2 @@
-"""What the server knows: sandboxes and containers in memory, their records on disk, and how both
-are found again."""
+"""The server's sandboxes and containers: in memory, their records on disk, and how both are
+restored."""

@@ -1,12 +1,13 @@
-"""The two directories belong to one server, and to each other.
+"""Claims the two directories for one server, and binds them to each other.
 
-Both are locked while a server runs. Pods outlive it: so each directory remembers the other for this
-boot, and a server that would look for the pods of one where they are not, and end them as half
-made, does not start.
+Both are locked while a server runs. Pods outlive it, so each directory records the other for this
+boot: a server that would look for the pods of one in a wrong place, and remove them as unfinished,
+does not start.
 
-    <root>/server.json     {state, boot_id}: where the pods of this boot have their sockets and facts
+    <root>/server.json     {state, boot_id}: where this boot's pods have their sockets and facts
     <state>/server.json    {root, boot_id}: where their records and layers are
-    <root>/server.lock, <state>/server.lock    flock(2), for root only: anybody who can open a file can lock it
+    <root>/server.lock, <state>/server.lock    flock(2), mode 0600: every user who can open a
+                                               file can lock it
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pyrunc.records import RecordFile
 log = logging.getLogger(__name__)
 
 EARLIER_STATE = Path("/run/pyrunc")
-"""The default of earlier versions, the OCI runtime's root as well. Pods that live there are found
+"""The default of earlier versions, which was also the OCI runtime's root. Pods there are found
 until the next boot."""
 LOCK = "server.lock"
 
@@ -44,8 +45,8 @@ class ServerFile(RecordFile):
 
 @contextlib.contextmanager
 def claimed(root: Path, state: Path) -> Iterator[Paths]:
-    """The directories made, locked and this server's while inside; `Paths.state` is where the pods
-    of this boot are.
+    """Create and lock the directories for the block. `Paths.state` is where the pods of this boot
+    are.
 
     Raises WrongState (another server runs in one of them, or pods of this boot belong to another
     pair), KernelError and ResourceExhausted with the folder's name.
@@ -53,66 +54,68 @@ def claimed(root: Path, state: Path) -> Iterator[Paths]:
     with contextlib.ExitStack() as stack:
         _make(root, 0o700)
         stack.enter_context(_locked(root))
-        paths = Paths(root, _place(root, state))
+        paths = Paths(root, _choose_state(root, state))
         _make(paths.state, 0o711)
         stack.enter_context(_locked(paths.state))
         _check_owner(paths)
         _prepare(paths)
-        _remember(paths)
+        _store(paths)
         yield paths
 
 
-def _place(root: Path, asked: Path) -> Path:
-    """Where the state is: as asked, or where pods of an earlier version live. Raises WrongState for
-    pods elsewhere."""
-    known = _recall(root)
-    remembered = Path(known.state) if known and known.state else _earlier(root)
-    if remembered is None or _same(remembered, asked) or not entries(remembered / "sandboxes"):
-        return asked
-    if _same(asked, Path(DEFAULT_STATE)) and _same(remembered, EARLIER_STATE):
+def _choose_state(root: Path, configured: Path) -> Path:
+    """The state directory: the configured one, or an earlier version's that still has pods. Raises
+    WrongState for pods elsewhere."""
+    record = _load(root)
+    remembered = Path(record.state) if record and record.state else _earlier_state(root)
+    if remembered is None or _same(remembered, configured) or not entries(remembered / "sandboxes"):
+        return configured
+    if _same(configured, Path(DEFAULT_STATE)) and _same(remembered, EARLIER_STATE):
         log.warning(
-            "pods of an earlier version live in %s: it stays the state directory while they do",
+            "pods of an earlier version are in %s, which remains the state directory"
+            " until they are removed",
             remembered,
         )
         return remembered
     raise WrongState(
-        f"the pods of {root} have their state in {remembered}, not in {asked}: start with --state {remembered}, "
-        f"or remove them first with a server that does"
+        f"the pods of {root} have their state in {remembered}, not in {configured}:"
+        f" start with --state {remembered}, or first remove them with a server started so"
     )
 
 
-def _earlier(root: Path) -> Path | None:
-    """The earlier default, when sandboxes of this root are there: versions that used it remembered
-    nothing."""
-    there = set(entries(EARLIER_STATE / "sandboxes"))
-    return EARLIER_STATE if there.intersection(disk.records_in(root / "sandboxes")) else None
+def _earlier_state(root: Path) -> Path | None:
+    """The earlier default, if sandboxes of this root are there: versions that used it wrote no
+    server.json."""
+    sandboxes = set(entries(EARLIER_STATE / "sandboxes"))
+    return EARLIER_STATE if sandboxes.intersection(disk.records_in(root / "sandboxes")) else None
 
 
 def _check_owner(paths: Paths) -> None:
-    """Raises WrongState when pods in the state directory are another root's."""
-    known = _recall(paths.state)
-    owner = known and known.root
+    """Raise WrongState when the pods in the state directory belong to another root."""
+    record = _load(paths.state)
+    owner = record and record.root
     if owner and not _same(Path(owner), paths.root) and entries(paths.sandbox_states):
         raise WrongState(
-            f"the pods in {paths.state} are those of {owner}, not of {paths.root}: start with --root {owner}, "
-            f"or with another --state"
+            f"the pods in {paths.state} belong to {owner}, not to {paths.root}:"
+            f" start with --root {owner}, or with another --state"
         )
 
 
-def _recall(folder: Path) -> ServerFile | None:
-    """What the record in `folder` says; None without one of this boot."""
+def _load(folder: Path) -> ServerFile | None:
+    """Read the record in `folder`; None without one of this boot."""
     try:
-        found = ServerFile.read(folder)
+        record = ServerFile.read(folder)
     except NotFound:
         return None
     except (Error, OSError) as error:
         log.warning("%s", error)
         return None
-    return found if found.boot_id == boot_id() else None
+    return record if record.boot_id == boot_id() else None
 
 
-def _remember(paths: Paths) -> None:
-    """A full disk keeps no server from starting: kubelet could not free it."""
+def _store(paths: Paths) -> None:
+    """Write both records. A full disk must not keep the server from starting: kubelet frees it
+    through the server."""
     root, state, boot = os.path.realpath(paths.root), os.path.realpath(paths.state), boot_id()
     for folder, record in (
         (paths.root, ServerFile(boot, state=state)),
@@ -136,7 +139,7 @@ def _make(folder: Path, mode: int) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of `folder` while inside. Raises WrongState, KernelError, ResourceExhausted."""
+    """Lock `folder` for the block. Raises WrongState, KernelError, ResourceExhausted."""
     path = folder / LOCK
     with disk_errors("open", str(path)):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -152,7 +155,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a server runs that uses `folder`, which need not exist. Raises KernelError."""
+    """Whether a server uses `folder`, which need not exist. Raises KernelError."""
     try:
         descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:

@@ -1,10 +1,9 @@
-"""Records and folders on disk. Writing and deleting may wait for a slow or full disk, so both
-happen in threads.
+"""Writes and deletes records and folders, in threads, because a disk may be slow or full.
 
-A record is durable when a call that made or changed something is answered (fsync of file and
-folder): after a power cut the pods of before are listed as ended, with their logs and attempts, and
-what their network plugins hold is released. A removal is not synced: a record that comes back is of
-another boot, so it is listed as ended and removed again.
+A record is durable when the call that created or changed an object is answered (fsync of file and
+folder): after a power cut earlier pods are listed as stopped, with their logs and attempts, and
+their network plugins' resources are released. A removal is not synced: a record that reappears is
+of another boot, so it is listed as stopped and removed again.
 """
 
 from __future__ import annotations
@@ -33,21 +32,22 @@ CONTAINER_VERSION = 1
 
 
 async def save_sandbox(paths: Paths, sandbox: Sandbox) -> None:
-    """Write the record as the sandbox is now. Raises NotFound (removed meanwhile),
-    ResourceExhausted, KernelError.
+    """Write the sandbox's record. Raises NotFound (removed meanwhile), ResourceExhausted,
+    KernelError.
 
-    After a power cut all are stopped: that one was need not be on the disk, only a whole record.
+    A stopped sandbox's file name is not synced: after a power cut all are stopped anyway, and only
+    the record must be whole.
     """
     named = sandbox.phase != "stopped"
     await _save(paths.sandbox_record(sandbox.id), sandbox, SANDBOX_VERSION, named=named)
 
 
 async def save_stopped(paths: Paths, sandbox: Sandbox) -> None:
-    """Write that the sandbox was stopped and its network released. Raises as `save_sandbox`.
+    """Record that the sandbox was stopped and its network released. Raises as `save_sandbox`.
 
-    Where it was made in this boot an empty file on the state directory's tmpfs says so, which waits
-    for no disk: a power cut takes that file and stops all pods. Else, or when the tmpfs is full,
-    the record does.
+    For a sandbox of this boot that is an empty file on the state directory's tmpfs, which waits for
+    no disk: a power cut removes the file, and stops all pods. Otherwise, or when the tmpfs is full,
+    the record is written.
     """
     try:
         paths.sandbox_stopped(sandbox.id).touch(mode=0o600)
@@ -57,12 +57,12 @@ async def save_stopped(paths: Paths, sandbox: Sandbox) -> None:
 
 
 async def save_container(paths: Paths, container: Container) -> None:
-    """As `save_sandbox`."""
+    """Write the container's record. Raises as `save_sandbox`."""
     await _save(paths.container_record(container.id), container, CONTAINER_VERSION)
 
 
 def read_sandbox(path: Path, paths: Paths) -> Sandbox:
-    """The sandbox whose record this is, `stopped` if that was saved since. Raises NotFound,
+    """Read a sandbox's record; `stopped` if `save_stopped` was called since. Raises NotFound,
     DamagedRecord, OSError."""
     sandbox = Sandbox.from_record(SandboxRecord.of(atomic_file.read_json(str(path)), DamagedRecord))
     if paths.sandbox_stopped(sandbox.id).exists():
@@ -72,7 +72,7 @@ def read_sandbox(path: Path, paths: Paths) -> Sandbox:
 
 
 def read_container(path: Path) -> Container:
-    """The container whose record this is. Raises NotFound, DamagedRecord, OSError."""
+    """Read a container's record. Raises NotFound, DamagedRecord, OSError."""
     return Container.from_record(
         ContainerRecord.of(atomic_file.read_json(str(path)), DamagedRecord)
     )
@@ -87,9 +87,8 @@ async def _save(
         content = thing.to_record().to_fields()
 
         def write() -> None:
-            is_new = (
-                not path.exists()
-            )  # whose caller has not been answered: recovery drops one that is not whole
+            # A new record's call is not answered yet: recovery may drop it if it is not whole.
+            is_new = not path.exists()
             atomic_file.write_json(
                 str(path), content, version=version, durable=True, named=named, named_first=is_new
             )
@@ -98,8 +97,8 @@ async def _save(
 
 
 async def remove_sandbox(paths: Paths, sandbox: Sandbox) -> None:
-    """Unlink the record, then delete the folders: one hop to a thread. No save that is under way
-    brings the record back. Raises KernelError."""
+    """Unlink the record, then delete the folders, in one thread. A save under way does not bring
+    the record back. Raises KernelError."""
     folders = paths.sandbox_root(sandbox.id), paths.sandbox_state(sandbox.id)
     await _remove(sandbox, paths.sandbox_record(sandbox.id), lambda: _delete_trees(*folders))
 
@@ -127,26 +126,27 @@ async def _remove(
 
 
 async def write_in_thread(work: Callable[[], object], path: Path) -> None:
-    """Run `work` in a thread, to its end. Raises ResourceExhausted, KernelError for an OSError."""
+    """Run `work` in a thread, and wait for it even when cancelled. Converts OSErrors to
+    ResourceExhausted, KernelError."""
     with disk_errors("write", str(path)):
         await shield_until_done(asyncio.to_thread(work))
 
 
-async def forget(path: Path) -> None:
-    """Unlink a record; fine when it is gone."""
+async def remove_record(path: Path) -> None:
+    """Unlink a record, if it is there."""
     await asyncio.to_thread(path.unlink, missing_ok=True)
 
 
 async def delete_sandbox_folders(paths: Paths, identifier: str) -> None:
-    """Delete its folders on both sides with all below; the state, by which an unfinished one is
-    found, last. Raises KernelError."""
+    """Delete the sandbox's folders in both directories; the state last, because unfinished
+    sandboxes are found by it. Raises KernelError."""
     await asyncio.to_thread(
         _delete_trees, paths.sandbox_root(identifier), paths.sandbox_state(identifier)
     )
 
 
 async def delete_container_folders(paths: Paths, trash: Trash, identifier: str) -> None:
-    """As `delete_sandbox_folders`; the writable layer goes to the trash. Raises KernelError."""
+    """Delete the container's folders; the writable layer goes to the trash. Raises KernelError."""
     await asyncio.to_thread(
         _delete_container,
         paths.container_root(identifier),
@@ -163,12 +163,12 @@ def _delete_container(root: Path, state: Path, trash: Trash) -> None:
 
 
 def _delete_trees(*folders: Path) -> None:
-    """In this order; fine when they are gone."""
+    """Delete the folders in this order, as far as they are there."""
     for folder in folders:
         with disk_errors("rmdir", str(folder)):
             remove_path(folder)
 
 
 def records_in(folder: Path) -> list[str]:
-    """The ids that have a record in `folder`."""
+    """The ids with a record in `folder`."""
     return [name.removesuffix(".json") for name in entries(folder) if name.endswith(".json")]

@@ -1,5 +1,5 @@
-"""Facts of the host that states are derived from: processes by pid and start time, and the boot
-that we are in."""
+"""Facts about the host from which states are derived: processes by pid and start time, and the
+current boot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyrunc.records import Record
 
 
 class Process(Record):
-    """A process that cannot be mistaken for a later one of the same pid: `start_time` is field 22
+    """A process that cannot be mistaken for a later one with the same pid: `start_time` is field 22
     of /proc/PID/stat, in clock ticks since boot."""
 
     pid: int
@@ -23,7 +23,7 @@ class Process(Record):
 
 
 def boot_id() -> str:
-    """The kernel's name for this boot."""
+    """The kernel's id of this boot."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
 
@@ -34,7 +34,7 @@ def boot_time_ns() -> int:
 
 
 def entries(folder: str | os.PathLike[str]) -> list[str]:
-    """The names in `folder`; none when it does not exist."""
+    """The names in `folder`; empty when it does not exist."""
     try:
         return os.listdir(folder)
     except FileNotFoundError:

@@ -1,12 +1,11 @@
-"""Whether the two directories can hold pods, found out at start: by doing there what the first pod
-would do.
+"""Tests at the server's start whether the two directories can hold pods, by doing there what the
+first pod would do.
 
-The root must take an overlay's upper layer, with whiteouts and opaque folders; an overlay itself
-does not, nor does a file system without xattrs. Without the type of a folder's entries (d_type)
-overlayfs mounts, and then shows what was deleted (overlayfs.rst, "upper fs needs to support
-d_type"). The state directory must take a socket. nodev, nosuid and noexec do no harm: overlayfs
-works on a mount of its own, whose flags hold. Only CNI plugins that others execute are on the root
-itself.
+The root must hold an overlay's upper layer, with whiteouts and opaque folders; an overlay cannot,
+nor a file system without xattrs. Without the type of a folder's entries (d_type) overlayfs can be
+mounted, but shows deleted files (overlayfs.rst, "upper fs needs to support d_type"). The state
+directory must hold a socket. nodev, nosuid and noexec do no harm: overlayfs works on a mount of its
+own, with its own flags. Only CNI plugins that others execute are on the root itself.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ _DIRENT64 = Struct("=QqHB")  # d_ino, d_off, d_reclen, d_type; getdents64(2)
 
 
 def check(paths: Paths) -> None:
-    """Raises WrongState, Unsupported, KernelError or ResourceExhausted with the folder and the
+    """Raise WrongState, Unsupported, KernelError or ResourceExhausted with the folder and the
     reason.
 
-    A root without space is fine: kubelet frees it through this very server.
+    A full root is no error: kubelet frees it through this server.
     """
     for folder in (paths.root, paths.state):
         _check_owner(folder)
@@ -46,17 +45,17 @@ def check(paths: Paths) -> None:
     except ResourceExhausted as error:
         log.warning("%s", error)
     if os.statvfs(paths.root).f_flag & os.ST_NOEXEC:
-        log.warning(
-            "%s is mounted noexec: CNI plugins that execute ours from there cannot", paths.root
-        )
+        log.warning("%s is mounted noexec: CNI plugins cannot execute ours from there", paths.root)
 
 
 def _check_owner(folder: Path) -> None:
-    """Whoever owns a folder can put another one in its place, or make it anybody's."""
-    found = os.stat(folder)
-    if found.st_uid != os.geteuid():
+    """Check that the server's user owns the folder: another owner could replace it, or open it to
+    others."""
+    status = os.stat(folder)
+    if status.st_uid != os.geteuid():
         raise WrongState(
-            f"{folder} belongs to user {found.st_uid}, and not to user {os.geteuid()} who runs the server"
+            f"{folder} belongs to user {status.st_uid},"
+            f" not to user {os.geteuid()}, who runs the server"
         )
 
 
@@ -107,7 +106,8 @@ def _check_types(root: Path, folder: Path) -> None:
         _, _, size, kind = _DIRENT64.unpack_from(entries, offset)
         if kind == DT_UNKNOWN:
             raise Unsupported(
-                f"{root} is on {described(root)} without d_type (ext4's feature filetype, xfs' ftype=1): overlayfs needs it"
+                f"{root} is on {file_system_type(root)} without d_type"
+                " (ext4's feature filetype, xfs' ftype=1), which overlayfs needs"
             )
         offset += size
 
@@ -121,7 +121,7 @@ def _check_overlay(root: Path, probe: Path) -> None:
         if error.errno in FULL:
             raise ResourceExhausted(reason(error.errno, str(root))) from None
         raise Unsupported(
-            f"{root} is on {described(root)}, where overlayfs can write no layer: {error}"
+            f"{root} is on {file_system_type(root)}, where overlayfs cannot write a layer: {error}"
         ) from None
     try:
         os.unlink("file", dir_fd=mount)
@@ -134,24 +134,24 @@ def _check_overlay(root: Path, probe: Path) -> None:
             raise
         what = errno.errorcode.get(error.errno or 0, str(error))
         raise Unsupported(
-            f"{root} is on {described(root)}, where overlayfs can hide no file: {what}"
+            f"{root} is on {file_system_type(root)}, where overlayfs cannot hide a file: {what}"
         ) from None
     finally:
         os.close(mount)
 
 
 def _check_hidden(mount: int) -> None:
-    """Nothing of the layer below shows through: a whiteout and an opaque folder are in its place."""
+    """Check that whiteouts and an opaque folder hide everything in the layer below."""
     folder = os.open("folder", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=mount)
     try:
         if os.listdir(folder):
-            raise OSError(errno.EIO, "a folder that was replaced shows what was in it")
+            raise OSError(errno.EIO, "a replaced folder shows its old content")
     finally:
         os.close(folder)
 
 
-def described(path: Path) -> str:
-    """The type of the file system that `path` is on, as mountinfo has it."""
+def file_system_type(path: Path) -> str:
+    """The type of the file system of `path`, as in mountinfo."""
     device = os.stat(path).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:

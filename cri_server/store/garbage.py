@@ -38,7 +38,7 @@ from pyrunc.kernel.tree import remove_path
 PLAIN_ID = re.compile(r"[0-9a-f]{64}")
 PATIENCE_S = 10.0  # to wait for a moment without operations
 INTERVAL_S = 0.05
-KNOWN = {
+KNOWN_NAMES = {
     "server.lock",
     "server.json",
     "sandboxes",
@@ -200,7 +200,8 @@ class _Collector:
                 )
             self._keep("pod", f"{metadata.namespace}/{metadata.name} {sandbox.id[:12]}", why)
         for container in services.index.containers:
-            state = api.ContainerState.Name(container.state).removeprefix("CONTAINER_").lower()  # type: ignore[arg-type]
+            enum_name = api.ContainerState.Name(container.state)  # type: ignore[arg-type]
+            state = enum_name.removeprefix("CONTAINER_").lower()
             why = f"it is {state}" + (
                 ": kubelet keeps it for its log and exit code" if container.exit else ""
             )
@@ -211,13 +212,13 @@ class _Collector:
         await self._half_made("container", containers, idle, half_made_containers, drop_container)
         for path in files:
             await self._file(path, idle)
-        for path in [paths.trash / name for name in await services.trash.settle(PATIENCE_S)]:
+        for path in [paths.trash / name for name in await services.trash.wait_deleted(PATIENCE_S)]:
             size = await asyncio.to_thread(size_of, path)
             await self._remove(
                 "folder", str(path), _WHY["trash"], size, partial(_remove_tree, path)
             )
         for folder in (paths.root, paths.state):
-            for name in sorted(set(entries(folder)) - KNOWN):
+            for name in sorted(set(entries(folder)) - KNOWN_NAMES):
                 await self._unknown_file(folder / name)
             for name in sorted(entries(folder / RUN_FOLDERS)):
                 await self._run_folder(folder / RUN_FOLDERS / name)
@@ -259,9 +260,12 @@ class _Collector:
                 self._keep(f"{kind}'s folders", identifier, BUSY, size)
                 continue
             await self._remove(
-                f"{kind}'s folders", identifier, "no record refers to it: its creation did not finish, or the record is lost", size,
+                f"{kind}'s folders",
+                identifier,
+                "no record refers to it: its creation did not finish, or the record is lost",
+                size,
                 partial(drop, self._services, identifier),
-            )  # fmt: skip
+            )
 
     def _size(self, kind: str, identifier: str) -> int:
         paths = self._services.paths

@@ -1,4 +1,4 @@
-"""The objects in memory: found by id, unique id prefix, name or filter, without touching the disk."""
+"""The objects in memory, by id, unique id prefix, name or filter, without disk access."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ class Table(Generic[Object]):
         return len(self._by_id)
 
     def add(self, thing: Object) -> None:
-        """Make it visible."""
+        """Make the object visible."""
         self._by_id[thing.id] = thing
         self._by_name[thing.name] = thing.id
 
     def remove(self, thing: Object) -> None:
-        """Make it invisible and free its name; fine when it is already."""
+        """Make the object invisible and free its name; idempotent."""
         self._by_id.pop(thing.id, None)
         if self._by_name.get(thing.name) == thing.id:
             del self._by_name[thing.name]
 
     def find(self, reference: str) -> Object | None:
-        """By id or unique id prefix; None for unknown, ambiguous and empty ones."""
+        """Find by id or unique id prefix; None if unknown, ambiguous or empty."""
         exact = self._by_id.get(reference)
         if exact is not None or not reference or len(reference) >= 64:
             return exact
-        found = [thing for key, thing in self._by_id.items() if key.startswith(reference)]
-        return found[0] if len(found) == 1 else None
+        matches = [thing for key, thing in self._by_id.items() if key.startswith(reference)]
+        return matches[0] if len(matches) == 1 else None
 
     def get(self, reference: str) -> Object:
-        """As `find`. Raises NotFound."""
-        found = self.find(reference)
-        if found is None:
+        """Find by id or unique id prefix. Raises NotFound."""
+        thing = self.find(reference)
+        if thing is None:
             raise NotFound(f"no such {self._kind}: {reference[:80]!r}")
-        return found
+        return thing
 
     def named(self, name: tuple[object, ...]) -> Object | None:
-        """The one that holds this name."""
+        """The object with this name."""
         key = self._by_name.get(name)
         return self._by_id.get(key) if key else None
 
@@ -65,14 +65,14 @@ class Index:
         self.containers: Table[Container] = Table("container")
 
     def containers_of(self, sandbox: Sandbox) -> list[Container]:
-        """Newest last."""
+        """The sandbox's containers, newest last."""
         return sorted(
             (c for c in self.containers if c.sandbox_id == sandbox.id),
             key=lambda c: c.created_at_ns,
         )
 
     def users_of(self, image_id: str) -> list[str]:
-        """Ids of the containers that were made from the image or mount it."""
+        """Ids of the containers that were created from the image or mount it."""
         return [
             c.id for c in self.containers if image_id in (c.image_id, *c.mounted_images.values())
         ]
@@ -84,7 +84,7 @@ class Index:
         state: int | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> list[Sandbox]:
-        """Those that fit all that is given."""
+        """The sandboxes that match all given filters."""
         return [
             s
             for s in _candidates(self.sandboxes, reference)
@@ -100,7 +100,7 @@ class Index:
         sandbox: str = "",
         labels: Mapping[str, str] | None = None,
     ) -> list[Container]:
-        """Those that fit all that is given."""
+        """The containers that match all given filters."""
         owner = self.sandboxes.find(sandbox) if sandbox else None
         if sandbox and owner is None:
             return []
@@ -113,13 +113,13 @@ class Index:
         ]
 
 
-def _candidates(shelf: Table[Object], reference: str) -> Iterable[Object]:
+def _candidates(table: Table[Object], reference: str) -> Iterable[Object]:
     if not reference:
-        return shelf
-    found = shelf.find(reference)
-    return [found] if found is not None else []
+        return table
+    thing = table.find(reference)
+    return [thing] if thing is not None else []
 
 
-def has_labels(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    """Whether every wanted pair is there, exactly."""
-    return all(key in labels and labels[key] == value for key, value in wanted.items())
+def has_labels(labels: Mapping[str, str], required: Mapping[str, str]) -> bool:
+    """Whether every required pair is among the labels."""
+    return all(key in labels and labels[key] == value for key, value in required.items())

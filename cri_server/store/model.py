@@ -1,8 +1,8 @@
-"""Sandboxes and containers as the server sees them: what was asked, what was decided, and facts
-that states follow from.
+"""Sandboxes and containers in the server: their requests, decisions about them, and facts from
+which states are derived.
 
-The record on disk holds what was asked and decided. CRI messages are kept in their wire form:
-fields that this build does not know survive, and reading them back costs microseconds.
+The record on disk holds the request and the decisions. CRI messages are stored in their wire form:
+fields unknown to this version survive, and decoding takes microseconds.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ ContainerName = tuple[str, str, int]
 
 
 def pack(message: Any) -> str:
-    """A CRI message as text for a record."""
+    """Encode a CRI message as text for a record."""
     return base64.b64encode(message.SerializeToString()).decode()
 
 
 def unpack(kind: Any, text: str) -> Any:
-    """The message of class `kind` that `pack` wrote. Raises DamagedRecord."""
+    """Decode the text of `pack` to a message of class `kind`. Raises DamagedRecord."""
     try:
         return kind.FromString(base64.b64decode(text, validate=True))
     except Exception as error:
@@ -41,8 +41,8 @@ def unpack(kind: Any, text: str) -> Any:
 
 @dataclass(eq=False, slots=True)
 class Sandbox:
-    """A pod's sandbox. `phase` is what was decided: `ready`, or `stopped` once StopPodSandbox began
-    for good."""
+    """A pod's sandbox. `phase`: `ready`, or `stopped` once StopPodSandbox can no longer be
+    undone."""
 
     id: str
     config: api.PodSandboxConfig
@@ -64,19 +64,19 @@ class Sandbox:
     stop_published: bool = False
     gate: Gate = field(default_factory=Gate)
     on_disk: asyncio.Lock = field(default_factory=asyncio.Lock)
-    removed: bool = False  # its record; nothing writes it any more
-    kept_entry: CachedEncoding = field(default_factory=CachedEncoding)
-    kept_status: CachedEncoding = field(default_factory=CachedEncoding)
-    kept_stats: CachedEncoding = field(default_factory=CachedEncoding)
+    removed: bool = False  # the record; it must not be written again
+    cached_entry: CachedEncoding = field(default_factory=CachedEncoding)
+    cached_status: CachedEncoding = field(default_factory=CachedEncoding)
+    cached_stats: CachedEncoding = field(default_factory=CachedEncoding)
 
     @property
     def name(self) -> SandboxName:
-        """What must be unique: name, namespace, uid and attempt."""
+        """The unique key: name, namespace, uid and attempt."""
         return sandbox_name(self.config.metadata)
 
     @property
     def options(self) -> api.NamespaceOption:
-        """The namespace options as asked."""
+        """The namespace options of the request."""
         return self.config.linux.security_context.namespace_options
 
     @property
@@ -85,7 +85,7 @@ class Sandbox:
 
     @property
     def state(self) -> int:
-        """READY only while it was not stopped and its pause process lives."""
+        """READY only while it is not stopped and its pause process lives."""
         ready = self.phase == "ready" and self.pause_alive
         return api.SANDBOX_READY if ready else api.SANDBOX_NOTREADY
 
@@ -109,7 +109,7 @@ class Sandbox:
 
     @classmethod
     def from_record(cls, record: SandboxRecord) -> Sandbox:
-        """Raises DamagedRecord."""
+        """Convert a record. Raises DamagedRecord."""
         try:
             labels = Labels(*record.selinux)
         except TypeError:
@@ -136,7 +136,7 @@ class Sandbox:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Who the container's process is, resolved in its image."""
+    """The container process's user, resolved in its image."""
 
     uid: int
     gid: int
@@ -146,8 +146,8 @@ class User:
 
 @dataclass(eq=False, slots=True)
 class Container:
-    """A container of a sandbox. Its state follows from `started_at_ns`, `exit` and whether its shim
-    can be asked."""
+    """A container of a sandbox. Its state follows from `started_at_ns`, `exit`, and whether its
+    shim can be reached."""
 
     id: str
     sandbox_id: str
@@ -168,20 +168,20 @@ class Container:
     started_at_ns: int = 0
     exit: Exit | None = None
     lost: bool = False
-    created_in: Process | None = None  # the shim that has compiled it
-    has_cgroup: bool = False  # since then
-    starting: bool = False  # an exit meanwhile is told by the start, after its own event
+    created_in: Process | None = None  # the shim that compiled it
+    has_cgroup: bool = False  # its cgroup exists since then
+    starting: bool = False  # StartContainer then reports an exit, after its own event
     exited: asyncio.Event = field(default_factory=asyncio.Event)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     on_disk: asyncio.Lock = field(default_factory=asyncio.Lock)
-    removed: bool = False  # as a sandbox's
-    kept_entry: CachedEncoding = field(default_factory=CachedEncoding)
-    kept_status: CachedEncoding = field(default_factory=CachedEncoding)
-    kept_stats: CachedEncoding = field(default_factory=CachedEncoding)
+    removed: bool = False  # the record; as a sandbox's
+    cached_entry: CachedEncoding = field(default_factory=CachedEncoding)
+    cached_status: CachedEncoding = field(default_factory=CachedEncoding)
+    cached_stats: CachedEncoding = field(default_factory=CachedEncoding)
 
     @property
     def name(self) -> ContainerName:
-        """What must be unique: sandbox, name and attempt."""
+        """The unique key: sandbox, name and attempt."""
         return (self.sandbox_id, self.config.metadata.name, self.config.metadata.attempt)
 
     @property
@@ -197,7 +197,7 @@ class Container:
         return self.state == api.CONTAINER_RUNNING
 
     def ended(self, how: Exit) -> None:
-        """Take note of the exit; the first one told stays."""
+        """Record the exit; the first one counts."""
         if self.exit is None:
             self.exit = how
             self.lost = False
@@ -223,7 +223,7 @@ class Container:
 
     @classmethod
     def from_record(cls, record: ContainerRecord) -> Container:
-        """Raises DamagedRecord."""
+        """Convert a record. Raises DamagedRecord."""
         try:
             uid, gid, groups, home = record.user
             user = User(uid, gid, tuple(groups), home)

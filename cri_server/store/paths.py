@@ -1,7 +1,7 @@
-"""Where things are: the state directory (a tmpfs, gone with the boot) and the root directory (a
-disk, durable).
+"""Paths in the state directory (a tmpfs, gone with the boot) and the root directory (on a disk,
+durable).
 
-What exists under `state` or `root` without a record in `root` was being made or removed when the
+A folder of a pod or container without a record in `root` was being created or removed when the
 server died.
 """
 
@@ -41,12 +41,12 @@ class Paths:
 
     @property
     def shims(self) -> Path:
-        """Holds a folder of each shim: its socket, record and log."""
+        """Contains a folder for each shim, with its socket, record and log."""
         return self.state / "shims"
 
     @property
     def trash(self) -> Path:
-        """Holds writable layers of removed containers until they are deleted."""
+        """Contains writable layers of removed containers until they are deleted."""
         return self.root / "trash"
 
     @property
@@ -57,41 +57,42 @@ class Paths:
         return self.sandbox_records / f"{sandbox_id}.json"
 
     def sandbox_state(self, sandbox_id: str) -> Path:
-        """Holds shim.sock, pause.json and, of a sandbox that was stopped in this boot,
+        """Contains shim.sock, pause.json and, for a sandbox that was stopped in this boot,
         `stopped`."""
         return self.sandbox_states / sandbox_id
 
     def sandbox_stopped(self, sandbox_id: str) -> Path:
-        """An empty file: the sandbox was stopped since its record was written."""
+        """An empty file that exists if the sandbox was stopped since its record was written."""
         return self.sandbox_state(sandbox_id) / "stopped"
 
     def sandbox_root(self, sandbox_id: str) -> Path:
-        """Holds the files that containers see (resolv.conf, hostname, hosts). They may write to
-        them without end: on the disk that is what kubelet watches, on the state directory's tmpfs
-        it would be the host's memory and /run."""
+        """Contains the files that containers see (resolv.conf, hostname, hosts). Containers may
+        write to them without limit: on this disk kubelet watches that, on the state directory's
+        tmpfs it would fill the host's memory and /run."""
         return self.sandbox_records / sandbox_id
 
     def container_record(self, container_id: str) -> Path:
         return self.container_records / f"{container_id}.json"
 
     def container_state(self, container_id: str) -> Path:
-        """Holds config.json, launch.json, state.json and exit.json."""
+        """Contains config.json, launch.json, state.json and exit.json."""
         return self.container_states / container_id
 
     def container_root(self, container_id: str) -> Path:
-        """Holds the writable layer: `upper` and `work`."""
+        """Contains the writable layer: `upper` and `work`."""
         return self.container_records / container_id
 
     def checkpoint_work(self, container_id: str) -> Path:
-        """The parts of a checkpoint while it is being made."""
+        """Contains the parts of a checkpoint while it is made."""
         return self.container_root(container_id) / "checkpoint"
 
     def restore_folder(self, container_id: str) -> Path:
-        """The checkpoint from which the container is going to be started."""
+        """Contains the checkpoint that the container will be restored from."""
         return self.container_root(container_id) / "restore"
 
     def prepare(self) -> None:
-        """Make the directories, for root only whatever the umask is. Raises OSError."""
+        """Create the directories, accessible to root only, independent of the umask. Raises
+        OSError."""
         for path in (
             self.root,
             self.state,
@@ -103,8 +104,8 @@ class Paths:
             self.images,
             self.trash,
         ):
-            # The state directory may hold the socket, which a group may have been given; images and
-            # records are nobody's business (CVE-2021-41103, CVE-2024-25621).
+            # The state directory may hold the socket, which a group may use; other users must not
+            # reach images and records (CVE-2021-41103, CVE-2024-25621).
             mode = 0o711 if path == self.state else 0o700
             path.mkdir(mode=mode, parents=True, exist_ok=True)
             os.chmod(path, mode)

@@ -1,4 +1,4 @@
-"""What the records of sandboxes and containers hold on the disk, beside their version.
+"""The fields of sandboxes' and containers' records on disk, besides their version.
 
 CRI messages are texts: base64 of their wire form (`model.pack`).
 """
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class SandboxRecord(Record):
-    """`sandboxes/ID.json`, the fields of `model.Sandbox`. `selinux`: the process's label and that
-    of mounts, which records of the version before have not."""
+    """`sandboxes/ID.json`, the fields of `model.Sandbox`. `selinux`: the process's and the mounts'
+    label, which older versions' records lack."""
 
     id: str
     config: str

@@ -1,9 +1,8 @@
-"""Folders that nobody needs any more: moved away at once, deleted one after another while the
-server does other things.
+"""Deletes folders in the background: they are moved away at once, and deleted one after another.
 
-A writable layer may hold a million files, and its owner's removal does not wait for them; nor does
-the next start of a pod, as the thread that deletes has a low priority. What a server that was
-killed has left here, the next one deletes.
+A writable layer may hold a million files; neither its removal nor the next start of a pod waits for
+them, because the deleting thread has a low priority. Folders that a killed server has left here are
+deleted by the next one.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ log = logging.getLogger(__name__)
 
 MOST_WAITING = 64
 NICE = 10
-END_S = 5.0  # so long an end of the server waits for what is being deleted
+END_S = 5.0  # how long the server's end waits for a deletion
 
 
 class Trash:
-    """One folder, on the file system of what is thrown away. Use from one event loop."""
+    """One folder on the same file system as the folders thrown away. Use from one event loop."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._emptying: asyncio.Task[None] | None = None
-        self._more = False  # came since the thread began
+        self._more = False  # folders were added since the thread began
         self._ended = threading.Event()
-        self._stuck: set[str] = set()  # not tried again before the next start
+        self._stuck: set[str] = set()  # names that failed; tried again at the next start
 
     def take(self, path: Path) -> None:
-        """Move `path` here, or delete it where that does not work or too much waits. Fine when it
-        is gone. Blocking. Raises OSError, as `remove_tree`."""
+        """Move `path` here, if it exists; delete it directly when that fails or too many folders
+        wait. Blocking. Raises OSError, as `remove_tree` does."""
         try:
             if len(os.listdir(self._folder)) < MOST_WAITING:
                 os.rename(path, self._folder / f"{path.name}.{os.urandom(4).hex()}")
@@ -45,25 +44,25 @@ class Trash:
         except FileNotFoundError:
             if not os.path.lexists(path):
                 return
-        except OSError as error:  # another file system, a full one
-            log.debug("%s is deleted where it is: %s", path, error)
+        except OSError as error:  # another file system, or a full one
+            log.debug("%s is deleted without moving it: %s", path, error)
         remove_path(path)
 
     def empty_soon(self) -> None:
-        """Delete what is here, in the background."""
+        """Delete everything here, in the background."""
         self._more = True
         if self._emptying is None or self._emptying.done():
             self._emptying = asyncio.get_running_loop().create_task(self._empty())
 
-    async def settle(self, timeout_s: float) -> list[str]:
-        """Wait until what can be deleted is; the names of what is still here."""
+    async def wait_deleted(self, timeout_s: float) -> list[str]:
+        """Wait until everything that can be deleted is; return the names of the rest."""
         if self._emptying is not None:
             await asyncio.wait([self._emptying], timeout=timeout_s)
         return sorted(entries(self._folder))
 
     async def close(self) -> None:
-        """The server ends: what is left is the next one's."""
-        await self.settle(END_S)
+        """Stop deleting at the server's end; the next server continues."""
+        await self.wait_deleted(END_S)
         self._ended.set()
 
     async def _empty(self) -> None:
@@ -81,5 +80,5 @@ class Trash:
         try:
             remove_path(path)
         except OSError as error:
-            log.warning("%s cannot be deleted: %s", path, error)
+            log.warning("could not delete %s: %s", path, error)
             self._stuck.add(path.name)

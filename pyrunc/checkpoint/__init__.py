@@ -1,1 +1,1 @@
-"""Containers written to disk and brought back by CRIU."""
+"""Checkpoint and restore of containers with CRIU."""

@@ -1,9 +1,9 @@
-"""`checkpoint`: CRIU writes what a container's processes are to files, and by default the container
-ends with that.
+"""`checkpoint`: CRIU writes the state of a container's processes to files; by default the container
+ends.
 
-CRIU must know what comes from outside of the container, for it neither saves nor finds that: bind
-mounts, masked files, and network and pid namespaces that were given by path. Standard streams that
-are pipes are noted beside the images, so that `restore` can put others in their places. Source:
+CRIU must be told of external resources, which it neither saves nor recreates: bind mounts, masked
+files, and network and pid namespaces given by path. Standard streams that are pipes are recorded
+beside the images, so that `restore` can put others in their places. Source:
 https://criu.org/External_resources.
 """
 
@@ -13,9 +13,8 @@ import os
 from stat import S_ISDIR, S_ISREG
 
 from pyrunc import atomic_file, jsontext
-from pyrunc.checkpoint import criu
-from pyrunc.checkpoint import criu_images as files
-from pyrunc.container import status as facts
+from pyrunc.checkpoint import criu, criu_images
+from pyrunc.container import status
 from pyrunc.errors import InvalidArgument, KernelError, NotFound, PeerError, Unsupported
 from pyrunc.kernel.credential import is_machine_root
 from pyrunc.kernel.path import open_in_root
@@ -31,14 +30,14 @@ if TYPE_CHECKING:
 
 LOG = "dump.log"
 LOG_LEVEL = 4
-NULL = "/dev/null"  # what stands for a masked file in CRIU's list of external mounts
+NULL = "/dev/null"  # the name of masked files in CRIU's list of external mounts
 NETWORK_KEY, PID_KEY = "extRootNetNS", "extRootPidNS"
 CLONE_NEWNET = 0x40000000
 
 
-class Choices:
-    """What both directions can be told; the names are those of the options. Folders are as the
-    caller wrote them."""
+class CriuOptions:
+    """Options for both directions, named like the command line's. Folders are as the caller wrote
+    them."""
 
     __slots__ = (
         "auto_dedup",
@@ -60,7 +59,8 @@ class Choices:
         self.manage_cgroups_mode = str(values["manage_cgroups_mode"] or "soft")
         if self.manage_cgroups_mode not in criu.CGROUP_MODES:
             raise InvalidArgument(
-                f"--manage-cgroups-mode {self.manage_cgroups_mode!r}: one of {', '.join(criu.CGROUP_MODES)}"
+                f"--manage-cgroups-mode {self.manage_cgroups_mode!r}:"
+                f" not one of {', '.join(criu.CGROUP_MODES)}"
             )
         if values["empty_ns"] and set(_list(values["empty_ns"])) != {"network"}:
             raise InvalidArgument("--empty-ns: only network can be left empty")
@@ -72,7 +72,7 @@ class Choices:
         self.link_remap, self.auto_dedup = bool(values["link_remap"]), bool(values["auto_dedup"])
 
     def fields(self) -> list[tuple[int, Value]]:
-        """As CRIU's options, without the folders."""
+        """Encode as CRIU's options, without the folders."""
         flags = (
             (criu.TCP_ESTABLISHED, self.tcp_established),
             (criu.TCP_CLOSE, self.tcp_close),
@@ -83,11 +83,11 @@ class Choices:
             (criu.LINK_REMAP, self.link_remap),
             (criu.AUTO_DEDUP, self.auto_dedup),
         )
-        found: list[tuple[int, Value]] = [(number, True) for number, on in flags if on]
+        fields: list[tuple[int, Value]] = [(number, True) for number, on in flags if on]
         if self.empty_network:
-            found.append((criu.EMPTY_NS, CLONE_NEWNET))
+            fields.append((criu.EMPTY_NS, CLONE_NEWNET))
         return [
-            *found,
+            *fields,
             (criu.LOG_LEVEL, LOG_LEVEL),
             (criu.EXT_MASTERS, True),
             (criu.ORPHAN_PTS_MASTER, True),
@@ -96,8 +96,8 @@ class Choices:
         ]
 
 
-class Dump:
-    """What only a dump can be told. `parent_path` is relative to the images; `page_server` is
+class DumpOptions:
+    """Options for a dump only. `parent_path` is relative to the images; `page_server` is
     ADDRESS:PORT."""
 
     __slots__ = (
@@ -125,43 +125,43 @@ class Dump:
         self.tcp_skip_in_flight = tcp_skip_in_flight
 
     def fields(self) -> list[tuple[int, Value]]:
-        """As CRIU's options."""
-        found: list[tuple[int, Value]] = [(criu.LEAVE_RUNNING, True)] if self.leave_running else []
+        """Encode as CRIU's options. Raises InvalidArgument."""
+        fields: list[tuple[int, Value]] = [(criu.LEAVE_RUNNING, True)] if self.leave_running else []
         if self.pre_dump:
-            found.append((criu.TRACK_MEM, True))
+            fields.append((criu.TRACK_MEM, True))
         if self.parent_path:
-            found += [(criu.PARENT_IMG, self.parent_path), (criu.TRACK_MEM, True)]
+            fields += [(criu.PARENT_IMG, self.parent_path), (criu.TRACK_MEM, True)]
         if self.page_server:
             address, _, port = self.page_server.rpartition(":")
             if not address or not (port.isascii() and port.isdigit()):
                 raise InvalidArgument("Use --page-server ADDRESS:PORT to specify page server")
-            found.append((criu.PAGE_SERVER, criu.message([(1, address), (2, int(port))])))
+            fields.append((criu.PAGE_SERVER, criu.message([(1, address), (2, int(port))])))
         if self.tcp_skip_in_flight:
-            found.append((criu.TCP_SKIP_IN_FLIGHT, True))
-        return found
+            fields.append((criu.TCP_SKIP_IN_FLIGHT, True))
+        return fields
 
 
-def checkpoint(state: State, choices: Choices, dump: Dump) -> None:
-    """Dump the container, whose lock the caller holds. It lives on after a pre-dump and with
-    `leave_running`; else its processes are gone, and the caller deletes it.
+def checkpoint(state: State, options: CriuOptions, dump: DumpOptions) -> None:
+    """Dump the container, whose lock the caller holds. After a pre-dump and with `leave_running` it
+    goes on; otherwise its processes have ended, and the caller deletes it.
 
     Raises WrongState, Unsupported (rootless), InvalidArgument, NotFound (no criu), PeerError with
-    what CRIU logged.
+    the errors in CRIU's log.
     """
     if not is_machine_root():
         raise Unsupported("checkpoint needs the machine's root")
-    facts.require(
-        state, (facts.RUNNING, facts.PAUSED), "Container cannot be checkpointed in {status} state"
+    status.require(
+        state, (status.RUNNING, status.PAUSED), "Container cannot be checkpointed in {status} state"
     )
-    images, work = open_folder(choices.image_path), open_folder(choices.work_path or state.folder)
+    images, work = open_folder(options.image_path), open_folder(options.work_path or state.folder)
     try:
-        files.check(images, choices.image_path)
-        files.check_log(work, choices.work_path or state.folder, LOG)
+        criu_images.check(images, options.image_path)
+        criu_images.check_log(work, options.work_path or state.folder, LOG)
         _check_parent(images, dump.parent_path)
         streams = standard_streams(state.pid)
         if not dump.pre_dump:
             atomic_file.write_bytes(
-                f"{choices.image_path}/{files.DESCRIPTORS}", jsontext.dumps(streams).encode()
+                f"{options.image_path}/{criu_images.DESCRIPTORS}", jsontext.dumps(streams).encode()
             )
         with criu.Criu({}) as session:
             session.request(
@@ -173,11 +173,11 @@ def checkpoint(state: State, choices: Choices, dump: Dump) -> None:
                     (criu.PID, state.pid),
                     *([(criu.ROOT, state.rootfs)] if state.rootfs else []),
                     *([(criu.STATUS_FD, dump.status_fd)] if dump.status_fd is not None else []),
-                    *choices.fields(),
+                    *options.fields(),
                     *dump.fields(),
                     *_group(state),
                     *configuration_file(state),
-                    *_outside(state),
+                    *_external_resources(state),
                     *(
                         (criu.EXTERNAL, name)
                         for name in dict.fromkeys(streams)
@@ -187,7 +187,7 @@ def checkpoint(state: State, choices: Choices, dump: Dump) -> None:
             )
     except PeerError as error:
         raise PeerError(
-            f"{error.message}: {criu.errors_of(choices.work_path or state.folder, LOG)}"
+            f"{error.message}: {criu.errors_of(options.work_path or state.folder, LOG)}"
         ) from None
     finally:
         os.close(images)
@@ -195,13 +195,13 @@ def checkpoint(state: State, choices: Choices, dump: Dump) -> None:
 
 
 def open_folder(path: str, *, make: bool = True) -> int:
-    """A descriptor of the folder of images or of CRIU's work, made when missing. Raises NotFound."""
+    """Open the folder of images or CRIU's work folder; create it if `make`. Raises NotFound."""
     if make:
         os.makedirs(path, 0o700, exist_ok=True)
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
-        raise NotFound(f"{path!r} is no folder") from None
+        raise NotFound(f"{path!r} is not a folder") from None
 
 
 def _check_parent(images: int, parent: str) -> None:
@@ -212,16 +212,16 @@ def _check_parent(images: int, parent: str) -> None:
             os.stat(parent, dir_fd=images)
         except FileNotFoundError:
             raise NotFound(
-                f"--parent-path: there is no {parent!r} beside the folder of images"
+                f"--parent-path: {parent!r} does not exist relative to the folder of images"
             ) from None
 
 
 def standard_streams(pid: int) -> list[str]:
-    """What descriptors 0 to 2 of a process are, in the words of /proc: `pipe:[12]`, `/dev/null`;
-    empty for a closed one.
+    """The names of descriptors 0 to 2 of a process as in /proc: `pipe:[12]`, `/dev/null`; "" for a
+    closed one.
 
-    A file of a mount that the container does not have is called as CRIU calls it:
-    `file[mount:inode]`, both in hex.
+    A file on a mount outside the container is named as CRIU names it: `file[mount:inode]`, both in
+    hex.
     """
     own = {line.split(b" ", 1)[0] for line in _read(f"/proc/{pid}/mountinfo").splitlines()}
     return [_stream(pid, number, own) for number in range(3)]
@@ -230,14 +230,14 @@ def standard_streams(pid: int) -> list[str]:
 def _stream(pid: int, number: int, own: set[bytes]) -> str:
     path = f"/proc/{pid}/fd/{number}"
     try:
-        status = os.stat(path)
-        if S_ISREG(status.st_mode):
-            facts = dict(
+        file_status = os.stat(path)
+        if S_ISREG(file_status.st_mode):
+            fields = dict(
                 line.split(b":") for line in _read(f"/proc/{pid}/fdinfo/{number}").splitlines()[:4]
             )
-            mount = facts[b"mnt_id"].strip()
+            mount = fields[b"mnt_id"].strip()
             if mount not in own:
-                return f"file[{int(mount):x}:{status.st_ino:x}]"
+                return f"file[{int(mount):x}:{file_status.st_ino:x}]"
         return os.readlink(path)
     except OSError:
         return ""
@@ -249,7 +249,7 @@ def _read(path: str) -> bytes:
 
 
 def configuration_file(state: State) -> Fields:
-    """A file of CRIU's options that an annotation or the administrator gives."""
+    """The file of CRIU options from the container's annotation, or the administrator's."""
     path = state.annotations.get("org.criu.config", "")
     for candidate in (path,) if path else ("/etc/criu/pyrunc.conf", "/etc/criu/runc.conf"):
         if os.path.exists(candidate):
@@ -262,11 +262,13 @@ def _group(state: State) -> Fields:
     return [] if group is None else [(criu.FREEZE_CGROUP, group.directory)]
 
 
-def _outside(state: State) -> Fields:
-    """Mounts and namespaces that CRIU is to leave alone."""
+def _external_resources(state: State) -> Fields:
+    """The mounts and namespaces that CRIU must not save."""
     spec = parse(state.config())
-    _refuse(spec)
-    fields: list[tuple[int, Value]] = [external_mount(place, place) for place in bound_places(spec)]
+    _refuse_mounts(spec)
+    fields: list[tuple[int, Value]] = [
+        external_mount(place, place) for place in bind_destinations(spec)
+    ]
     fields += [external_mount(path, NULL) for path in masked_files(spec.linux, state.pid)]
     for kind, name, key in (("network", "net", NETWORK_KEY), ("pid", "pid", PID_KEY)):
         entry = spec.linux.namespace(kind)
@@ -277,13 +279,13 @@ def _outside(state: State) -> Fields:
 
 
 def external_mount(key: str, value: str) -> tuple[int, Value]:
-    """One entry of CRIU's list: where it is and what it is called in a dump; what it is called and
-    where to get it in a restore."""
+    """An entry of CRIU's list of external mounts: for a dump, the path and a name; for a restore,
+    the name and the source."""
     return criu.EXT_MNT, criu.message([(1, key), (2, value)])
 
 
-def _refuse(spec: Spec) -> None:
-    """Mounts that CRIU could neither save nor find again."""
+def _refuse_mounts(spec: Spec) -> None:
+    """Raise Unsupported for mounts that CRIU could neither save nor recreate."""
     for i, mount in enumerate(spec.mounts):
         if (
             mount.type == "overlay"
@@ -296,42 +298,44 @@ def _refuse(spec: Spec) -> None:
             )
 
 
-def bound(spec: Spec, bundle: str) -> list[tuple[str, str]]:
-    """Mounts that come from the host: their places in the container, and their sources. In a user
-    namespace device files are among them."""
-    found = {
+def bind_mounts(spec: Spec, bundle: str) -> list[tuple[str, str]]:
+    """Destinations and sources of the mounts from the host. In a user namespace device files are
+    among them."""
+    sources = {
         normal(mount.destination): os.path.join(bundle, mount.source)
         for mount in spec.mounts
         if is_bind(mount)
     }
-    if spec.linux.namespace("user") is not None and normal("/dev") not in found:
+    if spec.linux.namespace("user") is not None and normal("/dev") not in sources:
         listed = (device.path for device in spec.linux.devices)
-        found |= {path: path for path in (*(path for path, _, _ in DEFAULT), *map(normal, listed))}
-    return list(found.items())
+        sources |= {
+            path: path for path in (*(path for path, _, _ in DEFAULT), *map(normal, listed))
+        }
+    return list(sources.items())
 
 
-def bound_places(spec: Spec) -> list[str]:
-    """The places of `bound`."""
-    return [place for place, _ in bound(spec, "")]
+def bind_destinations(spec: Spec) -> list[str]:
+    """The destinations of `bind_mounts`."""
+    return [place for place, _ in bind_mounts(spec, "")]
 
 
 def masked_files(linux: Linux, pid: int) -> list[str]:
-    """Masked paths on which /dev/null is mounted: those that the process has and that are no
-    folders. Its links stay its own."""
-    found = []
+    """The masked paths on which /dev/null is mounted: those that exist for the process and are no
+    folders. Links are resolved in its root."""
+    masked = []
     root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for path in dict.fromkeys(map(normal, linux.masked_paths)):
             try:
-                place = open_in_root(root, path)
+                descriptor = open_in_root(root, path)
             except KernelError:
                 continue
-            if not S_ISDIR(os.fstat(place).st_mode):
-                found.append(path)
-            os.close(place)
+            if not S_ISDIR(os.fstat(descriptor).st_mode):
+                masked.append(path)
+            os.close(descriptor)
     finally:
         os.close(root)
-    return found
+    return masked
 
 
 def _list(value: object) -> tuple[str, ...]:

@@ -1,9 +1,8 @@
-"""CRIU, spoken to over its RPC: `criu swrk 3` is spawned with a socket as descriptor 3 and served
-one request.
+"""CRIU over its RPC: `criu swrk 3` is spawned with a socket as descriptor 3 and serves one request.
 
-Its messages are protobuf; the dozen fields that we need are encoded by hand here, so that nobody
-loads a protobuf library. Source: images/rpc.proto of CRIU, whose names the constants below have,
-and https://criu.org/RPC.
+Its messages are protobuf. The few fields in use are encoded here, so that no protobuf library is
+loaded. Source: CRIU's images/rpc.proto, whose names the constants below have, and
+https://criu.org/RPC.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     Value = bool | int | str | bytes
     Fields = Iterable[tuple[int, Value]]
-    Notified = Callable[[str, int, tuple[int, ...]], None]
+    Notify = Callable[[str, int, tuple[int, ...]], None]
 
 # criu_req_type
 DUMP, RESTORE, PRE_DUMP, NOTIFY = 1, 2, 4, 6
@@ -81,8 +80,8 @@ _SHOWN_ERRORS, _SHOWN_BYTES = 5, 1 << 16
 
 
 def message(fields: Fields) -> bytes:
-    """A protobuf message: `(field number, value)`; integers may be negative, text and messages are
-    bytes."""
+    """Encode a protobuf message of (field number, value); integers may be negative, messages are
+    given as bytes."""
     encoded = bytearray()
     for number, value in fields:
         if isinstance(value, int):
@@ -94,47 +93,46 @@ def message(fields: Fields) -> bytes:
 
 
 def decode(content: bytes) -> dict[int, int | bytes]:
-    """The fields of a message by number, the last of each. Raises PeerError for what is no message."""
-    found: dict[int, int | bytes] = {}
-    place = 0
-    while place < len(content):
-        tag, place = _read_varint(content, place)
+    """Decode a message: field number -> last value. Raises PeerError for a malformed one."""
+    fields: dict[int, int | bytes] = {}
+    offset = 0
+    while offset < len(content):
+        tag, offset = _read_varint(content, offset)
         kind = tag & 7
         if kind == _VARINT:
-            found[tag >> 3], place = _read_varint(content, place)
+            fields[tag >> 3], offset = _read_varint(content, offset)
             continue
         if kind == _BYTES:
-            size, place = _read_varint(content, place)
+            size, offset = _read_varint(content, offset)
         elif kind in (_FIXED64, _FIXED32):
             size = 8 if kind == _FIXED64 else 4
         else:
-            raise PeerError(f"criu sent a field of kind {kind}")
-        if place + size > len(content):
+            raise PeerError(f"criu sent a field of the unknown wire type {kind}")
+        if offset + size > len(content):
             raise PeerError("criu sent a message that ends too early")
-        found[tag >> 3] = content[place : place + size]
-        place += size
-    return found
+        fields[tag >> 3] = content[offset : offset + size]
+        offset += size
+    return fields
 
 
-def _read_varint(content: bytes, place: int) -> tuple[int, int]:
+def _read_varint(content: bytes, offset: int) -> tuple[int, int]:
     value = shift = 0
-    while place < len(content) and shift < 70:
-        byte = content[place]
+    while offset < len(content) and shift < 70:
+        byte = content[offset]
         value |= (byte & 0x7F) << shift
-        place, shift = place + 1, shift + 7
+        offset, shift = offset + 1, shift + 7
         if byte < 0x80:
-            return value, place
+            return value, offset
     raise PeerError("criu sent a message that ends too early")
 
 
 class Criu:
-    """One `criu swrk` and what it inherits. A context manager: leaving it ends and reaps the
-    process.
+    """A `criu swrk` process. A context manager: leaving it closes the socket and reaps the process.
 
-    `fds` {number there: number here} beside stdio and the socket; numbers there begin at 4. They
-    are for INHERIT_FD only: the folders and STATUS_FD are opened by CRIU in /proc/PID/fd of whoever
-    made the socket (cr-service.c), so their options have our numbers. `no_new_privileges`: of CRIU,
-    and so of each process that it makes.
+    `fds`: number in CRIU -> number here, besides stdio and the socket; CRIU's numbers begin at 4.
+    They are for INHERIT_FD only: CRIU opens the folders and STATUS_FD in /proc/PID/fd of the
+    socket's creator (cr-service.c), so these options hold this process's numbers.
+    `no_new_privileges`: for CRIU and each process it restores.
     """
 
     __slots__ = ("_socket", "pid")
@@ -147,15 +145,13 @@ class Criu:
         no_new_privileges: bool = False,
     ) -> None:
         ours, theirs = _socketpair(AF_UNIX, SOCK_SEQPACKET, 0)
-        wanted = {**dict(enumerate(stdio)), **fds, SOCKET_NUMBER: theirs.fileno()}
+        descriptors = {**dict(enumerate(stdio)), **fds, SOCKET_NUMBER: theirs.fileno()}
         copies: list[int] = []
         try:
             actions = []
-            for (
-                target,
-                source,
-            ) in wanted.items():  # copies above every target: dup2 overwrites nothing still needed
-                copies.append(copy := _fd.duplicate(source, max(wanted) + 1))
+            # Copies with numbers above every target, so that dup2 overwrites none that is needed.
+            for target, source in descriptors.items():
+                copies.append(copy := _fd.duplicate(source, max(descriptors) + 1))
                 actions.append((os.POSIX_SPAWN_DUP2, copy, target))
             environment = {"PATH": USUAL_PATH, **os.environ}
             spawn = _spawn_without_new_privileges if no_new_privileges else os.posix_spawn
@@ -176,12 +172,12 @@ class Criu:
         self._socket.close()
         os.waitpid(self.pid, 0)
 
-    def request(self, kind: int, options: Fields, notified: Notified | None = None) -> int:
-        """Send one request and answer notifications until it is done; the restored process's pid, 0
-        for a dump.
+    def request(self, kind: int, options: Fields, notify: Notify | None = None) -> int:
+        """Send one request and answer notifications until it is done. Return the restored process's
+        pid, 0 for a dump.
 
-        `notified(script, pid, descriptors)` is told each notification; the descriptors are closed
-        after it. Raises PeerError.
+        `notify(script, pid, descriptors)` is called for each notification; the descriptors are
+        closed afterwards. Raises PeerError.
         """
         self._send(message([(_REQ_TYPE, kind), (_REQ_OPTS, message(options))]))
         while True:
@@ -189,10 +185,12 @@ class Criu:
             try:
                 if answer.get(_RESP_TYPE) != NOTIFY:
                     return _result(answer)
-                told = decode(_bytes(answer.get(_RESP_NOTIFY, b"")))
-                if notified is not None:
-                    script = _bytes(told.get(_NOTIFY_SCRIPT, b"")).decode("ascii", "replace")
-                    notified(script, _int(told.get(_NOTIFY_PID, 0)), fds)
+                notification = decode(_bytes(answer.get(_RESP_NOTIFY, b"")))
+                if notify is not None:
+                    script = _bytes(notification.get(_NOTIFY_SCRIPT, b"")).decode(
+                        "ascii", "replace"
+                    )
+                    notify(script, _int(notification.get(_NOTIFY_PID, 0)), fds)
             finally:
                 _fd.close_all(fds)
             self._send(message([(_REQ_TYPE, NOTIFY), (_REQ_NOTIFY_SUCCESS, True)]))
@@ -201,7 +199,7 @@ class Criu:
         try:
             self._socket.send(content)
         except OSError as error:
-            raise PeerError(f"criu went away: {os.strerror(error.errno or 0)}") from None
+            raise PeerError(f"criu closed its socket: {os.strerror(error.errno or 0)}") from None
 
     def _receive(self) -> tuple[dict[int, int | bytes], tuple[int, ...]]:
         try:
@@ -232,17 +230,17 @@ def _spawn_without_new_privileges(
     *,
     file_actions: list[tuple[int, int, int]],
 ) -> int:
-    """posix_spawn from a thread that has set no_new_privs: a child inherits that of the thread that
-    made it (prctl(2)), and other threads, which run hooks, do not."""
+    """posix_spawn with no_new_privs, set in a thread: a child inherits it from the thread that made
+    it (prctl(2)), and other threads, which run hooks, must not have it."""
     from threading import Thread
 
-    made: list[int] = []
+    pids: list[int] = []
     failed: list[Exception] = []
 
     def run() -> None:
         try:
             restrict.no_new_privileges()
-            made.append(os.posix_spawn(path, command, environment, file_actions=file_actions))
+            pids.append(os.posix_spawn(path, command, environment, file_actions=file_actions))
         except (OSError, Error) as error:
             failed.append(error)
 
@@ -251,12 +249,12 @@ def _spawn_without_new_privileges(
     thread.join()
     if failed:
         raise failed[0]
-    return made[0]
+    return pids[0]
 
 
 def _result(answer: Mapping[int, int | bytes]) -> int:
-    """The restored pid. The message that CRIU gives is the first error it logged, often a harmless
-    one: the log has all."""
+    """The restored pid. Raises PeerError without CRIU's own message, which is the first error it
+    logged, often a harmless one; the log has all."""
     if not answer.get(_RESP_SUCCESS):
         number = _int(answer.get(_RESP_ERRNO, 0))
         raise PeerError(f"criu failed: {os.strerror(number).lower()}" if number else "criu failed")
@@ -265,13 +263,11 @@ def _result(answer: Mapping[int, int | bytes]) -> int:
 
 
 def find() -> str:
-    """The program. Raises NotFound."""
+    """The path of the criu program. Raises NotFound."""
     for folder in os.environ.get("PATH", USUAL_PATH).split(":"):
         if os.access(f"{folder}/criu", os.X_OK):
             return f"{folder}/criu"
-    raise NotFound(
-        "criu is not in $PATH: a container cannot be checkpointed or restored without it"
-    )
+    raise NotFound("criu is not in $PATH: checkpoint and restore need it")
 
 
 def _bytes(value: int | bytes) -> bytes:
@@ -283,8 +279,7 @@ def _int(value: int | bytes) -> int:
 
 
 def errors_of(folder: str, log: str) -> str:
-    """The lines at the end of a log that say what went wrong, for a message; empty when there are
-    none."""
+    """The last lines with errors in CRIU's log, for a message; "" if there are none."""
     try:
         number = os.open(
             os.path.join(folder, log), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -1,11 +1,10 @@
-"""The folder of CRIU's images, before CRIU opens anything in it by name as root.
+"""Checks the folder of CRIU's images before CRIU, as root, opens files in it by name.
 
 An image is a regular file. CRIU would follow a link to a file of the host, reading it into a
-container's memory or, in a dump, writing over it, and would wait for ever for a pipe's writer. So
-nothing but regular files, folders and sockets may be there, and the link `parent` that a pre-dump
-leaves, to a folder of which the same is true. That the content is a checkpoint is CRIU's to say;
-whoever may write to the folder meanwhile has the rights that CRIU restores with, so it should be
-its owner's only.
+container's memory or, in a dump, overwriting it, and would wait forever for a pipe's writer. So
+only regular files, folders and sockets are allowed, and the link `parent` of a pre-dump to a folder
+with the same rules. CRIU itself checks the content. A user who can write to the folder meanwhile
+gets the rights that CRIU restores with, so only its owner should be able to.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ _KINDS = {
 
 
 def check(folder: int, name: str) -> None:
-    """Raises InvalidArgument for what is no image in the folder or in its parents; `name` is for
-    the message."""
+    """Raise InvalidArgument for a file in the folder or its parents that cannot be an image; `name`
+    is for the message."""
     current, names = os.dup(folder), [name]
     try:
         while _has_parent(current, "/".join(names)):
@@ -46,7 +45,8 @@ def check(folder: int, name: str) -> None:
 
 
 def check_log(folder: int, name: str, log: str) -> None:
-    """CRIU's log is written anew: what has its name must be a regular file. Raises InvalidArgument."""
+    """Check that CRIU's log, which it overwrites, is absent or a regular file. Raises
+    InvalidArgument."""
     try:
         _require_regular(
             os.stat(log, dir_fd=folder, follow_symlinks=False).st_mode, f"{name}/{log}"
@@ -56,40 +56,40 @@ def check_log(folder: int, name: str, log: str) -> None:
 
 
 def require_dump(folder: int, name: str) -> None:
-    """Raises NotFound unless a whole dump seems to be there."""
+    """Raise NotFound unless the folder has the files of a complete dump."""
     for file in (DESCRIPTORS, INVENTORY):
         try:
             if os.stat(file, dir_fd=folder, follow_symlinks=False).st_size:
                 continue
         except FileNotFoundError:
             pass
-        raise NotFound(f"{name} holds no checkpoint: there is no {file}")
+        raise NotFound(f"{name} has no checkpoint: {file} is missing")
 
 
 def streams(folder: int, name: str) -> list[str]:
-    """What descriptors 0 to 2 were when the container was dumped, in the words of /proc. Raises
-    InvalidArgument, OSError."""
+    """The recorded names of descriptors 0 to 2 (`standard_streams`). Raises InvalidArgument,
+    OSError."""
     number = os.open(
         DESCRIPTORS, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
     )
     with open(number, "rb", buffering=0) as file:
         content = file.read(MOST_STREAMS_BYTES) or b""
     try:
-        found = jsontext.loads(content)
+        names = jsontext.loads(content)
     except ValueError:
-        found = None
+        names = None
     if (
-        not isinstance(found, list)
-        or len(found) > 3
-        or not all(isinstance(word, str) for word in found)
+        not isinstance(names, list)
+        or len(names) > 3
+        or not all(isinstance(word, str) for word in names)
     ):
         raise InvalidArgument(f"{name}/{DESCRIPTORS} is not a list of three names")
-    return found
+    return names
 
 
-def is_outside(stream: str) -> bool:
-    """Whether it is one that the restored process gets anew: `pipe:[12]`, or `file[mount:inode]` of
-    the host, in hex."""
+def is_external(stream: str) -> bool:
+    """Whether the restored process gets another stream in its place: `pipe:[12]`, or
+    `file[mount:inode]` of the host, in hex."""
     kind, _, rest = stream.partition("[")
     number, end, after = rest.partition("]")
     parts = number.split(":")
@@ -99,27 +99,31 @@ def is_outside(stream: str) -> bool:
 
 
 def _has_parent(folder: int, name: str) -> bool:
-    found = False
+    has_parent = False
     with os.scandir(folder) as entries:
         for entry in entries:
             mode = entry.stat(follow_symlinks=False).st_mode
             if entry.name == PARENT and S_ISLNK(mode):
-                found = True
-            elif not S_ISDIR(mode) and not S_ISSOCK(mode):  # neither can be opened for writing
+                has_parent = True
+            elif not S_ISDIR(mode) and not S_ISSOCK(
+                mode
+            ):  # neither can be opened as a file for writing
                 _require_regular(mode, f"{name}/{entry.name}")
-    return found
+    return has_parent
 
 
 def _open_parent(folder: int, name: str) -> int:
     target = os.readlink(PARENT, dir_fd=folder)
     if target.startswith("/"):
-        raise InvalidArgument(f"{name}/{PARENT} is no relative link, as a pre-dump leaves")
+        raise InvalidArgument(f"{name}/{PARENT} is not a relative link, as a pre-dump makes it")
     try:
         return os.open(PARENT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
     except OSError:
-        raise NotFound(f"{name}/{PARENT} leads to no folder") from None
+        raise NotFound(f"{name}/{PARENT} does not lead to a folder") from None
 
 
 def _require_regular(mode: int, path: str) -> None:
     if not S_ISREG(mode):
-        raise InvalidArgument(f"{path} is {_KINDS.get(S_IFMT(mode), 'no file')}, not an image")
+        raise InvalidArgument(
+            f"{path} is {_KINDS.get(S_IFMT(mode), 'not a regular file')}, not an image"
+        )

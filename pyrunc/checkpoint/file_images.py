@@ -1,11 +1,11 @@
-"""What CRIU's images say of files: of `files.img`, the mode of the root folder.
+"""Reads the mode of the container's root folder from CRIU's `files.img`.
 
-CRIU opens the root again as any other file and refuses one whose mode is not what it was. An image
-of a container need not say the mode of its root: engines take 0755 then, or 0555. So whoever makes
-the root of a container that is restored asks here.
+CRIU opens the root again like any other file, and refuses a mode that differs from the dump. An
+image need not have an entry for its root, and engines then use 0755 or 0555; so the root of a
+restored container takes the mode from here.
 
-An image is two numbers (what all images begin with, what this one is), then for each entry its
-length and a protobuf message, all numbers with 32 bits in little-endian. Source: CRIU's
+An image begins with two numbers (common to all images; this image's kind); then each entry is its
+length and a protobuf message. All numbers have 32 bits, little-endian. Source: CRIU's
 images/fdinfo.proto, images/regfile.proto and include/magic.h.
 """
 
@@ -32,10 +32,10 @@ _REGULAR, _NAME, _MODE = 3, 6, 10
 
 
 def root_mode(folder: str) -> int | None:
-    """Permission bits of the root folder that the dumped processes had; None where the images in
-    `folder` do not say.
+    """The permission bits of the dumped processes' root folder; None if the images in `folder` do
+    not have them.
 
-    Raises InvalidArgument for a `files.img` that is none, OSError.
+    Raises InvalidArgument for a malformed `files.img`, OSError.
     """
     try:
         number = os.open(
@@ -46,13 +46,11 @@ def root_mode(folder: str) -> int | None:
     with open(number, "rb") as file:
         for entry in _entries(file):
             try:
-                found = decode(_message(decode(entry).get(_REGULAR)))
+                fields = decode(_message(decode(entry).get(_REGULAR)))
             except PeerError:
-                raise InvalidArgument(
-                    f"the checkpoint's {FILES} has an entry that is no message"
-                ) from None
-            mode = found.get(_MODE)
-            if found.get(_NAME) == b"/" and isinstance(mode, int) and S_ISDIR(mode):
+                raise InvalidArgument(f"the checkpoint's {FILES} has a malformed entry") from None
+            mode = fields.get(_MODE)
+            if fields.get(_NAME) == b"/" and isinstance(mode, int) and S_ISDIR(mode):
                 return S_IMODE(mode)
     return None
 
@@ -60,7 +58,7 @@ def root_mode(folder: str) -> int | None:
 def _entries(file: BinaryIO) -> Iterator[bytes]:
     head = file.read(_HEAD.size)
     if len(head) < _HEAD.size or _HEAD.unpack(head) != (COMMON_MAGIC, FILES_MAGIC):
-        raise InvalidArgument(f"the checkpoint's {FILES} does not begin as CRIU's does")
+        raise InvalidArgument(f"the checkpoint's {FILES} does not begin with CRIU's magic numbers")
     while length := file.read(_LENGTH.size):
         size = _LENGTH.unpack(length)[0] if len(length) == _LENGTH.size else 0
         entry = file.read(size) if 0 < size <= MOST_ENTRY_BYTES else b""

@@ -1,8 +1,8 @@
-"""`restore`: a container comes back from CRIU's images, running, under an id of its choice.
+"""`restore`: starts a container from CRIU's images, under an id of the caller's choice.
 
-CRIU makes namespaces, mounts and processes; ours is what surrounds them: the cgroup, the mount
-points, standard streams, and the root as a mount, which exists only in a mount namespace of this
-runtime's own. The processes are children of the caller, as after `create`.
+CRIU creates namespaces, mounts and processes. This module makes what surrounds them: the cgroup,
+mount points, standard streams, and the root as a mount, in a mount namespace of this runtime's own.
+The processes are children of the caller, as after `create`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import os
 from pyrunc.abi.clone import CLONE_NEWNS
 from pyrunc.abi.mount import MS_BIND, MS_REC, MS_SLAVE
 from pyrunc.checkpoint import checkpoint as dumps
-from pyrunc.checkpoint import criu
-from pyrunc.checkpoint import criu_images as images
+from pyrunc.checkpoint import criu, criu_images
 from pyrunc.compile.descriptors import NamedDescriptors
 from pyrunc.compile.rootfs_probe import cgroup_owner
-from pyrunc.container import status as facts
+from pyrunc.container import status
 from pyrunc.container.create import Created
 from pyrunc.errors import InvalidSpec, PeerError, Unsupported
 from pyrunc.kernel import mount as kernel_mount
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyrunc.cgroups.group import Cgroup
-    from pyrunc.checkpoint.checkpoint import Choices
+    from pyrunc.checkpoint.checkpoint import CriuOptions
     from pyrunc.checkpoint.criu import Value
     from pyrunc.container.bundle import Bundle, CreateOptions
     from pyrunc.container.state import State
@@ -42,11 +41,11 @@ if TYPE_CHECKING:
     Fields = list[tuple[int, Value]]
 
 LOG = "restore.log"
-FIRST_FREE = 4  # of CRIU's descriptors, behind stdio and its socket
+FIRST_FREE = 4  # of CRIU's descriptors, after stdio and its socket
 
 
 class Labels:
-    """What takes the place of the labels in the images: an AppArmor profile or SELinux label, the
+    """Labels that replace those in the images: an AppArmor profile or SELinux label, and the
     context of mounts."""
 
     __slots__ = ("mount_context", "profile")
@@ -55,65 +54,69 @@ class Labels:
         self.profile, self.mount_context = profile, mount_context
 
     def fields(self) -> Fields:
-        """As CRIU's options."""
-        given: Fields = [
+        """Encode as CRIU's options."""
+        labels: Fields = [
             (criu.LSM_PROFILE, self.profile),
             (criu.LSM_MOUNT_CONTEXT, self.mount_context),
         ]
-        return [(number, value) for number, value in given if value]
+        return [(number, value) for number, value in labels if value]
 
 
 def restore(
     state: State,
     bundle: Bundle,
     create_options: CreateOptions,
-    choices: Choices,
+    choices: CriuOptions,
     labels: Labels,
     stdio: tuple[int, int, int] = (0, 1, 2),
 ) -> Created:
-    """Bring the processes back; the state's folder exists and its lock is held. On failure nothing
-    of them is left.
+    """Restore the processes. The state's folder exists, and the caller holds its lock. A failure
+    leaves no processes behind.
 
     Raises Unsupported (rootless), NotFound (no criu, no images), InvalidSpec, KernelError,
-    PeerError with what CRIU logged.
+    PeerError with the errors in CRIU's log.
     """
     if not is_machine_root():
         raise Unsupported("restore needs the machine's root")
     work_path = choices.work_path or state.folder
     streams = _check_images(choices, work_path)
     with Undo() as undo, NamedDescriptors() as descriptors:
-        _own_root(
-            state.rootfs
-        )  # before folders are opened: CRIU mounts in its own, which must be in its namespace
+        # Before folders are opened: CRIU mounts in them, so they must be in its mount namespace.
+        _mount_root(state.rootfs)
         descriptors.take("images", dumps.open_folder(choices.image_path, make=False))
         descriptors.take("work", dumps.open_folder(work_path))
         _open_namespaces(bundle.spec, descriptors)
-        _make_places(bundle.spec, state.bundle, state.rootfs)
+        _make_mount_points(bundle.spec, state.bundle, state.rootfs)
         group = _open_group(state, bundle.spec, create_options, undo)
-        part = _Part(state, bundle.spec, create_options, group, undo)
+        notifications = _Notifications(state, bundle.spec, create_options, group, undo)
         try:
-            # CRIU itself does so from 3.19 on, and by what the images say.
+            # CRIU restores the flag itself only from 3.19 on, from the images.
             forbids = bundle.spec.process is not None and bundle.spec.process.no_new_privileges
             with criu.Criu(_numbers(descriptors), stdio, no_new_privileges=forbids) as session:
                 if group is not None:
                     group.attach(session.pid)
                 options = _options(state, bundle.spec, choices, streams, descriptors, session.pid)
-                session.request(criu.RESTORE, [*options, *labels.fields()], part)
+                session.request(criu.RESTORE, [*options, *labels.fields()], notifications)
         except PeerError as error:
             raise PeerError(f"{error.message}: {criu.errors_of(work_path, LOG)}") from None
-        born = part.born
-        if born is None:
-            raise PeerError("criu told of no process that it restored")
+        process = notifications.process
+        if process is None:
+            raise PeerError("criu did not report the restored process")
         if group is not None:
             group.occupied()
         undo.commit()
     return Created(
-        born.pid, born.pidfd, born.start_time, born.console_fd, group, tuple(part.warnings)
+        process.pid,
+        process.pidfd,
+        process.start_time,
+        process.console_fd,
+        group,
+        tuple(notifications.warnings),
     )
 
 
-class _Part:
-    """What we do while CRIU works, at the points that it tells of."""
+class _Notifications:
+    """Handles CRIU's notifications while it restores."""
 
     __slots__ = (
         "_create_options",
@@ -121,8 +124,8 @@ class _Part:
         "_spec",
         "_state",
         "_undo",
-        "born",
         "console_fd",
+        "process",
         "warnings",
     )
 
@@ -139,7 +142,7 @@ class _Part:
         self._create_options = create_options
         self._group = group
         self._undo = undo
-        self.born: ChildProcess | None = None
+        self.process: ChildProcess | None = None
         self.console_fd: int | None = None
         self.warnings: list[str] = []
 
@@ -156,17 +159,17 @@ class _Part:
         if hooks.prestart or hooks.create_runtime:
             from pyrunc.launch import hooks as programs
 
-            told = facts.oci_state(self._state, facts.CREATING, pid)
-            programs.run(hooks.prestart, "prestart", told)
-            programs.run(hooks.create_runtime, "createRuntime", told)
+            oci_state = status.oci_state(self._state, status.CREATING, pid)
+            programs.run(hooks.prestart, "prestart", oci_state)
+            programs.run(hooks.create_runtime, "createRuntime", oci_state)
 
     def _take_over(self, pid: int) -> None:
-        """All is there and stands still: from now on it is deletable, and limited. CRIU worked
-        without the limits."""
-        self.born = born = ChildProcess(pid)
-        born.console_fd = self.console_fd
-        self._undo.push(f"process {pid}", born.kill)
-        self._state.pid, self._state.start_time = born.pid, born.start_time
+        """Record the restored process, which is still frozen, so that it can be deleted, and apply
+        the cgroup's limits; CRIU itself worked without them."""
+        self.process = process = ChildProcess(pid)
+        process.console_fd = self.console_fd
+        self._undo.push(f"process {pid}", process.kill)
+        self._state.pid, self._state.start_time = process.pid, process.start_time
         self._state.save()
         if self._group is not None:
             resources = self._spec.linux.resources or {}
@@ -190,16 +193,15 @@ def _open_group(
 
 
 def _open_namespaces(spec: Spec, descriptors: NamedDescriptors) -> None:
-    """Those that CRIU takes as descriptors; it opens others by their paths."""
+    """Open the namespaces that CRIU takes as descriptors; it opens others by path."""
     for kind in ("network", "pid"):
         entry = spec.linux.namespace(kind)
         if entry is not None and entry.path:
             descriptors.take(kind, open_namespace(entry.path, KERNEL_NAMES[kind]))
 
 
-def _own_root(rootfs: str) -> None:
-    """CRIU wants the root to be a mount. Here it is one for this process and its children, and
-    nobody else."""
+def _mount_root(rootfs: str) -> None:
+    """Make the root a mount, which CRIU requires, visible only to this process and its children."""
     if not os.path.isdir(rootfs):
         raise InvalidSpec("root.path", f"{rootfs} is not a directory")
     unshare(CLONE_NEWNS)
@@ -207,23 +209,25 @@ def _own_root(rootfs: str) -> None:
     kernel_mount.mount(rootfs, rootfs, None, MS_BIND | MS_REC)
 
 
-def _make_places(spec: Spec, bundle: str, rootfs: str) -> None:
-    """The folders and files on which CRIU mounts; those inside another mount come back with
-    that."""
+def _make_mount_points(spec: Spec, bundle: str, rootfs: str) -> None:
+    """Create the folders and files on which CRIU mounts; those inside another mount are restored
+    with it."""
     root = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        made: list[str] = []
-        sources = dict(dumps.bound(spec, bundle))
+        mounted: list[str] = []
+        sources = dict(dumps.bind_mounts(spec, bundle))
         for mount in spec.mounts:
             place = normal(mount.destination)
-            if not any(place.startswith(above + "/") for above in made):
-                _make_place(root, place, place in sources and not os.path.isdir(sources[place]))
-                made.append(place)
+            if not any(place.startswith(above + "/") for above in mounted):
+                _make_mount_point(
+                    root, place, place in sources and not os.path.isdir(sources[place])
+                )
+                mounted.append(place)
     finally:
         os.close(root)
 
 
-def _make_place(root: int, place: str, is_file: bool) -> None:
+def _make_mount_point(root: int, place: str, is_file: bool) -> None:
     names = components(resolve(root, place))
     current = os.dup(root)
     try:
@@ -249,14 +253,14 @@ def _make_place(root: int, place: str, is_file: bool) -> None:
 
 
 def _numbers(descriptors: NamedDescriptors) -> dict[int, int]:
-    """CRIU's numbers for what it inherits: images, work, namespaces in their order."""
+    """CRIU's numbers for inherited descriptors: images, work, then namespaces."""
     return {FIRST_FREE + i: number for i, number in enumerate(descriptors.numbers.values())}
 
 
 def _options(
     state: State,
     spec: Spec,
-    choices: Choices,
+    choices: CriuOptions,
     streams: Sequence[str],
     descriptors: NamedDescriptors,
     criu_pid: int,
@@ -270,7 +274,10 @@ def _options(
         (criu.NOTIFY_SCRIPTS, True),
         *choices.fields(),
         *dumps.configuration_file(state),
-        *(dumps.external_mount(place, source) for place, source in dumps.bound(spec, state.bundle)),
+        *(
+            dumps.external_mount(place, source)
+            for place, source in dumps.bind_mounts(spec, state.bundle)
+        ),
         dumps.external_mount(dumps.NULL, dumps.NULL),
     ]
     for entry in spec.linux.namespaces:
@@ -281,36 +288,36 @@ def _options(
             number = FIRST_FREE + list(descriptors.numbers).index(entry.type)
             fields.append((criu.INHERIT_FD, criu.message([(1, key), (2, number)])))
         elif entry.type == "cgroup":
-            raise Unsupported("restore into a cgroup namespace that is given by path")
+            raise Unsupported("cannot restore into a cgroup namespace given by path")
         else:
             names = criu.message([(1, KERNEL_NAMES[entry.type]), (2, entry.path)])
             fields.append((criu.JOIN_NS, names))
-    # Of two that are one, the first.
+    # Of several numbers with the same stream, the lowest.
     ours = {stream: number for number, stream in reversed([*enumerate(streams)])}
     fields += [
         (criu.INHERIT_FD, criu.message([(1, stream), (2, number)]))
         for stream, number in ours.items()
-        if images.is_outside(stream)
+        if criu_images.is_external(stream)
     ]
     return [*fields, *_cgroup_roots(criu_pid)]
 
 
-def _check_images(choices: Choices, work_path: str) -> list[str]:
-    """Before anything is made: the folders hold files only, and a dump. What descriptors 0 to 2
-    were."""
+def _check_images(choices: CriuOptions, work_path: str) -> list[str]:
+    """Check the folders and the dump in them before anything is created. Return the recorded names
+    of descriptors 0 to 2."""
     folder, work = dumps.open_folder(choices.image_path, make=False), dumps.open_folder(work_path)
     try:
-        images.check(folder, choices.image_path)
-        images.require_dump(folder, choices.image_path)
-        images.check_log(work, work_path, LOG)
-        return images.streams(folder, choices.image_path)
+        criu_images.check(folder, choices.image_path)
+        criu_images.require_dump(folder, choices.image_path)
+        criu_images.check_log(work, work_path, LOG)
+        return criu_images.streams(folder, choices.image_path)
     finally:
         os.close(folder)
         os.close(work)
 
 
 def _cgroup_roots(pid: int) -> Fields:
-    """The groups that CRIU is in stand for those in which the container was."""
+    """Map the container's former cgroups to those that CRIU is in."""
     fields: Fields = []
     with open(f"/proc/{pid}/cgroup") as file:
         for line in file:

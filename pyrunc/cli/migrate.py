@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 def checkpoint(call: CommandLine, log: CommandLog) -> int:
     """Run `checkpoint --image-path DIR ID`; the container is destroyed afterwards, except with
     --leave-running."""
-    from pyrunc.checkpoint.checkpoint import Choices, Dump
+    from pyrunc.checkpoint.checkpoint import CriuOptions, DumpOptions
     from pyrunc.checkpoint.checkpoint import checkpoint as dump
     from pyrunc.container.delete import destroy
 
     options = call.options
-    how = Dump(
+    how = DumpOptions(
         leave_running=options["leave_running"],
         pre_dump=options["pre_dump"],
         parent_path=options["parent_path"] or "",
@@ -32,7 +32,7 @@ def checkpoint(call: CommandLine, log: CommandLog) -> int:
         status_fd=_descriptor(options["status_fd"]),
         tcp_skip_in_flight=options["tcp_skip_in_flight"],
     )
-    choices = Choices(**_folders(options))
+    choices = CriuOptions(**_folders(options))
     state = states.find(states.root_of(call.globals["root"]), call.arguments[0])
     with states.Lock(state):
         dump(state, choices, how)
@@ -45,7 +45,7 @@ def checkpoint(call: CommandLine, log: CommandLog) -> int:
 def restore(call: CommandLine, log: CommandLog) -> int:
     """Run `restore --bundle DIR --image-path DIR ID`; returns 0 with --detach, else the
     program's exit code."""
-    from pyrunc.checkpoint.checkpoint import Choices
+    from pyrunc.checkpoint.checkpoint import CriuOptions
     from pyrunc.checkpoint.restore import Labels
     from pyrunc.checkpoint.restore import restore as bring_back
     from pyrunc.cli.container import cgroup_options, delete_on_exit
@@ -60,7 +60,7 @@ def restore(call: CommandLine, log: CommandLog) -> int:
         from pyrunc.kernel.reaper import set_child_subreaper
 
         set_child_subreaper()
-    choices = Choices(**_folders(options))
+    choices = CriuOptions(**_folders(options))
     labels = Labels(options["lsm_profile"] or "", options["lsm_mount_context"] or "")
 
     def create_process(state: State, bundle: Bundle, create_options: CreateOptions) -> Created:

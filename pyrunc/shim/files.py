@@ -39,7 +39,7 @@ class Place(Record):
 
 class RestoreFolders(Record):
     """A container that CRIU brings back: `images` and `work` are folders, `options` those of
-    `checkpoint.Choices`."""
+    `checkpoint.CriuOptions`."""
 
     images: str
     work: str

@@ -13,7 +13,7 @@ import os
 
 from pyrunc import jsontext
 from pyrunc.checkpoint import restore
-from pyrunc.checkpoint.checkpoint import Choices
+from pyrunc.checkpoint.checkpoint import CriuOptions
 from pyrunc.container.bundle import Bundle, CreateOptions
 from pyrunc.container.state import State, StateFile
 from pyrunc.shim import messages
@@ -57,7 +57,7 @@ def start(
         state,
         Bundle(directory, document, spec),
         CreateOptions(**compiled.file.cgroup.to_fields()),
-        Choices(image_path=request.images, work_path=request.work, **request.options),
+        CriuOptions(image_path=request.images, work_path=request.work, **request.options),
         _labels(spec),
         stdio,
     )

@@ -73,7 +73,7 @@ MAY_HOLD_OBJECTS = {
         pyrunc/zygote/child.py pyrunc/zygote/messages.py pyrunc/zygote/preload.py""",
     "OCI process objects; the fields of what a fork of a shim has made": """
         pyrunc/shim/messages.py pyrunc/shim/compile.py pyrunc/shim/other_runtime.py pyrunc/shim/pod.py""",
-    "OCI's seccomp object, and what checkpoint.Choices is told": "pyrunc/shim/files.py",
+    "OCI's seccomp object, and what checkpoint.CriuOptions is told": "pyrunc/shim/files.py",
     "a login, which the errors of a record would show": "cri_server/rpc/image_admin.py",
     "fields of a log line, which differ by call": """
         cri_server/observability/logs/fields.py cri_server/rpc/verbs.py cri_server/rpc/admin.py

@@ -30,7 +30,7 @@ def test_a_root_that_can_hold_no_container_is_refused_at_start(tmp_path: Path) -
     for name in ("lower", "upper", "work"):
         (tmp_path / name).mkdir()
     layers = f"lowerdir={tmp_path}/lower,upperdir={tmp_path}/upper,workdir={tmp_path}/work"
-    words = r"pyrunc-cri: /tmp/\S+/root is on overlay, where overlayfs can write no layer"
+    words = r"pyrunc-cri: /tmp/\S+/root is on overlay, where overlayfs cannot write a layer"
     with (
         pytest.raises(AssertionError, match=words),
         Server(mount=("-t", "overlay", "-o", layers, "root")),

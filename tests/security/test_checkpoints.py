@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from pyrunc.checkpoint.checkpoint import masked_files
-from pyrunc.checkpoint.criu_images import is_outside
+from pyrunc.checkpoint.criu_images import is_external
 from pyrunc.spec.model import Linux
 from tests.security.attack import Canary, refused
 from tests.system.harness import Box, Runtime
@@ -86,9 +86,11 @@ def test_images_that_are_no_files(
     the canary saw nobody, and no container, mount, cgroup is left.
     """
     spoil(images, kind, canary)
-    words = {"loop": "parents", "absolute": "relative link", "nowhere": "no folder"}.get(
-        kind, "not an image"
-    )
+    words = {
+        "loop": "parents",
+        "absolute": "relative link",
+        "nowhere": "does not lead to a folder",
+    }.get(kind, "not an image")
     restored(runtime, images, words, options=("--work-path", str(images)))
 
 
@@ -136,12 +138,12 @@ def test_names_of_streams_are_what_proc_says() -> None:
     Proof: only a pipe or a file of another mount is, by its numbers, and nothing else gets our
     descriptors.
     """
-    assert is_outside("pipe:[123]") and is_outside("file[1a:2f]")
+    assert is_external("pipe:[123]") and is_external("file[1a:2f]")
     for name in (
         *("", "/etc/passwd", "pipe:", "pipe:[]", "pipe:[1]x", "pipe:[1:2]", "pipe:[../1]", "pipe:[1\0]", "pipe[1]"),
         *("file[1]", "file[1:2:3]", "file[1:g]", "file[:]", "file[1:2", "tty[1:2]", "net[1]:extRootNetNS"),
     ):  # fmt: skip
-        assert not is_outside(name), name
+        assert not is_external(name), name
 
 
 def test_masked_paths_are_looked_up_in_the_container(

@@ -11,7 +11,7 @@ from pathlib import Path
 from cri_server.images.formats.digests import hex_of
 from pyrunc.kernel.usage import usage
 
-KNOWN = {
+KNOWN_NAMES = {
     "oci-layout",
     "index.json",
     "names.json",
@@ -52,7 +52,7 @@ def unused(root: Path, used: Mapping[str, set[str]]) -> Iterator[Entry]:
         yield from _entries(kind, root / folder, {hex_of(digest) for digest in used[kind]})
     yield from _entries("download", root / "ingest", ())
     yield from _entries("trash", root / "trash", ())
-    yield from _entries("unknown", root, KNOWN)
+    yield from _entries("unknown", root, KNOWN_NAMES)
 
 
 def _entries(kind: str, folder: Path, used: Iterable[str]) -> Iterator[Entry]:

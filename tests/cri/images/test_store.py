@@ -137,11 +137,11 @@ BAD_ARCHIVES = {
     "a manifest that is no JSON": (layer({"manifest.json": "{"}), "not JSON"),
     "a manifest of another kind": (layer({"manifest.json": "{}"}), "not a list"),
     "an entry without layers": (layer({"manifest.json": "[{}]"}), "not an image"),
-    "a missing configuration": (layer({"manifest.json": '[{"Config":"c","Layers":[]}]'}), "does not have"),
-    "a configuration outside": (layer({"manifest.json": '[{"Config":"../../../etc/passwd","Layers":[]}]'}), "does not have"),
+    "a missing configuration": (layer({"manifest.json": '[{"Config":"c","Layers":[]}]'}), "is not in the archive"),
+    "a configuration outside": (layer({"manifest.json": '[{"Config":"../../../etc/passwd","Layers":[]}]'}), "is not in the archive"),
     "a link in a circle": (
         layer({"manifest.json": '[{"Config":"a","Layers":[]}]', "a": build.symlink("b"), "b": build.symlink("a")}),
-        "does not have",
+        "is not in the archive",
     ),
     "a blob under another digest": (layer({f"blobs/sha256/{'0' * 64}": "x"}), "the content has the digest"),
     "an empty index": (layer({"index.json": '{"schemaVersion":2,"manifests":[]}'}), "no image for this machine"),
@@ -204,7 +204,7 @@ async def test_a_missing_archive(tmp_path: Path, service: ImageService) -> None:
 
 async def test_an_archive_whose_layer_is_hostile(tmp_path: Path, service: ImageService) -> None:
     built = image([layer({"../out": "x"}, parents=False)])
-    with pytest.raises(Error, match=r"a name with '\.\.'"):
+    with pytest.raises(Error, match=r"the name contains '\.\.'"):
         await service.load(archive(tmp_path, docker_archive({"a:b": built})))
     assert await service.list() == [] and left_over(tmp_path) == set()
 

@@ -132,7 +132,7 @@ def test_an_attribute_that_no_tar_can_hold_is_refused(upper: Path, tar: Path, na
     os.setxattr(upper / "file", name, b"value")
     with pytest.raises(
         Unsupported,
-        match=r"'file' has the extended attribute 'user\..*', whose name no tar can hold",
+        match=r"'file' has the extended attribute 'user\..*', whose name a tar cannot store",
     ):
         layer.write(str(upper), str(tar), no_lower)
 

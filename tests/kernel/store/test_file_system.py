@@ -56,7 +56,7 @@ def test_an_overlay_cannot_be_the_root(tmp_path: Path, mount: Mount) -> None:
     layers = f"lowerdir={tmp_path}/lower,upperdir={tmp_path}/upper,workdir={tmp_path}/work"
     mount(tmp_path / "root", "-t", "overlay", "-o", layers, "overlay")
     with pytest.raises(
-        Unsupported, match=f"^{tmp_path}/root is on overlay, where overlayfs can write no layer"
+        Unsupported, match=f"^{tmp_path}/root is on overlay, where overlayfs cannot write a layer"
     ):
         check(tmp_path)
     assert not (tmp_path / "root" / "probe").exists()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyrunc.checkpoint import criu
-from pyrunc.checkpoint.checkpoint import Choices, Dump
+from pyrunc.checkpoint.checkpoint import CriuOptions, DumpOptions
 from pyrunc.errors import InvalidArgument, PeerError
 
 KINDS = {"bool": 8, "int32": 5, "uint32": 13, "string": 9, "bytes": 12}
@@ -97,7 +97,7 @@ OFF = dict.fromkeys(
 
 
 def choices(**values: object) -> dict[int, object]:
-    return dict(Choices(image_path="i", work_path="w", **{**OFF, **values}).fields())
+    return dict(CriuOptions(image_path="i", work_path="w", **{**OFF, **values}).fields())
 
 
 def test_every_option_has_its_field() -> None:
@@ -111,7 +111,7 @@ def test_every_option_has_its_field() -> None:
         assert number not in plain and choices(**{name: True})[number] is True
     assert choices(manage_cgroups_mode="strict")[criu.MANAGE_CGROUPS_MODE] == 5
     assert choices(empty_ns=("network",))[criu.EMPTY_NS] == 0x40000000
-    dump = dict(Dump(pre_dump=True, parent_path="../p", page_server="[::1]:99").fields())
+    dump = dict(DumpOptions(pre_dump=True, parent_path="../p", page_server="[::1]:99").fields())
     assert dump[criu.TRACK_MEM] is True and dump[criu.PARENT_IMG] == "../p"
     assert dump[criu.PAGE_SERVER] == criu.message([(1, "[::1]"), (2, 99)])
 

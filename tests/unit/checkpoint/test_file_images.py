@@ -46,8 +46,8 @@ def test_where_it_is_not_said(tmp_path: Path) -> None:
         (HEAD + b"\x05\x00\x00\x00ab", "ends within"),
         (HEAD + b"\x00\x00\x00\x00", "ends within"),
         (HEAD + b"\xff\xff\xff\xff" + b"x" * 10, "too large"),
-        (HEAD + criu_images.entry(b"\x1a\x7f"), "no message"),
-        (HEAD + criu_images.entry(message([(3, b"\x0f")])), "no message"),
+        (HEAD + criu_images.entry(b"\x1a\x7f"), "malformed entry"),
+        (HEAD + criu_images.entry(message([(3, b"\x0f")])), "malformed entry"),
     ],
 )
 def test_what_is_no_image(tmp_path: Path, content: bytes, why: str) -> None:
