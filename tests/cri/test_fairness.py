@@ -32,12 +32,12 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def times(server: Server, container: str) -> list[float]:
-    taken = []
+    durations = []
     for _ in range(ROUNDS):
         began = time.monotonic()
         server.exec(container, "true")
-        taken.append(time.monotonic() - began)
-    return taken
+        durations.append(time.monotonic() - began)
+    return durations
 
 
 def test_the_fourth_pod_is_served(server: Server, tmp_path: Path) -> None:

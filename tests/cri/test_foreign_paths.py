@@ -67,7 +67,7 @@ def mounted(server: Server, tmp_path: Path) -> Iterator[fuse.Volume]:
         subprocess.run(["umount", "--lazy", shared], check=True)
 
 
-def asked(server: Server, *mounts: api.Mount, name: str = "c") -> api.ContainerConfig:
+def container_config(server: Server, *mounts: api.Mount, name: str = "c") -> api.ContainerConfig:
     return server.container_config(mounts=mounts, metadata=api.ContainerMetadata(name=name))
 
 
@@ -85,14 +85,16 @@ def test_one_that_never_answers_is_named_in_time(
     """Another container is created meanwhile; nothing of the attempt stays, also when the volume
     answers late."""
     pod, other = server.run_pod(), api.Mount(container_path="/other", host_path=str(tmp_path))
-    server.remove_container(server.create(pod, asked(server, other)))
+    server.remove_container(server.create(pod, container_config(server, other)))
     volume.hang()
     with ThreadPoolExecutor(1) as pool:
         began = time.monotonic()
-        waits = pool.submit(code_and_message, server, pod, asked(server, other, of(volume)))
+        waits = pool.submit(
+            code_and_message, server, pod, container_config(server, other, of(volume))
+        )
         assert wait_until(lambda: volume.held, 30)
         second = time.monotonic()
-        server.launch(pod, asked(server, other, name="second"))
+        server.launch(pod, container_config(server, other, name="second"))
         assert time.monotonic() - second < SOON_S and not waits.done()
         code, message = waits.result(60)
     assert TIMEOUT_S <= time.monotonic() - began < TIMEOUT_S + SOON_S
@@ -110,7 +112,7 @@ def test_one_that_never_answers_is_named_in_time(
     assert is_open(server, volume)  # by the thread that waits
     volume.answer()
     assert wait_until(lambda: not is_open(server, volume), 30), open_files(server)
-    container = server.launch(pod, asked(server, of(volume)))
+    container = server.launch(pod, container_config(server, of(volume)))
     assert server.output(container, "cat", "/v/file") == "mine\n"
 
 
@@ -133,7 +135,7 @@ def test_only_the_servers_look_asks_the_volume(
     stays."""
     pod = server.run_pod()
     volume.hang(after_looks=1)
-    container = server.create(pod, asked(server, of(volume, propagation=propagation)))
+    container = server.create(pod, container_config(server, of(volume, propagation=propagation)))
     server.start_container(container)
     assert volume.requests == [fuse.GETATTR] and not volume.held
     assert not is_open(server, volume)
@@ -148,8 +150,8 @@ def test_a_start_that_waits_for_the_volume_holds_up_no_other(
     The shim goes on meanwhile."""
     pod = server.run_pod()
     below = api.Mount(container_path="/v", host_path=str(volume.path / "file"))
-    first = server.create(pod, asked(server, below, name="first"))
-    second = server.create(pod, asked(server, name="second"))
+    first = server.create(pod, container_config(server, below, name="first"))
+    second = server.create(pod, container_config(server, name="second"))
     volume.hang()
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(server.start_container, first)
@@ -168,7 +170,7 @@ def test_a_pod_is_stopped_while_a_start_waits_for_the_volume(
 ) -> None:
     pod = server.run_pod()
     below = api.Mount(container_path="/v", host_path=str(volume.path / "file"))
-    container = server.create(pod, asked(server, below))
+    container = server.create(pod, container_config(server, below))
     volume.hang()
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(message_of, lambda: server.start_container(container))
@@ -215,7 +217,7 @@ def test_the_reason_why_it_is_not_mapped_is_not_asked_of_the_volume(
     volume.hang(after_looks=1)
     mount = of(volume, uidMappings=MAPPING, gidMappings=MAPPING)
     assert "the filesystem may not support idmapped mounts" in message_of(
-        lambda: server.create(pod, asked(server, mount))
+        lambda: server.create(pod, container_config(server, mount))
     )
     assert volume.requests == [fuse.GETATTR]
     assert not is_open(server, volume)
@@ -232,7 +234,8 @@ def starts_again(server: Server, volume: fuse.Volume) -> None:
     pod = server.run_pod()
     mount = of(volume, propagation=api.PROPAGATION_BIDIRECTIONAL)
     first, second = (
-        server.create(pod, asked(server, mount, name=name)) for name in ("first", "second")
+        server.create(pod, container_config(server, mount, name=name))
+        for name in ("first", "second")
     )
     server.restart()
     volume.hang(after_looks=1)
@@ -255,13 +258,13 @@ def test_more_mounts_than_descriptors_of_a_message(server: Server, tmp_path: Pat
         mounts.append(
             api.Mount(container_path=f"/v/{number}", host_path=str(tmp_path / str(number)))
         )
-    container = server.launch(pod, asked(server, *mounts))
+    container = server.launch(pod, container_config(server, *mounts))
     assert len(server.output(container, "ls", "/v").split()) == MANY
     for mount in mounts:
         mount.uidMappings.extend(MAPPING)
         mount.gidMappings.extend(MAPPING)
     before = sorted(open_files(server))
-    mapped = asked(server, *mounts, name="mapped")
+    mapped = container_config(server, *mounts, name="mapped")
     assert "of which 249 fit a message" in message_of(lambda: server.create(pod, mapped))
     assert code_of(lambda: server.create(pod, mapped)) == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert wait_until(lambda: sorted(open_files(server)) == before, 30)

@@ -28,25 +28,25 @@ echo '{{"cniVersion": "1.0.0", "ips": [{{"address": "10.9.9.9/24"}}]}}'
 def server() -> Iterator[Server]:
     """Its only plugin notes what it is called with; the names lie on a shared mount, as those of a
     node with systemd."""
-    made = Server(network=False)
-    made.names.mkdir()
+    server = Server(network=False)
+    server.names.mkdir()
     for command in (["mount", "-t", "tmpfs", "names"], ["mount", "--make-shared"]):
-        subprocess.run([*command, made.names], check=True)
+        subprocess.run([*command, server.names], check=True)
     try:
-        with made:
-            (made.folder / "bin").mkdir()
-            plugin = made.folder / "bin/note"
-            plugin.write_text(PLUGIN.format(folder=made.folder))
+        with server:
+            (server.folder / "bin").mkdir()
+            plugin = server.folder / "bin/note"
+            plugin.write_text(PLUGIN.format(folder=server.folder))
             plugin.chmod(0o755)
             conflist = '{"cniVersion": "1.0.0", "name": "noted", "plugins": [{"type": "note"}]}'
-            (made.folder / "net.d/10-note.conflist").write_text(conflist)
-            made.load_image()
-            yield made
-            made.remove_all()
-            nothing_left(made)
-            subprocess.run(["umount", made.names], check=True)
+            (server.folder / "net.d/10-note.conflist").write_text(conflist)
+            server.load_image()
+            yield server
+            server.remove_all()
+            nothing_left(server)
+            subprocess.run(["umount", server.names], check=True)
     finally:
-        subprocess.run(["umount", "-q", made.names], check=False, capture_output=True)
+        subprocess.run(["umount", "-q", server.names], check=False, capture_output=True)
 
 
 def called(server: Server) -> list[str]:

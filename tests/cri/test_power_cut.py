@@ -62,8 +62,8 @@ def test_pods_that_were_answered_are_known_after_a_power_cut(
     containers = [server.launch(pod, config) for pod in pods]
     cut_power()
     assert {pod.id: pod.state for pod in server.pods()} == dict.fromkeys(pods, api.SANDBOX_NOTREADY)
-    found = {c.id: (c.state, c.metadata.attempt) for c in server.containers()}
-    assert found == dict.fromkeys(containers, (api.CONTAINER_EXITED, 7))
+    listed = {c.id: (c.state, c.metadata.attempt) for c in server.containers()}
+    assert listed == dict.fromkeys(containers, (api.CONTAINER_EXITED, 7))
     assert [
         tag
         for image in server.image.ListImages(api.ListImagesRequest()).images

@@ -304,19 +304,19 @@ def test_a_stop_is_remembered_without_the_disk(server: Server) -> None:
     before = [record.stat().st_ino for record in records]
     for each in (pod, other):
         server.stop_pod(each)
-    said = [info(server, each) for each in (pod, other)]
-    assert [each["phase"] for each in said] == ["stopped"] * 2
+    infos = [info(server, each) for each in (pod, other)]
+    assert [each["phase"] for each in infos] == ["stopped"] * 2
     assert [record.stat().st_ino for record in records] == before
     server.restart()
-    assert [info(server, each) for each in (pod, other)] == said
+    assert [info(server, each) for each in (pod, other)] == infos
     server.remove_all()
     assert not list((server.state / "sandboxes").iterdir())
 
 
 def info(server: Server, pod: str) -> dict[str, object]:
     request = api.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=True)
-    said = json.loads(server.runtime.PodSandboxStatus(request, timeout=60).info["info"])
-    return {name: said[name] for name in ("phase", "network")}
+    document = json.loads(server.runtime.PodSandboxStatus(request, timeout=60).info["info"])
+    return {name: document[name] for name in ("phase", "network")}
 
 
 def test_a_record_without_content_is_of_a_call_that_was_not_answered(server: Server) -> None:
@@ -405,10 +405,10 @@ def test_nobody_else_can_hold_a_lock(server: Server) -> None:
     server.start()
     os.chmod(server.folder, 0o711)
     lock = ["flock", "-n", str(server.state / "server.lock"), "true"]
-    found = subprocess.run(
+    result = subprocess.run(
         lock, user=65534, group=65534, extra_groups=[], capture_output=True, check=False
     )
-    assert found.returncode != 0 and b"Permission denied" in found.stderr
+    assert result.returncode != 0 and b"Permission denied" in result.stderr
 
 
 VERBS = {
@@ -566,8 +566,8 @@ def test_callers_that_hang_up_at_any_moment(server: Server) -> None:
         return pod, container
 
     with ThreadPoolExecutor(4) as pool:
-        made = list(pool.map(impatient, range(40)))
-    assert len({pod for pod, _ in made}) == 40
+        pods = list(pool.map(impatient, range(40)))
+    assert len({pod for pod, _ in pods}) == 40
     nothing_left(server)
 
 

@@ -37,14 +37,14 @@ def binaries() -> dict[str, str]:
 
 
 def settings() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {
+    values: dict[str, dict[str, Any]] = {
         f"runtimes.{n}": {"binary": b} for n, b in binaries().items()
     }
-    found["runtimes.command"]["arguments"] = ["--missing-controllers", "warn"]
-    found["runtimes.writable"] = {"cgroup_writable": True, "default_capabilities": ["CAP_CHOWN"]}
-    found["runtimes.bare"] = {"privileged_without_host_devices": True}
-    found["runtimes.gone"] = {"binary": "/no/such/program"}
-    return found
+    values["runtimes.command"]["arguments"] = ["--missing-controllers", "warn"]
+    values["runtimes.writable"] = {"cgroup_writable": True, "default_capabilities": ["CAP_CHOWN"]}
+    values["runtimes.bare"] = {"privileged_without_host_devices": True}
+    values["runtimes.gone"] = {"binary": "/no/such/program"}
+    return values
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,8 +56,8 @@ def no_groups_of_v1() -> Iterator[None]:
 
 
 def groups_of_v1() -> set[str]:
-    found = Path("/sys/fs/cgroup").glob(f"*/{session.name('pyrunc')}-*")
-    return {str(group) for group in found if group.parent.name != "unified"}
+    folders = Path("/sys/fs/cgroup").glob(f"*/{session.name('pyrunc')}-*")
+    return {str(group) for group in folders if group.parent.name != "unified"}
 
 
 @pytest.fixture(scope="module")
@@ -235,12 +235,15 @@ def test_a_runtime_that_is_not_there(server: Server) -> None:
 @pytest.mark.requirement("10.5.2")
 def test_status_tells_the_handlers_and_what_they_can_do(server: Server) -> None:
     answer = server.runtime.Status(api.StatusRequest(), timeout=RPC_TIMEOUT_S)
-    found = {h.name: h.features for h in answer.runtime_handlers}
-    assert set(found) == {"", "pyrunc", *OTHERS, "writable", "bare", "gone"}
-    assert all(found[name].user_namespaces for name in ("", "pyrunc", "writable", "bare"))
-    assert not any(found[name].user_namespaces for name in (*OTHERS, "gone"))
-    assert found["runc"].recursive_read_only_mounts and found["command"].recursive_read_only_mounts
-    assert not found["gone"].recursive_read_only_mounts
+    features = {h.name: h.features for h in answer.runtime_handlers}
+    assert set(features) == {"", "pyrunc", *OTHERS, "writable", "bare", "gone"}
+    assert all(features[name].user_namespaces for name in ("", "pyrunc", "writable", "bare"))
+    assert not any(features[name].user_namespaces for name in (*OTHERS, "gone"))
+    assert (
+        features["runc"].recursive_read_only_mounts
+        and features["command"].recursive_read_only_mounts
+    )
+    assert not features["gone"].recursive_read_only_mounts
 
 
 @pytest.mark.requirement("6.10", "12.1")
@@ -280,8 +283,8 @@ def test_checkpoints_are_for_our_runtime(server: Server, tmp_path: Path) -> None
     request = api.CheckpointContainerRequest(
         container_id=container, location=str(tmp_path / "a.tar")
     )
-    said = message_of(lambda: server.runtime.CheckpointContainer(request, timeout=RPC_TIMEOUT_S))
-    assert "belongs to the external runtime of handler 'runc'" in said
+    message = message_of(lambda: server.runtime.CheckpointContainer(request, timeout=RPC_TIMEOUT_S))
+    assert "belongs to the external runtime of handler 'runc'" in message
     assert not list(tmp_path.iterdir())
     assert server.status(container).state == api.CONTAINER_RUNNING
 
@@ -301,10 +304,10 @@ def test_images_are_the_same_for_all_handlers(server: Server) -> None:
             api.PullImageRequest(image=api.ImageSpec(image=IMAGE, runtime_handler="kata"))
         )
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    asked = api.ImageSpec(image=IMAGE, runtime_handler="runc", annotations={"io.example/a": "1"})
+    spec = api.ImageSpec(image=IMAGE, runtime_handler="runc", annotations={"io.example/a": "1"})
     (image,) = server.image.ListImages(api.ListImagesRequest()).images
-    assert server.image.ImageStatus(api.ImageStatusRequest(image=asked)).image.id == image.id
-    container = server.create(run_pod(server, "runc"), server.container_config(image=asked))
+    assert server.image.ImageStatus(api.ImageStatusRequest(image=spec)).image.id == image.id
+    container = server.create(run_pod(server, "runc"), server.container_config(image=spec))
     (listed,) = server.runtime.ListContainers(api.ListContainersRequest()).containers
     assert listed.image.runtime_handler == image.spec.runtime_handler == ""
     assert listed.image_id == image.id and not image.spec.annotations

@@ -28,11 +28,11 @@ echo '{"cniVersion": "1.0.0", "ips": [{"address": "10.9.9.9/24"}]}'
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    with Server(network=False) as made:
-        (made.folder / "bin").mkdir()
-        made.load_image()
+    with Server(network=False) as server:
+        (server.folder / "bin").mkdir()
+        server.load_image()
         (tmp_path / "pod.yaml").write_text(MANIFEST)
-        yield made
+        yield server
 
 
 def configure(server: Server, *kinds: str) -> None:
@@ -55,8 +55,8 @@ def run(server: Server, tmp_path: Path, code: int = 0) -> str:
 
 
 def gc(server: Server, *words: str) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = json.loads(cli(server, "gc", "--json", *words).stdout)
-    return found
+    items: list[dict[str, str]] = json.loads(cli(server, "gc", "--json", *words).stdout)
+    return items
 
 
 def test_a_plugin_that_is_not_there_leaves_no_pod(server: Server, tmp_path: Path) -> None:
@@ -87,8 +87,8 @@ def test_a_plugin_that_has_gone_keeps_its_pod_until_it_is_forced(
     configure(server, "loopback")  # another add-on: it knows nothing of the pods of the one before
     gone = f"CNI plugin 'add-on' is not in {server.folder}/bin"
     assert gone in cli(server, "stop", "-t", "0", "web", code=1).stderr.decode()
-    (kept,) = [i for i in gc(server) if i["kind"] == "pod"]
-    assert kept["action"] == "keep" and "rm --force` gives the network up" in kept["why"]
+    (item,) = [i for i in gc(server) if i["kind"] == "pod"]
+    assert item["action"] == "keep" and "rm --force` gives the network up" in item["why"]
     assert not [i for i in gc(server) if i["kind"] == "address"], (
         "the pod is there, and its address is its own"
     )
@@ -146,16 +146,16 @@ def test_gc_knows_the_folders_of_run(server: Server) -> None:
     (folder / "default_other_1").mkdir()
     (folder / "default_other_1/pod").write_text("0" * 64)
     (folder / "default_killed_1").mkdir()
-    found = {
+    items = {
         Path(i["name"]).name.rsplit("_", 1)[0]: i for i in gc(server) if str(folder) in i["name"]
     }
-    assert {i["action"] for i in found.values()} == {"keep"} and {
-        i["kind"] for i in found.values()
+    assert {i["action"] for i in items.values()} == {"keep"} and {
+        i["kind"] for i in items.values()
     } == {"pod's files"}
-    assert "of pod default/web" in found["default_web"]["why"]
+    assert "of pod default/web" in items["default_web"]["why"]
     assert (
-        "does not know" in found["default_other"]["why"]
-        and "was killed" in found["default_killed"]["why"]
+        "does not know" in items["default_other"]["why"]
+        and "was killed" in items["default_killed"]["why"]
     )
     assert not [i for i in gc(server) if i["kind"] == "unknown"]
     cli(server, "rm", "--force", "--folder", str(folder), "web")
@@ -171,15 +171,15 @@ def test_gc_gives_up_the_network_of_a_pod_that_is_lost_only_when_it_is_forced(
     run(server, tmp_path)
     (pod,) = [p.id for p in server.pods()]
     record = server.root / "network" / f"{pod}.json"
-    kept = record.read_bytes()
+    content = record.read_bytes()
     cli(server, "rm", "--force", "--folder", str(tmp_path / "pods"), "web")
     plugin.unlink()
-    record.write_bytes(kept)
+    record.write_bytes(content)
     server.restart()
 
     def address(*words: str, code: int) -> dict[str, str]:
-        found = json.loads(cli(server, "gc", "--json", *words, code=code).stdout)
-        (item,) = [i for i in found if i["kind"] == "address"]
+        items = json.loads(cli(server, "gc", "--json", *words, code=code).stdout)
+        (item,) = [i for i in items if i["kind"] == "address"]
         assert item["name"] == pod
         return dict(item)
 

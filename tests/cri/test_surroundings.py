@@ -92,13 +92,13 @@ def limits_of(pid: int) -> dict[str, tuple[int, int]]:
 def expected_limits() -> dict[str, tuple[int, int]]:
     """LIMITS, as far as a server without CAP_SYS_RESOURCE can give them: raising a hard limit needs
     it."""
-    found = {}
+    limits = {}
     for name, (soft, hard) in LIMITS.items():
         own = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[1]
         if not holds("CAP_SYS_RESOURCE"):
             hard = lower(hard, own)
-        found[name] = (lower(soft, hard), hard)
-    return found
+        limits[name] = (lower(soft, hard), hard)
+    return limits
 
 
 def lower(one: int, other: int) -> int:
@@ -156,8 +156,8 @@ def test_what_processes_inherit(server: Server) -> None:
         pids = [int(pid) for file in files for pid in file.read_text().split()]
         return {pid: Path(f"/proc/{pid}/cmdline").read_bytes().decode() for pid in pids}
 
-    asked = api.ExecSyncRequest(container_id=container, cmd=["sleep", "1001"], timeout=600)
-    call = server.runtime.ExecSync.future(asked)
+    request = api.ExecSyncRequest(container_id=container, cmd=["sleep", "1001"], timeout=600)
+    call = server.runtime.ExecSync.future(request)
     try:
         assert wait_until(
             lambda: sorted(sleepers().values()) == ["sleep\x001001\0", "sleep\x003600\0"], 30
@@ -180,9 +180,12 @@ def test_keys_of_the_server_are_in_no_container(server: Server) -> None:
     command = ("sh", "-c", "cat /proc/keys; echo end; exec sleep 3600")
     container = server.launch(pod, server.container_config(command))
     server.wait_logged(container, "end")
-    shown = ["\n".join(server.log_lines(container)), server.output(container, "cat", "/proc/keys")]
-    assert "_ses." in shown[0] and "_ses." in shown[1]
-    for text in shown:
+    listings = [
+        "\n".join(server.log_lines(container)),
+        server.output(container, "cat", "/proc/keys"),
+    ]
+    assert "_ses." in listings[0] and "_ses." in listings[1]
+    for text in listings:
         assert "secret-of-the-server" not in text, text
 
 

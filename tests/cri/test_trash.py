@@ -90,20 +90,20 @@ def gc(server: Server) -> str:
 
 
 def layers(folder: Path, count: int) -> list[Path]:
-    made = [folder / str(number) for number in range(count)]
-    for path in made:
+    folders = [folder / str(number) for number in range(count)]
+    for path in folders:
         (path / "upper").mkdir(parents=True)
-    return made
+    return folders
 
 
 def test_only_so_many_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trashes, "MOST_WAITING", 2)
     (tmp_path / "trash").mkdir()
-    found = Trash(tmp_path / "trash")
+    trash = Trash(tmp_path / "trash")
     for path in layers(tmp_path, 3):
-        found.take(path)
+        trash.take(path)
         assert not path.exists()
-        found.take(path)  # gone
+        trash.take(path)  # gone
     assert len(os.listdir(tmp_path / "trash")) == 2
 
 
@@ -120,13 +120,13 @@ def test_another_file_system(tmp_path: Path) -> None:
 
 async def test_what_comes_while_it_is_emptied(tmp_path: Path) -> None:
     (tmp_path / "trash").mkdir()
-    found = Trash(tmp_path / "trash")
+    trash = Trash(tmp_path / "trash")
     for path in layers(tmp_path, 40):
-        found.take(path)
-        found.empty_soon()
+        trash.take(path)
+        trash.empty_soon()
         await asyncio.sleep(0)
     async with asyncio.timeout(30):
         while os.listdir(tmp_path / "trash"):
-            found.empty_soon()
+            trash.empty_soon()
             await asyncio.sleep(0.01)
-    await found.close()
+    await trash.close()

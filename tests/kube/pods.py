@@ -147,8 +147,8 @@ class Kube:
 
     def get(self, name: str) -> Manifest:
         """The pod as the API server has it."""
-        found: Manifest = json.loads(self("get", "pod", name, "-o", "json").stdout)
-        return found
+        document: Manifest = json.loads(self("get", "pod", name, "-o", "json").stdout)
+        return document
 
     def exec(
         self, name: str, *command: str, container: str = "c", check: bool = True, **options: Any

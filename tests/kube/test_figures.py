@@ -21,7 +21,7 @@ CPU, MEMORY = "container_cpu_usage_seconds_total", "container_memory_working_set
 SCRIPT = "while true; do i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done; sleep 0.5; done"
 
 
-def asked(kube: Kube, path: str) -> str:
+def query(kube: Kube, path: str) -> str:
     """What kubelet answers there; empty while it starts."""
     raw = f"/api/v1/nodes/{kube.cluster.node.host}/proxy/{path}"
     done = kube.cluster.kubectl("get", "--raw", raw, check=False)
@@ -30,51 +30,51 @@ def asked(kube: Kube, path: str) -> str:
 
 def entry(kube: Kube) -> dict[str, Any] | None:
     """The pod in the summary, when its CPU was measured twice."""
-    for found in json.loads(asked(kube, "stats/summary") or '{"pods": []}')["pods"]:
-        if found["podRef"]["namespace"] == kube.namespace:
-            (container,) = found.get("containers") or [{}]
-            return dict(found) if "usageNanoCores" in container.get("cpu", {}) else None
+    for each in json.loads(query(kube, "stats/summary") or '{"pods": []}')["pods"]:
+        if each["podRef"]["namespace"] == kube.namespace:
+            (container,) = each.get("containers") or [{}]
+            return dict(each) if "usageNanoCores" in container.get("cpu", {}) else None
     return None
 
 
 def of_pod(kube: Kube, path: str) -> list[Sample]:
     """The samples of the pod at a path for Prometheus."""
-    families = text_string_to_metric_families(asked(kube, path))
+    families = text_string_to_metric_families(query(kube, path))
     samples = [sample for family in families for sample in family.samples]
     return [sample for sample in samples if sample.labels.get("namespace") == kube.namespace]
 
 
-def names(found: list[Sample], container: str) -> set[str]:
-    return {sample.name for sample in found if sample.labels.get("container") == container}
+def names(entries: list[Sample], container: str) -> set[str]:
+    return {sample.name for sample in entries if sample.labels.get("container") == container}
 
 
 def check_what_is_always_there(kube: Kube) -> dict[str, Any]:
     """What `kubectl top`, autoscaling and evictions read; the pod in the summary."""
-    found: dict[str, Any] = kube.until(lambda: entry(kube), "the pod's figures", PATIENCE_S)
-    (container,) = found["containers"]
+    entries: dict[str, Any] = kube.until(lambda: entry(kube), "the pod's figures", PATIENCE_S)
+    (container,) = entries["containers"]
     assert {"cpu", "memory", "rootfs", "logs"} <= set(container)
-    assert {"cpu", "memory", "ephemeral-storage"} <= set(found)
-    for part in (found, container):
+    assert {"cpu", "memory", "ephemeral-storage"} <= set(entries)
+    for part in (entries, container):
         assert part["cpu"]["usageCoreNanoSeconds"] > 0 and part["memory"]["workingSetBytes"] >= 0
     kube.until(
         lambda: {CPU, MEMORY} <= names(of_pod(kube, "metrics/resource"), "c"),
         "metrics/resource",
         PATIENCE_S,
     )
-    return found
+    return entries
 
 
 @pytest.mark.timeout(600)
 def test_by_default_and_with_the_gate(kube: Kube) -> None:
     kube.run(pod("figures", shell(SCRIPT)))
-    found = check_what_is_always_there(kube)
-    assert "network" not in found and "process_stats" not in found
+    entries = check_what_is_always_there(kube)
+    assert "network" not in entries and "process_stats" not in entries
     assert not [s for s in of_pod(kube, "metrics/cadvisor") if s.labels.get("container")]
     try:
         kube.cluster.restart_kubelet(**GATE)
-        found = check_what_is_always_there(kube)
-        assert found["network"]["name"] == "eth0" and found["network"]["rxBytes"] > 0
-        assert found["process_stats"]["process_count"] >= 2
+        entries = check_what_is_always_there(kube)
+        assert entries["network"]["name"] == "eth0" and entries["network"]["rxBytes"] > 0
+        assert entries["process_stats"]["process_count"] >= 2
         series = of_pod(kube, "metrics/cadvisor")
         assert {CPU, MEMORY, "container_fs_usage_bytes", "container_processes"} <= names(
             series, "c"

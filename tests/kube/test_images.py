@@ -51,12 +51,12 @@ def test_a_registry_that_demands_a_password(kube: Kube) -> None:
 
 def pods_and_reasons(kube: Kube) -> list[str]:
     """The name of each pod with the reasons for which its containers wait."""
-    found = []
+    pods = []
     for each in json.loads(kube("get", "pods", "-o", "json").stdout)["items"]:
         states = [status["state"] for status in each["status"].get("containerStatuses", [])]
         reasons = [state["waiting"].get("reason", "") for state in states if "waiting" in state]
-        found.append(" ".join([each["metadata"]["name"], *reasons]))
-    return found
+        pods.append(" ".join([each["metadata"]["name"], *reasons]))
+    return pods
 
 
 @pytest.mark.slow

@@ -127,8 +127,8 @@ def test_a_missing_command_is_named(kube: Kube) -> None:
 
     def message() -> str:
         status = kube.get("p")["status"].get("containerStatuses", [{}])[0]
-        found: str = json.dumps([status.get("state", {}), status.get("lastState", {})])
-        return found if "no-such-command" in found else ""
+        states: str = json.dumps([status.get("state", {}), status.get("lastState", {})])
+        return states if "no-such-command" in states else ""
 
     assert "executable file not found" in kube.until(message, "the error")
 
@@ -219,10 +219,10 @@ def test_the_calls_of_a_pod_belong_to_the_trace_of_kubelet(kube: Kube) -> None:
         "--json",
     ]
     calls = json.loads(subprocess.check_output(command, cwd=Path(__file__).parents[2], timeout=60))
-    found = {call["call"]: call.get("traceparent", "") for call in calls}
+    parents = {call["call"]: call.get("traceparent", "") for call in calls}
     traces = {
-        call: found[call].split("-")[1]
+        call: parents[call].split("-")[1]
         for call in ("RunPodSandbox", "CreateContainer", "StartContainer")
     }
-    assert len(set(traces.values())) == 1, f"one sync of the pod, one trace: {found}"
-    assert all(found[call].endswith("-01") for call in traces), "it is sampled"
+    assert len(set(traces.values())) == 1, f"one sync of the pod, one trace: {parents}"
+    assert all(parents[call].endswith("-01") for call in traces), "it is sampled"

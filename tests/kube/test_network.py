@@ -43,18 +43,22 @@ def test_pods_have_addresses_of_both_families(kube: Kube) -> None:
     connection."""
     addresses = {"name": "IPS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIPs"}}}
     script = "mkdir /w; echo $IPS > /w/ips; exec httpd -f -p [::]:80 -h /w"
-    made = kube.run(pod("server", shell(script, env=[addresses])))
-    found = [entry["ip"] for entry in made["status"]["podIPs"]]
+    created = kube.run(pod("server", shell(script, env=[addresses])))
+    addresses_of_pod = [entry["ip"] for entry in created["status"]["podIPs"]]
     subnets = [ip_network(subnet) for subnet in POD_SUBNETS]
-    assert [ip_address(ip) in subnet for ip, subnet in zip(found, subnets, strict=True)] == [
+    assert [
+        ip_address(ip) in subnet for ip, subnet in zip(addresses_of_pod, subnets, strict=True)
+    ] == [
         True,
         True,
     ]
-    assert made["status"]["podIP"] == found[0]
+    assert created["status"]["podIP"] == addresses_of_pod[0]
     kube.run(pod("client"))
-    for host in (found[0], f"[{found[1]}]"):
-        assert kube.sh("client", f"timeout 10 wget -qO- http://{host}/ips") == ",".join(found)
-    assert set(found) <= set(kube.sh("server", "cat /etc/hosts").split())
+    for host in (addresses_of_pod[0], f"[{addresses_of_pod[1]}]"):
+        assert kube.sh("client", f"timeout 10 wget -qO- http://{host}/ips") == ",".join(
+            addresses_of_pod
+        )
+    assert set(addresses_of_pod) <= set(kube.sh("server", "cat /etc/hosts").split())
 
 
 def test_dns_config(kube: Kube) -> None:
@@ -71,10 +75,10 @@ def test_dns_config(kube: Kube) -> None:
 
 
 def test_host_name_and_hosts(kube: Kube) -> None:
-    made = kube.run(
+    created = kube.run(
         pod("p", hostname="named", hostAliases=[{"ip": "1.2.3.4", "hostnames": ["alias.example"]}])
     )
     assert kube.sh("p", "hostname") == "named"
     hosts = kube.sh("p", "cat /etc/hosts")
     assert "alias.example" in hosts
-    assert made["status"]["podIP"] in hosts
+    assert created["status"]["podIP"] in hosts

@@ -11,8 +11,8 @@ DEFAULT_CAPABILITIES = "00000000a80425fb"
 
 
 def test_host_network(kube: Kube) -> None:
-    made = kube.run(pod("p", hostNetwork=True))
-    assert made["status"]["podIP"] == NODE_IP
+    created = kube.run(pod("p", hostNetwork=True))
+    assert created["status"]["podIP"] == NODE_IP
     assert "uplink" in kube.sh("p", "ls /sys/class/net")
     assert kube.sh("p", "hostname") == os.uname().nodename
 

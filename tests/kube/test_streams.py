@@ -280,11 +280,11 @@ def test_debug_shares_the_target_pid_namespace(kube: Kube) -> None:
     assert kube.sh("p", "tr '\\0' ' ' </proc/1/cmdline", container="dbg").strip() == "sleep 4242"
 
 
-def _read_until(descriptor: int, wanted: str, timeout_s: float = 60) -> str:
+def _read_until(descriptor: int, expected: str, timeout_s: float = 60) -> str:
     deadline, text = time.monotonic() + timeout_s, ""
     os.set_blocking(descriptor, False)
-    while wanted not in text:
-        assert time.monotonic() < deadline, f"{wanted!r} did not come: {text!r}"
+    while expected not in text:
+        assert time.monotonic() < deadline, f"{expected!r} did not come: {text!r}"
         try:
             text += os.read(descriptor, 65536).decode(errors="replace")
         except BlockingIOError:

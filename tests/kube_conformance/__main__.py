@@ -29,9 +29,9 @@ def main() -> None:
         "--parallel", type=int, default=4, help="specs at a time; the serial ones come last"
     )
     parser.add_argument("--timeout", type=int, default=6 * 3600, help="seconds for all of them")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    results: Path = asked.results.absolute()
+    results: Path = options.results.absolute()
     shutil.rmtree(results, ignore_errors=True)
     with tempfile.TemporaryDirectory(
         prefix="pyrunc-conformance-", ignore_cleanup_errors=True
@@ -42,9 +42,9 @@ def main() -> None:
                 result = suite.run(
                     suite.on_this_machine(running),
                     results,
-                    asked.focus,
-                    asked.parallel,
-                    asked.timeout,
+                    options.focus,
+                    options.parallel,
+                    options.timeout,
                 )
         finally:
             _keep_logs(Path(folder), results)
@@ -56,9 +56,9 @@ def main() -> None:
 def _keep_logs(folder: Path, results: Path) -> None:
     """What the cluster's programs said, each node's in a folder of its own."""
     for log in folder.glob("**/log/*.log"):
-        kept = results / "logs" / log.parent.parent.name / log.name
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(log, kept)
+        target = results / "logs" / log.parent.parent.name / log.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(log, target)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,10 @@ class Result:
     def text(self) -> str:
         """The summary for people: all that did not pass by name, the counts in the last line."""
         lines = [
-            *(f"FAILED   {name}\n         {said}" for name, said in sorted(self.failed.items())),
+            *(
+                f"FAILED   {name}\n         {reason}"
+                for name, reason in sorted(self.failed.items())
+            ),
             *(f"NOT RUN  {name}" for name in sorted(self.not_run)),
             *(f"LIMIT    {name}\n         {why}" for name, why in sorted(self.limited.items())),
             f"{self.total} specs: {len(self.passed)} passed, {len(self.failed)} failed, "

@@ -89,20 +89,20 @@ class KubeadmMachine(Machine, Kubectl):
                 running.kill()
                 running.wait()
             log.seek(0)
-            said = log.read()
+            output = log.read()
         assert running.returncode == 0, (
-            f"{said}\n{self.node.kubelet.tail(60)}\n{self.node.server.tail(20)}"
+            f"{output}\n{self.node.kubelet.tail(60)}\n{self.node.server.tail(20)}"
         )
-        return said
+        return output
 
     def _start_kubelet(self, flags: str) -> None:
         """As the drop-in of kubeadm's package does. `flags`: the text of
         /var/lib/kubelet/kubeadm-flags.env."""
-        found = re.search(r'KUBELET_KUBEADM_ARGS="(.*)"', flags)
-        assert found, flags
+        match = re.search(r'KUBELET_KUBEADM_ARGS="(.*)"', flags)
+        assert match, flags
         own = "--bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf --kubeconfig=/etc/kubernetes/kubelet.conf --config=/var/lib/kubelet/config.yaml"
         self.node.kubelet.start(
-            self.node.inside(str(self._programs / "kubelet"), *own.split(), *shlex.split(found[1]))
+            self.node.inside(str(self._programs / "kubelet"), *own.split(), *shlex.split(match[1]))
         )
 
     def pods(self, *options: str) -> list[dict[str, Any]]:
@@ -115,10 +115,10 @@ class KubeadmMachine(Machine, Kubectl):
 
         def ready() -> bool:
             pods = self.pods(*options)
-            found = {
+            present = {
                 name for name in names for pod in pods if pod["metadata"]["name"].startswith(name)
             }
-            return found == names and all(has_become_ready(pod) for pod in pods)
+            return present == names and all(has_become_ready(pod) for pod in pods)
 
         if not wait_until(ready, PATIENCE_S, 1):
             seen = self.kubectl("get", "pods,events", "-A", check=False).stdout + self.cri(

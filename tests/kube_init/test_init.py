@@ -30,15 +30,15 @@ PODS = {
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeadmMachine]:
     """After the command of docs/install.md; the ledger runs around its whole life."""
     before = ledger.take()
-    made = KubeadmMachine(Path(tmp_path_factory.mktemp("init")))
+    started = KubeadmMachine(Path(tmp_path_factory.mktemp("init")))
     try:
-        made.up()
+        started.up()
         (command,) = documents.blocks("install.md", "kubeadm init")
-        said = made.init(command.replace("kubeadm.yaml", str(made.kubeadm_file())))
-        assert "Your Kubernetes control-plane has initialized successfully!" in said, said
-        yield made
+        output = started.init(command.replace("kubeadm.yaml", str(started.kubeadm_file())))
+        assert "Your Kubernetes control-plane has initialized successfully!" in output, output
+        yield started
     finally:
-        made.down()
+        started.down()
     left = ledger.settle(before, timeout_s=20)
     assert not left, "the cluster left behind:\n  " + "\n  ".join(left)
 
@@ -64,10 +64,10 @@ def test_a_pod_finds_a_service_by_its_name(machine: KubeadmMachine) -> None:
         "run", "asks", "--image=busybox", "--image-pull-policy=Never", "--", "sleep", "100000"
     )
     machine.until_ready({"asks"})
-    said = machine.kubectl(
+    output = machine.kubectl(
         "exec", "asks", "--", "nslookup", "kubernetes.default.svc.cluster.local"
     ).stdout
-    assert "10.96.0.1" in said, said
+    assert "10.96.0.1" in output, output
 
 
 def test_the_cluster_outlives_a_killed_server(machine: KubeadmMachine) -> None:

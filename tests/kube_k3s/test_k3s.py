@@ -24,22 +24,22 @@ SOCKET, FILES = "unix:///run/pyrunc/cri.sock", "/etc/pyrunc/config.toml.d"
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[K3sMachine]:
     """After the commands of docs/install.md; the ledger runs around its whole life."""
     before = ledger.take()
-    made = K3sMachine(Path(tmp_path_factory.mktemp("k3s")))
+    started = K3sMachine(Path(tmp_path_factory.mktemp("k3s")))
     try:
         configuration, reload, start = documents.blocks("install.md", "k3s")[0].partition(
             "systemctl reload pyrunc-cri\n"
         )
         assert reload and PLUGINS in configuration and SOCKET in start
-        made.up(configuration.replace(FILES, f"{made.node.folder}/config.toml.d"))
+        started.up(configuration.replace(FILES, f"{started.node.folder}/config.toml.d"))
         # Without systemd, the server's cgroup driver is the other one.
-        own = start.replace(SOCKET, f"unix://{made.node.socket}").replace(
+        own = start.replace(SOCKET, f"unix://{started.node.socket}").replace(
             "driver=systemd", "driver=cgroupfs"
         )
-        made.start_k3s(own)
-        made.until("node is Ready", lambda: made.is_ready(made.node))
-        yield made
+        started.start_k3s(own)
+        started.until("node is Ready", lambda: started.is_ready(started.node))
+        yield started
     finally:
-        made.down()
+        started.down()
     left = ledger.settle(before, timeout_s=20)
     assert not left, "the cluster left behind:\n  " + "\n  ".join(left)
 
@@ -60,15 +60,15 @@ def run(machine: K3sMachine, name: str, script: str) -> dict[str, Any]:
 
 def test_the_node_is_ours(machine: K3sMachine) -> None:
     nodes = json.loads(machine.kubectl("get", "nodes", "-o", "json").stdout)["items"]
-    told = [node["status"]["nodeInfo"] for node in nodes]
-    assert [each["kubeletVersion"] for each in told] == [k3s.VERSION]
-    assert [each["containerRuntimeVersion"].partition("://")[0] for each in told] == ["pyrunc"]
+    infos = [node["status"]["nodeInfo"] for node in nodes]
+    assert [each["kubeletVersion"] for each in infos] == [k3s.VERSION]
+    assert [each["containerRuntimeVersion"].partition("://")[0] for each in infos] == ["pyrunc"]
 
 
 def test_a_pod_has_an_address_of_flannels_range(machine: K3sMachine) -> None:
-    made = run(machine, "web", "echo hello; echo found >/tmp/page; exec httpd -f -p 80 -h /tmp")
-    assert ip_address(made["status"]["podIP"]) in ip_network(machine.pod_range(machine.node))
-    assert made["metadata"]["uid"] in machine.cri(
+    created = run(machine, "web", "echo hello; echo found >/tmp/page; exec httpd -f -p 80 -h /tmp")
+    assert ip_address(created["status"]["podIP"]) in ip_network(machine.pod_range(machine.node))
+    assert created["metadata"]["uid"] in machine.cri(
         "inspectp", machine.cri("pods", "-q", "--name", "web").strip()
     )
 

@@ -174,7 +174,7 @@ def test_killed_behind_flannels_add_the_server_starts_the_pod_anew(
     node.start_server()
     address = kube.ready("victim")["status"]["podIP"]
     assert wait_until(lambda: len(views.ports(node)) == before + 1, 10)
-    kept = views.leases(node)
-    assert address in kept
-    assert len(kept) == 2 * (before + 1)
-    assert len(lost - kept) == 2
+    leases = views.leases(node)
+    assert address in leases
+    assert len(leases) == 2 * (before + 1)
+    assert len(lost - leases) == 2

@@ -48,9 +48,9 @@ class Hosts:
 
     def subnet(self, node: AnyNode) -> IPv4Network:
         """The node's range as the controller manager gave it out."""
-        found = ip_network(self.flannel.cluster.pod_range(node))
-        assert isinstance(found, IPv4Network)
-        return found
+        range_of_node = ip_network(self.flannel.cluster.pod_range(node))
+        assert isinstance(range_of_node, IPv4Network)
+        return range_of_node
 
     def fetch(self, node: AnyNode, url: str) -> str:
         """What the node's pod gets from `url`. (With -T Debian's static wget ends in a segmentation
@@ -102,5 +102,5 @@ def leases(node: AnyNode) -> set[str]:
 
 def _table(node: AnyNode, command: str) -> list[dict[str, Any]]:
     text = node.output(command)
-    found: list[dict[str, Any]] = json.loads(text) if text.strip() else []
-    return found
+    document: list[dict[str, Any]] = json.loads(text) if text.strip() else []
+    return document

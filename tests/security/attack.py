@@ -39,11 +39,11 @@ class Canary:
             assert _libc.inotify_add_watch(self._watch, bytes(watched), IN_EVERYTHING) > 0
 
     def _look(self) -> dict[str, tuple[int, int, int, int]]:
-        found = {}
+        stats = {}
         for entry in [self.path, *sorted(self.path.rglob("*"))]:
             status = entry.lstat()
-            found[str(entry)] = (status.st_ino, status.st_mode, status.st_uid, status.st_size)
-        return found
+            stats[str(entry)] = (status.st_ino, status.st_mode, status.st_uid, status.st_size)
+        return stats
 
     def is_untouched(self) -> None:
         """Same entries, and no event since the beginning."""
@@ -158,7 +158,7 @@ def bind(source: Path | str, destination: str, *options: str) -> dict[str, Any]:
     return mount(destination, "bind", str(source), "rbind", *options)
 
 
-def refused(found: Result, *words: str) -> None:
+def refused(result: Result, *words: str) -> None:
     """It failed, and in one of these ways: a message with one of the words."""
-    assert found.code != 0, found
-    assert not words or any(word in found.err for word in words), found
+    assert result.code != 0, result
+    assert not words or any(word in result.err for word in words), result

@@ -37,9 +37,9 @@ def nothing_left_by_attacks() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The hostile program, static."""
-    made = tmp_path_factory.mktemp("probe") / "probe"
-    subprocess.run(["gcc", "-O1", "-static", "-Wall", "-o", made, HERE / "probe.c"], check=True)
-    return made
+    program = tmp_path_factory.mktemp("probe") / "probe"
+    subprocess.run(["gcc", "-O1", "-static", "-Wall", "-o", program, HERE / "probe.c"], check=True)
+    return program
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -51,38 +51,38 @@ def parent_of_containers() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory, probe: Path) -> Path:
-    made = bundle.make_root(tmp_path_factory.mktemp("template") / "root")
-    (made / "bin/probe").hardlink_to(probe)
-    return made
+    root = bundle.make_root(tmp_path_factory.mktemp("template") / "root")
+    (root / "bin/probe").hardlink_to(probe)
+    return root
 
 
 @pytest.fixture
 def rootfs(tmp_path: Path, template: Path) -> Path:
     """A root filesystem of this test's own, with the hostile program in /bin; programs are links to
     common files."""
-    made = tmp_path / "image"
-    shutil.copytree(template, made, symlinks=True, copy_function=os.link)
+    image = tmp_path / "image"
+    shutil.copytree(template, image, symlinks=True, copy_function=os.link)
     for name in ("passwd", "group"):
-        content = (made / "etc" / name).read_text()
-        (made / "etc" / name).unlink()
-        (made / "etc" / name).write_text(content)
-    return made
+        content = (image / "etc" / name).read_text()
+        (image / "etc" / name).unlink()
+        (image / "etc" / name).write_text(content)
+    return image
 
 
 @pytest.fixture
 def runtime(tmp_path: Path, rootfs: Path) -> Iterator[Runtime]:
-    made = Runtime(tmp_path, rootfs)
-    yield made
-    made.clean_up()
+    runtime = Runtime(tmp_path, rootfs)
+    yield runtime
+    runtime.clean_up()
 
 
 @pytest.fixture
 def canary(tmp_path: Path) -> Iterator[Canary]:
     """A folder of the host that no attack may touch, and that is watched."""
-    made = Canary(tmp_path / "canary")
-    yield made
-    made.is_untouched()
-    made.close()
+    canary = Canary(tmp_path / "canary")
+    yield canary
+    canary.is_untouched()
+    canary.close()
 
 
 @pytest.fixture(autouse=True)
@@ -97,19 +97,19 @@ def outside_is_as_before() -> Iterator[None]:
 def server() -> Iterator[Server]:
     """A CRI server on folders that somebody made before it, for all to write to, under umask 0."""
     set_child_subreaper(False)
-    made = Server(network=False)
-    for folder in (made.root, made.state):
+    server = Server(network=False)
+    for folder in (server.root, server.state):
         folder.mkdir()
         folder.chmod(0o777)
     before = os.umask(0)
     try:
-        made.__enter__()
+        server.__enter__()
     finally:
         os.umask(before)
     with contextlib.ExitStack() as stack:
-        stack.push(made)
-        made.load_image()
-        yield made
+        stack.push(server)
+        server.load_image()
+        yield server
     set_child_subreaper(True)
 
 

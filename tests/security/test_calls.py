@@ -48,10 +48,10 @@ def test_other_tables_are_no_way_around_a_filter(runtime: Runtime, where: str) -
         words = ("sh", "-c", f"probe call {how} /dev/shm/made; echo $?; ls /dev/shm")
         linux = {"seccomp": profile} if profile else {}
         if where == "run":
-            found = runtime.run(*words, **linux)
+            result = runtime.run(*words, **linux)
         else:
-            found = runtime.box("sleep", "60", **linux).up().exec(*words)
-        return found.code, found.out
+            result = runtime.box("sleep", "60", **linux).up().exec(*words)
+        return result.code, result.out
 
     assert call("native", denying("mkdir"))[1] == "native EPERM\n0\n"
     for how in ("x32", "i386"):
@@ -136,8 +136,8 @@ def test_keys_of_the_caller(runtime: Runtime) -> None:
     assert wrapped.run(*search).ok().out == "key ENOKEY\n"
     assert wrapped("exec", box.id, *search).ok().out == "key ENOKEY\n"
     open_box = wrapped.box(*search)
-    shown = wrapped("run", "--no-new-keyring", "--bundle", str(open_box.folder), open_box.id)
-    assert shown.ok().out == "key DONE\n"
+    result = wrapped("run", "--no-new-keyring", "--bundle", str(open_box.folder), open_box.id)
+    assert result.ok().out == "key DONE\n"
 
 
 CONTAINED = """
@@ -221,17 +221,17 @@ def test_terminal_text_of_a_container_in_our_errors(runtime: Runtime) -> None:
     log = runtime.folder / "log.json"
     for change in ({"args": [evil]}, {"cwd": "/" + evil}, {"env": [evil.replace("=", "")]}):
         box = runtime.box("true", change=lambda c, change=change: c["process"].update(change))
-        found = runtime(
+        result = runtime(
             "run",
             "--bundle",
             str(box.folder),
             box.id,
             options=["--log", str(log), "--log-format", "json"],
         )
-        assert found.code != 0 or "cwd" in change
-        for text in (found.err, log.read_text() if log.exists() else ""):
+        assert result.code != 0 or "cwd" in change
+        for text in (result.err, log.read_text() if log.exists() else ""):
             assert not [c for c in text if ord(c) < 32 and c != "\n"], repr(text)
-        assert len(found.err.splitlines()) <= 1, found
+        assert len(result.err.splitlines()) <= 1, result
 
 
 def test_terminal_text_of_a_container_in_our_tables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,17 +239,17 @@ def test_terminal_text_of_a_container_in_our_tables(monkeypatch: pytest.MonkeyPa
     `ps` show them. Proof: no control character of theirs is printed, and the columns stay.
     """
     evil = "\x1b]0;owned\x07\x1b[2J\r\n\x9b31m"
-    with subprocess.Popen(["sh", "-c", "read x", evil], stdin=subprocess.PIPE) as shown:
-        arguments = Path(f"/proc/{shown.pid}/cmdline")
+    with subprocess.Popen(["sh", "-c", "read x", evil], stdin=subprocess.PIPE) as process:
+        arguments = Path(f"/proc/{process.pid}/cmdline")
         assert wait_until(
             arguments.read_bytes, 60, 0.01
         )  # it has closed its files, but not yet become the shell
         lines = [
-            *show.processes([("c", shown.pid)]),
+            *show.processes([("c", process.pid)]),
             *formats.table(("NAME", "STATE"), [(evil, "up")]).splitlines(),
         ]
-        assert shown.stdin is not None
-        shown.stdin.close()
+        assert process.stdin is not None
+        process.stdin.close()
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     lines += formats.Output(format="json").document({evil: evil}).splitlines()[1:2]
     assert json.loads(f"{{{lines[3]}}}") == {evil: evil}

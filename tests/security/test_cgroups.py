@@ -79,11 +79,11 @@ def test_the_groups_path(runtime: Runtime, path: str) -> None:
         config["linux"]["cgroupsPath"] = path
 
     box = runtime.box("cat", "/proc/self/cgroup", change=change)
-    found = runtime("run", "--bundle", str(box.folder), box.id)
+    result = runtime("run", "--bundle", str(box.folder), box.id)
     assert not os.path.exists("/tmp/pyrunc-escape")
     assert not {g for g in groups() if g.endswith(("/pyrunc-escape", "/tmp", "/proc", "/x"))}
     if path in ("/../..", "/", "//", "/.", "a\0b"):
-        refused(found)
+        refused(result)
 
 
 @pytest.mark.parametrize("path", ["/", "", "/.", "/..", "/a/../..", "//", "/a//b"])
@@ -112,8 +112,8 @@ def test_the_group_of_an_exec(runtime: Runtime, where: str) -> None:
     if "\0" in where:
         return
     box = runtime.box("sleep", "60").up()
-    found = box.exec("cat", "/proc/self/cgroup", options=["--cgroup", where])
-    assert found.code != 0, found
+    result = box.exec("cat", "/proc/self/cgroup", options=["--cgroup", where])
+    assert result.code != 0, result
 
 
 def test_the_containers_view_of_the_tree(runtime: Runtime) -> None:
@@ -195,7 +195,7 @@ def test_devices_of_the_host(runtime: Runtime, rootfs: Path) -> None:
     }
     for name, (kind, major, minor) in nodes.items():
         os.mknod(rootfs / name, 0o060666 if kind == "b" else 0o020666, os.makedev(major, minor))
-    made = "; ".join(
+    script = "; ".join(
         f"mknod /tmp/{name} {kind} {major} {minor}" for name, (kind, major, minor) in nodes.items()
     )
     opens = "for d in /disk /kmsg /loop /fuse /tmp/*; do (: < $d) 2>/dev/null && echo OPEN $d; done; ls /tmp | wc -l"
@@ -207,7 +207,7 @@ def test_devices_of_the_host(runtime: Runtime, rootfs: Path) -> None:
             ("bounding", "effective", "permitted"), names
         )
 
-    assert runtime.shell(f"{made}; {opens}", change=change).out == "4\n"
+    assert runtime.shell(f"{script}; {opens}", change=change).out == "4\n"
     box = runtime.box("sleep", "60", change=change).up()
     assert box.exec("sh", "-c", opens).ok().out == "4\n"
 

@@ -60,10 +60,10 @@ def test_the_working_directory_of_a_container(runtime: Runtime, canary: Canary, 
                 *climbing(canary),
                 change=lambda c, n=n: c["process"].update(cwd=f"/proc/self/fd/{n}{tail}"),
             )
-            found = runtime("run", "--bundle", str(box.folder), box.id, pass_fds=numbers)
-            assert "canary" not in found.out, found
-            assert found.code != 0 or tail == "/../../..", (
-                found
+            result = runtime("run", "--bundle", str(box.folder), box.id, pass_fds=numbers)
+            assert "canary" not in result.out, result
+            assert result.code != 0 or tail == "/../../..", (
+                result
             )  # which may lead from a folder of the container to its root
 
 
@@ -76,8 +76,8 @@ def test_the_working_directory_of_an_exec(runtime: Runtime, canary: Canary, tail
     with leaked() as numbers:
         for n in (*range(3, 12), numbers[-1]):
             for cwd in (f"/proc/self/fd/{n}{tail}", f"/cwd{n}")[: 2 if n % 2 else 1]:
-                found = box.exec(*climbing(canary), options=["--cwd", cwd], pass_fds=numbers)
-                assert found.code != 0 and "canary" not in found.out, found
+                result = box.exec(*climbing(canary), options=["--cwd", cwd], pass_fds=numbers)
+                assert result.code != 0 and "canary" not in result.out, result
 
 
 def test_the_program_is_not_run_through_a_descriptor(runtime: Runtime) -> None:
@@ -86,8 +86,8 @@ def test_the_program_is_not_run_through_a_descriptor(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60").up()
     with leaked() as numbers:
         for n in (3, 4, 5, 6, 7, 8, numbers[0]):
-            found = box.exec(f"/proc/self/fd/{n}/bin/sh", "-c", "echo ran", pass_fds=numbers)
-            assert found.code != 0 and "ran" not in found.out, found
+            result = box.exec(f"/proc/self/fd/{n}/bin/sh", "-c", "echo ran", pass_fds=numbers)
+            assert result.code != 0 and "ran" not in result.out, result
     alive = runtime.run(f"/proc/self/fd/{5}/bin/sh", "-c", "echo ran")
     assert alive.code != 0 and "ran" not in alive.out
 
@@ -105,16 +105,16 @@ def test_three_descriptors_and_no_more(runtime: Runtime, tmp_path: Path) -> None
     with leaked() as numbers:
         for linux in ({}, {"seccomp": seccomp}, {"sysctl": {"net.ipv4.ip_forward": "1"}}):
             box = runtime.box(*listing, **linux)
-            found = runtime("run", "--bundle", str(box.folder), box.id, pass_fds=numbers).ok()
-            assert found.out.split() in (["0", "1", "2"], ["0", "1", "2", "3"]), (linux, found)
+            result = runtime("run", "--bundle", str(box.folder), box.id, pass_fds=numbers).ok()
+            assert result.out.split() in (["0", "1", "2"], ["0", "1", "2", "3"]), (linux, result)
         box = runtime.box("sleep", "60", seccomp=seccomp).up()
         assert len(box.exec(*listing, pass_fds=numbers).ok().out.split()) <= 4
-        kept = (
+        preserved = (
             box.exec(*listing, options=["--preserve-fds", "2"], pass_fds=(3, 4, *numbers))
             .ok()
             .out.split()
         )
-        assert kept[:5] == ["0", "1", "2", "3", "4"] and len(kept) <= 6, kept
+        assert preserved[:5] == ["0", "1", "2", "3", "4"] and len(preserved) <= 6, preserved
         tty = runtime.box(
             "sh",
             "-c",
@@ -131,7 +131,7 @@ def test_three_descriptors_and_no_more(runtime: Runtime, tmp_path: Path) -> None
 def of_the_host(pid: int) -> list[str]:
     """The descriptors of a process from 3 on that are neither sockets nor within its own root, by
     the kernel's own view."""
-    found = []
+    targets = []
     own = os.stat(f"/proc/{pid}/ns/mnt").st_ino
     for name in os.listdir(f"/proc/{pid}/fd"):
         try:
@@ -146,8 +146,8 @@ def of_the_host(pid: int) -> list[str]:
             line.split()[0] for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
         }
         if match is None or match[1] not in table:
-            found.append(f"{name} -> {target} ({own})")
-    return found
+            targets.append(f"{name} -> {target} ({own})")
+    return targets
 
 
 @pytest.mark.parametrize("nnp", [True, False])
@@ -216,7 +216,7 @@ def test_listen_fds(runtime: Runtime) -> None:
     ):
         with leaked(3) as numbers:
             box = runtime.box("sh", "-c", "cd /proc/self/fd; echo *")
-            found = runtime(
+            result = runtime(
                 "run",
                 "--bundle",
                 str(box.folder),
@@ -224,8 +224,8 @@ def test_listen_fds(runtime: Runtime) -> None:
                 pass_fds=numbers,
                 env={"LISTEN_FDS": text},
             )
-        assert found.code != 0 or len(found.out.split()) <= most, (text, found)
-        assert "Traceback" not in found.err
+        assert result.code != 0 or len(result.out.split()) <= most, (text, result)
+        assert "Traceback" not in result.err
 
 
 def inner_pid(box: Box) -> int:

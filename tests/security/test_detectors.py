@@ -137,13 +137,13 @@ def test_the_attack_succeeds_without_the_defence(name: str, tmp_path: Path) -> N
     for file, old, new in edits:
         text = (copy.folder / file).read_text()
         (copy.folder / file).write_text(text.replace(old, new or "pass"))
-    found = copy.run_tests(f"tests/security/{test}", temporary=tmp_path / "t")
+    result = copy.run_tests(f"tests/security/{test}", temporary=tmp_path / "t")
     reap(5.0)  # what the copy's server left to us, who are the parent of whoever has none
     # a failure of the test, or of a fixture that looks at the canary and at the host afterwards
-    wrong = "1 failed" in found.stdout or "1 error" in found.stdout
-    assert found.returncode == 1 and wrong, (
-        f"{test} passes without its defence:\n{found.stdout[-3000:]}"
+    wrong = "1 failed" in result.stdout or "1 error" in result.stdout
+    assert result.returncode == 1 and wrong, (
+        f"{test} passes without its defence:\n{result.stdout[-3000:]}"
     )
-    assert "ImportError" not in found.stdout and "SyntaxError" not in found.stdout, found.stdout[
+    assert "ImportError" not in result.stdout and "SyntaxError" not in result.stdout, result.stdout[
         -3000:
     ]

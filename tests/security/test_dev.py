@@ -45,11 +45,11 @@ def test_dev_is_a_link(
         place.symlink_to(target.format(canary=canary.path))
 
     def change(config: Config) -> None:
-        kept = [
+        mounts = [
             m for m in config["mounts"] if with_pts and m["destination"] in ("/dev/pts", "/dev/shm")
         ]
         without_dev(config)
-        config["mounts"] += kept
+        config["mounts"] += mounts
 
     runtime.run("true", change=change)
     box = runtime.box("true", change=change)
@@ -87,11 +87,11 @@ NAMES = ["link", "file", "zero", "block", "pipe", "folder", "missing"]
 
 def dev_folder(tmp_path: Path) -> Path:
     """What a container that brings its own /dev has there, but for null."""
-    made = tmp_path / "dev"
-    made.mkdir()
+    folder = tmp_path / "dev"
+    folder.mkdir()
     for name, minor in (("zero", 5), ("full", 7), ("random", 8), ("urandom", 9)):
-        os.mknod(made / name, stat.S_IFCHR | 0o666, os.makedev(1, minor))
-    return made
+        os.mknod(folder / name, stat.S_IFCHR | 0o666, os.makedev(1, minor))
+    return folder
 
 
 @pytest.mark.parametrize("make", HOSTILE, ids=NAMES)
@@ -110,9 +110,9 @@ def test_null_is_something_else(
         without_dev(config)
         config["mounts"].append(bind(tmp_path / "dev", "/dev"))
 
-    found = runtime.run("cat", "/secret", change=change, maskedPaths=["/secret"])
-    assert "secret" not in found.out and "attacker" not in found.out
-    refused(found)
+    result = runtime.run("cat", "/secret", change=change, maskedPaths=["/secret"])
+    assert "secret" not in result.out and "attacker" not in result.out
+    refused(result)
 
 
 def test_null_that_is_swapped(runtime: Runtime, rootfs: Path, probe: Path, tmp_path: Path) -> None:
@@ -133,8 +133,8 @@ def test_null_that_is_swapped(runtime: Runtime, rootfs: Path, probe: Path, tmp_p
     script = ("sh", "-c", "cat /secret; stat -L -c %t:%T /proc/self/fd/0")
     with Swapping(probe, folder / "null", folder / "other", 500) as swaps:
         for _ in range(8):
-            found = slow.run(*script, change=change, maskedPaths=["/secret"])
-            assert found.code or found.out == "1:3\n", found
+            result = slow.run(*script, change=change, maskedPaths=["/secret"])
+            assert result.code or result.out == "1:3\n", result
     assert swaps.count > 50
     assert runtime.run(*script, change=change, maskedPaths=["/secret"]).ok().out == "1:3\n"
 

@@ -34,12 +34,12 @@ def fingerprint() -> list[tuple[str, int, int, str]]:
         LAUNCHER,
         os.path.join(os.path.dirname(LAUNCHER), "pause"),
     ]
-    found = []
+    values = []
     for path in files:
         status = os.stat(path)
         digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-        found.append((path, status.st_ino, status.st_mtime_ns, digest))
-    return found
+        values.append((path, status.st_ino, status.st_mtime_ns, digest))
+    return values
 
 
 def test_an_image_that_runs_our_own_executable(runtime: Runtime, rootfs: Path) -> None:
@@ -92,11 +92,11 @@ def test_overwriting_through_another_process(runtime: Runtime) -> None:
             break
     box.kill("TERM").ok()
     hunter.wait(60)
-    found = re.search(r"opened (\d+) written (\d+)", out.read_text())
-    assert found is not None and int(found[1]) > 0, (
+    match = re.search(r"opened (\d+) written (\d+)", out.read_text())
+    assert match is not None and int(match[1]) > 0, (
         "the attack did not get hold of anything: it proves nothing"
     )
-    assert found[2] == "0"
+    assert match[2] == "0"
     assert fingerprint() == before
 
 
@@ -149,12 +149,12 @@ def after_the_border(log: str, border: str) -> tuple[set[str], list[str]]:
     opened = []
     for line in log.splitlines():
         pid, _, call = line.partition(" ")
-        made = re.match(r"\s*clone3\(.* = (\d+)$", call)
+        match = re.match(r"\s*clone3\(.* = (\d+)$", call)
         if re.match(rf"\s*{border}.* = 0", call):
             inside.add(pid)
             everybody.add(pid)
-        elif made is not None and pid in inside:
-            inside.add(made[1])
+        elif match is not None and pid in inside:
+            inside.add(match[1])
         elif pid in inside and re.match(r"\s*execve\(.* = 0$", call):
             inside.discard(pid)
         elif pid in inside and re.match(r"\s*open", call):

@@ -54,10 +54,10 @@ def test_nothing_is_inheritable(runtime: Runtime) -> None:
         ["--cap", "CAP_SYS_ADMIN"],
         ["--cap", "CAP_NET_RAW", "--user", "1000:1000"],
     ):
-        found = sets(box.exec(*STATUS, options=options).ok().out)
-        assert found["CapInh"] == found["CapAmb"] == 0, (options, found)
+        result = sets(box.exec(*STATUS, options=options).ok().out)
+        assert result["CapInh"] == result["CapAmb"] == 0, (options, result)
         if options[:2] == ["--cap", "CAP_SYS_ADMIN"]:
-            assert found["CapEff"] >> 21 & 1 and found["CapBnd"] >> 21 & 1
+            assert result["CapEff"] >> 21 & 1 and result["CapBnd"] >> 21 & 1
 
 
 def test_a_file_with_an_inheritable_capability_gives_none(runtime: Runtime, rootfs: Path) -> None:
@@ -81,8 +81,8 @@ def test_a_file_with_an_inheritable_capability_gives_none(runtime: Runtime, root
         config["process"].update(user={"uid": 1000, "gid": 1000}, noNewPrivileges=False)
 
     for name, expected in (("inherits", 0), ("permits", 1 << 13)):
-        found = sets(runtime.run(f"/{name}/cat", "/proc/self/status", change=change).ok().out)
-        assert found["CapEff"] == found["CapPrm"] == expected, (name, found)
+        result = sets(runtime.run(f"/{name}/cat", "/proc/self/status", change=change).ok().out)
+        assert result["CapEff"] == result["CapPrm"] == expected, (name, result)
 
 
 @pytest.mark.parametrize("user", [0, 1000])
@@ -98,19 +98,19 @@ def test_capabilities_at_the_kernel_are_the_configured_ones(runtime: Runtime, us
         ([one, two], [], [two], (0b100001 if user == 0 else 0, 0)),
         ([one, two], [two], [two], (0b100001 if user == 0 else 0b100000, 0b100000)),
     ):
-        wanted = {"bounding": [one, two, three], "permitted": permitted, "effective": permitted, "inheritable": inheritable, "ambient": ambient}  # fmt: skip
+        configured = {"bounding": [one, two, three], "permitted": permitted, "effective": permitted, "inheritable": inheritable, "ambient": ambient}  # fmt: skip
 
-        def change(config: Config, wanted: dict[str, list[str]] = wanted) -> None:
+        def change(config: Config, configured: dict[str, list[str]] = configured) -> None:
             config["process"].update(
-                user={"uid": user, "gid": user}, capabilities=wanted, noNewPrivileges=True
+                user={"uid": user, "gid": user}, capabilities=configured, noNewPrivileges=True
             )
 
-        found = sets(runtime.run(*STATUS, change=change).ok().out)
-        assert found["CapBnd"] == 1 << 0 | 1 << 5 | 1 << 13
-        assert found["CapAmb"] == expected[1]
+        result = sets(runtime.run(*STATUS, change=change).ok().out)
+        assert result["CapBnd"] == 1 << 0 | 1 << 5 | 1 << 13
+        assert result["CapAmb"] == expected[1]
         # root's execve fills its sets from the bounding set (capabilities(7))
         if user or not permitted:
-            assert found["CapEff"] == expected[0] or (user == 0 and not permitted), found
+            assert result["CapEff"] == expected[0] or (user == 0 and not permitted), result
 
 
 WRONG_USERS = [
@@ -126,8 +126,8 @@ def test_users_are_whole_numbers(runtime: Runtime) -> None:
     """
     box = runtime.box("sleep", "60").up()
     for text in WRONG_USERS:
-        found = box.exec("touch", "/dev/shm/ran", options=["--user", text])
-        assert found.code == 255, (text, found)
+        result = box.exec("touch", "/dev/shm/ran", options=["--user", text])
+        assert result.code == 255, (text, result)
     assert box.exec("ls", "/dev/shm").ok().out == ""
     for text, uid in (
         ("1", 1),
@@ -147,10 +147,10 @@ def test_ids_of_the_configuration(runtime: Runtime, user: dict[str, Any]) -> Non
     """Section 10.2: JSON's true, floats and large numbers are no ids, and nothing is cut to 32
     bits. Proof: refused (or, for null, the default), one line of error.
     """
-    found = runtime.run("id", "-u", change=lambda c: c["process"].update(user=user))
-    assert found.code != 0 and "Traceback" not in found.err and len(found.err.splitlines()) == 1, (
-        found
-    )
+    result = runtime.run("id", "-u", change=lambda c: c["process"].update(user=user))
+    assert (
+        result.code != 0 and "Traceback" not in result.err and len(result.err.splitlines()) == 1
+    ), result
 
 
 def test_groups_are_the_listed_ones(runtime: Runtime) -> None:
@@ -187,12 +187,12 @@ def test_home_with_a_second_line(runtime: Runtime) -> None:
     before = passwd.read_bytes()
     show = ("cat", "/proc/self/environ")
     home = "HOME=/x\nroot2::0:0"
-    found = runtime.run(*show, change=lambda c: c["process"]["env"].append(home)).ok()
-    assert home in found.out.split("\0")
-    found = runtime.run(
+    result = runtime.run(*show, change=lambda c: c["process"]["env"].append(home)).ok()
+    assert home in result.out.split("\0")
+    result = runtime.run(
         *show, change=lambda c: c["process"].update(user={"uid": 1000, "gid": 1000})
     ).ok()
-    assert "EVIL=1" not in found.out.split("\0")
+    assert "EVIL=1" not in result.out.split("\0")
     assert passwd.read_bytes() == before
 
 
@@ -246,7 +246,7 @@ def test_passwd_is_something_else(
         "--root",
         str(runtime.root),
     ]
-    found = subprocess.run(
+    result = subprocess.run(
         [*command, "run", "--bundle", box.folder, box.id],
         capture_output=True,
         text=True,
@@ -254,5 +254,5 @@ def test_passwd_is_something_else(
         check=False,
     )
     assert time.monotonic() - start < 60
-    assert found.returncode == 0 and found.stdout == "/\n", found
+    assert result.returncode == 0 and result.stdout == "/\n", result
     assert Canary.seen(events) == b""

@@ -55,8 +55,8 @@ echo done
 @pytest.fixture(scope="module", params=["unpacked", "erofs"])
 def server(request: pytest.FixtureRequest, probe: Path) -> Iterator[Server]:
     """One that unpacks images, and one that mounts them."""
-    with Server(network=False, settings={"images": {"store": request.param}}) as made:
-        made.load_image()
+    with Server(network=False, settings={"images": {"store": request.param}}) as server:
+        server.load_image()
         files: dict[str, build.Node | bytes | str] = {
             "data": CONTENT,
             "folder/data": CONTENT,
@@ -65,8 +65,8 @@ def server(request: pytest.FixtureRequest, probe: Path) -> Iterator[Server]:
         }
         one, two = [build.layer(files)], [build.layer(files), build.layer({"above": b""})]
         for name, layers in ((ONE_LAYER, one), (TWO_LAYERS, two)):
-            made.load_image(build.docker_archive({name: build.image(layers)}))
-        yield made
+            server.load_image(build.docker_archive({name: build.image(layers)}))
+        yield server
 
 
 @pytest.fixture

@@ -65,8 +65,8 @@ def put_manifest(
 
 
 def private_manifest() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(manifest_of(SECRET)[0])
-    return found
+    manifest: dict[str, Any] = json.loads(manifest_of(SECRET)[0])
+    return manifest
 
 
 def push_blob(registry: Registry, data: bytes, media_type: str) -> dict[str, Any]:
@@ -78,9 +78,9 @@ async def refused(node: ImageService, reference: str, kind: type[Error]) -> str:
     """Why the pull failed; the node has the private image only, under no other name."""
     with pytest.raises(kind) as caught:
         await node.pull(reference)
-    [found] = await node.list()
-    assert found.id == SECRET.id and all(
-        "private" in name for name in found.repo_tags + found.repo_digests
+    [image] = await node.list()
+    assert image.id == SECRET.id and all(
+        "private" in name for name in image.repo_tags + image.repo_digests
     )
     return caught.value.message
 
@@ -158,8 +158,8 @@ async def test_an_archive_without_what_it_names(
     (tmp_path / "archive.tar").write_bytes(without_blob(SECRET, missing))
     with pytest.raises(Error, match=r"archive (has no blob|lacks layer)"):
         await node.load(tmp_path / "archive.tar")
-    [found] = await node.list()
-    assert "docker.io/library/mine:v1" not in found.repo_tags
+    [image] = await node.list()
+    assert "docker.io/library/mine:v1" not in image.repo_tags
 
 
 def without_blob(built: BuiltImage, digest: str) -> bytes:

@@ -28,11 +28,11 @@ NULL = os.makedev(1, 3)
 def devices_of_the_host() -> set[int]:
     """st_dev of every filesystem that is mounted here. Pipes, sockets and memfds are in none of
     them."""
-    found = set()
+    devices = set()
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         major, minor = line.split()[2].split(":")
-        found.add(os.makedev(int(major), int(minor)))
-    return found
+        devices.add(os.makedev(int(major), int(minor)))
+    return devices
 
 
 def links_of(pid: int) -> Iterator[str]:
@@ -43,7 +43,7 @@ def links_of(pid: int) -> Iterator[str]:
 def held_of_the_host(pid: int, allowed: Path | None = None) -> list[str]:
     """What of the host's files the process has open, as `link -> path`; what lies below `allowed`
     may be."""
-    host, found = devices_of_the_host(), []
+    host, held = devices_of_the_host(), []
     for link in links_of(pid):
         status = os.stat(link)
         if status.st_dev not in host:
@@ -55,8 +55,8 @@ def held_of_the_host(pid: int, allowed: Path | None = None) -> list[str]:
             else [allowed / path.lstrip("/"), allowed / os.path.relpath(path, allowed)]
         )
         if not any(place.exists() and os.path.samestat(place.stat(), status) for place in places):
-            found.append(f"{link} -> {path}")
-    return found
+            held.append(f"{link} -> {path}")
+    return held
 
 
 def null_numbers(pid: int) -> set[int]:
@@ -91,31 +91,31 @@ def test_no_process_of_a_pod_holds_a_file_of_the_host(server: Server) -> None:
     config = server.pod_config("inodes")
     config.linux.security_context.namespace_options.pid = api.POD
     pod = server.run_pod(config, host_network=True)
-    made = []
+    containers = []
     for name, changes in {
         "plain": {},
         "stdin": {"stdin": True},
         "tty": {"tty": True, "stdin": True},
     }.items():
-        wanted = server.container_config(("sleep", "3600"), **changes)
-        wanted.metadata.name = wanted.log_path = name
-        wanted.linux.security_context.namespace_options.pid = api.POD
-        made.append(server.launch(pod, wanted))
+        container_config = server.container_config(("sleep", "3600"), **changes)
+        container_config.metadata.name = container_config.log_path = name
+        container_config.linux.security_context.namespace_options.pid = api.POD
+        containers.append(server.launch(pod, container_config))
     (group,) = server._cgroups()
     enter = ("nsenter", f"--net=/proc/{server.pid}/ns/net")  # where the streaming server listens
     client = [*enter, *installed("pyrunc-cri"), "--address", f"unix://{server.socket}", "exec"]
     try:
         with (
-            executing(*client, made[0], "sleep", "1001"),
-            executing(*client, "-i", made[0], "sleep", "1002", stdin=subprocess.PIPE),
-            executing(*client, "-i", "-t", made[0], "sleep", "1003", stdin=subprocess.PIPE),
+            executing(*client, containers[0], "sleep", "1001"),
+            executing(*client, "-i", containers[0], "sleep", "1002", stdin=subprocess.PIPE),
+            executing(*client, "-i", "-t", containers[0], "sleep", "1003", stdin=subprocess.PIPE),
         ):
             assert wait_until(lambda: len(processes_below(group)) == 7, 30), processes_below(group)
-            found = processes_below(group)
+            processes = processes_below(group)
             assert [
-                f"{found[pid]}: {link}" for pid in found for link in held_of_the_host(pid)
+                f"{processes[pid]}: {link}" for pid in processes for link in held_of_the_host(pid)
             ] == []
-            nulls = sorted(sorted(null_numbers(pid)) for pid in found)
+            nulls = sorted(sorted(null_numbers(pid)) for pid in processes)
             assert nulls == [[], [], [], [], [0], [0], [0, 1, 2]], (
                 "of pause, of a container, of an exec"
             )
@@ -131,8 +131,8 @@ def mapped(config: Config) -> None:
 
 
 def without_mounts(config: Config) -> None:
-    kept = [entry for entry in config["linux"]["namespaces"] if entry["type"] != "mount"]
-    config["linux"]["namespaces"], config["mounts"] = kept, []
+    namespaces = [entry for entry in config["linux"]["namespaces"] if entry["type"] != "mount"]
+    config["linux"]["namespaces"], config["mounts"] = namespaces, []
 
 
 def as_user(config: Config) -> None:

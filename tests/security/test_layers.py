@@ -161,10 +161,10 @@ def test_one_layer_that_an_image_names_often(
     below. Proof: directories are made for it once, however often it is named, and the last of its
     places is the one that counts.
     """
-    made = []
+    layers = []
 
     def counted() -> merge.Node:
-        made.append(1)
+        layers.append(1)
         return directory_node()
 
     directory_node = merge.directory
@@ -174,7 +174,7 @@ def test_one_layer_that_an_image_names_often(
     with mounted(tmp_path / "image", [*[large, other] * 100, large]) as root:
         assert (root / "d1/f").read_bytes() == b"large"
         assert (root / "d2/g").read_bytes() == b"other"
-    assert len(made) < 2 * 52
+    assert len(layers) < 2 * 52
 
 
 class _Chain:
@@ -234,14 +234,14 @@ async def test_one_layer_that_is_unpacked_often(
     monkeypatch.setattr(SpaceLimit, "limits_of_layer", lambda self: Limits(entries=100))
     monkeypatch.setitem(ImageService.__init__.__kwdefaults__ or {}, "store", "unpacked")
     large = build.layer({f"f{n}": b"" for n in range(15)})
-    taken = build.image([large, *[build.layer({})] * 20, large])
+    image = build.image([large, *[build.layer({})] * 20, large])
     with Registry(tmp_path / "registry") as registry:
         registry.push("often:1", build.image([large] * 7))
-        registry.push("taken:1", taken)
+        registry.push("taken:1", image)
         async with with_jobs(tmp_path) as service:
             with pytest.raises(ResourceExhausted, match="more than 14 entries"):
                 await service.pull(f"{registry.host}/often:1")
-            assert await service.pull(f"{registry.host}/taken:1") == taken.id
+            assert await service.pull(f"{registry.host}/taken:1") == image.id
 
 
 # ---- disks
@@ -257,10 +257,12 @@ def small_disk(size_bytes: int) -> Iterator[Path]:
         os.close(fd)
 
 
-def kept(disk: Path) -> bool:
+def has_reserve(disk: Path) -> bool:
     """Whether the reserve of a fiftieth is left, but for what may be written between two looks."""
-    found = os.statvfs(disk)
-    return found.f_bavail * found.f_frsize > found.f_blocks * found.f_frsize // 50
+    statistics = os.statvfs(disk)
+    return (
+        statistics.f_bavail * statistics.f_frsize > statistics.f_blocks * statistics.f_frsize // 50
+    )
 
 
 @pytest.mark.parametrize("store", ["unpacked", "mounted"])
@@ -282,7 +284,7 @@ def test_one_byte_in_each_block(store: str) -> None:
                 unpack_bytes(tar, disk)
             else:
                 write_index(disk, [tar])
-        assert kept(disk)
+        assert has_reserve(disk)
 
 
 def test_a_disk_that_others_fill_meanwhile(tmp_path: Path) -> None:
@@ -300,7 +302,7 @@ def test_a_disk_that_others_fill_meanwhile(tmp_path: Path) -> None:
                     unpack_bytes(tar, disk)
                 else:
                     write_tar(Stream(blob.fileno()), str(disk), build._digest(tar))
-            assert kept(disk)
+            assert has_reserve(disk)
 
 
 def test_inodes_that_run_out(tmp_path: Path) -> None:
@@ -348,10 +350,10 @@ def test_a_sparse_file_under_a_volume(tmp_path: Path, store: str) -> None:
     copy = tmp_path / "volumes/0/sparse"
     assert copy.stat().st_size == SPARSE_BYTES and copy.stat().st_blocks * 512 < 4 << 20
     with open(copy, "rb") as file:
-        found = [
+        parts = [
             os.pread(file.fileno(), 3, at) for at in (0, SPARSE_BYTES // 2 - 1, SPARSE_BYTES - 3)
         ]
-    assert found == [b"a\0\0", b"\0bc", b"\0de"]
+    assert parts == [b"a\0\0", b"\0bc", b"\0de"]
 
 
 def test_a_volume_that_is_copied_for_a_caller_that_gave_up(tmp_path: Path) -> None:
@@ -361,9 +363,9 @@ def test_a_volume_that_is_copied_for_a_caller_that_gave_up(tmp_path: Path) -> No
     (tmp_path / "image/data").mkdir(parents=True)
     (tmp_path / "image/data/large").write_bytes(b"x" * (8 << 20))
     volume = MountRequest(api.Mount(container_path="/data"), "/data", str(tmp_path / "volumes/0"))
-    asked = itertools.count()
+    calls = itertools.count()
     with pytest.raises(Abandoned):
-        anonymous_volumes.fill([volume], [tmp_path / "image"], lambda: next(asked) >= 4)
+        anonymous_volumes.fill([volume], [tmp_path / "image"], lambda: next(calls) >= 4)
     assert (tmp_path / "volumes/0/large").stat().st_size <= 3 << 20
 
 
@@ -376,7 +378,7 @@ def test_a_volume_larger_than_the_disk(tmp_path: Path) -> None:
         volume = MountRequest(api.Mount(container_path="/data"), "/data", str(disk / "volumes/0"))
         with pytest.raises(ResourceExhausted, match="bytes are reserved for the node"):
             anonymous_volumes.fill([volume], [tmp_path / "image"], lambda: False)
-        assert kept(disk)
+        assert has_reserve(disk)
 
 
 # ---- processes

@@ -91,8 +91,8 @@ def test_links_in_destinations(
             mount(f"/{CLIMB}/data/../data/up", "tmpfs", "marker"),
         ]  # fmt: skip
 
-    found = runtime.run("true", change=change)
-    if found.code == 0:
+    result = runtime.run("true", change=change)
+    if result.code == 0:
         assert outside_the_root((tmp_path / "table").read_text(), rootfs, "marker") == []
 
 
@@ -141,10 +141,10 @@ def test_a_working_directory_that_is_swapped(
     slow = slowly(runtime, ["mkdirat", "chdir"], 2)
     with Swapping(probe, volume / "d", volume / "link"):
         for _ in range(4):
-            found = slow.run("pwd", "-P", change=change)
-            assert found.code or found.out.startswith(
+            result = slow.run("pwd", "-P", change=change)
+            assert result.code or result.out.startswith(
                 ("/vol/d/made/here", str(canary.path), "/")
-            ), found
+            ), result
 
 
 def test_a_copied_up_folder_is_the_images(runtime: Runtime, rootfs: Path, canary: Canary) -> None:
@@ -152,13 +152,13 @@ def test_a_copied_up_folder_is_the_images(runtime: Runtime, rootfs: Path, canary
     Proof: the canary was not opened, and none of its content is in the container.
     """
     (rootfs / "data").symlink_to(canary.path)
-    found = runtime.run(
+    result = runtime.run(
         "sh",
         "-c",
         "cat /data/* 2>/dev/null",
         change=lambda c: c["mounts"].append(mount("/data", "tmpfs", "tmpfs", "tmpcopyup")),
     )
-    assert "canary" not in found.out
+    assert "canary" not in result.out
 
 
 def test_what_copying_up_meets(runtime: Runtime, rootfs: Path, canary: Canary) -> None:
@@ -177,9 +177,9 @@ def test_what_copying_up_meets(runtime: Runtime, rootfs: Path, canary: Canary) -
         os.close(here)
     (data / "plain").write_text("plain\n")
     change = mount("/data", "tmpfs", "tmpfs", "tmpcopyup")
-    found = runtime.run("sh", "-c", "cat /data/plain; test -L /data/link && test -p /data/pipe && test -c /data/device && echo kept",
+    result = runtime.run("sh", "-c", "cat /data/plain; test -L /data/link && test -p /data/pipe && test -c /data/device && echo kept",
                         change=lambda c: c["mounts"].append(change))  # fmt: skip
-    assert found.ok().out == "plain\nkept\n"
+    assert result.ok().out == "plain\nkept\n"
 
 
 @pytest.mark.parametrize("destination", ["/", "//", "/.", "/..", "/x/..", "/../../.."])
@@ -193,10 +193,10 @@ def test_ordinary_destinations_work(runtime: Runtime, tmp_path: Path, place: str
     """The other side: what is refused above is the attack, not odd spelling."""
     (tmp_path / "v").mkdir()
     (tmp_path / "v/file").write_text("volume\n")
-    found = runtime.run(
+    result = runtime.run(
         "cat", f"{place}/file", change=lambda c: c["mounts"].append(bind(tmp_path / "v", place))
     )
-    assert found.ok().out == "volume\n"
+    assert result.ok().out == "volume\n"
 
 
 def test_a_source_by_descriptor_is_not_looked_up_again(

@@ -80,10 +80,10 @@ def test_a_link_that_appears_in_time(
     slow, started = slowly(runtime, ["move_mount"], 3), 0
     with Swapping(probe, rootfs / "proc", rootfs / "proc-link") as swaps:
         for _ in range(4):
-            found = slow.run("sh", "-c", SHOW_PROC)
-            if found.code:
+            result = slow.run("sh", "-c", SHOW_PROC)
+            if result.code:
                 refused(
-                    found,
+                    result,
                     "must be mounted on ordinary directory",
                     "too many levels",
                     "ENOTDIR",
@@ -92,7 +92,7 @@ def test_a_link_that_appears_in_time(
                 )
                 continue
             started += 1
-            _kind, *table = found.out.splitlines()
+            _kind, *table = result.out.splitlines()
             points = [
                 line.split()[4] for line in table if " - proc " in line and line.split()[3] == "/"
             ]
@@ -115,9 +115,9 @@ def test_a_volume_over_proc(runtime: Runtime, tmp_path: Path, destination: str, 
     """
     fake = fake_proc(tmp_path / "fake")
     entry = bind(fake, destination) if kind == "bind" else mount(destination)
-    found = runtime.run("true", change=lambda config: config["mounts"].append(entry))
+    result = runtime.run("true", change=lambda config: config["mounts"].append(entry))
     refused(
-        found,
+        result,
         "cannot be mounted because it is not of type proc",
         "cannot be mounted because it is inside /proc",
     )
@@ -140,11 +140,11 @@ def test_a_volume_that_a_link_puts_into_proc(
     if prepared and link != "/proc":
         (rootfs / ("proc/" + link.partition("proc/")[2])).mkdir(parents=True)
     entry = bind(fake_proc(tmp_path / "fake"), "/data") if kind == "bind" else mount("/data", kind)
-    found = runtime.run(
+    result = runtime.run(
         "cat", "/proc/self/mountinfo", change=lambda config: config["mounts"].append(entry)
     )
     refused(
-        found,
+        result,
         "cannot be mounted because it is inside /proc",
         "cannot be mounted because it is not of type proc",
     )
@@ -187,10 +187,10 @@ def test_sysctls_do_not_pass_through_the_containers_proc(
         config["hooks"] = {"createRuntime": [{"path": str(hook), "env": ["PATH=/usr/bin:/bin"]}]}
         config["mounts"].append(mount("/other", "proc"))
 
-    found = runtime.run(
+    result = runtime.run(
         "cat", "/proc/sys/net/ipv4/ip_forward", "/other/sys/net/ipv4/ip_forward", change=change
     )
-    assert found.ok().out == "fake\n1\n"
+    assert result.ok().out == "fake\n1\n"
     assert (rootfs / "fake").read_text() == "fake\n"
 
 
@@ -242,8 +242,8 @@ def test_a_process_that_sees_another_proc(tmp_path: Path, op: str) -> None:
     )
     script = f'mount --bind /proc {tmp_path}/real && mount --bind {fake} /proc && exec {sys.executable} -c "$0"'
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, program]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert found.returncode == 1 and "/proc is no procfs" in found.stderr, found.stderr
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 1 and "/proc is no procfs" in result.stderr, result.stderr
     assert not any((fake / "self" / name).read_text() for name in ("attr/exec", "attr/apparmor/exec", "oom_score_adj",
                                                                    "attr/keycreate", "timens_offsets"))  # fmt: skip
 

@@ -93,7 +93,7 @@ def frame(tag: int, value: int = 0, extra: int = 0, *, op: int = 0, fds: int = 0
     return bytes((fds, 24)) + struct.pack("<IIqq", tag & 0xFFFFFFFF, op & 0xFFFFFFFF, value, extra)
 
 
-def told(frames: bytes) -> str:
+def answer_to(frames: bytes) -> str:
     """What the parent says when it is told this; a start must never be believed."""
     reading, writing = os.pipe()
     writer = threading.Thread(target=lambda: (os.write(writing, frames), os.close(writing)))
@@ -136,7 +136,7 @@ def test_only_our_child_is_ours(stranger: int) -> None:
     neither a stranger's pid, nor 0, -1, 1 or one out of range is taken, and the stranger lives.
     """
     for pid in (stranger, os.getppid(), 0, -1, 1, 2**31, 2**63 - 1, -(2**63), os.getpid()):
-        text = told(frame(PID, pid) + frame(READY))
+        text = answer_to(frame(PID, pid) + frame(READY))
         assert "no child of ours" in text, (pid, text)
     assert Path(f"/proc/{stranger}/stat").read_text().split(")")[1].split()[0] in "SR"
 
@@ -145,7 +145,7 @@ def test_a_second_process_is_not_taken() -> None:
     """Two reports: the first is a child of ours (the launcher itself would do), the second another.
     Proof: an error, both reaped."""
     child = subprocess.Popen(["sleep", "60"])
-    text = told(frame(PID, child.pid) + frame(PID, child.pid))
+    text = answer_to(frame(PID, child.pid) + frame(PID, child.pid))
     assert "two processes" in text or "no child" in text, text
     child.wait()
 
@@ -186,6 +186,6 @@ def test_any_frames_end_in_an_error_and_leak_nothing() -> None:
                     op=rng.choice((0, 1, 5, 2**31)),
                     fds=rng.choice((0, 0, 1, 2, 16)),
                 )
-        text = told(frames)
+        text = answer_to(frames)
         assert text != "believed" and not text.startswith("not ours"), (text, frames)
         assert descriptors() == before, (text, frames)

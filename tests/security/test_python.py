@@ -44,17 +44,17 @@ def trap(folder: Path, mark: Path) -> None:
 def mark(tmp_path: Path, rootfs: Path) -> Path:
     """The image and a folder are trapped; the file that must never appear, on the host and as the
     container would see it."""
-    made = tmp_path / "mark"
+    path = tmp_path / "mark"
     for place in (
         "usr/lib/python3.11",
         "usr/lib/python3/dist-packages",
         "root/.local/lib/python3.11/site-packages",
         "usr/local/lib/python3.11/dist-packages",
     ):
-        trap(rootfs / place, made)
-    trap(tmp_path / "here", made)
+        trap(rootfs / place, path)
+    trap(tmp_path / "here", path)
     source = tmp_path / "trap.c"
-    source.write_text(f"#include <stdio.h>\n{LIBRARY % made}\n")
+    source.write_text(f"#include <stdio.h>\n{LIBRARY % path}\n")
     library = tmp_path / "trap.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True)
     libraries = rootfs / f"usr/lib/{MULTIARCH}"
@@ -70,7 +70,7 @@ def mark(tmp_path: Path, rootfs: Path) -> Path:
         shutil.copy(library, libraries / name)
     (rootfs / "etc/ld.so.preload").write_text(f"/usr/lib/{MULTIARCH}/libnss_files.so.2\n")
     (rootfs / "etc/nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
-    return made
+    return path
 
 
 def test_nothing_of_the_image_is_loaded(runtime: Runtime, tmp_path: Path, mark: Path) -> None:
@@ -215,6 +215,6 @@ def test_what_a_container_inherits_by_default(runtime: Runtime) -> None:
     box = runtime.box(
         "sh", "-c", "cat /proc/self/environ; umask; grep -E 'Sig(Ign|Blk)' /proc/self/status"
     )
-    found = runtime("run", "--bundle", str(box.folder), box.id, env=env)
-    assert "secret" not in found.out and "evil" not in found.out and "0022" in found.out
+    result = runtime("run", "--bundle", str(box.folder), box.id, env=env)
+    assert "secret" not in result.out and "evil" not in result.out and "0022" in result.out
     assert os.environ.get("CALLER") is None

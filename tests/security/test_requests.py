@@ -23,11 +23,11 @@ from tests.system.harness import Runtime
 Config = dict[str, Any]
 
 
-def clean(found: Any) -> None:
+def clean(result: Any) -> None:
     """Refused, in one line, and by a check and not by an accident."""
-    refused(found)
-    assert "Traceback" not in found.err and "internal error" not in found.err, found
-    assert len(found.err.strip().splitlines()) == 1, found
+    refused(result)
+    assert "Traceback" not in result.err and "internal error" not in result.err, result
+    assert len(result.err.strip().splitlines()) == 1, result
 
 
 def test_seventy_thousand_mappings(runtime: Runtime) -> None:
@@ -50,13 +50,13 @@ def test_large_strings_arrive_whole(runtime: Runtime) -> None:
     error; the namespaces are the container's own either way.
     """
     fits, many = "x" * 131000, [f"V{n}={'y' * 1000}" for n in range(1000)]
-    found = runtime.run(
+    result = runtime.run(
         "sh",
         "-c",
         "echo ${#BIG} $V999 | cut -c1-20; readlink /proc/self/ns/net",
         change=lambda c: c["process"]["env"].extend([f"BIG={fits}", *many]),
     )
-    size, text, namespace = found.ok().out.split()
+    size, text, namespace = result.ok().out.split()
     assert (int(size), text[:5]) == (len(fits), "yyyyy") and namespace != os.readlink(
         "/proc/self/ns/net"
     )
@@ -178,12 +178,12 @@ def test_names_of_containers(runtime: Runtime, tmp_path: Path) -> None:
     runtime.root.mkdir()
     before = sorted(os.listdir(tmp_path))
     for bad in IDS:
-        found = runtime("create", "--bundle", str(box.folder), bad)
-        assert found.code != 0 and "Traceback" not in found.err, (bad, found)
+        result = runtime("create", "--bundle", str(box.folder), bad)
+        assert result.code != 0 and "Traceback" not in result.err, (bad, result)
     for verb in ("state", "start", "delete", "kill", "ps", "pause", "resume"):
         for bad in ("../x", "..", "a/../../b"):
-            found = runtime(verb, bad)
-            assert found.code != 0 and "Traceback" not in found.err, (verb, bad, found)
+            result = runtime(verb, bad)
+            assert result.code != 0 and "Traceback" not in result.err, (verb, bad, result)
     assert os.listdir(runtime.root) == []
     assert [n for n in sorted(os.listdir(tmp_path)) if not n.endswith((".out", ".err"))] == [
         n for n in before if not n.endswith((".out", ".err"))
@@ -217,8 +217,8 @@ def test_files_of_the_bundle_and_options(runtime: Runtime, tmp_path: Path, kind:
             str(runtime.root),
             *words,
         ]
-        found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert found.returncode != 0 and "Traceback" not in found.stderr, found
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert result.returncode != 0 and "Traceback" not in result.stderr, result
 
 
 def test_a_state_folder_that_was_tampered_with(runtime: Runtime) -> None:
@@ -263,10 +263,10 @@ def test_modes_of_the_state(runtime: Runtime) -> None:
         if p.is_dir() and p.stat().st_mode & 0o077
     ]
     assert wrong == []
-    found = subprocess.run(
+    result = subprocess.run(
         ["setpriv", "--reuid", "65534", "--clear-groups", "ls", runtime.root / box.id],
         capture_output=True,
         check=False,
     )
-    assert found.returncode != 0
+    assert result.returncode != 0
     box.start().ok()

@@ -65,7 +65,7 @@ def image(server: Server, files: dict[str, Any] | None = None, **config: Any) ->
     return api.ImageSpec(image=name)
 
 
-def asked(server: Server, *command: str, **changes: Any) -> api.ContainerConfig:
+def container_config(server: Server, *command: str, **changes: Any) -> api.ContainerConfig:
     """A container of a name and with a log of its own."""
     number = next(_numbers)
     changes.setdefault("log_path", f"c{number}.log")
@@ -77,7 +77,7 @@ def asked(server: Server, *command: str, **changes: Any) -> api.ContainerConfig:
 def outcome(server: Server, pod: str, *command: str, **changes: Any) -> tuple[int, list[str]]:
     """Exit code and log of a container; -1 and the message when it cannot be made or started."""
     try:
-        container = server.launch(pod, asked(server, *command, **changes))
+        container = server.launch(pod, container_config(server, *command, **changes))
     except grpc.RpcError as error:
         return -1, [f"{error.code().name}: {error.details()}"]  # type: ignore[attr-defined]
     exit_code = server.wait_exit(container).exit_code
@@ -107,7 +107,7 @@ def test_nobody_else_reaches_sockets_and_folders(server: Server, pod: str) -> No
     mode 0777, and the server was started under umask 0. Proof: for uid 65534 every connect and
     every listing is EACCES; no folder has more than 0711.
     """
-    container = server.launch(pod, asked(server))
+    container = server.launch(pod, container_config(server))
     folders = [server.root, server.state, *(p for p in server.state.rglob("*") if p.is_dir()),
                *(p for p in server.root.glob("*/") if p.is_dir()), *(server.root / "containers").glob("*")]  # fmt: skip
     assert not [
@@ -127,7 +127,7 @@ def test_nobody_else_reaches_sockets_and_folders(server: Server, pod: str) -> No
     )
     server.folder.chmod(0o755)
     try:
-        found = subprocess.run(
+        result = subprocess.run(
             ["python3", "-c", script, *map(str, sockets)],
             capture_output=True,
             text=True,
@@ -148,7 +148,7 @@ def test_nobody_else_reaches_sockets_and_folders(server: Server, pod: str) -> No
         )
     finally:
         server.folder.chmod(0o700)
-    assert found.stdout == "" and listing.returncode != 0 and listing.stdout == b""
+    assert result.stdout == "" and listing.returncode != 0 and listing.stdout == b""
 
 
 def test_secrets_and_control_characters_stay_out_of_the_log(server: Server, pod: str) -> None:
@@ -156,7 +156,7 @@ def test_secrets_and_control_characters_stay_out_of_the_log(server: Server, pod:
     the server's log holds neither."""
     evil = "\x1b[2Jevil\x07"
     secret = f"secret-{os.urandom(8).hex()}"
-    config = asked(
+    config = container_config(
         server,
         *["true"],
         envs=[api.KeyValue(key="PASSWORD", value=secret.encode())],
@@ -169,7 +169,9 @@ def test_secrets_and_control_characters_stay_out_of_the_log(server: Server, pod:
     except grpc.RpcError as error:
         assert error.code() == INVALID  # type: ignore[attr-defined]
     code_of(
-        lambda: server.create(pod, asked(server, *["true"], image=api.ImageSpec(image=f"{evil}:1")))
+        lambda: server.create(
+            pod, container_config(server, *["true"], image=api.ImageSpec(image=f"{evil}:1"))
+        )
     )
     code_of(lambda: server.status(evil))
     text = server.log.read_text()
@@ -260,7 +262,7 @@ def test_capabilities_and_groups(server: Server, pod: str) -> None:
         {"capabilities": api.Capability(add_capabilities=["SYS_ADMIN"])},
         {"run_as_user": api.Int64Value(value=1000)},
     ):
-        container = server.launch(pod, asked(server, linux=context(**fields)))
+        container = server.launch(pod, container_config(server, linux=context(**fields)))
         out = server.output(container, "sh", "-c", show)
         assert "CapInh:\t0000000000000000" in out and "CapAmb:\t0000000000000000" in out, out
         assert re.search(r"Groups:\t0? ?$", out, re.MULTILINE), out
@@ -284,7 +286,7 @@ def test_annotations_are_no_orders(server: Server, pod: str) -> None:
         "org.criu.config": "/etc/evil", "run.oci.systemd.subgroup": "..", "module.wasm.image/variant": "compat",
     }  # fmt: skip
     other = server.run_pod(server.pod_config(annotations=orders), host_network=True)
-    container = server.launch(other, asked(server, *["sleep", "60"], annotations=orders))
+    container = server.launch(other, container_config(server, *["sleep", "60"], annotations=orders))
     spec = json.loads((server.state / "containers" / container / "config.json").read_text())
     assert not set(orders) & set(spec["annotations"])
     server.stop_pod(other)
@@ -301,7 +303,9 @@ def test_labels_of_an_image_are_nobodys(server: Server, pod: str) -> None:
         "containerd.io/restart.loguri": "binary:///bin/sh",
         "pyrunc.log_path": "/etc/evil",
     }
-    container = server.launch(pod, asked(server, *["true"], image=image(server, Labels=labels)))
+    container = server.launch(
+        pod, container_config(server, *["true"], image=image(server, Labels=labels))
+    )
     status = server.wait_exit(container)
     assert not set(labels) & (set(status.labels) | set(status.annotations))
     spec = json.loads((server.state / "containers" / container / "config.json").read_text())
@@ -326,7 +330,7 @@ def test_log_paths(server: Server, pod: str, path: str) -> None:
     """CVE-2025-0750, CVE-2026-53488: log paths that climb or name a program. Proof: refused, or a
     file below the pod's log folder."""
     try:
-        container = server.create(pod, asked(server, *["true"], log_path=path))
+        container = server.create(pod, container_config(server, *["true"], log_path=path))
     except (grpc.RpcError, ValueError):
         return
     real = os.path.realpath(server.status(container).log_path)
@@ -338,12 +342,15 @@ def test_a_link_where_the_log_goes(server: Server, pod: str, canary: Canary) -> 
     of a log that is to be made, or is reopened after rotation. Proof: the start fails, reopening
     fails, and the canary that the link leads to saw nobody.
     """
-    folder = Path(server.status(server.create(pod, asked(server))).log_path).parent
+    folder = Path(server.status(server.create(pod, container_config(server))).log_path).parent
     (folder / "linked.log").symlink_to(canary.path / "passwd")
     code, lines = outcome(server, pod, "echo", "into the canary", log_path="linked.log")
     assert code != 0, lines
     container = server.launch(
-        pod, asked(server, *["sh", "-c", "while sleep 0.1; do echo x; done"], log_path="plain.log")
+        pod,
+        container_config(
+            server, *["sh", "-c", "while sleep 0.1; do echo x; done"], log_path="plain.log"
+        ),
     )
     (folder / "plain.log").unlink()
     (folder / "plain.log").symlink_to(canary.path / "ptmx")
@@ -361,7 +368,7 @@ def test_starts_that_fail_leave_no_descriptors(server: Server, pod: str) -> None
     shim = json.loads((server.state / "sandboxes" / pod / "shim.json").read_text())["pid"]
 
     def fail() -> None:
-        container = server.create(pod, asked(server, log_path="folder.log"))
+        container = server.create(pod, container_config(server, log_path="folder.log"))
         Path(server.status(container).log_path).mkdir(exist_ok=True)
         assert "log" in message_of(lambda: server.start_container(container))
         server.remove_container(container)
@@ -381,14 +388,16 @@ def test_links_on_the_way_to_the_log(server: Server, pod: str, canary: Canary) -
     itself, becomes a link to the canary before the start, or before the log is reopened. Proof:
     both fail, and the canary saw nobody (a new log would be a new file there).
     """
-    folder = Path(server.status(server.create(pod, asked(server))).log_path).parent
+    folder = Path(server.status(server.create(pod, container_config(server))).log_path).parent
     (folder / "linked").symlink_to(canary.path)
     assert outcome(server, pod, "echo", "into the canary", log_path="linked/0.log")[0] != 0
     assert outcome(server, pod, "echo", "into the canary", log_path="linked/new/0.log")[0] != 0
-    container = server.launch(pod, asked(server, *["sleep", "60"], log_path="plain/deep/0.log"))
+    container = server.launch(
+        pod, container_config(server, *["sleep", "60"], log_path="plain/deep/0.log")
+    )
     (folder / "plain").rename(folder / "taken")
     (folder / "plain").symlink_to(canary.path)
-    late = server.create(pod, asked(server, *["true"], log_path="x.log"))
+    late = server.create(pod, container_config(server, *["true"], log_path="x.log"))
     folder.rename(folder.with_name("taken"))
     folder.symlink_to(canary.path)
     try:
@@ -411,12 +420,12 @@ def test_names_of_pods_with_path_tricks(server: Server, field: str) -> None:
     config = server.pod_config("tricks")
     setattr(config.metadata, field, text)
     try:
-        made = server.run_pod(config, host_network=True)
+        pod = server.run_pod(config, host_network=True)
     except grpc.RpcError as error:
         assert error.code() == INVALID  # type: ignore[attr-defined]
     else:
-        server.stop_pod(made)
-        server.remove_pod(made)
+        server.stop_pod(pod)
+        server.remove_pod(pod)
     assert not os.path.lexists(f"/tmp/pyrunc-escaped-{field}")
     assert not list(server.folder.rglob("*escaped*"))
 
@@ -468,7 +477,7 @@ def test_paths_of_an_image_longer_than_any_path(
     server: Server, pod: str, config: dict[str, Any], field: str
 ) -> None:
     """Each component is work for CreateContainer. Proof: it refuses the path and names the field."""
-    container = asked(server, image=image(server, **config))
+    container = container_config(server, image=image(server, **config))
     del container.command[:], container.args[:]
     error = message_of(lambda: server.create(pod, container))
     assert error.startswith(field)
@@ -519,7 +528,7 @@ def test_a_source_that_is_swapped_before_the_start(
     for options in ({}, {"uidMappings": [api.IDMapping(host_id=0, container_id=0, length=1)],
                          "gidMappings": [api.IDMapping(host_id=0, container_id=0, length=1)]}):  # fmt: skip
         mount = api.Mount(container_path="/v", host_path=str(folder / "d"), **options)
-        container = server.create(pod, asked(server, "cat", "/v/passwd", mounts=[mount]))
+        container = server.create(pod, container_config(server, "cat", "/v/passwd", mounts=[mount]))
         (folder / "d").rename(folder / "taken")
         (folder / "d").symlink_to(canary.path)
         if options:
@@ -545,14 +554,14 @@ def test_a_source_that_is_swapped_before_it_is_opened(
     for options in ({}, {"uidMappings": mapping, "gidMappings": mapping}):  # type: ignore[var-annotated]
         mount = api.Mount(container_path="/v", host_path=str(folder / "d"), **options)
         shim = shim_pid(server, pod)
-        known = len(looked_up(server))
+        count = len(looked_up(server))
         os.kill(shim, signal.SIGSTOP)
         try:
             with ThreadPoolExecutor(1) as pool:
                 creating = pool.submit(
-                    server.create, pod, asked(server, "cat", "/v/passwd", mounts=[mount])
+                    server.create, pod, container_config(server, "cat", "/v/passwd", mounts=[mount])
                 )
-                assert wait_until(lambda n=known: len(looked_up(server)) > n, 30, 0.001)  # type: ignore[misc]
+                assert wait_until(lambda n=count: len(looked_up(server)) > n, 30, 0.001)  # type: ignore[misc]
                 (folder / "d").rename(folder / "taken")
                 (folder / "d").symlink_to(canary.path)
                 os.kill(shim, signal.SIGCONT)
@@ -616,7 +625,7 @@ def test_an_entrypoint_that_is_ourselves(server: Server, pod: str) -> None:
     spec = image(server, {"evil": script})
     for command in ("/evil", "/proc/self/exe"):
         assert outcome(server, pod, command, image=spec)[0] in (-1, 125, 126, 127, 128)
-    container = server.launch(pod, asked(server, image=spec))
+    container = server.launch(pod, container_config(server, image=spec))
     assert server.exec(container, "/evil").exit_code not in (0, 1)
 
 
@@ -628,7 +637,7 @@ def test_endless_output_of_an_exec(server: Server, pod: str) -> None:
     """CVE-2022-1708, CVE-2022-31030. `yes` by ExecSync. Proof: the answer is cut below gRPC's 16
     MiB, and the server grows by less than four times that.
     """
-    container, before, peak = server.launch(pod, asked(server)), resident(server), 0
+    container, before, peak = server.launch(pod, container_config(server)), resident(server), 0
     future = server.runtime.ExecSync.future(
         api.ExecSyncRequest(
             container_id=container, cmd=["sh", "-c", "yes | head -c 40000000"], timeout=60
@@ -654,7 +663,11 @@ def test_profiles_that_are_no_files(server: Server, pod: str) -> None:
         )
         begin = time.monotonic()
         assert (
-            code_of(lambda p=profile: server.create(pod, asked(server, linux=context(seccomp=p))))
+            code_of(
+                lambda p=profile: server.create(
+                    pod, container_config(server, linux=context(seccomp=p))
+                )
+            )
             == INVALID
         )  # type: ignore[misc]
         assert time.monotonic() - begin < 20
@@ -668,7 +681,7 @@ def test_the_files_of_a_pod_do_not_fill_the_hosts_run(server: Server, pod: str) 
     script = (
         "for f in /etc/hosts /etc/hostname /etc/resolv.conf; do echo x >> $f && stat -c %d $f; done"
     )
-    container = server.launch(pod, asked(server))
+    container = server.launch(pod, container_config(server))
     devices = server.output(container, "sh", "-c", script).split()
     assert devices == [str(server.root.stat().st_dev)] * 3
     places = {Path(m["source"]) for m in json.loads((server.state / "containers" / container / "config.json").read_text())["mounts"]
@@ -679,10 +692,10 @@ def test_the_files_of_a_pod_do_not_fill_the_hosts_run(server: Server, pod: str) 
 def test_the_namespaces_of_another_pod(server: Server, pod: str) -> None:
     """S-22: a container that asks for the process namespace of a container in another pod. Proof:
     refused."""
-    mine = server.launch(pod, asked(server))
+    mine = server.launch(pod, container_config(server))
     other = server.run_pod(host_network=True)
     options = api.NamespaceOption(pid=api.TARGET, target_id=mine, network=api.NODE)
-    config = asked(server, linux=context(namespace_options=options))
+    config = container_config(server, linux=context(namespace_options=options))
     assert code_of(lambda: server.create(other, config)) in (INVALID, grpc.StatusCode.NOT_FOUND)
     server.stop_pod(other)
     server.remove_pod(other)
@@ -693,7 +706,7 @@ def test_tokens_of_streams(server: Server, pod: str) -> None:
     host's network. Proof: no such request is upgraded (404 or the like), and unknown and used ones
     look the same.
     """
-    container = server.launch(pod, asked(server))
+    container = server.launch(pod, container_config(server))
     url = server.runtime.Exec(
         api.ExecRequest(container_id=container, cmd=["true"], stdout=True)
     ).url
@@ -741,7 +754,7 @@ def test_the_shim_holds_nothing_that_a_container_can_reach(server: Server, pod: 
     """S-10 by CRI: descriptors inside a container and an ExecSync. Proof: the kernel's list is 0,
     1, 2."""
     container = server.launch(
-        pod, asked(server, *["sh", "-c", "cd /proc/self/fd; echo *; sleep 60"])
+        pod, container_config(server, *["sh", "-c", "cd /proc/self/fd; echo *; sleep 60"])
     )
     assert wait_until(lambda: server.log_lines(container), 60)
     assert (

@@ -112,6 +112,6 @@ async def test_names_keep_their_spelling(
     normal form decides, and is not shown."""
     hosts_toml(tmp_path, "r.example", f'server = "{registry.url}"\n')
     await service.pull("R.example:443/team/app:v1")
-    [found] = await service.list()
-    assert found.repo_tags == ["R.example:443/team/app:v1"]
+    [image] = await service.list()
+    assert image.repo_tags == ["R.example:443/team/app:v1"]
     assert await service.status("R.example:443/team/app:v1") is not None

@@ -83,8 +83,8 @@ async def test_a_public_base_that_another_registry_trickles(
     async with trickled(service, trickling, BASE):
         async with asyncio.timeout(SOON_S):
             assert await service.pull(f"{registry.host}/base:v1") == BASE.id
-    [found] = await service.list()
-    assert found.id == BASE.id
+    [image] = await service.list()
+    assert image.id == BASE.id
 
 
 async def test_all_streams_trickle(

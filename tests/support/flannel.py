@@ -43,10 +43,10 @@ def _build_daemon(out: Path) -> None:
     """One of its backends is C. The program is called like its module."""
     module = "github.com/flannel-io/flannel"
     requirements = f"{module}@{FLANNEL} github.com/tencentcloud/tencentcloud-sdk-go/tencentcloud/common@{_TENCENT}"
-    made = out / "daemon"
-    toolchain.build_module("flannel", requirements, [module], made, cgo=True)
-    (made / "flannel").rename(out / "flanneld")
-    made.rmdir()
+    program = out / "daemon"
+    toolchain.build_module("flannel", requirements, [module], program, cgo=True)
+    (program / "flannel").rename(out / "flanneld")
+    program.rmdir()
 
 
 def daemon_settings(backend: str) -> dict[str, Any]:

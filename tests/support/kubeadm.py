@@ -102,14 +102,16 @@ class Cluster:
 
     def _publish_address(self) -> None:
         """In cluster-info, where kubeadm has put the administrator's."""
-        found = self.run(
+        kubeconfig = self.run(
             "kubectl -n kube-public get configmap cluster-info -o 'jsonpath={.data.kubeconfig}'"
         )
         server = next(
-            line.split()[1] for line in found.splitlines() if line.strip().startswith("server:")
+            line.split()[1]
+            for line in kubeconfig.splitlines()
+            if line.strip().startswith("server:")
         )
         change = json.dumps(
-            {"data": {"kubeconfig": found.replace(server, f"https://{SERVICES}:{PORT}")}}
+            {"data": {"kubeconfig": kubeconfig.replace(server, f"https://{SERVICES}:{PORT}")}}
         )
         self.run(f"kubectl -n kube-public patch configmap cluster-info -p '{change}'")
 

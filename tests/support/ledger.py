@@ -47,8 +47,8 @@ class Ledger:
         """What is here and was not there, a line each."""
         return [
             f"{kind}: {words}"
-            for kind, found in sorted(self.entries.items())
-            for known_by, words in sorted(found.items())
+            for kind, entries in sorted(self.entries.items())
+            for known_by, words in sorted(entries.items())
             if known_by not in earlier.entries.get(kind, {})
         ]
 
@@ -89,34 +89,34 @@ def settle(earlier: Ledger, folders: Iterable[Path] = (), timeout_s: float = 20.
     background."""
     folders, deadline = list(folders), time.monotonic() + timeout_s
     while True:
-        found = take(folders, of_machine=earlier.of_machine).leaks(earlier)
-        if not found or time.monotonic() > deadline:
-            return found
+        leaks = take(folders, of_machine=earlier.of_machine).leaks(earlier)
+        if not leaks or time.monotonic() > deadline:
+            return leaks
         time.sleep(0.05)
 
 
 def descriptors() -> set[str]:
     """`number -> target` of this process, without what listing them opens and the launcher's copy,
     made once and kept."""
-    found = set()
+    targets = set()
     for number in _listing("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{number}")
         except OSError:
             continue
         if not target.startswith(("/proc/", "/memfd:pyrunc:launcher")):
-            found.add(f"{number} -> {target}")
-    return found
+            targets.add(f"{number} -> {target}")
+    return targets
 
 
 def children() -> dict[str, str]:
     """Living and dead children of this process, zombies included."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for task in _listing("/proc/self/task"):
         for pid in _children(f"/proc/self/task/{task}"):
             if (process := _process(pid)) is not None:
-                found |= process.told()
-    return found
+                names |= process.labels()
+    return names
 
 
 def own_processes(there: Processes) -> dict[str, str]:
@@ -127,21 +127,21 @@ def own_processes(there: Processes) -> dict[str, str]:
     its parents.
     """
     own = {pid for pid in there if _bears_the_mark(pid)}
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for pid, process in there.items():
         if (
             pid != str(os.getpid())
             and _first_above(pid, own, there)
             and not _kept_by_a_zygote(pid, there)
         ):
-            found |= process.told()
-    return found
+            names |= process.labels()
+    return names
 
 
 def our_processes(there: Processes) -> dict[str, str]:
     """Processes that run one of our programs, by executable or command line, but for those of
     another worker of this run."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     others: set[str] | None = None
     for pid, process in there.items():
         try:
@@ -159,8 +159,8 @@ def our_processes(there: Processes) -> dict[str, str]:
             if others is None:
                 others = _of_other_workers(there)
             if _first_above(pid, {str(os.getpid()), *others}, there) not in others:
-                found |= process.told()
-    return found
+                names |= process.labels()
+    return names
 
 
 def _of_other_workers(there: Processes) -> set[str]:
@@ -174,23 +174,21 @@ def _of_other_workers(there: Processes) -> set[str]:
         for pid in there
         if pid in workers
         or (
-            (found := _mark_of(pid)) not in ("", _mark_of("self"))
-            and session.of_another_worker(found)
+            (mark := _mark_of(pid)) not in ("", _mark_of("self"))
+            and session.of_another_worker(mark)
         )
         or session.of_another_worker(_cgroup_of(pid))
     }
 
 
-def _first_above(pid: str, wanted: Container[str], there: Processes) -> str:
+def _first_above(pid: str, pids: Container[str], there: Processes) -> str:
     """This process, or the first above it, that is wanted; empty if none is."""
     line = [pid]
     while (
-        line[-1] not in wanted
-        and line[-1] in there
-        and (above := there[line[-1]].parent) not in line
+        line[-1] not in pids and line[-1] in there and (above := there[line[-1]].parent) not in line
     ):
         line.append(above)
-    return line[-1] if line[-1] in wanted else ""
+    return line[-1] if line[-1] in pids else ""
 
 
 def _bears_the_mark(pid: str) -> bool:
@@ -222,13 +220,13 @@ def mounts() -> set[str]:
     Not /run/netns itself, which the first `ip netns add` of a machine's life binds onto itself for
     good.
     """
-    found = set()
+    lines = set()
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         left, _, right = line.partition(" - ")
         if left.split()[4] == "/run/netns":
             continue
-        found.add(f"{left.split()[4]} ({right.split()[0]} {right.split()[1]})")
-    return found
+        lines.add(f"{left.split()[4]} ({right.split()[0]} {right.split()[1]})")
+    return lines
 
 
 def cgroups() -> set[str]:
@@ -250,16 +248,16 @@ def nftables() -> set[str]:
     listing = subprocess.run(
         ["nft", "--stateless", "list", "ruleset"], capture_output=True, text=True, check=False
     ).stdout
-    found: set[str] = set()
+    lines: set[str] = set()
     place: list[str] = []
     for line in listing.splitlines():
         word = line.strip()
-        found.add(" / ".join([*place, word]))
+        lines.add(" / ".join([*place, word]))
         if word.endswith("{"):
             place.append(word.removesuffix(" {"))
         elif word == "}" and place:
             place.pop()
-    return found
+    return lines
 
 
 def _is_own(name: str) -> bool:
@@ -290,7 +288,7 @@ class Process:
     parent: str
     since: str
 
-    def told(self) -> dict[str, str]:
+    def labels(self) -> dict[str, str]:
         """Known by its start, so that a pid that is used again is another process."""
         dead = " zombie" if self.state == "Z" else ""  # R, S and D change all the time
         return {f"{self.pid} since {self.since}{dead}": f"{self.pid} ({self.name}){dead}"}
@@ -301,8 +299,8 @@ Processes = dict[str, Process]
 
 def processes() -> Processes:
     """Every process by its pid, but for the kernel's threads."""
-    found = (_process(pid) for pid in _listing("/proc") if pid.isdigit())
-    return {process.pid: process for process in found if process is not None}
+    readable = (_process(pid) for pid in _listing("/proc") if pid.isdigit())
+    return {process.pid: process for process in readable if process is not None}
 
 
 def _process(pid: str) -> Process | None:
@@ -334,8 +332,8 @@ def _kept_by_a_zygote(pid: str, there: Processes) -> bool:
     attaches to networks. Without a zygote above it is a leak like any other."""
     process = there[pid]
     above = there.get(process.parent)
-    kept = process.name in ("pyrunc-shim", "pyrunc-cni")
-    return kept and above is not None and above.name == "pyrunc-zygote"
+    is_supervised = process.name in ("pyrunc-shim", "pyrunc-cni")
+    return is_supervised and above is not None and above.name == "pyrunc-zygote"
 
 
 def _listing(path: str) -> list[str]:

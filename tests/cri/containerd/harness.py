@@ -48,11 +48,11 @@ class Suite:
 
     def run(self, names: Iterable[str]) -> tuple[Mapping[str, str], str]:
         """How each of the tests ended, PASS, SKIP or FAIL, and what they said."""
-        wanted = f"^({'|'.join(names)})$"
-        said = self._output("-test.v", f"-test.run={wanted}", f"-test.timeout={TIMEOUT_S}s")
+        pattern = f"^({'|'.join(names)})$"
+        output = self._output("-test.v", f"-test.run={pattern}", f"-test.timeout={TIMEOUT_S}s")
         return {
-            name: state for state, name in re.findall(r"^--- (\w+): (\w+) ", said, re.MULTILINE)
-        }, said
+            name: state for state, name in re.findall(r"^--- (\w+): (\w+) ", output, re.MULTILINE)
+        }, output
 
     def _output(self, *options: str) -> str:
         """What it prints; it ends with 1 when a test failed."""

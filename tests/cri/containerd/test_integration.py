@@ -14,17 +14,19 @@ from tests.cri.containerd import harness, images, selection
 @pytest.mark.timeout(harness.TIMEOUT_S + 1200)
 def test_all_that_apply_pass(tmp_path: Path) -> None:
     with harness.against_a_server(tmp_path, images.all_of_them()) as suite:
-        known = {
+        listed = {
             *selection.APPLY,
             *selection.NEED_CONTROLLERS,
             *selection.DIFFERENT,
             *selection.NOT_OURS,
         }
-        assert suite.names() == known, "the suite has other tests"
+        assert suite.names() == listed, "the suite has other tests"
 
         chosen = [*selection.APPLY, *(selection.NEED_CONTROLLERS if _has_controllers() else ())]
-        states, said = suite.run(chosen)
-        assert {*states.values()} <= {"PASS", "SKIP"} and set(states) == {*chosen}, said[-100_000:]
+        states, output = suite.run(chosen)
+        assert {*states.values()} <= {"PASS", "SKIP"} and set(states) == {*chosen}, output[
+            -100_000:
+        ]
         assert list(states.values()).count("PASS") >= selection.FEWEST
         assert not suite.server.pods() and not suite.server.containers()
 

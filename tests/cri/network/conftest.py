@@ -102,8 +102,8 @@ class Node:
         return path.read_text() if path.exists() else ""
 
     async def attach(self, pod: Pod, *, durable: bool = True, **changes: Any) -> NetworkResult:
-        asked = {"name": "web", "namespace": "default", "uid": "u-1", **changes}
-        network = PodNetwork(sandbox_id=pod.id, netns_path=pod.path, **asked)
+        fields = {"name": "web", "namespace": "default", "uid": "u-1", **changes}
+        network = PodNetwork(sandbox_id=pod.id, netns_path=pod.path, **fields)
         return await self.network.attach(network, durable=durable)
 
     def remembered(self) -> set[str]:
@@ -118,20 +118,20 @@ class Node:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
-    with new_host(str(tmp_path)) as made:
-        yield made
+    with new_host(str(tmp_path)) as throwaway:
+        yield throwaway
 
 
 @pytest_asyncio.fixture
 async def node(tmp_path: Path, host: Host) -> AsyncIterator[Node]:
     zygote = await Zygote.start(["cni_plugins.jobs"])
-    made = Node(tmp_path, host, zygote)
+    node = Node(tmp_path, host, zygote)
     try:
-        yield made
+        yield node
     finally:
-        made.network.close()
+        node.network.close()
         await zygote.close()
-        for name in made.names():
+        for name in node.names():
             remove_name(str(tmp_path / "netns" / name))
 
 

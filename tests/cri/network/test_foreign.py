@@ -50,22 +50,22 @@ async def test_every_add_ons_result_gives_addresses_and_reaches_later_plugins_an
         node.restart()
         assert (await node.network.result_of(pod.id)).ips == peer.ips, peer.name  # type: ignore[union-attr]
         await node.network.detach(pod.id, pod.path)
-        said = peer.answer_in(node.name_of(pod))
+        answer = peer.answer_in(node.name_of(pod))
         for name in ("ADD.later", "DEL.later", "DEL.first"):
-            told = json.loads((node.folder / name).read_text())
+            plugin_input = json.loads((node.folder / name).read_text())
             if peer.cni_version < "0.4.0" and name.startswith("DEL"):
-                assert "prevResult" not in told
+                assert "prevResult" not in plugin_input
                 continue
-            previous = told["prevResult"]
+            previous = plugin_input["prevResult"]
             assert previous["cniVersion"] == peer.cni_version, peer.name
-            if (said.get("cniVersion") or peer.cni_version) == peer.cni_version:
-                assert previous == {**said, "cniVersion": peer.cni_version}, peer.name
-            if "interfaces" in previous and said["interfaces"]:
+            if (answer.get("cniVersion") or peer.cni_version) == peer.cni_version:
+                assert previous == {**answer, "cniVersion": peer.cni_version}, peer.name
+            if "interfaces" in previous and answer["interfaces"]:
                 assert [i["name"] for i in previous["interfaces"]] == [
-                    i["name"] for i in said["interfaces"]
+                    i["name"] for i in answer["interfaces"]
                 ]
                 assert [i.get("mac") for i in previous["interfaces"]] == [
-                    i.get("mac") for i in said["interfaces"]
+                    i.get("mac") for i in answer["interfaces"]
                 ]
 
 
@@ -109,8 +109,8 @@ async def test_a_foreign_plugin_runs_when_its_attachment_is_on_the_disk(node: No
             node.plugin("my-ipam", f'{ADD_ONLY}; echo \'{{"ips":[{{"address":"10.88.9.9/16"}}]}}\'')
             synced.clear()
             subnets = [[{"subnet": "10.88.0.0/16"}]]
-            given = {"type": ipam, "dataDir": str(node.folder / "leases"), "ranges": subnets}
-            node.configure(node.bridge(ipam=given))
+            ipam_config = {"type": ipam, "dataDir": str(node.folder / "leases"), "ranges": subnets}
+            node.configure(node.bridge(ipam=ipam_config))
             await node.attach(other)
             assert synced == [f"{other.id} {kinds} False", f"{other.id} True True"]
             await node.network.detach(other.id, other.path)

@@ -63,8 +63,8 @@ async def test_pods_that_wait_for_a_slow_address_plugin_hold_up_nobody(node: Nod
     assert not any(task.done() for task in slow)
     (node.folder / "go").touch()
     assert all(
-        isinstance(found, PeerError)
-        for found in await asyncio.gather(*slow, return_exceptions=True)
+        isinstance(outcomes, PeerError)
+        for outcomes in await asyncio.gather(*slow, return_exceptions=True)
     )
 
 

@@ -65,8 +65,8 @@ async def test_an_attachment_may_be_used_before_it_is_on_the_disk(
     assert await node.network.result_of(pod.id) is None
     gate.set()
     await node.network.wait_written(pod.id)
-    found = await node.network.result_of(pod.id)
-    assert found is not None and found.ips == ("10.85.0.2", "fd85::2")
+    result = await node.network.result_of(pod.id)
+    assert result is not None and result.ips == ("10.85.0.2", "fd85::2")
     for each in (other, pod):  # the first while it is being written, perhaps
         await node.network.detach(each.id, each.path)
         each.close()
@@ -135,8 +135,8 @@ async def test_plugins_get_arguments_and_capabilities(node: Node) -> None:
         f"CNI_PATH={node.folder}/bin:{node.folder}/state/bin",
     ):
         assert line in log.splitlines()
-    given = json.loads(log[: log.rindex("}") + 1])["runtimeConfig"]
-    assert given == {
+    runtime_config = json.loads(log[: log.rindex("}") + 1])["runtimeConfig"]
+    assert runtime_config == {
         "portMappings": [
             {"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "127.0.0.1"}
         ],

@@ -12,5 +12,5 @@ from tests.kernel.cni.harness import Host, new_host
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
-    with new_host(str(tmp_path)) as made:
-        yield made
+    with new_host(str(tmp_path)) as throwaway:
+        yield throwaway

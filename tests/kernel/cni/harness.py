@@ -38,9 +38,9 @@ def open_new_namespace() -> int:
     own = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         syscall("unshare", "network namespace", CLONE_NEWNET)
-        made = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        namespace = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         syscall("setns", "own network namespace", own, CLONE_NEWNET)
-        return made
+        return namespace
     finally:
         os.close(own)
 
@@ -110,9 +110,9 @@ class Host:
         return {**config, **changes}
 
     def ipam(self, *subnets: str, **changes: Any) -> dict[str, Any]:
-        given = subnets or ("10.88.0.0/16", "fd88::/64")
-        routes = [{"dst": "::/0" if ":" in subnet else "0.0.0.0/0"} for subnet in given]
-        ranges = [[{"subnet": subnet}] for subnet in given]
+        subnet_list = subnets or ("10.88.0.0/16", "fd88::/64")
+        routes = [{"dst": "::/0" if ":" in subnet else "0.0.0.0/0"} for subnet in subnet_list]
+        ranges = [[{"subnet": subnet}] for subnet in subnet_list]
         return {
             "type": "host-local",
             "dataDir": f"{self.folder}/leases",
@@ -204,13 +204,13 @@ def listen(
 ) -> socket.socket:
     """A bound socket inside a namespace."""
     with netns.entered(namespace):
-        made = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, kind)
-    made.settimeout(_TIMEOUT_S)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    made.bind((address, port))
+        listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, kind)
+    listener.settimeout(_TIMEOUT_S)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((address, port))
     if kind == socket.SOCK_STREAM:
-        made.listen(16)
-    return made
+        listener.listen(16)
+    return listener
 
 
 def reach(

@@ -34,8 +34,8 @@ from tests.kernel.cni.harness import (
 
 def link(name: str) -> Any:
     with IPRoute() as route:
-        found = [entry for entry in route.get_links() if entry.get_attr("IFLA_IFNAME") == name]
-    return found[0] if found else None
+        matches = [entry for entry in route.get_links() if entry.get_attr("IFLA_IFNAME") == name]
+    return matches[0] if matches else None
 
 
 def addresses_on(name: str) -> set[str]:
@@ -225,15 +225,15 @@ def test_routes_with_numbers(host: Host) -> None:
         "table": 300,
     }
     with netns.entered(pod.fd), IPRoute() as route:
-        found = next(
+        message = next(
             r
             for r in route.get_routes(family=socket.AF_INET)
             if r.get_attr("RTA_DST") == "10.1.0.0"
         )
-    assert found.get_attr("RTA_GATEWAY") == "10.88.0.9" and found.get_attr("RTA_TABLE") == 300
+    assert message.get_attr("RTA_GATEWAY") == "10.88.0.9" and message.get_attr("RTA_TABLE") == 300
     assert (
-        found.get_attr("RTA_PRIORITY") == 77
-        and found.get_attr("RTA_METRICS").get_attr("RTAX_MTU") == 1300
+        message.get_attr("RTA_PRIORITY") == 77
+        and message.get_attr("RTA_METRICS").get_attr("RTAX_MTU") == 1300
     )
 
 
@@ -465,13 +465,13 @@ def test_gc_removes_what_no_valid_attachment_owns(host: Host) -> None:
     config = host.bridge_config(ipMasq=True)
     other = host.bridge_config(name="other", bridge="cni1", ipam=host.ipam("10.99.0.0/16"))
     keep, lose, foreign = host.pod(), host.pod(), host.pod()
-    kept = attach(keep, config)
+    result = attach(keep, config)
     lost = attach(lose, config)
     elsewhere = attach(foreign, {**other, "ipMasq": True})
     valid = [{"containerID": keep.id, "ifname": "eth0"}]
     call(BRIDGE, "GC", keep, {**config, "cni.dev/valid-attachments": valid})
     assert (
-        port_of(kept) in link_names()
+        port_of(result) in link_names()
         and port_of(elsewhere) in link_names()
         and port_of(lost) not in link_names()
     )
@@ -526,13 +526,13 @@ def test_loopback(host: Host) -> None:
 
 def leases(host: Host) -> set[str]:
     folder = f"{host.folder}/leases/net"
-    found = set()
+    names = set()
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
         try:
-            found.add(str(ip_interface(name).ip))
+            names.add(str(ip_interface(name).ip))
         except ValueError:
             continue
-    return found
+    return names
 
 
 def wait_until(true: Any, timeout_s: float = 30.0) -> None:

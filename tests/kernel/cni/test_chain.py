@@ -29,8 +29,8 @@ PORT = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
 
 @pytest.fixture
 def host(tmp_path: Any) -> Iterator[Host]:
-    with new_host(str(tmp_path)) as made:
-        yield made
+    with new_host(str(tmp_path)) as throwaway:
+        yield throwaway
 
 
 def ask(

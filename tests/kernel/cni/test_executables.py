@@ -59,7 +59,7 @@ def run(
     **environment: str,
 ) -> tuple[int, Any]:
     """Run a plugin as a runtime does, from a strange folder with a hostile environment."""
-    given = {
+    hostile = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": "/tmp",
         "PYTHONSTARTUP": "/nowhere",
@@ -72,7 +72,7 @@ def run(
     done = subprocess.run(
         [f"{folder}/{name}"],
         input=json.dumps(config),
-        env=given,
+        env=hostile,
         cwd="/",
         capture_output=True,
         text=True,
@@ -148,16 +148,16 @@ def test_a_whole_life(either: str, host: Host, cni_version: str) -> None:
 
 def test_the_same_request_has_the_same_result(ours: str, host: Host) -> None:
     """Everything but the names and addresses of links, which either side makes up."""
-    found = []
+    results = []
     for folder in (ours, reference()):
         pod = host.pod()
         config = host.bridge_config(
-            name=f"net{len(found)}",
-            bridge=f"cni{len(found)}",
+            name=f"net{len(results)}",
+            bridge=f"cni{len(results)}",
             cniVersion="1.0.0",
             ipam=host.ipam(
-                f"10.{88 + len(found)}.0.0/16",
-                f"fd8{len(found)}::/64",
+                f"10.{88 + len(results)}.0.0/16",
+                f"fd8{len(results)}::/64",
                 routes=[{"dst": "10.1.0.0/16"}, {"dst": "0.0.0.0/0"}],
             ),
         )
@@ -174,9 +174,9 @@ def test_the_same_request_has_the_same_result(ours: str, host: Host) -> None:
             .replace("10.89.", "10.88.")
             .replace("fd81:", "fd80:")
         )
-        found.append(json.loads(text.replace("cni1", "cni0")))
-    assert sorted(map(str, found[0].pop("routes"))) == sorted(map(str, found[1].pop("routes")))
-    assert found[0] == found[1]
+        results.append(json.loads(text.replace("cni1", "cni0")))
+    assert sorted(map(str, results[0].pop("routes"))) == sorted(map(str, results[1].pop("routes")))
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("command", ["ADD", "DEL", "CHECK", "GC", "STATUS"])

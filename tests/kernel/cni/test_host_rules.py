@@ -37,14 +37,14 @@ def test_elements_as_nft_shows_them(host: Host) -> None:
         *host_rules.port_elements("sctp", 8080, None, POD6, 80, None, "net/a/eth0"),
     ]
     host_rules.add_elements(elements, [SUBNET, SUBNET6])
-    shown = " ".join(nft("list", "table", "inet", host_rules.TABLE).split())
+    listing = " ".join(nft("list", "table", "inet", host_rules.TABLE).split())
     for text in (
         '10.88.0.5 comment "net/a/eth0" : jump masquerade_10.88.0.0_16',
         'udp . 192.0.2.1 . 53 comment "net/a/eth0" : 10.88.0.5 . 5353',
         'udp . 192.0.2.1 . 53 comment "net/a/eth0" : jump near_10.88.0.0_16',
         'sctp . 8080 comment "net/a/eth0" : fd88::5 . 80',
     ):
-        assert text in shown
+        assert text in listing
     assert set(all_elements()) == set(elements)
     assert host_rules.lookup(elements) == elements
     host_rules.remove_elements(elements)

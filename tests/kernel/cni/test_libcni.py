@@ -94,14 +94,14 @@ def test_add_check_and_del(host: Host, cni_version: str) -> None:
 def test_status_and_gc(host: Host) -> None:
     """cnitool's gc gives no list of valid attachments: libcni detaches what it remembers, plugins
     guess nothing."""
-    folder, known, unknown = prepare(host, "1.1.0"), host.pod(), host.pod()
+    folder, attached, unknown = prepare(host, "1.1.0"), host.pod(), host.pod()
     in_one_life(
         folder,
-        f"$CNITOOL status net {known.path}",
+        f"$CNITOOL status net {attached.path}",
         f"CAP_ARGS= $CNITOOL add net {unknown.path} >/dev/null",
         "rm -r /var/lib/cni/results",
-        f"$CNITOOL add net {known.path} >/dev/null",
-        f"! $CNITOOL gc net {known.path} 2>$NETCONFPATH/said",
+        f"$CNITOOL add net {attached.path} >/dev/null",
+        f"! $CNITOOL gc net {attached.path} 2>$NETCONFPATH/said",
     )
     assert "needs a list in cni.dev/valid-attachments" in (folder / "net.d/said").read_text()
     assert (

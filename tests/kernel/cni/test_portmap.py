@@ -191,10 +191,10 @@ def test_others_cannot_use_the_hosts_loopback(net: Host) -> None:
 
 
 def listen_here(address: str, port: int) -> socket.socket:
-    made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    made.settimeout(0.5)
-    made.bind((address, port))
-    return made
+    listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    listener.settimeout(0.5)
+    listener.bind((address, port))
+    return listener
 
 
 def attacker(net: Host) -> socket.socket:

@@ -59,9 +59,9 @@ def crc32c(content: bytes) -> int:
 
 def raw_socket(namespace: int, family: socket.AddressFamily) -> socket.socket:
     with netns.entered(namespace):
-        made = socket.socket(family, socket.SOCK_RAW, socket.IPPROTO_SCTP)
-    made.settimeout(20)
-    return made
+        listener = socket.socket(family, socket.SOCK_RAW, socket.IPPROTO_SCTP)
+    listener.settimeout(20)
+    return listener
 
 
 def receive(link: socket.socket) -> tuple[Packet, str]:

@@ -48,11 +48,11 @@ def test_links_of_the_codec_as_pyroute2_sees_them(host: Host) -> None:
             peer_mac="02:00:00:00:00:02",
         )
         route.call(veth, set_link(name="v0", alias="net/a/eth0", hairpin=True, isolated=True))
-    found = seen("br0")
-    assert found.get_attr("IFLA_ADDRESS") == "02:00:00:00:00:01"
+    state = seen("br0")
+    assert state.get_attr("IFLA_ADDRESS") == "02:00:00:00:00:01"
     port = seen("v0")
     data = port.get_attr("IFLA_LINKINFO").get_attr("IFLA_INFO_SLAVE_DATA")
-    assert port.get_attr("IFLA_MASTER") == found["index"] and port["flags"] & 1
+    assert port.get_attr("IFLA_MASTER") == state["index"] and port["flags"] & 1
     assert port.get_attr("IFLA_IFALIAS") == "net/a/eth0" and port.get_attr("IFLA_MTU") == 1410
     assert data.get_attr("IFLA_BRPORT_MODE") == data.get_attr("IFLA_BRPORT_ISOLATED") == 1
     with netns.entered(pod.fd):
@@ -106,14 +106,14 @@ def test_addresses_and_routes_both_ways(host: Host) -> None:
         route.link("add", ifname="d0", kind="veth", peer="d1")
         index = route.link_lookup(ifname="d0")[0]
     with open_route_socket() as codec:
-        wanted = [
+        expected = [
             ip_interface("10.5.0.1/24"),
             ip_interface("10.6.0.1/31"),
             ip_interface("fd05::1/64"),
         ]
         codec.call(
             set_link(index=index, flags=IFF_UP, change=IFF_UP),
-            *(new_address(index, address) for address in wanted),
+            *(new_address(index, address) for address in expected),
             new_route(
                 ip_network("10.7.0.0/16"),
                 oif=index,
@@ -130,7 +130,7 @@ def test_addresses_and_routes_both_ways(host: Host) -> None:
             new_route(ip_network("10.9.0.0/16"), oif=index),
         )
         mine = {a.address for a in addresses(codec, index)}
-        assert set(wanted) <= mine
+        assert set(expected) <= mine
         assert (
             route_to(codec, ip_address("10.8.1.1"))
             == route_to(codec, ip_address("fd07::1"))
@@ -150,7 +150,7 @@ def test_addresses_and_routes_both_ways(host: Host) -> None:
         == {(str(a.ip), a.network.prefixlen) for a in inventory.addresses(index)}
     )
     assert broadcast == "10.5.0.255"
-    found = {
+    installed = {
         (str(r.destination), r.gateway, r.table, r.priority)
         for r in inventory.routes()
         if r.oif == index
@@ -160,7 +160,7 @@ def test_addresses_and_routes_both_ways(host: Host) -> None:
         ("10.8.0.0/16", "10.5.0.9", 254, 5),
         ("fd07::/48", "fd05::9", 254, 1024),
         ("10.9.0.0/16", "", 254, 0),
-    } <= found
+    } <= installed
 
 
 def test_removals(host: Host) -> None:

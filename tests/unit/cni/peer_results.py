@@ -25,9 +25,9 @@ class PeerResult:
 
     def answer_in(self, netns: str) -> dict[str, Any]:
         """The answer for a pod whose namespace is at `netns`."""
-        found = json.loads(json.dumps(self.answer).replace(NETNS, netns))
-        assert isinstance(found, dict)
-        return found
+        document = json.loads(json.dumps(self.answer).replace(NETNS, netns))
+        assert isinstance(document, dict)
+        return document
 
 
 def _aws(mac: str, sandbox: str) -> dict[str, Any]:

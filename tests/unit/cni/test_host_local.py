@@ -63,8 +63,8 @@ def test_a_range_is_the_subnet_without_its_ends_and_gateway() -> None:
         "10.0.0.6",
         "10.0.0.1",
     )
-    found = [str(a) for a, _ in RangeSet((each,)).after(None)]
-    assert found == [f"10.0.0.{n}" for n in range(2, 7)]
+    addresses = [str(a) for a, _ in RangeSet((each,)).after(None)]
+    assert addresses == [f"10.0.0.{n}" for n in range(2, 7)]
 
 
 def test_ipv6_has_no_broadcast_address() -> None:
@@ -103,10 +103,10 @@ def test_going_round_visits_every_address_once(offset: int, start: int) -> None:
         [{"subnet": "10.0.0.0/28"}, {"subnet": "10.9.0.0/27", "gateway": "10.9.0.7"}], "x"
     )
     last = ip_address("10.0.0.0") + start if start < 20 else ip_address("10.9.0.0") + (start % 40)
-    found = [a for a, _ in ranges.after(last)]
-    assert len(found) == len(set(found))
-    assert {str(a) for a in found} == {str(a) for a, _ in ranges.after(None)}
-    assert last not in found[:-1]
+    visited = [a for a, _ in ranges.after(last)]
+    assert len(visited) == len(set(visited))
+    assert {str(a) for a in visited} == {str(a) for a, _ in ranges.after(None)}
+    assert last not in visited[:-1]
 
 
 # leases
@@ -337,20 +337,20 @@ class LeaseMachine(RuleBasedStateMachine):
         owner, link = f"o{self.number}", f"veth{self.number}"
         self.links.add(link)
         try:
-            found = take(self.path, owner, self.sets, link=link, links=self.links)
+            lease_list = take(self.path, owner, self.sets, link=link, links=self.links)
         except CniError as error:
-            taken = sum(1 for addresses in self.owned.values() for a in addresses if "." in a)
+            in_use = sum(1 for addresses in self.owned.values() for a in addresses if "." in a)
             left = sum(1 for a in self.leaving if "." in a)
-            assert error.code in (110, 11) and taken + left >= 13
+            assert error.code in (110, 11) and in_use + left >= 13
             self.links.discard(link)
             return
         flat = [a for addresses in self.owned.values() for a in addresses]
-        assert not set(found) & set(flat) and not set(found) & set(self.leaving)
+        assert not set(lease_list) & set(flat) and not set(lease_list) & set(self.leaving)
         assert all(
             ip_address(a) in ip_network(s)
-            for a, s in zip(found, ("10.0.0.0/28", "fd00::/124"), strict=True)
+            for a, s in zip(lease_list, ("10.0.0.0/28", "fd00::/124"), strict=True)
         )
-        self.owned[owner] = found
+        self.owned[owner] = lease_list
 
     @precondition(lambda self: self.owned)
     @rule(data=st.data())
@@ -408,11 +408,11 @@ def parse(ipam: Any, *, cni_args: str = "", **changes: Any) -> settings.HostLoca
 
 
 def test_ranges_of_the_runtime_come_first_and_the_old_form_is_known() -> None:
-    found = parse(
+    options = parse(
         {"subnet": "10.1.0.0/16", "ranges": [[{"subnet": "10.2.0.0/16"}]]},
         runtimeConfig={"ipRanges": [[{"subnet": "10.0.0.0/16"}]]},
     )
-    assert [str(s.ranges[0].subnet) for s in found.sets] == [
+    assert [str(s.ranges[0].subnet) for s in options.sets] == [
         "10.0.0.0/16",
         "10.1.0.0/16",
         "10.2.0.0/16",

@@ -134,8 +134,8 @@ def test_an_add_ons_result_gives_the_pod_its_addresses_and_is_carried_through(
     answer = peer.answer_in("/run/netns/x")
     result = Result.from_json(answer, default_version=peer.cni_version)
     assert tuple(str(a.address.ip) for a in result.addresses_of("eth0", "/run/netns/x")) == peer.ips
-    said = answer.get("cniVersion") or peer.cni_version
-    assert result.to_json(said) == {**answer, "cniVersion": said}
+    answer_version = answer.get("cniVersion") or peer.cni_version
+    assert result.to_json(answer_version) == {**answer, "cniVersion": answer_version}
     later = Result.from_json(result.to_json(peer.cni_version), default_version=peer.cni_version)
     assert tuple(str(a.address.ip) for a in later.addresses_of("eth0", "/run/netns/x")) == peer.ips
     macs = [i.mac for i in result.interfaces]

@@ -48,14 +48,16 @@ def pod(**changes: Any) -> PodNetwork:
 
 
 def test_the_first_file_by_name_is_the_network(tmp_path: Path) -> None:
-    found = Configuration(str(tmp_path), None)
-    assert found.current().network is None and str(tmp_path) in found.current().problem
+    configuration = Configuration(str(tmp_path), None)
+    assert (
+        configuration.current().network is None and str(tmp_path) in configuration.current().problem
+    )
     write(tmp_path, "00-notes.txt", NETWORK)
     write(tmp_path, "20-b.json", {**NETWORK, "name": "b"})
     write(tmp_path, "30-c.conf", {"cniVersion": "0.4.0", "name": "c", "type": "bridge"})
-    assert found.current().network.name == "b"  # type: ignore[union-attr]
+    assert configuration.current().network.name == "b"  # type: ignore[union-attr]
     (tmp_path / "20-b.json").unlink()
-    assert found.current().network.name == "c"  # type: ignore[union-attr]
+    assert configuration.current().network.name == "c"  # type: ignore[union-attr]
 
 
 FAULTY: list[tuple[Any, str]] = [
@@ -82,19 +84,19 @@ def test_a_file_that_is_wrong_decides_and_the_next_file_is_not_used(
     """Nor is the built-in network: pods would get addresses that the cluster does not know."""
     write(tmp_path, "10-first.conflist", content)
     write(tmp_path, "20-next.conflist", NETWORK)
-    found = Configuration(str(tmp_path), builtin_network("/leases")).current()
-    assert found.network is None and found.source == f"{tmp_path}/10-first.conflist"
-    assert found.problem.startswith(found.source) and problem in found.problem
-    assert found.passed_over == ()
+    current = Configuration(str(tmp_path), builtin_network("/leases")).current()
+    assert current.network is None and current.source == f"{tmp_path}/10-first.conflist"
+    assert current.problem.startswith(current.source) and problem in current.problem
+    assert current.passed_over == ()
 
 
 def test_a_file_that_cannot_be_read_decides(tmp_path: Path) -> None:
     (tmp_path / "10-first.conflist").symlink_to("/nowhere")
     write(tmp_path, "20-next.conflist", NETWORK)
-    found = Configuration(str(tmp_path), None)
-    assert found.current().problem == f"{tmp_path}/10-first.conflist is a dangling link"
+    configuration = Configuration(str(tmp_path), None)
+    assert configuration.current().problem == f"{tmp_path}/10-first.conflist is a dangling link"
     (tmp_path / "10-first.conflist").unlink()
-    assert found.current().network is not None
+    assert configuration.current().network is not None
 
 
 @pytest.mark.parametrize(
@@ -111,12 +113,14 @@ def test_what_is_no_json_object_is_passed_over_and_told(
     tmp_path: Path, content: str, what: str
 ) -> None:
     write(tmp_path, "10-first.conflist", content)
-    found = Configuration(str(tmp_path), None)
-    told = f"{tmp_path}/10-first.conflist is skipped: it {what}"
-    assert told in found.current().problem
+    configuration = Configuration(str(tmp_path), None)
+    message = f"{tmp_path}/10-first.conflist is skipped: it {what}"
+    assert message in configuration.current().problem
     write(tmp_path, "20-next.conflist", NETWORK)
-    assert found.current().network.name == "net"  # type: ignore[union-attr]
-    assert found.current().problem == "" and found.current().passed_over == (told,)
+    assert configuration.current().network.name == "net"  # type: ignore[union-attr]
+    assert configuration.current().problem == "" and configuration.current().passed_over == (
+        message,
+    )
 
 
 @pytest.mark.parametrize("old", ["0.1.0", "0.2.0", "", None])
@@ -135,47 +139,49 @@ def test_a_list_of_the_first_versions_or_without_one_is_used(
 
 def test_the_folder_is_parsed_again_only_when_it_changed(tmp_path: Path) -> None:
     write(tmp_path, "10-a.conflist", NETWORK)
-    found = Configuration(str(tmp_path), None)
-    assert found.current() is found.current()
+    configuration = Configuration(str(tmp_path), None)
+    assert configuration.current() is configuration.current()
 
 
-def kinds(found: Configuration) -> list[str]:
-    network = found.current().network
-    assert network is not None, found.current().problem
+def kinds(configuration: Configuration) -> list[str]:
+    network = configuration.current().network
+    assert network is not None, configuration.current().problem
     return [str(plugin["type"]) for plugin in network.plugins]
 
 
 def test_plugins_in_the_networks_folder_are_appended(tmp_path: Path) -> None:
     """CNI 1.1.0; the folder may be the only source, and a change in it is a change of the network."""
     write(tmp_path, "10-a.conflist", NETWORK)
-    found = Configuration(str(tmp_path), None)
-    assert kinds(found) == ["bridge"]
+    configuration = Configuration(str(tmp_path), None)
+    assert kinds(configuration) == ["bridge"]
     (tmp_path / "net").mkdir()
     (tmp_path / "other").mkdir()
     write(tmp_path, "other/1.conf", {"type": "wrong"})
     write(tmp_path, "net/20-b.conf", {"type": "portmap"})
     write(tmp_path, "net/10-a.conf", {"type": "tuning"})
     write(tmp_path, "net/05-a.conflist", {"type": "wrong"})
-    assert kinds(found) == ["bridge", "tuning", "portmap"]
+    assert kinds(configuration) == ["bridge", "tuning", "portmap"]
     write(tmp_path, "10-a.conflist", {**NETWORK, "loadOnlyInlinedPlugins": True})
-    assert kinds(found) == ["bridge"]
+    assert kinds(configuration) == ["bridge"]
     write(tmp_path, "10-a.conflist", {"cniVersion": "1.1.0", "name": "net"})
-    assert kinds(found) == ["tuning", "portmap"]
+    assert kinds(configuration) == ["tuning", "portmap"]
     write(tmp_path, "10-a.conflist", {"cniVersion": "1.0.0", "name": "net", "type": "lone"})
-    assert kinds(found) == ["lone"]
+    assert kinds(configuration) == ["lone"]
     write(tmp_path, "10-a.conflist", NETWORK)
     write(tmp_path, "net/20-b.conf", "{")
-    assert found.current().network is None and "20-b.conf" in found.current().problem
+    assert (
+        configuration.current().network is None and "20-b.conf" in configuration.current().problem
+    )
     write(tmp_path, "10-a.conflist", {**NETWORK, "name": "../net"})
-    assert found.current().network is None and "name" in found.current().problem
+    assert configuration.current().network is None and "name" in configuration.current().problem
 
 
 def test_the_default_stands_in_for_an_empty_folder(tmp_path: Path) -> None:
-    found = Configuration(str(tmp_path / "missing"), builtin_network("/leases"))
-    assert found.current().network.name == "pyrunc"  # type: ignore[union-attr]
-    assert found.current().source == "built in"
-    found.replace_default(None)
-    assert found.current().network is None
+    configuration = Configuration(str(tmp_path / "missing"), builtin_network("/leases"))
+    assert configuration.current().network.name == "pyrunc"  # type: ignore[union-attr]
+    assert configuration.current().source == "built in"
+    configuration.replace_default(None)
+    assert configuration.current().network is None
 
 
 def test_the_built_in_network_has_routes_of_its_families() -> None:
@@ -198,14 +204,14 @@ def test_capabilities_that_nobody_asked_for_are_left_out() -> None:
 
 @pytest.mark.requirement("3.1.8")
 def test_every_capability() -> None:
-    asked = pod(
+    network = pod(
         port_mappings=(PortMapping(8080, 80), PortMapping(0, 81)),
         dns=Dns(("10.0.0.1",), ("a.b",), ("ndots:5",)),
         bandwidth=Bandwidth(1, 2, 3, 4),
         annotations={"a": "b"},
         cgroup_path="/kubepods/x",
     )
-    assert capability_arguments(asked, ("10.0.0.0/24",)) == {
+    assert capability_arguments(network, ("10.0.0.0/24",)) == {
         "portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": ""}],
         "dns": {"servers": ["10.0.0.1"], "searches": ["a.b"], "options": ["ndots:5"]},
         "bandwidth": {"ingressRate": 1, "ingressBurst": 2, "egressRate": 3, "egressBurst": 4},
@@ -242,10 +248,10 @@ def test_bandwidth_that_makes_no_sense(text: str) -> None:
 @given(st.text(max_size=50))
 def test_any_annotation_is_a_bandwidth_or_refused(text: str) -> None:
     try:
-        found = bandwidth_of({"kubernetes.io/ingress-bandwidth": text})
+        bandwidth = bandwidth_of({"kubernetes.io/ingress-bandwidth": text})
     except InvalidArgument:
         return
-    assert found is None or 1000 <= found.ingress_rate <= 10**15
+    assert bandwidth is None or 1000 <= bandwidth.ingress_rate <= 10**15
 
 
 def test_arguments_that_kubernetes_plugins_expect() -> None:
@@ -296,16 +302,16 @@ def attachment(**changes: Any) -> Attachment:
 
 
 def test_attachments_come_back(tmp_path: Path) -> None:
-    kept = Attachments(str(tmp_path / "state"))
-    assert kept.read("s1") is None and kept.all() == ([], [])
+    attachments = Attachments(str(tmp_path / "state"))
+    assert attachments.read("s1") is None and attachments.all() == ([], [])
     result = Result.from_json({"ips": [{"address": "10.0.0.2/8"}]}, default_version="1.0.0")
     for value in (attachment(), attachment(result=result)):
-        kept.write(value)
-        assert kept.read("s1") == value and kept.all() == ([value], [])
+        attachments.write(value)
+        assert attachments.read("s1") == value and attachments.all() == ([value], [])
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
     for _ in range(2):
-        kept.remove("s1")
-    assert kept.read("s1") is None
+        attachments.remove("s1")
+    assert attachments.read("s1") is None
 
 
 @pytest.mark.parametrize(
@@ -313,22 +319,24 @@ def test_attachments_come_back(tmp_path: Path) -> None:
     ["\0", "{", "[]", "{}", '{"version": 1}', '{"version": 99}', '{"version":1,"network":{}}'],
 )
 def test_a_damaged_record_is_reported_and_the_others_are_read(tmp_path: Path, content: str) -> None:
-    kept = Attachments(str(tmp_path))
-    kept.write(attachment())
+    attachments = Attachments(str(tmp_path))
+    attachments.write(attachment())
     write(tmp_path, "s0.json", content)
-    found, damaged = kept.all()
-    assert [a.sandbox_id for a in found] == ["s1"] and len(damaged) == 1 and "s0.json" in damaged[0]
+    readable, damaged = attachments.all()
+    assert (
+        [a.sandbox_id for a in readable] == ["s1"] and len(damaged) == 1 and "s0.json" in damaged[0]
+    )
     with pytest.raises(DamagedRecord):
-        kept.read("s0")
-    assert kept.has("s0")
+        attachments.read("s0")
+    assert attachments.has("s0")
 
 
 @pytest.mark.parametrize("durable", [False, True])
 def test_only_a_record_that_a_power_cut_may_take_is_named_before_it_is_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
 ) -> None:
-    kept = Attachments(str(tmp_path))
-    kept.write(attachment(), durable=durable)
+    attachments = Attachments(str(tmp_path))
+    attachments.write(attachment(), durable=durable)
     fsync, names = os.fsync, list[list[str]]()
 
     def noted(descriptor: int) -> None:
@@ -336,14 +344,14 @@ def test_only_a_record_that_a_power_cut_may_take_is_named_before_it_is_synced(
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", noted)
-    kept.write(attachment())
+    attachments.write(attachment())
     assert (names[0] == ["s1.json"]) != durable
-    kept.write(attachment())
+    attachments.write(attachment())
     assert len(names[2]) == 2, "what is on the disk is replaced by what is"
 
 
 def test_a_record_whose_content_a_power_cut_took_is_no_attachment(tmp_path: Path) -> None:
-    kept = Attachments(str(tmp_path))
-    for read in (kept.all, lambda: kept.read("s0")):
+    attachments = Attachments(str(tmp_path))
+    for read in (attachments.all, lambda: attachments.read("s0")):
         write(tmp_path, "s0.json", "")
-        assert read() in (([], []), None) and not kept.has("s0")
+        assert read() in (([], []), None) and not attachments.has("s0")

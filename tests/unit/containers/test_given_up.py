@@ -42,7 +42,7 @@ class Slow:
 
 
 def container(name: str) -> Container:
-    found = Container(
+    container = Container(
         id=name,
         sandbox_id="p",
         config=api.ContainerConfig(),
@@ -57,24 +57,24 @@ def container(name: str) -> Container:
         cgroups_path=f"/p/{name}",
         resources=api.LinuxContainerResources(),
     )
-    found.started_at_ns = 1
-    return found
+    container.started_at_ns = 1
+    return container
 
 
 async def test_a_limit_that_nobody_waits_for_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
     slow, written = Slow(), []
-    before, wanted = api.LinuxContainerResources(), api.LinuxContainerResources(cpu_shares=7)
+    before, changes = api.LinuxContainerResources(), api.LinuxContainerResources(cpu_shares=7)
 
     def write(
         work: update.UpdateContext, whole: object, changed: api.LinuxContainerResources
     ) -> None:
-        if changed is wanted:
+        if changed is changes:
             slow()
         written.append(changed.cpu_shares)
 
     monkeypatch.setattr(update, "_write", write)
     services: Any = None
-    work = update.UpdateContext(services, container("c"), wanted, wanted, before)
+    work = update.UpdateContext(services, container("c"), changes, changes, before)
     task = asyncio.create_task(update.STEPS.run(work))
     await slow.end_after(task, task.cancel)
     with pytest.raises(asyncio.CancelledError):

@@ -13,19 +13,19 @@ from pyrunc.errors import InvalidArgument
 
 def layers(tmp_path: Path, *contents: str) -> list[str]:
     """One folder per layer, top first, each with the folders of its words."""
-    found = []
+    paths = []
     for number, words in enumerate(contents):
         layer = tmp_path / str(number)
         layer.mkdir()
         for word in words.split():
             (layer / word).mkdir(parents=True, exist_ok=True)
-        found.append(str(layer))
-    return found
+        paths.append(str(layer))
+    return paths
 
 
-def shown(found: list[str]) -> list[str]:
+def shown(folders: list[str]) -> list[str]:
     """Which layers take part."""
-    return [Path(path).parts[-3] for path in found]
+    return [Path(path).parts[-3] for path in folders]
 
 
 def test_folders_of_all_layers_are_folders(tmp_path: Path) -> None:

@@ -49,8 +49,8 @@ def test_a_class_is_what_its_entries_say_and_the_later_counts(
 
 def test_patterns_name_block_devices_only() -> None:
     devices = block_devices()
-    found = block_io._devices([*devices, "/dev/null", "/dev/absent*"])
-    assert found == [(os.major(n := os.stat(d).st_rdev), os.minor(n)) for d in devices]
+    numbers = block_io._devices([*devices, "/dev/null", "/dev/absent*"])
+    assert numbers == [(os.major(n := os.stat(d).st_rdev), os.minor(n)) for d in devices]
 
 
 def test_the_nearest_annotation_counts() -> None:

@@ -56,26 +56,28 @@ def test_edits_are_applied(tmp_path: Path) -> None:
         "additionalGids": [5, 6],
     }
     write(tmp_path / "etc", "v.json", **{"0": edits, "1": {}})
-    found = spec()
-    cdi.apply(found, cdi.resolve(["vendor.com/gpu=0", "vendor.com/gpu=1"], [str(tmp_path / "etc")]))
-    assert found["process"]["env"] == ["B=2", "COMMON=1", "A=9"]
-    assert found["process"]["user"]["additionalGids"] == [5, 6]
-    (device,) = found["linux"]["devices"]
+    document = spec()
+    cdi.apply(
+        document, cdi.resolve(["vendor.com/gpu=0", "vendor.com/gpu=1"], [str(tmp_path / "etc")])
+    )
+    assert document["process"]["env"] == ["B=2", "COMMON=1", "A=9"]
+    assert document["process"]["user"]["additionalGids"] == [5, 6]
+    (device,) = document["linux"]["devices"]
     assert (device["path"], device["type"], device["major"], device["minor"]) == (
         "/dev/gpu0",
         "c",
         1,
         3,
     )
-    assert found["linux"]["resources"]["devices"][1] == {
+    assert document["linux"]["resources"]["devices"][1] == {
         "allow": True,
         "type": "c",
         "major": 1,
         "minor": 3,
         "access": "rw",
     }
-    assert found["mounts"][0]["options"] == ["rbind", "rprivate", "ro"]
-    assert found["hooks"]["createContainer"] == [
+    assert document["mounts"][0]["options"] == ["rbind", "rprivate", "ro"]
+    assert document["hooks"]["createContainer"] == [
         {"path": "/bin/hook", "args": ["hook"], "env": [], "timeout": 5}
     ]
 

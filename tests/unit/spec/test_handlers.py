@@ -36,28 +36,32 @@ def load(folder: Path, text: str) -> config.Config:
 
 
 def test_names_and_settings(tmp_path: Path) -> None:
-    found = load(tmp_path, TEXT)
-    assert handlers.names(found) == ["", "pyrunc", "runc", "other"]
-    assert handlers.find(found, "kata") is None
-    runc = handlers.find(found, "runc")
+    settings = load(tmp_path, TEXT)
+    assert handlers.names(settings) == ["", "pyrunc", "runc", "other"]
+    assert handlers.find(settings, "kata") is None
+    runc = handlers.find(settings, "runc")
     assert runc is not None and runc.binary == "/usr/sbin/runc"
-    assert handlers.settings(found, "runc") == found.containers == handlers.settings(found, "")
-    other = handlers.settings(found, "other")
+    assert (
+        handlers.settings(settings, "runc")
+        == settings.containers
+        == handlers.settings(settings, "")
+    )
+    other = handlers.settings(settings, "other")
     assert other.cgroup_writable and other.device_ownership and other.pod_annotations == []
-    assert not found.containers.cgroup_writable
+    assert not settings.containers.cgroup_writable
 
 
 def test_our_own_may_have_settings_under_its_name(tmp_path: Path) -> None:
-    found = load(tmp_path, "[runtimes.pyrunc]\ncgroup_writable = true\n")
+    settings = load(tmp_path, "[runtimes.pyrunc]\ncgroup_writable = true\n")
     assert (
-        handlers.settings(found, "pyrunc").cgroup_writable
-        and not handlers.settings(found, "").cgroup_writable
+        handlers.settings(settings, "pyrunc").cgroup_writable
+        and not handlers.settings(settings, "").cgroup_writable
     )
-    assert handlers.names(found) == ["", "pyrunc"]
+    assert handlers.names(settings) == ["", "pyrunc"]
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "problem"),
     [
         ('[runtimes.Runc]\nbinary = "/x"', "DNS label"),
         ('[runtimes.pyrunc]\nbinary = "/x"', "our own runtime"),
@@ -67,16 +71,16 @@ def test_our_own_may_have_settings_under_its_name(tmp_path: Path) -> None:
         ('[runtimes.x]\nbinari = "/x"', "did you mean binary"),
     ],
 )
-def test_what_is_refused(tmp_path: Path, text: str, told: str) -> None:
-    with pytest.raises(InvalidSpec, match=told) as caught:
+def test_what_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(InvalidSpec, match=problem) as caught:
         load(tmp_path, text)
     assert "config.toml:" in str(caught.value)
 
 
 def test_a_running_server_takes_handlers(tmp_path: Path) -> None:
     before, after = load(tmp_path, ""), load(tmp_path, TEXT)
-    found = {change.key: change.reloads for change in changes(before, after)}
-    assert found["runtimes.runc"] and found["runtimes.other"]
+    reloads = {change.key: change.reloads for change in changes(before, after)}
+    assert reloads["runtimes.runc"] and reloads["runtimes.other"]
     assert "runc" in taken(before, after).runtimes
 
 
@@ -105,9 +109,9 @@ def test_what_ours_gets_as_descriptors_has_a_path(tmp_path: Path) -> None:
     spec: dict[str, Any] = {"ociVersion": "1.2.0", "mounts": [proc, shm, layers, image, path]}
     index = Image("/x", ["/y"], "/z")
     unpacked = MountRequest(api.Mount(), "/i", source="pyrunc:image:/i", layers=["/a:b", "/c"])
-    asked = MountRequest(api.Mount(), "/j", source="pyrunc:image:/j", image=index)
+    request = MountRequest(api.Mount(), "/j", source="pyrunc:image:/j", image=index)
     of_host = MountRequest(api.Mount(host_path="/link"), "/k", source="/s")
-    changed, places = external_runtime.bundle(spec, [unpacked, asked, of_host], str(tmp_path))
+    changed, places = external_runtime.bundle(spec, [unpacked, request, of_host], str(tmp_path))
     assert changed["ociVersion"] == external_runtime.OCI_VERSION
     assert changed["mounts"] == [
         proc,

@@ -27,10 +27,10 @@ def write(
 
 
 def applied(
-    found: list[hooks.Hook], *args: str, bind_mounts: bool = False, **annotations: str
+    hook_list: list[hooks.Hook], *args: str, bind_mounts: bool = False, **annotations: str
 ) -> dict[str, Any]:
     spec: dict[str, Any] = {"process": {"args": list(args or ["/bin/sh"])}}
-    hooks.apply(spec, found, annotations, bind_mounts)
+    hooks.apply(spec, hook_list, annotations, bind_mounts)
     return {s: [h["path"].rsplit("-", 1)[1] for h in e] for s, e in spec.get("hooks", {}).items()}
 
 
@@ -39,10 +39,10 @@ def test_files_by_name_and_the_last_folder_wins(tmp_path: Path) -> None:
     write(tmp_path / "a", "01-B", {"always": True}, ["poststop", "prestart", "poststop"])
     write(tmp_path / "b", "02", {"always": True})
     (tmp_path / "a" / "README").write_text("no hook")
-    found = hooks.read([str(tmp_path / "a"), str(tmp_path / "b"), str(tmp_path / "absent")])
-    assert [hook.entry["path"] for hook in found] == ["/bin/a-01-B", "/bin/b-02"]
-    assert found[0].entry == {"path": "/bin/a-01-B", "args": ["01-B", "x"], "timeout": 5}
-    assert found[0].stages == ("poststop", "prestart")
+    hook_list = hooks.read([str(tmp_path / "a"), str(tmp_path / "b"), str(tmp_path / "absent")])
+    assert [hook.entry["path"] for hook in hook_list] == ["/bin/a-01-B", "/bin/b-02"]
+    assert hook_list[0].entry == {"path": "/bin/a-01-B", "args": ["01-B", "x"], "timeout": 5}
+    assert hook_list[0].stages == ("poststop", "prestart")
 
 
 def test_all_conditions_must_hold(tmp_path: Path) -> None:
@@ -54,15 +54,17 @@ def test_all_conditions_must_hold(tmp_path: Path) -> None:
     write(folder, "binds", {"hasBindMounts": True})
     write(folder, "annotated", {"annotations": {"^io\\.x$": "^y", "b": ""}})
     write(folder, "both", {"commands": ["sh"], "hasBindMounts": True})
-    found = hooks.read([str(folder)])
-    assert applied(found) == {"prestart": ["always", "command"]}
-    assert applied(found, "/sbin/init") == {"prestart": ["always", "command"]}
-    assert applied(found, "/x", bind_mounts=True) == {"prestart": ["always", "binds"]}
-    assert applied(found, bind_mounts=True) == {"prestart": ["always", "binds", "both", "command"]}
-    assert applied(found, "/x", **{"io.x": "yes", "b": "1"}) == {
+    hook_list = hooks.read([str(folder)])
+    assert applied(hook_list) == {"prestart": ["always", "command"]}
+    assert applied(hook_list, "/sbin/init") == {"prestart": ["always", "command"]}
+    assert applied(hook_list, "/x", bind_mounts=True) == {"prestart": ["always", "binds"]}
+    assert applied(hook_list, bind_mounts=True) == {
+        "prestart": ["always", "binds", "both", "command"]
+    }
+    assert applied(hook_list, "/x", **{"io.x": "yes", "b": "1"}) == {
         "prestart": ["always", "annotated"]
     }
-    assert applied(found, "/x", **{"io.x": "no", "b": "1"}) == {"prestart": ["always"]}
+    assert applied(hook_list, "/x", **{"io.x": "no", "b": "1"}) == {"prestart": ["always"]}
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,8 @@ def test_what_is_the_servers_own_is_not_among_them() -> None:
     ],
 )
 def test_a_clone_is_made_for_it(spec: dict[str, Any]) -> None:
-    (found,) = host_binds.of(spec, LAUNCH, OWN)
-    assert not found.made_inside
+    (host_bind,) = host_binds.of(spec, LAUNCH, OWN)
+    assert not host_bind.made_inside
 
 
 def test_of_another_runtime_those_that_are_attached_for_it() -> None:

@@ -39,17 +39,17 @@ class Tree:
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
-    made = Tree(tmp_path)
+    resctrl = Tree(tmp_path)
 
     def make(group: str) -> None:
-        made.group(str(Path(group).relative_to(tmp_path)))
+        resctrl.group(str(Path(group).relative_to(tmp_path)))
 
     monkeypatch.setattr(rdt, "_make", make)
-    return made
+    return resctrl
 
 
-def enter(tree: Tree, asked: dict[str, Any], undo: Undo | None = None) -> None:
-    rdt.enter(asked, "box", 77, undo or Undo(), str(tree.root))
+def enter(tree: Tree, intel_rdt: dict[str, Any], undo: Undo | None = None) -> None:
+    rdt.enter(intel_rdt, "box", 77, undo or Undo(), str(tree.root))
 
 
 def test_a_group_of_its_own(tree: Tree) -> None:
@@ -64,13 +64,13 @@ def test_a_group_of_its_own(tree: Tree) -> None:
 
 def test_a_named_group_that_is_there(tree: Tree) -> None:
     tree.group("gold", "L3:0=00f;1=fff\nMB:0=100;1=50\n")
-    for asked in (
+    for requests in (
         {},
         {"l3CacheSchema": "L3:0=f"},
         {"memBwSchema": "MB:1=50"},
         {"schemata": ["L3:1=fff"]},
     ):
-        enter(tree, {"closID": "gold", **asked})
+        enter(tree, {"closID": "gold", **requests})
     assert (tree.root / "gold/tasks").read_text() == "77"
     assert (tree.root / "gold/schemata").read_text().startswith("L3:0=00f"), "somebody else's"
     with pytest.raises(
@@ -134,7 +134,7 @@ def test_without_resctrl() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "where"),
+    ("intel_rdt", "where"),
     [
         ({"closID": ".."}, "linux.intelRdt.closID"),
         ({"closID": "."}, "linux.intelRdt.closID"),
@@ -146,9 +146,9 @@ def test_without_resctrl() -> None:
         ({"memBwSchema": "L3:0=f"}, "linux.intelRdt.memBwSchema"),
     ],
 )
-def test_refused(asked: dict[str, Any], where: str) -> None:
+def test_refused(intel_rdt: dict[str, Any], where: str) -> None:
     document = default()
-    document["linux"]["intelRdt"] = asked
+    document["linux"]["intelRdt"] = intel_rdt
     with pytest.raises(InvalidSpec) as caught:
         check(parse(document))
     assert caught.value.path == where

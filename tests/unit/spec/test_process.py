@@ -149,8 +149,8 @@ def context(**fields: object) -> api.LinuxContainerSecurityContext:
 def test_users(
     fields: dict[str, object], image: str, uid: int, gid: int, groups: tuple[int, ...], home: str
 ) -> None:
-    found = user.resolve(context(**fields), image, ACCOUNTS)
-    assert (found.uid, found.gid, found.groups, found.home) == (uid, gid, groups, home)
+    resolved = user.resolve(context(**fields), image, ACCOUNTS)
+    assert (resolved.uid, resolved.gid, resolved.groups, resolved.home) == (uid, gid, groups, home)
 
 
 @pytest.mark.parametrize(
@@ -232,8 +232,8 @@ def glibc_reads(function: str, result: type[ctypes.Structure], path: Path) -> An
     read.restype, read.argtypes = ctypes.POINTER(result), [ctypes.c_void_p]
     file = libc.fopen(bytes(path), b"r")
     try:
-        found = read(file)
-        return found.contents if found else None
+        entry = read(file)
+        return entry.contents if entry else None
     finally:
         libc.fclose(file)
 
@@ -245,8 +245,8 @@ def test_a_line_of_passwd(
     """As runc reads it, but for what would be root by mistake. What glibc reads is asked of it."""
     file = tmp_path / "passwd"
     file.write_bytes(f"{line}\n".encode())
-    found = glibc_reads("fgetpwent", _Passwd, file)
-    assert (found and (found.uid, found.gid)) == glibc
+    entry = glibc_reads("fgetpwent", _Passwd, file)
+    assert (entry and (entry.uid, entry.gid)) == glibc
     accounts = user.Accounts.parse(file.read_bytes(), b"").users
     assert [(a.name, a.uid, a.gid) for a in accounts] == ([] if ours is None else [("www", *ours)])
     assert ours in (runc, SKIPPED) and (runc == ours or glibc != runc)
@@ -264,8 +264,8 @@ def test_a_line_of_group(
     """As runc reads it, but for a number that is none."""
     file = tmp_path / "group"
     file.write_bytes(f"{line}\n".encode())
-    found = glibc_reads("fgetgrent", _Group, file)
-    assert (found and found.gid) == glibc
+    entry = glibc_reads("fgetgrent", _Group, file)
+    assert (entry and entry.gid) == glibc
     groups = user.Accounts.parse(b"", file.read_bytes()).groups
     assert [(g.name, g.gid) for g in groups] == ([] if ours is None else [("extra", ours)])
     assert ours in (runc, SKIPPED)

@@ -66,13 +66,13 @@ def test_the_runtime_takes_it(tree: Path, file: str) -> None:
 def test_what_is_left_of_a_container(
     tree: Path, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = classes.to_oci(file, "measured")
-    assert rdt.outlives(asked) and rdt.outlives({}) and not rdt.outlives({"closID": "silver"})
+    intel_rdt = classes.to_oci(file, "measured")
+    assert rdt.outlives(intel_rdt) and rdt.outlives({}) and not rdt.outlives({"closID": "silver"})
     (tree / "measured/mon_groups/box").mkdir()
-    rdt.leave_mounted(asked, "box")
+    rdt.leave_mounted(intel_rdt, "box")
     assert not (tree / "measured/mon_groups/box").exists() and (tree / "measured").is_dir()
     monkeypatch.setattr(rdt, "mounted", _unmounted)
-    rdt.leave_mounted(asked, "box")
+    rdt.leave_mounted(intel_rdt, "box")
 
 
 @pytest.mark.parametrize("name", ["bronze", "info", "..", "a/b", "/", "mon_groups"])

@@ -32,18 +32,17 @@ EVERYTHING = 2**41 - 1
 
 
 def caps(**fields: list[str]) -> dict[str, list[str]]:
-    asked = api.LinuxContainerSecurityContext(capabilities=api.Capability(**fields))  # type: ignore[arg-type]
-    return capabilities.to_oci(asked, EVERYTHING)
+    request = api.LinuxContainerSecurityContext(capabilities=api.Capability(**fields))  # type: ignore[arg-type]
+    return capabilities.to_oci(request, EVERYTHING)
 
 
 @pytest.mark.requirement("8.2")
 def test_default_capabilities() -> None:
-    found = caps()
+    sets = caps()
     assert (
-        len(found["bounding"]) == 14
-        and found["bounding"] == found["effective"] == found["permitted"]
+        len(sets["bounding"]) == 14 and sets["bounding"] == sets["effective"] == sets["permitted"]
     )
-    assert "CAP_NET_RAW" in found["bounding"] and not found["ambient"] and not found["inheritable"]
+    assert "CAP_NET_RAW" in sets["bounding"] and not sets["ambient"] and not sets["inheritable"]
 
 
 @pytest.mark.requirement("8.2")
@@ -61,32 +60,32 @@ def test_drop_and_add() -> None:
 
 
 def test_configured_capabilities() -> None:
-    asked = api.LinuxContainerSecurityContext(
+    request = api.LinuxContainerSecurityContext(
         capabilities=api.Capability(drop_capabilities=["KILL"], add_capabilities=["SYS_TIME"])
     )
-    found = capabilities.to_oci(asked, EVERYTHING, ["CAP_KILL", "CAP_CHOWN"])
-    assert found["bounding"] == ["CAP_CHOWN", "CAP_SYS_TIME"]
+    sets = capabilities.to_oci(request, EVERYTHING, ["CAP_KILL", "CAP_CHOWN"])
+    assert sets["bounding"] == ["CAP_CHOWN", "CAP_SYS_TIME"]
 
 
 def test_settings_of_the_pods_own_network() -> None:
-    def found(pods: Pods, asked: dict[str, str], **options: Any) -> dict[str, str]:
-        return sysctls.with_defaults(asked, api.NamespaceOption(**options), pods)
+    def with_defaults(pods: Pods, requested: dict[str, str], **options: Any) -> dict[str, str]:
+        return sysctls.with_defaults(requested, api.NamespaceOption(**options), pods)
 
     ports, ping = "net.ipv4.ip_unprivileged_port_start", "net.ipv4.ping_group_range"
     both = Pods(unprivileged_ports=True, unprivileged_ping=True)
     users = api.UserNamespace(mode=api.POD)
-    assert found(Pods(), {"kernel.sem": "1"}) == {"kernel.sem": "1"}
-    assert found(both, {}) == {ports: "0", ping: "0 2147483647"}
-    assert found(both, {}, network=api.NODE) == {}
-    assert found(both, {}, userns_options=users) == {ports: "0"}
-    assert found(both, {ports.replace(".", "/"): "80"}) == {
+    assert with_defaults(Pods(), {"kernel.sem": "1"}) == {"kernel.sem": "1"}
+    assert with_defaults(both, {}) == {ports: "0", ping: "0 2147483647"}
+    assert with_defaults(both, {}, network=api.NODE) == {}
+    assert with_defaults(both, {}, userns_options=users) == {ports: "0"}
+    assert with_defaults(both, {ports.replace(".", "/"): "80"}) == {
         ping: "0 2147483647", ports.replace(".", "/"): "80",
     }  # fmt: skip
 
 
 @pytest.mark.requirement("3.1.4")
 @pytest.mark.parametrize(
-    ("name", "nodes", "said"),
+    ("name", "nodes", "problem"),
     [
         ("net.ipv4.ip_forward", {"network": api.NODE}, "host's network namespace"),
         ("net/ipv4/conf/eth0.1/rp_filter", {"network": api.NODE}, "host's network namespace"),
@@ -99,10 +98,10 @@ def test_settings_of_the_pods_own_network() -> None:
     ],
 )
 def test_a_sysctl_is_one_of_the_pods_own_namespaces(
-    name: str, nodes: dict[str, Any] | None, said: str
+    name: str, nodes: dict[str, Any] | None, problem: str
 ) -> None:
     """Refused before anything of the pod is made. Where a namespace would do, the pod's own does."""
-    with pytest.raises(InvalidArgument, match=said) as refused:
+    with pytest.raises(InvalidArgument, match=problem) as refused:
         sysctls.check({name: "1"}, api.NamespaceOption(**nodes or {}))
     assert repr(name) in str(refused.value)
     if nodes:
@@ -127,11 +126,11 @@ def test_privileged_has_what_the_server_has() -> None:
 
 
 def test_resources() -> None:
-    asked = api.LinuxContainerResources(
+    request = api.LinuxContainerResources(
         cpu_period=100000, cpu_quota=-1, cpu_shares=512, memory_limit_in_bytes=1 << 20, cpuset_cpus="0",
         unified={"memory.oom.group": "1"}, hugepage_limits=[api.HugepageLimit(page_size="2MB", limit=0)],
     )  # fmt: skip
-    assert resources.to_oci(asked) == {
+    assert resources.to_oci(request) == {
         "cpu": {"shares": 512, "quota": -1, "period": 100000, "cpus": "0"},
         "memory": {"limit": 1 << 20, "swap": 1 << 20},
         "hugepageLimits": [{"pageSize": "2MB", "limit": 0}],
@@ -169,8 +168,8 @@ def test_an_update_changes_what_is_set() -> None:
 
 @given(st.integers(-1000, 1000), st.one_of(st.none(), st.integers(-1000, 1000)))
 def test_the_oom_score_is_never_below_the_floor(value: int, floor: int | None) -> None:
-    found = resources.clamp_oom_score_adj(value, floor)
-    assert found >= value and (floor is None or found >= floor) and found in (value, floor)
+    score = resources.clamp_oom_score_adj(value, floor)
+    assert score >= value and (floor is None or score >= floor) and score in (value, floor)
 
 
 @pytest.mark.requirement("7.1.2", "7.1.3", "13.22")
@@ -189,13 +188,13 @@ def test_cgroup_names() -> None:
 
 @pytest.mark.requirement("13.12")
 @pytest.mark.parametrize(
-    ("asked", "driver"),
+    ("requested", "driver"),
     [("test.slice", "cgroupfs"), ("/a.slice", "cgroupfs"), ("/a/../..", "cgroupfs"), ("relative", "cgroupfs"),
      ("/kubepods/pod", "systemd"), ("a:b.slice", "systemd")],
 )  # fmt: skip
-def test_a_parent_of_the_other_driver_is_refused(asked: str, driver: str) -> None:
+def test_a_parent_of_the_other_driver_is_refused(requested: str, driver: str) -> None:
     with pytest.raises(InvalidArgument):
-        groups.parent(asked, driver, "")
+        groups.parent(requested, driver, "")
 
 
 def options(**fields: object) -> api.NamespaceOption:
@@ -203,8 +202,8 @@ def options(**fields: object) -> api.NamespaceOption:
 
 
 def test_namespaces_of_an_ordinary_container() -> None:
-    found = namespaces.entries(options(pid=api.CONTAINER), 9, 0, privileged=False)
-    assert found == [
+    entries = namespaces.entries(options(pid=api.CONTAINER), 9, 0, privileged=False)
+    assert entries == [
         {"type": "mount"},
         {"type": "cgroup"},
         {"type": "network", "path": "/proc/9/ns/net"},
@@ -222,11 +221,11 @@ def test_namespaces_of_an_ordinary_container() -> None:
 def test_every_mode_gives_exactly_what_was_asked(
     pid: int, network: int, ipc: int, privileged: bool
 ) -> None:
-    found = namespaces.entries(
+    entries = namespaces.entries(
         options(pid=pid, network=network, ipc=ipc), 9, 7, privileged=privileged
     )
-    by_type = {entry["type"]: entry.get("path", "new") for entry in found}
-    assert len(by_type) == len(found)
+    by_type = {entry["type"]: entry.get("path", "new") for entry in entries}
+    assert len(by_type) == len(entries)
     assert by_type.get("network") == {api.POD: "/proc/9/ns/net", api.NODE: None}[network]
     assert by_type.get("uts") == {api.POD: "/proc/9/ns/uts", api.NODE: None}[network]
     assert (
@@ -300,16 +299,19 @@ def default(**changes: object) -> list[mounts.Mount]:
 
 
 def merged(*requests: api.Mount) -> list[mounts.Mount]:
-    wanted = mounts.check_requests(requests)
-    for mount in wanted:
+    mount_requests = mounts.check_requests(requests)
+    for mount in mount_requests:
         mount.source = mount.request.host_path
-    return mounts.merge(default(), wanted)
+    return mounts.merge(default(), mount_requests)
 
 
 def test_default_mounts() -> None:
-    found = {m["destination"]: m for m in default()}
-    assert found["/dev/shm"]["source"] == "pyrunc:shm" and "ro" in found["/sys"]["options"]
-    assert "rw" in found["/etc/hosts"]["options"]
+    by_destination = {m["destination"]: m for m in default()}
+    assert (
+        by_destination["/dev/shm"]["source"] == "pyrunc:shm"
+        and "ro" in by_destination["/sys"]["options"]
+    )
+    assert "rw" in by_destination["/etc/hosts"]["options"]
     assert {m["destination"]: m for m in default(readonly_root=True)}["/etc/hosts"]["options"][
         -1
     ] == "ro"
@@ -320,28 +322,32 @@ def test_default_mounts() -> None:
 
 @pytest.mark.requirement("6.15")
 def test_the_callers_mounts_win_and_come_in_depth_order() -> None:
-    found = merged(
+    mount_list = merged(
         api.Mount(container_path="/etc/hosts", host_path="/k/hosts"),
         api.Mount(container_path="/a/b/c", host_path="/3"),
         api.Mount(container_path="/a", host_path="/1", readonly=True),
     )
-    destinations = [m["destination"] for m in found]
+    destinations = [m["destination"] for m in mount_list]
     assert destinations.count("/etc/hosts") == 1
     assert destinations.index("/a") < destinations.index("/a/b/c") and destinations[0] == "/proc"
-    by_destination = {m["destination"]: m for m in found}
+    by_destination = {m["destination"]: m for m in mount_list}
     assert by_destination["/etc/hosts"]["source"] == "/k/hosts"
     assert by_destination["/a"]["options"] == ["rbind", "rprivate", "ro"]
 
 
 @pytest.mark.requirement("6.15")
 def test_a_mount_over_dev_takes_what_lies_beneath_it_away() -> None:
-    found = [m["destination"] for m in merged(api.Mount(container_path="/dev", host_path="/dev"))]
-    assert found.count("/dev") == 1 and not [d for d in found if d.startswith("/dev/")]
+    destinations = [
+        m["destination"] for m in merged(api.Mount(container_path="/dev", host_path="/dev"))
+    ]
+    assert destinations.count("/dev") == 1 and not [
+        d for d in destinations if d.startswith("/dev/")
+    ]
 
 
 @pytest.mark.requirement("6.15")
 @pytest.mark.parametrize(
-    ("place", "hidden", "kept"),
+    ("place", "hidden", "remaining"),
     [
         # containerd lists defaults first, so that a request covers what is below it; CRI-O leaves
         # out those of /dev
@@ -356,11 +362,13 @@ def test_a_mount_over_dev_takes_what_lies_beneath_it_away() -> None:
         ("/etc", set(), {"/etc/hosts", "/etc/hostname", "/etc/resolv.conf"}),
     ],
 )
-def test_what_a_request_covers_is_left_out(place: str, hidden: set[str], kept: set[str]) -> None:
-    found = merged(api.Mount(container_path=place, host_path="/host"))
-    places = [m["destination"] for m in found]
-    assert not (hidden - {place}) & set(places) and kept <= set(places)
-    (own,) = [m for m in found if m["destination"] == place]
+def test_what_a_request_covers_is_left_out(
+    place: str, hidden: set[str], remaining: set[str]
+) -> None:
+    mount_list = merged(api.Mount(container_path=place, host_path="/host"))
+    places = [m["destination"] for m in mount_list]
+    assert not (hidden - {place}) & set(places) and remaining <= set(places)
+    (own,) = [m for m in mount_list if m["destination"] == place]
     assert own["source"] == "/host"
     assert all(places.index(place) < places.index(p) for p in places if p.startswith(f"{place}/"))
 
@@ -375,14 +383,14 @@ def test_a_volume_of_an_image_covers_no_default() -> None:
 
 @pytest.mark.requirement("6.10", "6.14")
 def test_options_of_a_mount() -> None:
-    found = merged(
+    mount_list = merged(
         api.Mount(
             container_path="/s", host_path="/s", propagation=api.PROPAGATION_HOST_TO_CONTAINER
         ),
         api.Mount(container_path="/r", host_path="/r", readonly=True, recursive_read_only=True),
         api.Mount(container_path="/o", host_path="/o", mount_options=["nosuid", "noexec"]),
     )
-    by_destination = {m["destination"]: m["options"] for m in found}
+    by_destination = {m["destination"]: m["options"] for m in mount_list}
     assert by_destination["/s"] == ["rbind", "rslave", "rw"]
     assert by_destination["/r"] == ["rbind", "rprivate", "rro"]
     assert by_destination["/o"] == ["rbind", "rprivate", "rw", "noexec", "nosuid"]
@@ -419,19 +427,19 @@ def test_missing_sources_become_directories(tmp_path: Path) -> None:
     target = tmp_path / "real"
     target.mkdir()
     (tmp_path / "link").symlink_to(target)
-    wanted = mounts.check_requests(
+    requests = mounts.check_requests(
         [
             api.Mount(container_path="/a", host_path=str(tmp_path / "made" / "deep")),
             api.Mount(container_path="/b", host_path=str(tmp_path / "link")),
         ]
     )
     with OpenSources() as opened:
-        sources.resolve(wanted, opened)
+        sources.resolve(requests, opened)
         assert {
             path: os.readlink(f"/proc/self/fd/{number}") for path, number in opened.fds.items()
         } == {path: path for path in (str(tmp_path / "made/deep"), str(target))}
     assert not opened.fds
-    assert (tmp_path / "made" / "deep").is_dir() and wanted[1].source == str(target)
+    assert (tmp_path / "made" / "deep").is_dir() and requests[1].source == str(target)
 
 
 async def test_a_path_that_does_not_answer_is_given_up() -> None:
@@ -472,10 +480,10 @@ def test_sources_that_come_after_they_were_given_up_are_closed(tmp_path: Path) -
 
 
 def test_devices() -> None:
-    (found,) = sources.devices(
+    (device,) = sources.devices(
         [api.Device(host_path="/dev/null", container_path="/dev/mine", permissions="r")]
     )
-    assert (found.path, found.type, found.major, found.minor, found.access) == (
+    assert (device.path, device.type, device.major, device.minor, device.access) == (
         "/dev/mine",
         "c",
         1,
@@ -554,11 +562,13 @@ def test_presence_decides_about_seccomp() -> None:
 def test_localhost_profiles(tmp_path: Path) -> None:
     profile = tmp_path / "p.json"
     profile.write_text(json.dumps({"defaultAction": "SCMP_ACT_ERRNO"}))
-    asked = api.SecurityProfile(
+    request = api.SecurityProfile(
         profile_type=api.SecurityProfile.Localhost, localhost_ref=str(profile)
     )
-    found = security.seccomp_object(security.seccomp_profile(security_context(seccomp=asked)), [])
-    assert found == {"defaultAction": "SCMP_ACT_ERRNO"}
+    document = security.seccomp_object(
+        security.seccomp_profile(security_context(seccomp=request)), []
+    )
+    assert document == {"defaultAction": "SCMP_ACT_ERRNO"}
     for content in ("not json", "[]", "{}"):
         profile.write_text(content)
         with pytest.raises(InvalidArgument):
@@ -592,6 +602,6 @@ def test_apparmor() -> None:
     ("driver", "parent"), [("cgroupfs", "/kubepods/pod1"), ("systemd", "kubepods-pod1.slice")]
 )
 def test_a_group_is_found_with_the_driver_that_it_was_made_with(driver: str, parent: str) -> None:
-    found = groups.place(groups.path(parent, "abc", driver), "abc")
-    assert groups.driver_of(parent) == found.driver == driver
-    assert found.path.startswith("/kubepods") and "abc" in found.path.rpartition("/")[2]
+    group = groups.place(groups.path(parent, "abc", driver), "abc")
+    assert groups.driver_of(parent) == group.driver == driver
+    assert group.path.startswith("/kubepods") and "abc" in group.path.rpartition("/")[2]

@@ -28,10 +28,10 @@ def taken_after_listing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Non
 
         def old_entries(folder: str) -> list[os.DirEntry[str]]:
             with scandir(folder) as entries:
-                found = sorted(entries, key=lambda entry: entry.name)
+                listing = sorted(entries, key=lambda entry: entry.name)
             if Path(folder) == path.parent:
                 path.unlink(missing_ok=True)
-            return found
+            return listing
 
         monkeypatch.setattr(os, "listdir", old_list)
         monkeypatch.setattr(os, "scandir", old_entries)
@@ -57,6 +57,6 @@ def test_the_networks_configuration(
         content = {"cniVersion": "1.0.0", "name": name, "plugins": [{"type": "bridge"}]}
         (tmp_path / f"{name}.conflist").write_text(json.dumps(content))
     builtin = configuration.builtin_network(str(tmp_path / "leases"))
-    found = configuration.Configuration(str(tmp_path), default=builtin)
+    current = configuration.Configuration(str(tmp_path), default=builtin)
     taken_after_listing(tmp_path / "10-old.conflist")
-    assert found.current().source.endswith("20-new.conflist")
+    assert current.current().source.endswith("20-new.conflist")
