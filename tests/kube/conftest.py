@@ -1,5 +1,5 @@
-"""One cluster for all Kubernetes tests; the ledger runs around its whole life, since kubelet
-collects dead pods late."""
+"""One cluster for all Kubernetes tests; the ledger covers its whole life, since kubelet collects
+dead pods late."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def kube(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Kube]:
-    """kubectl in a namespace of the test's own, which is deleted with all that is in it."""
+    """kubectl in a namespace of the test, which is deleted afterwards with everything in it."""
     helper = Kube(cluster, request.node.name)
     helper.create_namespace()
     yield helper

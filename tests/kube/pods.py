@@ -1,4 +1,4 @@
-"""What the Kubernetes tests say to the cluster: manifests as dicts, kubectl as a person would use
+"""Access of the Kubernetes tests to the cluster: manifests as dicts, kubectl as a person would use
 it."""
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Manifest = dict[str, Any]
 
 
 def pod(name: str, *containers: Manifest, **spec: Any) -> Manifest:
-    """A Pod manifest; containers get their names from `c`, `c2`, … and busybox as their image
-    unless they say otherwise."""
+    """A Pod manifest; containers are named `c`, `c2`, … and use busybox unless they set a name or
+    an image."""
     named = [
         {
             "name": "c" if i == 0 else f"c{i + 1}",
@@ -74,7 +74,7 @@ class Kube:
         return subprocess.Popen(self.command(*arguments), **options)
 
     def command(self, *arguments: str, kubectl: Path | None = None) -> list[str]:
-        """The command line of kubectl in this namespace; `kubectl` is a program of another version."""
+        """The command line of kubectl in this namespace; `kubectl`: a program of another version."""
         return [
             str(kubectl or self.cluster.bin / "kubectl"),
             "--kubeconfig",
@@ -93,8 +93,8 @@ class Kube:
         )
 
     def delete_namespace(self) -> None:
-        """Delete all pods at once, then the namespace in the background. Most run `sleep`, which as
-        process 1 ends by force."""
+        """Delete all pods at once, then the namespace in the background. Most run `sleep`, which
+        ignores SIGTERM as process 1 and has to be killed."""
         kinds = "pods,deployments,replicasets"
         self(
             "delete",
@@ -118,7 +118,7 @@ class Kube:
         return self.ready(manifest["metadata"]["name"], timeout_s)
 
     def ready(self, name: str, timeout_s: int = 60) -> Manifest:
-        """Wait until the pod is Ready; on a time-out the error describes the pod."""
+        """Wait until the pod is Ready; on a timeout the error describes the pod."""
         done = self(
             "wait",
             "--for=condition=Ready",
@@ -146,7 +146,7 @@ class Kube:
         return self.get(name)
 
     def get(self, name: str) -> Manifest:
-        """The pod as the API server has it."""
+        """The pod in the API server."""
         document: Manifest = json.loads(self("get", "pod", name, "-o", "json").stdout)
         return document
 
@@ -170,7 +170,8 @@ class Kube:
             yield f"{event['reason']}: {event.get('message', '')}"
 
     def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 60) -> Any:
-        """Ask until `condition()` is true and return that; otherwise fail with the state of things."""
+        """Wait until `condition()` is true and return its value; on a timeout fail with the state
+        of all pods."""
         deadline = time.monotonic() + timeout_s
         while True:
             answer = condition()

@@ -1,4 +1,4 @@
-"""The three things that everybody tries first."""
+"""The three things that every newcomer tries first."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which figures a kubelet has of our pods: by default, when it asks cAdvisor for some, and with
-`PodAndContainerStatsFromCRI`, when it asks us for all. docs/operate.md has the table.
+"""The figures that kubelet has of pods: by default, when it takes some from cAdvisor, and with
+`PodAndContainerStatsFromCRI`, when it takes all from the server. docs/operate.md has the table.
 
-On a machine that keeps controllers on cgroup v1 cAdvisor sees none of our groups.
+On a machine with controllers on cgroup v1 cAdvisor sees none of the server's groups.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ SCRIPT = "while true; do i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done; sleep 
 
 
 def query(kube: Kube, path: str) -> str:
-    """What kubelet answers there; empty while it starts."""
+    """kubelet's answer at a path; empty while it starts."""
     raw = f"/api/v1/nodes/{kube.cluster.node.host}/proxy/{path}"
     done = kube.cluster.kubectl("get", "--raw", raw, check=False)
     return done.stdout if done.returncode == 0 else ""
 
 
 def entry(kube: Kube) -> dict[str, Any] | None:
-    """The pod in the summary, when its CPU was measured twice."""
+    """The pod in kubelet's summary, once its CPU was measured twice."""
     for each in json.loads(query(kube, "stats/summary") or '{"pods": []}')["pods"]:
         if each["podRef"]["namespace"] == kube.namespace:
             (container,) = each.get("containers") or [{}]
@@ -49,7 +49,7 @@ def names(entries: list[Sample], container: str) -> set[str]:
 
 
 def check_what_is_always_there(kube: Kube) -> dict[str, Any]:
-    """What `kubectl top`, autoscaling and evictions read; the pod in the summary."""
+    """Check what `kubectl top`, autoscaling and evictions read; returns the pod in the summary."""
     entries: dict[str, Any] = kube.until(lambda: entry(kube), "the pod's figures", PATIENCE_S)
     (container,) = entries["containers"]
     assert {"cpu", "memory", "rootfs", "logs"} <= set(container)

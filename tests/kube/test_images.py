@@ -1,4 +1,4 @@
-"""Pull secrets, and collection of images that nobody uses."""
+"""Pull secrets, and the collection of unused images."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def pods_and_reasons(kube: Kube) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_unused_images_are_collected(kube: Kube, tmp_path: Path) -> None:
-    """kubelet looks at the disk every five minutes; it finds it too full and removes what no
+    """kubelet checks the disk every five minutes; when it is too full, it removes images that no
     container uses."""
     unused = "unused.example/thing:1"
     archive = tmp_path / "unused.tar"

@@ -1,5 +1,4 @@
-"""RuntimeClasses: a pod's handler is the one that its class names, and a running server takes a new
-one."""
+"""RuntimeClasses: a pod has the handler of its class, and a running server accepts a new one."""
 
 from __future__ import annotations
 
@@ -22,7 +21,8 @@ HANDLER = "command"
 
 @pytest.fixture(scope="module")
 def handler(cluster: Cluster) -> Iterator[str]:
-    """Our own command line as another OCI runtime, and a class of its name."""
+    """A handler that runs pyrunc's own command line as an external OCI runtime, and a class with
+    its name."""
     file = cluster.node.folder / "config.toml.d" / "50-runtimes.toml"
     file.parent.mkdir()
     binary = Path(sys.executable).parent / "pyrunc"
@@ -49,7 +49,7 @@ def runtime_class(name: str) -> dict[str, Any]:
 
 
 def handlers(cluster: Cluster) -> dict[str, Any]:
-    """What kubelet says of the node's."""
+    """The handlers that kubelet reports for the node."""
     (node,) = json.loads(cluster.kubectl("get", "nodes", "-o", "json").stdout)["items"]
     return {
         each.get("name", ""): each.get("features", {}) for each in node["status"]["runtimeHandlers"]

@@ -1,4 +1,4 @@
-"""Namespaces that are shared or the host's, and the security context."""
+"""Shared and host namespaces, and the security context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person does with kubectl to a running pod: logs, exec, attach, cp, port-forward, debug."""
+"""kubectl on a running pod: logs, exec, attach, cp, port-forward, debug."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def test_exec_with_a_terminal_and_resize(kube: Kube) -> None:
 
 @pytest.mark.parametrize("origin", ["http://localhost/", "https://dashboard.example"])
 def test_exec_by_websocket_with_an_origin(kube: Kube, origin: str) -> None:
-    """As Kubernetes' conformance suite and dashboards do: the Origin is not the name that kubelet
-    calls us by."""
+    """Like Kubernetes' conformance suite and dashboards: the Origin differs from the name by which
+    kubelet calls the server."""
     kube.run(pod("p"))
     command = [("command", word) for word in ("sh", "-c", "echo through; exit 3")]
     messages = []
@@ -224,7 +224,7 @@ def port_forward(kube: Kube, kubectl: Path, target: str) -> Iterator[int]:
 
 
 def request_page(port: int) -> tuple[socket.socket, bytes]:
-    """Ask nginx for its page; the connection, which nginx closes, and the page."""
+    """Request nginx's page; returns the connection, which nginx closes, and the page."""
     client = socket.create_connection(("127.0.0.1", port), timeout=30)
     client.sendall(b"GET / HTTP/1.0\r\n\r\n")
     answer = b""

@@ -1,4 +1,4 @@
-"""`make bench-kubelet` has figures of each server, and leaves nothing of them and of the cluster."""
+"""`make bench-kubelet` measures each server, and leaves nothing of them and of the cluster."""
 
 from __future__ import annotations
 

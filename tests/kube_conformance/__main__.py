@@ -19,7 +19,7 @@ from tests.kube_conformance import cluster, suite
 
 
 def main() -> None:
-    """Parse, run, print."""
+    """Parse the arguments, run the suite, print the summary."""
     parser = argparse.ArgumentParser(prog="python -m tests.kube_conformance")
     parser.add_argument("results", type=Path)
     parser.add_argument(
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def _keep_logs(folder: Path, results: Path) -> None:
-    """What the cluster's programs said, each node's in a folder of its own."""
+    """Copy the logs of the cluster's programs, each node's into its own folder."""
     for log in folder.glob("**/log/*.log"):
         target = results / "logs" / log.parent.parent.name / log.name
         target.parent.mkdir(parents=True, exist_ok=True)

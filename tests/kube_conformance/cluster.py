@@ -15,7 +15,7 @@ from tests.support.flannel import Flannel
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[Cluster]:
-    """All of it below `folder`; nothing but files is left of it at the end."""
+    """The whole cluster, in `folder`; only files remain at the end."""
     toolchain.kubernetes()
     archives = images.archives()
     cluster = Cluster(folder, session.name("conf"), nodes=2)

@@ -1,5 +1,5 @@
-"""The images that the conformance suite asks for beside those of the node's suite, and the
-cluster's name server, made here."""
+"""The images that the conformance suite needs in addition to the node suite's, and the cluster's
+name server, made here."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _program(path: Path, name: str) -> BuiltImage:
 
 
 def picture(agnhost: BuiltImage, name: str) -> BuiltImage:
-    """An image whose files say which of the two pictures it is."""
+    """An image with a file that says which of the two pictures it is."""
     files = {
         "data.json": f'{{"image": "{name}.jpg"}}\n',
         f"{name}.jpg": name,

@@ -1,8 +1,5 @@
-"""Specs of the conformance suite that this machine cannot run whatever its runtime does, each with
-the reason.
-
-They are not started, and the summary counts them on their own.
-"""
+"""Specs of the conformance suite that this machine cannot run with any runtime, each with the
+reason. They are not started, and the summary counts them separately."""
 
 from __future__ import annotations
 
@@ -17,17 +14,17 @@ WITHOUT_CONTROLLERS: Mapping[str, str] = {"Pod InPlace Resize Container": _V1}
 
 
 def of_this_machine() -> Mapping[str, str]:
-    """Part of a spec's name -> why it cannot pass here."""
+    """Part of a spec's name -> the reason why it cannot pass on this machine."""
     controllers = Path("/sys/fs/cgroup/cgroup.controllers")
     has_them = controllers.exists() and {"cpu", "memory"} <= {*controllers.read_text().split()}
     return {} if has_them else WITHOUT_CONTROLLERS
 
 
 def reason(name: str, limits: Mapping[str, str]) -> str:
-    """Why the spec of this name cannot run; empty where it can."""
+    """The reason why the spec of this name cannot run; empty if it can."""
     return next((why for part, why in limits.items() if part in name), "")
 
 
 def skip_expression(limits: Mapping[str, str]) -> str:
-    """ginkgo's regular expression for all of them; empty where there are none."""
+    """ginkgo's regular expression for all of them; empty without any."""
     return "|".join(re.escape(part) for part in limits)

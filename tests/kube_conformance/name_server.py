@@ -1,5 +1,5 @@
-"""CoreDNS as a cluster's name server: a deployment in kube-system behind the address that kubelets
-tell pods."""
+"""CoreDNS as the cluster's name server: a deployment in kube-system with the address that kubelet
+gives to pods."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CONFIGURATION = """\
 
 
 def start(cluster: Cluster, timeout_s: float = 300) -> None:
-    """Apply it and wait until it answers its readiness probe. The cluster has the image
+    """Apply the manifests and wait for the readiness probe. The cluster must have the image
     `images.NAME_SERVER`."""
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests()})
     cluster.kubectl("apply", "-f", "-", input=text)
@@ -40,7 +40,7 @@ def start(cluster: Cluster, timeout_s: float = 300) -> None:
 
 
 def manifests() -> list[dict[str, Any]]:
-    """Account, right to read what it answers from, configuration, deployment and Service."""
+    """Account, its permissions, configuration, deployment and Service."""
     own = {"name": NAME, "namespace": NAMESPACE}
     rules = [
         {"apiGroups": [""], "resources": ["endpoints", "services", "pods", "namespaces"], "verbs": ["list", "watch"]},
@@ -71,7 +71,7 @@ def manifests() -> list[dict[str, Any]]:
 
 
 def _pod() -> dict[str, Any]:
-    """It tolerates every taint, for specs taint nodes, and no pod preempts it."""
+    """The pod tolerates every taint, because specs taint nodes, and no pod preempts it."""
     return {
         "serviceAccountName": NAME, "dnsPolicy": "Default", "priorityClassName": "system-cluster-critical",
         "tolerations": [{"operator": "Exists"}],

@@ -1,4 +1,4 @@
-"""What came of a run: ginkgo's report of it, read and summed up."""
+"""The results of a run: ginkgo's report, parsed and summed up."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _NOT_RUN = ("skipped", "pending", "")
 
 @dataclass(frozen=True)
 class Result:
-    """How each of the selected specs ended. `failed` has what it said, `limited` why it was not
-    started."""
+    """The outcome of the selected specs. `failed` has their output, `limited` the reason for not
+    starting one."""
 
     passed: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
@@ -22,7 +22,7 @@ class Result:
     not_run: list[str] = field(default_factory=list)
 
     def text(self) -> str:
-        """The summary for people: all that did not pass by name, the counts in the last line."""
+        """The summary for people: specs that did not pass by name, the counts in the last line."""
         lines = [
             *(
                 f"FAILED   {name}\n         {reason}"
@@ -37,15 +37,15 @@ class Result:
 
     @property
     def total(self) -> int:
-        """How many specs were selected."""
+        """The number of selected specs."""
         return len(self.passed) + len(self.failed) + len(self.limited) + len(self.not_run)
 
 
 def sum_up(
     selected: Iterable[str], ended: Iterable[Mapping[str, Any]], why: Callable[[str], str]
 ) -> Result:
-    """Sort the `selected` names by how they ended; `why` is the reason for not starting a spec,
-    empty where there is none."""
+    """Sort the `selected` names by outcome; `why`: the reason for not starting a spec, or an empty
+    string."""
     by_name = {ginkgo.name(spec): spec for spec in ended}
     result = Result()
     for name in selected:
@@ -63,7 +63,7 @@ def sum_up(
 
 
 def _said(spec: Mapping[str, Any]) -> str:
-    """What a spec said that skipped itself."""
+    """The message of a spec that skipped itself."""
     return " ".join(str(spec.get("Failure", {}).get("Message", "")).split())
 
 

@@ -1,5 +1,4 @@
-"""Kubernetes' conformance suite, run by ginkgo against a cluster; its own report goes into a
-folder."""
+"""Kubernetes' conformance suite, run by ginkgo against a cluster; its report goes into a folder."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ _REPORT = "ginkgo/report.json"
 
 
 def selected(focus: str, folder: Path) -> list[str]:
-    """The names of the conformance specs that the regular expression `focus` finds, all where it is
-    empty."""
+    """The names of the conformance specs that match the regular expression `focus`; all of them if
+    it is empty."""
     out = folder / "selected.json"
     program = str(toolchain.e2e() / "e2e.test")
     subprocess.run(
@@ -36,8 +35,8 @@ def selected(focus: str, folder: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Target:
-    """A cluster. `limits`: part of a spec's name -> why its nodes cannot run it; `options`: more of
-    e2e.test's command line."""
+    """A cluster. `limits`: part of a spec's name -> why its nodes cannot run it; `options`: further
+    options of e2e.test."""
 
     kubeconfig: Path
     limits: Mapping[str, str] = field(default_factory=dict)
@@ -45,7 +44,7 @@ class Target:
 
 
 def on_this_machine(cluster: Cluster) -> Target:
-    """The cluster whose nodes are namespaces here."""
+    """The cluster whose nodes are namespaces of this machine."""
     node = cluster.node
     options = (
         f"--container-runtime-endpoint=unix://{node.socket}", f"--kubelet-root-dir={node.folder}/kubelet",

@@ -1,4 +1,4 @@
-"""A handful of conformance specs, from several parts of Kubernetes, pass on two nodes: `make
+"""A handful of conformance specs from several parts of Kubernetes pass on two nodes; `make
 conformance` runs all of them."""
 
 from __future__ import annotations

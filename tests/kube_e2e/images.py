@@ -1,5 +1,5 @@
-"""The images that Kubernetes' own tests ask for, made here: the same names, the same programs, none
-of the originals' bytes."""
+"""The images that Kubernetes' own tests use, made here: the same names and programs, but no bytes
+of the originals."""
 
 from __future__ import annotations
 
@@ -84,14 +84,14 @@ def _agnhost(shell: BuiltImage, pause: BuiltImage) -> BuiltImage:
 
 
 def _path_in(layer: bytes, name: str) -> str:
-    """Where the one file of this name is."""
+    """The path of the only file with this name."""
     with tarfile.open(fileobj=io.BytesIO(layer)) as archive:
         (path,) = (path for path in archive.getnames() if path.endswith(f"/{name}"))
     return path.removeprefix("./")
 
 
 def _links(system: bytes) -> build.Files:
-    """Where packages lie below /usr: links to there, but for /bin, which is busybox's."""
+    """The links of a merged /usr (/lib -> /usr/lib), except /bin, which is busybox's."""
     links = {name: node for name, node in debian.links_of_a_system(system).items() if name != "bin"}
     return {**links, "bin/bash": build.symlink("../usr/bin/bash")} if links else {}
 

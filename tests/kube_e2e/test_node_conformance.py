@@ -1,8 +1,8 @@
-"""Kubernetes' own tests of what a node promises, `[NodeConformance]`, on a one-node cluster: every
-one of them passes.
+"""Kubernetes' own tests of a node's guarantees, `[NodeConformance]`, on a one-node cluster: every
+one passes.
 
 They are the program that Kubernetes' releases are tested with, built from its module. ginkgo runs
-several specs at a time: they wait for most of it. Their images are made here and come from the
+several specs at a time, since they mostly wait. Their images are made here and come from the
 cluster's registry.
 """
 
@@ -31,7 +31,7 @@ LOG, REPORT = "ginkgo.log", "report.json"
 
 
 def without_dummies() -> bool:
-    """Whether this kernel has no dummy network devices."""
+    """Whether this kernel lacks dummy network devices."""
     command = ["unshare", "--net", "ip", "link", "add", "dummy0", "type", "dummy"]
     return subprocess.run(command, capture_output=True, check=False).returncode != 0
 

@@ -1,5 +1,5 @@
-"""The images that the node suite's specs use beside those of `tests.kube_e2e`, made here under the
-same names."""
+"""The images that the node suite's specs use in addition to those of `tests.kube_e2e`, made here
+under the same names."""
 
 from __future__ import annotations
 

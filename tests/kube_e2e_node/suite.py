@@ -95,7 +95,7 @@ class SuiteNode(Node):
         self.locked_registry.stop()
 
     def environment(self) -> dict[str, str]:
-        """The suite's: the stand-ins for systemd come first in its PATH."""
+        """The suite's environment: the stand-ins for systemd come first in its PATH."""
         programs = self.folder / "stand-ins"
         programs.mkdir(parents=True, exist_ok=True)
         self.units.mkdir(exist_ok=True)
@@ -114,7 +114,7 @@ class SuiteNode(Node):
         ).stdout
 
     def _make_mounts(self) -> None:
-        """Starts a process in a mount namespace of its own, which holds the namespace."""
+        """Start a process that keeps a mount namespace of the node's open."""
         ready = self.folder / "mounted"
         binds = []
         for number, place in enumerate(FIXED_FOLDERS):

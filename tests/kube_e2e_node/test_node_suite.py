@@ -1,5 +1,5 @@
-"""Kubernetes' node suite, which starts and restarts a kubelet of its own: every spec that this
-machine has the means for passes."""
+"""Kubernetes' node suite, which starts and restarts a kubelet of its own: every spec that can run
+on this machine passes."""
 
 from __future__ import annotations
 

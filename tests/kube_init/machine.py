@@ -1,5 +1,5 @@
-"""A machine for `kubeadm init`, on which kubelet is started as the unit of Kubernetes' packages
-does it, for there is no systemd."""
+"""A machine for `kubeadm init`. Its kubelet is started like the unit of Kubernetes' packages starts
+it, since there is no systemd."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROXY = {
 
 
 class KubeadmMachine(Machine, Kubectl):
-    """`kubectl` reaches its cluster from outside."""
+    """A machine whose cluster `kubectl` reaches from outside."""
 
     def __init__(self, folder: Path) -> None:
         self._programs = toolchain.kubernetes()
@@ -39,7 +39,7 @@ class KubeadmMachine(Machine, Kubectl):
         self.kubeconfig = self.written("/etc") / "kubernetes/admin.conf"
 
     def up(self) -> None:
-        """Namespaces, our server, and the images that its registry would have."""
+        """Make the namespaces, start the server, and load the images that its registry would have."""
         toolchain.kubeadm()
         archives = [control_plane_images.archive(), images.busybox()]
         self.begin()
@@ -48,7 +48,8 @@ class KubeadmMachine(Machine, Kubectl):
         self.serve(archives)
 
     def kubeadm_file(self) -> Path:
-        """kubeadm's configuration with our socket, as docs/install.md has it."""
+        """Write kubeadm's configuration with the server's socket, as in docs/install.md; returns
+        its path."""
         registration = {
             "criSocket": f"unix://{self.node.socket}",
             "name": self.node.host,
@@ -71,8 +72,8 @@ class KubeadmMachine(Machine, Kubectl):
         return file
 
     def init(self, command: str) -> str:
-        """Run `kubeadm init`, and kubelet as soon as kubeadm would have its unit started. What
-        kubeadm printed."""
+        """Run `kubeadm init`, and start kubelet when kubeadm would start its unit. Returns
+        kubeadm's output."""
         words = [*shlex.split(command), "--ignore-preflight-errors=all"]
         with open(self.folder / "kubeadm.log", "w+") as log:
             running = subprocess.Popen(
@@ -96,7 +97,7 @@ class KubeadmMachine(Machine, Kubectl):
         return output
 
     def _start_kubelet(self, flags: str) -> None:
-        """As the drop-in of kubeadm's package does. `flags`: the text of
+        """Start kubelet like the drop-in of kubeadm's package. `flags`: the text of
         /var/lib/kubelet/kubeadm-flags.env."""
         match = re.search(r'KUBELET_KUBEADM_ARGS="(.*)"', flags)
         assert match, flags
@@ -106,12 +107,12 @@ class KubeadmMachine(Machine, Kubectl):
         )
 
     def pods(self, *options: str) -> list[dict[str, Any]]:
-        """None while the API server does not answer."""
+        """The pods; None while the API server does not answer."""
         done = self.kubectl("get", "pods", "-o", "json", *options, check=False)
         return list(json.loads(done.stdout)["items"]) if not done.returncode else []
 
     def until_ready(self, names: set[str], *options: str) -> None:
-        """Wait until there is a pod for each of these beginnings of names, and all pods are ready."""
+        """Wait until a pod's name begins with each of these, and all pods are ready."""
 
         def ready() -> bool:
             pods = self.pods(*options)
@@ -127,12 +128,12 @@ class KubeadmMachine(Machine, Kubectl):
             raise AssertionError(f"not ready: {sorted(names)}\n{seen}\n{self.node.kubelet.tail()}")
 
     def down(self) -> None:
-        """Leave nothing but files."""
+        """End everything and leave only files."""
         self.node.kubelet.stop()
         self.node.stop()
 
 
 def has_become_ready(pod: dict[str, Any]) -> bool:
-    """Its condition."""
+    """Whether the pod's Ready condition is true."""
     conditions = {each["type"]: each["status"] for each in pod["status"].get("conditions", [])}
     return conditions.get("Ready") == "True"

@@ -1,4 +1,4 @@
-"""What the tests look at: the nodes' pods, and the kernel's own tables in each node's namespace."""
+"""What the tests read: the nodes' pods, and the kernel's tables in each node's namespace."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ class Hosts:
         return self.flannel.cluster.nodes
 
     def pairs(self) -> list[tuple[AnyNode, AnyNode]]:
-        """Both ways between the two nodes."""
+        """Both directions between the two nodes."""
         first, second = self.nodes
         return [(first, second), (second, first)]
 
     def address(self, node: AnyNode) -> str:
-        """The node's pod's address."""
+        """The address of the node's pod."""
         return str(self.pods[node.host]["status"]["podIP"])
 
     def addresses(self, node: AnyNode) -> set[str]:
-        """Its addresses of all families."""
+        """The pod's addresses of both families."""
         return {str(entry["ip"]) for entry in self.pods[node.host]["status"]["podIPs"]}
 
     def address6(self, node: AnyNode) -> str:
-        """Its address of the second family."""
+        """The pod's address of the second family."""
         first, second = (entry["ip"] for entry in self.pods[node.host]["status"]["podIPs"])
         assert first == self.address(node)
         return str(second)
 
     def subnet(self, node: AnyNode) -> IPv4Network:
-        """The node's range as the controller manager gave it out."""
+        """The node's pod CIDR from the controller manager."""
         range_of_node = ip_network(self.flannel.cluster.pod_range(node))
         assert isinstance(range_of_node, IPv4Network)
         return range_of_node
 
     def fetch(self, node: AnyNode, url: str) -> str:
-        """What the node's pod gets from `url`. (With -T Debian's static wget ends in a segmentation
-        fault.)"""
+        """The answer to a request for `url` from the node's pod. (With -T Debian's static wget
+        crashes.)"""
         return self.kube.sh(f"web{node.number}", f"timeout 10 wget -qO- http://{url}")
 
 
@@ -70,7 +70,7 @@ def link_names(node: AnyNode) -> set[str]:
 
 
 def ports(node: AnyNode, bridge: str = "cni0") -> list[str]:
-    """The links that are enslaved to the node's bridge."""
+    """The links on the node's bridge."""
     return [link["ifname"] for link in links(node, "master", bridge)]
 
 
@@ -80,7 +80,7 @@ def routes(node: AnyNode) -> dict[str, dict[str, Any]]:
 
 
 def forwarding(node: AnyNode, device: str) -> dict[str, str]:
-    """Hardware address -> tunnel's far end, of the forwarding table of a VXLAN."""
+    """The forwarding table of a VXLAN: hardware address -> far end of the tunnel."""
     found = _table(node, f"bridge -j fdb show dev {device}")
     return {entry["mac"]: entry["dst"] for entry in found if "dst" in entry}
 
@@ -95,7 +95,7 @@ def neighbours(node: AnyNode, device: str) -> dict[str, str]:
 
 
 def leases(node: AnyNode) -> set[str]:
-    """The addresses that our host-local has given out for flannel's network."""
+    """The addresses that host-local has leased in flannel's network."""
     names = node.output(f"find {node.folder}/leases/cbr0 -type f -printf '%f\\n'").split()
     return {name for name in names if name.startswith(("10.", "fd77:"))}
 

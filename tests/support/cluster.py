@@ -1,10 +1,10 @@
-"""A real Kubernetes on our CRI server: a control plane and one or more nodes with kubelet, in
+"""A real Kubernetes on pyrunc servers: a control plane and one or more nodes with kubelet, in
 namespaces of this machine, with two registries on the first node.
 
 As a program (`make kube`): `python -m tests.support.cluster up|down FOLDER`, one node. Nodes have
-the addresses 198.18.77.1 and on, reached from here through a switch; docker.io and registry.k8s.io
-are mirrored by `hosts.toml` to the registry at 198.18.77.1:5002, and 127.0.0.1:5001 of the first
-node demands a password.
+the addresses 198.18.77.1 and following, reached through a switch; docker.io and registry.k8s.io are
+mirrored by `hosts.toml` to the registry at 198.18.77.1:5002, and 127.0.0.1:5001 of the first node
+requires a password.
 """
 
 from __future__ import annotations
@@ -45,12 +45,10 @@ USER, PASSWORD = "puller", "s3cret-of-the-test"
 
 
 class Cluster(Kubectl):
-    """The control plane and `nodes` nodes, the first of which is `node` and runs the control plane
-    too.
+    """The control plane and `nodes` nodes; the first one is `node` and runs the control plane.
 
-    `folder` holds everything; `kubeconfig` is usable from outside the nodes. A single node shares
-    this machine's mounts. `kinds` are the nodes' classes, where they have other servers than ours.
-    """
+    `folder` holds all files; `kubeconfig` is usable from outside the nodes. A single node shares
+    this machine's mounts. `kinds`: the nodes' classes, where their servers are not pyrunc's."""
 
     def __init__(
         self,
@@ -78,9 +76,8 @@ class Cluster(Kubectl):
         locked_images: Sequence[Path] = (),
         network: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start it all; the nodes are Ready when this returns, or would be but for an empty
-        `network`. By default pods are on a bridge with the addresses that kubelet says.
-        """
+        """Start the cluster; returns when the nodes are Ready, or would be but for an empty
+        `network`. By default pods are on a bridge with the pod CIDRs from kubelet."""
         self.bin = toolchain.kubernetes()
         self._make_nodes()
         self._start_registries(images, locked_images)
@@ -98,13 +95,13 @@ class Cluster(Kubectl):
             self.await_nodes()
 
     def await_nodes(self, timeout_s: float = 300) -> None:
-        """Until all nodes are Ready."""
+        """Wait until all nodes are Ready."""
         for node in self.nodes:
             self.wait_for(f"{node.host} Ready", lambda n=node: self.is_ready(n), timeout_s)  # type: ignore[misc]
 
     def down(self) -> None:
-        """End it all and leave nothing: pods, kubelet's mounts, programs, the network namespace,
-        the folder's sockets."""
+        """End the cluster and leave only files: no pods, mounts of kubelet, programs, network
+        namespace or sockets."""
         for node in self.nodes:
             node.kubelet.stop()
         self.control.stop()
@@ -115,8 +112,7 @@ class Cluster(Kubectl):
         self._switch.remove()
 
     def start_kubelet(self, node: Node | None = None, **changes: object) -> None:
-        """Start a node's kubelet, the first one's unless another is named; used again after a test
-        killed it."""
+        """Start a node's kubelet, by default the first node's; also after a test has killed it."""
         node = node or self.node
         node.start_kubelet(
             self.bin / "kubelet", self.control.pki, self.control.node_kubeconfig(node), **changes
@@ -128,8 +124,7 @@ class Cluster(Kubectl):
         self.start_kubelet(None, **changes)
 
     def wait_for(self, what: str, condition: Callable[[], object], timeout_s: float) -> None:
-        """Until `condition()`; when it does not come true the error shows what all programs said
-        last."""
+        """Wait for `condition()`; on a timeout the error shows the last output of all programs."""
         if wait_until(condition, timeout_s, 0.25):
             return
         programs = {**self.programs}
@@ -139,7 +134,7 @@ class Cluster(Kubectl):
         raise RuntimeError(f"{what}: not there after {timeout_s:.0f} s\n{logs}")
 
     def _make_nodes(self) -> None:
-        """Folders, the switch, the nodes' namespaces."""
+        """Make the folders, the switch and the nodes' namespaces."""
         for node in self.nodes:
             node.folder.mkdir(parents=True, exist_ok=True)
         self._switch.make()
@@ -168,8 +163,7 @@ class Cluster(Kubectl):
 
 
 def main(arguments: list[str]) -> None:
-    """`up FOLDER` makes images and a cluster, and says how to use it; `down FOLDER` takes all of it
-    back."""
+    """`up FOLDER` makes images and a cluster, and prints how to use it; `down FOLDER` removes both."""
     if len(arguments) != 2 or arguments[0] not in ("up", "down"):
         sys.exit("usage: python -m tests.support.cluster up|down FOLDER")
     folder = Path(arguments[1]).absolute()

@@ -1,4 +1,4 @@
-"""A cluster's control plane from nothing: certificates, kubeconfigs, etcd, API server, controller
+"""A cluster's control plane from scratch: certificates, kubeconfigs, etcd, API server, controller
 manager, scheduler."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ POD_RANGE, POD_RANGE6, SERVICE_RANGE = "10.244.0.0/16", "fd77:244::/48", "10.96.
 
 
 class ControlPlane:
-    """The programs, run in the namespaces of `node`. `folder` holds their files,
-    `folder/kubeconfig` is for outside."""
+    """The programs, run in the namespaces of `node`. `folder` holds their files;
+    `folder/kubeconfig` is for clients outside the node."""
 
     def __init__(self, folder: Path, node: Node) -> None:
         self.folder, self._node, self.pki = folder, node, folder / "pki"
@@ -25,11 +25,11 @@ class ControlPlane:
         self.programs = {name: Program(name, folder / "log") for name in PROGRAMS}
 
     def node_kubeconfig(self, node: Node) -> Path:
-        """What kubelet and other programs of a node use."""
+        """The kubeconfig of kubelet and other programs of a node."""
         return self.folder / f"{node.host}.kubeconfig"
 
     def make_certificates(self, nodes: Sequence[Node]) -> None:
-        """One authority, a certificate for the API server, for the administrator and for each node,
+        """Make one authority; certificates for the API server, the administrator and each node;
         kubeconfigs."""
         authority = Authority(self.pki)
         authority.make()
@@ -40,7 +40,7 @@ class ControlPlane:
             authority.write_kubeconfig(self.node_kubeconfig(node), node.host, f"{NODE_IP}:6443")
 
     def start_storage(self, programs: Path) -> None:
-        """etcd and the API server; that one does not answer at once."""
+        """Start etcd and the API server, which does not answer at once."""
         pki, folder = self.pki, self.folder
         etcd, peer = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
         self._start(
@@ -62,8 +62,7 @@ class ControlPlane:
         )  # fmt: skip
 
     def start_controllers(self, programs: Path) -> None:
-        """The controller manager, which gives each node its range of pod addresses, and the
-        scheduler."""
+        """Start the controller manager, which assigns each node its pod CIDRs, and the scheduler."""
         own = str(self.node_kubeconfig(self._node))
         self._start(
             programs / "kube-controller-manager", "--kubeconfig", own, "--service-account-private-key-file", f"{self.pki}/sa.key",
@@ -73,7 +72,7 @@ class ControlPlane:
         self._start(programs / "kube-scheduler", "--kubeconfig", own, "--leader-elect=false")
 
     def stop(self) -> None:
-        """End the programs, the first last."""
+        """End the programs in reverse order."""
         for name in reversed(PROGRAMS):
             self.programs[name].stop()
 

@@ -32,11 +32,8 @@ POD_SUBNETS = ("10.244.0.0/24", "fd77:244::/64")
 
 
 def bridge_network(leases: Path, subnets: Iterable[str] = POD_SUBNETS[:1]) -> dict[str, Any]:
-    """The network of a node that is alone: a bridge which no other node reaches. Without `subnets`
-    kubelet says them.
-
-    The default is IPv4 alone, as the peer of the benchmarks has it.
-    """
+    """The network of a single node: a bridge that no other node reaches. Without `subnets` it takes
+    kubelet's pod CIDRs. The default is IPv4 only, like the peer of the benchmarks."""
     ranges = [[{"subnet": subnet}] for subnet in subnets]
     ipam = {"type": "host-local", "dataDir": str(leases), **({"ranges": ranges} if ranges else {})}
     bridge = {
@@ -48,13 +45,14 @@ def bridge_network(leases: Path, subnets: Iterable[str] = POD_SUBNETS[:1]) -> di
 
 
 class Switch:
-    """A network namespace with a bridge, and this machine plugged into it as `OUTSIDE_IP`."""
+    """A network namespace with a bridge, to which this machine is connected as `OUTSIDE_IP`."""
 
     def __init__(self, name: str) -> None:
         self.name, self._outside = f"{name}-switch", f"{name[:12]}-up"
 
     def make(self) -> None:
-        """The namespace and the machine's plug. Its end there is up before anybody plugs in."""
+        """Make the namespace and the machine's link, whose end in it is up before any node is
+        connected."""
         _run("ip netns add", self.name)
         _run("ip -n", self.name, "link add nodes type bridge")
         _run("ip -n", self.name, "link set nodes up")
@@ -64,7 +62,7 @@ class Switch:
         _run("ip link set", self._outside, "up")
 
     def remove(self) -> None:
-        """Take back `make`; all plugs go with the namespace."""
+        """Undo `make`; all links end with the namespace."""
         subprocess.run(["ip", "link", "del", self._outside], check=False, capture_output=True)
         subprocess.run(["ip", "netns", "del", self.name], check=False, capture_output=True)
 
@@ -108,14 +106,14 @@ class Node:
         self.switch: Switch | None = None
 
     def inside(self, *command: str) -> list[str]:
-        """`command` run in the node's namespaces; nsenter leaves /sys as it is, `ip netns exec`
-        would not."""
+        """The command line that runs `command` in the node's namespaces. nsenter keeps /sys as it
+        is; `ip netns exec` would not."""
         pid = self.mounts.pid
         own = [f"--mount=/proc/{pid}/ns/mnt"] if pid else []
         return ["nsenter", f"--net=/run/netns/{self.name}", *own, *command]
 
     def output(self, command: str) -> str:
-        """What a command that is run in the node prints; it must succeed."""
+        """The output of a command in the node; it must succeed."""
         return subprocess.run(
             self.inside(*shlex.split(command)), capture_output=True, text=True, check=True
         ).stdout
@@ -123,8 +121,8 @@ class Node:
     # ---- namespaces
 
     def make_network(self, switch: Switch | None = None) -> None:
-        """The namespace, its loopback, and a plug in `switch`; without one the node gets a switch
-        of its own."""
+        """Make the namespace with loopback, and connect it to `switch`; without one the node gets
+        its own."""
         if switch is None:
             self.switch = switch = Switch(self.name)
             switch.make()
@@ -133,14 +131,13 @@ class Node:
         switch.plug(self.name, self.host, self.address, self.address6)
 
     def remove_network(self) -> None:
-        """Take back `make_network`; the links go with the namespaces."""
+        """Undo `make_network`; the links end with the namespaces."""
         subprocess.run(["ip", "netns", "del", self.name], check=False, capture_output=True)
         if self.switch is not None:
             self.switch.remove()
 
     def make_mounts(self, hidden: Iterable[Path]) -> None:
-        """A mount namespace of the node's own, whose mounts nobody else sees, with nothing in the
-        folders `hidden`."""
+        """Make a private mount namespace for the node, with nothing in the folders `hidden`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         hide = [f"mount -t tmpfs -o ro,size=4k hidden {shlex.quote(str(path))}" for path in hidden]
         script = " && ".join(
@@ -159,7 +156,8 @@ class Node:
     # ---- server
 
     def write_configuration(self, network: Mapping[str, Any] | None = None) -> None:
-        """CNI (an empty `network`: none for now), registries and the server's own file."""
+        """Write CNI's configuration (an empty `network`: none yet), the registries' and the
+        server's."""
         self.write_network(bridge_network(self.folder / "leases") if network is None else network)
         for host, mirror in (
             ("docker.io", REGISTRY),
@@ -178,7 +176,7 @@ class Node:
         )
 
     def write_network(self, network: Mapping[str, Any]) -> None:
-        """The node's CNI configuration, in place from one moment to the next."""
+        """Replace the node's CNI configuration atomically."""
         folder = self.folder / "net.d"
         folder.mkdir(parents=True, exist_ok=True)
         if network:
@@ -188,10 +186,9 @@ class Node:
     def launch_server(
         self, boot_id: str = "", environment: Mapping[str, str] | None = None
     ) -> None:
-        """Start `pyrunc-cri serve` and do not wait. With `boot_id` it believes in another boot of
-        the machine: it runs in a mount namespace where the kernel's file reads so. `environment` is
-        added to ours.
-        """
+        """Start `pyrunc-cri serve` without waiting. With `boot_id` the server sees another boot of
+        the machine: it runs in a mount namespace where the kernel's file has that content.
+        `environment` is added to the test's."""
         command = [
             *installed("pyrunc-cri"), "serve", "--listen", f"unix://{self.socket}", "--root", f"{self.folder}/root", "--state", f"{self.folder}/state",
             *(("--cni-conf-dir", f"{self.folder}/net.d", "--cni-bin-dir", f"{self.folder}/cni-bin") if self.own_network else ()),
@@ -206,7 +203,7 @@ class Node:
         self.server.start(self.inside(*command), environment=environment)
 
     def start_server(self, boot_id: str = "", environment: Mapping[str, str] | None = None) -> None:
-        """As `launch_server`; it answers when this returns."""
+        """Start the server like `launch_server`; returns when it answers."""
         self.launch_server(boot_id, environment)
         answered = wait_until(
             lambda: not self.server.pid or self.answers(), 180
@@ -215,7 +212,7 @@ class Node:
             raise RuntimeError(f"the CRI server does not answer:\n{self.server.tail()}")
 
     def stop_server(self) -> None:
-        """End the server, and its keeper, which outlives servers."""
+        """End the server and its keeper, which outlives servers."""
         self.server.stop()
         end_keeper(self.folder / "state")
 
@@ -246,7 +243,7 @@ class Node:
         subprocess.run(command, check=True, capture_output=True)
 
     def kill_everything(self) -> None:
-        """What a reboot does: neither keeper nor shim nor a process of a container is left."""
+        """Kill keeper, shims and all processes of containers, as a reboot does."""
         self.server.stop(signal.SIGKILL)
         end_keeper(self.folder / "state", signal.SIGKILL)
         for record in (self.folder / "state" / "sandboxes").glob("*/shim.json"):
@@ -273,7 +270,7 @@ class Node:
     # ---- kubelet
 
     def start_kubelet(self, program: Path, pki: Path, kubeconfig: Path, **changes: object) -> None:
-        """Start kubelet against our socket, with `changes` to its configuration."""
+        """Start kubelet with the server's socket and `changes` to its configuration."""
         configuration = {**self._kubelet_configuration(pki), **changes}
         (self.folder / "manifests").mkdir(exist_ok=True)
         (self.folder / "kubelet.yaml").write_text(json.dumps(configuration))
@@ -306,7 +303,7 @@ class Node:
     # ---- the end
 
     def stop(self) -> None:
-        """End server, pods and mounts, and leave nothing but files. Kubelet has ended before."""
+        """End server, pods and mounts, and leave only files. kubelet must have ended before."""
         if self.server.pid:
             if self.answers():
                 self.remove_everything()
@@ -317,14 +314,14 @@ class Node:
         self.remove_network()
 
     def _remove_pods_group(self) -> None:
-        """The server leaves the parent of all pods where it made it. What is not empty stays, for
-        the ledger to tell."""
+        """Remove the parent cgroup of all pods, which the server leaves. If it is not empty it
+        stays, and the ledger reports it."""
         if self.pods_group:
             with contextlib.suppress(OSError):
                 os.rmdir(ledger.cgroup_root() + self.pods_group)
 
     def _unmount_kubelet(self) -> None:
-        """kubelet leaves its tmpfs volumes mounted when it ends."""
+        """Unmount the tmpfs volumes that kubelet leaves when it ends."""
         prefix = f"{self.folder}/"
         points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
         for point in sorted((p for p in points if p.startswith(prefix)), reverse=True):
@@ -332,5 +329,5 @@ class Node:
 
 
 def _run(*words: str) -> None:
-    """A command; its words may hold several, separated by spaces."""
+    """Run a command; a word may hold several, separated by spaces."""
     subprocess.run(" ".join(words).split(), check=True)

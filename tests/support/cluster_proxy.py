@@ -1,4 +1,4 @@
-"""kube-proxy on a cluster's nodes, with nftables: what gives Services their addresses."""
+"""kube-proxy on a cluster's nodes, with nftables: it implements the addresses of Services."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.processes import Program
 
 
 class Proxies:
-    """One kube-proxy for each node. Its rules stay with the node's network namespace."""
+    """One kube-proxy per node. Its rules end with the node's network namespace."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self._program = cluster, toolchain.kube_proxy()
@@ -21,7 +21,8 @@ class Proxies:
         }
 
     def start(self) -> None:
-        """In the nodes' namespaces; conntrack's limits are the machine's and stay as they are."""
+        """Start them in the nodes' namespaces; conntrack's limits belong to the machine and stay
+        unchanged."""
         for node in self.cluster.nodes:
             self._running[node.host].start(
                 node.inside(

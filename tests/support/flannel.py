@@ -40,7 +40,7 @@ def programs() -> Path:
 
 
 def _build_daemon(out: Path) -> None:
-    """One of its backends is C. The program is called like its module."""
+    """Build flanneld; one of its backends is C. The program has the module's name."""
     module = "github.com/flannel-io/flannel"
     requirements = f"{module}@{FLANNEL} github.com/tencentcloud/tencentcloud-sdk-go/tencentcloud/common@{_TENCENT}"
     program = out / "daemon"
@@ -50,7 +50,7 @@ def _build_daemon(out: Path) -> None:
 
 
 def daemon_settings(backend: str) -> dict[str, Any]:
-    """What flanneld reads, for IPv4."""
+    """flanneld's configuration, for IPv4."""
     return {
         "Network": POD_RANGE,
         "EnableIPv4": True,
@@ -82,8 +82,8 @@ class Flannel:
         cluster.programs |= {f"{host}: flanneld": daemon for host, daemon in self.daemons.items()}
 
     def install(self, node: Node) -> None:
-        """The plugin's executable and the daemon's configuration. The plugin finds ours where the
-        server put them."""
+        """Write the plugin's executable and the daemon's configuration. The plugin finds pyrunc's
+        plugins where the server has installed them."""
         executables, own = node.folder / "cni-bin", node.folder / "flannel"
         for folder in (executables, own):
             folder.mkdir(parents=True)
@@ -92,8 +92,8 @@ class Flannel:
         (own / "net-conf.json").write_text(json.dumps(settings))
 
     def start(self) -> None:
-        """The daemons, which want to find their nodes' ranges, then the nodes' CNI configuration,
-        which makes them Ready."""
+        """Start the daemons, which need their nodes' pod CIDRs, then write the nodes' CNI
+        configuration, which makes them Ready."""
         for node in self.cluster.nodes:
             has_range = functools.partial(self.cluster.pod_range, node)
             self.cluster.wait_for(f"{node.host}'s range", has_range, 60)
@@ -105,7 +105,7 @@ class Flannel:
         self.cluster.await_nodes()
 
     def start_daemon(self, node: Node) -> None:
-        """flanneld in the node's namespaces."""
+        """Start flanneld in the node's namespaces."""
         own = node.folder / "flannel"
         self.daemons[node.host].start(
             node.inside(

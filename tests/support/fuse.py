@@ -1,5 +1,5 @@
-"""A file system of the test's own, in a thread: a folder with one file. It can stop to answer, as a
-server of NFS that is gone does, and counts what is asked of it.
+"""A file system of the test, in a thread: a folder with one file. It can stop answering, like an
+NFS server that is gone, and counts its requests.
 
 Source: Linux, include/uapi/linux/fuse.h.
 """
@@ -34,7 +34,7 @@ MNT_DETACH = 2
 
 
 class Volume:
-    """Mounted at `path` while inside. Nothing of it is cached, so each look at it is a request."""
+    """Mounted at `path` during the block. Nothing is cached, so each lookup is a request."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -60,13 +60,13 @@ class Volume:
         self.path.rmdir()
 
     def hang(self, after_looks: int = 0) -> None:
-        """Answer no more, but for so many questions of what is there."""
+        """Stop answering, except for a number of lookups."""
         with self._lock:
             self._looks_left = after_looks
             self.requests.clear()
 
     def answer(self) -> None:
-        """Answer again, first of all what was asked meanwhile."""
+        """Answer again, the waiting requests first."""
         with self._lock:
             self._looks_left = None
             held, self._held = self._held, []
@@ -75,7 +75,7 @@ class Volume:
 
     @property
     def held(self) -> int:
-        """How many requests wait for an answer."""
+        """The number of requests that wait for an answer."""
         return len(self._held)
 
     def _serve(self) -> None:

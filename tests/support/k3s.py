@@ -1,8 +1,8 @@
-"""k3s, built from its Go module into the cache: the program that its release carries inside, which
-is server, agent and, by that name, kubectl.
+"""k3s, built from its Go module into the cache: the program inside its release, which is server,
+agent and, by that name, kubectl.
 
-`python -m tests.support.k3s` builds and prints where it is. The release's other programs, its CNI
-plugins among them, are not of this module.
+`python -m tests.support.k3s` builds it and prints its folder. The release's other programs, such as
+its CNI plugins, are not in this module.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ def programs() -> Path:
 
 
 def _build(out: Path) -> None:
-    """In the module's own folder, which is not written to: what it requires and replaces counts for
-    a main module only. Its storage, sqlite, is C.
-    """
+    """Build in the module's own folder, without writing to it: its requires and replaces apply only
+    to a main module. Its storage, sqlite, is C."""
     folder = toolchain.cache() / "src" / "k3s"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "go.mod").write_text("module k3sbuild\n")

@@ -1,6 +1,5 @@
-"""A cluster that `kubeadm join` can join: what `kubeadm init` leaves in its API server, and what
-Kubernetes' packages have on a machine that is to become a node.
-"""
+"""A cluster for `kubeadm join`: what `kubeadm init` leaves in its API server, and what Kubernetes'
+packages install on a machine that becomes a node."""
 
 from __future__ import annotations
 
@@ -60,12 +59,12 @@ systemctl enable -q kubelet
 
 
 def install_packages(guest: Guest) -> None:
-    """Kubernetes' packages on a guest with the disks `kubernetes` and `kubeadm`."""
+    """Install Kubernetes' packages on a guest with the disks `kubernetes` and `kubeadm`."""
     guest.ssh(PACKAGES)
 
 
 class Cluster:
-    """The control plane on this side, as its administrator has it."""
+    """The control plane on this side, with its administrator's access."""
 
     def __init__(self, control: GuestControlPlane) -> None:
         self.folder = control.folder
@@ -78,7 +77,7 @@ class Cluster:
         }
 
     def run(self, script: str) -> str:
-        """A script on the control plane. Raises AssertionError with its output when it fails."""
+        """Run a script on the control plane. Raises AssertionError with its output when it fails."""
         done = subprocess.run(
             ["sh", "-ec", script],
             env=self._environment,
@@ -92,8 +91,8 @@ class Cluster:
         return done.stdout
 
     def prepare(self) -> None:
-        """The phases of `kubeadm init` that nodes depend on. The cluster's address is the one that
-        guests see."""
+        """Run the phases of `kubeadm init` that nodes depend on. The cluster's address is the one
+        that guests reach."""
         config = self.folder / "kubeadm.yaml"
         config.write_text(_documents())
         for phase in ("upload-config all", "bootstrap-token"):
@@ -101,7 +100,7 @@ class Cluster:
         self._publish_address()
 
     def _publish_address(self) -> None:
-        """In cluster-info, where kubeadm has put the administrator's."""
+        """Put that address into cluster-info, where kubeadm has put the administrator's."""
         kubeconfig = self.run(
             "kubectl -n kube-public get configmap cluster-info -o 'jsonpath={.data.kubeconfig}'"
         )

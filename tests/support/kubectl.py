@@ -1,4 +1,4 @@
-"""What can be asked about a cluster with kubectl from this side, wherever its nodes are."""
+"""Queries of a cluster with kubectl from this side, wherever its nodes are."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Kubectl:
         return self.kubectl("get", "node", node.host, "-o", path, check=False).stdout == "True"
 
     def pod_range(self, node: Hosted) -> str:
-        """The node's range of pod addresses, empty as long as it has none."""
+        """The node's pod CIDR; empty until it has one."""
         return self.kubectl(
             "get", "node", node.host, "-o", "jsonpath={.spec.podCIDR}", check=False
         ).stdout

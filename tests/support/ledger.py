@@ -1,17 +1,17 @@
-"""What a test may leave behind, counted: one snapshot before, one after, and the difference is a
-leak.
+"""Counts what a test leaves behind: a snapshot before and one after; the difference is a leak.
 
-Always: descriptors and children of the test's process, and what is the session's own, whatever else
-the machine does meanwhile: processes with the session's mark in their environment or in the name of
-their cgroup, and all that descend from these; mounts in folders of the session; network namespaces,
-links and cgroups with the mark in their names. A process is known again by its pid and start time;
-its name may change in between (a zygote takes its own after execve).
+Always counted: descriptors and children of the test's process, and objects of this session:
+processes with the session's mark in their environment or in the name of their cgroup, and their
+descendants; mounts in folders of the session; network namespaces, links and cgroups with the mark
+in their names. A process is identified by pid and start time; its name may change in between (a
+zygote changes its own after execve).
 
-With `PYRUNC_LEDGER=machine`, CI's way, all that belongs to the machine counts, whoever made it:
-also a leak under a name that nobody meant, nftables with their elements, and every process that
-runs one of our programs. Nothing else may then work on the machine but another worker of the same
-run, which counts what bears its mark itself (`tests/support/schedule.py`). State entries are
-counted for the folders that a test names.
+With `PYRUNC_LEDGER=machine`, as in CI, all objects of the machine count: also a leak under an
+unexpected name, nftables with their elements, and every process that runs one of the project's
+programs. Nothing else may work on the machine then but other workers of the same run, which count
+the objects with their own mark (`tests/support/schedule.py`).
+
+State entries are counted for the folders that a test names.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _PF_KTHREAD = 0x00200000  # include/linux/sched.h
 
 @dataclass
 class Ledger:
-    """One snapshot: the kind of thing -> what each is known by -> how it is told."""
+    """One snapshot: kind of object -> key of each -> its description."""
 
     entries: Entries = field(default_factory=dict)
     of_machine: bool = True
 
     def leaks(self, earlier: Ledger) -> list[str]:
-        """What is here and was not there, a line each."""
+        """New objects since `earlier`, a line each."""
         return [
             f"{kind}: {words}"
             for kind, entries in sorted(self.entries.items())
@@ -54,7 +54,8 @@ class Ledger:
 
 
 def take(folders: Iterable[Path] = (), *, of_machine: bool = True) -> Ledger:
-    """Count now; without `of_machine` only what is the session's own, whatever PYRUNC_LEDGER says."""
+    """Take a snapshot; without `of_machine` only of the session's objects, whatever PYRUNC_LEDGER
+    says."""
     there = processes()
     entries: Entries = {
         "descriptor": _by_name(descriptors()),
@@ -80,13 +81,13 @@ def take(folders: Iterable[Path] = (), *, of_machine: bool = True) -> Ledger:
 
 
 def counts_the_machine() -> bool:
-    """`PYRUNC_LEDGER=machine` says so; where the variable is not set, CI does."""
+    """Whether all objects of the machine count: `PYRUNC_LEDGER=machine`, or CI without that
+    variable."""
     return os.environ.get("PYRUNC_LEDGER", "machine" if os.environ.get("CI") else "") == "machine"
 
 
 def settle(earlier: Ledger, folders: Iterable[Path] = (), timeout_s: float = 20.0) -> list[str]:
-    """The leaks that are still there when the kernel had `timeout_s` to finish what it does in the
-    background."""
+    """The leaks that remain after the kernel has had `timeout_s` to finish its background work."""
     folders, deadline = list(folders), time.monotonic() + timeout_s
     while True:
         leaks = take(folders, of_machine=earlier.of_machine).leaks(earlier)
@@ -96,8 +97,8 @@ def settle(earlier: Ledger, folders: Iterable[Path] = (), timeout_s: float = 20.
 
 
 def descriptors() -> set[str]:
-    """`number -> target` of this process, without what listing them opens and the launcher's copy,
-    made once and kept."""
+    """`number -> target` of this process, except those of this listing and the launcher's copy,
+    made once and cached."""
     targets = set()
     for number in _listing("/proc/self/fd"):
         try:
@@ -120,12 +121,8 @@ def children() -> dict[str, str]:
 
 
 def own_processes(there: Processes) -> dict[str, str]:
-    """This session's processes, wherever they ended up, without this one: those that bear its mark,
-    and their descendants.
-
-    A process of a container has the environment that its image says: it is known by its cgroup or
-    its parents.
-    """
+    """This session's other processes, in any cgroup: those with its mark, and their descendants. A
+    container's process has its image's environment, so its cgroup or its parents identify it."""
     own = {pid for pid in there if _bears_the_mark(pid)}
     names: dict[str, str] = {}
     for pid, process in there.items():
@@ -139,8 +136,8 @@ def own_processes(there: Processes) -> dict[str, str]:
 
 
 def our_processes(there: Processes) -> dict[str, str]:
-    """Processes that run one of our programs, by executable or command line, but for those of
-    another worker of this run."""
+    """Processes that run one of the project's programs, by executable or command line, except those
+    of another worker of this run."""
     names: dict[str, str] = {}
     others: set[str] | None = None
     for pid, process in there.items():
@@ -164,7 +161,7 @@ def our_processes(there: Processes) -> dict[str, str]:
 
 
 def _of_other_workers(there: Processes) -> set[str]:
-    """The other workers of a run with several, and what bears their marks. What they fork bears the
+    """The other workers of a parallel run, and processes with their marks. A fork of theirs has the
     mark of all workers."""
     workers: set[str] = set()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -182,7 +179,7 @@ def _of_other_workers(there: Processes) -> set[str]:
 
 
 def _first_above(pid: str, pids: Container[str], there: Processes) -> str:
-    """This process, or the first above it, that is wanted; empty if none is."""
+    """This process or its nearest ancestor that is in `pids`; empty if there is none."""
     line = [pid]
     while (
         line[-1] not in pids and line[-1] in there and (above := there[line[-1]].parent) not in line
@@ -197,7 +194,7 @@ def _bears_the_mark(pid: str) -> bool:
 
 
 def _cgroup_of(pid: str) -> str:
-    """The lines of its groups, which a zombie has still; empty for what is gone."""
+    """The lines of its cgroups, which also a zombie has; empty for a process that is gone."""
     try:
         return Path(f"/proc/{pid}/cgroup").read_text()
     except OSError:
@@ -205,7 +202,7 @@ def _cgroup_of(pid: str) -> str:
 
 
 def _mark_of(pid: str) -> str:
-    """The mark in the environment that the process was started with; empty where there is none."""
+    """The mark in the environment at the process's start; empty without one."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             _, name, rest = file.read().partition(f"{session.VARIABLE}=".encode())
@@ -215,11 +212,8 @@ def _mark_of(pid: str) -> str:
 
 
 def mounts() -> set[str]:
-    """Mount points of this mount namespace with their type and source.
-
-    Not /run/netns itself, which the first `ip netns add` of a machine's life binds onto itself for
-    good.
-    """
+    """Mount points of this mount namespace with type and source. Excludes /run/netns itself, which
+    the first `ip netns add` of a machine's life binds onto itself forever."""
     lines = set()
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         left, _, right = line.partition(" - ")
@@ -230,8 +224,8 @@ def mounts() -> set[str]:
 
 
 def cgroups() -> set[str]:
-    """Every group of the v2 tree, but for the server's default parent of all pods, which stays once
-    it was made."""
+    """Every cgroup of the v2 tree, except the server's default parent of all pods, which stays once
+    made."""
     root = cgroup_root()
     return {f"{base}/{name}" for base, names, _ in os.walk(root) for name in names} - {
         f"{root}/pyrunc"
@@ -244,7 +238,7 @@ def cgroup_root() -> str:
 
 
 def nftables() -> set[str]:
-    """The ruleset without its counters, a line each, with the place where the line stands."""
+    """The ruleset without its counters, one entry per line, with its position."""
     listing = subprocess.run(
         ["nft", "--stateless", "list", "ruleset"], capture_output=True, text=True, check=False
     ).stdout
@@ -267,7 +261,7 @@ def _is_own(name: str) -> bool:
 
 
 def _is_no_others(name: str) -> bool:
-    """Whether it is not one that another worker of this run counts."""
+    """Whether no other worker of this run counts it."""
     in_other_folder = any(folder in name for folder in OTHER_FOLDERS) and not any(
         f in name for f in FOLDERS
     )
@@ -280,7 +274,7 @@ def _by_name(names: Iterable[str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What /proc/PID/stat says."""
+    """The fields of /proc/PID/stat."""
 
     pid: str
     name: str
@@ -289,7 +283,7 @@ class Process:
     since: str
 
     def labels(self) -> dict[str, str]:
-        """Known by its start, so that a pid that is used again is another process."""
+        """Entries by pid and start time, so that a reused pid is another process."""
         dead = " zombie" if self.state == "Z" else ""  # R, S and D change all the time
         return {f"{self.pid} since {self.since}{dead}": f"{self.pid} ({self.name}){dead}"}
 
@@ -304,7 +298,7 @@ def processes() -> Processes:
 
 
 def _process(pid: str) -> Process | None:
-    """None for what is not there (any more), and for a thread of the kernel."""
+    """None for a process that is gone, and for a kernel thread."""
     try:
         # a name may be cut within a letter
         with open(f"/proc/{pid}/stat", errors="replace") as file:
@@ -328,8 +322,8 @@ def _children(task: str) -> list[str]:
 
 
 def _kept_by_a_zygote(pid: str, there: Processes) -> bool:
-    """Whether it is a shim of the node, which may be another than before, or a zygote's child that
-    attaches to networks. Without a zygote above it is a leak like any other."""
+    """Whether it is a shim of the node, which may have been replaced, or a zygote's child for CNI.
+    Without a zygote above it, it is a leak like any other."""
     process = there[pid]
     above = there.get(process.parent)
     is_supervised = process.name in ("pyrunc-shim", "pyrunc-cni")
@@ -344,7 +338,7 @@ def _listing(path: str) -> list[str]:
 
 
 def _below(folder: Path) -> list[str]:
-    """Every path below; what goes away meanwhile is not there."""
+    """All paths below the folder; entries that vanish meanwhile are skipped."""
     return [
         f"{base}/{name}" for base, folders, files in os.walk(folder) for name in (*folders, *files)
     ]

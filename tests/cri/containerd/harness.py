@@ -1,6 +1,5 @@
-"""containerd's suite against a server of ours, with images that are made here and come from a
-registry on the loopback of the server's network namespace.
-"""
+"""Runs containerd's suite against a pyrunc server, with images made here, from a registry on
+loopback in the server's network namespace."""
 
 from __future__ import annotations
 
@@ -25,11 +24,11 @@ CONTAINERD_ROOT = "/var/lib/containerd-test"
 
 
 class Suite:
-    """The suite's program. `server` has nothing left when its tests have removed what they made."""
+    """The suite's program. `server` has no pods or containers left once its tests have cleaned up."""
 
     def __init__(self, server: Server, folder: Path) -> None:
-        """Whether a test of user namespaces skips itself it finds out from a folder of containerd's
-        and a command called runc."""
+        """The suite skips tests of user namespaces depending on a folder of containerd's and a
+        command called runc, so provide both."""
         self.server, self._folder = server, folder
         listed = folder / "images.toml"
         listed.write_text(images.image_list())
@@ -47,7 +46,7 @@ class Suite:
         return {*self._output("-test.list=^Test").split()}
 
     def run(self, names: Iterable[str]) -> tuple[Mapping[str, str], str]:
-        """How each of the tests ended, PASS, SKIP or FAIL, and what they said."""
+        """Run the tests; returns each one's result, PASS, SKIP or FAIL, and their output."""
         pattern = f"^({'|'.join(names)})$"
         output = self._output("-test.v", f"-test.run={pattern}", f"-test.timeout={TIMEOUT_S}s")
         return {
@@ -55,7 +54,7 @@ class Suite:
         }, output
 
     def _output(self, *options: str) -> str:
-        """What it prints; it ends with 1 when a test failed."""
+        """The suite's output; it exits with 1 when a test fails."""
         log = self._folder / "suite.log"
         with open(log, "wb") as out:
             subprocess.run(
@@ -67,7 +66,7 @@ class Suite:
 @contextlib.contextmanager
 def against_a_server(folder: Path, served: Mapping[str, BuiltImage]) -> Iterator[Suite]:
     """The suite and a server with NRI, whose registry has the images `served`, by the suite's
-    words."""
+    names."""
     for name in ("plugins", "plugin-config"):
         (folder / name).mkdir()
     settings = {

@@ -1,4 +1,4 @@
-"""The images that containerd's CRI integration tests ask for, made here."""
+"""The images that containerd's CRI integration tests use, made here."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ WORDS = (
 
 
 def all_of_them() -> Mapping[str, BuiltImage]:
-    """The suite's own word for each -> image."""
+    """Images by the suite's names for them."""
     (web,) = archive_images(nginx.archive()).values()
     settings = {**nginx.CONFIG, "Cmd": ["nginx", "-g", NGINX_SETTINGS]}
     return {**of_a_shell(), "Nginx": build.image(web.layers, settings)}
 
 
 def of_a_shell() -> Mapping[str, BuiltImage]:
-    """Those that need nothing but this machine's busybox."""
+    """The images that need only this machine's busybox."""
     shell = build.busybox()
     users = build.image([*shell.layers, build.layer(_USERS)], {"Cmd": ["sh"]})
     return {
@@ -65,12 +65,12 @@ def of_a_shell() -> Mapping[str, BuiltImage]:
 
 
 def reference(word: str) -> str:
-    """The name under which the registry has the suite's image."""
+    """The name of a suite's image in the registry."""
     return f"{HOST}/suite/{word.lower()}:1"
 
 
 def image_list() -> str:
-    """The TOML file that tells the suite those names."""
+    """The TOML file that tells the suite these names."""
     return "".join(f"{word} = {json.dumps(reference(word))}\n" for word in WORDS)
 
 

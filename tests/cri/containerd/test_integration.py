@@ -1,5 +1,5 @@
-"""containerd's own CRI integration tests against a real server of ours: all that speak only CRI or
-NRI pass."""
+"""containerd's own CRI integration tests against a real pyrunc server: all that use only CRI or NRI
+pass."""
 
 from __future__ import annotations
 

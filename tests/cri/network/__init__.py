@@ -1,1 +1,1 @@
-"""The server's network against the real kernel, the real zygote and plugins that misbehave."""
+"""The server's network with the real kernel, the real zygote and plugins that fail."""

@@ -1,4 +1,4 @@
-"""A host of its own with a network service on it; plugins of a test's own go into `bin`."""
+"""A network service on a host of its own; a test's own plugins go into `bin`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ADD_ONLY = '[ "$CNI_COMMAND" = ADD ] || exit 0'
 
 @dataclass
 class Node:
-    """A network service and its folders; `restart` is what a restart of the server does to it."""
+    """A network service and its folders; `restart` does to it what a restart of the server does."""
 
     folder: Path
     host: Host
@@ -84,7 +84,7 @@ class Node:
         }
 
     def plugin(self, name: str, script: str) -> Path:
-        """An executable of a foreign plugin; $LOG is a file that it may write to."""
+        """Write an executable of a foreign plugin; $LOG is a file that it may write to."""
         path = self.folder / "bin" / name
         path.write_text(f"#!/bin/sh\nLOG={self.folder}/log\n{script}\n")
         path.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Hundreds of faults in a random order, then one reconcile: nothing is left, and what lives is
+"""Hundreds of faults in a random order, then one reconcile: nothing is left over, and live pods are
 intact (R-25)."""
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ async def test_hundreds_of_faults_leave_nothing(node: Node, seed: int) -> None:
 
 
 async def add(node: Node, living: dict[str, Pod], dice: random.Random, number: int) -> None:
-    """Attach a pod, perhaps cancelled halfway."""
+    """Attach a pod; the call may be cancelled halfway."""
     pod = node.host.pod(f"p{number}")
     task = asyncio.ensure_future(node.attach(pod, port_mappings=(PortMapping(8000 + number, 80),)))
     if dice.random() < 0.3:
@@ -86,7 +86,7 @@ async def add(node: Node, living: dict[str, Pod], dice: random.Random, number: i
 
 
 async def remove(node: Node, living: dict[str, Pod], dice: random.Random) -> None:
-    """Detach a pod, with or without its namespace; who fails is left to reconcile."""
+    """Detach a pod, with or without its namespace; a failure is left to reconcile."""
     name = dice.choice(sorted(living))
     pod = living.pop(name)
     gone = dice.random() < 0.3
@@ -100,8 +100,8 @@ async def remove(node: Node, living: dict[str, Pod], dice: random.Random) -> Non
 
 
 async def test_a_second_server_on_the_same_network_keeps_its_pods(node: Node, host: Host) -> None:
-    """Both use one bridge, one folder of leases and one table; each collects its own leftovers
-    only."""
+    """Both use one bridge, one folder of leases and one table; each collects only its own
+    leftovers."""
     mine, theirs = host.pod("mine"), host.pod("theirs")
     await node.attach(mine, port_mappings=(PortMapping(8080, 80),))
     first_state = node.folder / "state"

@@ -1,5 +1,4 @@
-"""Foreign plugins beside ours: before and behind them, in place of them, and above them as
-delegators."""
+"""Foreign plugins before and after pyrunc's own, in place of them, and delegating to them."""
 
 from __future__ import annotations
 
@@ -34,8 +33,8 @@ async def test_a_foreign_plugin_behind_ours_sees_the_result(node: Node) -> None:
 async def test_every_add_ons_result_gives_addresses_and_reaches_later_plugins_and_del(
     node: Node,
 ) -> None:
-    """The first plugin answers as the add-on does, one of its chain keeps what it is told; so does
-    the add-on's DEL."""
+    """The first plugin gives an add-on's result; a later one and the add-on's DEL record their
+    input."""
     keep = f'cat >"{node.folder}/$CNI_COMMAND.$1"; [ $CNI_COMMAND = ADD ] || exit 0'
     node.plugin("add-on", f"set -- first; {keep}; sed s:{NETNS}:$CNI_NETNS: {node.folder}/answer")
     handed = "python3 -c 'import json,sys;print(json.dumps(json.load(sys.stdin)[\"prevResult\"]))'"
@@ -70,7 +69,7 @@ async def test_every_add_ons_result_gives_addresses_and_reaches_later_plugins_an
 
 
 async def test_a_list_of_the_first_versions_runs_ours_and_foreign_plugins(node: Node) -> None:
-    """Without cniVersion a list is of 0.1.0, as libcni reads it: results have one address of each
+    """A list without cniVersion is of version 0.1.0, as in libcni: results have one address of each
     family."""
     node.plugin("tune", f"cat >$LOG; {ADD_ONLY}; cat $LOG | sed 's/.*\"prevResult\": //; s/}}$//'")
     for old in ("0.2.0", ""):
@@ -88,8 +87,8 @@ async def test_a_list_of_the_first_versions_runs_ours_and_foreign_plugins(node: 
 
 
 async def test_a_foreign_plugin_runs_when_its_attachment_is_on_the_disk(node: Node) -> None:
-    """A power cut must not lose what only its DEL gives back: the record is there, and synced,
-    before its first ADD."""
+    """A power cut must not lose state that only DEL removes: the record is written and synced
+    before the first ADD."""
     node.plugin("first", f"ls -s {node.folder}/state >>$LOG; {ADD_ONLY}; echo '{RESULT}'")
     pod, other = node.host.pod(), node.host.pod()
     synced: list[str] = []
@@ -142,8 +141,8 @@ async def test_our_bridge_runs_a_foreign_address_plugin(node: Node) -> None:
 
 
 async def test_a_foreign_plugin_delegates_to_ours(node: Node) -> None:
-    """Like flannel: nothing but the foreign plugin is in the folder of plugins, ours are found in
-    CNI_PATH all the same."""
+    """Like flannel: only the foreign plugin is in the folder of plugins; pyrunc's are found by
+    CNI_PATH."""
     delegate = "for d in $(echo $CNI_PATH | tr : ' '); do [ ! -x $d/bridge ] || exec $d/bridge; done; exit 9"
     node.plugin("meta", f"echo $CNI_COMMAND >>$LOG; {delegate}")
     node.configure(node.bridge(type="meta"))

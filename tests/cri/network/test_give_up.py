@@ -1,5 +1,4 @@
-"""An ADD that fails half-way, a DEL that cannot succeed: what is asked again, what is given up, and
-what stays of it."""
+"""An ADD that fails half-way, a DEL that cannot succeed: retries, release by force, and what stays."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ HAND_ON = "python3 -c 'import json,sys;print(json.dumps(json.load(sys.stdin)[\"p
 
 
 async def test_only_what_add_was_begun_for_is_deleted(node: Node) -> None:
-    """Plugins behind the one that failed have never heard of the pod, also when the roll-back has
-    to be repeated."""
+    """Plugins after the failed one have not seen the pod, also when the roll-back is repeated."""
     note = 'echo "$CNI_COMMAND $(basename $0)" >>$LOG'
     node.plugin("first", f"{note}; {ADD_ONLY}; echo '{RESULT}'")
     node.plugin("later", f"{note}; exit 1")
@@ -38,8 +36,8 @@ async def test_only_what_add_was_begun_for_is_deleted(node: Node) -> None:
 async def test_a_network_that_cannot_be_detached_is_given_up_with_what_was_refused(
     node: Node,
 ) -> None:
-    """Each plugin is asked, whatever the others say: one is not there any more, one refuses, ours
-    gives everything back."""
+    """Every plugin is called, whatever the others answer: one no longer exists, one fails, pyrunc's
+    releases everything."""
     node.plugin("leaves", f"{ADD_ONLY}; {HAND_ON}")
     node.plugin("refuses", f"[ $CNI_COMMAND = ADD ] || exit 3; {HAND_ON}")
     node.configure(node.bridge(), {"type": "leaves"}, {"type": "refuses"})

@@ -1,4 +1,4 @@
-"""Many pods at once: each gets what is its own, and they share few workers."""
+"""Many pods at once: each gets its own addresses, and they share few workers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_many_pods_at_once_have_few_workers(
 
 
 async def test_pods_that_wait_for_a_slow_address_plugin_hold_up_nobody(node: Node) -> None:
-    """Workers that wait long give their places away: the sixth pod is not behind the five."""
+    """Workers that wait long do not count: the sixth pod does not wait for the first five."""
     node.plugin(
         "slow-ipam",
         f"{ADD_ONLY}; echo began >>$LOG; until [ -e {node.folder}/go ]; do sleep 0.1; done\n"
@@ -69,7 +69,7 @@ async def test_pods_that_wait_for_a_slow_address_plugin_hold_up_nobody(node: Nod
 
 
 async def test_a_worker_that_has_grown_is_not_kept(node: Node) -> None:
-    """GC and CHECK look through pyroute2, 20 MiB that no other question needs."""
+    """GC and CHECK import pyroute2, 20 MiB that other requests do not need."""
     pod = node.host.pod()
     await node.attach(pod)
     await node.network.reconcile([pod.id])  # the first one collects

@@ -1,4 +1,4 @@
-"""The names of the pods' network namespaces: the same for every call of a plugin, and gone with the
+"""Names of the pods' network namespaces: the same for every call of a plugin, and removed with the
 pod."""
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ async def test_the_namespace_lives_until_del_whatever_becomes_of_the_shim(node: 
 
 @pytest.mark.parametrize("also", [True, False])
 async def test_a_name_that_somebody_has_removed(node: Node, also: bool) -> None:
-    """`ip -all netns del` takes all names: DEL gets the namespace where it is else, or none, as the
-    specification allows."""
+    """`ip -all netns del` removes all names: DEL gets another path of the namespace, or none, as
+    the specification permits."""
     node.plugin("note", NOTE)
     node.configure({"type": "note"})
     pod = node.host.pod()
@@ -73,7 +73,7 @@ async def test_a_name_that_somebody_has_removed(node: Node, also: bool) -> None:
 
 
 async def test_what_a_reboot_leaves_of_a_name_goes_with_the_attachment(node: Node) -> None:
-    """Where the folder is on a disk, the file stays when the mount is gone."""
+    """On a disk the file stays when a reboot removes the mount."""
     node.plugin("note", NOTE)
     node.configure({"type": "note"})
     pod = node.host.pod()
@@ -86,8 +86,8 @@ async def test_what_a_reboot_leaves_of_a_name_goes_with_the_attachment(node: Nod
 
 
 async def test_a_pod_of_an_earlier_version_keeps_its_path(node: Node) -> None:
-    """It has no name: plugins got /proc/SHIM/fd/N for ADD, which changes when another shim takes
-    over."""
+    """It has no name: its plugins got /proc/SHIM/fd/N for ADD, which changes when another shim
+    takes over."""
     node.plugin("note", NOTE)
     node.configure({"type": "note"})
     pod = node.host.pod()
@@ -107,7 +107,7 @@ async def test_a_pod_of_an_earlier_version_keeps_its_path(node: Node) -> None:
 
 
 async def test_a_name_without_an_attachment_goes_as_well(node: Node) -> None:
-    """A server that was killed between the two."""
+    """The server was killed between making the name and the record."""
     pod = node.host.pod()
     names.NamespaceNames(str(node.folder / "netns")).make(pod.id, pod.path)
     node.restart()

@@ -1,5 +1,5 @@
-"""The node's pod CIDRs as kubelet says them: used by plugins that take ranges, remembered when the
-server restarts."""
+"""The node's pod CIDRs from kubelet: used by plugins that take ranges, and stored over restarts of
+the server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def test_pod_ranges_of_the_node(node: Node) -> None:
 
 
 async def test_the_network_is_ready_once_the_ranges_are_known(node: Node) -> None:
-    """kubelet starts no pod before, but says the ranges; the answer is a new one at once."""
+    """kubelet starts no pod before, but sends the ranges; the status then changes at once."""
     with_ranges_from_kubelet(node)
     unready = await node.network.status()
     assert not unready.ready and "neither ranges nor a subnet" in unready.message
@@ -34,8 +34,7 @@ async def test_the_network_is_ready_once_the_ranges_are_known(node: Node) -> Non
 
 
 async def test_pod_ranges_outlive_the_server(node: Node) -> None:
-    """kubelet says them to a server once; the next one gives out addresses before kubelet has
-    spoken again."""
+    """kubelet sends them once; the next server assigns addresses before kubelet repeats them."""
     with_ranges_from_kubelet(node)
     await node.network.set_pod_ranges(["10.77.0.0/24", " fd77::/64"])
     await node.attach(node.host.pod())

@@ -1,5 +1,5 @@
-"""The server with the reference's plugins (Go) in its folder: they win over ours and do the same
-for a pod."""
+"""The server with the reference plugins (Go) in its folder: they take precedence over pyrunc's and
+do the same for a pod."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ async def test_a_pods_life_with_foreign_plugins(node: Node, names: tuple[str, ..
 @pytest.mark.parametrize("old", ["0.1.0", "0.2.0", ""])
 @pytest.mark.parametrize("names", [NAMES, ("bridge", "host-local"), ("portmap",)])
 async def test_a_list_of_the_first_versions(node: Node, names: tuple[str, ...], old: str) -> None:
-    """Results of one address for each family go from one side to the other; DEL gets none of these
-    versions."""
+    """Results with one address per family are passed between both kinds of plugins; DEL gets none
+    in these versions."""
     use_reference(node, *names)
     portmap = {"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": True}}
     node.configure(node.bridge(ipMasq=False, isDefaultGateway=True), portmap, cniVersion=old)
@@ -78,7 +78,7 @@ async def test_a_list_of_the_first_versions(node: Node, names: tuple[str, ...], 
 
 
 async def test_plugins_may_change_sides_while_pods_run(node: Node) -> None:
-    """Attached by the reference's plugins, detached by ours, and the other way round."""
+    """Attached by the reference plugins, detached by pyrunc's, and the other way round."""
     node.configure(node.bridge(ipMasq=False))
     by_ours = node.host.pod("ours")
     await node.attach(by_ours)

@@ -1,5 +1,4 @@
-"""Attaching and detaching pods: our plugins in errands, foreign ones beside them, and everything
-that goes wrong."""
+"""Attaching and detaching pods with builtin and foreign plugins, and every failure of them."""
 
 from __future__ import annotations
 
@@ -483,7 +482,7 @@ async def test_status_and_the_log_name_the_file_that_decides(
 
 @pytest.mark.parametrize("ipam", [False, True])
 async def test_a_plugin_that_is_not_there_leaves_nothing_to_detach(node: Node, ipam: bool) -> None:
-    """The network is asked before ADD: no record is written whose DEL could only fail."""
+    """The network is checked before ADD: no record is written whose DEL could only fail."""
     missing = {"ipam": {"type": "nowhere"}} if ipam else {}
     node.configure(node.bridge(**missing), *([] if ipam else [{"type": "nowhere"}]))
     pod = node.host.pod()

@@ -1,7 +1,7 @@
-"""A throwaway host for plugin tests: the test's thread enters a new network namespace, pods are
+"""A throwaway host for plugin tests: the test's thread enters a new network namespace; pods are
 further ones.
 
-Links and addresses of the surroundings are made with pyroute2, never with the code under test.
+Links and addresses of the environment are made with pyroute2, never with the code under test.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TIMEOUT_S = 2.0
 
 
 def open_new_namespace() -> int:
-    """A descriptor of a new network namespace; the thread stays where it is."""
+    """A descriptor of a new network namespace; the thread stays in its own."""
     own = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         syscall("unshare", "network namespace", CLONE_NEWNET)
@@ -64,7 +64,7 @@ class Pod:
 
 @dataclass
 class Host:
-    """The host that the test's thread is in."""
+    """The host namespace of the test's thread."""
 
     folder: str
     pods: list[Pod] = field(default_factory=list)
@@ -76,8 +76,8 @@ class Host:
         return pod
 
     def connect_outside(self) -> None:
-        """A client beyond the host: 192.0.2.2 and 2001:db8::2 in `outside`, with routes through the
-        host for nothing."""
+        """Add a client beyond the host, in the namespace `outside`: 192.0.2.2 and 2001:db8::2,
+        without routes to pods."""
         self.outside = open_new_namespace()
         with IPRoute() as route:
             route.link(
@@ -124,7 +124,7 @@ class Host:
 
 @contextmanager
 def new_host(folder: str) -> Iterator[Host]:
-    """Be on a new host for a block."""
+    """Enter a new host for a block."""
     namespace = open_new_namespace()
     host = Host(folder)
     try:
@@ -164,7 +164,7 @@ def call(
     netns_path: str | None = None,
     args: str = "",
 ) -> Any:
-    """One request through the whole contract; the answer, or Refused."""
+    """Run one request through the whole contract; returns the answer, or raises Refused."""
     environment = {
         "CNI_COMMAND": command,
         "CNI_CONTAINERID": pod.id,
@@ -202,7 +202,7 @@ def addresses_of(result: Any) -> list[str]:
 def listen(
     namespace: int, address: str, port: int, kind: int = socket.SOCK_STREAM
 ) -> socket.socket:
-    """A bound socket inside a namespace."""
+    """A listening socket in a namespace."""
     with netns.entered(namespace):
         listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, kind)
     listener.settimeout(_TIMEOUT_S)
@@ -222,11 +222,9 @@ def reach(
     source: str = "",
     look: Callable[[socket.socket], None] = lambda client: None,
 ) -> str:
-    """Connect from a namespace (None: the host) and talk both ways; the client's address as the
-    server sees it. `look` gets the client's TCP socket at the end.
-
-    Raises OSError where nobody answers.
-    """
+    """Connect from a namespace (None: the host) and exchange data both ways; returns the client's
+    address as the server sees it. `look` gets the client's TCP socket at the end. Raises OSError
+    without an answer."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     if namespace is None:
         client = socket.socket(family, server.type)
@@ -252,9 +250,9 @@ def reach(
 
 
 def nothing_was_lost(client: socket.socket) -> None:
-    """The kernel's own account of a connection: no segment was sent twice, and none waited for a
-    neighbour's address for as long as the kernel takes to ask again, a second. A busy machine
-    delays us, not these numbers."""
+    """Check the kernel's own statistics of a connection: no segment was sent twice, and none waited
+    for a neighbour's address until the kernel asks again, a second. A busy machine does not change
+    these numbers."""
     info = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
     rtt_us = struct.unpack_from("I", info, 68)[0]
     retransmitted = struct.unpack_from("I", info, 100)[0]
@@ -296,5 +294,5 @@ def nft(*words: str) -> str:
 
 
 def read_sysctl(name: str) -> str:
-    """The value of a setting in the current network namespace."""
+    """The value of a sysctl in the current network namespace."""
     return Path("/proc/sys", name).read_text().strip()

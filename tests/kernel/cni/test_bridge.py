@@ -1,4 +1,4 @@
-"""The bridge plugin: what ADD makes, option by option; what DEL and GC leave; what CHECK notices."""
+"""The bridge plugin: what ADD makes, option by option; what DEL and GC remove; what CHECK detects."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ def test_an_address_is_not_reused_before_its_veth_is_gone(host: Host) -> None:
 
 
 def test_no_first_packet_is_lost(host: Host) -> None:
-    """When ADD returns the bridge forwards and the addresses are taken: a lost packet would cost a
+    """When ADD returns the bridge forwards and the addresses are usable: a lost packet would cost a
     second."""
     neighbour = host.pod("neighbour")
     attach(neighbour, host.bridge_config())
@@ -338,8 +338,8 @@ def test_no_first_packet_is_lost(host: Host) -> None:
 
 
 def test_an_address_with_another_hardware_address_is_known_at_once(host: Host) -> None:
-    """Neighbours that still know the old pod's hardware address are told: nobody waits for an entry
-    to grow stale."""
+    """Neighbours that know the old pod's hardware address are told the new one, and need not wait
+    for a stale entry."""
     config = host.bridge_config(capabilities={"ips": True})
     neighbour = host.pod("neighbour")
     attach(neighbour, config)

@@ -36,7 +36,7 @@ def host(tmp_path: Any) -> Iterator[Host]:
 def ask(
     command: str, pod: Pod, *inputs: dict[str, Any], previous: dict[str, Any] | None = None
 ) -> Answer:
-    """A worker's answer."""
+    """Send a request to a worker's function and return the answer."""
     environment = {
         "CNI_COMMAND": command,
         "CNI_CONTAINERID": pod.id,
@@ -92,7 +92,7 @@ def test_loopback_is_up_also_without_a_plugin_that_goes_there(host: Host) -> Non
 
 
 def test_a_later_plugin_gets_the_result_of_the_one_before(host: Host) -> None:
-    """The first of ours gets what a foreign plugin has answered."""
+    """The first builtin plugin gets the result of a foreign one."""
     pod = host.pod()
     result = added(pod, host.bridge_config())
     assert added(pod, ports(), previous=result) == result
@@ -101,7 +101,8 @@ def test_a_later_plugin_gets_the_result_of_the_one_before(host: Host) -> None:
 
 
 def test_a_server_that_had_asked_for_no_ports_leaves_all_elements_alone(host: Host) -> None:
-    """It says at DEL what it said at ADD; a caller that does not gets what is there looked through."""
+    """pyrunc's server gives DEL the port mappings of the ADD. For another caller, DEL searches all
+    elements."""
     pod, bridge = host.pod(), host.bridge_config()
     scope = {"args": {"cni": {"scope": "mine"}}}
     result = added(pod, bridge, ports(**scope))

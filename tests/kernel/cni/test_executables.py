@@ -1,4 +1,5 @@
-"""The plugins as programs: ours as any runtime runs them, and the reference's (Go) beside them."""
+"""The plugins as programs: pyrunc's as any runtime runs them, and the reference plugins (Go) beside
+them."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def either(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def reference() -> str:
-    """The folder with the reference's plugins, built once into the cache."""
+    """The folder of the reference plugins, built once into the cache."""
     return str(toolchain.reference_plugins())
 
 
@@ -58,7 +59,7 @@ def run(
     path: str = "",
     **environment: str,
 ) -> tuple[int, Any]:
-    """Run a plugin as a runtime does, from a strange folder with a hostile environment."""
+    """Run a plugin like a runtime, from a strange folder with a hostile environment."""
     hostile = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": "/tmp",
@@ -85,7 +86,7 @@ def run(
 def chain(
     folder: str, host: Host, pod: Pod, *, cni_version: str = "1.0.0", path: str = ""
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """bridge, then portmap; their inputs for DEL and CHECK."""
+    """The inputs of bridge, then portmap, for DEL and CHECK."""
     bridge = host.bridge_config(
         cniVersion=cni_version, hairpinMode=True, ipam=host.ipam("10.88.0.0/16")
     )
@@ -147,7 +148,7 @@ def test_a_whole_life(either: str, host: Host, cni_version: str) -> None:
 
 
 def test_the_same_request_has_the_same_result(ours: str, host: Host) -> None:
-    """Everything but the names and addresses of links, which either side makes up."""
+    """All but the names and addresses of links, which each side generates."""
     results = []
     for folder in (ours, reference()):
         pod = host.pod()
@@ -224,8 +225,8 @@ def test_our_bridge_runs_their_host_local(ours: str, host: Host) -> None:
 
 
 def test_our_bridge_removes_what_their_bridge_made(ours: str, host: Host) -> None:
-    """A node changes its plugins while pods run: the DEL of the new ones gets the result of the old
-    ones."""
+    """A node changes its plugins while pods run: DEL of the new plugin gets the result of the old
+    one."""
     pod = host.pod()
     config = host.bridge_config(cniVersion="1.0.0", ipam=host.ipam("10.88.0.0/16"))
     code, value = run(reference(), "bridge", "ADD", pod, config)

@@ -77,7 +77,7 @@ def test_retracting_some_that_are_gone_removes_the_others(host: Host) -> None:
 
 
 def test_a_list_is_complete_while_others_change_the_table(host: Host) -> None:
-    """Hundreds of elements take several packets; the kernel says when a list was not of one piece."""
+    """Hundreds of elements take several packets; the kernel says when a list is not consistent."""
     mine = ports(10000, 800, "net/mine/eth0")
     host_rules.add_elements(mine, [SUBNET])
     busy = os.fork()

@@ -1,5 +1,5 @@
-"""Killed at any moment and started twenty times at once: DEL leaves nothing, nobody shares an
-address."""
+"""Plugins that are killed at any moment, or start twenty at a time: DEL leaves nothing, no address
+is shared."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def requests_of(pod: Pod) -> dict[str, str]:
 def child(
     plugin: Plugin, pod: Pod, config: dict[str, Any], output: Path | None = None
 ) -> Iterator[int]:
-    """The plugin's ADD in a forked child."""
+    """Run the plugin's ADD in a forked child."""
     pid = os.fork()
     if pid == 0:
         code, content = answer(plugin, requests_of(pod), json.dumps(config).encode())
@@ -101,7 +101,7 @@ def recorded(host: Host, pod: Pod) -> dict[str, Any]:
 
 
 def test_the_first_pod_of_a_host_killed_while_adding(tmp_path: Path, host: Host) -> None:
-    """The bridge and the rules may be half made: the next pod finds or completes them."""
+    """The bridge and the rules may be half made: the next pod completes them."""
     config = host.bridge_config(ipMasq=True, bridge="cni0")
     for number in range(12):
         pod = host.pod(f"k{number}")
@@ -136,8 +136,8 @@ def test_portmap_killed_while_adding(host: Host) -> None:
 
 
 def at_once(folder: Path, jobs: list[tuple[str, Pod, dict[str, Any]]]) -> list[Any]:
-    """The bridge plugin's answers to (command, pod, config), each in a forked child, all at the
-    same time."""
+    """The bridge plugin's answers to (command, pod, config), each in a forked child, all in
+    parallel."""
     running = []
     for number, (command, pod, config) in enumerate(jobs):
         pid = os.fork()

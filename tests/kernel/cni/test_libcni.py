@@ -1,4 +1,4 @@
-"""Our executables under the specification's own runtime library: cnitool, built from libcni's
+"""pyrunc's executables under the specification's own runtime library: cnitool, built from libcni's
 module."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def cnitool() -> Path:
 
 
 def in_one_life(folder: Path, *steps: str) -> str:
-    """Run shell lines; libcni's cache in /var/lib/cni is a tmpfs of this life."""
+    """Run shell lines; libcni's cache in /var/lib/cni is a tmpfs for their duration."""
     environment = {
         "PATH": os.environ["PATH"],
         "CNI_PATH": str(folder / "bin"),
@@ -92,8 +92,8 @@ def test_add_check_and_del(host: Host, cni_version: str) -> None:
 
 
 def test_status_and_gc(host: Host) -> None:
-    """cnitool's gc gives no list of valid attachments: libcni detaches what it remembers, plugins
-    guess nothing."""
+    """cnitool's gc passes no list of valid attachments: libcni detaches those it has cached, and
+    the plugins remove nothing."""
     folder, attached, unknown = prepare(host, "1.1.0"), host.pod(), host.pod()
     in_one_life(
         folder,

@@ -1,5 +1,5 @@
-"""The portmap plugin: who reaches a pod through a port of the host, and what stays when it is
-closed."""
+"""The portmap plugin: which clients reach a pod through a host port, and what stays when the port
+is closed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WEB = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
 
 
 def publish(host: Host, pod: Pod, *mappings: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """Attach a pod and open its ports; the portmap plugin's input."""
+    """Attach a pod and open its ports; returns the portmap plugin's input."""
     config = portmap_config(
         attach(pod, host.bridge_config(isDefaultGateway=True, ipMasq=True, hairpinMode=True)),
         *mappings,
@@ -90,7 +90,7 @@ def test_from_the_host_through_loopback(net: Host, protocol: str, kind: int) -> 
 
 def test_ipv6_loopback_is_refused_at_once(net: Host) -> None:
     """The kernel has no route_localnet for IPv6: a client that tries ::1 first must not wait before
-    it takes 127.0.0.1."""
+    it tries 127.0.0.1."""
     pod = net.pod()
     publish(net, pod, WEB)
     with listen(pod.fd, "::", 80) as server, pytest.raises(ConnectionRefusedError):

@@ -1,7 +1,7 @@
-"""Host ports of SCTP: packets are led in and back with a checksum that holds.
+"""Host ports of SCTP: packets are forwarded and answered with a correct checksum.
 
-The kernel may be without SCTP sockets, but it tracks and translates the protocol: both ends are raw
-sockets here, which speak an association's first two packets (RFC 9260, 3.3.2 and 3.3.3).
+The kernel may lack SCTP sockets, but it tracks and translates the protocol. Both ends are raw
+sockets here, which send an association's first two packets (RFC 9260, 3.3.2 and 3.3.3).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Packet:
 
     @classmethod
     def decode(cls, content: bytes) -> Packet:
-        """Fails for a wrong checksum."""
+        """Parse a packet. Fails for a wrong checksum."""
         source, target, tag = struct.unpack_from(">HHI", content)
         (checksum,) = struct.unpack_from("<I", content, 8)
         assert checksum == crc32c(content[:8] + bytes(4) + content[12:])
@@ -65,7 +65,7 @@ def raw_socket(namespace: int, family: socket.AddressFamily) -> socket.socket:
 
 
 def receive(link: socket.socket) -> tuple[Packet, str]:
-    """The next packet and its sender; an IPv4 socket shows the IP header too."""
+    """The next packet and its sender; an IPv4 raw socket also receives the IP header."""
     content, sender = link.recvfrom(2048)
     start = (content[0] & 15) * 4 if link.family == socket.AF_INET else 0
     return Packet.decode(content[start:]), str(sender[0])

@@ -1,4 +1,4 @@
-"""The small codec says what pyroute2 reads, and reads what pyroute2 makes."""
+"""The small codec writes what pyroute2 reads, and reads what pyroute2 writes."""
 
 from __future__ import annotations
 

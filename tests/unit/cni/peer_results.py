@@ -1,8 +1,7 @@
-"""What network add-ons answer to ADD, as their sources and bug reports show it. NETNS stands for
+"""Results of ADD by network add-ons, as in their sources and bug reports. NETNS stands for
 CNI_NETNS.
 
-Each entry has the version of the configuration, the answer, and the addresses that the pod has
-then.
+Each entry has the version of the configuration, the result, and the pod's addresses after it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ NETNS = "@NETNS@"
 
 @dataclass(frozen=True)
 class PeerResult:
-    """`answer` to ADD under a configuration of `cni_version`, and the pod's addresses after it."""
+    """The `answer` to ADD under a configuration of `cni_version`, and the pod's addresses after it."""
 
     name: str
     cni_version: str
@@ -24,7 +23,7 @@ class PeerResult:
     ips: tuple[str, ...]
 
     def answer_in(self, netns: str) -> dict[str, Any]:
-        """The answer for a pod whose namespace is at `netns`."""
+        """The answer for a pod with the namespace `netns`."""
         document = json.loads(json.dumps(self.answer).replace(NETNS, netns))
         assert isinstance(document, dict)
         return document

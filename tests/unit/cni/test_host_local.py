@@ -1,4 +1,4 @@
-"""host-local without a network: ranges are arithmetic, leases are files below a folder."""
+"""host-local without a network: ranges are arithmetic, leases are files in a folder."""
 
 from __future__ import annotations
 
@@ -171,8 +171,8 @@ def test_release_is_for_the_owner_and_may_be_repeated(tmp_path: Path) -> None:
 def test_a_power_cut_that_empties_an_owners_record_leaks_no_address(
     tmp_path: Path, content: str
 ) -> None:
-    """What a journal keeps is names in their order; a file's content may be missing (ext4(5),
-    delayed allocation)."""
+    """A journal keeps names in their order; the content of a file may be missing (ext4(5), delayed
+    allocation)."""
     sets = sets_of("10.0.0.0/30")
     assert take(tmp_path, "a/eth0", sets) == ["10.0.0.2"]
     (tmp_path / "net" / "owners" / "a@eth0").write_text(content)
@@ -259,8 +259,7 @@ def test_leases_of_the_reference_plugin_are_respected_and_released(tmp_path: Pat
 def test_a_kill_while_taking_or_releasing_leaves_nothing_that_release_cannot_find(
     tmp_path: Path, cut: int
 ) -> None:
-    """Every write and removal is a place to die: the next release of the same owner still frees
-    everything."""
+    """A kill at any write or removal: the next release of the same owner still frees everything."""
     sets = sets_of("10.0.0.0/24", "fd00::/64")
 
     class Killed(BaseException):
@@ -315,8 +314,8 @@ def test_parallel_takers_never_share_an_address(tmp_path: Path) -> None:
 
 
 class LeaseMachine(RuleBasedStateMachine):
-    """Any order of taking, releasing, links vanishing and collecting: an address has one owner, and
-    none while it leaves."""
+    """Takes, releases, lets links vanish and collects in any order: an address has one owner, and
+    none while its link still exists."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""The specification as values: versions, requests, configurations, results of every version and
-back."""
+"""The specification as values: versions, requests, configurations, and results of every version in
+both directions."""
 
 from __future__ import annotations
 
@@ -405,7 +405,7 @@ def test_a_request_that_makes_no_sense(name: str, value: str) -> None:
 
 @given(st.lists(st.tuples(st.text(max_size=12), st.text(max_size=30)), max_size=5))
 def test_arguments_come_back_as_they_were_or_are_refused(pairs: list[tuple[str, str]]) -> None:
-    """S-18: nothing that a pod is called can become another argument."""
+    """S-18: no name of a pod can be read as another argument."""
     try:
         text = format_arguments(tuple(pairs))
     except CniError:

@@ -1,4 +1,4 @@
-"""The server's side without a kernel: the configuration folder, capability arguments, remembered
+"""The server's side without a kernel: the configuration folder, capability arguments, records of
 attachments."""
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ FAULTY: list[tuple[Any, str]] = [
 def test_a_file_that_is_wrong_decides_and_the_next_file_is_not_used(
     tmp_path: Path, content: Any, problem: str
 ) -> None:
-    """Nor is the built-in network: pods would get addresses that the cluster does not know."""
+    """The built-in network is not used either: pods would get addresses that the cluster does not
+    know."""
     write(tmp_path, "10-first.conflist", content)
     write(tmp_path, "20-next.conflist", NETWORK)
     current = Configuration(str(tmp_path), builtin_network("/leases")).current()
@@ -150,7 +151,7 @@ def kinds(configuration: Configuration) -> list[str]:
 
 
 def test_plugins_in_the_networks_folder_are_appended(tmp_path: Path) -> None:
-    """CNI 1.1.0; the folder may be the only source, and a change in it is a change of the network."""
+    """CNI 1.1.0; all plugins may be in the folder, and changing it changes the network."""
     write(tmp_path, "10-a.conflist", NETWORK)
     configuration = Configuration(str(tmp_path), None)
     assert kinds(configuration) == ["bridge"]

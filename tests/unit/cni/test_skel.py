@@ -1,4 +1,4 @@
-"""What every plugin does around its commands: versions, refusals, exit codes."""
+"""The common part of all plugins: versions, errors, exit codes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENVIRONMENT = {
 
 
 class Recorder:
-    """A plugin that does what the test tells it."""
+    """A plugin that calls a function of the test."""
 
     def __init__(self, failure: Exception | None = None) -> None:
         self.calls: list[str] = []

@@ -1,5 +1,5 @@
-"""What is taken back is taken back after it was done, when a caller leaves or another part fails
-while a thread is at it."""
+"""Undo runs after the step that it undoes, even if the caller leaves or another step fails while a
+thread executes that step."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from cri_server.store.model import Container, User
 from pyrunc.errors import DeadlineExceeded
 
 PATIENCE_S = 10.0
-A_WHILE_S = 0.2  # in which what does not wait would have gone on
+A_WHILE_S = 0.2  # in which a task that does not wait would have continued
 
 
 class Slow:
-    """Work in a thread that goes on when it is told to."""
+    """A function for a thread that returns when the test permits it."""
 
     def __init__(self) -> None:
         self.begun, self._may_end = threading.Event(), threading.Event()
@@ -33,8 +33,8 @@ class Slow:
         assert self._may_end.wait(PATIENCE_S)
 
     async def end_after(self, task: asyncio.Task[Any], what: Callable[[], object]) -> None:
-        """Do `what` while it works, and let it end when `task` has had the time to go on without
-        it."""
+        """Call `what` while the thread works; let it return after `task` has had time to continue
+        without it."""
         assert await asyncio.to_thread(self.begun.wait, PATIENCE_S)
         what()
         await asyncio.wait([task], timeout=A_WHILE_S)
@@ -85,7 +85,7 @@ async def test_a_limit_that_nobody_waits_for_is_set_back(monkeypatch: pytest.Mon
 async def test_no_container_of_a_pod_stays_frozen(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """One cannot be frozen while another is being frozen."""
+    """One container cannot be frozen while another is being frozen."""
     slow, done = Slow(), []
 
     class Group:

@@ -1,4 +1,4 @@
-"""What an image shows at a folder, found in its layers: merged, hidden, refused."""
+"""A folder of an image, found in its layers: merged, hidden, refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyrunc.errors import InvalidArgument
 
 
 def layers(tmp_path: Path, *contents: str) -> list[str]:
-    """One folder per layer, top first, each with the folders of its words."""
+    """Make a folder per layer, top first, with the sub-folders that its words name."""
     paths = []
     for number, words in enumerate(contents):
         layer = tmp_path / str(number)
@@ -24,7 +24,7 @@ def layers(tmp_path: Path, *contents: str) -> list[str]:
 
 
 def shown(folders: list[str]) -> list[str]:
-    """Which layers take part."""
+    """The numbers of the layers that are merged."""
     return [Path(path).parts[-3] for path in folders]
 
 
@@ -48,8 +48,8 @@ def test_a_layer_hides_what_lies_below(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["v2", "./v2", "/v2", "../../../v2", "loop/../x/../v2", "chain"])
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_links_are_followed_inside_the_image(tmp_path: Path, target: str, count: int) -> None:
-    """The link is in one layer, what it leads to in this one and others; the host has a folder of
-    that name too."""
+    """The link is in one layer, its target in this layer and others; the host has a folder of that
+    name too."""
     stack = layers(tmp_path, "v2/b loop/x", "v2/b/c", "v2/b")[:count]
     Path(stack[-1], "current").symlink_to(target)
     Path(stack[0], "chain").symlink_to("/v2")

@@ -1,4 +1,4 @@
-"""Classes of block I/O: which one a container has, and what it is in the OCI spec."""
+"""Classes of block I/O: the class of a container, and its OCI object."""
 
 from __future__ import annotations
 

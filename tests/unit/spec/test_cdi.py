@@ -1,4 +1,4 @@
-"""CDI: names, files, which of them win, and what they add to a spec."""
+"""CDI: names, files, their precedence, and the edits of a spec."""
 
 from __future__ import annotations
 

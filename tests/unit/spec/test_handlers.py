@@ -1,4 +1,4 @@
-"""Runtime handlers in the configuration, and a bundle for a runtime that is not ours."""
+"""Runtime handlers in the configuration, and a bundle for an external runtime."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_our_own_may_have_settings_under_its_name(tmp_path: Path) -> None:
     ("text", "problem"),
     [
         ('[runtimes.Runc]\nbinary = "/x"', "DNS label"),
-        ('[runtimes.pyrunc]\nbinary = "/x"', "our own runtime"),
+        ('[runtimes.pyrunc]\nbinary = "/x"', "the built-in runtime"),
         ('[runtimes.x]\nbinary = "runc"', "absolute"),
         ('[runtimes.x]\narguments = ["--debug"]', "needs binary"),
         ('[runtimes.x]\ndefault_capabilities = ["CAP_NOPE"]', "CAP_NOPE"),

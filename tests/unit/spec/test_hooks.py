@@ -1,4 +1,4 @@
-"""Hooks of oci-hooks(5): which files count, in which order, and for which containers."""
+"""Hooks of oci-hooks(5): which files are read, in which order, and for which containers."""
 
 from __future__ import annotations
 

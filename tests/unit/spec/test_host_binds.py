@@ -1,5 +1,5 @@
-"""Which binds the server opens for who compiles a container, and which of them need a descriptor
-there."""
+"""The binds that the server opens for the container's compiler, and those for which the shim needs
+a descriptor."""
 
 from __future__ import annotations
 

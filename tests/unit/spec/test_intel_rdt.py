@@ -1,8 +1,7 @@
-"""`linux.intelRdt` on a tree of plain files: what is written where, what stays, what is removed,
-what is refused.
+"""`linux.intelRdt` on a tree of plain files: what is written, kept, removed and refused.
 
-No machine of ours has resctrl, so its files are made beforehand; that a kernel takes the lines is
-not shown here.
+The test machines have no resctrl, so its files are made beforehand; that a kernel accepts the lines
+is not tested.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pyrunc.undo import Undo
 
 
 class Tree:
-    """A resctrl tree; the kernel makes a group's files with its folder, here `group` does."""
+    """A resctrl tree. The kernel makes a group's files with its folder; here `group` does."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -101,7 +100,7 @@ def test_monitoring(tree: Tree) -> None:
 
 
 def test_what_is_removed(tmp_path: Path) -> None:
-    """rmdir of a resctrl group takes its files along; empty folders show which ones are removed."""
+    """rmdir(2) of a resctrl group removes its files too; empty folders show which ones are removed."""
     for name in ("gold/mon_groups/box", "box"):
         (tmp_path / name).mkdir(parents=True)
     rdt.leave({"closID": "gold", "enableMonitoring": True}, "box", str(tmp_path))

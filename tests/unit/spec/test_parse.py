@@ -1,4 +1,4 @@
-"""Reading a configuration: shapes, defaults, JSON paths in errors, what is ignored."""
+"""Parsing a configuration: shapes, defaults, JSON paths in errors, ignored properties."""
 
 from __future__ import annotations
 

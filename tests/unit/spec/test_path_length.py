@@ -1,4 +1,4 @@
-"""Paths of a request or an image that are longer than the kernel takes, by field."""
+"""Paths in requests and images that are longer than the kernel allows, per field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""argv, environment, working directory and users: the matrices, pair by pair."""
+"""argv, environment, working directory and users: every combination of request and image."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ class _Group(ctypes.Structure):
 
 
 def glibc_reads(function: str, result: type[ctypes.Structure], path: Path) -> Any:
-    """What fgetpwent(3) or fgetgrent(3) reads of a file of one line; None for nothing."""
+    """The entry that fgetpwent(3) or fgetgrent(3) reads from a file of one line; None for none."""
     libc = ctypes.CDLL(None)
     libc.fopen.restype, libc.fopen.argtypes = ctypes.c_void_p, [ctypes.c_char_p, ctypes.c_char_p]
     libc.fclose.argtypes = [ctypes.c_void_p]
@@ -242,7 +242,8 @@ def glibc_reads(function: str, result: type[ctypes.Structure], path: Path) -> An
 def test_a_line_of_passwd(
     tmp_path: Path, line: str, glibc: Ids, musl: Ids, runc: Ids, ours: Ids
 ) -> None:
-    """As runc reads it, but for what would be root by mistake. What glibc reads is asked of it."""
+    """Parsed as by runc, except for lines that it would read as root by mistake. glibc is called
+    for comparison."""
     file = tmp_path / "passwd"
     file.write_bytes(f"{line}\n".encode())
     entry = glibc_reads("fgetpwent", _Passwd, file)
@@ -261,7 +262,7 @@ def test_a_line_of_group(
     runc: int | None,
     ours: int | None,
 ) -> None:
-    """As runc reads it, but for a number that is none."""
+    """Parsed as by runc, except for an invalid number."""
     file = tmp_path / "group"
     file.write_bytes(f"{line}\n".encode())
     entry = glibc_reads("fgetgrent", _Group, file)

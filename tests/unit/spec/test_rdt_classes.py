@@ -1,6 +1,5 @@
-"""Classes of caches and memory bandwidth, on a tree of plain files in place of resctrl: which one a
-container has, and what it is in the OCI spec.
-"""
+"""Classes of caches and memory bandwidth, on a tree of plain files instead of resctrl: the class of
+a container, and its OCI object."""
 
 from __future__ import annotations
 
@@ -27,8 +26,8 @@ Classes:
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """It has the group `silver`. The kernel makes a group's files with its folder; here they are
-    there before."""
+    """A tree with the group `silver`. The kernel makes a group's files with its folder; here they
+    exist before."""
     root = tmp_path / "resctrl"
     for name in ("silver", "measured", "info"):
         (root / name / "mon_groups").mkdir(parents=True)

@@ -100,7 +100,8 @@ def test_settings_of_the_pods_own_network() -> None:
 def test_a_sysctl_is_one_of_the_pods_own_namespaces(
     name: str, nodes: dict[str, Any] | None, problem: str
 ) -> None:
-    """Refused before anything of the pod is made. Where a namespace would do, the pod's own does."""
+    """Refused before any part of the pod is made. A sysctl of a namespace is accepted if the pod
+    has its own."""
     with pytest.raises(InvalidArgument, match=problem) as refused:
         sysctls.check({name: "1"}, api.NamespaceOption(**nodes or {}))
     assert repr(name) in str(refused.value)
@@ -374,7 +375,7 @@ def test_what_a_request_covers_is_left_out(
 
 
 def test_a_volume_of_an_image_covers_no_default() -> None:
-    """The pod asks for none of its images' volumes."""
+    """The volumes are the image's, not the pod's."""
     volume = mounts.MountRequest(
         api.Mount(container_path="/sys/fs"), "/sys/fs", source="/c/volumes/0"
     )

@@ -1,4 +1,5 @@
-"""Folders that others change while they are read: what vanishes is not there, and the rest is."""
+"""Folders that other programs change while they are read: vanished entries are skipped, the others
+are read."""
 
 from __future__ import annotations
 
@@ -15,8 +16,7 @@ from cri_server.spec import sources
 
 @pytest.fixture
 def taken_after_listing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Makes the kernel's list of a folder a moment old: this file is removed right after its folder
-    was read."""
+    """Remove this file right after its folder is read, so that the kernel's listing is out of date."""
     listdir, scandir = os.listdir, os.scandir
 
     def take(path: Path) -> None:
@@ -51,8 +51,7 @@ def test_the_devices_below_a_folder(
 def test_the_networks_configuration(
     tmp_path: Path, taken_after_listing: Callable[[Path], None]
 ) -> None:
-    """An installer replaces its file: another one that is there is used, never the built-in
-    network."""
+    """An installer replaces its file: another existing file is used, never the built-in network."""
     for name in ("10-old", "20-new"):
         content = {"cniVersion": "1.0.0", "name": name, "plugins": [{"type": "bridge"}]}
         (tmp_path / f"{name}.conflist").write_text(json.dumps(content))
