@@ -186,7 +186,8 @@ class Budget:
 
 
 def running(services: Services, reference: str) -> tuple[Container, Pod]:
-    """A running container and its pod. Raises NotFound, WrongState, Unavailable (without a shim)."""
+    """A running container and its pod. Raises NotFound, WrongState, Unavailable (without a
+    shim)."""
     container = services.index.containers.get(reference)
     if not container.running:
         raise WrongState(f"container {container.id} is not running")

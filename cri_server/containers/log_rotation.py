@@ -65,7 +65,7 @@ def move(path: str, max_bytes: int) -> str | None:
     if not stat.S_ISREG(log_stat.st_mode) or log_stat.st_size <= max_bytes:
         return None
     target = path + time.strftime(".%Y%m%d-%H%M%S", time.gmtime())
-    if os.path.lexists(target):  # rotated within this second: the next interval rotates again
+    if os.path.lexists(target):  # rotated within this second: the next interval rotates
         return None
     os.rename(path, target)
     return target
@@ -78,7 +78,8 @@ def move_back(path: str, target: str) -> None:
 
 
 def remove_oldest(path: str, max_files: int) -> None:
-    """Delete the oldest rotated files until `max_files` remain with the log itself. Raises OSError."""
+    """Delete the oldest rotated files until `max_files` remain with the log itself. Raises
+    OSError."""
     files = rotated(path)
     for each in files[: max(0, len(files) - (max_files - 1))]:
         os.unlink(each)

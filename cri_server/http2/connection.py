@@ -210,8 +210,8 @@ class Connection:
             self._request(stream_id, block.ended, bytes(block.data))
 
     def _request(self, stream_id: int, ended: bool, block: bytes) -> None:
-        """Process a whole header block. A refused one is decoded, too: both sides must keep the same
-        dynamic table."""
+        """Process a whole header block. A refused one is decoded, too: both sides must keep the
+        same dynamic table."""
         try:
             fields = self._decoder.decode(block, self.limits.header_list_bytes)
         except BadBlock as error:

@@ -141,8 +141,8 @@ def refuse_with_pods(root: Path) -> None:
     count = len(list(states.iterdir())) if states.is_dir() else 0
     if count:
         raise WrongState(
-            f"{count} pod{'s' if count > 1 else ''} of this boot: stop kubelet, then remove all pods that"
-            " `pyrunc-cri pods` lists"
+            f"{count} pod{'s' if count > 1 else ''} of this boot: stop kubelet, then remove all "
+            "pods that `pyrunc-cri pods` lists"
         )
 
 

@@ -118,7 +118,8 @@ def _highest(name: str, may_raise: bool) -> int:
 
 
 def _default_limits() -> Limits:
-    """DEFAULT_LIMITS, and RLIMIT_SIGPENDING of process 1, which the kernel derives from the memory."""
+    """DEFAULT_LIMITS, and RLIMIT_SIGPENDING of process 1, which the kernel derives from the
+    memory."""
     return {**DEFAULT_LIMITS, "RLIMIT_SIGPENDING": resource.prlimit(1, resource.RLIMIT_SIGPENDING)}
 
 

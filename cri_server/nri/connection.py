@@ -118,7 +118,8 @@ class Connection(asyncio.Protocol):
             task.add_done_callback(self._serving.discard)
         else:
             raise framing.ProtocolError(
-                f"kind {message.kind} on connection {message.connection}: only unary calls are supported"
+                f"kind {message.kind} on connection {message.connection}: only unary calls are "
+                "supported"
             )
 
     async def _answer(self, stream: int, request: ttrpc.Request) -> None:

@@ -71,7 +71,8 @@ def pod(sandbox: Sandbox) -> api.PodSandbox:
 
 
 def container(of: Container, spec: Mapping[str, Any], *, created: bool = True) -> api.Container:
-    """Convert a container with its OCI configuration; `created`: False while it is being created."""
+    """Convert a container with its OCI configuration; `created`: False while it is being
+    created."""
     config, process, linux = of.config, spec.get("process", {}), spec.get("linux", {})
     ended = of.exit
     return api.Container(

@@ -99,7 +99,8 @@ class Plugin:
     # -- the handshake
 
     async def register(self) -> None:
-        """Wait for the registration, then configure the plugin. Raises PeerError after closing it."""
+        """Wait for the registration, then configure the plugin. Raises PeerError after closing
+        it."""
         try:
             async with asyncio.timeout(self._timeouts.registration_s):
                 await asyncio.shield(self._registered)
@@ -126,8 +127,8 @@ class Plugin:
     async def synchronize(
         self, pods: list[api.PodSandbox], containers: list[api.Container]
     ) -> api.SynchronizeResponse:
-        """Send all pods and containers, in several messages if needed. Raises PeerError after closing
-        the plugin."""
+        """Send all pods and containers, in several messages if needed. Raises PeerError after
+        closing the plugin."""
         try:
             try:
                 request = api.SynchronizeRequest(pods=pods, containers=containers)

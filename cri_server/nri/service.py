@@ -1,5 +1,5 @@
-"""Sends lifecycle events to plugins: each event once, one at a time, to all plugins in order of their
-indices.
+"""Sends lifecycle events to plugins: each event once, one at a time, to all plugins in order of
+their indices.
 
 A plugin that joins is synchronized under the same lock: events meanwhile wait, and reach it
 afterwards. It is also told of containers whose creation plugins know but that are not listed yet.
@@ -439,7 +439,8 @@ class Nri(LifecycleObserver):
     async def _notify(
         self, event: int, request: Any, *, must: bool = True, merge: Merge | None = None
     ) -> None:
-        """Send an event to all plugins. With `must` a plugin's error is raised, else it is logged."""
+        """Send an event to all plugins. With `must` a plugin's error is raised, else it is
+        logged."""
         for plugin in list(self._plugins):
             try:
                 response = await plugin.request(event, request)
@@ -458,8 +459,8 @@ class Nri(LifecycleObserver):
         return await self._apply(merge)
 
     async def _apply(self, merge: Merge) -> list[api.ContainerUpdate]:
-        """Evict and update other containers; return the failed updates. Containers that are gone are
-        skipped."""
+        """Evict and update other containers; return the failed updates. Containers that are gone
+        are skipped."""
         containers = self._services.index.containers
         for eviction in merge.evictions:
             container = containers.find(eviction.container_id)

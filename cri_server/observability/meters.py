@@ -11,12 +11,14 @@ from collections import Counter
 
 # Seconds. A status takes a tenth of a millisecond, a pull minutes.
 BOUNDS_S = (
-    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
+    5.0, 10.0, 30.0, 60.0, 300.0,
 )  # fmt: skip
 
 
 class Durations:
-    """A histogram: `counts[i]` measurements up to `BOUNDS_S[i]`; the last count is of longer ones."""
+    """A histogram: `counts[i]` measurements up to `BOUNDS_S[i]`; the last count is of longer
+    ones."""
 
     __slots__ = ("counts", "sum_s")
 

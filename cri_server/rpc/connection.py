@@ -39,8 +39,8 @@ class Call:
     """The state of one call until it is answered."""
 
     __slots__ = (
-        "admitted", "deadline_s", "holds_stream", "incoming", "method", "origin", "queued", "reserved_bytes", "started", "stream_id", "streaming",
-        "task", "timer", "waiter",
+        "admitted", "deadline_s", "holds_stream", "incoming", "method", "origin", "queued",
+        "reserved_bytes", "started", "stream_id", "streaming", "task", "timer", "waiter",
     )  # fmt: skip
 
     def __init__(

@@ -78,8 +78,8 @@ class LoadedImages(Record):
 
 
 class PullImage(Request):
-    """Pull an image. Reply: a stream of `TransferUpdate`. `auth`, here and below: the fields of CRI's
-    AuthConfig."""
+    """Pull an image. Reply: a stream of `TransferUpdate`. `auth`, here and below: the fields of
+    CRI's AuthConfig."""
 
     call = "PullImage"
     image: str

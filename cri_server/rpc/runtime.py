@@ -101,8 +101,8 @@ class RuntimeService:
     async def UpdateRuntimeConfig(
         self, request: api.UpdateRuntimeConfigRequest
     ) -> api.UpdateRuntimeConfigResponse:
-        """Pass the node's pod CIDRs to the CNI plugins that take ranges; the configuration itself is
-        the administrator's."""
+        """Pass the node's pod CIDRs to the CNI plugins that take ranges; the configuration itself
+        is the administrator's."""
         await self._services.network.set_pod_ranges(
             request.runtime_config.network_config.pod_cidr.split(",")
         )

@@ -61,7 +61,8 @@ def _mount(requested: api.Mount, container: Container) -> api.Mount:
 
 
 def listed(container: Container) -> api.Container:
-    """Build the list entry. Its image has no runtime handler, as in ListImages (see `rpc.image`)."""
+    """Build the list entry. Its image has no runtime handler, as in ListImages (see
+    `rpc.image`)."""
     config = container.config
     result = api.Container(
         id=container.id,

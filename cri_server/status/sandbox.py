@@ -69,8 +69,8 @@ def listed_wire(sandbox: Sandbox) -> bytes:
 
 
 def answer(services: Services, reference: str) -> bytes:
-    """The encoded PodSandboxStatusResponse, not verbose, with the statuses of the containers. Raises
-    NotFound."""
+    """The encoded PodSandboxStatusResponse, not verbose, with the statuses of the containers.
+    Raises NotFound."""
     sandbox = services.index.sandboxes.get(reference)
     statuses = [
         entry(CONTAINER_STATUS, container_status.wire(c))
@@ -104,8 +104,8 @@ async def _info(services: Services, sandbox: Sandbox) -> dict[str, object]:
 
 
 def _pod_resources(linux: api.LinuxPodSandboxConfig) -> dict[str, object]:
-    """The resources of RunPodSandbox or the last UpdatePodSandboxResources, under containerd's keys;
-    CRI's status lacks them."""
+    """The resources of RunPodSandbox or the last UpdatePodSandboxResources, under containerd's
+    keys; CRI's status lacks them."""
     return {
         name: {"linux": _figures(getattr(linux, name))}
         for name in ("overhead", "resources")

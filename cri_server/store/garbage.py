@@ -259,13 +259,9 @@ class _Collector:
             if not idle:
                 self._keep(f"{kind}'s folders", identifier, BUSY, size)
                 continue
-            await self._remove(
-                f"{kind}'s folders",
-                identifier,
-                "no record refers to it: its creation did not finish, or the record is lost",
-                size,
-                partial(drop, self._services, identifier),
-            )
+            why = "no record refers to it: its creation did not finish, or the record is lost"
+            remove = partial(drop, self._services, identifier)
+            await self._remove(f"{kind}'s folders", identifier, why, size, remove)
 
     def _size(self, kind: str, identifier: str) -> int:
         paths = self._services.paths

@@ -84,7 +84,8 @@ class Connections:
             wire.abort()
 
     async def _open(self, wire: SocketWire) -> tuple[Request, object] | None:
-        """Read the request within `REQUEST_S` and redeem its ticket; None after a refusal was sent."""
+        """Read the request within `REQUEST_S` and redeem its ticket; None after a refusal was
+        sent."""
         try:
             try:
                 async with asyncio.timeout(REQUEST_S):

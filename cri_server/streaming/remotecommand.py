@@ -207,8 +207,8 @@ class Output:
     sending: bool = False
 
     async def copy(self) -> None:
-        """Copy to the end. If the client resets the stream, the rest is discarded so that the process
-        does not block."""
+        """Copy to the end. If the client resets the stream, the rest is discarded so that the
+        process does not block."""
         connected = True
         while data := await read_some(self.fd):
             self.sending = True

@@ -22,7 +22,8 @@ NAME_LIMIT = 255
 
 
 class DescriptorStore:
-    """The descriptors that the manager stores for this unit. Thread-safe, as `take` is called once."""
+    """The descriptors that the manager stores for this unit. Thread-safe, as `take` is called
+    once."""
 
     def __init__(self, received: Mapping[str, int] | None = None) -> None:
         """`received`: the result of `receive`."""

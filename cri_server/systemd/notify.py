@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 
 @contextlib.asynccontextmanager
 async def supervised() -> AsyncIterator[None]:
-    """Send READY=1 on entry, WATCHDOG=1 twice per watchdog period while inside, STOPPING=1 on exit."""
+    """Send READY=1 on entry, WATCHDOG=1 twice per watchdog period while inside, STOPPING=1 on
+    exit."""
     tell("READY=1")
     interval_s = watchdog_interval_s(os.environ)
     alive = asyncio.create_task(_tell_alive(interval_s)) if interval_s else None

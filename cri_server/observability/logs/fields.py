@@ -1,4 +1,5 @@
-"""Fields of log records: `log.info("StartContainer", extra=of(pod="default/web", duration_ms=12.3))`.
+"""Fields of log records: `log.info("StartContainer", extra=of(pod="default/web",
+duration_ms=12.3))`.
 
 The text format appends them as `key=value`, JSON has them as keys, the journal as `PYRUNC_KEY`. A
 field's name is lower case with underscores, its unit at the end.

@@ -63,20 +63,70 @@ class Source:
         leases = await self._leases()
         space = await asyncio.to_thread(os.statvfs, self.services.paths.root)
         return [
-            _gauge("pyrunc_build_info", "Always 1; the version in its labels.", ("version", "python"), {(pyrunc.__version__, platform.python_version()): 1}),
-            _histogram("pyrunc_call_duration_seconds", "Calls of the CRI by gRPC code, except streaming ones.", ("call", "code"), meters.VERBS),
-            _histogram("pyrunc_step_duration_seconds", "Steps that succeeded, of the verbs that are made of steps.", ("verb", "step"), meters.STEPS),
-            _gauge("pyrunc_calls_running", "Calls that are being answered, including streams.", (), {(): self.server.calls}),
-            _gauge("pyrunc_operations_running", "Operations on pods and containers that are running.", (), {(): len(self.services.running)}),
+            _gauge(
+                "pyrunc_build_info",
+                "Always 1; the version in its labels.",
+                ("version", "python"),
+                {(pyrunc.__version__, platform.python_version()): 1},
+            ),
+            _histogram(
+                "pyrunc_call_duration_seconds",
+                "Calls of the CRI by gRPC code, except streaming ones.",
+                ("call", "code"),
+                meters.VERBS,
+            ),
+            _histogram(
+                "pyrunc_step_duration_seconds",
+                "Steps that succeeded, of the verbs that are made of steps.",
+                ("verb", "step"),
+                meters.STEPS,
+            ),
+            _gauge(
+                "pyrunc_calls_running",
+                "Calls that are being answered, including streams.",
+                (),
+                {(): self.server.calls},
+            ),
+            _gauge(
+                "pyrunc_operations_running",
+                "Operations on pods and containers that are running.",
+                (),
+                {(): len(self.services.running)},
+            ),
             *self._pods(),
             *self._processes(),
             *self._images(),
-            _gauge("pyrunc_root_free_bytes", "Free space below the root directory.", (), {(): space.f_bavail * space.f_frsize}),
-            _gauge("pyrunc_root_free_inodes", "Free inodes below the root directory.", (), {(): space.f_favail}),
-            _gauge("pyrunc_network_attachments", "Sandboxes that are attached to the network.", (), {(): sum(s.network == "attached" for s in self.services.index.sandboxes)}),
-            _gauge("pyrunc_network_leases", "Addresses that host-local has handed out.", ("network", "family"), {_network(u): u.taken for u in leases}),
-            _gauge("pyrunc_network_addresses", "Addresses that host-local manages.", ("network", "family"), {_network(u): u.size for u in leases}),
-        ]  # fmt: skip
+            _gauge(
+                "pyrunc_root_free_bytes",
+                "Free space below the root directory.",
+                (),
+                {(): space.f_bavail * space.f_frsize},
+            ),
+            _gauge(
+                "pyrunc_root_free_inodes",
+                "Free inodes below the root directory.",
+                (),
+                {(): space.f_favail},
+            ),
+            _gauge(
+                "pyrunc_network_attachments",
+                "Sandboxes that are attached to the network.",
+                (),
+                {(): sum(s.network == "attached" for s in self.services.index.sandboxes)},
+            ),
+            _gauge(
+                "pyrunc_network_leases",
+                "Addresses that host-local has handed out.",
+                ("network", "family"),
+                {_network(u): u.taken for u in leases},
+            ),
+            _gauge(
+                "pyrunc_network_addresses",
+                "Addresses that host-local manages.",
+                ("network", "family"),
+                {_network(u): u.size for u in leases},
+            ),
+        ]
 
     def problems(self) -> list[str]:
         """What prevents the server from running pods; empty when it is healthy."""
@@ -112,31 +162,74 @@ class Source:
             for c in index.containers
         )  # type: ignore[arg-type]
         return [
-            _gauge("pyrunc_sandboxes", "Sandboxes by state.", ("state",), _counted(pods, "ready", "notready")),
-            _gauge("pyrunc_containers", "Containers by state.", ("state",), _counted(containers, "created", "running", "exited", "unknown")),
-            Family("pyrunc_container_exits", "counter", "Containers that have ended since the server started, by reason.", ("reason",), _labelled(meters.EXITS)),
-        ]  # fmt: skip
+            _gauge(
+                "pyrunc_sandboxes",
+                "Sandboxes by state.",
+                ("state",),
+                _counted(pods, "ready", "notready"),
+            ),
+            _gauge(
+                "pyrunc_containers",
+                "Containers by state.",
+                ("state",),
+                _counted(containers, "created", "running", "exited", "unknown"),
+            ),
+            Family(
+                "pyrunc_container_exits",
+                "counter",
+                "Containers that have ended since the server started, by reason.",
+                ("reason",),
+                _labelled(meters.EXITS),
+            ),
+        ]
 
     def _processes(self) -> Snapshot:
         sessions = _counted(self.streaming.sessions, "exec", "attach", "portforward")
         keeper = self.services.keeper
         alive = _labelled({name: z.pid is not None for name, z in self.services.zygotes.items()})
         return [
-            _gauge("pyrunc_shims", "Shims by whether they answer.", ("state",), _labelled(self.services.shims.count())),
-            _gauge("pyrunc_zygote_up", "Whether the zygote that forks shims, or jobs, runs.", ("role",), alive),
-            _gauge("pyrunc_keeper_up", "Whether the keeper runs, with which pods outlive their shims.", (), {(): keeper is not None and keeper.pid > 0}),
+            _gauge(
+                "pyrunc_shims",
+                "Shims by whether they answer.",
+                ("state",),
+                _labelled(self.services.shims.count()),
+            ),
+            _gauge(
+                "pyrunc_zygote_up",
+                "Whether the zygote that forks shims, or jobs, runs.",
+                ("role",),
+                alive,
+            ),
+            _gauge(
+                "pyrunc_keeper_up",
+                "Whether the keeper runs, with which pods outlive their shims.",
+                (),
+                {(): keeper is not None and keeper.pid > 0},
+            ),
             _gauge("pyrunc_sessions", "Open streaming sessions.", ("kind",), sessions),
-            _gauge("pyrunc_event_subscribers", "Subscribers of container events.", (), {(): self.services.events.subscribers}),
-        ]  # fmt: skip
+            _gauge(
+                "pyrunc_event_subscribers",
+                "Subscribers of container events.",
+                (),
+                {(): self.services.events.subscribers},
+            ),
+        ]
 
     def _images(self) -> Snapshot:
         usage = self.services.images.usage()
         return [
             _gauge("pyrunc_images", "Images.", (), {(): usage.images}),
-            _gauge("pyrunc_image_bytes", "Disk space of images, unpacked and packed.", (), {(): usage.size_bytes}),
-            _gauge("pyrunc_image_inodes", "Files that images have on the disk.", (), {(): usage.inodes}),
+            _gauge(
+                "pyrunc_image_bytes",
+                "Disk space of images, unpacked and packed.",
+                (),
+                {(): usage.size_bytes},
+            ),
+            _gauge(
+                "pyrunc_image_inodes", "Files that images have on the disk.", (), {(): usage.inodes}
+            ),
             _gauge("pyrunc_pulls_running", "Pulls that are running.", (), {(): usage.pulls}),
-        ]  # fmt: skip
+        ]
 
 
 def _gauge(name: str, text: str, labels: Labels, samples: Mapping[Labels, float]) -> Family:

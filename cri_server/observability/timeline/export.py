@@ -60,7 +60,8 @@ class Exporter:
             from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
         except ImportError as error:
             raise Unsupported(
-                f"tracing.endpoint: {error.name or 'opentelemetry'} is not installed: pip install 'pyrunc[tracing]'"
+                f"tracing.endpoint: {error.name or 'opentelemetry'} is not installed: "
+                "pip install 'pyrunc[tracing]'"
             ) from None
         # Log failed batches, not each attempt.
         logging.getLogger("opentelemetry").setLevel(logging.ERROR)

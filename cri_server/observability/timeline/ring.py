@@ -88,7 +88,8 @@ class Ring:
             self._followers.discard(follower)
 
     def flush(self) -> None:
-        """Write waiting entries; after an error they are dropped with a warning. Touches the disk."""
+        """Write waiting entries; after an error they are dropped with a warning. Touches the
+        disk."""
         with self._writing:
             self._timer = None
             waiting, self._waiting = self._waiting, []

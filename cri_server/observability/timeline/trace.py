@@ -1,6 +1,5 @@
-"""Traces of running calls. The RPC layer sets `CURRENT`; code of the call adds its spans there, also
-in tasks that it starts, because tasks inherit context variables.
-"""
+"""Traces of running calls. The RPC layer sets `CURRENT`; code of the call adds its spans there,
+also in tasks that it starts, because tasks inherit context variables."""
 
 from __future__ import annotations
 

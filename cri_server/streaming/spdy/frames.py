@@ -72,7 +72,8 @@ def data_head(stream_id: int, length: int, fin: bool) -> bytes:
 
 
 def syn_stream(stream_id: int, block: bytes, *, fin: bool = False) -> bytes:
-    """Encode a SYN_STREAM; `block`: the compressed headers. No associated stream, highest priority."""
+    """Encode a SYN_STREAM; `block`: the compressed headers. No associated stream, highest
+    priority."""
     return control(
         Type.SYN_STREAM, FIN if fin else 0, struct.pack(">IIBB", stream_id, 0, 0, 0) + block
     )

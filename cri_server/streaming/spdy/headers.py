@@ -20,21 +20,31 @@ Headers = dict[str, list[str]]
 
 # The dictionary is a list of words, each behind its length in 32 bits, and a tail without lengths.
 _WORDS = (
-    "options head post put delete trace accept accept-charset accept-encoding accept-language accept-ranges age allow"
-    " authorization cache-control connection content-base content-encoding content-language content-length"
-    " content-location content-md5 content-range content-type date etag expect expires from host if-match"
-    " if-modified-since if-none-match if-range if-unmodified-since last-modified location max-forwards pragma"
-    " proxy-authenticate proxy-authorization range referer retry-after server te trailer transfer-encoding upgrade"
-    " user-agent vary via warning www-authenticate method get status 200_OK version HTTP/1.1 url public set-cookie"
+    "options head post put delete trace accept accept-charset accept-encoding accept-language"
+    " accept-ranges age allow"
+    " authorization cache-control connection content-base content-encoding content-language"
+    " content-length"
+    " content-location content-md5 content-range content-type date etag expect expires from host"
+    " if-match"
+    " if-modified-since if-none-match if-range if-unmodified-since last-modified location"
+    " max-forwards pragma"
+    " proxy-authenticate proxy-authorization range referer retry-after server te trailer"
+    " transfer-encoding upgrade"
+    " user-agent vary via warning www-authenticate method get status 200_OK version HTTP/1.1 url"
+    " public set-cookie"
     " keep-alive origin"
 )
 _TAIL = (
     "100101201202205206300302303304305306307402405406407408409410411412413414415416417502504505"
-    "203 Non-Authoritative Information204 No Content301 Moved Permanently400 Bad Request401 Unauthorized"
+    "203 Non-Authoritative Information204 No Content301 Moved Permanently400 Bad Request401"
+    " Unauthorized"
     "403 Forbidden404 Not Found500 Internal Server Error501 Not Implemented503 Service Unavailable"
-    "Jan Feb Mar Apr May Jun Jul Aug Sept Oct Nov Dec 00:00:00 Mon, Tue, Wed, Thu, Fri, Sat, Sun, GMT"
-    "chunked,text/html,image/png,image/jpg,image/gif,application/xml,application/xhtml+xml,text/plain,"
-    "text/javascript,publicprivatemax-age=gzip,deflate,sdchcharset=utf-8charset=iso-8859-1,utf-,*,enq=0."
+    "Jan Feb Mar Apr May Jun Jul Aug Sept Oct Nov Dec 00:00:00 Mon, Tue, Wed, Thu, Fri, Sat, Sun,"
+    " GMT"
+    "chunked,text/html,image/png,image/jpg,image/gif,application/xml,application/xhtml+xml,text/pla"
+    "in,"
+    "text/javascript,publicprivatemax-age=gzip,deflate,sdchcharset=utf-8charset=iso-8859-1,utf-,*,e"
+    "nq=0."
 )
 
 
@@ -57,7 +67,8 @@ class Packer:
         self._stream = zlib.compressobj(zdict=DICTIONARY)
 
     def pack(self, headers: Headers) -> bytes:
-        """Compress a block. Names are sent in lower case; the values of a name are joined by NUL."""
+        """Compress a block. Names are sent in lower case; the values of a name are joined by
+        NUL."""
         parts = [WORD.pack(len(headers))]
         for name, values in headers.items():
             for text in (name.lower().encode("latin-1"), "\0".join(values).encode("utf-8")):
