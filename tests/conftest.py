@@ -62,11 +62,10 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     anywhere = schedule.unit_of(request.node.nodeid) != schedule.MACHINE
-    before = ledger.take(of_machine=not (anywhere and schedule.worker(request.config)))
-    yield
-    left = ledger.settle(before)
-    if left:
-        pytest.fail("left behind:\n  " + "\n  ".join(left))
+    with ledger.nothing_left(
+        "the test", of_machine=not (anywhere and schedule.worker(request.config))
+    ):
+        yield
 
 
 class _Skips:

@@ -17,15 +17,13 @@ from tests.support.cluster import Cluster
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = Path(tmp_path_factory.mktemp("kube"))
     archives = [images.busybox(), nginx.archive()]
-    before = ledger.take()
-    running = Cluster(folder, session.name("kube"))
-    try:
-        running.up(archives, [archives[0]])
-        yield running
-    finally:
-        running.down()
-    left = ledger.settle(before, timeout_s=20)
-    assert not left, "the cluster left behind:\n  " + "\n  ".join(left)
+    with ledger.nothing_left("the cluster"):
+        running = Cluster(folder, session.name("kube"))
+        try:
+            running.up(archives, [archives[0]])
+            yield running
+        finally:
+            running.down()
 
 
 @pytest.fixture

@@ -28,10 +28,12 @@ FOCUS = "|".join(
 @pytest.mark.timeout(TIMEOUT_S + 900)
 def test_specs_of_several_parts_pass(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder: Path = tmp_path_factory.mktemp("specs")  # kubelet's sockets lie below it: a short name
-    before = ledger.take()
-    with cluster.running(folder / "cluster") as running:
-        result = suite.run(suite.on_this_machine(running), folder / "results", FOCUS, 4, TIMEOUT_S)
-    assert len(result.passed) == result.total == 6, result.text()
-    assert (folder / "results" / suite.JUNIT).exists() and (folder / "results" / suite.LOG).exists()
-    left = ledger.settle(before, timeout_s=20)
-    assert not left, "the cluster left behind:\n  " + "\n  ".join(left)
+    with ledger.nothing_left("the cluster"):
+        with cluster.running(folder / "cluster") as running:
+            result = suite.run(
+                suite.on_this_machine(running), folder / "results", FOCUS, 4, TIMEOUT_S
+            )
+        assert len(result.passed) == result.total == 6, result.text()
+        assert (folder / "results" / suite.JUNIT).exists() and (
+            folder / "results" / suite.LOG
+        ).exists()

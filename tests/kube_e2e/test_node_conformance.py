@@ -38,15 +38,13 @@ def without_dummies() -> bool:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    before = ledger.take()
-    running = Cluster(tmp_path / "cluster", session.name("e2e"))
-    try:
-        running.up([images.archive()])
-        yield running
-    finally:
-        running.down()
-    left = ledger.settle(before)
-    assert not left, "the cluster left behind:\n  " + "\n  ".join(left)
+    with ledger.nothing_left("the cluster"):
+        running = Cluster(tmp_path / "cluster", session.name("e2e"))
+        try:
+            running.up([images.archive()])
+            yield running
+        finally:
+            running.down()
 
 
 @pytest.mark.kube

@@ -47,15 +47,13 @@ SKIP = (
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[SuiteNode]:
-    before = ledger.take()
-    running = SuiteNode(tmp_path / "node", session.name("e2enode"))
-    try:
-        running.up(images.archives())
-        yield running
-    finally:
-        running.down()
-    left = ledger.settle(before)
-    assert not left, "the suite left behind:\n  " + "\n  ".join(left)
+    with ledger.nothing_left("the suite"):
+        running = SuiteNode(tmp_path / "node", session.name("e2enode"))
+        try:
+            running.up(images.archives())
+            yield running
+        finally:
+            running.down()
 
 
 @pytest.mark.kube

@@ -29,18 +29,16 @@ PODS = {
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeadmMachine]:
     """After the command of docs/install.md; the ledger runs around its whole life."""
-    before = ledger.take()
-    started = KubeadmMachine(Path(tmp_path_factory.mktemp("init")))
-    try:
-        started.up()
-        (command,) = documents.blocks("install.md", "kubeadm init")
-        output = started.init(command.replace("kubeadm.yaml", str(started.kubeadm_file())))
-        assert "Your Kubernetes control-plane has initialized successfully!" in output, output
-        yield started
-    finally:
-        started.down()
-    left = ledger.settle(before, timeout_s=20)
-    assert not left, "the cluster left behind:\n  " + "\n  ".join(left)
+    with ledger.nothing_left("the cluster"):
+        started = KubeadmMachine(Path(tmp_path_factory.mktemp("init")))
+        try:
+            started.up()
+            (command,) = documents.blocks("install.md", "kubeadm init")
+            output = started.init(command.replace("kubeadm.yaml", str(started.kubeadm_file())))
+            assert "Your Kubernetes control-plane has initialized successfully!" in output, output
+            yield started
+        finally:
+            started.down()
 
 
 def restarts(pods: list[dict[str, Any]]) -> dict[str, tuple[str, int]]:

@@ -23,25 +23,23 @@ SOCKET, FILES = "unix:///run/pyrunc/cri.sock", "/etc/pyrunc/config.toml.d"
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[K3sMachine]:
     """After the commands of docs/install.md; the ledger runs around its whole life."""
-    before = ledger.take()
-    started = K3sMachine(Path(tmp_path_factory.mktemp("k3s")))
-    try:
-        configuration, reload, start = documents.blocks("install.md", "k3s")[0].partition(
-            "systemctl reload pyrunc-cri\n"
-        )
-        assert reload and PLUGINS in configuration and SOCKET in start
-        started.up(configuration.replace(FILES, f"{started.node.folder}/config.toml.d"))
-        # Without systemd, the server's cgroup driver is the other one.
-        own = start.replace(SOCKET, f"unix://{started.node.socket}").replace(
-            "driver=systemd", "driver=cgroupfs"
-        )
-        started.start_k3s(own)
-        started.until("node is Ready", lambda: started.is_ready(started.node))
-        yield started
-    finally:
-        started.down()
-    left = ledger.settle(before, timeout_s=20)
-    assert not left, "the cluster left behind:\n  " + "\n  ".join(left)
+    with ledger.nothing_left("the cluster"):
+        started = K3sMachine(Path(tmp_path_factory.mktemp("k3s")))
+        try:
+            configuration, reload, start = documents.blocks("install.md", "k3s")[0].partition(
+                "systemctl reload pyrunc-cri\n"
+            )
+            assert reload and PLUGINS in configuration and SOCKET in start
+            started.up(configuration.replace(FILES, f"{started.node.folder}/config.toml.d"))
+            # Without systemd, the server's cgroup driver is the other one.
+            own = start.replace(SOCKET, f"unix://{started.node.socket}").replace(
+                "driver=systemd", "driver=cgroupfs"
+            )
+            started.start_k3s(own)
+            started.until("node is Ready", lambda: started.is_ready(started.node))
+            yield started
+        finally:
+            started.down()
 
 
 def pod(machine: K3sMachine, name: str) -> dict[str, Any]:

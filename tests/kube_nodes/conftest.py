@@ -39,21 +39,21 @@ def flannel(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Flannel]:
     """A running cluster of two nodes whose pod network is flannel's."""
-    before = ledger.take()
-    cluster = Cluster(Path(tmp_path_factory.mktemp("nodes")), session.name("nodes"), nodes=2)
-    running = Flannel(cluster, request.param)
-    try:
-        for node in cluster.nodes:
-            running.install(node)
-        cluster.up([images.busybox()], network={})
-        assert not any(cluster.is_ready(node) for node in cluster.nodes), "Ready without a network"
-        running.start()
-        yield running
-    finally:
-        running.stop()
-        cluster.down()
-    left = ledger.settle(before, timeout_s=20)
-    assert not left, "the cluster left behind:\n  " + "\n  ".join(left)
+    with ledger.nothing_left("the cluster"):
+        cluster = Cluster(Path(tmp_path_factory.mktemp("nodes")), session.name("nodes"), nodes=2)
+        running = Flannel(cluster, request.param)
+        try:
+            for node in cluster.nodes:
+                running.install(node)
+            cluster.up([images.busybox()], network={})
+            assert not any(cluster.is_ready(node) for node in cluster.nodes), (
+                "Ready without a network"
+            )
+            running.start()
+            yield running
+        finally:
+            running.stop()
+            cluster.down()
 
 
 @pytest.fixture(scope="package")

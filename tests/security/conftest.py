@@ -27,11 +27,8 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(autouse=True)
 def nothing_left_by_attacks() -> Iterator[None]:
-    before = ledger.take()
-    yield
-    left = ledger.settle(before)
-    if left:
-        pytest.fail("left behind:\n  " + "\n  ".join(left))
+    with ledger.nothing_left("the test"):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -16,11 +16,12 @@ State entries are counted for the folders that a test names.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,6 +95,15 @@ def settle(earlier: Ledger, folders: Iterable[Path] = (), timeout_s: float = 20.
         if not leaks or time.monotonic() > deadline:
             return leaks
         time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def nothing_left(by: str, *, of_machine: bool = True) -> Iterator[None]:
+    """Fail after the block if it leaves anything behind; `by` is the subject of the error."""
+    before = take(of_machine=of_machine)
+    yield
+    leaks = settle(before)
+    assert not leaks, f"{by} left behind:\n  " + "\n  ".join(leaks)
 
 
 def descriptors() -> set[str]:
