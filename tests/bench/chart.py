@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-from tests.bench.tables import Row, shown
+from tests.bench.tables import Row, formatted
 
 LEFT, WIDTH, RIGHT, TOP, BAR, GAP = 220, 400, 90, 62, 10, 12
 STYLE = """
@@ -66,7 +66,7 @@ def _bars(row: Row, y: int) -> list[str]:
             f'<rect class="{_style(number, len(row.values))}" x="{LEFT}" y="{top}" '
             f'width="{length:.1f}" height="{BAR - 1}"/>',
             f'<text class="quiet" x="{LEFT + length + 5:.1f}" y="{top + 8}" '
-            f'font-size="10">{shown(value, row.unit)}</text>',
+            f'font-size="10">{formatted(value, row.unit)}</text>',
         ]
     return lines
 

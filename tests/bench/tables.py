@@ -73,7 +73,7 @@ def header(names: Sequence[str], title: str = "p50") -> list[str]:
 
 
 def _cells(row: Row) -> list[str]:
-    values = [shown(value, row.unit) for value in row.values]
+    values = [formatted(value, row.unit) for value in row.values]
     return [row.step, *values, *(f"{ratio:.3f}" for ratio in row.ratios())]
 
 
@@ -82,7 +82,7 @@ def lines(rows: Iterable[Row]) -> list[str]:
     return [f"| {' | '.join(_cells(row))} |" for row in rows]
 
 
-def shown(value: float, unit: str) -> str:
+def formatted(value: float, unit: str) -> str:
     """Format a value with three digits or more, and its unit."""
     digits = 0 if value >= 1000 else 1 if value >= 100 else 2
     return f"{value:,.{digits}f}{' ' if unit else ''}{unit}"

@@ -11,7 +11,7 @@ import pytest
 BIN = Path(sys.executable).parent
 
 
-def asked(program: Path, words: str) -> list[str]:
+def completions(program: Path, words: str) -> list[str]:
     name = program.name.upper().replace("-", "_")
     environment = {
         f"_{name}_COMPLETE": "bash_complete",
@@ -32,7 +32,7 @@ def asked(program: Path, words: str) -> list[str]:
     ],
 )
 def test_pyrunc(words: str, expected: list[str]) -> None:
-    assert asked(BIN / "pyrunc", words) == expected
+    assert completions(BIN / "pyrunc", words) == expected
 
 
 def test_a_verb_is_carried_out_whatever_the_environment_says() -> None:
@@ -48,4 +48,4 @@ def test_a_verb_is_carried_out_whatever_the_environment_says() -> None:
 
 
 def test_the_server() -> None:
-    assert asked(BIN / "pyrunc-cri", "pyrunc-cri install-node --uni") == ["--uninstall"]
+    assert completions(BIN / "pyrunc-cri", "pyrunc-cri install-node --uni") == ["--uninstall"]

@@ -286,7 +286,7 @@ class TestKubelet:
         run(root)
         assert "ExecStart=/usr/local/bin/kubelet --" in (root / self.DROP_IN).read_text()
 
-    def test_not_when_it_is_not_wanted(self, root: Path) -> None:
+    def test_no_kubelet_flags_without_the_option(self, root: Path) -> None:
         self.unit(root)
         run(root, "--no-kubelet")
         assert not (root / self.DROP_IN).exists()

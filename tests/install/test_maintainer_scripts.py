@@ -69,17 +69,17 @@ class Installed:
 
     def files(self, *tops: str) -> list[str]:
         """The files below these folders."""
-        found = (path for top in tops for path in (self.root / top).rglob("*") if path.is_file())
-        return sorted(str(path.relative_to(self.root)) for path in found)
+        files = (path for top in tops for path in (self.root / top).rglob("*") if path.is_file())
+        return sorted(str(path.relative_to(self.root)) for path in files)
 
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Installed:
-    found = Installed(tmp_path)
-    found.native.mkdir(parents=True)
-    found.program.parent.mkdir(parents=True)
-    write_program(found.native / "pyrunc-script", "echo the script\n")
-    return found
+    package = Installed(tmp_path)
+    package.native.mkdir(parents=True)
+    package.program.parent.mkdir(parents=True)
+    write_program(package.native / "pyrunc-script", "echo the script\n")
+    return package
 
 
 def write_program(path: Path, text: str) -> None:
@@ -147,14 +147,14 @@ ANSWERS = {
 def test_a_purge_takes_the_settings_of_registries_unless_the_administrator_says_no(
     installed: Installed, answer: str
 ) -> None:
-    said, remaining = ANSWERS[answer]
+    reply, remaining = ANSWERS[answer]
     for path in (*DATA, *REGISTRIES):
         installed.write(path)
-    if said is not None:
-        installed.write("usr/share/debconf/confmodule", CONFMODULE % said)
+    if reply is not None:
+        installed.write("usr/share/debconf/confmodule", CONFMODULE % reply)
     done = installed.run("postrm", "purge")
     assert done.returncode == 0, done.stderr
-    assert ("asked pyrunc/purge_registries" in done.stderr) == (said is not None)
+    assert ("asked pyrunc/purge_registries" in done.stderr) == (reply is not None)
     assert installed.files("var", "run", "etc") == sorted(remaining)
 
 

@@ -19,7 +19,7 @@ from tests.support.debian import suite
 from tests.support.tree import listing
 
 PACKAGES = ("ca-certificates", "libseccomp2", "nftables", "python3-venv")
-KEPT = ("opt/pyrunc", "var/cache", "var/log", "root")
+PRESERVED = ("opt/pyrunc", "var/cache", "var/log", "root")
 
 
 @pytest.fixture
@@ -36,9 +36,9 @@ def machine(tmp_path: Path) -> Iterator[chroot.Machine]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_installed_used_and_taken_back(machine: chroot.Machine, tmp_path: Path) -> None:
-    before = listing(machine.root, KEPT)
-    said = machine.run("/opt/pyrunc/bin/pyrunc-cri install-node").stdout
-    assert "systemd does not run here: start `pyrunc-cri serve` by hand" in said
+    before = listing(machine.root, PRESERVED)
+    output = machine.run("/opt/pyrunc/bin/pyrunc-cri install-node").stdout
+    assert "systemd does not run here: start `pyrunc-cri serve` by hand" in output
     assert machine.run("/opt/pyrunc/bin/pyrunc-cri install-node").stdout == "nothing to do\n"
     machine.run("pyrunc --version && pyrunc-cri --version && pyrunc features >/dev/null")
     with chroot.entered(machine.root, own_network=True) as here:
@@ -46,4 +46,4 @@ def test_installed_used_and_taken_back(machine: chroot.Machine, tmp_path: Path) 
         here.run("pyrunc-cri pods && ls /run/pyrunc-cri")
         server.stop()
         here.run("/opt/pyrunc/bin/pyrunc-cri install-node --uninstall --purge")
-    assert listing(machine.root, KEPT) == before
+    assert listing(machine.root, PRESERVED) == before

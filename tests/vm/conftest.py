@@ -48,8 +48,8 @@ class Boots:
         by default that of Kubernetes' programs."""
         if self._running is None or self._kind != (suite, variant):
             self.stop()
-            wanted = disks or [guest_disk.kubernetes()]
-            booted = Guest(suite, disks=wanted, services={6443: self.api_port}, variant=variant)
+            attached = disks or [guest_disk.kubernetes()]
+            booted = Guest(suite, disks=attached, services={6443: self.api_port}, variant=variant)
             booted.start()
             self._kind, self._running = (suite, variant), booted
             booted.push_project()

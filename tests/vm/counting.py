@@ -47,10 +47,10 @@ def checkpoint(server: Server, container: str, location: Path) -> Path:
     return location
 
 
-def restore(server: Server, reference: Path | str, wanted: api.ContainerConfig) -> str:
+def restore(server: Server, reference: Path | str, config: api.ContainerConfig) -> str:
     """In a new pod, which has another address."""
-    wanted.image.image = str(reference)
-    return server.launch(server.run_pod(), wanted)
+    config.image.image = str(reference)
+    return server.launch(server.run_pod(), config)
 
 
 def goes_on(server: Server, container: str) -> None:

@@ -89,11 +89,11 @@ class Newcomer:
 
     def until(self, question: str, answer: str, what: str) -> str:
         """Ask the control plane until its answer has `answer` in it."""
-        said = [""]
+        output = [""]
 
         def ask() -> bool:
-            said[0] = self.cluster.run(question)
-            return answer in said[0]
+            output[0] = self.cluster.run(question)
+            return answer in output[0]
 
         if not wait_until(ask, PATIENCE_S, 2):
             journal = self.guest.ssh(
@@ -101,9 +101,9 @@ class Newcomer:
             )
             events = self.cluster.run("kubectl get events -A")
             raise AssertionError(
-                f"{what}: not within {PATIENCE_S:.0f} s: {said[0]}\n{events}\n{journal.stdout.decode()}"
+                f"{what}: not within {PATIENCE_S:.0f} s: {output[0]}\n{events}\n{journal.stdout.decode()}"
             )
-        return said[0]
+        return output[0]
 
     def runs_clock(self) -> None:
         """Make the Deployment and wait for its pod."""
@@ -119,29 +119,29 @@ class Newcomer:
 
     def rolled_out(self) -> None:
         """Wait until the Deployment has one pod, which is of its newest template and runs."""
-        said = self.cluster.run(
+        output = self.cluster.run(
             f"kubectl rollout status deployment clock --timeout={PATIENCE_S:.0f}s || kubectl get events"
         )
-        assert "successfully rolled out" in said, said
+        assert "successfully rolled out" in output, output
         self.until(
             "kubectl get pods -l app=clock -o name | wc -l", "1", "the end of the pod before"
         )
 
     def pod(self) -> dict[str, Any]:
         """The Deployment's only pod."""
-        found = json.loads(self.cluster.run("kubectl get pods -l app=clock -o json"))["items"]
-        assert len(found) == 1, found
-        return dict(found[0])
+        pods = json.loads(self.cluster.run("kubectl get pods -l app=clock -o json"))["items"]
+        assert len(pods) == 1, pods
+        return dict(pods[0])
 
     def clock(self) -> Clock:
         """The pod on our server."""
         pod = self.pod()
         name, (status,) = pod["metadata"]["name"], pod["status"]["containerStatuses"]
-        said = self.types(
+        output = self.types(
             f"pyrunc-cri exec {name} cat /proc/1/stat; pyrunc-cri logs --tail 1 {name}"
         ).split("\n")
-        identity = status["containerID"], int(status["restartCount"]), said[0].split()[21]
-        return Clock(name, identity, int(said[1]))
+        identity = status["containerID"], int(status["restartCount"]), output[0].split()[21]
+        return Clock(name, identity, int(output[1]))
 
     def left(self, *not_counted: str) -> set[str]:
         """What is on the disk but below these paths, and what of this boot bears our name or that

@@ -48,11 +48,11 @@ def test_the_program_starts_from_its_snapshot(arm64: Guest) -> None:
 
 
 def test_a_pod_on_a_server_of_its_own(arm64: Guest) -> None:
-    shown = arm64.ssh(
+    output = arm64.ssh(
         "cd /root/project && /opt/venv/bin/python -c 'from cri_server.cli.main import main; main()' demo pod.yaml",
         timeout_s=1200,
     )
-    assert "says hello" in (shown.stdout + shown.stderr).decode()
+    assert "says hello" in (output.stdout + output.stderr).decode()
 
 
 @pytest.mark.parametrize("what", INSIDE)

@@ -62,9 +62,11 @@ def bring_wheels(person: Newcomer, folder: Path) -> None:
 
 def runtime_of(person: Newcomer, name: str) -> None:
     """Wait until the cluster has the node as Ready with this runtime."""
-    said = person.until("kubectl get nodes -o wide", f"{name}://", f"{name} as the node's runtime")
+    output = person.until(
+        "kubectl get nodes -o wide", f"{name}://", f"{name} as the node's runtime"
+    )
     person.until(READY, "True", "the node Ready again")
-    assert re.search(rf"{NODE} .*{name}://", said)
+    assert re.search(rf"{NODE} .*{name}://", output)
 
 
 def test_there_and_back(node: Newcomer) -> None:
@@ -75,8 +77,8 @@ def test_there_and_back(node: Newcomer) -> None:
     node.types(install)
     node.types_on_the_control_plane(drain, NODE=NODE)
     node.types(export, IMAGE=IMAGE)
-    said = node.types(switch)
-    assert "kubelet.service.d/90-pyrunc.conf" in said
+    output = node.types(switch)
+    assert "kubelet.service.d/90-pyrunc.conf" in output
     assert IMAGE.removesuffix(":latest") in node.types(f"{load}\npyrunc-cri images --no-trunc")
     node.types(start)
     node.types_on_the_control_plane(uncordon, NODE=NODE)

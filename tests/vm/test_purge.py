@@ -71,12 +71,12 @@ def everything(machine: Guest) -> set[str]:
         "configuration": "find /etc -xdev -type f ! -name ld.so.cache ! -name 99yes -exec sha256sum {} +",
         **QUESTIONS,
     }
-    found = set()
+    paths = set()
     for what, question in questions.items():
         for line in machine.ssh(question).stdout.decode(errors="replace").splitlines():
             if not (what in ("units", "cgroups") and any(part in line for part in COME_AND_GO)):
-                found.add(f"{what}: {line.strip()}")
-    return found
+                paths.add(f"{what}: {line.strip()}")
+    return paths
 
 
 def test_nothing_is_left_of_package_and_pods(machine: Guest, debs: tuple[Path, Path]) -> None:

@@ -34,8 +34,10 @@ NETWORK = "/etc/cni/net.d/10-pyrunc.conflist"
 @pytest.fixture(scope="module")
 def person(boots: Boots, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
     """A fresh guest that no test of others has seen, and that none sees afterwards."""
-    with newcomer.at_a_new_machine(boots, tmp_path_factory.mktemp("control")) as found:
-        yield found
+    with newcomer.at_a_new_machine(
+        boots, tmp_path_factory.mktemp("control")
+    ) as newcomer_at_machine:
+        yield newcomer_at_machine
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +52,9 @@ def clean(person: Newcomer, debs: tuple[Path, Path]) -> set[str]:
 def node(person: Newcomer, clean: set[str]) -> Newcomer:
     """The page's first task, block by block, and a pod."""
     install, token, join, nodes, look = documents.blocks("tasks.md", "Join a node to a cluster")
-    said = person.types(install)
-    assert "active (running)" in said and "serving at unix:///run/pyrunc/cri.sock" in said
-    assert "WRONG" not in said and "kubelet waits for kubeadm" in said
+    output = person.types(install)
+    assert "active (running)" in output and "serving at unix:///run/pyrunc/cri.sock" in output
+    assert "WRONG" not in output and "kubelet waits for kubeadm" in output
     assert "This node has joined the cluster" in person.joins(
         join, person.types_on_the_control_plane(token)
     )
@@ -60,19 +62,19 @@ def node(person: Newcomer, clean: set[str]) -> Newcomer:
     assert re.search(rf"{NODE} +Ready .*pyrunc://", person.types_on_the_control_plane(nodes))
     person.types("pyrunc-cri load /root/busybox.tar")
     person.runs_clock()
-    said = person.types(look)
-    assert re.search(r"default +clock-\S+ +ready", said) and re.search(
-        r"clock-\S+ +main +running", said
+    output = person.types(look)
+    assert re.search(r"default +clock-\S+ +ready", output) and re.search(
+        r"clock-\S+ +main +running", output
     )
     return person
 
 
 def test_the_unit_is_enabled_and_says_when_it_is_ready(node: Newcomer) -> None:
-    shown = node.types(
+    output = node.types(
         "systemctl show -p Type -p UnitFileState -p NotifyAccess -p NRestarts pyrunc-cri"
     )
     assert {"Type=notify", "UnitFileState=enabled", "NotifyAccess=main", "NRestarts=0"} <= set(
-        shown.split()
+        output.split()
     )
 
 
@@ -111,16 +113,16 @@ def test_the_docs_find_out_why_a_pod_is_slow(node: Newcomer) -> None:
     node.restarts_clock()  # the end of a pod needs the plugins of its beginning
     node.types("rm /opt/cni/bin/slow")
     assert f"RunPodSandbox default/{pod}" in node.types(slowest)
-    said = node.types(one, NAMESPACE="default", POD=pod)
+    output = node.types(one, NAMESPACE="default", POD=pod)
     took_ms = [  # when the pod was made, and when it ended
         float(ms)
-        for ms, name in re.findall(r"^ +([\d.]+) ms +[█·]+ +(.*?)(?: !)?$", said, re.MULTILINE)
+        for ms, name in re.findall(r"^ +([\d.]+) ms +[█·]+ +(.*?)(?: !)?$", output, re.MULTILINE)
         if name == "plugin slow"
     ]
-    assert max(took_ms) > SLOW_S * 1000, said
-    said = node.types(log, NAMESPACE="default", POD=pod)
-    assert re.search(rf"RunPodSandbox .*pod=default/{pod}", said)
-    finding = re.findall(r"^(?:note|warning|WRONG) +([\w-]+):", said, re.MULTILINE)[0]
+    assert max(took_ms) > SLOW_S * 1000, output
+    output = node.types(log, NAMESPACE="default", POD=pod)
+    assert re.search(rf"RunPodSandbox .*pod=default/{pod}", output)
+    finding = re.findall(r"^(?:note|warning|WRONG) +([\w-]+):", output, re.MULTILINE)[0]
     assert finding in node.types(explain, WORD=finding)
 
 

@@ -109,7 +109,7 @@ def test_it_is_taken_once(file: int) -> None:
     assert store.take() == {"a": file} and store.take() == {}
 
 
-def test_without_a_manager_nothing_is_kept(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_manager_nothing_is_stored(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     DescriptorStore().put("a", file)
     DescriptorStore().remove("a")

@@ -28,14 +28,14 @@ def manager(
     return listener
 
 
-def heard(listener: socket.socket) -> list[str]:
+def received_messages(listener: socket.socket) -> list[str]:
     """All datagrams so far."""
-    found = []
+    datagrams = []
     while True:
         try:
-            found.append(listener.recv(4096).decode())
+            datagrams.append(listener.recv(4096).decode())
         except BlockingIOError:
-            return found
+            return datagrams
 
 
 async def test_a_watched_server_says_that_it_lives(
@@ -44,12 +44,12 @@ async def test_a_watched_server_says_that_it_lives(
     monkeypatch.setenv("WATCHDOG_USEC", "40000")
     monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
     async with notify.supervised():
-        said = heard(manager)
+        messages = received_messages(manager)
         async with asyncio.timeout(30):
-            while len(said) < 4:
+            while len(messages) < 4:
                 await asyncio.sleep(0.01)
-                said += heard(manager)
-    first, *alive, last = [*said, *heard(manager)]
+                messages += received_messages(manager)
+    first, *alive, last = [*messages, *received_messages(manager)]
     assert (first, set(alive), last) == ("READY=1", {"WATCHDOG=1"}, "STOPPING=1")
 
 
@@ -59,15 +59,15 @@ async def test_a_loop_that_hangs_says_nothing(
     monkeypatch.setenv("WATCHDOG_USEC", "20000")
     async with notify.supervised():
         await asyncio.sleep(0.05)
-        heard(manager)
+        received_messages(manager)
         time.sleep(0.2)
-        assert heard(manager) == []
+        assert received_messages(manager) == []
 
 
 async def test_without_a_watchdog(manager: socket.socket) -> None:
     async with notify.supervised():
         await asyncio.sleep(0.05)
-    assert heard(manager) == ["READY=1", "STOPPING=1"]
+    assert received_messages(manager) == ["READY=1", "STOPPING=1"]
 
 
 def test_whom_the_watchdog_watches() -> None:

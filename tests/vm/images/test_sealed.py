@@ -65,8 +65,8 @@ def test_files_are_sealed_and_run(server: Server) -> None:
     )
     with pytest.raises(PermissionError):
         open(files[0], "r+b").close()
-    kept = {path.name: path.read_text() for path in (server.root / "images/verity").iterdir()}
-    assert kept == {f"{path.parent.name}-{path.name}": digest(path) for path in files}
+    signatures = {path.name: path.read_text() for path in (server.root / "images/verity").iterdir()}
+    assert signatures == {f"{path.parent.name}-{path.name}": digest(path) for path in files}
     server.restart()
     container = server.launch(server.run_pod(host_network=True), with_volume(server))
     assert server.output(container, "wc", "-c", "/v/f").split()[0] == str(len(CONTENT))

@@ -38,7 +38,7 @@ def systemctl(*words: str) -> str:
     ).stdout.strip()
 
 
-def shown(name: str) -> str:
+def unit_property(name: str) -> str:
     return systemctl("show", "-P", name, UNIT)
 
 
@@ -80,7 +80,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         client(tmp_path, "run", "--folder", f"{tmp_path}/pods", f"{tmp_path}/pod.json")
         yield tmp_path
         client(tmp_path, "image", "remove", IMAGE)
-        assert wait_until(lambda: shown("NFileDescriptorStore") == "0", 60)
+        assert wait_until(lambda: unit_property("NFileDescriptorStore") == "0", 60)
     finally:
         systemctl("stop", UNIT)
         UNIT_FILE.unlink()
@@ -89,10 +89,12 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def mounted_file() -> Path:
     """The file with CONTENT in the mount that the server holds."""
-    (found,) = (
-        fd / "big" for fd in Path(f"/proc/{shown('MainPID')}/fd").iterdir() if (fd / "big").exists()
+    (mounted,) = (
+        fd / "big"
+        for fd in Path(f"/proc/{unit_property('MainPID')}/fd").iterdir()
+        if (fd / "big").exists()
     )
-    return found
+    return mounted
 
 
 def killed(pid: int) -> None:
@@ -100,13 +102,16 @@ def killed(pid: int) -> None:
 
 
 def test_the_next_server_gets_the_mount(folder: Path) -> None:
-    assert shown("FileDescriptorStoreMax") == "1024" and shown("NFileDescriptorStore") == "1"
+    assert (
+        unit_property("FileDescriptorStoreMax") == "1024"
+        and unit_property("NFileDescriptorStore") == "1"
+    )
     assert mounted_file().read_bytes() == CONTENT
     ways: list[Callable[[int], object]] = [killed, lambda pid: systemctl("restart", UNIT)]
     for end in ways:
-        pid = int(shown("MainPID"))
+        pid = int(unit_property("MainPID"))
         end(pid)
-        assert wait_until(lambda pid=pid: shown("ActiveState") == "active" and int(shown("MainPID")) not in (0, pid), 300)  # type: ignore[misc]  # fmt: skip
-        assert shown("NFileDescriptorStore") == "1"
+        assert wait_until(lambda pid=pid: unit_property("ActiveState") == "active" and int(unit_property("MainPID")) not in (0, pid), 300)  # type: ignore[misc]  # fmt: skip
+        assert unit_property("NFileDescriptorStore") == "1"
         assert cached_pages(mounted_file()) and mounted_file().read_bytes() == CONTENT
     client(folder, "rm", "--force", "--folder", f"{folder}/pods", "stored")

@@ -49,7 +49,7 @@ def test_what_does_not_fit_is_killed(tmp_path: Path) -> None:
         box.pyrunc("delete", "--force", box.id)
 
 
-def test_too_little_for_anything_is_said(tmp_path: Path) -> None:
+def test_a_limit_too_low_for_any_process_is_an_error(tmp_path: Path) -> None:
     box = Container(tmp_path)
     memory = {"limit": 8192, "swap": 8192}
     with pytest.raises(AssertionError, match="OOM-killed"):

@@ -96,7 +96,7 @@ def test_the_container_lives_in_a_delegated_scope(scope: Scope) -> None:
     assert len(scope.read("cgroup.procs").split()) == 1
 
 
-def test_limits_are_in_the_files_and_known_to_systemd(scope: Scope) -> None:
+def test_limits_are_in_the_files_and_in_systemds_properties(scope: Scope) -> None:
     scope.start("sleep", "1000", **LIMITS)
     for _ in range(2):
         assert scope.read("memory.max") == str(64 * MIB) and scope.read("memory.swap.max") == "0"

@@ -65,14 +65,14 @@ def test_it_goes_on_in_another_pod(server: Server, tmp_path: Path) -> None:
 def test_what_the_archive_holds(server: Server, tmp_path: Path) -> None:
     container = server.launch(server.run_pod(), config(server))
     wait_beyond(server, container, 1)
-    with tarfile.open(checkpoint(server, container, tmp_path / "a.tar")) as found:
-        members = {member.name: member for member in found}
+    with tarfile.open(checkpoint(server, container, tmp_path / "a.tar")) as archive:
+        members = {member.name: member for member in archive}
         assert {"config.dump", "spec.dump", "status.dump", "status", "rootfs-diff.tar", "deleted.files", "bind.mounts",
                 "dump.log", "stats-dump", "checkpoint", "checkpoint/inventory.img", "checkpoint/descriptors.json"} <= set(members)  # fmt: skip
         assert all(member.mode & 0o077 == 0 for member in members.values())
 
         def read(name: str) -> Any:
-            content = found.extractfile(name)
+            content = archive.extractfile(name)
             assert content is not None
             return json.load(content)
 
@@ -83,7 +83,7 @@ def test_what_the_archive_holds(server: Server, tmp_path: Path) -> None:
         assert read("spec.dump")["process"]["args"][0] == "sh"
         assert "/etc/group" in read("deleted.files")
         assert "/etc/hosts" in {mount["destination"] for mount in read("bind.mounts")}
-        layer = found.extractfile("rootfs-diff.tar")
+        layer = archive.extractfile("rootfs-diff.tar")
         assert layer is not None
         with tarfile.open(fileobj=layer) as written:
             assert {"data/file", "etc/passwd"} <= set(written.getnames())
@@ -144,8 +144,8 @@ def test_sources_are_what_they_were(server: Server, tmp_path: Path) -> None:
     first = server.launch(server.run_pod(), config(server, mounts=mounts))
     wait_beyond(server, first, 1)
     archive = checkpoint(server, first, tmp_path / "a.tar")
-    asked = config(server, image=api.ImageSpec(image=str(archive)), mounts=mounts)
-    again = server.create(server.run_pod(), asked)
+    request = config(server, image=api.ImageSpec(image=str(archive)), mounts=mounts)
+    again = server.create(server.run_pod(), request)
     folder.rename(tmp_path / "taken")
     folder.symlink_to(secret)
     server.start_container(again)
@@ -176,11 +176,11 @@ def test_volumes_of_the_image(server: Server, tmp_path: Path) -> None:
         build.docker_archive({reference: build.image([layer], {"Volumes": {"/state": {}}})})
     )
     script = "rm /state/of-image; echo mine > /state/file; i=0; while :; do i=$((i+1)); echo $i > /count; sleep 0.05; done"
-    wanted = config(server, script, image=api.ImageSpec(image=reference))
-    first = server.launch(server.run_pod(), wanted)
+    container_config = config(server, script, image=api.ImageSpec(image=reference))
+    first = server.launch(server.run_pod(), container_config)
     wait_beyond(server, first, 2)
     archive = checkpoint(server, first, tmp_path / "a.tar")
-    again = restore(server, archive, wanted)
+    again = restore(server, archive, container_config)
     wait_beyond(server, again, 2)
     assert (
         server.output(again, "sh", "-c", "cat /state/file; echo /state/*") == "mine\n/state/file\n"
@@ -189,11 +189,11 @@ def test_volumes_of_the_image(server: Server, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_terminal(server: Server, tmp_path: Path) -> None:
-    wanted = config(server, tty=True)
-    first = server.launch(server.run_pod(), wanted)
+    container_config = config(server, tty=True)
+    first = server.launch(server.run_pod(), container_config)
     wait_beyond(server, first, 2)
     archive = checkpoint(server, first, tmp_path / "a.tar")
-    again = restore(server, archive, wanted)
+    again = restore(server, archive, container_config)
     at = count(server, again)
     wait_beyond(server, again, at)
     assert wait_until(lambda: str(at + 1) in server.log_lines(again), 30)
@@ -201,17 +201,19 @@ def test_a_terminal(server: Server, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_it_is_limited_and_confined_again(server: Server, tmp_path: Path) -> None:
-    wanted = config(server)
-    wanted.linux.resources.memory_limit_in_bytes = 128 << 20
-    wanted.linux.security_context.no_new_privs = True
-    wanted.linux.security_context.seccomp.profile_type = api.SecurityProfile.RuntimeDefault
-    wanted.linux.security_context.masked_paths.extend(["/proc/kcore", "/sys/firmware"])
-    wanted.linux.security_context.readonly_paths.append("/proc/sys")
-    first = server.launch(server.run_pod(), wanted)
+    container_config = config(server)
+    container_config.linux.resources.memory_limit_in_bytes = 128 << 20
+    container_config.linux.security_context.no_new_privs = True
+    container_config.linux.security_context.seccomp.profile_type = (
+        api.SecurityProfile.RuntimeDefault
+    )
+    container_config.linux.security_context.masked_paths.extend(["/proc/kcore", "/sys/firmware"])
+    container_config.linux.security_context.readonly_paths.append("/proc/sys")
+    first = server.launch(server.run_pod(), container_config)
     wait_beyond(server, first, 2)
     archive = checkpoint(server, first, tmp_path / "a.tar")
-    wanted.linux.resources.memory_limit_in_bytes = 96 << 20
-    again = restore(server, archive, wanted)
+    container_config.linux.resources.memory_limit_in_bytes = 96 << 20
+    again = restore(server, archive, container_config)
     info = json.loads(
         server.runtime.ContainerStatus(
             api.ContainerStatusRequest(container_id=again, verbose=True)
@@ -270,11 +272,11 @@ def test_a_pod(server: Server, tmp_path: Path) -> None:
     reader = "while :; do cat /dev/shm/n > /next 2>/dev/null && mv /next /count; sleep 0.02; done"
     configs = []
     for name, script in (("writer", writer), ("reader", reader)):
-        wanted = config(server, script, log_path=f"{name}.log")
-        wanted.metadata.name = name
-        configs.append(wanted)
+        container_config = config(server, script, log_path=f"{name}.log")
+        container_config.metadata.name = name
+        configs.append(container_config)
     pod = server.run_pod()
-    containers = [server.launch(pod, wanted) for wanted in configs]
+    containers = [server.launch(pod, container_config) for container_config in configs]
     for container in containers:
         wait_beyond(server, container, 10)
     folder = tmp_path / "pod"
@@ -294,7 +296,7 @@ def test_a_pod(server: Server, tmp_path: Path) -> None:
         api.RestorePodRequest(checkpoint_path=str(folder), config=new, container_configs=configs),
         timeout=120,
     )
-    again = {found.name: found.container_id for found in answer.restored_containers}
+    again = {restored.name: restored.container_id for restored in answer.restored_containers}
     assert {server.status(c).state for c in again.values()} == {api.CONTAINER_CREATED}
     assert server.pod_status(answer.pod_sandbox_id).network.ip != server.pod_status(pod).network.ip
     server.start_container(again["reader"])
@@ -333,14 +335,14 @@ def test_the_verb(server: Server, tmp_path: Path) -> None:
 def test_again_and_again_with_a_new_server_between(server: Server, tmp_path: Path) -> None:
     """What is restored can be checkpointed; a server that was killed starts what its predecessor
     has created."""
-    wanted = config(server)
-    container = server.launch(server.run_pod(), wanted)
+    container_config = config(server)
+    container = server.launch(server.run_pod(), container_config)
     for generation in range(2):
         wait_beyond(server, container, 3)
         archive = checkpoint(server, container, tmp_path / f"{generation}.tar")
         at_dump = count(server, container)
-        wanted.image.image = str(archive)
-        container = server.create(server.run_pod(), wanted)
+        container_config.image.image = str(archive)
+        container = server.create(server.run_pod(), container_config)
         server.restart(Server.kill)
         server.start_container(container)
         wait_beyond(server, container, at_dump)
@@ -360,8 +362,11 @@ def test_a_pod_on_the_nodes_network_only(server: Server, tmp_path: Path) -> None
         (True, "used the host's network namespace"),
         (False, "used its pod's network namespace"),
     ):
-        wanted = config(server, log_path=f"{host}.log")
-        wanted.metadata.name, wanted.image.image = f"again-{host}".lower(), str(archives[host])
+        container_config = config(server, log_path=f"{host}.log")
+        container_config.metadata.name, container_config.image.image = (
+            f"again-{host}".lower(),
+            str(archives[host]),
+        )
         with pytest.raises(grpc.RpcError, match=words):
-            server.create(pods[not host], wanted)
-        goes_on(server, server.launch(pods[host], wanted))
+            server.create(pods[not host], container_config)
+        goes_on(server, server.launch(pods[host], container_config))

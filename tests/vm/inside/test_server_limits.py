@@ -78,9 +78,9 @@ class Server:
         return status
 
     def group(self, container: str) -> Path:
-        found = groups.below(CGROUPS, container)
-        assert len(found) == 1, found
-        return found[0]
+        group = groups.below(CGROUPS, container)
+        assert len(group) == 1, group
+        return group[0]
 
 
 @pytest.fixture(scope="module", params=sorted(PARENTS))
@@ -110,7 +110,7 @@ def removed_afterwards(server: Server) -> Iterator[None]:
 
 
 @pytest.mark.requirement("7.1.1")
-def test_the_driver_is_what_was_asked_for(server: Server) -> None:
+def test_the_driver_is_the_configured_one(server: Server) -> None:
     reply = server.client.runtime.RuntimeConfig(api.RuntimeConfigRequest())
     assert api.CgroupDriver.Name(reply.linux.cgroup_driver).lower() == server.node.cgroup_driver
 

@@ -37,7 +37,7 @@ def test_the_journal_has_fields() -> None:
 def test_doctor_on_a_machine_with_systemd() -> None:
     command = [sys.executable, "-m", "cri_server.cli.main", "doctor", "--json"]
     done = subprocess.run(command, capture_output=True, cwd=REPOSITORY, check=False)
-    found = {finding["code"]: finding for finding in json.loads(done.stdout)}
+    findings = {finding["code"]: finding for finding in json.loads(done.stdout)}
     for code in (
         "cgroup-v2",
         "cgroup-controllers",
@@ -46,14 +46,14 @@ def test_doctor_on_a_machine_with_systemd() -> None:
         "overlay-on-root",
         "state-tmpfs",
     ):
-        assert found[code]["level"] == "fine", found[code]
-    assert found["cgroup-driver"]["found"] == "systemd"
-    assert found["images"]["level"] == ("fine" if host().clones_detached else "note"), found[
+        assert findings[code]["level"] == "fine", findings[code]
+    assert findings["cgroup-driver"]["found"] == "systemd"
+    assert findings["images"]["level"] == ("fine" if host().clones_detached else "note"), findings[
         "images"
     ]
     for code in ("kernel-calls", "namespaces", "seccomp", "firewall"):
-        assert found[code]["level"] == "fine", found[code]
-    assert done.returncode == any(finding["level"] == "wrong" for finding in found.values())
+        assert findings[code]["level"] == "fine", findings[code]
+    assert done.returncode == any(finding["level"] == "wrong" for finding in findings.values())
 
 
 def test_images_are_unpacked_where_containers_would_not_share_their_mount() -> None:

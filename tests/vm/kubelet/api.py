@@ -42,8 +42,8 @@ class Api:
 
     def get(self, path: str) -> Json:
         """The object or list at `path`."""
-        found: Json = json.loads(self.text("GET", path))
-        return found
+        answer: Json = json.loads(self.text("GET", path))
+        return answer
 
     def create(self, path: str, thing: Json) -> Json:
         """POST `thing`; as the server has it then."""
@@ -65,8 +65,8 @@ class Api:
 
     def summary(self) -> Json:
         """kubelet's own answer."""
-        found: Json = json.loads(self.kubelet("GET", "/stats/summary"))
-        return found
+        summary: Json = json.loads(self.kubelet("GET", "/stats/summary"))
+        return summary
 
     def kubelet(self, method: str, path: str) -> bytes:
         """What kubelet answers, whose certificate nobody has signed."""

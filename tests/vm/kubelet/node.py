@@ -49,9 +49,9 @@ class Node:
         """Wait until the pod is Ready."""
 
         def condition() -> Json | None:
-            found = self.pod(name)
-            conditions = {c["type"]: c["status"] for c in found["status"].get("conditions", [])}
-            return found if conditions.get("Ready") == "True" else None
+            pod = self.pod(name)
+            conditions = {c["type"]: c["status"] for c in pod["status"].get("conditions", [])}
+            return pod if conditions.get("Ready") == "True" else None
 
         return self.until(condition, f"pod {name} Ready", name)
 
@@ -90,8 +90,8 @@ class Node:
 
     def pods(self) -> list[Json]:
         """All pods of the namespace."""
-        found: list[Json] = self.api.get(PODS)["items"]
-        return found
+        pods: list[Json] = self.api.get(PODS)["items"]
+        return pods
 
     def events(self, name: str) -> list[str]:
         """`reason: message` of the pod's events."""

@@ -50,8 +50,8 @@ def test_a_pod_goes_on_in_another_one(node: Node, tmp_path: Path) -> None:
         (archive,) = json.loads(node.api.kubelet("POST", f"/checkpoint/{NAMESPACE}/before/c"))[
             "items"
         ]
-        with tarfile.open(archive) as found:
-            assert {"config.dump", "spec.dump", "rootfs-diff.tar", "checkpoint/inventory.img"} <= set(found.getnames())  # fmt: skip
+        with tarfile.open(archive) as tar:
+            assert {"config.dump", "spec.dump", "rootfs-diff.tar", "checkpoint/inventory.img"} <= set(tar.getnames())  # fmt: skip
         at_dump = count(node, "before")
         node.until(lambda: count(node, "before") > at_dump, "the pod's further numbers")
         image = build.image([Path(archive).read_bytes()])

@@ -27,7 +27,7 @@ POLICY = f"""profile {LOCAL} flags=(attach_disconnected,mediate_deleted) {{
 # With CAP_SYS_ADMIN and no seccomp, only AppArmor is left to refuse these.
 TRY = "mkdir -p /t /forbidden; mount -t tmpfs t /t && echo mounted >>/made; echo x >/forbidden/x && echo wrote >>/made; touch /made; exec sleep 3600"
 MIGHTY: Json = {"capabilities": {"add": ["SYS_ADMIN"]}, "seccompProfile": {"type": "Unconfined"}}
-ASKED: dict[str, Json] = {
+SECURITY_CONTEXTS: dict[str, Json] = {
     "said-nothing": {},
     "default": {"appArmorProfile": {"type": "RuntimeDefault"}},
     "local": {"appArmorProfile": {"type": "Localhost", "localhostProfile": LOCAL}},
@@ -44,7 +44,8 @@ def confined(node: Node) -> Iterator[Json]:
         ["apparmor_parser", "--replace", "--skip-cache"], input=POLICY.encode(), check=True
     )
     containers = [
-        {"name": n, **shell(TRY, securityContext={**MIGHTY, **asked})} for n, asked in ASKED.items()
+        {"name": n, **shell(TRY, securityContext={**MIGHTY, **context})}
+        for n, context in SECURITY_CONTEXTS.items()
     ]
     try:
         yield node.run(pod("confined", *containers))
@@ -52,14 +53,14 @@ def confined(node: Node) -> Iterator[Json]:
         node.remove("confined")
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", SECURITY_CONTEXTS)
 def test_the_kernel_knows_the_profile(node: Node, confined: Json, name: str) -> None:
     pid = node.main_pid(confined, name)
     assert Path(f"/proc/{pid}/attr/apparmor/current").read_text().strip() == LABELS[name]
 
 
 @pytest.mark.requirement("8.9")
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", SECURITY_CONTEXTS)
 def test_what_a_profile_forbids_does_not_happen(node: Node, confined: Json, name: str) -> None:
     made = Path(f"/proc/{node.main_pid(confined, name)}/root/made")
     node.until(made.exists, f"{name} to have tried")
@@ -82,7 +83,7 @@ def test_an_exec_is_confined_like_its_container(node: Node, confined: Json) -> N
 
 
 @pytest.mark.requirement("8.9")
-def test_a_profile_that_is_not_loaded_is_said(node: Node, removing: list[str]) -> None:
+def test_an_error_names_a_profile_that_is_not_loaded(node: Node, removing: list[str]) -> None:
     removing.append("absent")
     context = {"appArmorProfile": {"type": "Localhost", "localhostProfile": "no-such-profile"}}
     node.create(pod("absent", shell("sleep 3600", securityContext=context)))

@@ -51,12 +51,12 @@ def numbers(node: Node, busy: Json) -> Json:
     def measured() -> Json | None:
         for entry in node.summary()["pods"]:
             if entry["podRef"]["name"] == "busy":
-                found: Json = entry
-                return found if _complete(found) and min(_cpu_times(found)) > start else None
+                stats: Json = entry
+                return stats if _complete(stats) and min(_cpu_times(stats)) > start else None
         return None
 
-    found: Json = node.until(measured, "kubelet's numbers of the pod", "busy")
-    return found
+    pod_stats: Json = node.until(measured, "kubelet's numbers of the pod", "busy")
+    return pod_stats
 
 
 def _complete(entry: Json) -> bool:
@@ -117,8 +117,8 @@ def test_processes(node: Node, busy: Json) -> None:
     """pause, the shell and its two background sleeps; a third sleep comes and goes. kubelet leaves
     the number out."""
     with cri.connect(node.socket) as client:
-        wanted = api.PodSandboxFilter(label_selector={"io.kubernetes.pod.name": "busy"})
-        (sandbox,) = client.runtime.ListPodSandbox(api.ListPodSandboxRequest(filter=wanted)).items
+        filter_ = api.PodSandboxFilter(label_selector={"io.kubernetes.pod.name": "busy"})
+        (sandbox,) = client.runtime.ListPodSandbox(api.ListPodSandboxRequest(filter=filter_)).items
         request = api.PodSandboxStatsRequest(pod_sandbox_id=sandbox.id)
         count = client.runtime.PodSandboxStats(
             request, timeout=60
@@ -137,12 +137,12 @@ def test_pressure(numbers: Json) -> None:
 
 def test_the_node(node: Node) -> None:
     """The node's memory is the machine's, its file system the disk's."""
-    shown = node.summary()["node"]
+    node_stats = node.summary()["node"]
     facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     total = int(facts["MemTotal"].split()[0]) * 1024
     assert node.node()["status"]["capacity"]["memory"] == f"{total // 1024}Ki"
-    assert 0 < shown["memory"]["workingSetBytes"] < total
+    assert 0 < node_stats["memory"]["workingSetBytes"] < total
     disk = os.statvfs("/var/lib/pyrunc")
-    for where in (shown["fs"], shown["runtime"]["imageFs"]):
+    for where in (node_stats["fs"], node_stats["runtime"]["imageFs"]):
         assert where["capacityBytes"] == disk.f_blocks * disk.f_frsize
         assert abs(where["availableBytes"] - disk.f_bavail * disk.f_frsize) < 64 * MIB

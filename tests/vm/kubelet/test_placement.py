@@ -59,7 +59,7 @@ def placed(request: pytest.FixtureRequest, node: Node) -> Iterator[Placed]:
     if request.param != "systemd":
         use_driver(node, request.param)
     manifests = [
-        pod(name, shell("sleep 3600", resources=asked)) for name, asked in RESOURCES.items()
+        pod(name, shell("sleep 3600", resources=resources)) for name, resources in RESOURCES.items()
     ]
     try:
         node.create(*manifests)
@@ -192,17 +192,17 @@ def test_resize_in_place(placed: Placed) -> None:
     group, pid = placed.group(name), node.main_pid(placed.pods[name])
     for cpu, mebibytes in ((300, 128), (100, 48)):
         resize(node, name, {"cpu": f"{cpu}m", "memory": f"{mebibytes}Mi"})
-        wanted = {"cpu.max": f"{cpu * 100} 100000", "memory.max": str(mebibytes * MIB)}
+        expected = {"cpu.max": f"{cpu * 100} 100000", "memory.max": str(mebibytes * MIB)}
         for where in (group, placed.pod_group(name)):
             node.until(
-                lambda w=where, f=wanted: {k: fact(w, k) for k in f} == f,
-                f"{wanted} in {where}",
+                lambda w=where, f=expected: {k: fact(w, k) for k in f} == f,
+                f"{expected} in {where}",
                 name,
             )  # type: ignore[misc]
         assert fact(group, "cpu.weight") == weight(cpu * 1024 // 1000)
-    found = node.until(lambda: _resized(node, name), "the status of the resize", name)
-    assert found["restartCount"] == 0
-    assert found["resources"]["limits"] == {"cpu": "100m", "memory": "48Mi"}
+    resized = node.until(lambda: _resized(node, name), "the status of the resize", name)
+    assert resized["restartCount"] == 0
+    assert resized["resources"]["limits"] == {"cpu": "100m", "memory": "48Mi"}
     assert node.main_pid(node.pod(name)) == pid
 
 
@@ -216,5 +216,9 @@ def resize(node: Node, name: str, limits: Json) -> None:
 
 def _resized(node: Node, name: str) -> Json | None:
     (status,) = node.pod(name)["status"]["containerStatuses"]
-    found: Json = status
-    return found if found.get("resources", {}).get("limits", {}).get("memory") == "48Mi" else None
+    container_status: Json = status
+    return (
+        container_status
+        if container_status.get("resources", {}).get("limits", {}).get("memory") == "48Mi"
+        else None
+    )

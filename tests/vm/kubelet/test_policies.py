@@ -88,7 +88,7 @@ def test_limited_swap(swap: None, kubelet: Node, removing: list[str]) -> None:
     """Burstable pods swap in proportion to what they request; guaranteed and best-effort ones do
     not."""
     kubelet.configure_kubelet(failSwapOn=False, memorySwap={"swapBehavior": "LimitedSwap"})
-    asked: dict[str, Json] = {
+    limits: dict[str, Json] = {
         "may-swap": {"requests": {"memory": "256Mi"}, "limits": {"memory": "512Mi"}},
         "never": {
             "requests": {"memory": "64Mi", "cpu": "10m"},
@@ -96,9 +96,11 @@ def test_limited_swap(swap: None, kubelet: Node, removing: list[str]) -> None:
         },
         "nothing": {},
     }
-    removing += asked
-    kubelet.create(*(limited(name, resources) for name, resources in asked.items()))
-    swap_max = {name: fact(kubelet.group(kubelet.ready(name)), "memory.swap.max") for name in asked}
+    removing += limits
+    kubelet.create(*(limited(name, resources) for name, resources in limits.items()))
+    swap_max = {
+        name: fact(kubelet.group(kubelet.ready(name)), "memory.swap.max") for name in limits
+    }
     facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     total = int(facts["MemTotal"].split()[0]) * 1024
     swap_total = int(facts["SwapTotal"].split()[0]) * 1024

@@ -26,7 +26,7 @@ def survivor(node: Node) -> Iterator[Json]:
         node.remove("survivor")
 
 
-def shown(name: str) -> str:
+def unit_property(name: str) -> str:
     """A property of the unit."""
     return systemctl("show", "-P", name, UNIT)
 
@@ -34,7 +34,10 @@ def shown(name: str) -> str:
 def back(node: Node, old_pid: int) -> None:
     """Wait until another process has said READY."""
     node.until(
-        lambda: shown("ActiveState") == "active" and int(shown("MainPID")) not in (0, old_pid),
+        lambda: (
+            unit_property("ActiveState") == "active"
+            and int(unit_property("MainPID")) not in (0, old_pid)
+        ),
         "the next server",
     )
 
@@ -47,12 +50,16 @@ def still_there(node: Node, survivor: Json, pid: int) -> None:
 
 
 def test_the_unit_is_what_it_should_be() -> None:
-    assert (shown("Type"), shown("Delegate"), shown("KillMode")) == ("notify", "yes", "process")
-    assert (shown("Restart"), shown("WatchdogUSec")) == ("always", "1min")
+    assert (unit_property("Type"), unit_property("Delegate"), unit_property("KillMode")) == (
+        "notify",
+        "yes",
+        "process",
+    )
+    assert (unit_property("Restart"), unit_property("WatchdogUSec")) == ("always", "1min")
 
 
 def test_a_killed_server_is_started_again(node: Node, survivor: Json) -> None:
-    pid, server = node.main_pid(survivor), int(shown("MainPID"))
+    pid, server = node.main_pid(survivor), int(unit_property("MainPID"))
     os.kill(server, signal.SIGKILL)
     back(node, server)
     still_there(node, survivor, pid)
@@ -73,10 +80,10 @@ def test_a_server_that_hangs_is_started_again(node: Node, survivor: Json) -> Non
     try:
         systemctl("daemon-reload")
         systemctl("restart", UNIT)
-        pid, server = node.main_pid(survivor), int(shown("MainPID"))
+        pid, server = node.main_pid(survivor), int(unit_property("MainPID"))
         os.kill(server, signal.SIGSTOP)
         back(node, server)
-        assert shown("NRestarts") != "0"
+        assert unit_property("NRestarts") != "0"
         still_there(node, survivor, pid)
     finally:
         DROP_IN.unlink()

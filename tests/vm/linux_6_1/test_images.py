@@ -44,6 +44,6 @@ async def test_a_disk_that_comes_from_a_newer_kernel(
         await newer.close()
     assert len(names(tmp_path / "images/tars")) == 3
     service = await serve(opened, tmp_path / "images", store="auto")
-    [found] = await service.list()
-    assert (found.id, found.repo_tags) == (built.id, [name])
+    [image] = await service.list()
+    assert (image.id, image.repo_tags) == (built.id, [name])
     assert texts(await service.rootfs(built.id), "top") == ["2", "1", "0"]

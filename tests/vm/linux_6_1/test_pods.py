@@ -56,8 +56,8 @@ def test_a_volume_in_memory_cannot_be_mapped(node: Node, removing: list[str]) ->
     volume = {"name": "v", "emptyDir": {"medium": "Memory"}}
     container = shell("sleep 3600", volumeMounts=[{"name": "v", "mountPath": "/v"}])
     node.create(pod("in-memory", container, hostUsers=False, volumes=[volume]))
-    said = "idmap '/var/lib/kubelet/pods/"
+    message = "idmap '/var/lib/kubelet/pods/"
     event = node.until(
-        lambda: [e for e in node.events("in-memory") if said in e], "the refusal", "in-memory"
+        lambda: [e for e in node.events("in-memory") if message in e], "the refusal", "in-memory"
     )
     assert "tmpfs" in event[0] and "Linux 6.3" in event[0]

@@ -69,15 +69,15 @@ class User:
             env=self._environment(),
         ) as running:  # fmt: skip
             os.close(slave)
-            said, deadline = b"", time.monotonic() + timeout_s
+            output, deadline = b"", time.monotonic() + timeout_s
             while select.select([master], [], [], max(deadline - time.monotonic(), 0))[0]:
                 try:
-                    said += os.read(master, 65536)
+                    output += os.read(master, 65536)
                 except OSError:  # EIO: nobody has the terminal any more
                     break
             os.close(master)
             running.wait(timeout=30)
-        text = said.decode(errors="replace").replace("\r\n", "\n")
+        text = output.decode(errors="replace").replace("\r\n", "\n")
         assert running.returncode == 0, f"{words}: {running.returncode}: {text}"
         return Done(words, running.returncode, text, "")
 
@@ -134,8 +134,8 @@ class Container:
 
     @property
     def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.pyrunc("state", self.id).stdout)
-        return found
+        state: dict[str, Any] = json.loads(self.pyrunc("state", self.id).stdout)
+        return state
 
     @property
     def group(self) -> Path:

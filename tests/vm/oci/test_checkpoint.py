@@ -172,7 +172,7 @@ def test_a_paused_one(container: Container) -> None:
     wait_beyond(container, at_dump)
 
 
-def test_pipes_are_given_anew(container: Container) -> None:
+def test_restore_takes_new_pipes(container: Container) -> None:
     """Attached: what it says after the restore comes out of `restore`, whose exit code is the
     program's."""
     container.make(
@@ -206,7 +206,7 @@ def test_pipes_are_given_anew(container: Container) -> None:
     assert container.id not in container.pyrunc("list", "-q").stdout.split()
 
 
-def test_its_network_namespace_was_given_by_path(container: Container) -> None:
+def test_a_network_namespace_by_path(container: Container) -> None:
     namespace = f"/run/netns/{container.id}"
     subprocess.run(["ip", "netns", "add", container.id], check=True)
     try:

@@ -134,8 +134,8 @@ def test_a_task_from_start_to_end(ctr: Ctr) -> None:
         ).returncode
         == 9
     )
-    said = ctr("task", "exec", "-t", "--exec-id", "tty", "long", "tty", terminal=True).stdout
-    assert "/dev/pts/" in said
+    output = ctr("task", "exec", "-t", "--exec-id", "tty", "long", "tty", terminal=True).stdout
+    assert "/dev/pts/" in output
     ctr("task", "pause", "long")
     assert (
         "PAUSED" in ctr("task", "ls").stdout and "frozen 1" in (group / "cgroup.events").read_text()

@@ -67,11 +67,11 @@ def test_exec(podman: Podman, long: str) -> None:
 
 
 def test_statistics_and_processes(podman: Podman, long: str) -> None:
-    (found,) = json.loads(podman.output("stats", "--no-stream", "--format", "json", long))
+    (stats,) = json.loads(podman.output("stats", "--no-stream", "--format", "json", long))
     assert (
-        found["name"] == long
-        and found["mem_usage"].split()[0] not in ("--", "0B")
-        and int(found["pids"]) >= 1
+        stats["name"] == long
+        and stats["mem_usage"].split()[0] not in ("--", "0B")
+        and int(stats["pids"]) >= 1
     )
     assert "trap" in podman.output("top", long, "args")
 
@@ -86,41 +86,41 @@ def test_pause(podman: Podman, long: str) -> None:
 
 
 def test_a_terminal(podman: Podman) -> None:
-    said = podman("run", "--rm", "-it", "--network", "none", IMAGE, "sh", "-c", "tty; test -c /dev/console && echo console", terminal=True).stdout  # fmt: skip
-    assert said.split() == ["/dev/pts/0", "console"]
+    output = podman("run", "--rm", "-it", "--network", "none", IMAGE, "sh", "-c", "tty; test -c /dev/console && echo console", terminal=True).stdout  # fmt: skip
+    assert output.split() == ["/dev/pts/0", "console"]
 
 
 def test_read_only_with_a_user_and_without_capabilities(podman: Podman) -> None:
-    said = podman.run(
+    output = podman.run(
         "--read-only", "--user", "1000:1001", "--cap-drop", "all", IMAGE,
         "sh", "-c", "id -u; id -g; grep Cap /proc/self/status; touch /x 2>&1; touch /tmp/fine && echo made",
     )  # fmt: skip
-    assert said.split()[:2] == ["1000", "1001"] and said.count("0000000000000000") == 5
-    assert "Read-only file system" in said and said.endswith("made")
+    assert output.split()[:2] == ["1000", "1001"] and output.count("0000000000000000") == 5
+    assert "Read-only file system" in output and output.endswith("made")
 
 
 def test_a_filter(podman: Podman, tmp_path: Path) -> None:
     profile = tmp_path / "profile.json"
     rules = [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO", "errnoRet": 38}]
     profile.write_text(json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": rules}))
-    said = podman.run("--security-opt", f"seccomp={profile}", IMAGE, "sh", "-c", "grep Seccomp: /proc/self/status; mkdir /d 2>&1; true")  # fmt: skip
-    assert said.split()[1] == "2" and "Function not implemented" in said
+    output = podman.run("--security-opt", f"seccomp={profile}", IMAGE, "sh", "-c", "grep Seccomp: /proc/self/status; mkdir /d 2>&1; true")  # fmt: skip
+    assert output.split()[1] == "2" and "Function not implemented" in output
 
 
 def test_a_user_namespace(podman: Podman) -> None:
     maps = ("--uidmap", "0:200000:5000", "--gidmap", "0:200000:5000")
-    said = podman.run(
+    output = podman.run(
         *maps,
         IMAGE,
         "sh",
         "-c",
         "cat /proc/self/uid_map; touch /mine; stat -c %u /mine /bin/busybox",
     )
-    assert said.split() == ["0", "200000", "5000", "0", "0"]
+    assert output.split() == ["0", "200000", "5000", "0", "0"]
     for name in ("subuid", "subgid"):  # what podman shares out among containers with --userns=auto
         with open(f"/etc/{name}", "a") as file:
             file.write("containers:1000000:200000\n")
-    said = podman.run(
+    output = podman.run(
         "--userns",
         "auto:size=3000",
         IMAGE,
@@ -128,7 +128,7 @@ def test_a_user_namespace(podman: Podman) -> None:
         "-c",
         "cat /proc/self/uid_map; stat -c %u /bin/busybox",
     )
-    assert said.split() == ["0", "1000000", "3000", "0"]
+    assert output.split() == ["0", "1000000", "3000", "0"]
 
 
 def test_mounts_and_devices(podman: Podman, tmp_path: Path) -> None:
@@ -144,9 +144,11 @@ def test_mounts_and_devices(podman: Podman, tmp_path: Path) -> None:
         "2m",
     )
     script = "cat /mnt/file; touch /mnt/x 2>&1; df -k /scratch /dev/shm | awk 'NR>1 {print $2}'; test -c /dev/fuse && echo device"
-    said = podman.run(*options, IMAGE, "sh", "-c", script)
+    output = podman.run(*options, IMAGE, "sh", "-c", script)
     assert (
-        said.startswith("outside") and "Read-only" in said and said.endswith("1024\n2048\ndevice")
+        output.startswith("outside")
+        and "Read-only" in output
+        and output.endswith("1024\n2048\ndevice")
     )
 
 
@@ -160,11 +162,11 @@ def test_a_network(podman: Podman) -> None:
 
 
 def test_a_name_and_settings(podman: Podman) -> None:
-    said = podman.run(
+    output = podman.run(
         "--hostname", "named", "--sysctl", "net.ipv4.ip_forward=1", IMAGE,
         "sh", "-c", "hostname; cat /proc/sys/net/ipv4/ip_forward",
     )  # fmt: skip
-    assert said.split() == ["named", "1"]
+    assert output.split() == ["named", "1"]
 
 
 def test_what_cannot_be_run(podman: Podman) -> None:
@@ -233,14 +235,14 @@ def test_checkpoint_and_restore(podman: Podman) -> None:
     podman("run", "-d", "--name", "counter", "--network", "none", IMAGE, "sh", "-c", script)
     try:
         podman("container", "checkpoint", "counter")
-        said = [int(line) for line in podman.output("logs", "counter").split()]
+        output = [int(line) for line in podman.output("logs", "counter").split()]
         podman("container", "restore", "counter")
         assert podman.output("inspect", "counter", "--format", "{{.State.Status}}") == "running"
         podman("exec", "counter", "sleep", "1")
         after = [int(line) for line in podman.output("logs", "counter").split()]
         assert (
-            after[: len(said)] == said
-            and len(after) > len(said)
+            after[: len(output)] == output
+            and len(after) > len(output)
             and after == list(range(len(after)))
         )
     finally:

@@ -33,10 +33,10 @@ def podman(alice: User, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Po
 
 def test_ids(podman: Podman) -> None:
     first, count = commands.granted_ids("alice")
-    said = podman.run(
+    output = podman.run(
         IMAGE, "sh", "-c", "id -u; cat /proc/self/uid_map; cat /proc/self/cgroup"
     ).split()
-    assert said == ["0", "0", "1000", "1", "1", str(first), str(count), "0::/"]
+    assert output == ["0", "0", "1000", "1", "1", str(first), str(count), "0::/"]
     assert podman.run("--user", "7:8", IMAGE, "sh", "-c", "id -u; id -g").split() == ["7", "8"]
     assert podman.run("--userns", "keep-id", IMAGE, "id", "-u") == "1000"
 
@@ -60,7 +60,7 @@ def test_limits_exec_pause_stop(podman: Podman) -> None:
 
 
 def test_a_network_and_a_volume(podman: Podman) -> None:
-    said = podman.output(
+    output = podman.output(
         "run",
         "--rm",
         "--network",
@@ -72,7 +72,7 @@ def test_a_network_and_a_volume(podman: Podman) -> None:
         "-c",
         "ip -o -4 addr; touch /data/x; stat -c %u /data/x",
     )
-    assert "inet 127.0.0.1" in said and said.count("inet ") == 2 and said.endswith("0")
+    assert "inet 127.0.0.1" in output and output.count("inet ") == 2 and output.endswith("0")
     podman("volume", "rm", "data")
 
 

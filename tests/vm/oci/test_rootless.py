@@ -150,19 +150,19 @@ def test_attached_with_its_exit_code_and_terminal(
     config = json.loads((plain.bundle / "config.json").read_text())
     config["process"] |= {"terminal": True, "args": ["sh", "-c", "tty; stat -c %u /dev/console"]}
     (plain.bundle / "config.json").write_text(json.dumps(config))
-    said = plain.pyrunc("run", "--bundle", plain.bundle, plain.id, terminal=True).stdout
-    assert said.split() == ["/dev/pts/0", "0"]
+    output = plain.pyrunc("run", "--bundle", plain.bundle, plain.id, terminal=True).stdout
+    assert output.split() == ["/dev/pts/0", "0"]
 
 
 @pytest.mark.parametrize("asked", ["limits", "path"])
-def test_without_a_right_to_cgroups_nothing_may_be_asked_of_them(
-    plain: Container, asked: str
-) -> None:
+def test_limits_without_a_right_to_cgroups_are_refused(plain: Container, resource: str) -> None:
     def change(config: dict[str, Any]) -> None:
         rootless([(0, 1000, 1)])(config)
         linux = config["linux"]
         linux.update(
-            {"resources": {"pids": {"limit": 5}}} if asked == "limits" else {"cgroupsPath": "/mine"}
+            {"resources": {"pids": {"limit": 5}}}
+            if resource == "limits"
+            else {"cgroupsPath": "/mine"}
         )
 
     plain.make("true", change=change)

@@ -62,12 +62,12 @@ def _checkpoint(client: cri.Client, folder: Path) -> Path:
     sandbox = client.runtime.RunPodSandbox(
         api.RunPodSandboxRequest(config=pod), timeout=300
     ).pod_sandbox_id
-    wanted = api.ContainerConfig(
+    config = api.ContainerConfig(
         metadata=api.ContainerMetadata(name="c"), image=api.ImageSpec(image=IMAGE), command=["sh", "-c", WORKLOAD], log_path="c.log",
         linux=api.LinuxContainerConfig(),
     )  # fmt: skip
-    wanted.linux.security_context.namespace_options.pid = api.CONTAINER
-    request = api.CreateContainerRequest(pod_sandbox_id=sandbox, config=wanted, sandbox_config=pod)
+    config.linux.security_context.namespace_options.pid = api.CONTAINER
+    request = api.CreateContainerRequest(pod_sandbox_id=sandbox, config=config, sandbox_config=pod)
     container = client.runtime.CreateContainer(request, timeout=300).container_id
     try:
         client.runtime.StartContainer(
@@ -75,8 +75,10 @@ def _checkpoint(client: cri.Client, folder: Path) -> Path:
         )
         assert wait_until(lambda: len((folder / "c.log").read_text().splitlines()) > 5, 120, 0.5)
         archive = folder / "theirs.tar"
-        asked = api.CheckpointContainerRequest(container_id=container, location=str(archive))
-        client.runtime.CheckpointContainer(asked, timeout=300)
+        checkpoint_request = api.CheckpointContainerRequest(
+            container_id=container, location=str(archive)
+        )
+        client.runtime.CheckpointContainer(checkpoint_request, timeout=300)
         return archive
     finally:
         client.runtime.StopPodSandbox(
@@ -89,9 +91,9 @@ def _checkpoint(client: cri.Client, folder: Path) -> Path:
 
 @pytest.mark.requirement("4.11.1")
 def test_the_archive(server: Server, archive: Path) -> None:
-    with tarfile.open(archive) as found:
+    with tarfile.open(archive) as tar:
         assert {"config.dump", "spec.dump", "rootfs-diff.tar", "checkpoint/inventory.img"} <= {
-            name.removeprefix("./") for name in found.getnames()
+            name.removeprefix("./") for name in tar.getnames()
         }
     goes_on(server, restore(server, archive, config(server)))
 

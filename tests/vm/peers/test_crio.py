@@ -103,12 +103,12 @@ def _changes(ours: bytes) -> bytes:
     """What is new, and changed files: without the root, and without folders that have only changed."""
     theirs = io.BytesIO()
     with (
-        tarfile.open(fileobj=io.BytesIO(ours)) as found,
+        tarfile.open(fileobj=io.BytesIO(ours)) as tar,
         tarfile.open(fileobj=theirs, mode="w") as made,
     ):
-        for member in found:
+        for member in tar:
             if not member.isdir() or member.name.startswith("data"):
-                made.addfile(member, found.extractfile(member) if member.isreg() else None)
+                made.addfile(member, tar.extractfile(member) if member.isreg() else None)
     return theirs.getvalue()
 
 

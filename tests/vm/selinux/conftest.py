@@ -37,6 +37,6 @@ def enforcing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def server(enforcing: None) -> Iterator[Server]:
-    with Server(network=False, prefix=("runcon", "-t", ENGINE)) as found:
-        found.load_image()
-        yield found
+    with Server(network=False, prefix=("runcon", "-t", ENGINE)) as selinux_server:
+        selinux_server.load_image()
+        yield selinux_server

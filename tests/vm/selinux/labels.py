@@ -12,9 +12,9 @@ from tests.cri.server_harness import Server
 
 
 def read(text: bytes) -> Context:
-    found = parse(text.decode().rstrip("\0\n"))
-    assert found is not None, text
-    return found
+    label = parse(text.decode().rstrip("\0\n"))
+    assert label is not None, text
+    return label
 
 
 def label(pid: int) -> Context:

@@ -52,14 +52,14 @@ def launch(
     return server.launch(server.run_pod(pod, host_network=True), config)
 
 
-def said(server: Server, container: str, *command: str) -> str:
+def output_of(server: Server, container: str, *command: str) -> str:
     """What a command prints, wherever."""
     answer = server.exec(container, *command)
     return (answer.stdout + answer.stderr).decode()
 
 
 def reads(server: Server, container: str) -> str:
-    return said(server, container, "cat", "/volume/file")
+    return output_of(server, container, "cat", "/volume/file")
 
 
 def test_it_enforces_and_containers_work(server: Server, volume: Path) -> None:
@@ -80,12 +80,12 @@ def test_it_enforces_and_containers_work(server: Server, volume: Path) -> None:
 def test_a_volume_is_refused_until_it_is_relabelled(server: Server, volume: Path) -> None:
     container = launch(server, volume, relabel=False)
     assert REFUSED in reads(server, container)
-    assert REFUSED in said(server, container, "touch", "/volume/new")
+    assert REFUSED in output_of(server, container, "touch", "/volume/new")
     with permissive():
         assert reads(server, container) == "content"
     container = launch(server, volume, relabel=True)
     assert reads(server, container) == "content"
-    assert said(server, container, "touch", "/volume/new") == "" and (volume / "new").exists()
+    assert output_of(server, container, "touch", "/volume/new") == "" and (volume / "new").exists()
 
 
 @pytest.mark.requirement("8.10")
@@ -110,8 +110,8 @@ def test_pods_cannot_signal_each_other(server: Server, volume: Path) -> None:
     """Not even where they see each other, in the node's pid namespace."""
     first, second = (launch(server, volume, relabel=False, host_pid=True) for _ in range(2))
     process, _ = pids(server, first)
-    assert REFUSED in said(server, second, "kill", "-9", str(process))
+    assert REFUSED in output_of(server, second, "kill", "-9", str(process))
     assert server.status(first).state == api.CONTAINER_RUNNING
     with permissive():
-        assert said(server, second, "kill", "-9", str(process)) == ""
+        assert output_of(server, second, "kill", "-9", str(process)) == ""
     assert server.wait_exit(first).exit_code == 137

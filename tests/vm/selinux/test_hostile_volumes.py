@@ -88,8 +88,8 @@ def test_a_hostile_volume(server: Server, volume: Path, outside: Path, bottom: i
     """Proof: after each of two pods' relabelling, while entries are exchanged with links, the
     bottom and the FIFO have the pod's label, and what links and mounts lead to has its own."""
     mount = api.Mount(container_path="/volume", host_path=str(volume), selinux_relabel=True)
-    kept = [outside, outside / "file", volume / "tmpfs"]
-    before = {path: label_of(path) for path in kept}
+    untouched = [outside, outside / "file", volume / "tmpfs"]
+    before = {path: label_of(path) for path in untouched}
     racing = subprocess.Popen([sys.executable, "-c", EXCHANGE], cwd=volume, stdout=subprocess.PIPE)
     try:
         assert racing.stdout is not None and racing.stdout.readline() == b"\n"
@@ -99,7 +99,7 @@ def test_a_hostile_volume(server: Server, volume: Path, outside: Path, bottom: i
             pod.linux.security_context.selinux_options.CopyFrom(api.SELinuxOption(level=level))
             config = server.container_config(mounts=[mount])
             container = server.create(server.run_pod(pod, host_network=True), config)
-            assert {path: label_of(path) for path in kept} == before
+            assert {path: label_of(path) for path in untouched} == before
             for label in (
                 os.getxattr(f"/proc/self/fd/{bottom}", "security.selinux"),
                 label_of(volume / "fifo"),

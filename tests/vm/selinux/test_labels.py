@@ -27,20 +27,24 @@ def options(**words: str) -> api.SELinuxOption:
 
 
 def test_the_kernel_has_a_policy() -> None:
-    found = policy.probe()
-    assert found is not None and parts(found.process) == PROCESS and parts(found.file) == FILE
-    assert found.has_levels
+    kernel_policy = policy.probe()
+    assert (
+        kernel_policy is not None
+        and parts(kernel_policy.process) == PROCESS
+        and parts(kernel_policy.file) == FILE
+    )
+    assert kernel_policy.has_levels
 
 
 @pytest.mark.requirement("8.10")
-def test_pods_are_kept_apart_by_their_levels(server: Server) -> None:
+def test_levels_separate_pods(server: Server) -> None:
     first, second = server.run_pod(host_network=True), server.run_pod(host_network=True)
     levels = []
     for pod in (first, second):
         one, two = server.container_config(), server.container_config()
         two.metadata.name = "two"
-        found = [pids(server, server.launch(pod, config)) for config in (one, two)]
-        labels = {label(pid) for pair in found for pid in pair}
+        processes = [pids(server, server.launch(pod, config)) for config in (one, two)]
+        labels = {label(pid) for pair in processes for pid in pair}
         assert len(labels) == 1, labels
         (process,) = labels
         assert parts(process) == PROCESS and process.level.startswith("s0:c")
@@ -53,7 +57,7 @@ def test_pods_are_kept_apart_by_their_levels(server: Server) -> None:
             "/etc/hosts",
             "/etc/resolv.conf",
         ):
-            seen = file_label(found[0][0], path)
+            seen = file_label(processes[0][0], path)
             assert (parts(seen), seen.level) == (FILE, process.level), path
         levels.append(process.level)
     assert levels[0] != levels[1]
@@ -82,7 +86,7 @@ def test_a_null_device_of_ours_may_be_used(server: Server) -> None:
 
 
 @pytest.mark.requirement("8.10")
-def test_what_is_asked_for(server: Server) -> None:
+def test_a_requested_label(server: Server) -> None:
     config = server.pod_config()
     config.linux.security_context.selinux_options.CopyFrom(options(level="s0:c5,c6"))
     pod = server.run_pod(config, host_network=True)
@@ -107,14 +111,14 @@ def test_a_privileged_container(server: Server) -> None:
     container = server.container_config()
     container.linux.security_context.privileged = True
     pid, pause = pids(server, server.launch(pod, container))
-    wanted = policy.probe()
-    assert wanted is not None
-    assert label(pid) == (wanted.privileged or label(server.pid))
+    kernel_policy = policy.probe()
+    assert kernel_policy is not None
+    assert label(pid) == (kernel_policy.privileged or label(server.pid))
     assert parts(label(pause)) == PROCESS
 
 
 @pytest.mark.requirement("6.12")
-def test_a_volume_is_relabelled_where_that_is_asked(server: Server, tmp_path: Path) -> None:
+def test_a_volume_is_relabelled_on_request(server: Server, tmp_path: Path) -> None:
     for name in ("asked", "not"):
         (tmp_path / name / "deep").mkdir(parents=True)
     mounts = [
@@ -134,7 +138,7 @@ def test_a_volume_is_relabelled_where_that_is_asked(server: Server, tmp_path: Pa
 
 
 @pytest.mark.requirement("8.10")
-def test_a_level_is_kept_over_a_restart(server: Server) -> None:
+def test_a_level_survives_a_restart(server: Server) -> None:
     pod = server.run_pod(host_network=True)
     before, _ = pids(server, server.launch(pod))
     server.restart()

@@ -26,7 +26,7 @@ from tests.support.guest import PROJECT
 from tests.support.processes import installed, wait_until
 
 Json = dict[str, Any]
-Found = TypeVar("Found")
+Value = TypeVar("Value")
 DISK, PROGRAMS = Path("/dev/disk/by-label/kubelet"), Path("/opt/kubelet")
 BRIDGE = "pods0"
 NAME, API = "guest", "127.0.0.1:10250"
@@ -107,10 +107,10 @@ class Node:
         run("umount", str(PROGRAMS), check=False)
         shutil.rmtree(FOLDER, ignore_errors=True)
 
-    def until(self, condition: Callable[[], Found | None], what: str) -> Found:
+    def until(self, condition: Callable[[], Value | None], what: str) -> Value:
         """Wait until `condition()` is true, and return it. What the two units have logged is in the
         error."""
-        answers: list[Found] = []
+        answers: list[Value] = []
 
         def met() -> bool:
             try:
@@ -150,8 +150,8 @@ class Node:
         node's name in its own."""
         for pod in json.loads(self.get("/pods"))["items"] or []:
             if pod["metadata"]["name"] == f"{name}-{NAME}":
-                found: Json = pod
-                return found
+                manifest: Json = pod
+                return manifest
         return None
 
     def execute(self, pod: str, container: str, *command: str) -> tuple[str, Json]:

@@ -51,8 +51,8 @@ def static(node: Node) -> Json:
         statuses = pod["status"].get("containerStatuses", []) if pod else []
         return pod if any("running" in status["state"] for status in statuses) else None
 
-    found: Json = node.until(running, "running container")
-    return found
+    running_pod: Json = node.until(running, "running container")
+    return running_pod
 
 
 def test_the_pod_runs_in_the_cgroup_of_its_class(static: Json) -> None:

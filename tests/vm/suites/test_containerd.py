@@ -13,6 +13,6 @@ from tests.cri.containerd import harness, images, selection
 @pytest.mark.timeout(harness.TIMEOUT_S + 600)
 def test_those_that_need_controllers_pass(tmp_path: Path) -> None:
     with harness.against_a_server(tmp_path, images.of_a_shell()) as suite:
-        states, said = suite.run(selection.NEED_CONTROLLERS)
-        assert states == dict.fromkeys(selection.NEED_CONTROLLERS, "PASS"), said[-100_000:]
+        states, output = suite.run(selection.NEED_CONTROLLERS)
+        assert states == dict.fromkeys(selection.NEED_CONTROLLERS, "PASS"), output[-100_000:]
         assert not suite.server.pods() and not suite.server.containers()

@@ -43,7 +43,7 @@ def test_a_pod_without_options_gets_the_policys_labels_at_its_own_level() -> Non
         ({"user": "a", "role": "b", "type": "c", "level": "s0"}, "a:b:c:s0", "a:object_r:container_file_t:s0"),
     ],
 )  # fmt: skip
-def test_what_is_asked_is_merged_with_the_rest(
+def test_a_requested_label_is_merged_with_the_default(
     options: dict[str, str], process: str, mount: str
 ) -> None:
     """For a pod with its own level, and for a container at its pod's."""
@@ -70,10 +70,10 @@ def test_a_privileged_container_is_not_confined_and_shares_its_pods_files() -> N
 
 def test_a_policy_without_levels() -> None:
     plain = Policy(PROCESS.with_level(""), FILE.with_level(""), None, has_levels=False)
-    found = labels.of_sandbox(plain, api.SELinuxOption(level="s0:c3,c4"), "s0:c1,c2")
-    assert found == Labels("system_u:system_r:container_t", "system_u:object_r:container_file_t")
-    assert found.level == "" and labels.of_container(
-        plain, security(type="x_t"), found
+    label = labels.of_sandbox(plain, api.SELinuxOption(level="s0:c3,c4"), "s0:c1,c2")
+    assert label == Labels("system_u:system_r:container_t", "system_u:object_r:container_file_t")
+    assert label.level == "" and labels.of_container(
+        plain, security(type="x_t"), label
     ).process == ("system_u:system_r:x_t")
 
 
@@ -142,9 +142,12 @@ def test_the_policy_of_a_machine(tmp_path: Path) -> None:
     (folder / "lxc_contexts").write_text(
         'process = "u:r:p_t:s0"\nfile = "u:object_r:f_t:s0:c1"\ncontent = "x"\n'
     )
-    found = policy.probe(tmp_path)
-    assert found is not None
-    assert (str(found.process), str(found.file)) == ("u:r:p_t:s0", "u:object_r:f_t:s0")
+    machine_policy = policy.probe(tmp_path)
+    assert machine_policy is not None
+    assert (str(machine_policy.process), str(machine_policy.file)) == (
+        "u:r:p_t:s0",
+        "u:object_r:f_t:s0",
+    )
     os.unlink(kernel / "context")
     (kernel / "mls").write_text("0")
     (folder / "lxc_contexts").write_text("process = broken\n")
