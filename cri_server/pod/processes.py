@@ -143,7 +143,11 @@ class ShimProcesses:
         for name in entries(self._folder):
             await self._use_again(self._folder / name)
         while len(self._shims) < self._count:
-            await self._fork()
+            try:
+                await self._fork()
+            except Unavailable as error:  # the zygote was killed; the next fork starts another one
+                log.warning("a shim could not be started: %s", error)
+                await self._fork()
 
     async def _use_again(self, folder: Path) -> None:
         """A shim of an earlier server, if it is of this version."""

@@ -87,10 +87,13 @@ class Zygote:
         self._first = asyncio.create_task(self._live())
 
     async def ready(self) -> None:
-        """Wait until the zygote that was begun has imported all. Raises PeerError with the error of
-        its imports."""
+        """Wait until the zygote that was begun has imported all. One that was killed meanwhile is
+        replaced once. Raises PeerError with the error of its imports, Unavailable."""
         assert self._first is not None
-        await asyncio.shield(self._first)
+        try:
+            await asyncio.shield(self._first)
+        except Unavailable:
+            await self._live()
 
     @property
     def pid(self) -> int | None:
@@ -195,7 +198,7 @@ class Zygote:
 
     async def renew(self) -> None:
         """Replace a living zygote by a new one, which the keeper that lives now starts; the old one
-        ends when it has answered what it was asked. Raises PeerError."""
+        ends when it has answered its requests. Raises PeerError."""
         async with self._starting:
             old = self._process
             if self._closed or old is None or old.gone:

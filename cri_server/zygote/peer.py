@@ -1,7 +1,7 @@
 """The client's end of a socket: sends requests and receives answers (pyrunc.ipc's messages). For
 asyncio, without threads.
 
-A question is {"id": n, …}, its answer {"id": n, "ok": {…}} + descriptors or {"id": n, "error": …}.
+A request is {"id": n, …}, its answer {"id": n, "ok": {…}} + descriptors or {"id": n, "error": …}.
 What has no id is no answer and goes to `on_other`. Nothing blocks: what the socket does not take is
 queued. A socket that closes, or receives something else than a message, breaks every waiting
 request; `on_lost` is then called once."""
@@ -18,11 +18,11 @@ from pyrunc import ipc
 from pyrunc.errors import PeerError, Unavailable, from_wire
 
 Answer = tuple[dict[str, Any], list[int]]
-"""The fields of an answer and its descriptors, which are the asker's to close."""
+"""The fields of an answer and its descriptors, which are the caller's to close."""
 
 
 class Peer:
-    """The other side. Use from one event loop; questions may overlap."""
+    """The other side. Use from one event loop; requests may overlap."""
 
     def __init__(
         self,
@@ -45,13 +45,13 @@ class Peer:
 
     @property
     def busy(self) -> bool:
-        """Whether a question waits for its answer."""
+        """Whether a request waits for its answer."""
         return bool(self._waiting)
 
     def ask(
-        self, question: Mapping[str, Any], fds: Sequence[int] = ()
+        self, request: Mapping[str, Any], fds: Sequence[int] = ()
     ) -> tuple[int, asyncio.Future[Answer]]:
-        """Queue a question; its id and the answer to come, for `answered`.
+        """Queue a request; returns its id and the future answer, for `answered`.
 
         The caller keeps its descriptors and may close them at once. Raises Unavailable when the
         other side is gone.
@@ -61,7 +61,7 @@ class Peer:
         self._next_id += 1
         future: asyncio.Future[Answer] = self._loop.create_future()
         self._waiting[self._next_id] = future
-        self.tell({"id": self._next_id, **question}, fds)
+        self.tell({"id": self._next_id, **request}, fds)
         return self._next_id, future
 
     def tell(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
@@ -148,9 +148,9 @@ class Peer:
 
 
 async def answered(answer: asyncio.Future[Answer]) -> Answer:
-    """The answer to a question. Raises the error that was answered.
+    """Wait for the answer to a request. Raises the error that was answered.
 
-    An asker can be cancelled after its answer has come and before it runs again: the descriptors
+    A caller can be cancelled after its answer has come and before it runs again: the descriptors
     have no owner then, and are closed.
     """
     try:

@@ -1,12 +1,11 @@
-"""Jobs that stay: forks of the zygote that answer one question at a time, of which a few are
-kept. asyncio, no threads.
+"""Jobs that stay: forks of the zygote that answer one request at a time; a few of them stay idle.
+For asyncio, without threads.
 
-One that misses its deadline, dies or whose asker gives up is killed and never asked again; the next
-question finds another idle one or has one forked. Few are at work at a time, the other questions
-wait: more would push each other off the processors, and from the kernel's locks. A few that take
-long, since they wait for something else (a source on storage that does not answer, another host's
-plugin), do not count.
-"""
+A worker that misses its deadline, dies or whose caller gives up is killed; the next request uses
+another idle one or has one forked. Few are at work at a time, the other requests wait: more would
+push each other off the processors, and from the kernel's locks. A few that take long, since they
+wait for something else (a source on storage that does not answer, another host's plugin), do not
+count."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from pyrunc.zygote.messages import FromWorker
 
 LONG_S = 1.0
 MOST_LONG = 4
-MOST_QUESTIONS = 1000  # of one worker: whatever it has heaped up goes with it
+REQUESTS_LIMIT = 1000  # of one worker: whatever it has heaped up goes with it
 KILLED_S = 2.0  # a process that waits for a disk may take for ever
 
 
@@ -48,13 +47,13 @@ class Workers:
         while self._idle:
             self._retire(self._idle.pop())
 
-    async def ask(self, question: Request, timeout_s: float, fds: Sequence[int] = ()) -> Answer:
-        """The answer to `question`, which goes with `fds`; they stay the caller's, open until there
-        is one. Raises DeadlineExceeded, Unavailable when the worker dies before it answers, and the
-        error that was answered. `timeout_s` includes the wait for a turn."""
+    async def ask(self, request: Request, timeout_s: float, fds: Sequence[int] = ()) -> Answer:
+        """Return the answer to `request`, which is sent with `fds`; they stay the caller's, open
+        until there is one. Raises DeadlineExceeded, Unavailable when the worker dies before it
+        answers, and the error that was answered. `timeout_s` includes the wait for a turn."""
         try:
             async with asyncio.timeout(timeout_s), self._turn():
-                return await self._ask(question, fds)
+                return await self._ask(request, fds)
         except TimeoutError:
             raise DeadlineExceeded(f"{self._name} took longer than {timeout_s:g} s") from None
 
@@ -82,10 +81,10 @@ class Workers:
             else:
                 self._places.release()
 
-    async def _ask(self, question: Request, fds: Sequence[int]) -> Answer:
+    async def _ask(self, request: Request, fds: Sequence[int]) -> Answer:
         worker = self._take()
         try:
-            answer = await worker.ask(question, fds)
+            answer = await worker.ask(request, fds)
         except asyncio.CancelledError:
             await worker.kill()
             raise
@@ -114,7 +113,7 @@ class Workers:
         if (
             not last
             and worker.alive
-            and worker.questions < MOST_QUESTIONS
+            and worker.requests < REQUESTS_LIMIT
             and len(self._idle) < self._most_idle
         ):
             self._idle.append(worker)
@@ -137,7 +136,7 @@ class _Worker:
     def __init__(self, zygote: Zygote, function: str, name: str) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        self.questions = 0
+        self.requests = 0
         self._name, self._gone = name, asyncio.Event()
         self._peer = Peer(ours, name, lambda message: None, self._gone.set)
         self.ending = asyncio.get_running_loop().create_task(_run(zygote, function, theirs))
@@ -147,9 +146,9 @@ class _Worker:
     def alive(self) -> bool:
         return not self._peer.lost and not self.ending.done()
 
-    async def ask(self, question: Request, fds: Sequence[int]) -> Answer:
-        self.questions += 1
-        _, answer = self._peer.ask(question.to_message(), fds)
+    async def ask(self, request: Request, fds: Sequence[int]) -> Answer:
+        self.requests += 1
+        _, answer = self._peer.ask(request.to_message(), fds)
         try:
             return await answered(answer)
         except Unavailable:

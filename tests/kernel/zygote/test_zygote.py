@@ -326,6 +326,20 @@ async def test_an_error_with_a_long_text_arrives_cut(zygote: Zygote) -> None:
     assert raised.value.message.startswith("\u20ac\u20ac") and len(raised.value.message) == 1000
 
 
+async def test_a_zygote_that_is_killed_while_it_imports_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tmp_path / "mark"
+    (tmp_path / "killed_once.py").write_text(
+        f"import os, pathlib\nmark = pathlib.Path({str(mark)!r})\n"
+        "if not mark.exists():\n    mark.touch()\n    os.kill(os.getpid(), 9)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    zygote = await Zygote.start(["killed_once"])
+    assert mark.exists() and zygote.pid is not None
+    await zygote.close()
+
+
 async def test_a_hundred_jobs_leave_nothing_in_the_zygote(zygote: Zygote) -> None:
     await zygote.run(f"{HERE}:leave")
     pid = zygote.pid
