@@ -16,8 +16,7 @@ from pathlib import Path
 
 from pyrunc.errors import Error, Unavailable
 from pyrunc.keeper.client import Keeper, ensure
-from pyrunc.shim.messages import StoredPause
-from pyrunc.shim.stored import container_name, pause_name
+from pyrunc.shim.messages import StoredContainer, StoredPause
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ class StoredPods:
     def _open_pause(self, sandbox_id: str) -> tuple[StoredPause, list[int]]:
         keeper = Keeper(self._folder)
         try:
-            entry = keeper.get(pause_name(sandbox_id))
+            entry = keeper.get(StoredPause.name_of(sandbox_id))
         finally:
             keeper.close()
         if entry is None:
@@ -75,8 +74,8 @@ class StoredPods:
         keeper = Keeper(self._folder)
         try:
             for identifier in ids:
-                keeper.drop(pause_name(identifier))
-                keeper.drop(container_name(identifier))
+                keeper.drop(StoredPause.name_of(identifier))
+                keeper.drop(StoredContainer.name_of(identifier))
         except Error as error:
             log.info("%s", error)
         finally:

@@ -1,5 +1,6 @@
 """A shim's connection to the keeper: what another shim would need to go on with the pods is stored
-there (`stored`), and how processes have ended that are not, or will not be, children of this shim.
+there (`messages.StoredPause`, `StoredContainer`), and how processes have ended that are not, or
+will not be, children of this shim.
 
 A keeper that was killed is replaced by the server; its successor is filled again from here. Without
 one pods run, but end with their shim.

@@ -141,7 +141,15 @@ def event_of(message: Mapping[str, Any]) -> Event | None:
     return None if kind is None else kind.of(message)
 
 
-# ---- what the keeper stores (`pyrunc.shim.stored`)
+# ---- what the keeper stores, so that another shim can go on with a pod when its own was killed
+#
+# The reading ends of a container's output, pipes or a terminal's master, stay open in the keeper,
+# so that no output is lost while no shim lives. A pipe's writing end is never stored: its reader
+# would wait for an end that does not come.
+#
+# Lost with a killed shim are exec sessions, attached clients, the stdin of a container without a
+# terminal, and output that it had read but not written: the beginning of an unfinished line, and
+# what came in the 50 microseconds between the two calls.
 
 
 class StoredPause(Record):
@@ -153,6 +161,11 @@ class StoredPause(Record):
     group: dict[str, str] | None
     network: bool
     mounts: Sequence[str]
+
+    @staticmethod
+    def name_of(sandbox_id: str) -> str:
+        """Return the entry's name in the keeper."""
+        return f"pod/{sandbox_id}"
 
 
 class StoredContainer(Record):
@@ -170,6 +183,11 @@ class StoredContainer(Record):
     log_directory: str
     outputs: Sequence[str]
     other: bool = False
+
+    @staticmethod
+    def name_of(container_id: str) -> str:
+        """Return the entry's name in the keeper."""
+        return f"container/{container_id}"
 
 
 # ---- requests, and their answers after them

@@ -10,13 +10,13 @@ from pyrunc import atomic_file, ipc
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, KernelError, NotFound, WrongState
 from pyrunc.launch.run import drive
-from pyrunc.shim import messages, stored
+from pyrunc.shim import messages
+from pyrunc.shim.loop import Steps
 from pyrunc.shim.network import open_network
 from pyrunc.shim.oom import KillCounts
 from pyrunc.shim.serve import Server, handler
 from pyrunc.shim.session import Container, Exec, Streams
-from pyrunc.shim.starter import Process, StartedProcess
-from pyrunc.shim.steps import Steps
+from pyrunc.shim.starter import PauseProcess, Process, StartedProcess
 from pyrunc.shim.worker import Worker
 from pyrunc.timings import Timings
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from pyrunc.shim.pods import Pods
     from pyrunc.shim.reaper import Ended
     from pyrunc.shim.serve import Call, Connection, Handler
-    from pyrunc.shim.starter import PauseProcess
 
 ENDED_EXEC_S = 5.0
 PAUSE_GRACE_S = 0.5
@@ -200,7 +199,7 @@ class Pod:
         if self._pause or self._pause_starting:
             raise AlreadyExists("the pod has a pause process")
         record, fds = self._pods.keeper.get(self._pause_name, messages.StoredPause)
-        self._pause = stored.pause(record, fds)
+        self._pause = PauseProcess.from_stored(record, fds)
         self._store_pause(self._pause)
         self._pause_running = True
         self._drop_network()
@@ -212,11 +211,11 @@ class Pod:
 
     def _store_pause(self, pause: PauseProcess) -> None:
         """Store the pause process in the keeper, for another shim if this one is killed."""
-        self._pods.keeper.put(self._pause_name, lambda: stored.of_pause(pause))
+        self._pods.keeper.put(self._pause_name, pause.store)
 
     @property
     def _pause_name(self) -> str:
-        return stored.pause_name(os.path.basename(self.sandbox_dir))
+        return messages.StoredPause.name_of(os.path.basename(self.sandbox_dir))
 
     def _kill_pause(self) -> None:
         if self._pause and self._pause_running:
@@ -322,7 +321,7 @@ class Pod:
             container.started(process, streams, stdin=file.stdin, once=file.stdin_once)
             _record(container, compiled.state)
             parts.end("record")
-            self._pods.keeper.put(stored.container_name(container.id), container.keep)
+            self._pods.keeper.put(messages.StoredContainer.name_of(container.id), container.store)
             started = messages.ContainerStarted(
                 container.pid, container.start_time, container.started_at_ns, parts.noted
             )
@@ -356,15 +355,15 @@ class Pod:
         )
         container.signal_by_runtime = self._signal_by_runtime
         record, fds = self._pods.keeper.get(
-            stored.container_name(container_id), messages.StoredContainer
+            messages.StoredContainer.name_of(container_id), messages.StoredContainer
         )
         try:
-            process = container.adopt(record, fds)
+            process = container.take_over(record, fds)
         except BaseException:
             ipc.close_all(fds)
             raise
         self._containers[container_id] = container
-        self._pods.keeper.put(stored.container_name(container_id), container.keep)
+        self._pods.keeper.put(messages.StoredContainer.name_of(container_id), container.store)
         call.answer()
         self._reaper.expect_other(process, container.ended)
         container.kill_sessions(request.sessions)
@@ -389,7 +388,7 @@ class Pod:
             print(f"pyrunc-shim: what a failed start left: {error}", file=sys.stderr)
 
     def _container_exited(self, container: Container) -> None:
-        self._pods.keeper.drop(stored.container_name(container.id))
+        self._pods.keeper.drop(messages.StoredContainer.name_of(container.id))
         self._server.event(container.exited().replace(container=container.id))
         if container.of_other_runtime:
             self._delete(container)

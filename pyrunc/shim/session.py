@@ -16,9 +16,10 @@ import time
 from pyrunc import atomic_file
 from pyrunc.errors import Error, WrongState
 from pyrunc.kernel import terminal
-from pyrunc.shim import messages, stored, tree
+from pyrunc.shim import messages, tree
 from pyrunc.shim.log_file import LogFile
 from pyrunc.shim.messages import Exit
+from pyrunc.shim.starter import Process
 from pyrunc.shim.stdio import Follower, Input, Output
 from pyrunc.shim.stop import Stop
 
@@ -27,12 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pyrunc.cgroups.group import Cgroup
-    from pyrunc.shim.loop import Loop
+    from pyrunc.shim.loop import Loop, Steps
     from pyrunc.shim.oom import KillCounts
     from pyrunc.shim.reaper import Ended
     from pyrunc.shim.serve import Call, Connection
-    from pyrunc.shim.starter import Process
-    from pyrunc.shim.steps import Steps
     from pyrunc.shim.worker import Worker
 
 DRAIN_S = 0.5
@@ -94,10 +93,10 @@ class Container:
             fd = os.dup(process.console_fd) if process.console_fd is not None else streams.stdin
             self.input = Input(self._loop, fd, once and not tty)
 
-    def adopt(self, record: messages.StoredContainer, fds: Sequence[int]) -> Process:
+    def take_over(self, record: messages.StoredContainer, fds: Sequence[int]) -> Process:
         """Go on with a process whose shim was lost, from the keeper's record and descriptors, which
         belong to this container once this has returned. Raises InvalidArgument, KernelError."""
-        process = stored.process(record, fds)
+        process = Process.from_stored(record, fds)
         self.open_log(record.log_path, record.log_directory)
         self._take(process, record.started_at_ns, dict(zip(record.outputs, fds[1:], strict=True)))
         if record.stdin and process.console_fd is not None:
@@ -129,12 +128,27 @@ class Container:
         except (Error, OSError) as error:
             print(f"pyrunc-shim: container {self.id}: {error}", file=sys.stderr)
 
-    def keep(self) -> tuple[messages.StoredContainer, list[int]]:
-        """Return the record and descriptors for the keeper. Raises WrongState when the first
-        process has ended."""
+    def store(self) -> tuple[messages.StoredContainer, list[int]]:
+        """Return the keeper's record and copies of the descriptors, the caller's to close. Raises
+        WrongState when the first process has ended."""
         if self._process is None or self._ended:
             raise WrongState(f"container {self.id} is not running")
-        return stored.of_container(self, self._process)
+        process = self._process
+        outputs = [output for output in self.outputs if not output.ended]
+        record = messages.StoredContainer(
+            pid=process.pid,
+            start_time=process.start_time,
+            group=process.group.record(),
+            poststop=process.has_poststop,
+            other=process.of_other_runtime,
+            started_at_ns=self.started_at_ns,
+            terminal=process.console_fd is not None,
+            stdin=self.input is not None,
+            log_path=self._log.path,
+            log_directory=self._log.directory,
+            outputs=[output.stream for output in outputs],
+        )
+        return record, [process.open_pidfd(), *(os.dup(output.fd) for output in outputs)]
 
     def failed(self, error: Exception) -> None:
         """Record a failed start as the container's exit."""

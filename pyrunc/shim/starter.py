@@ -16,7 +16,7 @@ from _signal import pidfd_send_signal  # type: ignore[import-not-found]
 
 from pyrunc import ipc, jsontext
 from pyrunc.cgroups.group import Cgroup
-from pyrunc.errors import VISIBLE, InvalidSpec, KernelError
+from pyrunc.errors import VISIBLE, InvalidArgument, InvalidSpec, KernelError
 from pyrunc.kernel.namespace import open_namespace
 from pyrunc.launch import pinned
 from pyrunc.launch.enter import entering
@@ -120,6 +120,20 @@ class Process(OfPod):
         process.parts = [*started.parts]
         return process
 
+    @classmethod
+    def from_stored(cls, record: messages.StoredContainer, fds: Sequence[int]) -> Process:
+        """Return the first process of a container that the keeper has. The descriptors stay the
+        caller's until this has returned. Raises InvalidArgument."""
+        if len(fds) != 1 + len(record.outputs):
+            raise InvalidArgument(
+                f"the stored container: {len(fds)} descriptors for {list(record.outputs)}"
+            )
+        console_fd = fds[1] if record.terminal and record.outputs else None
+        process = cls(record.pid, record.start_time, Cgroup.from_record(record.group), console_fd)
+        process.has_poststop, process.of_other_runtime = record.poststop, record.other
+        process.pidfd = fds[0]
+        return process
+
 
 class PauseProcess(OfPod):
     """The pod's pause process and what the shim pins for the pod: the network namespace and
@@ -139,21 +153,31 @@ class PauseProcess(OfPod):
         self.netns_fd, self.mounts, self.group = netns_fd, mounts, group
         self.parts: list[Part] = []
 
-    def record(self) -> tuple[messages.StoredPause, list[int]]:
-        """Return the record and descriptors from which `of` makes it again."""
+    def store(self) -> tuple[messages.StoredPause, list[int]]:
+        """Return the keeper's record and copies of the descriptors, the caller's to close."""
         group = self.group.record() if self.group else None
-        network = self.netns_fd is not None
-        stored = messages.StoredPause(self.pid, self.start_time, group, network, list(self.mounts))
-        return stored, [*([] if self.netns_fd is None else [self.netns_fd]), *self.mounts.values()]
+        network = [] if self.netns_fd is None else [self.netns_fd]
+        fds = [*network, *self.mounts.values()]
+        record = messages.StoredPause(
+            self.pid, self.start_time, group, bool(network), list(self.mounts)
+        )
+        return record, [self.open_pidfd(), *map(os.dup, fds)]
 
     @classmethod
-    def of(cls, stored: messages.StoredPause, fds: list[int]) -> PauseProcess:
-        """The pause process that `record` described; owns the descriptors. Raises ValueError: not
-        its descriptors."""
-        netns_fd = fds.pop(0) if stored.network else None
-        mounts = dict(zip(stored.mounts, fds, strict=True))
-        group = stored.group and Cgroup.from_record(stored.group)
-        return cls(stored.pid, stored.start_time, netns_fd, mounts, group or None)
+    def from_stored(cls, record: messages.StoredPause, fds: Sequence[int]) -> PauseProcess:
+        """Return the pause process that the keeper has; it owns the descriptors. Raises
+        InvalidArgument after closing them."""
+        if len(fds) != 1 + record.network + len(record.mounts):
+            ipc.close_all(fds)
+            raise InvalidArgument(
+                f"the stored pause process: {len(fds)} descriptors for {list(record.mounts)}"
+            )
+        group = Cgroup.from_record(record.group) if record.group else None
+        netns_fd = fds[1] if record.network else None
+        mounts = dict(zip(record.mounts, fds[1 + record.network :], strict=True))
+        pause = cls(record.pid, record.start_time, netns_fd, mounts, group)
+        pause.pidfd = fds[0]
+        return pause
 
     def netns_path(self) -> str | None:
         """Return the path of the network namespace, valid as long as this process lives."""

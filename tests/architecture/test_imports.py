@@ -224,8 +224,8 @@ FORBIDDEN = {
     # costs at least.
     "asyncio", "click", "grpc", "google", "pyroute2", "subprocess", "threading", "logging",
     "dataclasses", "inspect",
-    "typing", "re", "urllib", "http", "ssl", "email", "argparse", "tempfile", "shutil", "pathlib",
-    "concurrent",
+    "typing", "re", "msgspec", "urllib", "http", "ssl", "email", "argparse", "tempfile", "shutil",
+    "pathlib", "concurrent",
 }  # fmt: skip
 
 

@@ -1,5 +1,5 @@
 """A shim that is killed costs nothing: another one goes on with its pod, for the keeper has what is
-needed (`pyrunc.shim.stored`)."""
+needed (`pyrunc.shim.messages.StoredContainer`)."""
 
 from __future__ import annotations
 
