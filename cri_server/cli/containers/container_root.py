@@ -36,10 +36,7 @@ class ContainerRoot:
             raise WrongState(f"container {name} is not running on this machine") from None
         try:
             self.owner = _first_id(pid, "uid"), _first_id(pid, "gid")
-            if (
-                process.stat(pid) is None
-                or show.container_info(client, container).get("pid", 0) != pid
-            ):
+            if not has_process(client, container, pid):
                 raise WrongState(f"container {name} has ended")
         except OSError:
             os.close(self.descriptor)
@@ -53,6 +50,13 @@ class ContainerRoot:
 
     def __exit__(self, *_: object) -> None:
         os.close(self.descriptor)
+
+
+def has_process(client: Client, container: str, pid: int) -> bool:
+    """Return True if `pid` is still the container's main process. Call it after a descriptor of the
+    process is opened: before that the kernel may have given the pid to another process."""
+    alive = process.stat(pid) is not None
+    return alive and show.container_info(client, container).get("pid", 0) == pid
 
 
 def _first_id(pid: int, kind: str) -> int:

@@ -128,6 +128,7 @@ class Copy:
         self, status: os.stat_result, content: Iterable[bytes], target: int, name: str
     ) -> None:
         """Create or replace a regular file. Raises WrongState, OSError."""
+        # A name that a container cannot guess: it could otherwise put a link there beforehand.
         partial = f".{os.urandom(8).hex()}.part"
         descriptor = os.open(partial, NEW, 0o600, dir_fd=target)
         try:

@@ -22,7 +22,6 @@ from cri_server.cli.containers import sources, stop
 from cri_server.cli.manifest import host_names
 from cri_server.cli.output.complaint import complain, for_each
 from cri_server.cli.pods import folders, run
-from cri_server.cli.streams import logs
 from pyrunc.errors import Error, WrongState
 
 
@@ -166,7 +165,7 @@ def restart_stopped_pod(client: Client, pod: api.PodSandbox, folder: Path) -> st
                 client, new_pod, config, config_of_container, attempt, plain[container.id]
             )
             if ownership.INIT in container.labels:
-                _finish(client, identifier, container.metadata.name)
+                run.wait_init(client, identifier, container.metadata.name)
         folders.pass_on(folder, pod.id, new_pod)
     except BaseException:
         _discard(client, new_pod)
@@ -211,15 +210,6 @@ def _make(
         raise
     client.runtime("StartContainer", api.StartContainerRequest(container_id=identifier))
     return identifier
-
-
-def _finish(client: Client, identifier: str, name: str) -> None:
-    """Wait until an init container has ended. Raises ServerError if it failed."""
-    status = logs.wait_exit(client, identifier)
-    if status.exit_code:
-        raise ServerError(
-            f"init container {name} exited with code {status.exit_code} ({status.reason})"
-        )
 
 
 def _discard(client: Client, pod: str) -> None:

@@ -15,12 +15,12 @@ from cri_server.api import api_pb2 as api
 from cri_server.cli.arguments import completion, ownership
 from cri_server.cli.arguments.selection import Selection
 from cri_server.cli.connection.client import Client, ServerError
+from cri_server.cli.containers.container_root import has_process
 from cri_server.cli.output import show
 from cri_server.cli.output.complaint import for_each
 from cri_server.cli.pods import folders
 from cri_server.rpc import private
 from pyrunc.errors import InvalidArgument, Unsupported, WrongState
-from pyrunc.kernel import process
 
 GRACE_S = 10
 SECONDS = click.IntRange(0, (1 << 31) - 1)
@@ -277,18 +277,15 @@ def signal_number(text: str) -> int:
 
 
 def _send(client: Client, container: api.Container, number: int) -> None:
-    """Send a signal through a pidfd that is opened while the process is the container's: a pid may
-    be reused at any moment."""
+    """Send a signal to the main process of a container, through a pidfd, because the kernel may
+    reuse a pid at any moment."""
     pid = show.container_info(client, container.id).get("pid", 0)
     try:
         if not pid:
             raise ProcessLookupError
         descriptor = os.pidfd_open(pid)
         try:
-            if (
-                process.stat(pid) is None
-                or show.container_info(client, container.id).get("pid", 0) != pid
-            ):
+            if not has_process(client, container.id, pid):
                 raise ProcessLookupError
             signal.pidfd_send_signal(descriptor, number)
         finally:

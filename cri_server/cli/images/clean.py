@@ -144,7 +144,7 @@ def _ended(client: Client) -> tuple[list[api.PodSandbox], list[api.Container]]:
 @click.argument("image", shell_complete=completion.images)
 @formats.options()
 @click.pass_obj
-def history(address: str, image: str, how: Output) -> None:
+def history(address: str, image: str, output: Output) -> None:
     """Show the build steps of IMAGE, the newest first. Needs a server that reports the image's
     configuration."""
     with Client(address) as client:
@@ -157,7 +157,7 @@ def history(address: str, image: str, how: Output) -> None:
         "history",
         (
             Column("CREATED", lambda s: _age(s.get("created"))),
-            Column("CREATED BY", lambda s: _cut(str(s.get("created_by", "")), how)),
+            Column("CREATED BY", lambda s: _cut(str(s.get("created_by", "")), output)),
             Column("SIZE", lambda s: "-" if s["size"] is None else size(s["size"])),
             Column("COMMENT", lambda s: str(s.get("comment", ""))),
         ),
@@ -165,7 +165,7 @@ def history(address: str, image: str, how: Output) -> None:
         lambda s: str(s.get("created_by", "")),
         lambda s: str(s.get("created_by", "")),
     )
-    formats.say(how.render_list(listing, steps[::-1]))
+    formats.say(output.render_list(listing, steps[::-1]))
 
 
 def _age(text: Any) -> str:
@@ -176,5 +176,5 @@ def _age(text: Any) -> str:
     return age(int(moment.timestamp() * 1e9))
 
 
-def _cut(text: str, how: Output) -> str:
-    return text if how.no_trunc or len(text) <= 60 else f"{text[:59]}…"
+def _cut(text: str, output: Output) -> str:
+    return text if output.no_trunc or len(text) <= 60 else f"{text[:59]}…"

@@ -43,7 +43,7 @@ def images(
     digests: bool,
     pinned: bool,
     filters: tuple[str, ...],
-    how: Output,
+    output: Output,
 ) -> None:
     """List the images of the node, or only those called IMAGE."""
     for text in filters:
@@ -56,40 +56,41 @@ def images(
         selected = [i for i in selected if _is_named(i, reference)]
     if pinned:
         selected = [i for i in selected if i.pinned]
-    if how.format not in ("table", "wide") or how.quiet or how.template is not None:
-        formats.say(how.render_list(_listing(how), selected))
+    if output.format not in ("table", "wide") or output.quiet or output.template is not None:
+        formats.say(output.render_list(_listing(output), selected))
         return
     rows = [
         (
             *row,
             *(
                 [" ".join(d.rpartition("@")[2] for d in each.repo_digests)]
-                if digests or how.format == "wide"
+                if digests or output.format == "wide"
                 else []
             ),
         )
         for each in selected
-        for row in _rows(each, how)
+        for row in _rows(each, output)
     ]
     titles = [
         "IMAGE",
         "ID",
         "SIZE",
         "PINNED",
-        *(["DIGEST"] if digests or how.format == "wide" else []),
+        *(["DIGEST"] if digests or output.format == "wide" else []),
     ]
-    formats.say(formats.table(titles if how.headers else None, sorted(rows)))
+    formats.say(formats.table(titles if output.headers else None, sorted(rows)))
 
 
-def _rows(each: api.Image, how: Output) -> list[tuple[str, ...]]:
+def _rows(each: api.Image, output: Output) -> list[tuple[str, ...]]:
     """Return a table row for each name of an image."""
     names = each.repo_tags or each.repo_digests or ["<none>"]
     return [
-        (name, how.short(each.id), size(each.size), "yes" if each.pinned else "") for name in names
+        (name, output.short(each.id), size(each.size), "yes" if each.pinned else "")
+        for name in names
     ]
 
 
-def _listing(how: Output) -> Listing[api.Image]:
+def _listing(output: Output) -> Listing[api.Image]:
     return Listing(
         "images",
         (
@@ -97,7 +98,7 @@ def _listing(how: Output) -> Listing[api.Image]:
             Column("SIZE", lambda i: size(i.size)),
         ),
         formats.plain,
-        lambda i: i.id if how.no_trunc or how.quiet else how.short(i.id),
+        lambda i: i.id if output.no_trunc or output.quiet else output.short(i.id),
         lambda i: (list(i.repo_tags) or [i.id])[0],
     )
 

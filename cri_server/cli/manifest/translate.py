@@ -17,6 +17,7 @@ from pyrunc.errors import InvalidSpec
 HOSTNAME_LIMIT = 63
 LOCALHOST_PROFILES = Path("/var/lib/kubelet/seccomp")
 CPU_PERIOD_US = 100_000
+# kubelet's paths for the proc mount type Default (pkg/securitycontext); runc's own list is shorter
 MASKED = [
     "/proc/asound",
     "/proc/acpi",

@@ -79,7 +79,7 @@ def _make_files(path: Path, files: list[pod_model.File], group: int | None) -> N
     """Write the files of a ConfigMap or Secret; with an fsGroup that group can read them, as in
     kubelet."""
     path.mkdir(parents=True)
-    path.chmod(0o755)
+    path.chmod(0o755)  # mkdir's mode would be reduced by the umask
     for file in files:
         place = path / file.path
         place.parent.mkdir(parents=True, exist_ok=True)

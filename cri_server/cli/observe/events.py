@@ -45,7 +45,7 @@ def events(
     labels: tuple[str, ...],
     since: str | None,
     until: str | None,
-    how: Output,
+    output: Output,
 ) -> None:
     """Print events of containers and pods until interrupted. With -o json each line is an
     object."""
@@ -63,7 +63,7 @@ def events(
                 test(status.labels) for test in tests
             ):
                 continue
-            formats.say(_line(event, how))
+            formats.say(_line(event, output))
             sys.stdout.flush()
 
 
@@ -101,10 +101,10 @@ def _since(client: Client, pod: str, begin_ns: int, end_ns: int | None) -> Itera
             yield event
 
 
-def _line(event: api.ContainerEventResponse, how: Output) -> str:
-    if how.template is not None:
-        return how.document(formats.plain(event))
-    if how.format == "json":
+def _line(event: api.ContainerEventResponse, output: Output) -> str:
+    if output.template is not None:
+        return output.document(formats.plain(event))
+    if output.format == "json":
         return formats.as_json(formats.plain(event))
     when = datetime.datetime.fromtimestamp(event.created_at / 1e9).astimezone()
     time = when.isoformat(timespec="milliseconds")

@@ -84,11 +84,13 @@ def anything(client: Client, name: str, verbose: bool) -> dict[str, Any]:
     raise NotFound(f"no such container, pod or image: {name!r}")
 
 
-def show(address: str, names: Sequence[str], describe: Describe, quiet: bool, how: Output) -> None:
+def show(
+    address: str, names: Sequence[str], describe: Describe, quiet: bool, output: Output
+) -> None:
     """Print one object, or a list of several."""
     with Client(address) as client:
         documents = [describe(client, name, not quiet) for name in names]
-    formats.say(how.document(documents[0] if len(documents) == 1 else documents))
+    formats.say(output.document(documents[0] if len(documents) == 1 else documents))
 
 
 quiet_option = click.option(
@@ -104,13 +106,18 @@ quiet_option = click.option(
 @formats.options(FORMATS, listing=False, short=True)
 @click.pass_obj
 def inspect(
-    address: str, names: tuple[str, ...], kind: str | None, origins: bool, quiet: bool, how: Output
+    address: str,
+    names: tuple[str, ...],
+    kind: str | None,
+    origins: bool,
+    quiet: bool,
+    output: Output,
 ) -> None:
     """Show the full status of the containers, pods or images with these names."""
     if origins:
         _show_origins(address, names)
         return
-    show(address, names, KINDS[kind] if kind else anything, quiet, how)
+    show(address, names, KINDS[kind] if kind else anything, quiet, output)
 
 
 def _show_origins(address: str, names: Sequence[str]) -> None:
@@ -139,8 +146,8 @@ def _inspect_command(
     @quiet_option
     @formats.options(FORMATS, listing=False, short=True)
     @click.pass_obj
-    def inspect(address: str, names: tuple[str, ...], quiet: bool, how: Output) -> None:
-        show(address, names, describe, quiet, how)
+    def inspect(address: str, names: tuple[str, ...], quiet: bool, output: Output) -> None:
+        show(address, names, describe, quiet, output)
 
     return inspect
 

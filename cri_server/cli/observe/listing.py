@@ -25,26 +25,26 @@ ID = "(sha256:)?[0-9a-f]{64}|(sha512:)?[0-9a-f]{128}"
 @formats.watch
 @click.pass_obj
 def ps(
-    address: str, all_states: bool, selection: Selection, how: Output, watching: float | None
+    address: str, all_states: bool, selection: Selection, output: Output, watching: float | None
 ) -> None:
     """List the running containers; with a state, --last or --all also others."""
     with Client(address) as client:
         formats.repeat(
-            lambda: how.render_list(
-                _containers(client, how), selection.containers(client, all_states=all_states)
+            lambda: output.render_list(
+                _containers(client, output), selection.containers(client, all_states=all_states)
             ),
             watching,
         )
 
 
-def _containers(client: Client, how: Output) -> Listing[api.Container]:
+def _containers(client: Client, output: Output) -> Listing[api.Container]:
     pods = {p.id: p for p in client.pods()}
     paused = functools.cache(client.paused)
     shared = shared_names(pods.values())
 
     def pod(container: api.Container) -> str:
         sandbox = pods.get(container.pod_sandbox_id)
-        return sandbox.metadata.name if sandbox else how.short(container.pod_sandbox_id)
+        return sandbox.metadata.name if sandbox else output.short(container.pod_sandbox_id)
 
     def namespace(container: api.Container) -> str:
         pod = pods.get(container.pod_sandbox_id)
@@ -66,16 +66,16 @@ def _containers(client: Client, how: Output) -> Listing[api.Container]:
     return Listing(
         "containers",
         (
-            Column("CONTAINER", lambda c: how.short(c.id)),
+            Column("CONTAINER", lambda c: output.short(c.id)),
             Column("NAMESPACE", namespace, wide=not shared),
             Column("POD", pod),
             Column("NAME", lambda c: c.metadata.name),
             Column("STATE", state),
             Column("AGE", lambda c: age(c.created_at)),
-            Column("IMAGE", lambda c: _image(c, how)),
+            Column("IMAGE", lambda c: _image(c, output)),
             Column("ATTEMPT", lambda c: str(c.metadata.attempt), wide=True),
-            Column("POD ID", lambda c: how.short(c.pod_sandbox_id), wide=True),
-            Column("IMAGE ID", lambda c: how.short(c.image_id or c.image_ref), wide=True),
+            Column("POD ID", lambda c: output.short(c.pod_sandbox_id), wide=True),
+            Column("IMAGE ID", lambda c: output.short(c.image_id or c.image_ref), wide=True),
             Column("OWNER", lambda c: ownership.owner(c.labels), wide=True),
         ),
         formats.plain,
@@ -84,10 +84,10 @@ def _containers(client: Client, how: Output) -> Listing[api.Container]:
     )
 
 
-def _image(container: api.Container, how: Output) -> str:
+def _image(container: api.Container, output: Output) -> str:
     """Return the image's name from the request; an id is shortened."""
     name = container.image.user_specified_image or container.image.image
-    return how.short(name) if re.fullmatch(ID, name) else name
+    return output.short(name) if re.fullmatch(ID, name) else name
 
 
 @click.command()
@@ -95,15 +95,15 @@ def _image(container: api.Container, how: Output) -> str:
 @formats.options()
 @formats.watch
 @click.pass_obj
-def pods(address: str, selection: Selection, how: Output, watching: float | None) -> None:
+def pods(address: str, selection: Selection, output: Output, watching: float | None) -> None:
     """List pods."""
     with Client(address) as client:
         formats.repeat(
-            lambda: how.render_list(_pods(client, how), selection.pods(client)), watching
+            lambda: output.render_list(_pods(client, output), selection.pods(client)), watching
         )
 
 
-def _pods(client: Client, how: Output) -> Listing[api.PodSandbox]:
+def _pods(client: Client, output: Output) -> Listing[api.PodSandbox]:
     containers = client.containers()
 
     def running(pod: api.PodSandbox) -> str:
@@ -117,7 +117,7 @@ def _pods(client: Client, how: Output) -> Listing[api.PodSandbox]:
     return Listing(
         "items",
         (
-            Column("POD", lambda p: how.short(p.id)),
+            Column("POD", lambda p: output.short(p.id)),
             Column("NAMESPACE", lambda p: p.metadata.namespace),
             Column("NAME", lambda p: p.metadata.name),
             Column("STATE", lambda p: POD_STATES.get(p.state, "?")),

@@ -61,10 +61,12 @@ LISTING: Listing[Process] = Listing(
 @formats.options()
 @formats.watch
 @click.pass_obj
-def top(address: str, names: tuple[str, ...], how: Output, watching: float | None) -> None:
+def top(address: str, names: tuple[str, ...], output: Output, watching: float | None) -> None:
     """Show the processes of containers, or of all containers of pods."""
     with Client(address) as client:
-        formats.repeat(lambda: how.render_list(LISTING, list(_processes(client, names))), watching)
+        formats.repeat(
+            lambda: output.render_list(LISTING, list(_processes(client, names))), watching
+        )
 
 
 def _processes(client: Client, names: tuple[str, ...]) -> Iterator[Process]:
@@ -87,6 +89,7 @@ def _containers(client: Client, name: str) -> list[tuple[str, str]]:
 def of_group(label: str, init: int) -> Iterator[Process]:
     """Yield the processes in the cgroup of `init`, in all hierarchies, and in the cgroups below
     it."""
+    # A container in a pid namespace of its own sees other pids, so the host's /proc is searched.
     groups = _groups(init)
     for entry in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
         own = _groups(entry)

@@ -44,18 +44,38 @@ class Processor:
 
 
 def show(
-    how: Output,
+    output: Output,
     sampled: Callable[[], list[Any]],
     make: Callable[[], Listing[Any]],
     seconds: float,
     watching: float | None,
 ) -> None:
     """Take two samples and print the table; with `watching` repeat it with further samples."""
-    shows_rate = not how.quiet and how.format in ("table", "wide")
-    if shows_rate or how.template is not None:
+    shows_rate = not output.quiet and output.format in ("table", "wide")
+    if shows_rate or output.template is not None:
         sampled()
         time.sleep(seconds)
-    formats.repeat(lambda: how.render_list(make(), sampled()), watching)
+    formats.repeat(lambda: output.render_list(make(), sampled()), watching)
+
+
+def _common_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of `stats` and `statsp`."""
+    for option in (
+        formats.watch,
+        formats.options(),
+        click.option(
+            "--no-stream", is_flag=True, expose_value=False, help="Print once, the default."
+        ),
+        click.option(
+            "--seconds",
+            type=SECONDS,
+            default=1.0,
+            show_default=True,
+            help="The time between the two samples of CPU usage.",
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 @click.command()
@@ -64,16 +84,7 @@ def show(
 )
 @selection.options("container")
 @click.option("-a", "--all", "all_states", is_flag=True, help="Also containers that do not run.")
-@click.option(
-    "--seconds",
-    type=SECONDS,
-    default=1.0,
-    show_default=True,
-    help="The time between the two samples of CPU usage.",
-)
-@click.option("--no-stream", is_flag=True, expose_value=False, help="Print once, the default.")
-@formats.options()
-@formats.watch
+@_common_options
 @click.pass_obj
 def stats(
     address: str,
@@ -81,7 +92,7 @@ def stats(
     selection: Selection,
     all_states: bool,
     seconds: float,
-    how: Output,
+    output: Output,
     watching: float | None,
 ) -> None:
     """Show the CPU, memory and disk usage of containers."""
@@ -100,10 +111,12 @@ def stats(
             processor.sample((s.attributes.id, s.cpu) for s in usages)
             return sorted(usages, key=lambda s: s.attributes.metadata.name)
 
-        show(how, sampled, lambda: _containers(client, how, processor), seconds, watching)
+        show(output, sampled, lambda: _containers(client, output, processor), seconds, watching)
 
 
-def _containers(client: Client, how: Output, processor: Processor) -> Listing[api.ContainerStats]:
+def _containers(
+    client: Client, output: Output, processor: Processor
+) -> Listing[api.ContainerStats]:
     pods = {p.id: p for p in client.pods()}
     of = {c.id: pods[c.pod_sandbox_id] for c in client.containers() if c.pod_sandbox_id in pods}
     shared = shared_names(pods.values())
@@ -119,7 +132,7 @@ def _containers(client: Client, how: Output, processor: Processor) -> Listing[ap
     return Listing(
         "stats",
         (
-            Column("CONTAINER", lambda s: how.short(s.attributes.id)),
+            Column("CONTAINER", lambda s: output.short(s.attributes.id)),
             Column("NAMESPACE", lambda s: pod(s, "namespace"), wide=not shared),
             Column("POD", pod),
             Column("NAME", lambda s: s.attributes.metadata.name),
@@ -140,23 +153,14 @@ def _containers(client: Client, how: Output, processor: Processor) -> Listing[ap
 @click.command()
 @click.argument("target", required=False, metavar="[POD]", shell_complete=completion.pods)
 @selection.options("pod")
-@click.option(
-    "--seconds",
-    type=SECONDS,
-    default=1.0,
-    show_default=True,
-    help="The time between the two samples of CPU usage.",
-)
-@click.option("--no-stream", is_flag=True, expose_value=False, help="Print once, the default.")
-@formats.options()
-@formats.watch
+@_common_options
 @click.pass_obj
 def statsp(
     address: str,
     target: str | None,
     selection: Selection,
     seconds: float,
-    how: Output,
+    output: Output,
     watching: float | None,
 ) -> None:
     """Show the CPU, memory, process and network usage of pods."""
@@ -170,14 +174,14 @@ def statsp(
             processor.sample((s.attributes.id, s.linux.cpu) for s in usages)
             return sorted(usages, key=lambda s: s.attributes.metadata.name)
 
-        show(how, sampled, lambda: _pods(how, processor), seconds, watching)
+        show(output, sampled, lambda: _pods(output, processor), seconds, watching)
 
 
-def _pods(how: Output, processor: Processor) -> Listing[api.PodSandboxStats]:
+def _pods(output: Output, processor: Processor) -> Listing[api.PodSandboxStats]:
     return Listing(
         "stats",
         (
-            Column("POD", lambda s: how.short(s.attributes.id)),
+            Column("POD", lambda s: output.short(s.attributes.id)),
             Column("NAMESPACE", lambda s: s.attributes.metadata.namespace),
             Column("NAME", lambda s: s.attributes.metadata.name),
             Column("CPU %", lambda s: processor.percent(s.attributes.id)),

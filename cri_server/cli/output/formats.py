@@ -162,7 +162,7 @@ def with_info(message: Any) -> dict[str, Any]:
 def options(
     formats: Sequence[str] = FORMATS, *, listing: bool = True, short: bool = False
 ) -> Callable[[Any], Any]:
-    """Add the output options to a verb, which gets them as `how`. `short`: -f is --format, as in
+    """Add the output options to a verb, which gets them as `output`. `short`: -f is --format, as in
     docker's inspect."""
     formats_text = "|".join((*formats, "go-template=TEMPLATE"))
     own = [
@@ -191,7 +191,7 @@ def options(
         ) -> Any:
             names = ("quiet", "no_trunc", "no_headers") if listing else ()
             flags = {name: rest.pop(name) for name in names}
-            rest["how"] = parse(output, docker, template, formats, **flags)
+            rest["output"] = parse(output, docker, template, formats, **flags)
             return command(*arguments, **rest)
 
         for option in reversed(own):

@@ -62,6 +62,7 @@ def give(folder: Path, pod: str) -> None:
 def owned(base: Path, pod: str) -> list[Path]:
     """Return the folder below `base` that `run` made for a pod, as a list of one or none. Raises
     OSError."""
+    # Another user may have put a folder with such a file there: only those of this user count.
     marks = base.glob(f"*/{OWNER}")
     return [
         mark.parent

@@ -120,7 +120,8 @@ def start(client: Client, pod: pod_model.Pod, folder: Path) -> Running:
             if each.restart_policy:
                 running.sidecars.add(each.name)
             else:
-                finish(client, each.name, running)
+                with running.timed(f"init {each.name}"):
+                    wait_init(client, running.containers[each.name], each.name)
         for each in pod.spec.containers:
             launch(client, pod, each, images[each.image], config, running)
     except BaseException:
@@ -202,40 +203,36 @@ def launch(
     running: Running,
 ) -> None:
     """Create and start one container. Errors name it."""
+    with _errors_of(container):
+        config = translate.container(pod, container, image, running.folder, running.addresses)
+        request = api.CreateContainerRequest(
+            pod_sandbox_id=running.id, config=config, sandbox_config=sandbox
+        )
+        with running.timed(f"create {container.name}"):
+            identifier = client.runtime("CreateContainer", request).container_id
+        running.containers[container.name] = identifier
+        places = [m.mount_path for m in container.volume_mounts if m.sub_path or m.sub_path_expr]
+        sources.check(client, identifier, config, places)
+        with running.timed(f"start {container.name}"):
+            client.runtime("StartContainer", api.StartContainerRequest(container_id=identifier))
+
+
+@contextlib.contextmanager
+def _errors_of(container: pod_model.Container) -> Iterator[None]:
+    """Add the container's name to messages of the server that do not have it."""
     try:
-        _launch(client, pod, container, image, sandbox, running)
+        yield
     except ServerError as error:
         named = f"container {container.name}"
-        raise ServerError(
-            error.message if named in error.message else f"{named}: {error.message}"
-        ) from None
+        if named in error.message:
+            raise
+        raise ServerError(f"{named}: {error.message}") from None
 
 
-def _launch(
-    client: Client,
-    pod: pod_model.Pod,
-    container: pod_model.Container,
-    image: api.Image,
-    sandbox: api.PodSandboxConfig,
-    running: Running,
-) -> None:
-    config = translate.container(pod, container, image, running.folder, running.addresses)
-    request = api.CreateContainerRequest(
-        pod_sandbox_id=running.id, config=config, sandbox_config=sandbox
-    )
-    with running.timed(f"create {container.name}"):
-        identifier = client.runtime("CreateContainer", request).container_id
-    running.containers[container.name] = identifier
-    places = [m.mount_path for m in container.volume_mounts if m.sub_path or m.sub_path_expr]
-    sources.check(client, identifier, config, places)
-    with running.timed(f"start {container.name}"):
-        client.runtime("StartContainer", api.StartContainerRequest(container_id=identifier))
-
-
-def finish(client: Client, name: str, running: Running) -> None:
-    """Wait for an init container. Raises ServerError if it failed."""
-    with running.timed(f"init {name}"):
-        status = logs.wait_exit(client, running.containers[name])
+def wait_init(client: Client, identifier: str, name: str) -> None:
+    """Wait for the end of an init container. Raises ServerError with its last output if it
+    failed."""
+    status = logs.wait_exit(client, identifier)
     if status.exit_code:
         output = "".join(f"\n  {line}" for line in list(output_lines(status.log_path))[-LINES:])
         raise ServerError(

@@ -19,39 +19,39 @@ from cri_server.cli.output.show import size
 @click.option("-q", "--quiet", is_flag=True, help="Without the details of this runtime.")
 @formats.options(("json", "yaml"), listing=False)
 @click.pass_obj
-def info(address: str, quiet: bool, how: Output) -> None:
+def info(address: str, quiet: bool, output: Output) -> None:
     """Show the server's conditions, features and settings."""
     with Client(address) as client:
         response = client.runtime("Status", api.StatusRequest(verbose=not quiet))
         document = formats.with_info(response)
         inner = document.pop("info", {})
-        formats.say(how.document({**document, **inner}))
+        formats.say(output.document({**document, **inner}))
 
 
 @click.command()
 @formats.options(("table", "json", "yaml"), listing=False)
 @click.pass_obj
-def version(address: str, how: Output) -> None:
+def version(address: str, output: Output) -> None:
     """Show the versions of this program and of the server."""
     with Client(address) as client:
         versions = formats.plain(client.runtime("Version", api.VersionRequest()))
-    if how.format == "table":
+    if output.format == "table":
         rows = [("Client:", f"pyrunc-cri {pyrunc.__version__}")]
         rows += [(f"{key[0].upper()}{key[1:]}:", str(value)) for key, value in versions.items()]
         formats.say(formats.table(None, rows))
     else:
-        formats.say(how.document({"clientVersion": pyrunc.__version__, **versions}))
+        formats.say(output.document({"clientVersion": pyrunc.__version__, **versions}))
 
 
 @click.command("images-fs")
 @formats.options(("table", "json", "yaml"), listing=False)
 @click.pass_obj
-def images_fs(address: str, how: Output) -> None:
+def images_fs(address: str, output: Output) -> None:
     """Show the disk usage of images and of the containers' layers."""
     with Client(address) as client:
         response = client.image("ImageFsInfo", api.ImageFsInfoRequest())
-    if how.format != "table":
-        formats.say(how.document(formats.plain(response)))
+    if output.format != "table":
+        formats.say(output.document(formats.plain(response)))
         return
     rows = [
         (kind, each.fs_id.mountpoint, size(each.used_bytes.value), str(each.inodes_used.value))
@@ -66,10 +66,12 @@ def _answer(verb: str, call: str, text: str) -> click.Command:
     @click.command(verb, help=text)
     @formats.options(("json", "yaml"), listing=False)
     @click.pass_obj
-    def show(address: str, how: Output) -> None:
+    def show(address: str, output: Output) -> None:
         with Client(address) as client:
             formats.say(
-                how.document(formats.plain(client.runtime(call, getattr(api, f"{call}Request")())))
+                output.document(
+                    formats.plain(client.runtime(call, getattr(api, f"{call}Request")()))
+                )
             )
 
     return show

@@ -108,14 +108,7 @@ def _options_first(args: list[str]) -> list[str]:
     metavar="NAMESPACE",
     help="CONTAINER is a pod of this namespace, as in kubectl.",
 )
-@click.option(
-    "-c",
-    "--container",
-    "of_pod",
-    default="",
-    metavar="NAME",
-    help="CONTAINER is a pod, and NAME its container.",
-)
+@logs.container_option
 @click.option(
     "--timeout",
     "timeout_s",
@@ -141,7 +134,7 @@ def exec_(
     stdin: bool,
     tty: bool,
     namespace: str,
-    of_pod: str,
+    container_of_pod: str,
     timeout_s: float,
     user: str,
     env: tuple[str, ...],
@@ -158,7 +151,7 @@ def exec_(
         # As in kubectl: a command on a terminal would not see the end of piped input.
         click.echo("pyrunc-cri: stdin is not a terminal: -t is ignored", err=True)
         tty = False
-    reference = "/".join(filter(None, (namespace, container, of_pod)))
+    reference = "/".join(filter(None, (namespace, container, container_of_pod)))
     with Client(address) as client:
         identifier = client.container(reference).id
         if user or env or workdir:

@@ -21,6 +21,12 @@ from pyrunc.errors import InvalidArgument, NotFound
 
 POLL_S = 0.1
 EXIT_POLL_S = 0.02
+container_option = click.option(
+    *("-c", "--container", "container_of_pod"),
+    default="",
+    metavar="NAME",
+    help="CONTAINER is a pod, and NAME its container.",
+)
 
 
 @dataclass(slots=True)
@@ -57,14 +63,7 @@ class Writer:
     "-f", "--follow", "following", is_flag=True, help="Continue until the container has exited."
 )
 @click.option("-p", "--previous", is_flag=True, help="Show the log of the previous attempt.")
-@click.option(
-    "-c",
-    "--container",
-    "of_pod",
-    default="",
-    metavar="NAME",
-    help="CONTAINER is a pod, and NAME its container.",
-)
+@container_option
 @click.option("--tail", default="all", metavar="N", help="Only the last N lines. [all]")
 @click.option("--since", metavar="TIME", help="Only newer lines: 42m, or 2026-11-22T10:00:00Z.")
 @click.option("--until", metavar="TIME", help="Only older lines.")
@@ -86,7 +85,7 @@ def logs(
     name: str,
     following: bool,
     previous: bool,
-    of_pod: str,
+    container_of_pod: str,
     tail: str,
     since: str | None,
     until: str | None,
@@ -105,7 +104,7 @@ def logs(
         chosen = (
             _all_of(client, name)
             if all_containers
-            else [client.container(f"{name}/{of_pod}" if of_pod else name)]
+            else [client.container(f"{name}/{container_of_pod}" if container_of_pod else name)]
         )
         if previous:
             chosen = [_previous(client, each) for each in chosen]

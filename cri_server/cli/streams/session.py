@@ -69,7 +69,7 @@ def connect(url: str, *protocols: str) -> Any:
             url.replace("http", "ws", 1),
             subprotocols=[Subprotocol(protocol) for protocol in protocols],
             max_size=None,
-            compression=None,
+            compression=None,  # the server is on this machine or in its network
             proxy=None,
         )
     except OSError as error:
