@@ -1,5 +1,5 @@
-"""How tests call the client's verbs: in this process, which is fast, or as a program in the
-server's network."""
+"""Calls of the client's verbs: in the test's process, which is fast, or as a program in the server's
+network namespace."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.cri.server_harness import REPOSITORY, Server
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a verb has written, its exit code, and the error of ours that it ended with."""
+class Result:
+    """The output of a verb, its exit code, and the message of its Error."""
 
     out: str
     err: str
@@ -40,49 +40,53 @@ class Said:
 
 
 def call(
-    server: Server | str, *words: str, stdin: bytes | str | None = None, **environment: str
-) -> Said:
-    """Run a verb in this process: without a terminal."""
+    server: Server | str, *arguments: str, stdin: bytes | str | None = None, **environment: str
+) -> Result:
+    """Run a verb in this process, without a terminal."""
     address = server if isinstance(server, str) else f"unix://{server.socket}"
-    done = CliRunner().invoke(program, ["--address", address, *words], input=stdin, env=environment)
-    if done.exception is not None and not isinstance(
-        done.exception, SystemExit | Error | click.ClickException
+    outcome = CliRunner().invoke(
+        program, ["--address", address, *arguments], input=stdin, env=environment
+    )
+    if outcome.exception is not None and not isinstance(
+        outcome.exception, SystemExit | Error | click.ClickException
     ):
-        raise done.exception
-    error = str(done.exception) if isinstance(done.exception, Error) else ""
-    code = exit_code(done.exception) if isinstance(done.exception, Error) else done.exit_code
-    return Said(done.stdout, done.stderr, code, error)
+        raise outcome.exception
+    error = str(outcome.exception) if isinstance(outcome.exception, Error) else ""
+    code = (
+        exit_code(outcome.exception) if isinstance(outcome.exception, Error) else outcome.exit_code
+    )
+    return Result(outcome.stdout, outcome.stderr, code, error)
 
 
 def ok(
-    server: Server | str, *words: str, stdin: bytes | str | None = None, **environment: str
-) -> Said:
-    """As `call`; it must succeed."""
-    said = call(server, *words, stdin=stdin, **environment)
-    assert said.code == 0, said
-    return said
+    server: Server | str, *arguments: str, stdin: bytes | str | None = None, **environment: str
+) -> Result:
+    """Run a verb as `call` does, and check that it succeeds."""
+    result = call(server, *arguments, stdin=stdin, **environment)
+    assert result.code == 0, result
+    return result
 
 
-def command_line(server: Server, *words: str) -> list[str]:
-    """`pyrunc-cri` in the server's network namespace (sessions connect to its loopback)."""
-    return [
-        *(
-            "nsenter",
-            f"--net=/proc/{server.pid}/ns/net",
-            "--",
-            sys.executable,
-            "-m",
-            "cri_server.cli.main",
-        ),
-        *("--address", f"unix://{server.socket}", *words),
-    ]
+PROGRAM = (sys.executable, "-m", "cri_server.cli.main")
+
+
+def local_command_line(server: Server, *arguments: str) -> list[str]:
+    """Return the command line of `pyrunc-cri` with the server's address."""
+    return [*PROGRAM, "--address", f"unix://{server.socket}", *arguments]
+
+
+def command_line(server: Server, *arguments: str) -> list[str]:
+    """Return the command line of `pyrunc-cri` in the server's network namespace, because sessions
+    connect to its loopback address."""
+    namespace = f"--net=/proc/{server.pid}/ns/net"
+    return ["nsenter", namespace, "--", *local_command_line(server, *arguments)]
 
 
 def cli(
-    server: Server, *words: str, code: int = 0, stdin: bytes = b""
+    server: Server, *arguments: str, code: int = 0, stdin: bytes = b""
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run `pyrunc-cri` and wait for its end."""
-    command = command_line(server, *words)
+    """Run `pyrunc-cri` as a program and check its exit code."""
+    command = command_line(server, *arguments)
     done = subprocess.run(command, input=stdin, capture_output=True, cwd=REPOSITORY, timeout=60)
     assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
     return done
@@ -90,11 +94,10 @@ def cli(
 
 @contextlib.contextmanager
 def started(
-    server: Server, *words: str, stdout: Any = subprocess.PIPE
+    server: Server, *arguments: str, stdout: Any = subprocess.PIPE
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """As `cli`, without waiting for its end; it ends with the block, and a test that waits for it
-    after a minute."""
-    command = command_line(server, *words)
+    """Start `pyrunc-cri` as a program. It is killed at the end of the block, or after a minute."""
+    command = command_line(server, *arguments)
     process = subprocess.Popen(command, cwd=REPOSITORY, stdout=stdout, stderr=subprocess.PIPE)
     timer = threading.Timer(60, process.kill)
     timer.start()
@@ -107,6 +110,6 @@ def started(
 
 
 def ended(process: subprocess.Popen[bytes]) -> tuple[bytes, int]:
-    """The rest of stderr, and the exit code."""
+    """Return the rest of stderr, and the exit code."""
     assert process.stderr is not None
     return process.stderr.read(), process.wait()

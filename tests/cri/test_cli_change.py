@@ -32,13 +32,13 @@ PATIENT = "trap 'echo got it; exit 5' TERM; echo up; while :; do sleep 0.05; don
 
 def pod(server: Server, name: str, *command: str, **labels: str) -> str:
     """A pod with a container `c`; its id."""
-    made = server.run_pod(server.pod_config(name, labels=labels))
-    server.launch(made, server.container_config(command or ("sleep", "3600")))
-    return made
+    sandbox = server.run_pod(server.pod_config(name, labels=labels))
+    server.launch(sandbox, server.container_config(command or ("sleep", "3600")))
+    return sandbox
 
 
-def rm(server: Server, *words: str) -> tuple[str, ...]:
-    return ("rm", "--folder", str(server.folder / "pods"), *words)
+def rm(server: Server, *arguments: str) -> tuple[str, ...]:
+    return ("rm", "--folder", str(server.folder / "pods"), *arguments)
 
 
 def names(server: Server) -> set[str]:
@@ -64,8 +64,8 @@ def test_all_asks_and_skips_pods_of_kubelet(server: Server) -> None:
     kubelets = pod(server, "node", **KUBELET)
     assert "stop all 2" in call(server, "stop", "--all").error
     assert len([p for p in server.pods() if p.state == api.SANDBOX_READY]) == 3
-    said = ok(server, "stop", "--all", "--force", "-t", "0")
-    assert "1 pods of kubelet are skipped" in said.err
+    result = ok(server, "stop", "--all", "--force", "-t", "0")
+    assert "1 pods of kubelet are skipped" in result.err
     assert [p.id for p in server.pods() if p.state == api.SANDBOX_READY] == [kubelets]
     ok(server, *rm(server, "--label", "app=x", "-f"))
     assert names(server) == {"one", "node"}
@@ -100,8 +100,8 @@ def test_confirmation_on_a_terminal(server: Server) -> None:
 
 def test_an_error_does_not_stop_the_others(server: Server) -> None:
     pod(server, "web")
-    said = call(server, "stop", "-t", "0", "nobody", "web")
-    assert (said.code, said.out, said.err) == (
+    result = call(server, "stop", "-t", "0", "nobody", "web")
+    assert (result.code, result.out, result.err) == (
         1,
         "web\n",
         "pyrunc-cri: no such pod or container: 'nobody'\n",
@@ -112,14 +112,14 @@ def test_an_error_does_not_stop_the_others(server: Server) -> None:
 
 def test_a_name_takes_precedence_over_a_prefix_of_an_id(server: Server) -> None:
     """A container that has the first characters of its pod's id for a name."""
-    made = server.run_pod(server.pod_config("web"))
+    sandbox = server.run_pod(server.pod_config("web"))
     config = server.container_config()
-    config.metadata.name = made[:4]
-    server.launch(made, config)
-    ok(server, "stop", "-t", "0", made[:4])
+    config.metadata.name = sandbox[:4]
+    server.launch(sandbox, config)
+    ok(server, "stop", "-t", "0", sandbox[:4])
     assert [p.state for p in server.pods()] == [api.SANDBOX_READY]
     assert [c.state for c in server.containers()] == [api.CONTAINER_EXITED]
-    ok(server, "stop", made[:5])
+    ok(server, "stop", sandbox[:5])
     assert [p.state for p in server.pods()] == [api.SANDBOX_NOTREADY]
 
 
@@ -148,19 +148,19 @@ def test_signals() -> None:
 
 
 def test_restart_makes_another_attempt_and_keeps_the_one_before(server: Server) -> None:
-    made = server.run_pod(server.pod_config("web"))
+    sandbox = server.run_pod(server.pod_config("web"))
     config = server.container_config(
         ["sh", "-c", "echo $COLOUR; exec sleep 3600"],
         envs=[api.KeyValue(key="COLOUR", value=b"blue")],
     )
-    first = server.launch(made, config)
+    first = server.launch(sandbox, config)
     server.wait_logged(first, "blue")
     for attempt in (1, 2):
         ok(server, "restart", "-t", "0", "c")
-        found = {c.metadata.attempt: c for c in server.containers()}
-        assert sorted(found) == [attempt - 1, attempt], "the last one and the one before"
-        assert found[attempt].state == api.CONTAINER_RUNNING
-        server.wait_logged(found[attempt].id, "blue")
+        containers = {c.metadata.attempt: c for c in server.containers()}
+        assert sorted(containers) == [attempt - 1, attempt], "the last one and the one before"
+        assert containers[attempt].state == api.CONTAINER_RUNNING
+        server.wait_logged(containers[attempt].id, "blue")
     assert ok(server, "logs", "c").lines == ["blue"] == ok(server, "logs", "-p", "c").lines
     ok(server, "restart", "-t", "0", "web")
     assert max(c.metadata.attempt for c in server.containers()) == 3
@@ -303,11 +303,11 @@ def test_cp_needs_a_running_container(server: Server, container: str) -> None:
 
 
 def test_attach_shows_output_and_returns_the_code(server: Server) -> None:
-    made = server.run_pod(server.pod_config("web"))
+    sandbox = server.run_pod(server.pod_config("web"))
     config = server.container_config(
         ["sh", "-c", "read line; echo got $line; echo err >&2; exit 6"], stdin=True, stdin_once=True
     )
-    server.launch(made, config)
+    server.launch(sandbox, config)
     done = cli(server, "attach", "-i", "c", stdin=b"word\n", code=6)
     assert (done.stdout, done.stderr) == (b"got word\n", b"err\n")
 
@@ -334,8 +334,8 @@ def test_detach_keys() -> None:
 
 
 def test_detaching_leaves_the_container_running(server: Server) -> None:
-    made = server.run_pod(server.pod_config("web"))
-    server.launch(made, server.container_config(["cat"], stdin=True, tty=True))
+    sandbox = server.run_pod(server.pod_config("web"))
+    server.launch(sandbox, server.container_config(["cat"], stdin=True, tty=True))
     master, slave = os.openpty()
     try:
         command = command_line(server, "attach", "-i", "c")
@@ -347,11 +347,13 @@ def test_detaching_leaves_the_container_running(server: Server) -> None:
             raw = wait_until(lambda: not termios.tcgetattr(slave)[3] & termios.ECHO, 30)
             # what is typed before is dropped when the terminal becomes raw
             os.write(master, b"hello\r")
-            seen = b""
-            while raw and b"hello\r\nhello" not in seen and select.select([master], [], [], 30)[0]:
-                seen += os.read(master, 1000)
+            output = b""
+            while (
+                raw and b"hello\r\nhello" not in output and select.select([master], [], [], 30)[0]
+            ):
+                output += os.read(master, 1000)
             os.write(master, b"\x10\x11")
-            assert (process.wait(), b"hello\r\nhello" in seen) == (0, True)
+            assert (process.wait(), b"hello\r\nhello" in output) == (0, True)
             timer.cancel()
     finally:
         os.close(master)

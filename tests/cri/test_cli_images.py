@@ -22,7 +22,7 @@ from cri_server.images.formats.platforms import host_platform
 from cri_server.rpc import private
 from pyrunc.abi.clone import CLONE_NEWNET
 from pyrunc.kernel.namespace import setns
-from tests.cri.client_verbs import Said, call, cli, ended, ok, started
+from tests.cri.client_verbs import Result, call, cli, ended, local_command_line, ok, started
 from tests.cri.server_harness import IMAGE, REPOSITORY, Server
 from tests.support.processes import wait_until
 from tests.support.registry import Registry
@@ -31,7 +31,7 @@ from tests.support.registry import Registry
 @pytest.fixture(scope="module")
 def registry(module_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     """A socket stays in the network that it was made in, so only its maker enters the server's."""
-    made: list[Registry] = []
+    registries: list[Registry] = []
 
     def make() -> None:
         namespace = os.open(f"/proc/{module_server.pid}/ns/net", os.O_RDONLY)
@@ -39,14 +39,14 @@ def registry(module_server: Server, tmp_path_factory: pytest.TempPathFactory) ->
             setns(namespace, CLONE_NEWNET)
         finally:
             os.close(namespace)
-        made.append(
+        registries.append(
             Registry(tmp_path_factory.mktemp("registry"), auth=("bearer", "user", "secret"))
         )
 
     thread = threading.Thread(target=make)
     thread.start()
     thread.join()
-    with made[0] as running:
+    with registries[0] as running:
         yield running
 
 
@@ -148,9 +148,9 @@ def test_pull_push_and_logins(server: Server, registry: Registry, logins: Path) 
     assert "401" in refused
     wrong = call(server, "login", "-u", "user", "--password-stdin", registry.host, stdin="wrong\n")
     assert "401" in wrong.error and not logins.exists()
-    said = ok(server, "login", "-u", "user", "--password-stdin", registry.host, stdin="secret\n")
+    result = ok(server, "login", "-u", "user", "--password-stdin", registry.host, stdin="secret\n")
     assert (
-        said.out == f"logged in at {registry.host}; stored in {logins}\n"
+        result.out == f"logged in at {registry.host}; stored in {logins}\n"
         and logins.stat().st_mode & 0o777 == 0o600
     )
     digest = ok(server, "push", IMAGE, name).out.strip()
@@ -182,8 +182,8 @@ def test_a_pull_for_another_platform(server: Server, registry: Registry) -> None
     registry.push("team/single:1", host)
     name, single = (f"{registry.host}/team/{image}:1" for image in ("several", "single"))
 
-    def pull(*words: str) -> Said:
-        return ok(server, "pull", "--creds", "user:secret", *words)
+    def pull(*arguments: str) -> Result:
+        return ok(server, "pull", "--creds", "user:secret", *arguments)
 
     (own_id,) = pull(name).lines
     pulled = pull("--platform", "linux/s390x", name)
@@ -258,8 +258,8 @@ def test_the_order_of_login_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("host:5000/other", ""),
         ("elsewhere.org/x", None),
     ):
-        found = credentials.find(reference)
-        assert (found.username if found else None) == user, reference
+        login = credentials.find(reference)
+        assert (login.username if login else None) == user, reference
     (tmp_path / ".docker" / "config.json").write_text("{")
     assert "config.json" in call("unix:///nowhere", "pull", "busybox").error
 
@@ -269,8 +269,8 @@ def test_history(server: Server) -> None:
     archive.write_bytes(small("registry.test/small:1"))
     ok(server, "load", str(archive))
     assert ok(server, "history", "registry.test/small:1").lines[0].split()[:1] == ["CREATED"]
-    found = ok(server, "inspecti", IMAGE).json["info"]
-    assert found["imageSpec"]["rootfs"]["diff_ids"] and found["layers"][0]["size"] > 0
+    info = ok(server, "inspecti", IMAGE).json["info"]
+    assert info["imageSpec"]["rootfs"]["diff_ids"] and info["layers"][0]["size"] > 0
 
 
 def test_prune(server: Server) -> None:
@@ -308,10 +308,10 @@ def test_image_prune_removes_images_only(server: Server) -> None:
     images = ok(server, "images", "-o", "json").json["images"]
     ((nameless,),) = [i["repoDigests"] for i in images if not i["repoTags"]]
     assert f"remove image {nameless}: needs confirmation" in call(server, "image", "prune").error
-    shown = ok(server, "image", "prune", "-f").lines
-    assert shown[0] == f"image {nameless}" and shown[1].startswith("freed ") and len(shown) == 2
-    shown = ok(server, "image", "prune", "-a", "-f").lines
-    assert sorted(shown[:-1]) == ["image registry.test/renamed:1", "image registry.test/unused:1"]
+    lines = ok(server, "image", "prune", "-f").lines
+    assert lines[0] == f"image {nameless}" and lines[1].startswith("freed ") and len(lines) == 2
+    lines = ok(server, "image", "prune", "-a", "-f").lines
+    assert sorted(lines[:-1]) == ["image registry.test/renamed:1", "image registry.test/unused:1"]
     assert ok(server, "images", "-q", IMAGE).lines, "a container is of it"
     assert [p.id for p in server.pods()] == [ended] and [c.id for c in server.containers()] == [
         used
@@ -319,16 +319,9 @@ def test_image_prune_removes_images_only(server: Server) -> None:
 
 
 def test_an_interrupted_load_leaves_nothing(server: Server, tmp_path: Path) -> None:
-    """Neither the pipe nor what the server had of the archive."""
+    """The pipe and the server's part of the archive are removed."""
     content = small("registry.test/small:1")
-    command = [
-        sys.executable,
-        "-m",
-        "cri_server.cli.main",
-        "--address",
-        f"unix://{server.socket}",
-        "load",
-    ]
+    command = local_command_line(server, "load")
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
         command, cwd=REPOSITORY, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
@@ -354,8 +347,8 @@ def test_an_interrupted_load_leaves_nothing(server: Server, tmp_path: Path) -> N
 def test_an_interrupted_save_leaves_no_file(server: Server, tmp_path: Path) -> None:
     """A reader that does not read holds it where it is."""
     os.mkfifo(tmp_path / "pipe")
-    words = ("save", "-o", str(tmp_path / "pipe"), IMAGE)
-    with started(server, *words) as process:
+    arguments = ("save", "-o", str(tmp_path / "pipe"), IMAGE)
+    with started(server, *arguments) as process:
         reading = os.open(tmp_path / "pipe", os.O_RDONLY)
         try:
             assert os.read(reading, 1)

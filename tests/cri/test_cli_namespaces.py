@@ -34,11 +34,11 @@ def test_an_ambiguous_name_lists_its_meanings(twins: Server) -> None:
 @pytest.mark.parametrize("name", ["green/web/c", "green/web"])
 def test_the_namespace_selects_the_pod(twins: Server, name: str) -> None:
     (green,) = (p.id for p in twins.pods() if p.metadata.namespace == "green")
-    (meant,) = twins.containers(pod_sandbox_id=green)
-    found = ok(twins, "inspect", "--type", "container", name).json
-    assert found["status"]["id"] == meant.id
+    (container,) = twins.containers(pod_sandbox_id=green)
+    status = ok(twins, "inspect", "--type", "container", name).json
+    assert status["status"]["id"] == container.id
     assert ok(twins, "update", "--memory", "64Mi", name).out == f"{name}\n"
-    assert [line.split()[0] for line in ok(twins, "stats", "--seconds", "0", name).lines[1:]] == [meant.id[:12]]  # fmt: skip
+    assert [line.split()[0] for line in ok(twins, "stats", "--seconds", "0", name).lines[1:]] == [container.id[:12]]  # fmt: skip
     assert call(twins, "inspect", "--type", "container", f"red/web/{name[-1]}").error.startswith(
         "no such"
     )

@@ -21,12 +21,12 @@ PATIENT = "trap 'exit 5' TERM; echo up; while :; do sleep 0.02; done"
 
 def pod(server: Server, name: str, *scripts: str, **labels: str) -> str:
     """A pod with containers `c0`, `c1`, … that run the scripts; its id."""
-    made = server.run_pod(server.pod_config(name, labels=labels))
+    sandbox = server.run_pod(server.pod_config(name, labels=labels))
     for number, script in enumerate(scripts):
         config = server.container_config(["sh", "-c", script], log_path=f"c{number}.log")
         config.metadata.name = f"c{number}"
-        server.launch(made, config)
-    return made
+        server.launch(sandbox, config)
+    return sandbox
 
 
 def frozen(server: Server, name: str) -> bool:
@@ -113,7 +113,7 @@ def test_pods_of_kubelet_need_confirmation(server: Server) -> None:
 
 
 def test_only_running_containers_can_be_paused(server: Server) -> None:
-    made = server.run_pod(server.pod_config("web"))
-    server.create(made, server.container_config())
+    sandbox = server.run_pod(server.pod_config("web"))
+    server.create(sandbox, server.container_config())
     assert "c is not running" in call(server, "pause", "c").error
     assert "no such pod or container" in call(server, "pause", "nothing").error

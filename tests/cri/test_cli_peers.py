@@ -45,8 +45,8 @@ def containerd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         subprocess.run(["ip", "netns", "del", name], check=True)
 
 
-def crictl(address: str, *words: str) -> object:
-    command = [toolchain.crictl(), "-r", address, "-i", address, *words]
+def crictl(address: str, *arguments: str) -> object:
+    command = [toolchain.crictl(), "-r", address, "-i", address, *arguments]
     return json.loads(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
 
 
@@ -58,19 +58,22 @@ def by_id(listing: object) -> object:
 
 
 def same_as_crictl(address: str, container: str, pod: str) -> None:
-    for words in (["ps", "-a"], ["pods"], ["images"]):
-        ours, theirs = ok(address, *words, "-o", "json").json, crictl(address, *words, "-o", "json")
-        assert by_id(ours) == by_id(theirs), words
-    for words in (["inspect", container], ["inspectp", pod], ["inspecti", IMAGE]):
-        ours, theirs = ok(address, *words).json, crictl(address, *words)
+    for arguments in (["ps", "-a"], ["pods"], ["images"]):
+        ours, theirs = (
+            ok(address, *arguments, "-o", "json").json,
+            crictl(address, *arguments, "-o", "json"),
+        )
+        assert by_id(ours) == by_id(theirs), arguments
+    for arguments in (["inspect", container], ["inspectp", pod], ["inspecti", IMAGE]):
+        ours, theirs = ok(address, *arguments).json, crictl(address, *arguments)
         assert isinstance(theirs, dict) and set(theirs) <= set(ours), (
-            words,
+            arguments,
             set(theirs) ^ set(ours),
         )
         for mount in ours["status"].get("mounts", ()):
             assert mount.pop("mountOptions") == [], "a field that is newer than this crictl"
-        assert ours["status"] == theirs["status"], words
-        assert set(ours["info"]) == set(theirs["info"]), words
+        assert ours["status"] == theirs["status"], arguments
+        assert set(ours["info"]) == set(theirs["info"]), arguments
 
 
 def test_json_is_the_same_as_crictls(server: Server) -> None:

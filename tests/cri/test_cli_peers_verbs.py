@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cri_server.api import api_pb2 as api
-from tests.cri.client_verbs import call, ended, ok, started
+from tests.cri.client_verbs import PROGRAM, call, ended, ok, started
 from tests.cri.server_harness import IMAGE, Server
 from tests.support.processes import wait_until
 
@@ -58,8 +58,8 @@ def test_a_pod_and_a_container_from_cris_messages(server: Server, tmp_path: Path
 def test_an_error_in_a_message_names_the_file(tmp_path: Path, text: str, problem: str) -> None:
     path = tmp_path / "p.json"
     path.write_text(text)
-    said = call("unix:///nowhere.sock", "runp", str(path))
-    assert said.code == 1 and said.error.startswith(f"{path}: ") and problem in said.error
+    result = call("unix:///nowhere.sock", "runp", str(path))
+    assert result.code == 1 and result.error.startswith(f"{path}: ") and problem in result.error
 
 
 @pytest.mark.parametrize(
@@ -83,14 +83,7 @@ def test_an_error_in_a_message_names_the_file(tmp_path: Path, text: str, problem
     ],
 )
 def test_a_bad_value_has_exit_code_2(words: list[str]) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "cri_server.cli.main",
-        "--address",
-        "unix:///nowhere.sock",
-        *words,
-    ]
+    command = [*PROGRAM, "--address", "unix:///nowhere.sock", *words]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr, done
 
@@ -115,8 +108,8 @@ def test_update_warns_about_missing_controllers(server: Server) -> None:
     status."""
     server.launch(server.run_pod())
     config = ok(server, "info").json["config"]
-    said = ok(server, "update", "--cpus", "0.5", "--memory", "64Mi", "c").err.splitlines()
-    told = {line.split()[2] for line in said}
+    lines = ok(server, "update", "--cpus", "0.5", "--memory", "64Mi", "c").err.splitlines()
+    fields = {line.split()[2] for line in lines}
     missing = {"cpu": {"cpu_period", "cpu_quota"}, "memory": {"memory_limit_in_bytes"}}
     expected = {
         f
@@ -124,7 +117,7 @@ def test_update_warns_about_missing_controllers(server: Server) -> None:
         for f in group
         if name not in config["cgroupControllers"]
     }
-    assert told == expected
+    assert fields == expected
 
 
 def test_ports_are_forwarded_by_name_and_on_both_loopbacks(server: Server) -> None:

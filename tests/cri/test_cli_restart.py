@@ -46,8 +46,8 @@ def folder(server: Server) -> str:
 
 def states(server: Server) -> dict[str, tuple[int, int]]:
     """Name -> (attempt, state) of the newest attempt of each container."""
-    found = sorted(server.containers(), key=lambda c: c.metadata.attempt)
-    return {c.metadata.name: (c.metadata.attempt, c.state) for c in found}
+    containers = sorted(server.containers(), key=lambda c: c.metadata.attempt)
+    return {c.metadata.name: (c.metadata.attempt, c.state) for c in containers}
 
 
 def run_web(server: Server) -> str:
@@ -62,8 +62,8 @@ def run_web(server: Server) -> str:
 def test_restart_starts_an_ended_container_again(server: Server) -> None:
     run_web(server)
     for attempt, verb in enumerate(("restart", "start")):
-        found = [c for c in server.containers() if c.metadata.name == "once"]
-        server.wait_exit(max(found, key=lambda c: c.metadata.attempt).id)
+        attempts = [c for c in server.containers() if c.metadata.name == "once"]
+        server.wait_exit(max(attempts, key=lambda c: c.metadata.attempt).id)
         ok(server, verb, "web/once")
         assert states(server)["once"][0] == attempt + 1
 

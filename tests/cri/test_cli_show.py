@@ -47,8 +47,8 @@ def web(module_server: Server) -> Iterator[Server]:
 
 
 def identifier(server: Server, name: str) -> str:
-    found = [c for c in server.containers() if c.metadata.name == name]
-    return max(found, key=lambda c: c.metadata.attempt).id
+    containers = [c for c in server.containers() if c.metadata.name == name]
+    return max(containers, key=lambda c: c.metadata.attempt).id
 
 
 def test_ps_lists_the_running_ones_and_with_all_the_others(web: Server) -> None:
@@ -58,8 +58,8 @@ def test_ps_lists_the_running_ones_and_with_all_the_others(web: Server) -> None:
         ("web", "main", "running"),
         ("db", "c", "running"),
     }
-    everything = ok(web, "ps", "-a").out
-    assert "exited (3)" in everything and "exited (4)" in everything
+    all_lines = ok(web, "ps", "-a").out
+    assert "exited (3)" in all_lines and "exited (4)" in all_lines
     assert ok(web, "ps", "-q", "--latest").lines == [identifier(web, "c")]
 
 
@@ -113,18 +113,18 @@ def test_a_usage_error_names_the_option(web: Server, words: list[str], problem: 
 
 
 def test_formats(web: Server) -> None:
-    (found,) = ok(web, "ps", "--name", "main", "-o", "json").json["containers"]
+    (container,) = ok(web, "ps", "--name", "main", "-o", "json").json["containers"]
     assert (
-        found["state"] == "CONTAINER_RUNNING"
-        and int(found["createdAt"]) > 0
-        and found["annotations"] == {}
+        container["state"] == "CONTAINER_RUNNING"
+        and int(container["createdAt"]) > 0
+        and container["annotations"] == {}
     )
     assert "containers:\n- id:" in ok(web, "ps", "-o", "yaml").out
     assert "OWNER" in ok(web, "ps", "-o", "wide").lines[0]
     assert len(ok(web, "ps", "--no-headers").lines) == 2
     template = '{{.ID}}: {{.metadata.name}} {{index .labels "app" | upper}}{{if eq .state "x"}}?{{else}}!{{end}}'
     assert ok(web, "ps", "--name", "main", "--format", template).lines == [
-        f"{found['id']}: main WEB!"
+        f"{container['id']}: main WEB!"
     ]
     assert ok(web, "ps", "-o", "go-template", "--template", "{{.POD}}", "--name", "main").lines == [
         "web"
@@ -161,8 +161,8 @@ def test_no_colours_but_on_a_terminal(web: Server) -> None:
 
 
 def test_inspect_accepts_any_kind_of_name(web: Server) -> None:
-    found = ok(web, "inspect", "main").json
-    assert found["status"]["metadata"]["name"] == "main" and found["info"]["pid"] > 0
+    document = ok(web, "inspect", "main").json
+    assert document["status"]["metadata"]["name"] == "main" and document["info"]["pid"] > 0
     assert (
         ok(web, "inspect", "--type", "pod", "web")
         .json["status"]["network"]["ip"]
@@ -213,8 +213,8 @@ def test_images(web: Server) -> None:
 def test_stats(web: Server) -> None:
     header, row = ok(web, "stats", "--seconds", "0.2", "--name", "main").lines
     assert header.split()[3:5] == ["CPU", "%"] and re.search(r"main +\d+\.\d\d ", row)
-    (found,) = ok(web, "stats", "main", "-o", "json").json["stats"]
-    assert int(found["cpu"]["usageCoreNanoSeconds"]["value"]) > 0
+    (stats,) = ok(web, "stats", "main", "-o", "json").json["stats"]
+    assert int(stats["cpu"]["usageCoreNanoSeconds"]["value"]) > 0
     header, row = ok(web, "statsp", "--seconds", "0.2", "web").lines
     assert row.split()[2] == "web" and "PIDS" in header
     assert {
@@ -238,18 +238,18 @@ def test_top(web: Server) -> None:
 def test_events(web: Server) -> None:
     """The first ones may come before the client listens: containers are made until it has heard of
     one."""
-    words = ("--address", f"unix://{web.socket}", "events", "--pod", "noted")
-    command = [sys.executable, "-m", "cri_server.cli.main", *words]
-    pod, seen = web.run_pod(web.pod_config("noted")), list[list[str]]()
+    arguments = ("--address", f"unix://{web.socket}", "events", "--pod", "noted")
+    command = [sys.executable, "-m", "cri_server.cli.main", *arguments]
+    pod, events = web.run_pod(web.pod_config("noted")), list[list[str]]()
 
     def heard() -> bool:
         web.remove_container(web.create(pod))
-        return bool(seen)
+        return bool(events)
 
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         reader = threading.Thread(
-            target=lambda: seen.extend(line.split() for line in process.stdout or ())
+            target=lambda: events.extend(line.split() for line in process.stdout or ())
         )
         reader.start()
         try:
@@ -258,12 +258,12 @@ def test_events(web: Server) -> None:
             web.stop_container(container)
             own = container[:12]
             assert wait_until(
-                lambda: ["stopped", own] in [[line[1], line[-1]] for line in seen], 30
+                lambda: ["stopped", own] in [[line[1], line[-1]] for line in events], 30
             )
         finally:
             process.terminate()
             reader.join()
-    assert [line[1:4] for line in seen if line[-1] == own] == [
+    assert [line[1:4] for line in events if line[-1] == own] == [
         [kind, "container", "default/noted/c"] for kind in ("created", "started", "stopped")
     ]
     web.remove_pod(pod)
@@ -277,9 +277,9 @@ def test_events_since_a_time(web: Server) -> None:
     web.remove_container(first)
     web.stop_pod(pod)
     web.remove_pod(pod)
-    words = ("events", "--pod", "past", "--since", "1h")
-    said = [line.split()[1:4] for line in ok(web, *words, "--until", "0s").lines]
-    assert said == [
+    arguments = ("events", "--pod", "past", "--since", "1h")
+    result = [line.split()[1:4] for line in ok(web, *arguments, "--until", "0s").lines]
+    assert result == [
         ["created", "pod", "default/past"],
         ["started", "pod", "default/past"],
         *([kind, "container", "default/past/first"] for kind in ("created", "started")),
@@ -293,14 +293,14 @@ def test_events_since_a_time(web: Server) -> None:
     assert ok(web, "events", "--pod", "past", "--since", "0s", "--until", "0s").lines == []
     (gone,) = [
         json.loads(line)
-        for line in ok(web, *words, "--until", "0s", "-o", "json").lines
+        for line in ok(web, *arguments, "--until", "0s", "-o", "json").lines
         if second in line and "DELETED" in line
     ]
     assert gone["podSandboxStatus"]["id"] == pod
-    with started(web, *words) as process:
+    with started(web, *arguments) as process:
         assert process.stdout is not None
-        assert [process.stdout.readline().split()[1].decode() for _ in said] == [
-            each[0] for each in said
+        assert [process.stdout.readline().split()[1].decode() for _ in result] == [
+            each[0] for each in result
         ]
         pod = web.run_pod(web.pod_config("past", metadata=api.PodSandboxMetadata(attempt=1)))
         line = process.stdout.readline().decode().split()
@@ -333,8 +333,11 @@ def test_invalid_times_of_events_are_refused(
 
 def test_logs(web: Server) -> None:
     web.wait_logged(identifier(web, "main"), "on stderr")
-    said = ok(web, "logs", "main")
-    assert said.out.splitlines() == [f"line {n}" for n in range(1, 5)] and said.err == "on stderr\n"
+    result = ok(web, "logs", "main")
+    assert (
+        result.out.splitlines() == [f"line {n}" for n in range(1, 5)]
+        and result.err == "on stderr\n"
+    )
     assert ok(web, "logs", "--tail", "2", "main").lines == ["line 4"], "the last line is stderr's"
     assert ok(web, "logs", "--tail", "0", "main").lines == []
     assert ok(web, "logs", "-s", "stderr", "main").lines == []
@@ -403,13 +406,13 @@ def test_reopen(web: Server) -> None:
 
 
 def test_an_unknown_verb_suggests_a_known_one() -> None:
-    for words, meant in {
+    for arguments, suggestion in {
         "inspct": "Did you mean inspect",
         "play x": "run POD.YAML",
         "container ls": "ps, images",
     }.items():
-        said = call("unix:///nowhere.sock", *words.split())
-        assert said.code == 2 and meant in said.err, said
+        result = call("unix:///nowhere.sock", *arguments.split())
+        assert result.code == 2 and suggestion in result.err, result
     assert not set(INSTEAD) & {*COMMANDS, *ALIASES}
 
 
@@ -438,13 +441,13 @@ def test_inspect_shows_the_origins_of_values(web: Server) -> None:
     pod = web.run_pod(web.pod_config("origins"))
     web.launch(pod, config)
     lines = ok(web, "inspect", "--origins", "origins").lines
-    found = {line[:23].strip(): re.split(r"  +", line[24:].strip()) for line in lines[1:]}
-    assert found["argument 0"] == ["sleep", "request: command"]
-    assert found["env FROM_IMAGE"] == ["(not shown)", "request: envs (instead of the image's)"]
-    assert found["env PATH"] == ["/bin", "image: Env"]
-    assert found["user"][0].startswith("1000:") and found["user"][1] == "request: run_as_user"
-    assert found["mount /etc/hosts"][1] == "pod" and found["mount /proc"] == ["proc", "default"]
-    assert found["namespace network"][1] == "pod" and "secret" not in "".join(lines)
+    rows = {line[:23].strip(): re.split(r"  +", line[24:].strip()) for line in lines[1:]}
+    assert rows["argument 0"] == ["sleep", "request: command"]
+    assert rows["env FROM_IMAGE"] == ["(not shown)", "request: envs (instead of the image's)"]
+    assert rows["env PATH"] == ["/bin", "image: Env"]
+    assert rows["user"][0].startswith("1000:") and rows["user"][1] == "request: run_as_user"
+    assert rows["mount /etc/hosts"][1] == "pod" and rows["mount /proc"] == ["proc", "default"]
+    assert rows["namespace network"][1] == "pod" and "secret" not in "".join(lines)
     web.remove_pod(pod)
 
 

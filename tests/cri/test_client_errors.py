@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cri.client_verbs import local_command_line
 from tests.cri.server_harness import REPOSITORY, Server
 from tests.support import session
 from tests.support.processes import wait_until
@@ -81,7 +82,7 @@ def answers(*commands: list[str], user: int = 0) -> list[Answer]:
 
 
 def client(*commands: list[str], user: int = 0) -> list[Answer]:
-    return answers(*(["pyrunc-cri", *words] for words in commands), user=user)
+    return answers(*(["pyrunc-cri", *arguments] for arguments in commands), user=user)
 
 
 def refused(answer: Answer, message: str, expected_code: int = 1) -> None:
@@ -96,13 +97,13 @@ def listening(
     path: Path, answer: Callable[[socket.socket], object] = lambda connection: None
 ) -> Iterator[None]:
     """Somebody who accepts and does `answer`; connections stay open until the end."""
-    kept: list[socket.socket] = []
+    connections: list[socket.socket] = []
 
     def accept(listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = listener.accept()
-                kept.append(connection)
+                connections.append(connection)
                 answer(connection)
 
     with socket.socket(socket.AF_UNIX) as listener:
@@ -116,7 +117,7 @@ def listening(
         finally:
             listener.shutdown(socket.SHUT_RDWR)
             thread.join()
-            for connection in kept:
+            for connection in connections:
                 connection.close()
 
 
@@ -160,13 +161,15 @@ def test_an_ordinary_user_cannot_run_a_server_or_read_roots_files(open_folder: P
 
 
 def test_the_runtime_prints_one_line_for_an_ordinary_user() -> None:
-    given = ("list", "state x", "kill x", "delete x", "ps x", "start x", "pause x", "resume x", "events x", "spec",
+    command_lines = ("list", "state x", "kill x", "delete x", "ps x", "start x", "pause x", "resume x", "events x", "spec",
              "run -b / x", "create -b / x", "update --memory 1 x", "--root /root/x list", "exec x true")  # fmt: skip
-    commands = [["pyrunc", *words.split()] for words in given]
-    for words, (code, output) in zip(given, answers(*commands, user=NOBODY), strict=True):
-        assert code == (255 if words.startswith("exec") else 1), (words, output)
-        assert output.count("\n") == 1 and "level=error" in output, (words, output)
-        assert "internal error" not in output, (words, output)
+    commands = [["pyrunc", *arguments.split()] for arguments in command_lines]
+    for arguments, (code, output) in zip(
+        command_lines, answers(*commands, user=NOBODY), strict=True
+    ):
+        assert code == (255 if arguments.startswith("exec") else 1), (arguments, output)
+        assert output.count("\n") == 1 and "level=error" in output, (arguments, output)
+        assert "internal error" not in output, (arguments, output)
 
 
 def test_missing_sockets_and_files_are_errors(tmp_path: Path) -> None:
@@ -207,9 +210,9 @@ def test_a_socket_of_another_program(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         for name, answer in others.items():
             stack.enter_context(listening(tmp_path / name, answer))
-        found = client(*(["--address", f"unix://{tmp_path}/{name}", "ps"] for name in others))
-    for name, told in zip(others, found, strict=True):
-        refused(told, f"the program that listens at unix://{tmp_path}/{name} is no CRI server: ")
+        results = client(*(["--address", f"unix://{tmp_path}/{name}", "ps"] for name in others))
+    for name, result in zip(others, results, strict=True):
+        refused(result, f"the program that listens at unix://{tmp_path}/{name} is no CRI server: ")
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
@@ -239,20 +242,20 @@ def test_a_wrong_configuration(tmp_path: Path) -> None:
     paths = [tmp_path / f"{number}.toml" for number in range(len(wrong))]
     for path, text in zip(paths, wrong, strict=True):
         path.write_text(text)
-    found = client(*(["serve", "--config", str(path)] for path in [*paths, tmp_path]))
-    for path, answer, message in zip(paths, found, wrong.values(), strict=False):
+    results = client(*(["serve", "--config", str(path)] for path in [*paths, tmp_path]))
+    for path, answer, message in zip(paths, results, wrong.values(), strict=False):
         refused(answer, f"{path}:")
         refused(answer, message)
-    refused(found[-1], f"{tmp_path}: cannot be read: is a directory")
+    refused(results[-1], f"{tmp_path}: cannot be read: is a directory")
 
 
 def test_a_taken_streaming_port_is_an_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         (tmp_path / "config.toml").write_text(f"[streaming]\nport = {port}\n")
-        words = ("--config", f"{tmp_path}/config.toml", "--listen", f"unix://{tmp_path}/sock")
+        arguments = ("--config", f"{tmp_path}/config.toml", "--listen", f"unix://{tmp_path}/sock")
         ((code, output),) = client(
-            ["serve", *words, "--root", f"{tmp_path}/root", "--state", f"{tmp_path}/state"]
+            ["serve", *arguments, "--root", f"{tmp_path}/root", "--state", f"{tmp_path}/state"]
         )
     last = output.splitlines()[-1]
     assert code == 1 and last.startswith(
@@ -263,12 +266,14 @@ def test_a_taken_streaming_port_is_an_error(tmp_path: Path) -> None:
 
 def test_closed_streams(server: Server) -> None:
     container = server.launch(server.run_pod())
-    command = [sys.executable, "-m", "cri_server.cli.main", "--address", f"unix://{server.socket}"]
-    for words in (["ps"], ["logs", container], ["exec", "nobody", "true"]):
+    command = local_command_line(server)
+    for arguments in (["ps"], ["logs", container], ["exec", "nobody", "true"]):
         done = subprocess.run(
-            ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *command, *words], cwd=REPOSITORY, timeout=60
+            ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *command, *arguments],
+            cwd=REPOSITORY,
+            timeout=60,
         )
-        assert done.returncode == (1 if "nobody" in words else 0), words
+        assert done.returncode == (1 if "nobody" in arguments else 0), arguments
 
 
 def test_an_interrupt_of_the_demo_leaves_nothing(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def terminal(
     command.chmod(0o755)
     script = tmp_path / Path(shells.path(shell, "pyrunc-cri", "/usr")).name
     script.write_text(shells.script(shell, "pyrunc-cri", program))
-    found = Terminal(
+    session = Terminal(
         shell,
         {
             "PATH": f"{command.parent}:{os.environ['PATH']}", "HOME": str(tmp_path), "TERM": "dumb", "PS1": "ready> ", "INPUTRC": "/dev/null",
@@ -105,15 +105,15 @@ def terminal(
         },
     )  # fmt: skip
     try:
-        words = {"FOLDER": str(tmp_path), "COMPLETION": f"pyrunc-cri completion {shell}"}
+        environment = {"FOLDER": str(tmp_path), "COMPLETION": f"pyrunc-cri completion {shell}"}
         line = WAYS[way][shell]
-        for name, value in words.items():
+        for name, value in environment.items():
             line = line.replace(name, value)
-        found.type(f"{line}; echo lo''aded\n")
-        found.expect("loaded")
-        yield found
+        session.type(f"{line}; echo lo''aded\n")
+        session.expect("loaded")
+        yield session
     finally:
-        found.close()
+        session.close()
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cri.client_verbs import PROGRAM
 from tests.cri.server_harness import REPOSITORY, Server
 from tests.support.processes import wait_until
 
@@ -52,16 +52,8 @@ def configuration(server: Server, **cgroup: str) -> Path:
     return path
 
 
-def run(config: Path, *words: str) -> tuple[int, str]:
-    command = [
-        sys.executable,
-        "-m",
-        "cri_server.cli.main",
-        "doctor",
-        "--config",
-        str(config),
-        *words,
-    ]
+def run(config: Path, *arguments: str) -> tuple[int, str]:
+    command = [*PROGRAM, "doctor", "--config", str(config), *arguments]
     done = subprocess.run(command, capture_output=True, cwd=REPOSITORY, timeout=60)
     assert not done.stderr, done.stderr
     return done.returncode, done.stdout.decode()
@@ -70,9 +62,9 @@ def run(config: Path, *words: str) -> tuple[int, str]:
 def doctor(config: Path) -> dict[str, dict[str, str]]:
     """The findings by code."""
     code, text = run(config, "--json")
-    found = json.loads(text)
-    assert code == any(f["level"] == "wrong" for f in found)
-    return {f["code"]: f for f in found}
+    findings = json.loads(text)
+    assert code == any(f["level"] == "wrong" for f in findings)
+    return {f["code"]: f for f in findings}
 
 
 def names(folder: Path) -> list[str]:
@@ -84,7 +76,7 @@ def test_doctor_beside_a_server(server: Server) -> None:
     pod = server.run_pod()
     server.launch(pod)
     before = names(server.root)
-    found = doctor(configuration(server))
+    findings = doctor(configuration(server))
     assert names(server.root) == before
     for code in (
         "server",
@@ -96,7 +88,7 @@ def test_doctor_beside_a_server(server: Server) -> None:
         "addresses",
         "nft",
     ):
-        assert found[code]["level"] == "fine", found[code]
+        assert findings[code]["level"] == "fine", findings[code]
     left = (
         "leftover-shims",
         "leftover-mounts",
@@ -105,34 +97,28 @@ def test_doctor_beside_a_server(server: Server) -> None:
         "damaged-records",
     )
     for code in left:
-        assert found[code]["level"] == "fine", found[code]
-    assert "pods of " in found["cni-config"]["found"] and found["addresses"]["found"].startswith(
-        "1 of 65534 IPv4"
-    )
+        assert findings[code]["level"] == "fine", findings[code]
+    assert "pods of " in findings["cni-config"]["found"] and findings["addresses"][
+        "found"
+    ].startswith("1 of 65534 IPv4")
     server.remove_pod(pod)
 
 
 def test_doctor_checks_the_server_of_the_address(server: Server) -> None:
-    """Its folders come from its status; one that does not answer is started without systemctl where
-    no systemd runs."""
+    """The folders come from the server's status. The remedy for a missing server has no systemctl
+    without systemd."""
 
     def findings(address: str) -> dict[str, dict[str, str]]:
-        command = [
-            sys.executable,
-            "-m",
-            "cri_server.cli.main",
-            "--address",
-            address,
-            "doctor",
-            "--json",
-        ]
+        command = [*PROGRAM, "--address", address, "doctor", "--json"]
         done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
         return {each["code"]: each for each in json.loads(done.stdout)}
 
-    told = findings(f"unix://{server.socket}")
-    assert told["server"]["found"] == f"answers at {server.socket}"
-    assert told["cni-config"]["level"] == "fine", "of the server's own folder"
-    assert told["root-space"]["found"].startswith(str(server.root)) or str(server.root) in str(told)
+    by_code = findings(f"unix://{server.socket}")
+    assert by_code["server"]["found"] == f"answers at {server.socket}"
+    assert by_code["cni-config"]["level"] == "fine", "of the server's own folder"
+    assert by_code["root-space"]["found"].startswith(str(server.root)) or str(server.root) in str(
+        by_code
+    )
     absent = findings(f"unix://{server.folder}/absent.sock")["server"]
     start = (
         "systemctl start pyrunc-cri"
@@ -147,12 +133,12 @@ def test_doctor_checks_the_folder_of_names(server: Server) -> None:
     (server.names / ("0" * 64)).touch()
     (server.names / "cni-of-containerd").touch()
     try:
-        found = doctor(configuration(server))
+        findings = doctor(configuration(server))
         assert (
-            found["leftover-names"]["level"] == "note"
-            and "1 names" in found["leftover-names"]["found"]
+            findings["leftover-names"]["level"] == "note"
+            and "1 names" in findings["leftover-names"]["found"]
         )
-        assert f"umount -l {server.names}/000" in found["leftover-names"]["mend"]
+        assert f"umount -l {server.names}/000" in findings["leftover-names"]["mend"]
         for name in server.names.iterdir():
             name.unlink()
         subprocess.run(["mount", "-t", "tmpfs", "names", server.names], check=True)
@@ -192,8 +178,8 @@ def test_text(server: Server) -> None:
 def test_doctor_detects_an_unusable_root(server: Server, tmp_path: Path) -> None:
     config = configuration(server)
     config.write_text(config.read_text().replace(str(server.root), "/proc"))
-    found = doctor(config)
-    assert found["overlay-on-root"]["level"] == "wrong" and found["overlay-on-root"]["mend"]
+    findings = doctor(config)
+    assert findings["overlay-on-root"]["level"] == "wrong" and findings["overlay-on-root"]["mend"]
 
 
 def test_doctor_finds_pods_without_a_server_or_a_record() -> None:
@@ -202,20 +188,20 @@ def test_doctor_finds_pods_without_a_server_or_a_record() -> None:
         server.kill()
         config = configuration(server)
         try:
-            found = doctor(config)
+            findings = doctor(config)
             assert (
-                found["server"]["level"] == "warning"
-                and "1 pods run on" in found["server"]["follows"]
+                findings["server"]["level"] == "warning"
+                and "1 pods run on" in findings["server"]["follows"]
             )
-            assert found["leftover-shims"]["level"] == "fine"
+            assert findings["leftover-shims"]["level"] == "fine"
             record = server.root / "sandboxes" / f"{pod}.json"
             record.rename(record.with_suffix(".damaged"))
-            found = doctor(config)
+            findings = doctor(config)
             assert (
-                found["leftover-shims"]["level"] == "warning"
-                and pod[:12] in found["leftover-shims"]["found"]
+                findings["leftover-shims"]["level"] == "warning"
+                and pod[:12] in findings["leftover-shims"]["found"]
             )
-            assert found["damaged-records"]["level"] == "note"
+            assert findings["damaged-records"]["level"] == "note"
         finally:
             server.start()
         assert wait_until(lambda: doctor(config)["leftover-shims"]["level"] == "fine", 30)
@@ -236,14 +222,14 @@ def test_leftover_mounts_and_cgroups() -> None:
         subprocess.run(["mount", "-t", "tmpfs", "forgotten", place], check=True)
         group.mkdir(parents=True)
         try:
-            found = doctor(config)
+            findings = doctor(config)
             assert (
-                found["leftover-mounts"]["level"] == "warning"
-                and str(place) in found["leftover-mounts"]["mend"]
+                findings["leftover-mounts"]["level"] == "warning"
+                and str(place) in findings["leftover-mounts"]["mend"]
             )
             assert (
-                found["leftover-groups"]["level"] == "note"
-                and found["leftover-groups"]["mend"] == f"rmdir {group}"
+                findings["leftover-groups"]["level"] == "note"
+                and findings["leftover-groups"]["mend"] == f"rmdir {group}"
             )
             with subprocess.Popen(["sleep", "60"]) as process:
                 (group / "cgroup.procs").write_text(str(process.pid))

@@ -131,20 +131,20 @@ def test_a_host_path_is_checked_before_anything_runs(server: Server, tmp_path: P
 def test_a_sub_path_is_resolved_beneath_its_volume(server: Server, tmp_path: Path) -> None:
     (tmp_path / "volume").mkdir()
     (tmp_path / "volume" / "out").symlink_to("..")
-    for given, problem in (
+    for mount, problem in (
         ("../x", "contains '..'"),
         ("/x", "is not relative"),
         ("out/x", "through a link"),
     ):
         pod = with_volume(
-            f"hostPath: {{path: {tmp_path}/volume}}", f"mountPath: /v, subPath: {given}"
+            f"hostPath: {{path: {tmp_path}/volume}}", f"mountPath: /v, subPath: {mount}"
         )
         assert problem in run(server, pod, code=1).stderr.decode() and not server.pods()
     assert os.listdir(tmp_path) == ["volume"]
-    given = 'mountPath: /v, subPathExpr: "inner/$(B)"'
+    mount = 'mountPath: /v, subPathExpr: "inner/$(B)"'
     run(
         server,
-        with_volume(f"hostPath: {{path: {tmp_path}/volume}}", given, "touch /v/made; sleep 3600"),
+        with_volume(f"hostPath: {{path: {tmp_path}/volume}}", mount, "touch /v/made; sleep 3600"),
     )
     assert wait_until(lambda: (tmp_path / "volume" / "inner" / "one" / "two" / "made").exists(), 20)
 
@@ -157,10 +157,10 @@ def test_a_sub_path_that_is_replaced_by_a_link_starts_nothing(
     volume.mkdir()
 
     def resolve_and_replace(*arguments: Any) -> str:
-        found = resolve(*arguments)
-        Path(found).rmdir()
-        Path(found).symlink_to("/etc")
-        return found
+        path = resolve(*arguments)
+        Path(path).rmdir()
+        Path(path).symlink_to("/etc")
+        return path
 
     monkeypatch.setattr(volumes, "source", resolve_and_replace)
     pod, _ = parse(with_volume(f"hostPath: {{path: {volume}}}", "mountPath: /v, subPath: x"))
@@ -173,13 +173,13 @@ def test_a_sub_path_that_is_replaced_by_a_link_starts_nothing(
 
 
 def test_a_sub_path_expression_needs_its_variables(server: Server, tmp_path: Path) -> None:
-    for given, problem in (
+    for mount, problem in (
         ('subPathExpr: "$(NOT)"', "'NOT' is not in the environment"),
         ('subPathExpr: "$(A)", subPath: a', "both subPath and subPathExpr"),
         ('subPathExpr: "$(UP)/x"', "contains '..'"),
     ):
-        pod = with_volume(f"hostPath: {{path: {tmp_path}}}", f"mountPath: /v, {given}")
-        pod = pod.replace("name: A, value: one", "name: UP, value: ..") if "UP" in given else pod
+        pod = with_volume(f"hostPath: {{path: {tmp_path}}}", f"mountPath: /v, {mount}")
+        pod = pod.replace("name: A, value: one", "name: UP, value: ..") if "UP" in mount else pod
         assert problem in run(server, pod, code=1).stderr.decode() and not server.pods()
 
 
@@ -252,10 +252,10 @@ def test_an_interrupt_ends_exec_and_its_command(server: Server) -> None:
 
 def test_output_that_cannot_be_written_is_an_error(server: Server) -> None:
     container = server.launch(server.run_pod())
-    for words in (("exec", container, "echo", "x"), ("ps",)):
+    for arguments in (("exec", container, "echo", "x"), ("ps",)):
         with (
             open("/dev/full", "wb") as full,
-            started(server, *words, stdout=full) as process,
+            started(server, *arguments, stdout=full) as process,
         ):
             assert ended(process) == (b"pyrunc-cri: no space left on device\n", 1)
 
@@ -319,9 +319,9 @@ def test_an_interrupt_of_run_removes_the_pod(server: Server) -> None:
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         process.stdout.read()
-        said, code = ended(process)
+        output, code = ended(process)
         assert code == 128 + signal.SIGINT
-        assert said in (b"", b"on stderr\n"), "its own output only, if it came so far"
+        assert output in (b"", b"on stderr\n"), "its own output only, if it came so far"
     assert not server.pods() and not list((server.folder / "pods").iterdir())
 
 
@@ -383,8 +383,8 @@ def test_the_name_of_a_pod_is_its_own(server: Server) -> None:
 def test_two_concurrent_runs_make_one_pod(server: Server) -> None:
     path = server.folder / "pod.yaml"
     path.write_text(POD)
-    words = ("run", "--folder", str(server.folder / "pods"), str(path))
-    with started(server, *words) as one, started(server, *words) as two:
+    arguments = ("run", "--folder", str(server.folder / "pods"), str(path))
+    with started(server, *arguments) as one, started(server, *arguments) as two:
         codes = {
             process.communicate()[1].count(b"default/web exists"): process.wait()
             for process in (one, two)
@@ -472,8 +472,8 @@ spec:
     - {{name: page, configMap: {{name: settings, items: [{{key: page, path: index}}]}}}}
     - {{name: keys, secret: {{secretName: keys, defaultMode: 0440}}}}
 """)
-    words = ("run", "--rm", "--folder", str(server.folder / "pods"), str(path), str(objects))
-    done = cli(server, *words)
+    arguments = ("run", "--rm", "--folder", str(server.folder / "pods"), str(path), str(objects))
+    done = cli(server, *arguments)
     output = done.stdout.decode().split("--- output")[1].splitlines()[1:]
     assert output == ["blue pa$(COLOUR)", "hello", "440", "read-only"]
     assert b"livenessProbe: tcpSocket :80 every 10 s: run does not probe" in done.stderr

@@ -89,10 +89,10 @@ def test_messages_of_every_size_both_ways(peer: tuple[Peer, Channel], size: int)
 
 def test_errors_are_the_servers(peer: tuple[Peer, Channel]) -> None:
     _, channel = peer
-    for words in ("plain", "50 % of ümläute\n\U0001f600", ""):
+    for message in ("plain", "50 % of ümläute\n\U0001f600", ""):
         with pytest.raises(CallError) as caught:
-            channel.unary("/s/fail", words.encode(), 30.0)
-        assert (caught.value.code, caught.value.details) == (Code.FAILED_PRECONDITION, words)
+            channel.unary("/s/fail", message.encode(), 30.0)
+        assert (caught.value.code, caught.value.details) == (Code.FAILED_PRECONDITION, message)
     with pytest.raises(CallError) as caught:
         channel.unary("/s/none", b"", 30.0)
     assert caught.value.code == Code.UNIMPLEMENTED
@@ -105,11 +105,11 @@ def test_streams(peer: tuple[Peer, Channel]) -> None:
         channel.stream("/s/count", b"5000", lambda message: int(message[: len(message) // 1000]))
     )
     assert numbers == list(range(5000))
-    found = []
+    messages = []
     with pytest.raises(CallError, match="after three"):
         for message in channel.stream("/s/count", b"3", bytes):
-            found.append(message)
-    assert len(found) == 3
+            messages.append(message)
+    assert len(messages) == 3
     handler.cancelled.clear()
     with contextlib.closing(channel.stream("/s/count", b"100000000", bytes)) as stream:  # type: ignore[type-var]
         assert next(stream) == b"0" * 1000
@@ -138,7 +138,7 @@ def test_threads(peer: tuple[Peer, Channel]) -> None:
 @contextlib.contextmanager
 def listening(path: Path, *answers: Callable[[socket.socket], object]) -> Iterator[None]:
     """Connections in turn get these answers and stay open to the end."""
-    kept = []
+    connections = []
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
@@ -146,14 +146,14 @@ def listening(path: Path, *answers: Callable[[socket.socket], object]) -> Iterat
         def accept() -> None:
             for answer in answers:
                 connection, _ = listener.accept()
-                kept.append(connection)
+                connections.append(connection)
                 answer(connection)
 
         thread = threading.Thread(target=accept)
         thread.start()
         yield
         thread.join()
-        for connection in kept:
+        for connection in connections:
             connection.close()
 
 

@@ -34,14 +34,14 @@ echo '{"kind": "CredentialProviderResponse", "cacheKeyType": "Image", "auth": {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    made = tmp_path / "providers"
-    (made / "bin").mkdir(parents=True)
-    (made / "1.yaml").write_text(CONFIG)
-    program(made / "bin" / "cloud", PROVIDER)
-    monkeypatch.setenv(helpers.FOLDER_VARIABLE, str(made))
+    path = tmp_path / "providers"
+    (path / "bin").mkdir(parents=True)
+    (path / "1.yaml").write_text(CONFIG)
+    program(path / "bin" / "cloud", PROVIDER)
+    monkeypatch.setenv(helpers.FOLDER_VARIABLE, str(path))
     monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    return made
+    return path
 
 
 def program(path: Path, text: str) -> None:
@@ -64,9 +64,9 @@ def test_patterns_match_images(pattern: str, name: str, same: bool) -> None:
 
 
 def test_a_provider_gets_kubelets_request(folder: Path) -> None:
-    found = credentials.find("a.cloud.example/team/app:v1")
-    assert found is not None
-    assert (found.username, found.password, found.server_address) == (
+    login = credentials.find("a.cloud.example/team/app:v1")
+    assert login is not None
+    assert (login.username, login.password, login.server_address) == (
         "robot-get",
         "narrow",
         "a.cloud.example",
@@ -94,8 +94,8 @@ def test_a_helper_from_dockers_configuration(folder: Path, tmp_path: Path) -> No
         tmp_path / "docker-credential-token",
         '#!/bin/sh\necho \'{"Username": "<token>", "Secret": "t"}\'\n',
     )
-    found = credentials.find("r.example/a")
-    assert found is not None and (found.username, found.password) == ("get", "r.example")
+    login = credentials.find("r.example/a")
+    assert login is not None and (login.username, login.password) == ("get", "r.example")
     token = credentials.find("t.example/a")
     assert token is not None and token.identity_token == "t" and not token.username
     assert credentials.source("r.example/a") == f"{tmp_path}/auth.json: helper box"
@@ -132,8 +132,8 @@ def test_a_login_applies_to_all_spellings_of_its_registry(
     file = tmp_path / "auth.json"
     file.write_text(json.dumps({"auths": {key: {"auth": "dTpw"}}}))
     for image in ("r.example/team/a", "R.EXAMPLE/team/a", "r.example:443/team/a"):
-        found = credentials.find(image)
-        assert found is not None and (found.username, found.server_address) == ("u", "r.example")
+        login = credentials.find(image)
+        assert login is not None and (login.username, login.server_address) == ("u", "r.example")
     assert credentials.find("r.example:5000/team/a") is None
 
 

@@ -9,15 +9,15 @@ from cri_server.cli.main import COMMANDS, SUMMARY_CHARACTERS, program, summary
 
 
 def test_no_line_of_help_is_cut_in_80_columns() -> None:
-    said = CliRunner().invoke(program, ["--help"], terminal_width=80).output
+    text = CliRunner().invoke(program, ["--help"], terminal_width=80).output
     assert not [
-        line for line in said.splitlines() if line.endswith("...") and line.startswith("  ")
+        line for line in text.splitlines() if line.endswith("...") and line.startswith("  ")
     ]
-    assert max(map(len, said.splitlines())) <= 80
-    shown = {
-        line.split()[0] for line in said.splitlines() if line.startswith("  ") and line[2] != " "
+    assert max(map(len, text.splitlines())) <= 80
+    summaries = {
+        line.split()[0] for line in text.splitlines() if line.startswith("  ") and line[2] != " "
     }
-    assert {name for name in COMMANDS if name != "demo-server"} <= shown
+    assert {name for name in COMMANDS if name != "demo-server"} <= summaries
 
 
 @pytest.mark.parametrize(

@@ -275,8 +275,12 @@ def test_references_are_expanded_as_kubelet_does() -> None:
 def test_dns_config_is_added_to_the_hosts() -> None:
     text = "# resolver\nsearch old\nsearch a b\nnameserver 192.0.2.9\noptions ndots:1 rotate\n"
     assert dns.host(text) == (["192.0.2.9"], ["a", "b"], {"ndots": "1", "rotate": ""})
-    asked = pod_model.Dns(nameservers=["192.0.2.1"], options=[pod_model.DnsOption("ndots", "2")])
-    assert dns.config(asked, own=True) == api.DNSConfig(servers=["192.0.2.1"], options=["ndots:2"])
+    dns_config = pod_model.Dns(
+        nameservers=["192.0.2.1"], options=[pod_model.DnsOption("ndots", "2")]
+    )
+    assert dns.config(dns_config, own=True) == api.DNSConfig(
+        servers=["192.0.2.1"], options=["ndots:2"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -297,15 +301,15 @@ def test_the_user_of_a_container(
     security: dict[str, Any], image: dict[str, Any], expected: Any, tmp_path: Any
 ) -> None:
     pod, _ = parse(yaml.safe_dump(changed("spec.securityContext", security)))
-    found = api.Image(username=image.get("username", ""))
+    api_image = api.Image(username=image.get("username", ""))
     if "uid" in image:
-        found.uid.value = image["uid"]
+        api_image.uid.value = image["uid"]
     if isinstance(expected, str):
         with pytest.raises(InvalidSpec, match=expected):
-            translate.container(pod, pod.spec.containers[0], found, tmp_path)
+            translate.container(pod, pod.spec.containers[0], api_image, tmp_path)
         return
     target = translate.container(
-        pod, pod.spec.containers[0], found, tmp_path
+        pod, pod.spec.containers[0], api_image, tmp_path
     ).linux.security_context
     user = target.run_as_user.value if target.HasField("run_as_user") else None
     group = target.run_as_group.value if target.HasField("run_as_group") else None

@@ -31,9 +31,9 @@ SECRET = {
 
 
 def pod(volumes: Any = (), spec: dict[str, Any] | None = None, **container: Any) -> dict[str, Any]:
-    made = {"name": "c", "image": "i", **container}
+    main = {"name": "c", "image": "i", **container}
     metadata = {"name": "p", "labels": {"app": "web"}}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [made], "volumes": list(volumes), **(spec or {})}}  # fmt: skip
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [main], "volumes": list(volumes), **(spec or {})}}  # fmt: skip
 
 
 def read(*documents: dict[str, Any]) -> tuple[Pod, list[str]]:
@@ -43,8 +43,8 @@ def read(*documents: dict[str, Any]) -> tuple[Pod, list[str]]:
 def environment(*documents: dict[str, Any]) -> dict[str, str]:
     from cri_server.cli.manifest import expand
 
-    found, _ = read(*documents)
-    return expand.environment((e.name, e.value) for e in found.spec.containers[0].env)
+    parsed, _ = read(*documents)
+    return expand.environment((e.name, e.value) for e in parsed.spec.containers[0].env)
 
 
 def test_an_environment_from_all_sources() -> None:
@@ -66,8 +66,8 @@ def test_an_environment_from_all_sources() -> None:
         {"secretRef": {"name": "nothing", "optional": True}},
     ]
     text_only = {**MAP, "binaryData": {}}
-    found = environment(text_only, SECRET, pod(env=env, envFrom=sources))
-    assert found == {
+    variables = environment(text_only, SECRET, pod(env=env, envFrom=sources))
+    assert variables == {
         "COLOUR": "red",
         "a.conf": "x = $(COLOUR)\n",
         "X_password": "pa$$(COLOUR)",
@@ -77,8 +77,8 @@ def test_an_environment_from_all_sources() -> None:
         "NAME": "p",
         "APP": "web",
     }
-    _, told = read(text_only, pod(envFrom=sources[:1]))
-    assert told == ["spec.containers[0].envFrom[0]: 'bad=name' is not a variable's name"]
+    _, messages = read(text_only, pod(envFrom=sources[:1]))
+    assert messages == ["spec.containers[0].envFrom[0]: 'bad=name' is not a variable's name"]
 
 
 def test_volumes() -> None:
@@ -93,24 +93,26 @@ def test_volumes() -> None:
         {"name": "s", "secret": {"secretName": "keys", "defaultMode": 0o400}},
         {"name": "o", "secret": {"secretName": "nothing", "optional": True}},
     ]
-    found, told = read(pod(volumes), MAP, SECRET)
+    parsed, messages = read(pod(volumes), MAP, SECRET)
     files = {
-        v.name: [(f.path, f.content, f.mode) for f in v.files or []] for v in found.spec.volumes
+        v.name: [(f.path, f.content, f.mode) for f in v.files or []] for v in parsed.spec.volumes
     }
     assert files["m"] == [("sub/raw", b"\xff\x00", 0o600)]
     assert sorted(files["s"]) == [("password", b"pa$$(COLOUR)", 0o400), ("user", b"me", 0o400)]
-    assert files["o"] == [] and told == []
+    assert files["o"] == [] and messages == []
 
 
 def test_a_list_may_contain_config_maps() -> None:
-    found, _ = parse(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": [MAP, pod()]}))
-    assert found.metadata.name == "p"
+    parsed, _ = parse(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": [MAP, pod()]}))
+    assert parsed.metadata.name == "p"
 
 
 def test_probes_are_reported() -> None:
     probe = {"httpGet": {"port": 8080, "path": "/healthz"}, "periodSeconds": 5}
-    _, told = read(pod(livenessProbe=probe, readinessProbe={"exec": {"command": ["cat", "/x"]}}))
-    assert told == [
+    _, messages = read(
+        pod(livenessProbe=probe, readinessProbe={"exec": {"command": ["cat", "/x"]}})
+    )
+    assert messages == [
         "spec.containers[0].livenessProbe: httpGet :8080/healthz every 5 s: run does not probe",
         "spec.containers[0].readinessProbe: exec cat /x every 10 s: run does not probe",
     ]
@@ -160,14 +162,14 @@ def test_the_downward_api_in_an_environment() -> None:
         {"name": n, "valueFrom": {"resourceFieldRef": ref}} for n, ref in refs.items()
     ]
     env.append({"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}})
-    found = environment(
+    variables = environment(
         pod(
             env=env,
             resources={"limits": {"cpu": "1500m", "memory": "64Mi"}},
             spec={"nodeName": "here"},
         )
     )
-    assert found == {"CPUS": "2", "MILLI": "1500", "MIB": "64", "NODE": "here"}
+    assert variables == {"CPUS": "2", "MILLI": "1500", "MIB": "64", "NODE": "here"}
 
 
 def test_downward_and_projected_volumes() -> None:
@@ -182,8 +184,8 @@ def test_downward_and_projected_volumes() -> None:
         {"name": "down", "downwardAPI": {"items": [label, cpu]}},
         {"name": "all", "projected": {"defaultMode": 0o400, "sources": sources}},
     ]
-    found, _ = read(pod(volumes, resources={"limits": {"cpu": "2"}}), MAP, SECRET)
-    files = [[(f.path, f.content, f.mode) for f in v.files or []] for v in found.spec.volumes]
+    parsed, _ = read(pod(volumes, resources={"limits": {"cpu": "2"}}), MAP, SECRET)
+    files = [[(f.path, f.content, f.mode) for f in v.files or []] for v in parsed.spec.volumes]
     assert files == [
         [("all", b'app="web"', 0o644), ("cpu", b"2000", 0o600)],
         [("a/colour", b"blue", 0o400), ("user", b"me", 0o400), ("all", b'app="web"', 0o400)],
@@ -196,10 +198,10 @@ def test_lenient_leaves_out_only_the_reported_parts() -> None:
     env = [{"name": "A", "valueFrom": {"fileKeyRef": {}}}, {"name": "B", "value": "b"}]
     volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "x"}}]
     text = yaml.safe_dump(pod(volumes, {"hostUsers": False}, env=env, volumeMounts=[{"name": "data", "mountPath": "/data"}]))  # fmt: skip
-    found, told = parse(text, lenient=True)
-    assert [(e.name, e.value) for e in found.spec.containers[0].env] == [("B", "b")]
-    assert found.spec.volumes[0].empty_dir is not None
-    assert told == [
+    parsed, messages = parse(text, lenient=True)
+    assert [(e.name, e.value) for e in parsed.spec.containers[0].env] == [("B", "b")]
+    assert parsed.spec.volumes[0].empty_dir is not None
+    assert messages == [
         "spec.containers[0].env[0].valueFrom.fileKeyRef: is not supported; supported are configMapKeyRef, secretKeyRef, fieldRef, resourceFieldRef",
         "spec.hostUsers: is not supported",
         "spec.volumes[0].persistentVolumeClaim: is not supported",

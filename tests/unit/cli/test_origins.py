@@ -21,8 +21,8 @@ def found(
 
 
 def arguments(command: list[str], args: list[str], runs: list[str]) -> list[str]:
-    said = found(api.ContainerConfig(command=command, args=args), {}, process={"args": runs})
-    return [said[f"argument {n}"][1] for n in range(len(runs))]
+    by_item = found(api.ContainerConfig(command=command, args=args), {}, process={"args": runs})
+    return [by_item[f"argument {n}"][1] for n in range(len(runs))]
 
 
 def test_arguments() -> None:
@@ -35,9 +35,12 @@ def test_the_environment_of_a_request_is_a_secret() -> None:
     config = api.ContainerConfig(
         envs=[api.KeyValue(key="A", value=b"x"), api.KeyValue(key="TOKEN", value=b"s3cret")]
     )
-    said = found(config, {"Env": ["A=1", "B=2=3"]})
-    assert said["env A"] == (HIDDEN, "request: envs (instead of the image's)")
-    assert said["env B"] == ("2=3", "image: Env") and said["env TOKEN"] == (HIDDEN, "request: envs")
+    by_item = found(config, {"Env": ["A=1", "B=2=3"]})
+    assert by_item["env A"] == (HIDDEN, "request: envs (instead of the image's)")
+    assert by_item["env B"] == ("2=3", "image: Env") and by_item["env TOKEN"] == (
+        HIDDEN,
+        "request: envs",
+    )
 
 
 def test_mounts_and_namespaces() -> None:
@@ -52,17 +55,19 @@ def test_mounts_and_namespaces() -> None:
         )
     ]
     linux = {"namespaces": [{"type": "network", "path": "/proc/1/ns/net"}, {"type": "pid"}]}
-    said = found(config, {"Volumes": {"/v": {}}}, mounts=mounts, linux=linux)
+    by_item = found(config, {"Volumes": {"/v": {}}}, mounts=mounts, linux=linux)
     assert (
-        said["mount /data"] == ("/srv", "request: mounts")
-        and said["mount /v"][1] == "image: Volumes"
+        by_item["mount /data"] == ("/srv", "request: mounts")
+        and by_item["mount /v"][1] == "image: Volumes"
     )
-    assert said["mount /proc"] == ("proc", "default") and said["mount /etc/hosts"][1] == "pod"
-    assert said["namespace network"] == ("/proc/1/ns/net", "pod") and said["namespace pid"] == (
+    assert by_item["mount /proc"] == ("proc", "default") and by_item["mount /etc/hosts"][1] == "pod"
+    assert by_item["namespace network"] == ("/proc/1/ns/net", "pod") and by_item[
+        "namespace pid"
+    ] == (
         "its own",
         "default",
     )
-    assert said["namespace ipc"] == ("the host's", "request: namespace_options")
+    assert by_item["namespace ipc"] == ("the host's", "request: namespace_options")
 
 
 def test_origins_in_request_image_and_pod() -> None:
@@ -72,16 +77,18 @@ def test_origins_in_request_image_and_pod() -> None:
     pod = api.PodSandboxConfig(hostname="web")
     process = {"cwd": "/w", "user": {"uid": 7, "gid": 8}}
     linux = {"resources": {"memory": {"limit": 64 << 20}}}
-    said = found(config, {"User": "7:8"}, pod, process=process, linux=linux)
-    assert said["folder"] == ("/w", "request: working_dir") and said["user"] == (
+    by_item = found(config, {"User": "7:8"}, pod, process=process, linux=linux)
+    assert by_item["folder"] == ("/w", "request: working_dir") and by_item["user"] == (
         "7:8",
         "image: User",
     )
-    assert said["memory limit"] == (str(64 << 20), "request: resources") and said["cpu quota"] == (
+    assert by_item["memory limit"] == (str(64 << 20), "request: resources") and by_item[
+        "cpu quota"
+    ] == (
         "none",
         "default",
     )
-    assert said["capabilities"][1] == "default, request: -ALL" and said["hostname"] == (
+    assert by_item["capabilities"][1] == "default, request: -ALL" and by_item["hostname"] == (
         "web",
         "pod: hostname",
     )

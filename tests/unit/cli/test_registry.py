@@ -40,17 +40,17 @@ def run(tmp_path: Path, image: str, settings: str = "") -> str:
         "--authfile",
         f"{tmp_path}/auth.json",
     ]
-    found = CliRunner().invoke(registry, arguments)
-    assert found.exit_code == 0, found.output
-    return found.output.replace(str(tmp_path), "DIR")
+    result = CliRunner().invoke(registry, arguments)
+    assert result.exit_code == 0, result.output
+    return result.output.replace(str(tmp_path), "DIR")
 
 
 def test_mirrors_their_rewrites_and_logins(tmp_path: Path) -> None:
     folder = tmp_path / "certs.d" / "docker.io"
     folder.mkdir(parents=True)
     (folder / "hosts.toml").write_text(HOSTS)
-    shown = run(tmp_path, "busybox")
-    assert shown.splitlines() == [
+    lines = run(tmp_path, "busybox")
+    assert lines.splitlines() == [
         "image: docker.io/library/busybox:latest",
         "config_path: DIR/certs.d (DIR/config.toml:2)",
         "read: DIR/certs.d/docker.io/hosts.toml",
@@ -71,7 +71,7 @@ def test_mirrors_their_rewrites_and_logins(tmp_path: Path) -> None:
         "signatures: not checked",
         "`pyrunc-cri pull` without --creds: DIR/auth.json: https://index.docker.io/v1/",
     ]
-    assert "hidden" not in shown
+    assert "hidden" not in lines
 
 
 def test_a_registry_without_files(tmp_path: Path) -> None:
@@ -89,9 +89,9 @@ def test_explain_shows_the_signature_policy(tmp_path: Path) -> None:
     content = {"default": [{"type": "reject"}], "transports": {"docker": {"r.example": [signed]}}}
     (tmp_path / "policy.json").write_text(json.dumps(content))
     setting = f'signature_policy = "{tmp_path}/policy.json"'
-    shown = run(tmp_path, "r.example/a:1", setting)
+    lines = run(tmp_path, "r.example/a:1", setting)
     assert (
         "signatures: sigstoreSigned by /k.pub, matchRepository (DIR/policy.json, r.example)\n"
-        in shown
+        in lines
     )
     assert "signatures: reject (DIR/policy.json, default)\n" in run(tmp_path, "busybox", setting)

@@ -98,9 +98,9 @@ def test_invalid_limits_are_refused(text: str, what: str) -> None:
 
 
 def test_limits_replace_defaults_by_name() -> None:
-    found = limits(["nofile=10:20", "RLIMIT_STACK=4096"])
-    assert found["RLIMIT_NOFILE"] == (10, 20) and found["RLIMIT_STACK"] == (4096, 4096)
-    assert found["RLIMIT_MSGQUEUE"] == limits([])["RLIMIT_MSGQUEUE"]
+    values = limits(["nofile=10:20", "RLIMIT_STACK=4096"])
+    assert values["RLIMIT_NOFILE"] == (10, 20) and values["RLIMIT_STACK"] == (4096, 4096)
+    assert values["RLIMIT_MSGQUEUE"] == limits([])["RLIMIT_MSGQUEUE"]
 
 
 def test_a_repeated_flag_is_a_list(tmp_path: Path) -> None:

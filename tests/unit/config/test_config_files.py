@@ -45,24 +45,24 @@ def test_drop_ins_win_key_by_key_in_the_order_of_their_names(tmp_path: Path) -> 
     )
     (tmp_path / "config.toml.d" / ".c.toml.swp").write_text("no [ TOML")
     (tmp_path / "config.toml.d" / ".hidden.toml").write_text("no [ TOML")
-    found = load(path, {})
-    assert (found.server.root, found.server.log_format, found.server.log_level) == (
+    settings = load(path, {})
+    assert (settings.server.root, settings.server.log_format, settings.server.log_level) == (
         "/b",
         "json",
         "debug",
     )
-    assert found.containers.rlimits == ["nofile=5"] and found.containers.volatile is False
+    assert settings.containers.rlimits == ["nofile=5"] and settings.containers.volatile is False
 
 
 def test_each_value_has_its_line(tmp_path: Path) -> None:
     path = write(tmp_path, a='\n[server]\nroot = "/a"\n')
-    found = load_with_origins(path, {"server.state": "/s"})
-    assert found.origin(("server", "root")) == f"{tmp_path}/config.toml.d/a.toml:3"
-    assert found.origin(("server", "log_level")) == f"{path}:2"
-    assert found.origin(("containers", "rlimits")) == f"{path}:6"
-    assert found.origin(("containers", "volatile")) == f"{path}:10"
-    assert found.origin(("server", "state")) == "command line"
-    assert found.origin(("server", "listen")) == "default"
+    loaded = load_with_origins(path, {"server.state": "/s"})
+    assert loaded.origin(("server", "root")) == f"{tmp_path}/config.toml.d/a.toml:3"
+    assert loaded.origin(("server", "log_level")) == f"{path}:2"
+    assert loaded.origin(("containers", "rlimits")) == f"{path}:6"
+    assert loaded.origin(("containers", "volatile")) == f"{path}:10"
+    assert loaded.origin(("server", "state")) == "command line"
+    assert loaded.origin(("server", "listen")) == "default"
 
 
 def test_lines_of_all_forms_of_toml() -> None:
@@ -120,9 +120,9 @@ def test_changes_that_a_running_server_applies() -> None:
     assert [(c.key, c.reloads) for c in changes(before, after)] == [
         ("server.root", False), ("server.log_level", True), ("registry.config_path", True),
     ]  # fmt: skip
-    found = taken(before, after)
-    assert (found.server.log_level, found.server.root) == ("debug", before.server.root)
-    assert found.registry.config_path == "/x"
+    applied = taken(before, after)
+    assert (applied.server.log_level, applied.server.root) == ("debug", before.server.root)
+    assert applied.registry.config_path == "/x"
 
 
 def load_from(values: dict[str, str]) -> Config:
@@ -131,24 +131,24 @@ def load_from(values: dict[str, str]) -> Config:
 
 def test_dump_shows_values_and_their_origins(tmp_path: Path) -> None:
     path = write(tmp_path, a='[server]\nroot = "/a"\n')
-    shown = CliRunner().invoke(
+    result = CliRunner().invoke(
         command, ["dump", "--config", str(path), "--origin", "--state", "/s"]
     )
-    lines = {line.split(" = ")[0]: line for line in shown.output.splitlines()}
+    lines = {line.split(" = ")[0]: line for line in result.output.splitlines()}
     assert lines["root"].split() == ["root", "=", '"/a"', "#", f"{tmp_path}/config.toml.d/a.toml:2"]
     assert lines["state"].endswith("# command line") and lines["listen"].endswith("# default")
     again = tmp_path / "again.toml"
-    again.write_text(shown.output)
+    again.write_text(result.output)
     assert load(again, {}) == load(path, {"server.state": "/s"})
 
 
 def test_check_reports_each_problem(tmp_path: Path) -> None:
     path = write(tmp_path, a="[images]\npined = []\npinnd = []\n")
-    shown = CliRunner().invoke(command, ["check", str(path)])
-    assert shown.exit_code != 0 and shown.output.count("did you mean pinned?") == 2
+    result = CliRunner().invoke(command, ["check", str(path)])
+    assert result.exit_code != 0 and result.output.count("did you mean pinned?") == 2
     (tmp_path / "config.toml.d" / "a.toml").write_text("")
-    shown = CliRunner().invoke(command, ["check", str(path)])
-    assert shown.output == f"{path}: ok\n{tmp_path}/config.toml.d/a.toml: ok\n"
+    result = CliRunner().invoke(command, ["check", str(path)])
+    assert result.output == f"{path}: ok\n{tmp_path}/config.toml.d/a.toml: ok\n"
 
 
 def test_check_reports_all_errors_at_once(tmp_path: Path) -> None:
@@ -161,9 +161,11 @@ def test_check_reports_all_errors_at_once(tmp_path: Path) -> None:
     )
     (tmp_path / "config.toml.d").mkdir()
     (tmp_path / "config.toml.d" / "a.toml").write_text('[images]\nstore = "zip"\n')
-    shown = CliRunner().invoke(command, ["check", str(path)])
-    told = [line.replace(f"{tmp_path}/", "").split(": ")[:2] for line in shown.output.splitlines()]
-    assert told == [
+    result = CliRunner().invoke(command, ["check", str(path)])
+    problems = [
+        line.replace(f"{tmp_path}/", "").split(": ")[:2] for line in result.output.splitlines()
+    ]
+    assert problems == [
         ["config.toml:6", "cgroup.drivr"],
         ["config.toml:2", "server.log_level"],
         ["config.toml:4", "server.root"],
@@ -175,16 +177,16 @@ def test_check_reports_all_errors_at_once(tmp_path: Path) -> None:
         ["config.toml:14", "runtimes.x.binary"],
         ["config.toml:12", "containers.rlimits[0]"],
     ]
-    assert "'loud' is not one of debug, error, info, warning" in shown.output
-    assert "'zip' is not one of auto, erofs, unpacked" in shown.output
-    assert str(shown.exception) == "10 keys or values are wrong"
+    assert "'loud' is not one of debug, error, info, warning" in result.output
+    assert "'zip' is not one of auto, erofs, unpacked" in result.output
+    assert str(result.exception) == "10 keys or values are wrong"
 
 
 def test_check_reports_limits_of_this_machine(tmp_path: Path) -> None:
     path = write(tmp_path, a='[containers]\nrlimits = ["nofile=unlimited"]\n')
-    shown = CliRunner().invoke(command, ["check", str(path)])
-    assert shown.exit_code != 0
-    assert str(shown.exception).startswith(
+    result = CliRunner().invoke(command, ["check", str(path)])
+    assert result.exit_code != 0
+    assert str(result.exception).startswith(
         f"{tmp_path}/config.toml.d/a.toml:2: containers.rlimits[0]: "
     )
 
@@ -214,8 +216,8 @@ def test_check_reads_named_files(tmp_path: Path, setting: str, why: str) -> None
     path = tmp_path / "config.toml"
     (tmp_path / "x.json").write_text("{}")
     path.write_text(f"[containers]\n{setting}\n".replace("HERE", str(tmp_path)))
-    shown = CliRunner().invoke(command, ["check", str(path)])
-    assert str(shown.exception).startswith(f"{path}:2: {why.replace('HERE', str(tmp_path))}")
+    result = CliRunner().invoke(command, ["check", str(path)])
+    assert str(result.exception).startswith(f"{path}:2: {why.replace('HERE', str(tmp_path))}")
 
 
 def test_default_is_a_file_that_can_be_used(tmp_path: Path) -> None:

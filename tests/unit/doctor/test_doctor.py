@@ -62,19 +62,19 @@ def machine(tmp_path: Path, changes: dict[str, str | None] | None = None, **conf
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
             path.chmod(0o755)
-    made = Config()
+    configuration = Config()
     for key, value in config.items():
         table, name = key.split("__")
-        setattr(getattr(made, table), name, value)
-    return Host(made, tmp_path, {"PATH": "/usr/bin"})
+        setattr(getattr(configuration, table), name, value)
+    return Host(configuration, tmp_path, {"PATH": "/usr/bin"})
 
 
 def findings(host: Host) -> dict[str, Finding]:
     """Those that are not fine, by code."""
-    found = [f for f in examine.examine(host, CHECKS) if f.level != Level.FINE]
-    assert len({f.code for f in found}) == len(found)
-    assert all(f.observation and f.effect for f in found)
-    return {f.code: f for f in found}
+    results = [f for f in examine.examine(host, CHECKS) if f.level != Level.FINE]
+    assert len({f.code for f in results}) == len(results)
+    assert all(f.observation and f.effect for f in results)
+    return {f.code: f for f in results}
 
 
 def test_a_good_machine_has_only_fine_findings(tmp_path: Path) -> None:
@@ -133,12 +133,12 @@ def test_each_problem_has_a_finding(
     level: Level,
     says: str,
 ) -> None:
-    found = findings(machine(tmp_path, changes, **config))
-    assert code in found, found
-    assert found[code].level == level and says in found[code].observation, found[code]
+    by_code = findings(machine(tmp_path, changes, **config))
+    assert code in by_code, by_code
+    assert by_code[code].level == level and says in by_code[code].observation, by_code[code]
     if level > Level.NOTE:
-        assert found[code].remedy
-    assert {f.code for f in found.values() if f.level == Level.WRONG} <= {code, "cni-plugins"}
+        assert by_code[code].remedy
+    assert {f.code for f in by_code.values() if f.level == Level.WRONG} <= {code, "cni-plugins"}
 
 
 def test_a_running_kubelet_takes_precedence_over_its_unit(tmp_path: Path) -> None:
@@ -146,8 +146,8 @@ def test_a_running_kubelet_takes_precedence_over_its_unit(tmp_path: Path) -> Non
         "/proc/77/comm": "kubelet\n",
         "/proc/77/cmdline": "/usr/bin/kubelet\0--container-runtime-endpoint=unix:///old\0--container-runtime-endpoint\0unix:///new\0",
     }
-    found = findings(machine(tmp_path, dict(running)))
-    assert found["kubelet"].observation == "kubelet (pid 77) uses the runtime at unix:///new"
+    by_code = findings(machine(tmp_path, dict(running)))
+    assert by_code["kubelet"].observation == "kubelet (pid 77) uses the runtime at unix:///new"
 
 
 def test_a_kubelet_of_kubeadm_waits_until_the_machine_joins(tmp_path: Path) -> None:
@@ -173,21 +173,21 @@ def test_a_builtin_network_needs_no_configuration(tmp_path: Path) -> None:
         tmp_path, {"/etc/cni/net.d/10.conflist": None}, network__builtin=["10.85.0.0/16"]
     )
     assert findings(host) == {}
-    (found,) = findings(
+    (finding,) = findings(
         machine(tmp_path / "b", {"/etc/cni/net.d/10.conflist": None}, network__builtin=["x"])
     ).values()
-    assert found.code == "cni-config" and "'x'" in found.observation
+    assert finding.code == "cni-config" and "'x'" in finding.observation
 
 
 def test_a_check_that_fails_is_a_finding(tmp_path: Path) -> None:
     def broken(host: Host) -> list[Finding]:
         raise ZeroDivisionError("odd")
 
-    (found,) = examine.examine(machine(tmp_path), (broken,))
+    (finding,) = examine.examine(machine(tmp_path), (broken,))
     assert (
-        found.code == "doctor"
-        and found.level == Level.WARNING
-        and "ZeroDivisionError: odd" in found.observation
+        finding.code == "doctor"
+        and finding.level == Level.WARNING
+        and "ZeroDivisionError: odd" in finding.observation
     )
 
 
@@ -201,9 +201,9 @@ def test_a_starting_server_logs_only_problems(
     }
     with caplog.at_level(logging.INFO):
         examine.complain(machine(tmp_path, changes))
-    said = {r.getMessage().split(":")[0]: r.levelname for r in caplog.records}
-    assert said["module-overlay"] == "WARNING" and said["sysctls"] == "INFO"
-    assert not {"swap", "kernel-version", "cgroup-v2", "seccomp"} & set(said)
+    levels = {r.getMessage().split(":")[0]: r.levelname for r in caplog.records}
+    assert levels["module-overlay"] == "WARNING" and levels["sysctls"] == "INFO"
+    assert not {"swap", "kernel-version", "cgroup-v2", "seccomp"} & set(levels)
 
 
 @pytest.mark.parametrize(
@@ -230,15 +230,15 @@ def test_whether_images_are_mounted(
     monkeypatch.setattr(file_systems, "mount_obstacle", lambda folder: why)
     monkeypatch.setattr(file_systems, "sharing_obstacle", lambda: why_each)
     host = machine(tmp_path, images__store=store)
-    (found,) = examine.examine(host, (file_systems.images,))
-    assert (found.code, found.level) == ("images", level) and says in found.observation
-    assert bool(found.effect and found.remedy) == (level > Level.FINE)
+    (finding,) = examine.examine(host, (file_systems.images,))
+    assert (finding.code, finding.level) == ("images", level) and says in finding.observation
+    assert bool(finding.effect and finding.remedy) == (level > Level.FINE)
 
 
 def test_a_policy_for_containers_is_fine(tmp_path: Path) -> None:
     host = machine(tmp_path, {"/sys/fs/selinux/enforce": "0", "/sys/fs/selinux/context": ""})
-    (found,) = limits.selinux(host)
-    assert (found.level, found.observation) == (
+    (finding,) = limits.selinux(host)
+    assert (finding.level, finding.observation) == (
         Level.FINE,
         "permissive, containers are system_u:system_r:container_t",
     )
@@ -280,8 +280,8 @@ def test_two_folders_for_one_registry(tmp_path: Path) -> None:
         f"{folder}/{name}/hosts.toml": ""
         for name in ("r.example", "R.example_443_", "r.example_5000_", "_default")
     }
-    [found] = registries.registries(machine(tmp_path, files, registry__config_path=folder))
+    [finding] = registries.registries(machine(tmp_path, files, registry__config_path=folder))
     assert (
-        found.observation
+        finding.observation
         == f"{folder}/r.example and {folder}/R.example_443_ are for the same registry"
     )
