@@ -248,10 +248,8 @@ static void __attribute__((noreturn)) run(const struct program *p)
 			i += system_call(p, o, a);
 			break;
 		case CMP:
-			if (holds(o->relation, (i64)(a[0] & a[1]), (i64)a[2]))
-				i += o->skip;
-			else
-				i += o->skips[0];
+			i += holds(o->relation, (i64)(a[0] & a[1]), (i64)a[2]) ? o->skip
+									       : o->skips[0];
 			break;
 		case SET:
 			store(p, o, a[0]);

@@ -46,6 +46,7 @@ def write_bytes(
 ) -> None:
     """Write `content` at `path` whole. Raises OSError, which names the file; the temporary file
     is removed then, with `named_first` also the file."""
+    # Random, because threads and processes may write the same file at the same time.
     name = temporary = f"{path}.{os.urandom(8).hex()}{ENDING}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:

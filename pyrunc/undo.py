@@ -47,6 +47,7 @@ class Undo:
             name, function, arguments = self._steps.pop()
             try:
                 function(*arguments)
+            # One failing step must not keep the others from running.
             except Exception as error:
                 failed.append(f"could not undo {name}: {error}")
         return failed

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pyrunc.container.state import State
     from pyrunc.launch.run import ChildProcess
 
+# Probes have few commands; more than this are commands with changing arguments.
 FOLDER, AT_MOST = "programs", 16
 DESCRIPTORS = {"container", "cgroup"}
 SCRIPT = os.path.join(

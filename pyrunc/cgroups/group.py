@@ -146,6 +146,8 @@ class Cgroup:
             _enable_controllers(directory)
             directory += "/" + name
             cgroup.make(directory)
+        # Below a threaded group a new group takes no process until it is threaded, too
+        # (cgroups(7)).
         if (cgroup.read(directory, "cgroup.type") or "").strip() == "domain invalid":
             cgroup.write(directory, "cgroup.type", "threaded")
 
@@ -209,6 +211,7 @@ class Cgroup:
             except FileNotFoundError:  # a file of a controller that is not enabled
                 continue
             except OSError as error:
+                # EINVAL: our user namespace does not map the id.
                 if error.errno == errno.EINVAL:
                     return
                 raise KernelError.of(error, "chown", repr(path)) from None

@@ -58,6 +58,7 @@ def quota_per_second(quota: int, period: int) -> int:
     container gets less than its quota."""
     if quota < 0:
         return INFINITY
+    # Both divisions round up.
     exact = -(-quota * SECOND_US // period)
     return -(-exact // PERCENT_US) * PERCENT_US
 

@@ -131,6 +131,7 @@ def open_start_socket(state_dir: str, undo: Undo) -> int:
         try:
             listening.bind(f"/proc/self/fd/{folder}/{START_SOCKET}")
             undo.push("start socket", os.unlink, f"{state_dir}/{START_SOCKET}")
+            # One `start` connects at a time, because it holds the container's lock.
             listening.listen(1)
             return listening.detach()
         except OSError as error:

@@ -164,6 +164,7 @@ def home(root: int, uid: int) -> str:
     for line in content.splitlines():
         fields = line.split(b":")
         if len(fields) >= 6 and fields[2] == uid_field:
+            # The content is the image's: a NUL would end the variable in the middle.
             return os.fsdecode(fields[5]) if b"\0" not in fields[5] else ""
     return ""
 

@@ -159,6 +159,7 @@ def open_layers(
     try:
         return kernel_mount.open_overlay(lower, upper or None, work or None, options=options)
     except KernelError as error:
+        # Older kernels answer these for long or many layers, which mount(2) takes.
         if error.errno not in (EINVAL, E2BIG, ENAMETOOLONG) or host.host().clones_detached:
             raise
     from pyrunc.kernel import detached  # brings contextlib, 3 ms

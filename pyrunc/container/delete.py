@@ -59,6 +59,7 @@ def destroy(state: State) -> list[str]:
         group.remove()
         debug.say("removed cgroup %s", group.path)
     _leave_rdt(state.id, config)
+    # The files come last, so that a delete that is killed can be repeated.
     states.remove(state)
     debug.say("removed %s", state.folder)
     if not hooks:

@@ -54,6 +54,7 @@ class NotifyProxy:
         try:
             path = f"/proc/self/fd/{folder}/{NAME}"
             self._socket.bind(path)
+            # Any user of the container may report that it is ready.
             os.chmod(path, 0o777)
         except OSError as error:
             self._socket.close()

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 
 SIGCHLD, SIGURG, SIGWINCH, SIGKILL, SIGSTOP, SIGPIPE = 17, 23, 28, 9, 19, 13
+# Not forwarded: signals that cannot be caught, those about our own child and terminal, as in runc
+# SIGURG, and 32 and 33, which glibc reserves.
 NOT_FORWARDED = (SIGKILL, SIGSTOP, SIGCHLD, SIGURG, SIGWINCH, 32, 33)
 LAST_SIGNAL = 64
 SIGNAL_BASE = 128
@@ -156,6 +158,7 @@ class _Terminal:
     def _to_process(self) -> bool:
         chunk = os.read(0, CHUNK_BYTES)
         if not chunk:
+            # The terminal turns this byte into end of file.
             os.write(self._master, b"\x04")  # end of file, as typed
             return False
         os.write(self._master, chunk)

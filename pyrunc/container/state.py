@@ -39,6 +39,8 @@ DEFAULT_ROOT = f"/run/{NAME}"
 FIRST = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+-")
 FOLLOWING = FIRST | {"."}
 LONGEST_ID = 255
+# The sticky bit marks the folder as a container's before state.json exists; with mode 0700 it has
+# no other effect.
 CLAIMED = S_ISVTX | 0o700
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyrunc.cgroups.stats import Stats
     from pyrunc.container.state import State
 
+# What Go's uint64 makes of -1; consumers of runc's events compare with it.
 NO_LIMIT = (1 << 64) - 1
 MICROSECOND_NS = 1000
 OPERATIONS = (("rbytes", "Read"), ("wbytes", "Write"))

@@ -36,6 +36,7 @@ def status(state: State, locked: bool = False) -> str:
     group = state.cgroup()
     if group is not None and group.frozen():
         return PAUSED
+    # `start` removes the socket before it releases the process.
     return CREATED if os.path.exists(state.start_socket) else RUNNING
 
 

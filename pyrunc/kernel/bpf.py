@@ -113,6 +113,7 @@ def _attach_instead(group_fd: int, new: int, old_id: int) -> bool:
     except KernelError:
         return False
     try:
+        # BPF_F_REPLACE (Linux 5.6) swaps in one step, so the group is never without a filter.
         _attach(group_fd, new, F_ALLOW_MULTI | F_REPLACE, old)
     except KernelError:
         return False

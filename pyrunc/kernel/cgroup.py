@@ -198,6 +198,7 @@ def remove(directory: str) -> bool:
     except FileNotFoundError:
         return True
     except OSError as error:
+        # EBUSY: groups or processes are left; a zombie counts until it is reaped.
         if error.errno in (errno.EBUSY, errno.ENOTEMPTY):
             return False
         raise KernelError.of(error, "rmdir", repr(directory)) from None
@@ -306,6 +307,8 @@ def wait_event(directory: str, key: str, value: int, timeout_s: float) -> bool:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return False
+            # cgroup.events signals changes by POLLPRI (cgroup-v2.rst). The limit of half a second
+            # covers a group that is removed meanwhile, which signals nothing.
             waiter.poll(min(left_s, 0.5) * 1000)
     finally:
         os.close(descriptor)

@@ -98,6 +98,7 @@ def _copy(
         else:
             os.mknod(name, status.st_mode, status.st_rdev, dir_fd=folder.copy)
         _copy_attributes_by_name(status, folder.copy, name)
+    # Later links to the same inode become hard links of the copy.
     if status.st_nlink > 1:
         copied[identity] = f"{folder.path}/{name}"
 

@@ -41,6 +41,7 @@ def _in_mount_namespace(path: str = "") -> Iterator[None]:
             unshare(CLONE_NEWNS)
         try:
             if not path:
+                # Else mounts that are made here would propagate to the host.
                 kernel_mount.mount(None, "/", None, MS_REC | MS_PRIVATE)
             yield
         finally:

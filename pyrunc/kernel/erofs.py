@@ -32,6 +32,7 @@ def open_erofs(source: int, devices: Sequence[int]) -> int:
     try:
         return _open_erofs(source, devices)
     except KernelError as error:
+        # ENOTBLK is EROFS's answer for a file without read_folio.
         if error.errno != ENOTBLK:
             raise
     copy = _open_copy(source)

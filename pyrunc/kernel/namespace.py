@@ -41,6 +41,7 @@ def kind_of(fd: int) -> str:
 def open_namespace(path: str, kind: str) -> int:
     """Open the namespace at `path`; EINVAL when it is no namespace of that kind."""
     with kernel_errors("open", quoted(path)):
+        # The path is the configuration's: a FIFO must not block, and a terminal not become ours.
         number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         actual = kind_of(number)

@@ -76,6 +76,8 @@ def only_beneath(folder_fds: Iterable[int]) -> bool:
         return False
     rights = _FILE_RIGHTS[min(version, _NEWEST_FILE_RIGHTS)]
     attributes = pack("=3Q", rights, _BIND_AND_CONNECT_TCP, _ABSTRACT_SOCKETS_AND_SIGNALS)
+    # The attributes grew with ABI 4 (network) and ABI 6 (scopes), and an older kernel refuses a
+    # longer struct (E2BIG).
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     ruleset = syscall("landlock_create_ruleset", "", attributes, size, 0)
     try:

@@ -97,6 +97,7 @@ class Compiler:
         """Let the program judge calls of this architecture, too (AUDIT_ARCH_*, or libseccomp's own
         number for x32)."""
         code = self._lib.seccomp_arch_add(self._context, audit)
+        # The native architecture is in every new filter.
         if code != ALREADY_KNOWN:
             self._check(code, "seccomp_arch_add", f"{audit:#x}")
 

@@ -25,6 +25,7 @@ NAME, MANAGER_PATH = "org.freedesktop.systemd1", "/org/freedesktop/systemd1"
 MANAGER, PROPERTIES = f"{NAME}.Manager", "org.freedesktop.DBus.Properties"
 REPLACE = "replace"
 UNIT_EXISTS, NO_SUCH_UNIT = f"{NAME}.UnitExists", f"{NAME}.NoSuchUnit"
+# The first is the default of D-Bus libraries (libdbus, sd-bus).
 CALL_TIMEOUT_S, JOB_TIMEOUT_S = 25.0, 30.0
 
 

@@ -94,6 +94,7 @@ def _leave(current: int, stack: list[_Folder], parent_fd: int) -> int:
         above = os.dup(parent_fd)
     else:
         above = os.open("..", FOLDER, dir_fd=current)
+        # A hostile process may have moved the folder: its `..` would lead out of the tree.
         if identity(above) != stack[-1].identity:
             os.close(above)
             raise OSError(errno.ESTALE, "moved during its removal", stack[-1].name)

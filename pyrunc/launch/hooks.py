@@ -87,6 +87,7 @@ def _spawn(hook: Hook, files: list[int]) -> int:
             list(hook.args) or [hook.path],
             environment,
             file_actions=actions,
+            # A hook must not inherit signals that our caller blocks or ignores.
             setsigmask=[],
             setsigdef=valid_signals(),
         )

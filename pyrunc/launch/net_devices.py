@@ -47,6 +47,7 @@ def _move_one(outside: Routing, inside: Routing, there: int, name: str, new_name
         if address.scope == RT_SCOPE_UNIVERSE and address.flags & IFA_F_PERMANENT
     ]
     before = inside.indices()
+    # Before Linux 6.2 a link that is up cannot be renamed.
     outside.change_link(index, mask=IFF_UP, what=f"{what} down")
     outside.change_link(
         index, name=new_name, namespace_fd=there, what=f"{what} to the container as '{new_name}'"

@@ -55,6 +55,7 @@ def operations(spec: Spec, host: HostFacts, outside: Mapping[str, str] = {}) -> 
         return []
     dev = destinations.get("/dev")
     fresh = dev is not None and dev.type == "tmpfs" and not _covered(destinations)
+    # In a user namespace mknod(2) fails with EPERM, so the host's node is bound instead.
     bind = not may_make(host) or spec.linux.namespace("user") is not None
     nodes = _nodes(spec, fresh, bind)
     ops: list[Op] = [

@@ -151,6 +151,7 @@ def sync(low: Lowering, op: m.Sync) -> None:
 
 
 def become_root(low: Lowering, op: m.BecomeRoot) -> None:
+    # clone3 left it the ids of the runtime's user, which the maps need not contain.
     low.a.sys("setresgid", 0, 0, 0)
     low.a.sys("setresuid", 0, 0, 0)
     macros.set_dumpable(low.a, False)
@@ -273,6 +274,7 @@ def set_ids(low: Lowering, op: m.SetIds) -> None:
     a = low.a
     if op.keep:
         a.sys("prctl", p.PR_SET_KEEPCAPS, 1, 0, 0, 0)
+    # The gid first: after setresuid CAP_SETGID is gone.
     a.sys("setresgid", op.gid, op.gid, op.gid)
     a.sys("setresuid", op.uid, op.uid, op.uid)
     if op.keep:
@@ -515,6 +517,7 @@ def _end_in_time(low: Lowering, pid: Slot, op: m.RunHook) -> None:
     )
     a.sys("close", pidfd)
     a.compare(ready, "ne", 0, true=ended)
+    # Not reaped yet, so the pid cannot have been reused.
     a.sys("kill", pid, SIGKILL)
     a.sys("wait4", pid, 0, 0, 0)
     a.send(STATUS, op.index, -1)

@@ -296,7 +296,10 @@ def _filesystem(
         raise InvalidSpec(
             f"{path}.options", f"{options.extensions[0]} is not supported on a {kind} mount"
         )
+    # These become read-only only after devices, links and mount points are made in them
+    # (`finishing`).
     late = options.set & _RO and (kind == "tmpfs" or destination == "/dev")
+    # As in runc, a tmpfs keeps the mode of the folder that it covers.
     if kind == "tmpfs" and mode is not None and not any(key == "mode" for key, _ in data):
         data.insert(0, ("mode", f"{mode:o}"))
     if label and kind not in UNLABELLED:

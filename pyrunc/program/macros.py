@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 
     from pyrunc.program.assemble import Assembler
 
+# openat2 with RESOLVE_IN_ROOT answers EAGAIN while anything is renamed (see kernel/path.py).
 RETRY = (EAGAIN, 100)
 IN_ROOT = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
 BENEATH = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS

@@ -40,6 +40,7 @@ MEMORY_FLAGS = {
     "MPOL_F_RELATIVE_NODES": 1 << 14,
     "MPOL_F_NUMA_BALANCING": 1 << 13,
 }
+# Bounds the memory of a list such as 0-4294967295; the largest NR_CPUS is 8192.
 CPUS_LIMIT = 65536
 IPC_SYSCTLS = frozenset(
     f"kernel.{name}"

@@ -334,6 +334,7 @@ def _number(
 
 
 def _checked_number(value: object, low: int, high: int, path: str, key: str) -> int:
+    # Not isinstance, because a bool is an int in Python.
     if type(value) is not int:
         raise InvalidSpec(_at(path, key), "must be an integer")
     if not low <= value <= high:

@@ -368,7 +368,7 @@ def test_exec_joins_what_the_container_has() -> None:
     assert joined == [
         ("pid", "net", "ipc", "uts", "mnt"),
         ("cgroup",),
-    ]  # born in the cgroup before its namespace
+    ]  # cloned into the cgroup before its namespace
     mapped = spec.linux.replace(namespaces=(*spec.linux.namespaces, Namespace("user")))
     built = plans.build_exec(mapped, spec.process.replace(terminal=False), HOST)
     assert [op.kinds for op in built.ops if isinstance(op, model.JoinProcess)][1] == (
