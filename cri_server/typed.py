@@ -35,3 +35,14 @@ def _prepare(kind: Any) -> None:
     with _lock:
         msgspec.json.Decoder(kind)
         _prepared.add(kind)
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An `object_pairs_hook` for json that raises ValueError for a key that occurs twice, which
+    readers would interpret differently."""
+    fields: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in fields:
+            raise ValueError(f"key {key!r} occurs twice")
+        fields[key] = value
+    return fields

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cri_server.images.store.mounts import ImageMount
-
 HIGHEST_ID = 2**31 - 1
 
 
@@ -54,18 +52,6 @@ class ImageConfig:
     labels: dict[str, str] = field(default_factory=dict)
     stop_signal: str = ""
     volumes: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Rootfs:
-    """An image's configuration and its files: the unpacked layers, top first (at least one), or a
-    mount. The mount can be used while this object lives, and the image is not converted meanwhile.
-    """
-
-    image_id: str
-    lower_dirs: list[Path]
-    config: ImageConfig
-    mount: ImageMount | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from cri_server.images.formats.digests import algorithm_of
 from cri_server.images.formats.manifest import Config, Descriptor, Index, Manifest
 from cri_server.images.formats.platforms import Platform
 from cri_server.images.formats.reference import Reference
+from cri_server.images.layers.incoming import DigestMismatch, Incoming, InMemory
 from cri_server.images.layers.ring import Interrupted
 from cri_server.images.layers.sharing import Rate
 from cri_server.images.layers.streamed import OpenStream
@@ -26,7 +27,7 @@ from cri_server.images.model import Auth, Progress
 from cri_server.images.registry.client import Session
 from cri_server.images.registry.hosts import hosts_for
 from cri_server.images.registry.registry import Registry
-from cri_server.images.store.blobs import DigestMismatch, Incoming, Ingest, InMemory, store_errors
+from cri_server.images.store.blobs import Ingest, store_errors
 from cri_server.images.store.catalog import Name
 from cri_server.images.store.layer_maker import BlobSource
 from cri_server.images.store.store import Store

@@ -23,7 +23,7 @@ from cri_server.images.formats.manifest import LIMIT_BYTES
 from cri_server.images.formats.platforms import Platform
 from cri_server.images.formats.reference import Reference
 from cri_server.images.layers.inflate import Limits
-from cri_server.images.model import Auth, FilesystemUsage, Image, ImageConfig, Progress, Rootfs
+from cri_server.images.model import Auth, FilesystemUsage, Image, ImageConfig, Progress
 from cri_server.images.store.blobs import store_errors
 from cri_server.images.store.catalog import Content, Name, id_matches
 from cri_server.images.store.image_paths import ImagePaths
@@ -49,6 +49,18 @@ log = logging.getLogger(__name__)
 _NAMES_SHOWN = 5
 DROP_TAR_PAGES_S = 30.0  # interval; an image's pages are dropped at its second one
 Outcome = TypeVar("Outcome")
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Rootfs:
+    """An image's configuration and its files: the unpacked layers, top first (at least one), or a
+    mount. The mount can be used while this object lives, and the image is not converted meanwhile.
+    """
+
+    image_id: str
+    lower_dirs: list[Path]
+    config: ImageConfig
+    mount: ImageMount | None = None
 
 
 class ImageService:

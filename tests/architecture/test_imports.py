@@ -105,6 +105,19 @@ CRI_SERVER_ROOMS = (
     ("cli",),
 )
 
+# The folders and files of `cri_server.images`, lowest first, imports for types included.
+IMAGES_ROOMS = (
+    ("model", "reserve", "waiting"),
+    ("formats",),
+    ("layers",),
+    ("erofs",),
+    ("store",),
+    ("registry",),
+    ("archives", "signatures"),
+    ("pull", "push"),
+    ("service",),
+)
+
 
 def test_the_runtime_has_no_event_loop_but_the_shims() -> None:
     """`pyrunc` is the OCI runtime and its supervisors; clients with asyncio belong to the
@@ -165,6 +178,20 @@ def test_rooms_stand_on_each_other(package: str, rooms: tuple[tuple[str, ...], .
                 wrong.append(f"{path.relative_to(ROOT)}:{line}: {room} imports {name}")
     assert not wrong, "\n".join(wrong)
     assert seen == set(rank)
+
+
+def test_folders_of_images_stand_on_each_other() -> None:
+    rank = {room: number for number, level in enumerate(IMAGES_ROOMS) for room in level}
+    wrong = []
+    for module, path in modules("cri_server"):
+        if not module.startswith("cri_server.images."):
+            continue
+        room = module.split(".")[2]
+        for name, line in imports(path):
+            other = name.split(".")[2] if begins(name, ("cri_server.images",)) else room
+            if other != room and rank[other] >= rank[room]:
+                wrong.append(f"{path.relative_to(ROOT)}:{line}: {room} imports {name}")
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("package", sorted(MAY_IMPORT))

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cri_server.images.formats import manifest as manifests
-from cri_server.images.formats.manifest import Descriptor, Index, Manifest
+from cri_server.images.formats.manifest import Descriptor, Manifest
 from cri_server.images.store.blobs import LAYOUT
 from cri_server.images.store.layer_blobs import BlobSource
 
@@ -33,14 +33,11 @@ class Exported:
 
 def platform_manifest(blobs: BlobSource, target: Descriptor) -> tuple[Descriptor, Manifest]:
     """The manifest for this machine that a target is or leads to. Raises BadManifest, NotFound."""
-    for _ in range(manifests.DEPTH_LIMIT):
-        document = manifests.parse(
-            blobs.read(target.digest, manifests.LIMIT_BYTES), target.media_type
-        )
-        if not isinstance(document, Index):
-            return target, document
-        target = manifests.choose_stored(document, lambda digest: blobs.size(digest) is not None)
-    raise manifests.BadManifest(f"indexes are nested more than {manifests.DEPTH_LIMIT} deep")
+    return manifests.follow(
+        target,
+        lambda d: manifests.parse(blobs.read(d.digest, manifests.LIMIT_BYTES), d.media_type),
+        lambda digest: blobs.size(digest) is not None,
+    )
 
 
 def archive(blobs: BlobSource, images: Sequence[Exported]) -> Iterator[bytes]:

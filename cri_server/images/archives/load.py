@@ -256,17 +256,16 @@ def _from_layout(
 def _choose(parsed: _DocumentCache, descriptor: Descriptor) -> Manifest | None:
     """The manifest for this machine that a descriptor leads to; None for an artifact or another
     media type."""
-    for _ in range(manifests.DEPTH_LIMIT):
-        if descriptor.media_type not in manifests.ACCEPTED:
-            return None
-        try:
-            document = parsed.manifest(descriptor)
-        except manifests.Artifact:
-            return None
-        if isinstance(document, Manifest):
-            return document
-        descriptor = manifests.choose_stored(document, parsed.has)
-    raise manifests.BadManifest(f"indexes are nested more than {manifests.DEPTH_LIMIT} deep")
+
+    def read(target: Descriptor) -> Manifest | Index:
+        if target.media_type not in manifests.ACCEPTED:
+            raise manifests.Artifact(target.media_type)
+        return parsed.manifest(target)
+
+    try:
+        return manifests.follow(descriptor, read, parsed.has)[1]
+    except manifests.Artifact:
+        return None
 
 
 def _annotated(descriptor: Descriptor) -> list[str]:

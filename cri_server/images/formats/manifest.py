@@ -275,6 +275,22 @@ def choose_stored(index: Index, is_here: Callable[[str], bool]) -> Descriptor:
     return next(here, None) or choose(index)
 
 
+def follow(
+    target: Descriptor,
+    read: Callable[[Descriptor], Manifest | Index],
+    is_here: Callable[[str], bool],
+) -> tuple[Descriptor, Manifest]:
+    """Return the manifest that a stored target is or leads to, with its descriptor. `read` reads
+    and parses a document; indexes are followed as `choose_stored` does. Raises BadManifest,
+    NotFound."""
+    for _ in range(DEPTH_LIMIT):
+        document = read(target)
+        if isinstance(document, Manifest):
+            return target, document
+        target = choose_stored(document, is_here)
+    raise BadManifest(f"indexes are nested more than {DEPTH_LIMIT} deep")
+
+
 def _ranked(index: Index) -> list[Descriptor]:
     """The images that this machine runs, best first."""
     host = host_processors()
@@ -387,20 +403,15 @@ def _document(data: bytes, what: str) -> dict[str, Any]:
         raise BadManifest(f"{what}: more than {LIMIT_BYTES} bytes")
     try:
         value = json.loads(
-            data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant
+            data.decode("utf-8"),
+            object_pairs_hook=typed.unique_keys,
+            parse_constant=_refuse_constant,
         )
     except (ValueError, RecursionError) as error:
         raise BadManifest(f"{what}: not JSON: {str(error)[:200]}") from None
     if not isinstance(value, dict):
         raise BadManifest(f"{what}: not a JSON object")
     return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key occurs twice")
-    return found
 
 
 def _refuse_constant(name: str) -> Any:

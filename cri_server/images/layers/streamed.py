@@ -13,8 +13,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from cri_server.images.formats.digests import SHA256
+from cri_server.images.layers.incoming import Incoming
 from cri_server.images.layers.ring import Interrupted, Receiver, Sender, open_ring
-from cri_server.images.store.blobs import Incoming
 from pyrunc.errors import PeerError
 
 

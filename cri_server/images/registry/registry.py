@@ -23,12 +23,12 @@ from cri_server.images.formats import manifest as manifests
 from cri_server.images.formats.digests import algorithm_of, digest_of, is_content, is_digest
 from cri_server.images.formats.manifest import Descriptor
 from cri_server.images.formats.reference import Reference, normal_registry
+from cri_server.images.layers.incoming import DigestMismatch, Incoming
 from cri_server.images.model import Auth
 from cri_server.images.registry import auth as logins
 from cri_server.images.registry.auth import Credential
 from cri_server.images.registry.client import Body, Session, Unavailable
 from cri_server.images.registry.hosts import PULL, RESOLVE, Host
-from cri_server.images.store.blobs import DigestMismatch, Incoming
 from pyrunc.errors import Error, InvalidSpec, NotFound, PeerError
 
 Result = TypeVar("Result")

@@ -14,7 +14,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -94,18 +93,16 @@ def read(path: str) -> Policy:
             content = file.read(SIZE_LIMIT_BYTES + 1)
         if len(content) > SIZE_LIMIT_BYTES:
             raise ValueError(f"larger than {SIZE_LIMIT_BYTES} bytes")
-        content_file = typed.convert(json.loads(content, object_pairs_hook=_once), _File)
-        _check("default", content_file.default)
-        content_file.transports[TRANSPORT] = _normal_scopes(
-            content_file.transports.get(TRANSPORT, {})
-        )
-        for transport, scopes in content_file.transports.items():
+        rules_file = typed.convert(json.loads(content, object_pairs_hook=typed.unique_keys), _File)
+        _check("default", rules_file.default)
+        rules_file.transports[TRANSPORT] = _normal_scopes(rules_file.transports.get(TRANSPORT, {}))
+        for transport, scopes in rules_file.transports.items():
             for scope, requirements in scopes.items():
                 if transport == TRANSPORT:  # other transports are used by other programs only
                     _check(f"transports.{transport}.{scope or '(all)'}", requirements)
     except (OSError, ValueError, RecursionError) as error:
         raise WrongState(f"signature policy {path}: {error}") from None
-    return Policy(path, content_file)
+    return Policy(path, rules_file)
 
 
 def _normal_scopes(scopes: dict[str, list[Requirement]]) -> dict[str, list[Requirement]]:
@@ -137,15 +134,6 @@ def normal_scope(scope: str) -> str:
         except Error as error:
             raise ValueError(error.message) from None
     return normal_registry(registry) + slash + path if registry else scope
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"key {key!r} occurs twice")
-        found[key] = value
-    return found
 
 
 def _check(place: str, requirements: list[Requirement]) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,22 +20,18 @@ from cri_server.images.formats.digests import (
     SHA256,
     algorithm_of,
     digest_of,
-    hasher,
     hex_of,
     is_content,
 )
+from cri_server.images.layers.incoming import DigestMismatch, Incoming
 from cri_server.images.reserve import Reserve
 from pyrunc import atomic_file
 from pyrunc.atomic_file import write_all
-from pyrunc.errors import Error, KernelError, NotFound, PeerError, ResourceExhausted
+from pyrunc.errors import Error, KernelError, NotFound, ResourceExhausted
 from pyrunc.kernel.full import FULL, reason
 
 FOLDER_MODE = 0o700
 LAYOUT = json.dumps({"imageLayoutVersion": "1.0.0"}).encode()
-
-
-class DigestMismatch(PeerError):
-    """Content does not have its promised digest or size."""
 
 
 def node_error(error: OSError, subject: str, root: Path) -> Error:
@@ -54,61 +49,6 @@ def store_errors(root: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise node_error(error, os.fsdecode(error.filename or "the image store"), root) from error
-
-
-class Incoming(ABC):
-    """Content that arrives in pieces and is hashed meanwhile. Use from one thread at a time."""
-
-    def __init__(self, algorithm: str = SHA256) -> None:
-        """`algorithm`: of its digest."""
-        self._algorithm = algorithm
-        self._hash = hasher(algorithm)
-        self.size = 0
-
-    def write(self, data: bytes) -> None:
-        """Append data. Raises what `_put` raises."""
-        self._hash.update(data)
-        self.size += len(data)
-        self._put(data)
-
-    @abstractmethod
-    def _put(self, data: bytes) -> None: ...
-
-    def restart(self) -> None:
-        """Discard what was written."""
-        self._hash, self.size = hasher(self._algorithm), 0
-
-    @property
-    def digest(self) -> str:
-        """The digest of what was written so far."""
-        return f"{self._algorithm}:{self._hash.hexdigest()}"
-
-    def check(self, digest: str, size: int | None = None) -> None:
-        """Raise DigestMismatch unless the content has this digest and size."""
-        if size is not None and self.size != size:
-            raise DigestMismatch(f"blob {digest} has {self.size} bytes, not {size}")
-        if self.digest != digest:
-            raise DigestMismatch(f"blob {digest} has the content of {self.digest}")
-
-
-class InMemory(Incoming):
-    """Content in memory; the caller limits its size."""
-
-    def __init__(self, algorithm: str) -> None:
-        super().__init__(algorithm)
-        self._data = bytearray()
-
-    def _put(self, data: bytes) -> None:
-        self._data += data
-
-    def restart(self) -> None:
-        self._data.clear()
-        super().restart()
-
-    @property
-    def data(self) -> bytes:
-        """What was written."""
-        return bytes(self._data)
 
 
 class Ingest(Incoming):

@@ -308,28 +308,22 @@ class Catalog:
     def read(self, target: Descriptor) -> Content:
         """Read a target's blobs, all of which must be here (or a layer's tar instead). Raises
         Error."""
-        data = self._blobs.read(target.digest, manifests.LIMIT_BYTES)
-        document = manifests.parse(data, target.media_type)
-        blobs = {target.digest: len(data)}
-        depth = 1
-        while isinstance(document, Index):
-            depth += 1
-            if depth > manifests.DEPTH_LIMIT:
-                raise manifests.BadManifest(
-                    f"indexes are nested more than {manifests.DEPTH_LIMIT} deep"
-                )
-            chosen = manifests.choose_stored(
-                document, lambda digest: self._blobs.size(digest) is not None
-            )
-            data = self._blobs.read(chosen.digest, manifests.LIMIT_BYTES)
-            blobs[chosen.digest] = len(data)
-            document = manifests.parse(data, chosen.media_type)
-        config_data = self._blobs.read(document.config.digest, manifests.LIMIT_BYTES)
+        blobs: dict[str, int] = {}
+
+        def read(descriptor: Descriptor) -> Manifest | Index:
+            data = self._blobs.read(descriptor.digest, manifests.LIMIT_BYTES)
+            blobs[descriptor.digest] = len(data)
+            return manifests.parse(data, descriptor.media_type)
+
+        _, manifest = manifests.follow(
+            target, read, lambda digest: self._blobs.size(digest) is not None
+        )
+        config_data = self._blobs.read(manifest.config.digest, manifests.LIMIT_BYTES)
         config = manifests.parse_config(config_data)
         chain = chain_ids(config.diff_ids)
-        blobs[document.config.digest] = len(config_data)
-        blobs |= self._layer_blobs(document, config)
-        return Content(document.config.digest, document, config, chain, blobs)
+        blobs[manifest.config.digest] = len(config_data)
+        blobs |= self._layer_blobs(manifest, config)
+        return Content(manifest.config.digest, manifest, config, chain, blobs)
 
     def add(self, names: Iterable[Name]) -> None:
         """List names, durably. A tag that pointed to another image moves; that image keeps its name

@@ -13,7 +13,8 @@ from isal import isal_zlib
 from cri_server.images.formats import manifest as manifests
 from cri_server.images.formats.digests import algorithm_of, digest_of, hasher, hex_of
 from cri_server.images.formats.manifest import Descriptor, Manifest
-from cri_server.images.store.blobs import Blobs, DigestMismatch, Ingest
+from cri_server.images.layers.incoming import DigestMismatch
+from cri_server.images.store.blobs import Blobs, Ingest
 from cri_server.images.store.layer_files import LayerFiles
 
 _READ_BYTES = 1 << 20

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from cri_server.images.erofs import build, layer_tar
 from cri_server.images.formats.digests import HEX_LENGTHS, hex_of
-from cri_server.images.store.blobs import FOLDER_MODE, DigestMismatch
+from cri_server.images.layers.incoming import DigestMismatch
+from cri_server.images.store.blobs import FOLDER_MODE
 from pyrunc import atomic_file
 from pyrunc.compile.image_mount import Image
 from pyrunc.errors import NotFound

@@ -145,7 +145,7 @@ async def test_where_the_kernel_cannot_mount_layers_are_unpacked_from_their_tars
             == "WARNING"
         )
         assert said[f"image {name}: unpacking its layers again"] == "WARNING"
-        with pytest.raises(Unsupported, match='no such kernel; "auto" unpacks them'):
+        with pytest.raises(Unsupported, match='no such kernel; store = "auto" unpacks them'):
             await serve(opened, tmp_path / "images", store="erofs")
     back = await serve(opened, tmp_path / "images")
     assert [found.id for found in await back.list()] == [built.id]

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from cri_server.cli.server.explain import explain
 from cri_server.explain.model import find
 from cri_server.explain.pages import PAGES, markdown, name_of
-from cri_server.images.store.blobs import DigestMismatch
+from cri_server.images.layers.incoming import DigestMismatch
 from cri_server.rpc import codes
 from pyrunc import errors
 from pyrunc.errors import InvalidSpec, KernelError, NotFound, from_wire

@@ -1,0 +1,67 @@
+"""Content that arrives in pieces and is hashed meanwhile: the base of blobs, streams and memory."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from cri_server.images.formats.digests import SHA256, hasher
+from pyrunc.errors import PeerError
+
+
+class DigestMismatch(PeerError):
+    """Content does not have its promised digest or size."""
+
+
+class Incoming(ABC):
+    """Content that arrives in pieces and is hashed meanwhile. Use from one thread at a time."""
+
+    def __init__(self, algorithm: str = SHA256) -> None:
+        """`algorithm`: of its digest."""
+        self._algorithm = algorithm
+        self._hash = hasher(algorithm)
+        self.size = 0
+
+    def write(self, data: bytes) -> None:
+        """Append data. Raises what `_put` raises."""
+        self._hash.update(data)
+        self.size += len(data)
+        self._put(data)
+
+    @abstractmethod
+    def _put(self, data: bytes) -> None: ...
+
+    def restart(self) -> None:
+        """Discard what was written."""
+        self._hash, self.size = hasher(self._algorithm), 0
+
+    @property
+    def digest(self) -> str:
+        """The digest of what was written so far."""
+        return f"{self._algorithm}:{self._hash.hexdigest()}"
+
+    def check(self, digest: str, size: int | None = None) -> None:
+        """Raise DigestMismatch unless the content has this digest and size."""
+        if size is not None and self.size != size:
+            raise DigestMismatch(f"blob {digest} has {self.size} bytes, not {size}")
+        if self.digest != digest:
+            raise DigestMismatch(f"blob {digest} has the content of {self.digest}")
+
+
+class InMemory(Incoming):
+    """Content in memory; the caller limits its size."""
+
+    def __init__(self, algorithm: str) -> None:
+        super().__init__(algorithm)
+        self._data = bytearray()
+
+    def _put(self, data: bytes) -> None:
+        self._data += data
+
+    def restart(self) -> None:
+        self._data.clear()
+        super().restart()
+
+    @property
+    def data(self) -> bytes:
+        """What was written."""
+        return bytes(self._data)
