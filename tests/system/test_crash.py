@@ -87,7 +87,7 @@ def test_folders_of_others_in_the_root_are_no_containers(runtime: Runtime) -> No
         assert (runtime.root / name).is_dir(), f"{name} was deleted"
     other = runtime.box("sleep", "60")
     (runtime.root / other.id).mkdir()
-    other.create().fails("not a container's")
+    other.create().fails("does not belong to a container")
     (runtime.root / other.id).rmdir()
     runtime("delete", "--force", "--regex", ".*").ok()
     assert not (runtime.root / box.id).exists()
