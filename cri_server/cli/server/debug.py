@@ -48,7 +48,9 @@ def profile(address: str, seconds: float, folded: bool) -> None:
 def _table(stacks: list[str]) -> str:
     """Return the functions of the event loop's thread with their shares of the samples, alone and
     with the functions that they called."""
-    samples, total, own = 0, dict[str, int](), dict[str, int]()
+    samples = 0
+    total: dict[str, int] = {}
+    own: dict[str, int] = {}
     for line in stacks:
         stack, _, number = line.rpartition(" ")
         thread, *frames = stack.split(";")

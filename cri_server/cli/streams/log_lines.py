@@ -121,7 +121,9 @@ def last(file: BinaryIO, count: int) -> tuple[int, int]:
     """Return the position of the last `count` complete records, and their number. Reads the file
     block by block from its end."""
     end = file.seek(0, os.SEEK_END)
-    at, missing, is_last = end, count + 1, True
+    at = end
+    missing = count + 1
+    is_last = True
     while at > 0:
         start = max(0, at - BLOCK_BYTES)
         file.seek(start)
