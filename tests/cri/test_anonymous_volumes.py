@@ -1,5 +1,5 @@
-"""What an image declares as VOLUME: a folder of the container's own on the disk, with the image's
-content, gone with it."""
+"""The VOLUMEs of an image: folders of the container on disk, with the image's content, removed with
+the container."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DECLARED = ["/data", "/data/", "/missing/deep", "/data/nested", "/over", "/sys/f
 
 
 def load(server: Server, name: str, files: build.Files, volumes: list[str]) -> None:
-    """An image of busybox, a layer of files, and the declared volumes."""
+    """Load an image of busybox, a layer of files, and the declared volumes."""
     layers = [*build.busybox().layers, build.layer(files)]
     config = {"Env": ["PATH=/bin"], "Cmd": ["sh"], "Volumes": {place: {} for place in volumes}}
     server.load_image(build.docker_archive({name: build.image(layers, config)}))
@@ -92,7 +92,8 @@ def test_a_mount_at_the_place_of_a_volume_replaces_it(server_with_volumes: Serve
     "place", ["/way", "/way/secret", "/../../../..{host}", "/absolute", "/proc/self/root{host}"]
 )
 def test_a_volume_leads_nowhere_outside_the_image(server: Server, place: str) -> None:
-    """The host's files were copied into volumes by names with links and `..` (CVE-2022-23648)."""
+    """Names with links and `..` made other runtimes copy the host's files into volumes
+    (CVE-2022-23648)."""
     host = server.folder / "secrets"
     (host / "secret").mkdir(parents=True, exist_ok=True)
     (host / "secret/key").write_text("the host's")
@@ -127,7 +128,7 @@ def test_a_volume_that_cannot_be_is_refused_by_name(server: Server, place: str, 
     assert list((server.root / "containers").iterdir()) == []
 
 
-def test_volumes_of_a_pod_with_users_of_its_own(server_with_volumes: Server) -> None:
+def test_volumes_of_a_pod_with_a_user_namespace(server_with_volumes: Server) -> None:
     server = server_with_volumes
     mapping = [api.IDMapping(container_id=0, host_id=600_000, length=65_536)]
     users = api.UserNamespace(mode=api.POD, uids=mapping, gids=mapping)

@@ -1,5 +1,5 @@
-"""Pods that share a shim: one whose volume does not answer, one that floods its log and one in
-which commands are run all the time do not hold up a fourth."""
+"""Pods that share a shim: one with a volume that does not answer, one that floods its log and one
+with constant execs do not delay a fourth."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Host paths on storage that does not answer, at first or later: one call waits for it, and nothing
-else."""
+"""Host paths on storage that does not answer, from the beginning or later: one call waits for it,
+and no other."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def is_open(server: Server, volume: fuse.Volume) -> bool:
     return str(volume.path) in open_files(server)
 
 
-def test_one_that_never_answers_is_named_in_time(
+def test_a_volume_that_never_answers_is_named_in_time(
     server: Server, volume: fuse.Volume, tmp_path: Path
 ) -> None:
     """Another container is created meanwhile; nothing of the attempt stays, also when the volume
@@ -127,12 +127,11 @@ def code_and_message(
 
 
 @pytest.mark.parametrize("propagation", [api.PROPAGATION_PRIVATE, api.PROPAGATION_BIDIRECTIONAL])
-def test_only_the_servers_look_asks_the_volume(
+def test_only_the_server_looks_up_the_volume(
     server: Server, volume: fuse.Volume, propagation: int
 ) -> None:
-    """It answers one question and no other: what compiles and launches the container asks none,
-    whether its process makes the mount, or a clone of the descriptor is made for it. No descriptor
-    stays."""
+    """The volume gets one request. Compiling and launching the container cause none, whether its
+    process makes the mount or the shim clones the descriptor. No descriptor stays open."""
     pod = server.run_pod()
     volume.hang(after_looks=1)
     container = server.create(pod, container_config(server, of(volume, propagation=propagation)))
@@ -146,8 +145,8 @@ def test_only_the_servers_look_asks_the_volume(
 def test_a_start_that_waits_for_the_volume_holds_up_no_other(
     server: Server, volume: fuse.Volume
 ) -> None:
-    """A source below the top of a volume is looked up on it once more, by the container's process.
-    The shim goes on meanwhile."""
+    """The container's process looks up a source below the top of a volume once more. The shim
+    continues meanwhile."""
     pod = server.run_pod()
     below = api.Mount(container_path="/v", host_path=str(volume.path / "file"))
     first = server.create(pod, container_config(server, below, name="first"))
@@ -183,10 +182,10 @@ def test_a_pod_is_stopped_while_a_start_waits_for_the_volume(
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_what_a_device_brings_along(
+def test_the_mounts_of_a_cdi_device(
     server: Server, volume: fuse.Volume, cdi: Path, answers: bool
 ) -> None:
-    """A CDI file names the volume, over a link, which is followed."""
+    """A CDI file names the volume through a link, which is followed."""
     link = volume.path.with_name("link")
     link.symlink_to(volume.path)
     edits = {"mounts": [{"hostPath": str(link), "containerPath": "/v", "options": ["bind", "ro"]}]}
@@ -210,9 +209,7 @@ def test_what_a_device_brings_along(
     assert server.output(container, "cat", "/v/file") == "mine\n"
 
 
-def test_the_reason_why_it_is_not_mapped_is_not_asked_of_the_volume(
-    server: Server, volume: fuse.Volume
-) -> None:
+def test_an_id_mapping_error_does_not_query_the_volume(server: Server, volume: fuse.Volume) -> None:
     pod = server.run_pod()
     volume.hang(after_looks=1)
     mount = of(volume, uidMappings=MAPPING, gidMappings=MAPPING)
@@ -224,8 +221,7 @@ def test_the_reason_why_it_is_not_mapped_is_not_asked_of_the_volume(
 
 
 def test_a_start_after_a_restart_opens_it_again(tmp_path: Path) -> None:
-    """The launch is lost with the server: the volume is asked again, once, and within the same
-    time."""
+    """The launch is lost with the server: the volume gets one more request, with the same timeout."""
     with started(tmp_path) as server, mounted(server, tmp_path) as volume:
         starts_again(server, volume)
 
@@ -250,8 +246,8 @@ def starts_again(server: Server, volume: fuse.Volume) -> None:
 
 
 def test_more_mounts_than_descriptors_of_a_message(server: Server, tmp_path: Path) -> None:
-    """Those that the container's process makes need none; of the others the error says how many
-    there may be."""
+    """Mounts that the container's process makes need no descriptor; the error names the limit of
+    the others."""
     pod, mounts = server.run_pod(), []
     for number in range(MANY):
         (tmp_path / str(number)).mkdir()

@@ -1,5 +1,5 @@
-"""What a pod's network is called on the host: the name that plugins and add-ons get, from a pod's
-start to its end."""
+"""The name of a pod's network namespace on the host, for plugins and add-ons, from the pod's start
+to its end."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ echo '{{"cniVersion": "1.0.0", "ips": [{{"address": "10.9.9.9/24"}}]}}'
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """Its only plugin notes what it is called with; the names lie on a shared mount, as those of a
-    node with systemd."""
+    """A server whose only plugin records its environment; the names lie on a shared mount, like on
+    a node with systemd."""
     server = Server(network=False)
     server.names.mkdir()
     for command in (["mount", "-t", "tmpfs", "names"], ["mount", "--make-shared"]):
@@ -59,8 +59,8 @@ def network_of(process: int) -> int:
 
 
 def test_a_plugin_gets_one_name_from_add_to_del(server: Server) -> None:
-    """Also when the pod's shim is replaced in between, and the server, which was how DEL got
-    another path than ADD."""
+    """Also when the pod's shim and the server are replaced in between; earlier DEL got another path
+    than ADD then."""
     pod = server.run_pod()
     name = f"{server.names}/{pod}"
     assert known_of(server, pod)["netns"] == name
@@ -73,8 +73,8 @@ def test_a_plugin_gets_one_name_from_add_to_del(server: Server) -> None:
     server.remove_pod(pod)
 
 
-def test_the_name_of_a_pod_with_users_of_its_own(server: Server) -> None:
-    """The pause process makes that network namespace, so that the pod's root owns it."""
+def test_the_name_of_a_pod_with_a_user_namespace(server: Server) -> None:
+    """The pause process makes this network namespace, so that the pod's root owns it."""
     config = server.pod_config()
     ids = [api.IDMapping(host_id=200000, container_id=0, length=65536)]
     config.linux.security_context.namespace_options.userns_options.CopyFrom(
@@ -115,7 +115,7 @@ ADD_ONS = {
 
 @pytest.mark.parametrize("add_on", ADD_ONS)
 def test_an_add_ons_pod_sees_the_names_that_come_and_go(server: Server, add_on: str) -> None:
-    """It runs before the pods that it is to serve: mounts and their ends must reach it
+    """It runs before the pods that it serves: it must see later mounts and unmounts
     (mountPropagation: HostToContainer)."""
     folder, of_name = ADD_ONS[add_on]
     folder = folder or str(server.names)

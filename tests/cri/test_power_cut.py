@@ -1,7 +1,7 @@
-"""The power is cut: what was answered is on the disk, what was not leaves nothing that stays.
+"""Power cuts: what a call has confirmed is on disk, and unconfirmed work leaves nothing permanent.
 
-The root is an ext4 whose journal is not committed by time (commit=300), so that the disk has what
-was synced and nothing else.
+The root is an ext4 whose journal is not committed by time (commit=300), so that the disk has only
+what was synced.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def server(disk: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def cut_power(server: Server, disk: Path) -> Callable[[], None]:
-    """The machine without power at this moment, and started again."""
+    """A function that cuts the power: the server restarts on a copy of the synced disk, with
+    another boot id."""
 
     def cut() -> None:
         copy = snapshot(disk, disk.with_name("after"))
@@ -96,8 +97,8 @@ def test_a_pod_that_was_being_removed_goes_after_a_power_cut(
 
 
 def nothing_left(server: Server) -> None:
-    """Neither records nor leases, damaged ones or temporary files. (`leaving` waits for links to
-    go.)"""
+    """Neither records nor leases, damaged ones or temporary files remain. (`leaving` waits for
+    links to disappear.)"""
     left = [
         path
         for folder in ("sandboxes", "containers", "network")

@@ -1,5 +1,5 @@
-"""The server dies in every way and is started again: pods go on, nothing is forgotten, nothing is
-left behind."""
+"""The server dies in every way and is restarted: pods continue, no record is lost, nothing is left
+behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.processes import wait_until
 
 
 def all_points() -> list[str]:
-    """Every step of every verb that is registered once the server's modules are loaded."""
+    """Every step of every verb, once the server's modules are loaded."""
     import cri_server.rpc.runtime  # noqa: F401
 
     return Steps.points()
@@ -70,7 +70,7 @@ def test_pods_survive_the_server(server: Server, how: object) -> None:
 
 
 @pytest.mark.requirement("1.12", "11.7")
-def test_exits_that_nobody_saw_are_known_afterwards(server: Server) -> None:
+def test_exits_during_an_outage_are_reported_afterwards(server: Server) -> None:
     pod = server.run_pod()
     wait = server.folder / "go"
     mount = api.Mount(container_path="/shared", host_path=str(server.folder / "shared"))
@@ -149,7 +149,7 @@ def test_a_stop_of_a_silent_shims_container_ends_it(server: Server) -> None:
 
 
 def _answers(server: Server, container: str) -> bool:
-    """Whether commands can be run: not while the server has no connection to the shim."""
+    """Whether execs work: not while the server has no connection to the shim."""
     try:
         return bool(server.exec(container, "echo", "again").stdout == b"again\n")
     except grpc.RpcError as error:
@@ -159,9 +159,8 @@ def _answers(server: Server, container: str) -> bool:
 
 @pytest.mark.requirement("1.4", "1.a.10")
 def test_a_shim_that_was_silent_keeps_its_pod(server: Server) -> None:
-    """Stopped while the server starts: what runs is listed as running, and all is well when the
-    shim answers. The server waits for it, and answers nobody before.
-    """
+    """The shim is stopped while the server starts: its containers are listed as running, and
+    continue when it answers. The server waits for it before it answers clients."""
     pod = server.run_pod()
     lives = server.launch(
         pod, named(server, "lives", "trap 'exit 7' TERM; echo up; while :; do sleep 0.05; done")
@@ -189,7 +188,7 @@ def test_a_shim_that_was_silent_keeps_its_pod(server: Server) -> None:
 
 
 def test_a_stop_hears_a_shim_that_has_come_back(server: Server) -> None:
-    """The grace period holds for a shim that answers only while the stop waits for it."""
+    """The grace period also holds for a shim that answers only while the stop waits for it."""
     pod = server.run_pod()
     container = server.launch(
         pod, named(server, "ends", "trap 'exit 7' TERM; echo up; while :; do sleep 0.05; done")
@@ -210,8 +209,8 @@ def test_a_stop_hears_a_shim_that_has_come_back(server: Server) -> None:
 
 
 def test_a_deleted_folder_ends_no_container(server: Server) -> None:
-    """Whoever deletes a running container's folder: it runs, and the shim says so. Its end is
-    written all the same."""
+    """The folder of a running container is deleted: the container runs on, the shim reports it, and
+    its exit is recorded all the same."""
     pod = server.run_pod()
     container = server.launch(
         pod, named(server, "runs", "until [ -e /go ]; do sleep 0.02; done; exit 5")
@@ -296,8 +295,8 @@ def test_damaged_records_are_put_aside(server: Server) -> None:
     assert not (server.state / "sandboxes" / pod).exists(), "what had no record is ended"
 
 
-def test_a_stop_is_remembered_without_the_disk(server: Server) -> None:
-    """Its record is as it was: a stopped pod is not made ready again, and another boot ends it
+def test_a_stop_is_known_without_its_record(server: Server) -> None:
+    """The record is unchanged: a stopped pod is not ready after a restart, and another boot ends it
     anyway."""
     pod, other = server.run_pod(), server.run_pod(host_network=True)
     records = [server.root / "sandboxes" / f"{each}.json" for each in (pod, other)]
@@ -320,7 +319,7 @@ def info(server: Server, pod: str) -> dict[str, object]:
 
 
 def test_a_record_without_content_is_of_a_call_that_was_not_answered(server: Server) -> None:
-    """As a power cut leaves it: pod and container go, and nothing is put aside."""
+    """A power cut leaves such records: pod and container are removed, and nothing is set aside."""
     pod, other = server.run_pod(), server.run_pod()
     container = server.create(other)
     server.kill()
@@ -339,7 +338,7 @@ def test_a_record_without_content_is_of_a_call_that_was_not_answered(server: Ser
 
 @contextlib.contextmanager
 def second(server: Server, **folders: Path) -> Iterator[Server]:
-    """Another server, which is to be refused, with its own log and socket and these folders."""
+    """Another server, which must be refused, with its own log and socket and these folders."""
     before = {
         name: getattr(server, name) for name in ("_process", "log", "socket", "root", "state")
     }
@@ -373,8 +372,8 @@ def test_a_second_server_on_one_of_the_folders_is_refused(
 
 @pytest.mark.parametrize("change", ["root", "state"])
 def test_folders_that_do_not_belong_together_are_refused(server: Server, change: str) -> None:
-    """A server with the pods' records, or their state, but not both, would end them as half
-    made."""
+    """A server with the pods' records, or their state, but not both, would end the pods as
+    unfinished."""
     pod = server.run_pod()
     container = server.launch(pod)
     server.stop()
@@ -396,7 +395,7 @@ def test_folders_that_do_not_belong_together_are_refused(server: Server, change:
     server.start()
 
 
-def test_nobody_else_can_hold_a_lock(server: Server) -> None:
+def test_other_users_cannot_hold_a_lock(server: Server) -> None:
     for folder, mode in ((server.root, 0o700), (server.state, 0o711)):
         assert stat.S_IMODE((folder / "server.lock").stat().st_mode) == 0o600
         assert stat.S_IMODE(folder.stat().st_mode) == mode
@@ -423,7 +422,7 @@ VERBS = {
 
 
 def life(server: Server, config: api.PodSandboxConfig) -> None:
-    """One pod, from nothing to nothing, touching every verb."""
+    """One pod from creation to removal, with every verb."""
     pod = server.run_pod(config)
     container = server.launch(pod)
     request = api.UpdateContainerResourcesRequest(container_id=container)
@@ -442,7 +441,7 @@ def nothing_left(server: Server) -> None:
 
 
 def nothing_but_networks(server: Server) -> None:
-    """A network that a plugin does not take back yet keeps the name of its namespace, for DEL."""
+    """The name of a namespace may stay while a plugin does not release its network, for DEL."""
     assert not server.pods() and not server.containers()
     for folder in (
         server.state / "sandboxes",
@@ -535,7 +534,7 @@ def test_a_caller_that_hangs_up_gets_the_result_on_its_next_try(server: Server) 
 
 @pytest.mark.requirement("1.5", "1.7")
 def test_callers_that_hang_up_at_any_moment(server: Server) -> None:
-    """Each call is given up after 1 to 40 ms and repeated at once: one pod, one container, nothing
+    """Each call is cancelled after 1 to 40 ms and repeated at once: one pod, one container, nothing
     stuck, nothing left."""
 
     def impatient(number: int) -> tuple[str, str]:
@@ -604,7 +603,7 @@ def shim_pid(server: Server, pod: str) -> int:
 
 
 def kill_group(server: Server) -> None:
-    """End what a reboot would have ended."""
+    """Kill what a reboot would have ended."""
     for root in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")):
         group = root / server.folder.name
         if (group / "cgroup.kill").exists():
@@ -622,7 +621,8 @@ def _removed(group: Path) -> bool:
 
 
 def test_a_folder_that_is_full_is_named() -> None:
-    """The disk has room, but not the tmpfs of the state, or what the network's records are on."""
+    """The disk has space, but not the tmpfs of the state, or the file system of the network's
+    records."""
     with Server() as server:
         server.load_image()
         pod = server.run_pod()

@@ -1,8 +1,8 @@
-"""Runtime handlers: other OCI runtimes by their command line, and our own with other settings.
+"""Runtime handlers: external OCI runtimes by their command line, and pyrunc with other settings.
 
-What a container does is the same whoever runs it: output, exit codes, exec, terminals, stop,
-statistics, a restart of the server. The programs are real: runc, and our own `pyrunc`, which is
-driven like it here.
+Containers behave the same under each: output, exit codes, exec, terminals, stop, statistics, a
+restart of the server. The programs are real: runc, and the command `pyrunc`, used as an external
+runtime.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def settings() -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_groups_of_v1() -> Iterator[None]:
-    """The ledger counts those of v2."""
+    """The ledger counts only those of v2."""
     before = groups_of_v1()
     yield
     assert wait_until(lambda: groups_of_v1() <= before, 30), groups_of_v1() - before
@@ -69,7 +69,7 @@ def module_server() -> Iterator[Server]:
 
 @pytest.fixture
 def own_server() -> Iterator[Server]:
-    """For tests that end it."""
+    """A server for tests that end it."""
     with Server(settings=settings()) as server:
         server.load_image()
         yield server
@@ -111,8 +111,8 @@ def test_a_life(server: Server, handler: str) -> None:
 
 @pytest.mark.parametrize("handler", OTHERS)
 def test_sources_are_what_they_were(server: Server, handler: str, tmp_path: Path) -> None:
-    """CVE-2021-25741: whoever may write beside a host path puts a link there before the other
-    runtime mounts it. Files and what is mounted below a source come along."""
+    """CVE-2021-25741: a program with write access beside a host path replaces it by a link before
+    the external runtime mounts it. Covers files, and mounts below a source."""
     secret, folder, file = tmp_path / "secret", tmp_path / "folder", tmp_path / "file"
     secret.mkdir()
     (folder / "below").mkdir(parents=True)
@@ -172,7 +172,7 @@ def test_a_restart_of_the_server(own_server: Server, handler: str) -> None:
 
 
 def test_a_shim_that_is_killed(own_server: Server) -> None:
-    """Another one goes on with the container, and ends it by its runtime."""
+    """Another one takes over the container, and ends it through its runtime."""
     server = own_server
     pod = run_pod(server, "runc")
     container = server.launch(pod, server.container_config(TRAP))
@@ -225,7 +225,7 @@ def test_what_is_killed_from_outside_leaves_nothing(server: Server, handler: str
     assert wait_until(lambda: not list(Path("/sys/fs/cgroup").rglob(container)), 30)
 
 
-def test_a_runtime_that_is_not_there(server: Server) -> None:
+def test_a_missing_runtime(server: Server) -> None:
     pod = run_pod(server, "gone")
     container = server.create(pod)
     assert "/no/such/program" in message_of(lambda: server.start_container(container))
@@ -248,7 +248,7 @@ def test_status_tells_the_handlers_and_what_they_can_do(server: Server) -> None:
 
 @pytest.mark.requirement("6.10", "12.1")
 def test_recursively_read_only_is_for_runtimes_that_know_it(server: Server) -> None:
-    """Any other would pass over the option: what is mounted below would be writable."""
+    """Other runtimes would ignore the option and leave the mounts below writable."""
     folder = server.folder / "rro"
     (folder / "inner").mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "none", folder / "inner"], check=True)
@@ -266,7 +266,7 @@ def test_recursively_read_only_is_for_runtimes_that_know_it(server: Server) -> N
         subprocess.run(["umount", folder / "inner"], check=True)
 
 
-def test_users_of_their_own_are_for_our_runtime(server: Server) -> None:
+def test_user_namespaces_are_for_our_runtime(server: Server) -> None:
     mapping = [api.IDMapping(host_id=200000, container_id=0, length=65536)]
     options = api.NamespaceOption(
         pid=api.CONTAINER,
@@ -278,7 +278,7 @@ def test_users_of_their_own_are_for_our_runtime(server: Server) -> None:
 
 
 def test_checkpoints_are_for_our_runtime(server: Server, tmp_path: Path) -> None:
-    """Also where CRIU is not installed: the reason is the handler."""
+    """Also without CRIU: the error names the handler as the reason."""
     container = server.launch(run_pod(server, "runc"))
     request = api.CheckpointContainerRequest(
         container_id=container, location=str(tmp_path / "a.tar")
@@ -350,7 +350,7 @@ def test_privileged_without_the_hosts_devices(server: Server) -> None:
     assert server.exec(without, "test", "-c", "/dev/kmsg").exit_code == 1
 
 
-def test_a_handler_that_the_configuration_has_no_more(own_server: Server) -> None:
+def test_a_handler_that_was_removed_from_the_configuration(own_server: Server) -> None:
     server = own_server
     pod = run_pod(server, "runc")
     running = server.launch(pod, server.container_config(TRAP))

@@ -1,4 +1,4 @@
-"""Starts of a server that do not come to their end: it says why, and costs no pod."""
+"""Starts of a server that fail: it reports the reason and ends no pod."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ def fails_to_start(server: Server) -> None:
         server.start()
 
 
-def test_who_ends_it_while_it_starts_does_not_wait(server: Server, plugins: Path) -> None:
-    """It waits for a plugin that never registers, in place of imports on a machine that is busy."""
+def test_stopping_a_starting_server_does_not_wait(server: Server, plugins: Path) -> None:
+    """The server waits for a plugin that never registers, which stands for slow imports on a busy
+    machine."""
     container = server.launch(server.run_pod())
     server.stop()
     program, begun = plugins / "10-silent", plugins.parent / "begun"
@@ -74,7 +75,7 @@ def test_who_ends_it_while_it_starts_does_not_wait(server: Server, plugins: Path
     nothing_left(server)
 
 
-def test_images_that_cannot_be_read_end_it_beside_its_pods(server: Server) -> None:
+def test_unreadable_images_end_the_start_but_no_pod(server: Server) -> None:
     container = server.launch(server.run_pod())
     server.stop()
     blobs = server.root / "images" / "blobs"
@@ -93,8 +94,8 @@ def test_images_that_cannot_be_read_end_it_beside_its_pods(server: Server) -> No
 
 @pytest.mark.parametrize("fault", ["exit 1", f"exec sleep {LATE_S}"])
 def test_a_plugin_that_fails_holds_no_start_up(server: Server, fault: str) -> None:
-    """Of a pod that was being made when the server was killed nothing runs, whatever its plugin
-    says; it is asked again later."""
+    """No process of an unfinished pod runs after a kill of the server, whatever its plugin answers;
+    the plugin is called again later."""
     conflist = server.folder / "net.d" / "10-pods.conflist"
     network = json.loads(conflist.read_text())
     network["plugins"].append({"type": "moody"})

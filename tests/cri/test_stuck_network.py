@@ -1,5 +1,5 @@
-"""A pod whose network add-on has gone: nothing half-made stays, and what cannot be detached any
-more can be removed by force."""
+"""A pod whose network add-on is gone: nothing unfinished stays, and a pod that cannot be detached
+can be removed by force."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_roll_back_that_fails_shows_the_pod_and_force_removes_it(
     nothing_left(server)
 
 
-def test_the_network_of_a_pod_that_runs_is_not_given_up(server: Server, tmp_path: Path) -> None:
+def test_the_network_of_a_running_pod_is_not_released(server: Server, tmp_path: Path) -> None:
     configure(server, "add-on")
     install(server, "add-on")
     run(server, tmp_path)
@@ -136,7 +136,8 @@ def test_the_network_of_a_pod_that_runs_is_not_given_up(server: Server, tmp_path
 
 
 def test_gc_knows_the_folders_of_run(server: Server) -> None:
-    """The default of `run --folder` lies in the state directory: it is neither unknown nor rubbish."""
+    """The default of `run --folder` lies in the state directory: gc keeps it and does not call it
+    unknown."""
     configure(server, "add-on")
     install(server, "add-on")
     folder = server.state / "pods"
@@ -162,10 +163,10 @@ def test_gc_knows_the_folders_of_run(server: Server) -> None:
     assert sorted(p.name for p in folder.iterdir()) == ["default_killed_1", "default_other_1"]
 
 
-def test_gc_gives_up_the_network_of_a_pod_that_is_lost_only_when_it_is_forced(
+def test_gc_releases_the_network_of_a_lost_pod_only_by_force(
     server: Server, tmp_path: Path
 ) -> None:
-    """The pod's record is gone, and its add-on too: nothing else can name it any more."""
+    """The pod's record and its add-on are gone: only gc can still name the pod."""
     configure(server, "add-on")
     plugin = install(server, "add-on")
     run(server, tmp_path)

@@ -1,9 +1,9 @@
-"""What a container inherits is the same wherever the server was started from: a unit with settings,
-a shell with limits.
+"""Containers inherit the same from every start of the server: from a unit with settings, or a shell
+with limits.
 
-The server is started by a process that has changed everything of its own that fork(2) and execve(2)
-hand down. What containers and execs have of it is read from /proc and compared with what is said
-here, once per kind of process.
+The server is started by a process that has changed everything that fork(2) and execve(2) pass on.
+The values in containers and execs are read from /proc and compared with those here, once per kind
+of process.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def limits_of(pid: int) -> dict[str, tuple[int, int]]:
 
 
 def expected_limits() -> dict[str, tuple[int, int]]:
-    """LIMITS, as far as a server without CAP_SYS_RESOURCE can give them: raising a hard limit needs
+    """LIMITS, as far as a server without CAP_SYS_RESOURCE can set them: raising a hard limit needs
     it."""
     limits = {}
     for name, (soft, hard) in LIMITS.items():
@@ -113,7 +113,7 @@ def field(name: str, pid: int) -> str:
 
 
 def inherited(pid: int) -> dict[str, object]:
-    """What a process has of its parents, but for limits."""
+    """The state that a process inherits, except limits."""
     libc = ctypes.CDLL(None)
     statistics = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return {
@@ -175,7 +175,7 @@ def test_what_processes_inherit(server: Server) -> None:
 
 
 def test_keys_of_the_server_are_in_no_container(server: Server) -> None:
-    """/proc/keys shows what the reader may see, here by possession: what its session keyring holds."""
+    """/proc/keys lists the keys that the reader may see, here those of its session keyring."""
     pod = server.run_pod(host_network=True)
     command = ("sh", "-c", "cat /proc/keys; echo end; exec sleep 3600")
     container = server.launch(pod, server.container_config(command))

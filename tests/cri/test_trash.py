@@ -1,5 +1,5 @@
-"""Writable layers of removed containers: away at once, deleted soon, whatever happens to the server
-meanwhile."""
+"""Writable layers of removed containers: invisible at once and deleted soon, even if the server is
+killed meanwhile."""
 
 from __future__ import annotations
 
@@ -40,15 +40,16 @@ def test_a_removed_layer_is_deleted(server: Server) -> None:
     server.remove_all()
 
 
-def test_what_a_killed_server_has_left(server: Server) -> None:
+def test_a_killed_servers_leftovers_are_deleted(server: Server) -> None:
     server.kill()
     (server.root / "trash/layer.1/upper/deep").mkdir(parents=True)
     server.start()
     assert wait_until(lambda: trash(server) == [], 30)
 
 
-def test_one_that_cannot_be_deleted_keeps_no_other(server: Server) -> None:
-    """A mount is never looked into; the next start, or `gc`, deletes what is left when it is gone."""
+def test_a_layer_that_cannot_be_deleted_blocks_no_other(server: Server) -> None:
+    """Mounts in a layer are never entered; the next start, or `gc`, deletes the rest once the mount
+    is gone."""
     server.kill()
     stuck, other = server.root / "trash/a/mounted", server.root / "trash/b"
     stuck.mkdir(parents=True)
@@ -96,7 +97,9 @@ def layers(folder: Path, count: int) -> list[Path]:
     return folders
 
 
-def test_only_so_many_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_waiting_layers_is_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trashes, "MOST_WAITING", 2)
     (tmp_path / "trash").mkdir()
     trash = Trash(tmp_path / "trash")
@@ -118,7 +121,7 @@ def test_another_file_system(tmp_path: Path) -> None:
         subprocess.run(["umount", tmp_path / "trash"], check=True)
 
 
-async def test_what_comes_while_it_is_emptied(tmp_path: Path) -> None:
+async def test_a_layer_added_while_the_trash_is_emptied(tmp_path: Path) -> None:
     (tmp_path / "trash").mkdir()
     trash = Trash(tmp_path / "trash")
     for path in layers(tmp_path, 40):

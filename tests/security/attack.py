@@ -1,9 +1,9 @@
-"""Words for attacks: processes that swap names, a system call that takes long, and a host that must
-stay as it is.
+"""Helpers for attacks: processes that swap names, slow system calls, and a host that must stay
+unchanged.
 
-A race is not left to luck. `slowly` runs the runtime under strace, which stops it for a moment
-before each of the calls that the attack aims at, while `Swapping` exchanges two names all the time:
-what was looked up before the stop is something else after it, in every round.
+Races do not depend on luck. `slowly` runs the runtime under strace, which pauses it before each of
+the calls that the attack aims at, while `Swapping` exchanges two names continuously: a name that
+was looked up before the pause leads elsewhere after it, in every round.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Canary:
-    """A folder with two files; `is_untouched` fails when anything in it was as much as opened."""
+    """A folder with two files; `is_untouched` fails if any file in it was even opened."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,7 +46,7 @@ class Canary:
         return stats
 
     def is_untouched(self) -> None:
-        """Same entries, and no event since the beginning."""
+        """Check for the same entries, and no inotify event since the beginning."""
         try:
             events = os.read(self._watch, 65536)
         except BlockingIOError:
@@ -76,7 +76,7 @@ class Canary:
 
 
 class Outside:
-    """What of the host a container could spoil, at one moment. Mounts are the ledger's."""
+    """The state of the host that a container could damage, at one moment. Mounts are the ledger's."""
 
     def __init__(self) -> None:
         self.facts: dict[str, Any] = {
@@ -93,7 +93,8 @@ class Outside:
 
 
 class Swapping:
-    """While it is entered, `first` and `second` exchange places; `count` says how often they did."""
+    """Exchange `first` and `second` continuously during the block; `count` is the number of
+    exchanges."""
 
     def __init__(self, probe: Path, first: Path, second: Path, pause_us: int = 0) -> None:
         self.command = [str(probe), "swap", str(first), str(second), str(pause_us)]
@@ -111,8 +112,7 @@ class Swapping:
 
 
 def slowly(runtime: Runtime, calls: Sequence[str], delay_ms: float = 2.0) -> Runtime:
-    """The same runtime, stopped for a moment at the entry of each of these calls, in all its
-    processes."""
+    """The same runtime, paused at the entry of each of these calls, in all its processes."""
     slow = Runtime(runtime.folder, runtime.rootfs)
     slow.ids = runtime.ids
     names = ",".join(calls)
@@ -159,6 +159,6 @@ def bind(source: Path | str, destination: str, *options: str) -> dict[str, Any]:
 
 
 def refused(result: Result, *words: str) -> None:
-    """It failed, and in one of these ways: a message with one of the words."""
+    """Check that the command failed with a message that contains one of the words."""
     assert result.code != 0, result
     assert not words or any(word in result.err for word in words), result

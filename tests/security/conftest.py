@@ -1,8 +1,8 @@
-"""What attacks need: a runtime with a root filesystem that may be spoilt, the hostile program, and
-a canary on the host.
+"""Fixtures of attacks: a runtime with a root filesystem that may be damaged, the hostile program,
+and a canary on the host.
 
-The ledger of tests/conftest.py knows other folders only, so this one asks it itself: an attack must
-not even leave litter.
+The ledger of tests/conftest.py covers other folders only, so this one takes its own: an attack must
+leave nothing.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def template(tmp_path_factory: pytest.TempPathFactory, probe: Path) -> Path:
 
 @pytest.fixture
 def rootfs(tmp_path: Path, template: Path) -> Path:
-    """A root filesystem of this test's own, with the hostile program in /bin; programs are links to
+    """A root filesystem of this test, with the hostile program in /bin; programs are links to
     common files."""
     image = tmp_path / "image"
     shutil.copytree(template, image, symlinks=True, copy_function=os.link)
@@ -75,7 +75,7 @@ def runtime(tmp_path: Path, rootfs: Path) -> Iterator[Runtime]:
 
 @pytest.fixture
 def canary(tmp_path: Path) -> Iterator[Canary]:
-    """A folder of the host that no attack may touch, and that is watched."""
+    """A folder of the host that no attack may touch, watched by inotify."""
     canary = Canary(tmp_path / "canary")
     yield canary
     canary.is_untouched()
@@ -84,7 +84,7 @@ def canary(tmp_path: Path) -> Iterator[Canary]:
 
 @pytest.fixture(autouse=True)
 def outside_is_as_before() -> Iterator[None]:
-    """Settings, mounts and device files of the host are as they were, whatever the test did."""
+    """Sysctls, mounts and device files of the host are unchanged after the test."""
     before = Outside()
     yield
     assert Outside() == before
@@ -92,7 +92,7 @@ def outside_is_as_before() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """A CRI server on folders that somebody made before it, for all to write to, under umask 0."""
+    """A CRI server on folders that existed before, writable by everyone, under umask 0."""
     set_child_subreaper(False)
     server = Server(network=False)
     for folder in (server.root, server.state):
@@ -112,5 +112,5 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def host_pod(server: Server) -> str:
-    """A pod on the host's network."""
+    """A pod with host networking."""
     return server.run_pod(server.pod_config("victim"), host_network=True)

@@ -83,7 +83,7 @@ def test_images_that_are_no_files(
 ) -> None:
     """CVE-2026-53489. An image of the dump, of a pre-dump before it, or CRIU's log is a link to the
     host's canary, a pipe that nobody writes to, a device. Proof: an error that names it, in time;
-    the canary saw nobody, and no container, mount, cgroup is left.
+    the canary is untouched, and no container, mount, cgroup is left.
     """
     spoil(images, kind, canary)
     words = {
@@ -99,7 +99,7 @@ def test_a_dump_does_not_write_through_links(
     runtime: Runtime, images: Path, canary: Canary, kind: str
 ) -> None:
     """The other direction: the folder for the images is there, with links under the names that CRIU
-    will create and truncate. Proof: refused by name, the canary saw nobody, the container runs on.
+    will create and truncate. Proof: refused by name, the canary is untouched, the container runs on.
     """
     spoil(images, kind, canary)
     box = runtime.box("sleep", "60").up()

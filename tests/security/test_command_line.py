@@ -1,5 +1,5 @@
-"""`pyrunc-cri` run by root: in folders that others may write to, and on what a container changes
-meanwhile.
+"""`pyrunc-cri` run by root: in folders that others may write to, and on files that a container
+changes meanwhile.
 
 Classes: CVE-2021-25741 (subPaths), CVE-2018-15664 and CVE-2019-14271 (cp), predictable temporary
 names.
@@ -34,9 +34,9 @@ spec:
 
 
 def test_a_link_where_an_archive_grows(server: Server, tmp_path: Path, canary: Canary) -> None:
-    """`save -o` in a folder of somebody else, who has put links where it grew once, and in its
-    place one to a device. Proof: the archive is a file in that folder, the canary saw nobody.
-    """
+    """`save -o` in a folder of another user, who has placed links at the temporary names of earlier
+    versions, and one to a device at the archive's. Proof: the archive is a file in that folder, the
+    canary is untouched."""
     folder = tmp_path / "theirs"
     folder.mkdir()
     (folder / ".images.tar.part").symlink_to(canary.path / "passwd")
@@ -47,9 +47,8 @@ def test_a_link_where_an_archive_grows(server: Server, tmp_path: Path, canary: C
 
 
 def test_a_link_where_a_plugin_grows(tmp_path: Path, canary: Canary) -> None:
-    """`python -m cni_plugins.install` in a folder of somebody else, who knows our pid. Proof: the
-    plugins are there, the canary saw nobody.
-    """
+    """`python -m cni_plugins.install` in a folder of another user, who knows the pid. Proof: the
+    plugins are there, the canary is untouched."""
     folder = tmp_path / "theirs"
     folder.mkdir()
     (folder / f"bridge.{os.getpid()}.tmp").symlink_to(canary.path / "passwd")

@@ -1,5 +1,5 @@
-"""Configurations of images with values that no program expects: texts with NUL and line ends,
-digits that are none, lone surrogates, a million entries."""
+"""Configurations of images with unexpected values: texts with NUL and line ends, invalid digits,
+lone surrogates, a million entries."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_configuration_that_nobody_expects(server: Server, host_pod: str, name: str) -> None:
-    """Proof: the image is refused, or CreateContainer and StartContainer are, in words of ours (no
-    exception of Python, no control characters), or the container runs; the server goes on, and its
-    log has no traceback."""
+def test_unexpected_configurations(server: Server, host_pod: str, name: str) -> None:
+    """Proof: the image is refused, or CreateContainer or StartContainer is, with an error of the
+    server (no exception of Python, no control characters), or the container runs. The server
+    continues, and its log has no traceback."""
     before = len(server.log.read_text())
     words = ""
     try:

@@ -67,9 +67,9 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
     "the console follows a link": ([(MOUNTS, "place = _console_place(low)", 'place = low.place("/dev/console", False)')], "test_dev.py::test_console_is_a_link"),
     "any device is the default one": ([(MOUNTS, "_same_device(low, op, folder, name, kind)", "pass")], "test_dev.py::test_a_default_device_is_there_already"),
     "newcomers are dumpable": ([("pyrunc/program/macros.py", 'a.sys("prctl", PR_SET_DUMPABLE, int(on), 0, 0, 0)', 'a.sys("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)')],
-                               "test_newcomer.py::test_nobody_looks_into_what_waits_for_start"),
+                               "test_newcomer.py::test_a_process_that_waits_for_start_cannot_be_inspected"),
     "newcomers are dumpable, exec": ([("pyrunc/program/macros.py", 'a.sys("prctl", PR_SET_DUMPABLE, int(on), 0, 0, 0)', 'a.sys("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)')],
-                                     "test_newcomer.py::test_nobody_looks_into_what_enters"),
+                                     "test_newcomer.py::test_an_entering_process_cannot_be_inspected"),
     "the group's folder stays open": ([(LOWER, CLOSE_CGROUP, "pass"), (LOWER, "macros.close_all_from(low.a, 3 + low.preserve, keep)", "pass")],
                                       "test_descriptors.py::test_what_waits_for_start_holds_nothing_of_the_host"),
     "the group's folder stays open, exec": ([(LOWER, CLOSE_CGROUP, "pass")], "test_descriptors.py::test_what_enters_holds_nothing_of_the_host"),
@@ -113,7 +113,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
     "annotations are copied": ([("cri_server/spec/build.py", '        "io.kubernetes.cri.container-type": "container",\n', '        **inputs.sandbox.annotations, "io.kubernetes.cri.container-type": "container",\n')],
                                "test_server.py::test_annotations_are_no_orders"),
     "output without an end": ([("cri_server/containers/exec.py", "OUTPUT_LIMIT_BYTES = (16 << 20) - (64 << 10)", "OUTPUT_LIMIT_BYTES = 1 << 40")], "test_server.py::test_endless_output_of_an_exec"),
-    "folders keep their modes": ([("cri_server/store/paths.py", "os.chmod(path, mode)", "pass")], "test_server.py::test_nobody_else_reaches_sockets_and_folders"),
+    "folders keep their modes": ([("cri_server/store/paths.py", "os.chmod(path, mode)", "pass")], "test_server.py::test_other_users_cannot_reach_sockets_and_folders"),
 }  # fmt: skip
 
 

@@ -258,7 +258,7 @@ def small_disk(size_bytes: int) -> Iterator[Path]:
 
 
 def has_reserve(disk: Path) -> bool:
-    """Whether the reserve of a fiftieth is left, but for what may be written between two looks."""
+    """Whether the node's reserve of disk space is still free."""
     statistics = os.statvfs(disk)
     return (
         statistics.f_bavail * statistics.f_frsize > statistics.f_blocks * statistics.f_frsize // 50

@@ -204,7 +204,7 @@ def test_a_source_by_descriptor_is_not_looked_up_again(
 ) -> None:
     """Swapped sources (kubelet's subPath class, CVE-2021-25741): the caller has looked the source
     up, hands it over as /proc/PID/fd/N, and an attacker swaps its name with a link to the host's
-    canary. Proof: the container sees the folder that was looked up; the canary sees nobody.
+    canary. Proof: the container sees the folder that was looked up; the canary is untouched.
     """
     chosen, link = tmp_path / "chosen", tmp_path / "link"
     chosen.mkdir()

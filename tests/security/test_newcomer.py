@@ -61,7 +61,7 @@ def nothing_done(report: Counter[str]) -> None:
     assert not [line for line in report if line.endswith(" DONE")], report
 
 
-def test_nobody_looks_into_what_waits_for_start(runtime: Runtime) -> None:
+def test_a_process_that_waits_for_start_cannot_be_inspected(runtime: Runtime) -> None:
     """CVE-2016-9962. Two containers share a pid namespace and have the same user and capabilities;
     one is created and waits, the other spies: /proc/PID/{root,cwd,exe,fd,environ,mem,maps}, ptrace,
     pidfd_getfd. Proof: EACCES or EPERM each time, because the launcher is not dumpable. Fails when
@@ -92,7 +92,7 @@ def test_nobody_looks_into_what_waits_for_start(runtime: Runtime) -> None:
     }
 
 
-def test_nobody_looks_into_what_enters(runtime: Runtime) -> None:
+def test_an_entering_process_cannot_be_inspected(runtime: Runtime) -> None:
     """CVE-2016-9962 for exec, as root and as the same ordinary user: the one who enters is held
     before setresuid, capset and execve (strace), and looked into. Proof: as above; the kernel made
     it dumpable again at each change of ids, and it was taken back.

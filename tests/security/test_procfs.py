@@ -60,7 +60,7 @@ def test_a_link_in_place_of_the_directory(
 ) -> None:
     """CVE-2019-19921, CVE-2023-27561, CVE-2023-28642, youki CVE-2025-54867. The image's /proc (or
     /sys) is a symbolic link: to a folder of the image, to nothing, to the root, out of it. Proof:
-    create fails, says why, and the canary saw nobody.
+    create fails, says why, and the canary is untouched.
     """
     (rootfs / "elsewhere").mkdir()
     (rootfs / name).rmdir()
@@ -73,7 +73,7 @@ def test_a_link_that_appears_in_time(
 ) -> None:
     """CVE-2019-19921, the race. A second container on the same root swaps /proc and a link all the
     time, and the runtime is stopped before each move_mount. Proof: whoever starts has a procfs at
-    exactly /proc, and the canary saw nobody.
+    exactly /proc, and the canary is untouched.
     """
     fake = fake_proc(rootfs / "fake")
     (rootfs / "proc-link").symlink_to("/fake")

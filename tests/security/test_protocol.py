@@ -94,7 +94,7 @@ def frame(tag: int, value: int = 0, extra: int = 0, *, op: int = 0, fds: int = 0
 
 
 def answer_to(frames: bytes) -> str:
-    """What the parent says when it is told this; a start must never be believed."""
+    """The parent's answer to these frames; it must never accept a start."""
     reading, writing = os.pipe()
     writer = threading.Thread(target=lambda: (os.write(writing, frames), os.close(writing)))
     plan = model.Plan(

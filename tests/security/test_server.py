@@ -54,7 +54,7 @@ def containers_are_removed(server: Server) -> Iterator[None]:
 
 
 def image(server: Server, files: dict[str, Any] | None = None, **config: Any) -> api.ImageSpec:
-    """A busybox image with these files on top and this configuration, loaded."""
+    """Load a busybox image with these files on top and this configuration."""
     name = f"registry.test/hostile:{next(_numbers)}"
     layers = [*build.busybox().layers, *([build.layer(files)] if files else [])]
     server.load_image(
@@ -66,7 +66,7 @@ def image(server: Server, files: dict[str, Any] | None = None, **config: Any) ->
 
 
 def container_config(server: Server, *command: str, **changes: Any) -> api.ContainerConfig:
-    """A container of a name and with a log of its own."""
+    """The configuration of a container with its own name and log."""
     number = next(_numbers)
     changes.setdefault("log_path", f"c{number}.log")
     config = server.container_config(command or ("sleep", "3600"), **changes)
@@ -75,7 +75,7 @@ def container_config(server: Server, *command: str, **changes: Any) -> api.Conta
 
 
 def outcome(server: Server, pod: str, *command: str, **changes: Any) -> tuple[int, list[str]]:
-    """Exit code and log of a container; -1 and the message when it cannot be made or started."""
+    """Exit code and log of a container; -1 and the message if it cannot be created or started."""
     try:
         container = server.launch(pod, container_config(server, *command, **changes))
     except grpc.RpcError as error:
@@ -102,7 +102,7 @@ def test_no_abstract_sockets(server: Server, pod: str) -> None:
     assert outcome(server, pod, "ls", str(server.socket))[0] != 0
 
 
-def test_nobody_else_reaches_sockets_and_folders(server: Server, pod: str) -> None:
+def test_other_users_cannot_reach_sockets_and_folders(server: Server, pod: str) -> None:
     """CVE-2020-15257, CVE-2021-41103, CVE-2024-25621, S-11, S-12. The folders were there before,
     mode 0777, and the server was started under umask 0. Proof: for uid 65534 every connect and
     every listing is EACCES; no folder has more than 0711.
@@ -215,7 +215,7 @@ def test_numeric_users_are_never_names(server: Server, pod: str) -> None:
 def test_hostile_account_files(server: Server, pod: str, canary: Canary) -> None:
     """CVE-2026-47262, CVE-2025-4437, S-07. /etc/passwd as a pipe, a device, a link to the host, a
     link to a magic link, a million short lines. Proof: an answer in time, the server's memory grows
-    by less than 64 MiB, the canary saw nobody, and names that only the host's file has are not
+    by less than 64 MiB, the canary is untouched, and names that only the host's file has are not
     found.
     """
     before = resident(server)
@@ -293,7 +293,7 @@ def test_annotations_are_no_orders(server: Server, pod: str) -> None:
     server.remove_pod(other)
 
 
-def test_labels_of_an_image_are_nobodys(server: Server, pod: str) -> None:
+def test_labels_of_an_image_are_not_the_containers(server: Server, pod: str) -> None:
     """CVE-2026-53488: LABELs of the image that look like the server's own (a log to a program).
     Proof: the container's labels and annotations are the caller's only, and its log is where the
     caller said.
@@ -340,7 +340,7 @@ def test_log_paths(server: Server, pod: str, path: str) -> None:
 def test_a_link_where_the_log_goes(server: Server, pod: str, canary: Canary) -> None:
     """CVE-2024-5154, CVE-2025-0750: a pod that may write to the node's logs leaves a link in place
     of a log that is to be made, or is reopened after rotation. Proof: the start fails, reopening
-    fails, and the canary that the link leads to saw nobody.
+    fails, and the canary that the link leads to is untouched.
     """
     folder = Path(server.status(server.create(pod, container_config(server))).log_path).parent
     (folder / "linked.log").symlink_to(canary.path / "passwd")
@@ -386,7 +386,7 @@ def test_starts_that_fail_leave_no_descriptors(server: Server, pod: str) -> None
 def test_links_on_the_way_to_the_log(server: Server, pod: str, canary: Canary) -> None:
     """The same by folders: the container's one in the pod's log directory, or that directory
     itself, becomes a link to the canary before the start, or before the log is reopened. Proof:
-    both fail, and the canary saw nobody (a new log would be a new file there).
+    both fail, and the canary is untouched (a new log would be a new file there).
     """
     folder = Path(server.status(server.create(pod, container_config(server))).log_path).parent
     (folder / "linked").symlink_to(canary.path)
@@ -453,7 +453,7 @@ def test_the_working_directory_of_an_image(
     server: Server, pod: str, canary: Canary, cwd: str
 ) -> None:
     """CVE-2024-21626 by WORKDIR, and by ExecSync's container. Proof: it does not start, or the
-    canary of the host cannot be reached from there by `..` and saw nobody.
+    canary of the host cannot be reached from there by `..` and is untouched.
     """
     spec = image(server, {"link": build.symlink("/proc/self/fd/8")}, WorkingDir=cwd)
     code, lines = outcome(
@@ -489,7 +489,7 @@ def test_etc_and_mount_points_of_an_image_are_links(
     server: Server, pod: str, canary: Canary, target: str
 ) -> None:
     """CVE-2024-5154, CVE-2022-23648, S-08: /etc, a volume's place and /var/run/secrets of the image
-    are links to the host. Proof: the canary saw nobody; a mount that was asked for shows its own
+    are links to the host. Proof: the canary is untouched; a mount that was asked for shows its own
     content or there is no container.
     """
     link = build.symlink(target.format(canary=canary.path))
@@ -515,7 +515,7 @@ def test_a_source_that_is_swapped_before_the_start(
     """CVE-2021-25741: CreateContainer has followed the links of a host path; before StartContainer
     a neighbour, who may write to the folder above, puts a link to the host's canary there. Proof:
     the start fails and says why; what the runtime opens itself (an id-mapped one) was opened when
-    the container was created, and is what was there then; the canary saw nobody. Links that were
+    the container was created, and is what was there then; the canary is untouched. Links that were
     there at first do no harm.
     """
     folder = server.folder / "swapped"
@@ -547,7 +547,7 @@ def test_a_source_that_is_swapped_before_it_is_opened(
 ) -> None:
     """The same between the server's look at a host path and the shim's work (which is stopped for
     that long). Proof: the shim looks at no path; the start's error speaks of the link, and the
-    clone of the server's descriptor is of what was there; the canary saw nobody."""
+    clone of the server's descriptor is of what was there; the canary is untouched."""
     folder = server.folder / "swapped early"
     (folder / "d").mkdir(parents=True)
     mapping = [api.IDMapping(host_id=0, container_id=0, length=1)]
@@ -579,7 +579,7 @@ def test_a_source_that_is_swapped_before_it_is_opened(
 
 
 def looked_up(server: Server) -> list[Path]:
-    """One file for each container that was created."""
+    """A file for each container that was created."""
     return list(server.state.glob("containers/*/launch.json"))
 
 

@@ -1,5 +1,5 @@
-"""Other spellings of a registry's name, with which a tenant would get around what an administrator
-says about that registry."""
+"""Other spellings of a registry's name, by which a tenant would evade the administrator's rules for
+it."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ async def test_a_rejected_repository_under_another_spelling(
     tmp_path: Path, registry: Registry, service: ImageService, scope: str, spellings: list[str]
 ) -> None:
     """The policy rejects a repository. A tenant writes its registry in upper case, with its default
-    port, or by another of its host names, all of which reach the same registry: each is rejected,
-    and the registry is not asked."""
+    port, or by another of its host names, which all reach the same registry: each is rejected, and
+    the registry gets no request."""
     normal = scope.partition("/")[0]
     hosts_toml(tmp_path, normal, f'server = "{registry.url}"\n')
     reject(tmp_path, service, scope)
@@ -67,9 +67,8 @@ async def test_a_rejected_repository_under_another_spelling(
 async def test_an_address_written_otherwise(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """The policy rejects a registry that has an address for its name. inet_aton(3) has more ways to
-    write the address, which connect to the same registry: each is rejected, and the registry is not
-    asked."""
+    """The policy rejects a registry whose name is an address. inet_aton(3) accepts further
+    spellings, which reach the same registry: each is rejected, and the registry gets no request."""
     host, _, port = registry.host.rpartition(":")
     assert host == "127.0.0.1"
     reject(tmp_path, service, registry.host)
@@ -89,9 +88,8 @@ async def test_an_address_written_otherwise(
 async def test_a_secret_follows_its_registry_not_the_spelling(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """A mirror that the registry's own file keeps from pull secrets gets none either when the
-    image's name is spelled in another way, and a secret for the registry reaches it under each
-    spelling."""
+    """A mirror that must not get pull secrets gets none for any spelling of the image's name, and a
+    secret for the registry is sent for each spelling."""
     registry.auth = ("basic", "user", "password")
     with Registry(tmp_path / "mirror", auth=("basic", "user", "password")) as mirror:
         text = f'server = "{registry.url}"\n[host."{mirror.url}"]\npull_secrets = false\n'
@@ -108,8 +106,8 @@ async def test_a_secret_follows_its_registry_not_the_spelling(
 async def test_names_keep_their_spelling(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """What lists show, and what people and kubelet ask for, is the name as it was pulled: the
-    normal form decides, and is not shown."""
+    """Lists show the name as it was pulled, since people and kubelet use it: the canonical form is
+    used for rules and not shown."""
     hosts_toml(tmp_path, "r.example", f'server = "{registry.url}"\n')
     await service.pull("R.example:443/team/app:v1")
     [image] = await service.list()

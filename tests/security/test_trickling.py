@@ -1,4 +1,4 @@
-"""Registries that send a few bytes a second under the layers that others want."""
+"""Registries that send a few bytes per second of layers that other pulls need."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOON_S = 20.0  # at 64 bytes a second a layer takes longer than a test may
 
 
 def noise(seed: int) -> bytes:
-    """A layer that does not compress, of 20 KiB."""
+    """A layer of 20 KiB that does not compress."""
     return layer({f"file-{seed}": "".join(f"{seed * 7919 + n * 104729:x}" for n in range(3000))})
 
 
@@ -33,7 +33,7 @@ BASE = image([noise(1), noise(2)])
 
 @pytest.fixture
 def trickling(tmp_path: Path) -> Iterator[Registry]:
-    """The attacker's."""
+    """The attacker's registry."""
     with Registry(tmp_path / "trickling") as running:
         yield running
 
@@ -49,8 +49,8 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 async def trickled(
     service: ImageService, registry: Registry, *images: BuiltImage
 ) -> AsyncIterator[None]:
-    """Pulls of these images, whose layers trickle from `registry`, during the block; they have not
-    ended at its end."""
+    """Pulls of these images, whose layers `registry` sends slowly, during the block; they are still
+    running at its end."""
     configurations = "|".join(image.id for image in images)
     registry.fault(rf"/blobs/(?!{configurations})", byte_delay_s=1 / BYTES_PER_SECOND)
     for number, built in enumerate(images):
@@ -77,8 +77,8 @@ async def trickled(
 async def test_a_public_base_that_another_registry_trickles(
     service: ImageService, registry: Registry, trickling: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The attacker's registry serves a copy of a public image, 64 bytes a second, to a pull that
-    goes on for ever. Everybody else who pulls that image from its own registry gets it at once."""
+    """The attacker's registry serves a copy of a public image at 64 bytes per second, to a pull
+    that never ends. Other pulls of that image from its own registry are not delayed."""
     monkeypatch.setattr(sharing, "SLOW_S", 3600.0)  # so that its being slow is not the reason
     async with trickled(service, trickling, BASE):
         async with asyncio.timeout(SOON_S):
@@ -90,8 +90,8 @@ async def test_a_public_base_that_another_registry_trickles(
 async def test_all_streams_trickle(
     service: ImageService, registry: Registry, trickling: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four images of four layers take all streams that are decoded while they arrive, and keep
-    them. Others' layers are fetched to files after a moment."""
+    """Four images of four layers occupy all streams that are decoded while they arrive. Layers of
+    other pulls are fetched into files after a moment."""
     monkeypatch.setattr(sharing, "STREAM_WAIT_S", 0.2)
     images = [image([noise(100 * (n + 1) + m) for m in range(4)]) for n in range(4)]
     assert sum(len(built.layers) for built in images) >= STREAMS_AT_ONCE
@@ -103,9 +103,8 @@ async def test_all_streams_trickle(
 async def test_a_tenant_of_the_same_registry_trickles(
     service: ImageService, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A registry that fetches what it lacks from elsewhere (a proxy cache) trickles one tenant's
-    copy of a base. Those who want it from that registry wait for the other pull only for a moment.
-    """
+    """A registry that is a proxy cache sends one tenant's copy of a base slowly. Other pulls of it
+    from that registry wait for the first one only for a moment."""
     monkeypatch.setattr(sharing, "SLOW_S", 0.5)
     registry.fault("/blobs/" + r"(?!" + BASE.id + ")", times=2, byte_delay_s=1 / BYTES_PER_SECOND)
     registry.push("mine:v1", BASE)
@@ -124,8 +123,7 @@ async def test_a_tenant_of_the_same_registry_trickles(
 async def test_pulls_from_one_registry_that_is_fast_share_a_layer(
     service: ImageService, registry: Registry
 ) -> None:
-    """What stays allowed: two pulls of one layer from one registry fetch it once, as long as it
-    arrives."""
+    """Two pulls of a layer from one registry still fetch it once, as long as it arrives."""
     registry.push("other:v1", image([*BASE.layers, noise(3)]))
     await asyncio.gather(
         service.pull(f"{registry.host}/base:v1"), service.pull(f"{registry.host}/other:v1")

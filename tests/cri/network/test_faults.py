@@ -31,7 +31,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_hundreds_of_faults_leave_nothing(node: Node, seed: int) -> None:
+async def test_hundreds_of_faults_leave_nothing_behind(node: Node, seed: int) -> None:
     dice = random.Random(seed)
     node.restart(timeout_s=0.4)
     node.configure(

@@ -33,7 +33,7 @@ async def test_only_what_add_was_begun_for_is_deleted(node: Node) -> None:
     assert clean(node)
 
 
-async def test_a_network_that_cannot_be_detached_is_given_up_with_what_was_refused(
+async def test_a_network_that_cannot_be_detached_is_released_with_its_errors(
     node: Node,
 ) -> None:
     """Every plugin is called, whatever the others answer: one no longer exists, one fails, pyrunc's
@@ -60,7 +60,7 @@ async def test_a_network_that_cannot_be_detached_is_given_up_with_what_was_refus
     assert await node.network.release(pod.id) == []
 
 
-async def test_a_pod_whose_record_is_damaged_can_be_given_up(node: Node) -> None:
+async def test_a_pod_whose_record_is_damaged_can_be_released(node: Node) -> None:
     node.configure(node.bridge())
     pod = node.host.pod()
     await node.attach(pod)

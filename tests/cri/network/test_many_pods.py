@@ -48,7 +48,7 @@ async def test_many_pods_at_once_have_few_workers(
     assert 1 <= len(started) <= 4
 
 
-async def test_pods_that_wait_for_a_slow_address_plugin_hold_up_nobody(node: Node) -> None:
+async def test_pods_that_wait_for_a_slow_address_plugin_delay_no_other(node: Node) -> None:
     """Workers that wait long do not count: the sixth pod does not wait for the first five."""
     node.plugin(
         "slow-ipam",

@@ -59,7 +59,7 @@ async def test_the_namespace_lives_until_del_whatever_becomes_of_the_shim(node: 
 
 
 @pytest.mark.parametrize("also", [True, False])
-async def test_a_name_that_somebody_has_removed(node: Node, also: bool) -> None:
+async def test_a_name_that_another_program_removed(node: Node, also: bool) -> None:
     """`ip -all netns del` removes all names: DEL gets another path of the namespace, or none, as
     the specification permits."""
     node.plugin("note", NOTE)

@@ -150,7 +150,7 @@ async def test_plugins_get_arguments_and_capabilities(node: Node) -> None:
 
 
 @pytest.mark.requirement("3.2.2")
-async def test_detach_is_idempotent_and_knows_strangers(node: Node) -> None:
+async def test_detach_is_idempotent_and_accepts_unknown_sandboxes(node: Node) -> None:
     pod = node.host.pod()
     await node.attach(pod)
     for _ in range(2):
@@ -258,7 +258,7 @@ async def test_a_failing_del_keeps_the_attachment_for_a_retry(node: Node) -> Non
     assert node.remembered() == set()
 
 
-async def test_a_failed_roll_back_is_told_and_tried_again(node: Node) -> None:
+async def test_a_failed_roll_back_is_reported_and_retried(node: Node) -> None:
     node.plugin("broken", "exit 3")
     node.configure(node.bridge(), {"type": "broken"})
     pod = node.host.pod()

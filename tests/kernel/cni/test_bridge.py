@@ -203,7 +203,7 @@ def test_a_container_interface_left_down(host: Host) -> None:
         assert not link("eth0")["flags"] & 1
 
 
-def test_what_is_not_built_is_refused_by_name(host: Host) -> None:
+def test_unsupported_options_are_refused_by_name(host: Host) -> None:
     with pytest.raises(Refused, match="vlan") as refused:
         attach(host.pod(), host.bridge_config(vlan=7))
     assert refused.value.code == 2

@@ -100,7 +100,7 @@ def test_a_later_plugin_gets_the_result_of_the_one_before(host: Host) -> None:
     assert error and error.plugin == "portmap" and "must follow" in error.error["msg"]
 
 
-def test_a_server_that_had_asked_for_no_ports_leaves_all_elements_alone(host: Host) -> None:
+def test_del_without_port_mappings_searches_no_elements(host: Host) -> None:
     """pyrunc's server gives DEL the port mappings of the ADD. For another caller, DEL searches all
     elements."""
     pod, bridge = host.pod(), host.bridge_config()
@@ -116,7 +116,7 @@ def test_a_server_that_had_asked_for_no_ports_leaves_all_elements_alone(host: Ho
     assert not all_elements()
 
 
-def test_what_is_no_request_is_refused_with_its_name() -> None:
+def test_an_unknown_request_is_refused_by_name() -> None:
     for request, problem in (
         ({"call": "chain", "environment": {}}, "chain: inputs is missing"),
         (

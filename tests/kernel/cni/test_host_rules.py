@@ -68,7 +68,7 @@ def test_installing_again_keeps_the_elements_and_doubles_no_rule(host: Host) -> 
     assert set(all_elements()) == before and host_rules.is_intact()
 
 
-def test_retracting_some_that_are_gone_removes_the_others(host: Host) -> None:
+def test_removing_elements_that_are_gone_removes_the_others(host: Host) -> None:
     elements = ports(8000, 3, "net/a/eth0")
     host_rules.add_elements(elements, [SUBNET])
     nft("delete", "element", "inet", host_rules.TABLE, "ports4", "{ tcp . 8001 }")

@@ -269,7 +269,7 @@ def test_check_notices_lost_elements_and_rules(net: Host) -> None:
         call(PORTMAP, "CHECK", pod, config)
 
 
-def test_gc_closes_the_ports_that_nobody_owns(net: Host) -> None:
+def test_gc_closes_ports_without_an_owner(net: Host) -> None:
     one, two = net.pod(), net.pod()
     publish(net, one, WEB)
     config = publish(net, two, {**WEB, "hostPort": 9090})
@@ -315,7 +315,7 @@ def test_a_hundred_ports_in_one_transaction(net: Host) -> None:
         "8080:80",
     ],
 )
-def test_a_mapping_that_makes_no_sense(net: Host, mapping: Any) -> None:
+def test_an_invalid_mapping(net: Host, mapping: Any) -> None:
     pod = net.pod()
     previous = attach(pod, net.bridge_config())
     with pytest.raises(Refused) as refused:

@@ -85,7 +85,7 @@ def test_ipv6_has_no_broadcast_address() -> None:
         "10.0.0.0/24",
     ],
 )
-def test_a_range_that_makes_no_sense(value: Any) -> None:
+def test_an_invalid_range(value: Any) -> None:
     with pytest.raises(CniError):
         Range.parse(value, "x")
 
@@ -457,7 +457,7 @@ def test_requested_addresses_come_from_three_places(changes: dict[str, Any], arg
         ({"ranges": [[{"subnet": "10.1.0.0/16"}], [{"subnet": "10.1.2.0/24"}]]}, {}, "overlap"),
     ],
 )
-def test_settings_that_make_no_sense(ipam: Any, changes: dict[str, Any], words: str) -> None:
+def test_invalid_settings(ipam: Any, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(CniError, match=words):
         parse(ipam, **changes)
 

@@ -397,7 +397,7 @@ def test_what_a_command_needs(command: str, needed: set[str]) -> None:
         ("CNI_ARGS", "A=1;;B=2"),
     ],
 )
-def test_a_request_that_makes_no_sense(name: str, value: str) -> None:
+def test_an_invalid_request(name: str, value: str) -> None:
     with pytest.raises(CniError) as refused:
         Call.from_environment({**ENVIRONMENT, name: value})
     assert refused.value.code == 4
@@ -474,7 +474,7 @@ def test_the_newest_version_that_both_know_is_chosen() -> None:
         {"disableCheck": "perhaps"},
     ],
 )
-def test_a_list_that_makes_no_sense(changes: dict[str, Any]) -> None:
+def test_an_invalid_list(changes: dict[str, Any]) -> None:
     with pytest.raises(CniError):
         parse_list(as_object({**LIST, **changes}))
 

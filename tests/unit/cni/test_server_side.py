@@ -110,7 +110,7 @@ def test_a_file_that_cannot_be_read_decides(tmp_path: Path) -> None:
         ("[]", "is not a JSON object"),
     ],
 )
-def test_what_is_no_json_object_is_passed_over_and_told(
+def test_files_that_are_not_json_objects_are_skipped_and_reported(
     tmp_path: Path, content: str, what: str
 ) -> None:
     write(tmp_path, "10-first.conflist", content)
@@ -191,7 +191,7 @@ def test_the_built_in_network_has_routes_of_its_families() -> None:
     assert parse_list_object(network).cni_version == "1.1.0"
 
 
-def test_the_built_in_network_needs_subnets_that_make_sense() -> None:
+def test_the_built_in_network_needs_valid_subnets() -> None:
     with pytest.raises(InvalidArgument):
         builtin_network("/leases", subnets=("10.1.0.9/24",))
 
@@ -199,7 +199,7 @@ def test_the_built_in_network_needs_subnets_that_make_sense() -> None:
 # what pods ask for
 
 
-def test_capabilities_that_nobody_asked_for_are_left_out() -> None:
+def test_unrequested_capabilities_are_left_out() -> None:
     assert capability_arguments(pod(port_mappings=(PortMapping(0, 80),)), ()) == {}
 
 
@@ -241,7 +241,7 @@ def test_bandwidth_annotations(text: str, rate: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["1", "2P", "-1M", "1MB", "fast", "1e", "9" * 100, " 1M"])
-def test_bandwidth_that_makes_no_sense(text: str) -> None:
+def test_invalid_bandwidth(text: str) -> None:
     with pytest.raises(InvalidArgument):
         bandwidth_of({"kubernetes.io/ingress-bandwidth": text})
 

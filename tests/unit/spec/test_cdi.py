@@ -94,7 +94,7 @@ def test_which_file_wins(tmp_path: Path) -> None:
             cdi.resolve([unknown], folders)
 
 
-def test_files_that_are_not_believed(tmp_path: Path) -> None:
+def test_untrusted_files_are_ignored(tmp_path: Path) -> None:
     write(tmp_path, "good.json", good={})
     write(tmp_path, "writable.json", writable={})
     (tmp_path / "writable.json").chmod(0o666)

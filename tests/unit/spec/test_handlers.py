@@ -84,7 +84,7 @@ def test_a_running_server_takes_handlers(tmp_path: Path) -> None:
     assert "runc" in taken(before, after).runtimes
 
 
-def test_what_ours_gets_as_descriptors_has_a_path(tmp_path: Path) -> None:
+def test_descriptors_become_paths_for_an_external_runtime(tmp_path: Path) -> None:
     shm = {
         "destination": "/dev/shm",
         "type": "bind",

@@ -35,7 +35,7 @@ def specification(*mounts: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"ociVersion": "1.2.0", "mounts": list(mounts), "linux": linux, **more}
 
 
-def test_what_is_the_servers_own_is_not_among_them() -> None:
+def test_files_of_the_server_are_not_foreign() -> None:
     spec = specification(
         {"destination": "/proc", "type": "proc", "source": "proc"},
         *map(bind, ("/root/hosts", "/state/x", "/sys", "/dev/shm", "pyrunc:shm", "relative")),
@@ -62,12 +62,12 @@ def test_what_is_the_servers_own_is_not_among_them() -> None:
         ),
     ],
 )
-def test_a_clone_is_made_for_it(spec: dict[str, Any]) -> None:
+def test_a_bind_that_needs_a_clone(spec: dict[str, Any]) -> None:
     (host_bind,) = host_binds.of(spec, LAUNCH, OWN)
     assert not host_bind.made_inside
 
 
-def test_of_another_runtime_those_that_are_attached_for_it() -> None:
+def test_binds_of_an_external_runtime_are_the_attached_ones() -> None:
     spec = specification({**bind("/state/c/mounts/1"), "destination": "/v"}, bind("/of a plugin"))
     places = [Place("mounts/0", pinned="shm"), Place("mounts/1", source="/volume")]
     launch_file = LAUNCH.replace(runtime=OtherRuntime("/bin/runc"), places=places)

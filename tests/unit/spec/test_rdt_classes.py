@@ -41,7 +41,7 @@ def file(tmp_path: Path) -> str:
     return str(tmp_path / "classes.yaml")
 
 
-def test_what_a_class_is(tree: Path, file: str) -> None:
+def test_the_oci_object_of_a_class(tree: Path, file: str) -> None:
     gold = {"closID": "gold", "schemata": ["L3:0=ff0;1=ff0", "MB:0=80"], "enableMonitoring": True}
     assert classes.to_oci(file, "gold") == gold
     assert classes.to_oci(file, "measured") == {"closID": "measured", "enableMonitoring": True}
@@ -62,7 +62,7 @@ def test_the_runtime_takes_it(tree: Path, file: str) -> None:
     assert (gold / "tasks").read_text() == (gold / "mon_groups/box/tasks").read_text() == "77"
 
 
-def test_what_is_left_of_a_container(
+def test_the_group_stays_after_its_container(
     tree: Path, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     intel_rdt = classes.to_oci(file, "measured")
@@ -75,7 +75,7 @@ def test_what_is_left_of_a_container(
 
 
 @pytest.mark.parametrize("name", ["bronze", "info", "..", "a/b", "/", "mon_groups"])
-def test_a_class_that_is_not_there(tree: Path, file: str, name: str) -> None:
+def test_a_missing_class(tree: Path, file: str, name: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         classes.to_oci(file, name)
     assert str(caught.value).startswith(

@@ -219,7 +219,7 @@ def test_namespaces_of_an_ordinary_container() -> None:
 @pytest.mark.parametrize("network", [api.POD, api.NODE])
 @pytest.mark.parametrize("ipc", [api.POD, api.NODE, api.CONTAINER])
 @pytest.mark.parametrize("privileged", [False, True])
-def test_every_mode_gives_exactly_what_was_asked(
+def test_every_mode_gives_exactly_its_namespaces(
     pid: int, network: int, ipc: int, privileged: bool
 ) -> None:
     entries = namespaces.entries(
@@ -443,7 +443,7 @@ def test_missing_sources_become_directories(tmp_path: Path) -> None:
     assert (tmp_path / "made" / "deep").is_dir() and requests[1].source == str(target)
 
 
-async def test_a_path_that_does_not_answer_is_given_up() -> None:
+async def test_a_path_that_does_not_answer_is_abandoned() -> None:
     import threading
 
     never = threading.Event()
@@ -452,7 +452,7 @@ async def test_a_path_that_does_not_answer_is_given_up() -> None:
     never.set()
 
 
-async def test_what_a_path_gives_too_late_is_discarded() -> None:
+async def test_a_late_result_is_discarded() -> None:
     import threading
 
     late, discarded = threading.Event(), threading.Event()
@@ -465,7 +465,7 @@ async def test_what_a_path_gives_too_late_is_discarded() -> None:
     assert discarded.wait(30)
 
 
-def test_sources_that_come_after_they_were_given_up_are_closed(tmp_path: Path) -> None:
+def test_sources_opened_after_their_deadline_are_closed(tmp_path: Path) -> None:
     opened = OpenSources()
     opened.open(str(tmp_path), "/v", links=False)
     (held,) = opened.fds.values()
@@ -602,7 +602,7 @@ def test_apparmor() -> None:
 @pytest.mark.parametrize(
     ("driver", "parent"), [("cgroupfs", "/kubepods/pod1"), ("systemd", "kubepods-pod1.slice")]
 )
-def test_a_group_is_found_with_the_driver_that_it_was_made_with(driver: str, parent: str) -> None:
+def test_a_group_is_found_by_its_own_driver(driver: str, parent: str) -> None:
     group = groups.place(groups.path(parent, "abc", driver), "abc")
     assert groups.driver_of(parent) == group.driver == driver
     assert group.path.startswith("/kubepods") and "abc" in group.path.rpartition("/")[2]
