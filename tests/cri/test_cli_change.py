@@ -1,5 +1,5 @@
-"""The verbs that change containers or join them: stop, kill, rm, restart, update, cp, attach,
-port-forward; what is asked before."""
+"""Verbs that change containers or connect to them: stop, kill, rm, restart, update, cp, attach,
+port-forward; and their questions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PATIENT = "trap 'echo got it; exit 5' TERM; echo up; while :; do sleep 0.05; don
 
 
 def pod(server: Server, name: str, *command: str, **labels: str) -> str:
-    """A pod with a container `c`; its id."""
+    """Run a pod with a container `c`; return its id."""
     sandbox = server.run_pod(server.pod_config(name, labels=labels))
     server.launch(sandbox, server.container_config(command or ("sleep", "3600")))
     return sandbox
@@ -87,7 +87,7 @@ def test_pods_of_kubelet_are_changed_only_on_request(server: Server, verb: list[
 
 
 def test_confirmation_on_a_terminal(server: Server) -> None:
-    """script(1) makes one; it hands on what is typed."""
+    """script(1) makes a terminal and passes the input on."""
     pod(server, "web")
     command = f"{sys.executable} -m cri_server.cli.main --address unix://{server.socket} rm -a"
     for typed, left in (("n\n", {"web"}), ("y\n", set())):
@@ -111,7 +111,7 @@ def test_an_error_does_not_stop_the_others(server: Server) -> None:
 
 
 def test_a_name_takes_precedence_over_a_prefix_of_an_id(server: Server) -> None:
-    """A container that has the first characters of its pod's id for a name."""
+    """The name of a container is a prefix of its pod's id."""
     sandbox = server.run_pod(server.pod_config("web"))
     config = server.container_config()
     config.metadata.name = sandbox[:4]
@@ -183,7 +183,7 @@ def test_update(server: Server) -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A folder with a file, a folder, a link out of it and a program."""
+    """Make a folder with a file, a folder, a link out of it and a program."""
     folder = tmp_path / "tree"
     (folder / "sub").mkdir(parents=True)
     (folder / "file").write_text("content")
@@ -226,7 +226,7 @@ def test_cp_into_a_container_and_out(
 
 
 def test_cp_overwrites_a_mounted_file(server: Server, container: str, tmp_path: Path) -> None:
-    """/etc/hosts is a mount, which no file can take the place of."""
+    """/etc/hosts is a mount point, so cp cannot replace it by rename(2)."""
     (tmp_path / "hosts").write_text("1.2.3.4 there\n")
     ok(server, "cp", str(tmp_path / "hosts"), "c:/etc/hosts")
     assert server.output(container, "cat", "/etc/hosts") == "1.2.3.4 there\n"
@@ -235,7 +235,7 @@ def test_cp_overwrites_a_mounted_file(server: Server, container: str, tmp_path: 
 def test_cp_follows_no_link_out_of_the_container(
     server: Server, container: str, tmp_path: Path
 ) -> None:
-    """Links mean what they mean in the container, on the way to the source and to the destination."""
+    """Links are resolved as in the container, on the way to source and destination."""
     secret, target = tmp_path / "secret", tmp_path / "target"
     secret.write_text("of the host")
     target.mkdir()

@@ -1,4 +1,4 @@
-"""`pyrunc-cri diff`: the writable layer against the image, in both stores of images."""
+"""`pyrunc-cri diff`: compares the writable layer with the image, in both stores of images."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`exec` as kubectl, crictl and nerdctl have it: namespaces and containers, `--`, a terminal that
-is none, a time limit."""
+"""`exec` with the features of kubectl, crictl and nerdctl: namespaces and containers, `--`, input
+without a terminal, a timeout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.processes import wait_until
 
 @pytest.fixture
 def web(server: Server) -> Server:
-    """Pod `web` of two containers, `c` and `d`."""
+    """Run pod `web` with two containers, `c` and `d`."""
     pod = server.run_pod(server.pod_config("web"))
     for name in ("c", "d"):
         config = server.container_config()
@@ -44,7 +44,7 @@ def test_two_dashes_within_the_command_belong_to_it(web: Server) -> None:
 
 
 def test_piped_input_ends_without_a_terminal(web: Server) -> None:
-    """As with kubectl the command gets no terminal then: one whose stdin never ends would hang."""
+    """As in kubectl, the command gets no terminal: on one, its stdin would never end."""
     done = cli(web, "exec", "-it", "web/c", "cat", stdin=b"line\n")
     assert done.stdout == b"line\n" and b"stdin is not a terminal: -t is ignored" in done.stderr
     assert cli(web, "exec", "-it", "web/c", "cat").stdout == b""
@@ -60,7 +60,7 @@ def test_exec_ends_a_command_after_its_timeout(web: Server) -> None:
 
 
 def test_another_user_environment_and_directory(web: Server) -> None:
-    """A name and its groups are the container's own; the home follows the user."""
+    """User and groups are looked up in the container; HOME is that of the user."""
     script = "printf 'root:x:0:0::/root:/bin/sh\\nme:x:1000:100::/tmp:/bin/sh\\n' > /etc/passwd; printf 'users:x:100:\\nmore:x:7:me\\n' > /etc/group"
     cli(web, "exec", "web/c", "sh", "-c", script)
     for user, ids in (
@@ -98,7 +98,7 @@ def test_wrong_values_are_refused(web: Server, words: list[str], problem: str) -
 
 
 def test_a_container_cannot_stop_exec_by_its_passwd_file(web: Server) -> None:
-    """A FIFO, which would be waited for, and a link that leads out of the container."""
+    """The file is a FIFO, whose open(2) would block, or a link that leads out of the container."""
     script = "rm -f /etc/passwd; mkfifo /etc/passwd"
     cli(web, "exec", "web/c", "sh", "-c", script)
     show = "grep Uid: /proc/self/status"

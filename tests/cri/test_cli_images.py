@@ -1,5 +1,5 @@
-"""The verbs about images: pull, push, load, save, tag, rmi, prune, history, login; against a
-registry in the server's network."""
+"""Verbs about images: pull, push, load, save, tag, rmi, prune, history, login; with a registry in
+the server's network namespace."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from tests.support.registry import Registry
 
 @pytest.fixture(scope="module")
 def registry(module_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    """A socket stays in the network that it was made in, so only its maker enters the server's."""
+    """Only the thread that makes the socket enters the server's network namespace, in which the
+    socket stays."""
     registries: list[Registry] = []
 
     def make() -> None:
@@ -52,7 +53,7 @@ def registry(module_server: Server, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(autouse=True)
 def logins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of the test's own."""
+    """Let the test use a login file of its own."""
     path = tmp_path / "logins" / "auth.json"
     monkeypatch.setenv("REGISTRY_AUTH_FILE", str(path))
     return path
@@ -74,7 +75,7 @@ def only_the_first_image(module_server: Server) -> Iterator[None]:
 
 
 def small(name: str, **config: object) -> bytes:
-    """An archive of an image with one file."""
+    """Make an archive of an image with one file."""
     return build.docker_archive(
         {name: build.image([build.layer({"file": b"x" * 1000})], dict(config))}
     )
@@ -171,7 +172,7 @@ def test_pull_push_and_logins(server: Server, registry: Registry, logins: Path) 
 
 
 def test_a_pull_for_another_platform(server: Server, registry: Registry) -> None:
-    """The name means that platform's image until it is pulled without the option."""
+    """The name refers to that platform's image until the next pull without the option."""
     host, foreign = (
         build.image([build.layer({"file": text.encode()})], {"Cmd": ["/file"]})
         for text in ("host's", "foreign")
@@ -294,8 +295,8 @@ def test_prune(server: Server) -> None:
 
 
 def test_image_prune_removes_images_only(server: Server) -> None:
-    """As in docker and podman: without `-a` those that have no name; pods and containers stay,
-    also those that have ended."""
+    """As in docker and podman: without `-a` only images without a name; pods and containers stay,
+    also ended ones."""
     archive = server.folder / "other.tar"
     for name in ("registry.test/renamed:1", "registry.test/unused:1"):
         archive.write_bytes(small(name, Labels={"for": name}))
@@ -345,7 +346,7 @@ def test_an_interrupted_load_leaves_nothing(server: Server, tmp_path: Path) -> N
 
 
 def test_an_interrupted_save_leaves_no_file(server: Server, tmp_path: Path) -> None:
-    """A reader that does not read holds it where it is."""
+    """A pipe that is not read keeps the command in the middle of the archive."""
     os.mkfifo(tmp_path / "pipe")
     arguments = ("save", "-o", str(tmp_path / "pipe"), IMAGE)
     with started(server, *arguments) as process:

@@ -1,4 +1,5 @@
-"""Two namespaces with pods of one name: every verb can name either, and lists tell them apart."""
+"""Pods of one name in two namespaces: every verb can name either of them, and lists distinguish
+them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from tests.cri.server_harness import Server
 
 @pytest.fixture(scope="module")
 def twins(module_server: Server) -> Iterator[Server]:
-    """Pod `web` with container `c` in the namespaces blue and green."""
+    """Run pod `web` with container `c` in the namespaces blue and green."""
     for namespace in ("blue", "green"):
         config = module_server.pod_config("web")
         config.metadata.namespace, config.metadata.uid = namespace, namespace

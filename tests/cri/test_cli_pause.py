@@ -1,5 +1,5 @@
-"""pause and unpause: containers stand still by their freezer, and everything that meets one that
-does knows it."""
+"""pause and unpause: the freezer stops containers, and other verbs take paused containers into
+account."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATIENT = "trap 'exit 5' TERM; echo up; while :; do sleep 0.02; done"
 
 
 def pod(server: Server, name: str, *scripts: str, **labels: str) -> str:
-    """A pod with containers `c0`, `c1`, … that run the scripts; its id."""
+    """Run a pod with containers `c0`, `c1`, … for the scripts; return its id."""
     sandbox = server.run_pod(server.pod_config(name, labels=labels))
     for number, script in enumerate(scripts):
         config = server.container_config(["sh", "-c", script], log_path=f"c{number}.log")
@@ -30,7 +30,7 @@ def pod(server: Server, name: str, *scripts: str, **labels: str) -> str:
 
 
 def frozen(server: Server, name: str) -> bool:
-    """Whether the kernel says that all processes of the container stand still."""
+    """Return True if the kernel reports all processes of the container as frozen."""
     (status,) = [c for c in server.containers() if c.metadata.name == name]
     info = json.loads(
         server.runtime.ContainerStatus(

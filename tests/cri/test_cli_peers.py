@@ -1,5 +1,5 @@
-"""The client beside its peers: on containerd's socket what CRI has works and what it has not is
-said; crictl prints the same JSON, from both servers."""
+"""The client on containerd's socket: verbs of CRI work, and others report what they need. crictl
+prints the same JSON for both servers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.processes import wait_until
 
 @pytest.fixture(scope="module")
 def containerd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Its address, with a pod that `run` made."""
+    """Yield containerd's address, after `run` has made a pod."""
     folder = tmp_path_factory.mktemp("peer")
     name = session.name("verbs")
     (folder / "busybox.tar").write_bytes(busybox_archive(IMAGE))
@@ -51,7 +51,8 @@ def crictl(address: str, *arguments: str) -> object:
 
 
 def by_id(listing: object) -> object:
-    """The one list of the answer by id: containerd tells its images in any order (a Go map's)."""
+    """Return the only list of a reply by id, because containerd lists images in the random order of
+    a Go map."""
     assert isinstance(listing, dict) and len(listing) == 1
     ((key, items),) = listing.items()
     return {key: sorted(items, key=lambda item: item["id"])}

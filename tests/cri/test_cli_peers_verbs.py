@@ -1,5 +1,5 @@
-"""Verbs and flags that crictl, nerdctl and podman have: runp, create, wait, help, logs -c, inspect
--f, and codes of bad values."""
+"""Verbs and flags of crictl, nerdctl and podman: runp, create, wait, help, logs -c, inspect -f, and
+exit codes for bad values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write(folder: Path, name: str, document: object) -> str:
 
 
 def test_a_pod_and_a_container_from_cris_messages(server: Server, tmp_path: Path) -> None:
-    """Keys as in CRI's interface file (crictl's examples) and as protobuf's JSON has them."""
+    """Keys are those of CRI's interface file, as in crictl's examples, or protobuf's JSON names."""
     pod = {
         "metadata": {"name": "p", "namespace": "d", "uid": "u"},
         "log_directory": str(tmp_path),
@@ -104,8 +104,8 @@ def test_runtime_config_shows_the_cgroup_driver(server: Server) -> None:
 
 
 def test_update_warns_about_missing_controllers(server: Server) -> None:
-    """The server of the tests has `missing_controllers = "warn"`; what it has is in its verbose
-    status."""
+    """The tests' server has `missing_controllers = "warn"`; its verbose status lists its
+    controllers."""
     server.launch(server.run_pod())
     config = ok(server, "info").json["config"]
     lines = ok(server, "update", "--cpus", "0.5", "--memory", "64Mi", "c").err.splitlines()
@@ -121,7 +121,7 @@ def test_update_warns_about_missing_controllers(server: Server) -> None:
 
 
 def test_ports_are_forwarded_by_name_and_on_both_loopbacks(server: Server) -> None:
-    """The names are in the annotation that kubelet writes."""
+    """The names come from the annotation that kubelet writes."""
     pod = server.run_pod(server.pod_config("web"))
     answer = "while :; do printf 'hello' | nc -l -p 8080; done"
     ports = json.dumps([{"name": "http", "containerPort": 8080, "protocol": "TCP"}])

@@ -1,5 +1,4 @@
-"""`restart` and `start`: containers that run, that have ended, and pods that were stopped; what
-starts nothing says why."""
+"""`restart` and `start` for running and ended containers and for stopped pods, and their errors."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ spec:
 
 @pytest.fixture(autouse=True)
 def no_folders(module_server: Server) -> Iterator[None]:
-    """Each test starts without the folders that `run` makes."""
+    """Start each test without folders of `run`."""
     yield
     shutil.rmtree(module_server.folder / "pods", ignore_errors=True)
 
@@ -45,13 +44,13 @@ def folder(server: Server) -> str:
 
 
 def states(server: Server) -> dict[str, tuple[int, int]]:
-    """Name -> (attempt, state) of the newest attempt of each container."""
+    """Return (attempt, state) of the newest attempt of each container, by name."""
     containers = sorted(server.containers(), key=lambda c: c.metadata.attempt)
     return {c.metadata.name: (c.metadata.attempt, c.state) for c in containers}
 
 
 def run_web(server: Server) -> str:
-    """A pod of `run`; its id."""
+    """Make a pod with `run`; return its id."""
     manifest = server.folder / "web.yaml"
     manifest.write_text(MANIFEST)
     ok(server, "run", "--folder", folder(server), str(manifest))
@@ -139,7 +138,8 @@ def test_start_reports_why_it_starts_nothing(server: Server) -> None:
 
 
 def test_stop_waits_as_long_as_the_manifest_says(server: Server) -> None:
-    """As kubelet, `run` writes the pod's terminationGracePeriodSeconds on its containers; -t wins."""
+    """Like kubelet, `run` puts the pod's terminationGracePeriodSeconds into an annotation of its
+    containers; -t overrides it."""
     manifest = server.folder / "web.yaml"
     deaf = "trap '' TERM; echo up; while :; do sleep 0.02; done"
     manifest.write_text(
@@ -157,8 +157,8 @@ def test_stop_waits_as_long_as_the_manifest_says(server: Server) -> None:
 
 
 def test_a_pod_knows_its_own_name_and_address_also_when_it_starts_again(server: Server) -> None:
-    """/etc/hosts as kubelet writes it, with hostAliases; status.podIP in the environment and in
-    arguments."""
+    """/etc/hosts is as kubelet writes it, with hostAliases; environment and arguments use
+    status.podIP."""
     manifest = server.folder / "web.yaml"
     manifest.write_text(
         f"""

@@ -1,5 +1,5 @@
-"""The verbs that show: lists with filters and formats, inspect, statistics, processes, events,
-logs, completion."""
+"""Verbs that show: lists with filters and formats, inspect, statistics, processes, events, logs,
+completion."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ OUTPUT = "for i in 1 2 3 4; do echo line $i; done; echo on stderr >&2; exec slee
 
 @pytest.fixture(scope="module")
 def web(module_server: Server) -> Iterator[Server]:
-    """Two pods that all tests of this file look at: `web` with a running and an exited container,
-    and `db`, a kubelet's."""
+    """Run two pods for all tests of this file: `web` with a running and an exited container, and
+    `db` with kubelet's labels."""
     server = module_server
     web = server.run_pod(server.pod_config("web", labels={"app": "web", "tier": "front"}))
     main = server.container_config(["sh", "-c", OUTPUT], labels={"app": "web"})
@@ -145,7 +145,7 @@ def test_pods(web: Server) -> None:
 
 
 def test_no_colours_but_on_a_terminal(web: Server) -> None:
-    """script(1) makes one."""
+    """script(1) makes the terminal."""
     command = f"{sys.executable} -m cri_server.cli.main --address unix://{web.socket} ps"
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
 
@@ -236,8 +236,8 @@ def test_top(web: Server) -> None:
 
 
 def test_events(web: Server) -> None:
-    """The first ones may come before the client listens: containers are made until it has heard of
-    one."""
+    """Events may precede the client's subscription, so containers are created until the first event
+    arrives."""
     arguments = ("--address", f"unix://{web.socket}", "events", "--pod", "noted")
     command = [sys.executable, "-m", "cri_server.cli.main", *arguments]
     pod, events = web.run_pod(web.pod_config("noted")), list[list[str]]()
@@ -270,7 +270,7 @@ def test_events(web: Server) -> None:
 
 
 def test_events_since_a_time(web: Server) -> None:
-    """Also of a pod that is gone, and on with those that come."""
+    """Past events include those of a removed pod; new events follow."""
     pod = web.run_pod(web.pod_config("past"))
     first, second = (web.launch(pod, named(web, name)) for name in ("first", "second"))
     web.stop_container(first)

@@ -1,6 +1,5 @@
-"""What each command says, in one line, where it cannot work: to an ordinary user, without a server
-or with one that is not ours, with a wrong configuration, with streams that are closed.
-"""
+"""Errors of one line: for an ordinary user, without a server, with another program on the socket,
+with a wrong configuration, with closed streams."""
 
 from __future__ import annotations
 
@@ -72,7 +71,7 @@ Answer = tuple[int, str]
 
 
 def answers(*commands: list[str], user: int = 0) -> list[Answer]:
-    """Of each command the exit code, and stdout and stderr together."""
+    """Return exit code and output (stdout and stderr together) of each command."""
     request = json.dumps([user, commands])
     done = subprocess.run(
         [sys.executable, "-c", RUNNER, request], cwd=REPOSITORY, capture_output=True, timeout=120
@@ -86,7 +85,7 @@ def client(*commands: list[str], user: int = 0) -> list[Answer]:
 
 
 def refused(answer: Answer, message: str, expected_code: int = 1) -> None:
-    """The exit code, and one line that begins with the program's name."""
+    """Check the exit code, and that the output is one line that begins with the program's name."""
     code, output = answer
     assert code == expected_code and output.count("\n") == 1 and message in output, answer
     assert output.startswith("pyrunc-cri: "), answer
@@ -96,7 +95,8 @@ def refused(answer: Answer, message: str, expected_code: int = 1) -> None:
 def listening(
     path: Path, answer: Callable[[socket.socket], object] = lambda connection: None
 ) -> Iterator[None]:
-    """Somebody who accepts and does `answer`; connections stay open until the end."""
+    """Listen on a socket and call `answer` for each connection; connections stay open until the
+    end."""
     connections: list[socket.socket] = []
 
     def accept(listener: socket.socket) -> None:
@@ -133,7 +133,7 @@ def test_an_ordinary_user_gets_an_error_about_the_socket(server: Server) -> None
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that everybody finds; those above pytest's own are root's."""
+    """Make a folder that every user can reach; pytest's own are below folders of root."""
     with tempfile.TemporaryDirectory(prefix=session.name("open")) as name:
         os.chmod(name, 0o755)
         yield Path(name)
@@ -277,7 +277,7 @@ def test_closed_streams(server: Server) -> None:
 
 
 def test_an_interrupt_of_the_demo_leaves_nothing(tmp_path: Path) -> None:
-    """Ctrl-C reaches every process of the terminal's foreground group."""
+    """Ctrl-C reaches all processes of the terminal's foreground group."""
     process = subprocess.Popen(
         [sys.executable, "-m", "cri_server.cli.main", "demo", "pod.yaml"],
         cwd=REPOSITORY, env={**os.environ, "TMPDIR": str(tmp_path)}, start_new_session=True,

@@ -1,5 +1,4 @@
-"""Names that bash, zsh and fish complete at a terminal, by the scripts that are installed and by
-those that are evaluated."""
+"""Completion of names in bash, zsh and fish on a terminal, with installed and evaluated scripts."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ TO_THE_BEGINNING = "\x01"
 
 
 class Terminal:
-    """A shell at a terminal."""
+    """A shell on a terminal."""
 
     def __init__(self, shell: str, environment: dict[str, str]) -> None:
         self._ours, theirs = pty.openpty()
@@ -57,7 +56,7 @@ class Terminal:
         os.write(self._ours, text.encode())
 
     def expect(self, text: str) -> str:
-        """Wait for it; what came before it."""
+        """Wait for a text; return the output before it."""
         while text not in self._seen:
             assert select.select([self._ours], [], [], PATIENCE_S)[0], (
                 f"{text!r} does not come: {self._seen!r}"
@@ -86,7 +85,7 @@ def web(module_server: Server) -> Iterator[Server]:
 def terminal(
     web: Server, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Terminal]:
-    """A shell with our completion, with the server's address in its environment."""
+    """Start a shell with the completion script and the server's address in its environment."""
     shell, way = request.param
     if not shutil.which(shell):  # one of the packages that tests need: CI does not expect a skip
         pytest.skip(f"no {shell} on this machine")
@@ -129,6 +128,6 @@ def terminal(
     ],
 )
 def test_a_name_is_completed(terminal: Terminal, begun: str, whole: str) -> None:
-    """The line is completed, and then printed in place of being carried out."""
+    """The shell prints the completed line instead of executing it."""
     terminal.type(f"pyrunc-cri {begun}\t{TO_THE_BEGINNING}printf '<%s>' \n")
     terminal.expect(f"<{whole}>")

@@ -1,5 +1,5 @@
-"""`pyrunc-cri doctor` on this machine and beside a real server: what it says, its exit code,
-leftovers, and no trace of it."""
+"""`pyrunc-cri doctor` on this machine and beside a real server: findings, exit code, leftovers; it
+leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def server() -> Iterator[Server]:
 
 
 def configuration(server: Server, **cgroup: str) -> Path:
-    """The server's, with what the tests give it as flags."""
+    """Write the configuration of the server, which the tests pass as flags."""
     tables: dict[str, dict[str, Any]] = {
         "server": {
             "listen": f"unix://{server.socket}",
@@ -60,7 +60,7 @@ def run(config: Path, *arguments: str) -> tuple[int, str]:
 
 
 def doctor(config: Path) -> dict[str, dict[str, str]]:
-    """The findings by code."""
+    """Return the findings by code."""
     code, text = run(config, "--json")
     findings = json.loads(text)
     assert code == any(f["level"] == "wrong" for f in findings)
@@ -68,7 +68,8 @@ def doctor(config: Path) -> dict[str, dict[str, str]]:
 
 
 def names(folder: Path) -> list[str]:
-    """What is there but the timeline, which the server writes when it can."""
+    """Return the names of all files except the timeline, which the server may write at any
+    moment."""
     return sorted(set(os.listdir(folder)) - {"timeline"})
 
 
@@ -244,7 +245,7 @@ def test_leftover_mounts_and_cgroups() -> None:
 
 
 def test_a_starting_server_logs_problems(server: Server) -> None:
-    """No configuration for its network: the log of another server has it, with the command."""
+    """A server without a network configuration logs the finding with its remedy."""
     with Server(network=False) as other:
         assert wait_until(lambda: "cni-config: no network configuration" in other.tail(100), 30)
         (line,) = [line for line in other.tail(100).splitlines() if "cni-config" in line]

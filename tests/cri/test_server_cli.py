@@ -1,5 +1,5 @@
-"""The front end for people, over a real server: manifests, lists, logs, exec, images; and what a
-wrong manifest is told."""
+"""The commands for people with a real server: manifests, lists, logs, exec, images; and errors in
+manifests."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run(
 
 @pytest.fixture(autouse=True)
 def no_folders(module_server: Server) -> Iterator[None]:
-    """The folders of pods that a test has left."""
+    """Remove the pod folders of a test."""
     yield
     shutil.rmtree(module_server.folder / "pods", ignore_errors=True)
 
@@ -92,7 +92,7 @@ def test_a_manifest_becomes_a_pod(server: Server) -> None:
 
 
 def test_rm_deletes_nothing_that_a_pod_names(server: Server) -> None:
-    """kubelet copies annotations and labels from whoever may create pods."""
+    """kubelet copies annotations and labels from users who may create pods."""
     others = server.folder / "others"
     others.mkdir()
     (others / "precious").touch()
@@ -103,7 +103,7 @@ def test_rm_deletes_nothing_that_a_pod_names(server: Server) -> None:
 
 
 def with_volume(volume: str, mount: str = "mountPath: /v", command: str = "sleep 3600") -> str:
-    """A pod with one volume, mounted once."""
+    """Return a pod with one volume and one mount of it."""
     return f"""
 apiVersion: v1
 kind: Pod
@@ -152,7 +152,8 @@ def test_a_sub_path_is_resolved_beneath_its_volume(server: Server, tmp_path: Pat
 def test_a_sub_path_that_is_replaced_by_a_link_starts_nothing(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A container of the pod does so between our look and the server's."""
+    """A container of the pod replaces it after the client has resolved the path and before the
+    server does."""
     resolve, volume = volumes.source, tmp_path / "volume"
     volume.mkdir()
 
@@ -447,7 +448,8 @@ def test_verbose_status_is_json(server: Server) -> None:
 
 
 def test_run_with_a_config_map_and_a_secret(server: Server) -> None:
-    """In two files: kubelet's modes, read-only, and the content that env and volumes take."""
+    """The objects are in two files. Checks kubelet's modes, read-only mounts, and the content in
+    env and volumes."""
     objects = server.folder / "objects.yaml"
     objects.write_text("""
 {apiVersion: v1, kind: ConfigMap, metadata: {name: settings}, data: {COLOUR: blue, page: "hello\\n"}}

@@ -37,7 +37,8 @@ SECONDS = click.IntRange(0, (1 << 31) - 1)
 )
 @click.pass_obj
 def checkpoint(address: str, name: str, export: Path | None, timeout: int) -> None:
-    """Write the processes and files of a container to an archive with CRIU. The container runs on.
+    """Write the processes and files of a container to an archive. CRIU reads them, and the
+    container runs on.
 
     The containers of a pod are stopped at the same moment, and their archives are put into a
     folder. A manifest with `image: /PATH/OF/ARCHIVE` restores the container: see `run`.

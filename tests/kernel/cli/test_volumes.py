@@ -1,4 +1,4 @@
-"""Volumes of a manifest on the host: the types of hostPath, and that a subPath does not leave its
+"""Volumes of a manifest on the host: the types of hostPath, and subPaths, which cannot leave their
 volume."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PATHS = {
 
 
 def pod(volume: str, security: str = "{}") -> pod_model.Pod:
-    """A pod with one volume."""
+    """Return a pod with one volume."""
     text = f"""
 {{apiVersion: v1, kind: Pod, metadata: {{name: p}}, spec: {{
   containers: [{{name: c, image: i}}], securityContext: {security},
@@ -139,7 +139,7 @@ def test_a_folder_of_the_pod_belongs_to_its_fs_group(tmp_path: Path) -> None:
 
 
 def test_a_deep_volume_is_deleted(tmp_path: Path) -> None:
-    """A container chooses the depth; a recursive function would end at a thousand levels."""
+    """A container chooses the depth, and a recursive function would fail at a thousand levels."""
     folder = folders.make(tmp_path, "default", "p")
     folders.give(folder, "id")
     place = os.open(folder, os.O_RDONLY)

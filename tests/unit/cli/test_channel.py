@@ -1,4 +1,4 @@
-"""Our client of gRPC against the library's server, and against what is none."""
+"""The gRPC client with a server of the gRPC library, and with other programs."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_threads(peer: tuple[Peer, Channel]) -> None:
 
 @contextlib.contextmanager
 def listening(path: Path, *answers: Callable[[socket.socket], object]) -> Iterator[None]:
-    """Connections in turn get these answers and stay open to the end."""
+    """Give these replies to successive connections, which stay open until the end."""
     connections = []
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -203,7 +203,7 @@ def test_a_silent_server_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_channel_reconnects_to_a_restarted_server(tmp_path: Path) -> None:
-    """Its connection was kept; the next call makes another."""
+    """The idle connection is broken, so the next call makes another one."""
     path = tmp_path / "s"
 
     def serve() -> grpc.Server:

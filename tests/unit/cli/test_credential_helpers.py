@@ -1,5 +1,5 @@
-"""Logins from programs: kubelet's providers and docker's helpers, whom they are for, and what
-fails."""
+"""Logins from kubelet's credential providers and docker's helpers: for which images they are, and
+their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `pyrunc-cri demo` says of a server that does not start."""
+"""Messages of `pyrunc-cri demo` about a server that does not start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cri_server.cli.pods import demo
 
 
 def wait(folder: Path, *command: str) -> str:
-    """The error of waiting for `command`, which opens no socket."""
+    """Return the error of waiting for `command`, which opens no socket."""
     (folder / "server.log").write_text("the last line\n")
     with subprocess.Popen(command) as server, Client(f"unix://{folder}/cri.sock") as client:
         try:

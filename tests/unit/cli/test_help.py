@@ -1,4 +1,4 @@
-"""What `pyrunc-cri --help` says in 80 columns."""
+"""The output of `pyrunc-cri --help` in 80 columns."""
 
 from __future__ import annotations
 

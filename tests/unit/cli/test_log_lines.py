@@ -1,4 +1,4 @@
-"""A log with rotated files, read as one: from its beginning, from its end, while it is rotated."""
+"""A log with rotated files, read from its beginning, from its end, and during rotations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def record(number: int) -> bytes:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A log of nine records in three files, beside files that are not its own."""
+    """Write a log of nine records in three files, with unrelated files beside them."""
     path = tmp_path / "main.log"
     for at, ending in enumerate(FILES):
         Path(f"{path}{ending}").write_bytes(b"".join(record(3 * at + n) for n in range(3)))
@@ -75,7 +75,7 @@ def test_a_rotated_file_that_was_removed_leaves_a_gap_and_repeats_nothing(path: 
 
 
 def test_rotated_files_are_read_without_a_current_one(path: Path) -> None:
-    """A server was killed between the two steps of a rotation, and the container has ended."""
+    """The server was killed between the two steps of a rotation, and the container has ended."""
     path.unlink()
     log = Log(str(path))
     assert numbers(log) == list(range(6))

@@ -1,5 +1,5 @@
-"""What a manifest may say: every field of Kubernetes' Pod is done, refused with its path, or
-changes nothing."""
+"""Manifests: every field of Kubernetes' Pod is supported, refused with its path, or changes
+nothing."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ FULL: dict[str, Any] = {
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    """`FULL` with `value` at a path such as `spec.containers.0.comand`."""
+    """Return `FULL` with `value` at a path such as `spec.containers.0.comand`."""
     document: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(FULL))
     *above, last = path.split(".")
     place: Any = document

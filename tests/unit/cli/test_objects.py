@@ -1,5 +1,5 @@
-"""ConfigMaps and Secrets beside a Pod: environments, volumes, what is missing; probes that are
-told."""
+"""ConfigMaps and Secrets beside a Pod: environments, volumes, missing objects; and messages about
+probes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def environment(*documents: dict[str, Any]) -> dict[str, str]:
 
 
 def test_an_environment_from_all_sources() -> None:
-    """Later names win; what comes from elsewhere is not expanded, what the manifest writes is."""
+    """Later names take precedence. Values from objects are not expanded; those of the manifest
+    are."""
     env = [
         {"name": "PASSWORD", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "password"}}},
         {"name": "COLOUR", "value": "red"},
@@ -152,7 +153,7 @@ def test_an_error_has_its_path(documents: list[dict[str, Any]], message: str) ->
 
 
 def test_the_downward_api_in_an_environment() -> None:
-    """Resources in units of the divisor, rounded up; a request that is not said is the limit."""
+    """Resources are in units of the divisor, rounded up; a missing request is the limit."""
     refs = {
         "CPUS": {"resource": "limits.cpu"},
         "MILLI": {"resource": "requests.cpu", "divisor": "1m"},
@@ -193,8 +194,8 @@ def test_downward_and_projected_volumes() -> None:
 
 
 def test_lenient_leaves_out_only_the_reported_parts() -> None:
-    """A variable whose source is not supported is not there; a volume is empty, so that its mounts
-    have a place."""
+    """A variable with an unsupported source is left out; a volume becomes empty, so that it can be
+    mounted."""
     env = [{"name": "A", "valueFrom": {"fileKeyRef": {}}}, {"name": "B", "value": "b"}]
     volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "x"}}]
     text = yaml.safe_dump(pod(volumes, {"hostUsers": False}, env=env, volumeMounts=[{"name": "data", "mountPath": "/data"}]))  # fmt: skip

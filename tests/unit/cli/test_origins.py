@@ -1,4 +1,4 @@
-"""Where a container's values come from."""
+"""The origins of a container's values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`registry explain`: files, places in order, sources of credentials, and no secret."""
+"""`registry explain`: files, hosts in order, sources of credentials, and no secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates as Go has them."""
+"""Templates of Go's text/template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configuration file: defaults, flags over keys, and errors that say where."""
+"""The configuration file: defaults, flags that override keys, and errors with their place."""
 
 from __future__ import annotations
 

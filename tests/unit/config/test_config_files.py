@@ -1,4 +1,4 @@
-"""Drop-ins, where each value comes from, keys that do not exist, and what a running server takes."""
+"""Drop-ins, origins of values, unknown keys, and the changes that a running server applies."""
 
 from __future__ import annotations
 
@@ -152,8 +152,8 @@ def test_check_reports_each_problem(tmp_path: Path) -> None:
 
 
 def test_check_reports_all_errors_at_once(tmp_path: Path) -> None:
-    """Unknown keys, types, choices, forms of values, and what this machine says, in one go and with
-    their lines."""
+    """Unknown keys, types, choices, forms of values, and limits of this machine are reported
+    together with their lines."""
     path = tmp_path / "config.toml"
     path.write_text(
         '[server]\nlog_level = "loud"\nlisten = "tcp://1"\nroot = 3\n[cgroup]\ndrivr = "x"\n[metrics]\naddress = "nope"\n'

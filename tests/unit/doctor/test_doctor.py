@@ -1,5 +1,4 @@
-"""The checks that read, on machines made of files: a good one, and each thing that can be wrong
-with it."""
+"""The passive checks on machines made of files: a good one, and one for each problem."""
 
 from __future__ import annotations
 
@@ -70,7 +69,7 @@ def machine(tmp_path: Path, changes: dict[str, str | None] | None = None, **conf
 
 
 def findings(host: Host) -> dict[str, Finding]:
-    """Those that are not fine, by code."""
+    """Return the findings with a problem, by code."""
     results = [f for f in examine.examine(host, CHECKS) if f.level != Level.FINE]
     assert len({f.code for f in results}) == len(results)
     assert all(f.observation and f.effect for f in results)
@@ -151,8 +150,8 @@ def test_a_running_kubelet_takes_precedence_over_its_unit(tmp_path: Path) -> Non
 
 
 def test_a_kubelet_of_kubeadm_waits_until_the_machine_joins(tmp_path: Path) -> None:
-    """Its package's unit names files that `kubeadm join` writes: neither endpoint nor driver says
-    anything before that."""
+    """The unit of kubelet's package names files that `kubeadm join` writes; before that endpoint
+    and driver mean nothing."""
     drop_in = (
         '[Service]\nEnvironment="A=--bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf --kubeconfig=/etc/kubernetes/kubelet.conf"\n'
         'Environment="B=--config=/var/lib/kubelet/config.yaml"\nExecStart=\nExecStart=/usr/bin/kubelet $A $B\n'

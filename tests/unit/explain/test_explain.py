@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[3]
 
 
 def error_classes() -> set[str]:
-    """Qualified names of all classes below pyrunc.errors.Error, read from the sources."""
+    """Return the qualified names of all classes below pyrunc.errors.Error, read from the
+    sources."""
     bases: dict[str, tuple[str, list[str]]] = {}
     for package in ("pyrunc", "cri_server", "cni_plugins"):
         for path in (ROOT / package).rglob("*.py"):

@@ -1,4 +1,4 @@
-"""The configuration file that is installed says what the code does."""
+"""The installed configuration file describes all keys with the code's defaults."""
 
 from __future__ import annotations
 

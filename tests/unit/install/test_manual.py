@@ -1,4 +1,4 @@
-"""Manual pages and completions say what the command lines are."""
+"""Manual pages and completions describe the command lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGES = {path: text for path, text in TEXTS.items() if "/man/" in path}
 
 
 def shown(page: str) -> str:
-    """As a terminal of 160 columns shows it, with single blanks."""
+    """Return the page as a terminal of 160 columns shows it, with single spaces."""
     done = subprocess.run(
         ["groff", "-man", "-Tutf8", "-ww", "-rLL=160n", "-P-cbou"],
         input=page, capture_output=True, text=True, check=True,
