@@ -66,7 +66,7 @@ class CreateRequest(Value):
     makes need no descriptor. `start_immediately`: return when the program was executed; else the
     process waits on `<state_dir>/start.sock`. `record`: puts the process into the container's state
     on disk as soon as it exists. `attached`: see `plan.parent`. `preserve_fds`: numbers of
-    the caller that become 3, 4, …. `cgroup` None: stay in the caller's; `made_cgroup`: it exists.
+    the caller that become 3, 4, …. `cgroup` None: stay in the caller's; `existing_cgroup`: use it.
     `mount_namespace`: path of the mount namespace in which a pause process attached the mounts of
     `mount_fds`, for kernels that cannot clone them detached. `images`: mounts of images that the
     caller keeps, by the paths of their indexes; `image_volumes`: the volume that a bind's source
@@ -83,7 +83,7 @@ class CreateRequest(Value):
     nulls: tuple[int, ...] = ()
     state_dir: str = ""
     cgroup: CgroupChoice | None = CgroupChoice()
-    made_cgroup: Cgroup | None = None
+    existing_cgroup: Cgroup | None = None
     mount_fds: Mapping[str, int] = _NO_MOUNTS
     pinned: tuple[str, ...] = ()
     mount_namespace: str = ""
@@ -132,7 +132,7 @@ def compile_container(
         request.cgroup,
         descriptors,
         undo,
-        made=request.made_cgroup,
+        existing=request.existing_cgroup,
     )
     if cgroup is not None:
         filter_devices(cgroup, spec.linux)

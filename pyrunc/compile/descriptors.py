@@ -92,17 +92,17 @@ def open_cgroup(
     descriptors: NamedDescriptors,
     undo: Undo,
     *,
-    made: Cgroup | None = None,
+    existing: Cgroup | None = None,
 ) -> tuple[Cgroup | None, list[str]]:
     """Open the container's cgroup, with its limits in force before clone puts the first process
-    into it. `made`: it exists already, and stays when the work is undone."""
+    into it. `existing`: a cgroup that exists already, and stays when the work is undone."""
     if choice is None:
         return None, []
     from pyrunc.cgroups.naming import place
 
     resources = linux.resources or {}
-    cgroup = made or place(linux.cgroups_path, container_id, choice.driver)
-    if made is None:
+    cgroup = existing or place(linux.cgroups_path, container_id, choice.driver)
+    if existing is None:
         cgroup.create(resources, annotations)
         undo.push(f"cgroup {cgroup.path}", cgroup.remove)
     warnings = cgroup.apply(resources, choice.missing_controllers) if resources else []

@@ -75,12 +75,12 @@ def compile_pause(
     parts: Timings | None = None,
     *,
     mounts: Mapping[str, int] = _NO_MOUNTS,
-    made_cgroup: Cgroup | None = None,
+    existing_cgroup: Cgroup | None = None,
     timed: bool = False,
 ) -> CompiledLaunch:
     """Compile the launch of the pause process, with an empty read-only root, no capabilities,
     no_new_privs. `identifier` names its cgroup. `mounts`: folder in it -> a detached mount that
-    containers will get clones of; attached only where the kernel needs it. `made_cgroup`: the
+    containers will get clones of; attached only where the kernel needs it. `existing_cgroup`: the
     cgroup, if it exists already. `timed`: the program reports when each operation is done. A new
     cgroup is pushed on `undo`. Raises InvalidArgument, InvalidSpec, KernelError."""
     parts = parts or Timings()
@@ -114,7 +114,7 @@ def compile_pause(
         request.cgroup,
         descriptors,
         undo,
-        made=made_cgroup,
+        existing=existing_cgroup,
     )
     parts.end("cgroup")
     plan = plans.build_pause(

@@ -315,7 +315,7 @@ def open_devices(spec: Spec, descriptors: NamedDescriptors) -> None:
     """Make detached mounts of device files for a container whose user namespace may make none:
     nodes of its own, which belong to its users, in place of the host's. Needs Linux 6.15, which
     can clone mounts that are attached nowhere."""
-    nodes, machine = devices.made_outside(spec), host.host()
+    nodes, machine = devices.nodes_from_outside(spec), host.host()
     if not nodes or not machine.clones_detached or not devices.may_make(machine):
         return
     linux = spec.linux

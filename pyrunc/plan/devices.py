@@ -49,7 +49,7 @@ _CORE = Symlink("/dev/core", "/proc/kcore")
 def operations(spec: Spec, host: HostFacts, outside: Mapping[str, str] = {}) -> list[Op]:
     """Plan the nodes, then the links. A listed device replaces the default of its path; a listed
     ptmx is left to the link. `outside` has the descriptors of nodes that were made before
-    (`made_outside`)."""
+    (`nodes_from_outside`)."""
     destinations = {normal(mount.destination): mount for mount in spec.mounts}
     if _has_own(destinations):
         return []
@@ -76,7 +76,7 @@ def may_make(host: HostFacts) -> bool:
     return bool(host.capabilities >> CAPABILITIES["CAP_MKNOD"] & 1) and not host.in_user_namespace
 
 
-def made_outside(spec: Spec) -> list[MakeDevice]:
+def nodes_from_outside(spec: Spec) -> list[MakeDevice]:
     """Return the nodes of a container with a user namespace, which may not make them itself (but
     it may make a FIFO)."""
     if spec.linux.namespace("user") is None or spec.linux.namespace("mount") is None:

@@ -386,12 +386,12 @@ def _console_place(low: Lowering) -> Slot:
     covers (CVE-2025-52565)."""
     a = low.a
     folder = low.folder("/dev")
-    made = low.a.slot(4)
-    there = low.a.label()
+    console = low.a.slot(4)
+    exists = low.a.label()
     flags = f.O_RDONLY | f.O_CREAT | f.O_EXCL | low.o_nofollow | f.O_CLOEXEC
-    a.sys("openat", folder, "console", flags, 0o644, store=made, skip={EEXIST: there})
-    low.close(made)
-    a.place(there)
+    a.sys("openat", folder, "console", flags, 0o644, store=console, skip={EEXIST: exists})
+    low.close(console)
+    a.place(exists)
     place = a.slot(4)
     macros.open_at(a, folder, "console", f.O_PATH, resolve=macros.BENEATH, store=place)
     return place

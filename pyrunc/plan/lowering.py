@@ -203,7 +203,7 @@ class Lowering:
         """
         a = self.a
         context = self.a.slot(4)
-        made = self.a.slot(4)
+        mount = self.a.slot(4)
         created = self.a.label()
         grouped = kind == "devpts" and any(key == "gid" for key, _ in options)
         rules = {} if refused is None else {EPERM: refused}
@@ -224,9 +224,9 @@ class Lowering:
             self._configure(context, kind, source, rest, 0, rules)
         a.sys("fsconfig", context, mnt.FSCONFIG_CMD_CREATE, 0, 0, 0, skip=rules)
         a.place(created)
-        a.sys("fsmount", context, mnt.FSMOUNT_CLOEXEC, attributes, store=made, skip=rules)
+        a.sys("fsmount", context, mnt.FSMOUNT_CLOEXEC, attributes, store=mount, skip=rules)
         self.close(context)
-        return made
+        return mount
 
     def _configure(
         self,
@@ -261,5 +261,5 @@ class Lowering:
         if self.mask is not None:
             self.a.sys("open_tree", self.mask, "", CLONE | EMPTY, store=store)
         else:
-            made = self.filesystem("tmpfs", "tmpfs", MASK_OPTIONS, QUIET | mnt.MOUNT_ATTR_RDONLY)
-            self.a.set(store, made)
+            mask = self.filesystem("tmpfs", "tmpfs", MASK_OPTIONS, QUIET | mnt.MOUNT_ATTR_RDONLY)
+            self.a.set(store, mask)

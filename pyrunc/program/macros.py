@@ -318,10 +318,10 @@ def make_file(
     a.place(missing)
     parent = make_directories(a, root, "/".join(names[:-1]), directory_mode)
     flags = O_CREAT | O_EXCL | O_WRONLY | a.arch.o_nofollow | O_CLOEXEC
-    made, there = a.slot(4), a.label("made meanwhile")
-    a.sys("openat", parent, names[-1], flags, mode, store=made, skip={EEXIST: there})
-    close(a, made)
-    a.place(there)
+    new_file, exists = a.slot(4), a.label("made meanwhile")
+    a.sys("openat", parent, names[-1], flags, mode, store=new_file, skip={EEXIST: exists})
+    close(a, new_file)
+    a.place(exists)
     open_at(a, parent, names[-1], O_PATH, resolve=BENEATH, store=result)
     close(a, parent)
     a.place(done)
@@ -390,26 +390,21 @@ def check_program(
             "execveat", AT_FDCWD, path, argv, env, AT_EXECVE_CHECK,
             store=result, ok=program_ok, skip_any=NEXT,
         )  # fmt: skip
-        a.compare(result, "eq", -EACCES, true=examine)
-        a.compare(result, "eq", -EINVAL, true=old)
-        a.compare(result, "eq", -EPERM, true=old, false=after)
+        _branch_on_errno(a, result, {EACCES: examine, EINVAL: old, EPERM: old}, after)
         a.place(old)
         older, granted = a.label("no faccessat2"), a.label("granted")
         a.sys(
             "faccessat2", AT_FDCWD, path, X_OK, AT_EACCESS,
             store=result, ok=granted, skip_any=NEXT,
         )  # fmt: skip
-        a.compare(result, "eq", -EACCES, true=examine)
-        a.compare(result, "eq", -ENOSYS, true=older)
-        a.compare(result, "eq", -EPERM, true=older, false=after)
+        _branch_on_errno(a, result, {EACCES: examine, ENOSYS: older, EPERM: older}, after)
         a.place(older)
         a.sys(
             "faccessat", AT_FDCWD, path, X_OK,
             store=result, ok=granted, skip_any=NEXT,
         )  # fmt: skip
-        a.compare(result, "eq", -EACCES, true=examine)
-        a.compare(result, "eq", -ENOSYS, true=program_ok)
-        a.compare(result, "eq", -EPERM, true=program_ok, false=after)
+        # A filter that forbids this call, too, leaves nothing to check with.
+        _branch_on_errno(a, result, {EACCES: examine, ENOSYS: program_ok, EPERM: program_ok}, after)
         a.place(granted)
         place = a.data(STATX_SIZE)
         a.sys("statx", AT_FDCWD, path, 0, STATX_BASIC_STATS, place, skip_any=program_ok)
@@ -429,6 +424,16 @@ def check_program(
     a.place(missing)
     a.fail(ENOENT, mark=mark)
     a.place(program_ok)
+
+
+def _branch_on_errno(
+    a: Assembler, result: Slot, targets: Mapping[int, Label], otherwise: Label
+) -> None:
+    """Go to the label of the errno in `result`, or to `otherwise`."""
+    *_, last = targets
+    for errno, label in targets.items():
+        false = otherwise if errno == last else NEXT
+        a.compare(result, "eq", -errno, true=label, false=false)
 
 
 def execute(

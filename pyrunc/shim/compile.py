@@ -164,7 +164,7 @@ class ContainerCompiler:
         descriptors = NamedDescriptors()
         with Undo() as undo:
             undo.push("descriptors", descriptors.close)
-            request = self._create_request(spec).replace(made_cgroup=prepared_group(prepared))
+            request = self._create_request(spec).replace(existing_cgroup=prepared_group(prepared))
             compiled = compile_container(request, descriptors, undo, parts)
             undo.commit()
         launch = compiled.launch
@@ -266,7 +266,7 @@ class PauseCompiler:
                 undo,
                 parts,
                 mounts={f"/{name}": number for name, number in pins.items()},
-                made_cgroup=prepared_group(prepared),
+                existing_cgroup=prepared_group(prepared),
                 timed=self._timed,
             )
             undo.commit()
