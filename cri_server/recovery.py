@@ -49,12 +49,12 @@ async def recover(services: Services) -> None:
         *(_guarded(_recover_sandbox, services, s) for s in services.index.sandboxes)
     )
     await asyncio.gather(
-        *(_guarded(drop_sandbox, services, i) for i in half_made_sandboxes(services))
+        *(_guarded(drop_sandbox, services, i) for i in unfinished_sandboxes(services))
     )
     await asyncio.gather(
         *(
             _guarded(drop_container, services, i)
-            for i in {*without_sandbox, *half_made_containers(services)}
+            for i in {*without_sandbox, *unfinished_containers(services)}
         )
     )
     await services.shims.drop_unknown()
@@ -113,7 +113,7 @@ async def _recover_sandbox(services: Services, sandbox: Sandbox) -> None:
         _ended_with_the_boot(services, containers)
         return
     for container in containers:
-        orphans.read_facts(services.paths, container)
+        orphans.read_records(services.paths, container)
     await services.shims.reach(sandbox)
     for container in containers:
         await asyncio.to_thread(_end_checkpoint, services, container)
@@ -131,17 +131,17 @@ def _end_checkpoint(services: Services, container: Container) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(target)
     remove_path(work)
-    log.info("container %s: a checkpoint that was under way is given up", container.id)
+    log.info("container %s: its unfinished checkpoint was dropped", container.id)
 
 
 def _ended_with_the_boot(services: Services, containers: list[Container]) -> None:
     for container in containers:
-        orphans.read_facts(services.paths, container)
+        orphans.read_records(services.paths, container)
         if container.exit is None:
             container.ended(Exit.unknown(boot_time_ns()))
 
 
-def half_made_sandboxes(services: Services) -> list[str]:
+def unfinished_sandboxes(services: Services) -> list[str]:
     """Return ids of sandboxes that have folders but no record, so that no client knows them."""
     sandboxes = services.index.sandboxes
     ids = set(entries(services.paths.sandbox_states))
@@ -149,7 +149,7 @@ def half_made_sandboxes(services: Services) -> list[str]:
     return [name for name in ids if sandboxes.find(name) is None]
 
 
-def half_made_containers(services: Services) -> list[str]:
+def unfinished_containers(services: Services) -> list[str]:
     """Return ids of containers that have folders but no record."""
     containers = services.index.containers
     ids = set(entries(services.paths.container_states))
@@ -187,4 +187,4 @@ async def drop_container(services: Services, identifier: str) -> None:
     await unfinished.end_container(services.paths, identifier)
     await disk.remove_record(services.paths.container_record(identifier))
     await disk.delete_container_folders(services.paths, services.trash, identifier)
-    log.info("dropped what was left of container %s", identifier)
+    log.info("dropped the rest of container %s", identifier)

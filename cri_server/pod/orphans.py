@@ -53,7 +53,7 @@ async def _wait_for_lock(lock: int, sandbox_id: str) -> None:
         await asyncio.sleep(FORKS_INTERVAL_S)
 
 
-def read_facts(paths: Paths, container: Container) -> None:
+def read_records(paths: Paths, container: Container) -> None:
     """Read the container's exit and process from its folder, where the shim has written them."""
     folder = paths.container_state(container.id)
     try:

@@ -59,13 +59,13 @@ class Shims:
         self.on_moved: OnMoved = _ignore_move
 
     def time_operations(self, timed: bool) -> None:
-        """Whether shims tell the time of each operation of a launch (`ShimClient.timed`)."""
+        """Set whether shims report the time of each operation of a launch (`ShimClient.timed`)."""
         self._timed = timed
         for client in self._clients.values():
             client.timed = timed
 
     def get(self, sandbox: Sandbox) -> ShimClient:
-        """The connection. Raises Unavailable when its shim is gone or does not answer."""
+        """Return the connection. Raises Unavailable when the shim is gone or does not answer."""
         client = self.find(sandbox)
         if client is None:
             what = "does not answer" if self.is_silent(sandbox) else "is gone"
@@ -73,8 +73,8 @@ class Shims:
         return client
 
     def find(self, sandbox: Sandbox) -> ShimClient | None:
-        """The connection, None when there is no shim, or it does not answer or does not have all of
-        its pod yet."""
+        """Return the connection; None when there is no shim, or it does not answer, or has not
+        taken over the whole pod yet."""
         return None if sandbox.id in self._taking_over else self._connection(sandbox)
 
     def _connection(self, sandbox: Sandbox) -> ShimClient | None:
@@ -82,11 +82,11 @@ class Shims:
         return None if client is None or client.closed else client
 
     def is_silent(self, sandbox: Sandbox) -> bool:
-        """Whether a shim is waited for that lives but does not answer."""
+        """Whether the pod's shim lives but does not answer."""
         return sandbox.id in self._answers
 
     def count(self) -> dict[str, int]:
-        """How many are connected, and how many live but do not answer."""
+        """Return how many shims are connected, and how many live but do not answer."""
         return {"connected": len(self._clients), "silent": len(self._answers)}
 
     async def start(self, sandbox: Sandbox, *, network: bool = False) -> str | None:
@@ -102,8 +102,8 @@ class Shims:
         return path
 
     def _serves_others_only(self, sandbox: Sandbox) -> bool:
-        """Whether the sandbox's shim serves other pods only: when it drops a pod it removes its
-        record there."""
+        """Whether the sandbox's shim has dropped this pod and serves others only: when it drops a
+        pod, it removes its record there."""
         return not (self._paths.sandbox_state(sandbox.id) / messages.SHIM_RECORD).exists()
 
     async def connect(self, sandbox: Sandbox) -> ShimClient:
@@ -119,7 +119,7 @@ class Shims:
         )
 
     def _take(self, sandbox: Sandbox, client: ShimClient) -> None:
-        """The connection is the sandbox's from here on."""
+        """Assign the connection to the sandbox."""
         client.on_close = lambda: self._closed(sandbox, client)
         client.timed = self._timed
         self._clients[sandbox.id], self._pods[sandbox.id] = client, sandbox
@@ -128,7 +128,7 @@ class Shims:
     async def reach(self, sandbox: Sandbox, timeout_s: float = ANSWER_S) -> bool:
         """Connect to the shim that may live and learn what it knows; whether it has answered.
 
-        Another one takes over from a dead one, or what that left is ended. A silent one is waited
+        Another shim takes over from a dead one, or its processes are ended. A silent shim is waited
         for in the background from then on: `is_silent`.
         """
         if self.find(sandbox) is not None:
@@ -143,9 +143,9 @@ class Shims:
             await asyncio.wait([task], timeout=TAKE_OVER_S)
         if self.is_silent(sandbox):
             log.warning("sandbox %s: its shim lives, but does not answer", sandbox.id)
-            self._look_from_outside(sandbox)
+            self._derive_states(sandbox)
         else:
-            await asyncio.wait([task])  # what it left is being ended
+            await asyncio.wait([task])  # its processes are being ended
         return self.find(sandbox) is not None
 
     def _answered(self, sandbox: Sandbox, task: asyncio.Task[None]) -> None:
@@ -166,7 +166,7 @@ class Shims:
                     await self._end_once(sandbox)
                 return
             except Error:  # it accepts no connection at the moment
-                self._look_from_outside(sandbox)
+                self._derive_states(sandbox)
                 await asyncio.sleep(LOOK_S)
                 continue
             try:
@@ -311,19 +311,19 @@ class Shims:
         answer = asyncio.ensure_future(client.state())
         try:
             while not (await asyncio.wait([answer], timeout=LOOK_S))[0]:
-                self._look_from_outside(sandbox)
+                self._derive_states(sandbox)
             return answer.result()
         finally:
             answer.cancel()
 
-    def _look_from_outside(self, sandbox: Sandbox) -> None:
+    def _derive_states(self, sandbox: Sandbox) -> None:
         """Derive the states of a pod whose shim is silent from its processes and cgroups."""
         pause_was_alive = sandbox.pause_alive
         sandbox.pause_alive = bool(sandbox.pause and sandbox.pause.alive())
         if pause_was_alive and not sandbox.pause_alive:
             self.on_exit(sandbox, None)
         for container in self._index.containers_of(sandbox):
-            orphans.read_facts(self._paths, container)
+            orphans.read_records(self._paths, container)
             process = container.process
             if process is not None:
                 container.lost = container.exit is None and not process.alive()
@@ -513,11 +513,11 @@ class Shims:
 
     async def _end_orphan(self, sandbox: Sandbox, container: Container) -> None:
         await self.stored.drop(container.id)
-        # its group may be left: of a start that failed, or not removed yet
+        # its cgroup may exist: of a failed start, or not removed yet
         if container.exit is not None:
             await orphans.kill_group(container.cgroups_path, container.id)
             return
-        orphans.read_facts(self._paths, container)
+        orphans.read_records(self._paths, container)
         if container.exit is None and (container.process or orphans.was_started(container)):
             await orphans.end_container(self._paths, container)
         else:

@@ -25,9 +25,9 @@ from cri_server.images.store.unused import Entry, size_of
 from cri_server.recovery import (
     drop_container,
     drop_sandbox,
-    half_made_containers,
-    half_made_sandboxes,
     live_networks,
+    unfinished_containers,
+    unfinished_sandboxes,
 )
 from cri_server.services import Services
 from cri_server.store.facts import entries
@@ -208,8 +208,8 @@ class _Collector:
             self._keep("container", f"{container.config.metadata.name} {container.id[:12]}", why)
         sandboxes, containers, files = self._list()
         idle = await self._idle()
-        await self._half_made("pod", sandboxes, idle, half_made_sandboxes, drop_sandbox)
-        await self._half_made("container", containers, idle, half_made_containers, drop_container)
+        await self._half_made("pod", sandboxes, idle, unfinished_sandboxes, drop_sandbox)
+        await self._half_made("container", containers, idle, unfinished_containers, drop_container)
         for path in files:
             await self._file(path, idle)
         for path in [paths.trash / name for name in await services.trash.wait_deleted(PATIENCE_S)]:
@@ -232,7 +232,7 @@ class _Collector:
             for n in sorted(entries(f))
             if "." in n and not n.endswith(".json")
         ]
-        return half_made_sandboxes(self._services), half_made_containers(self._services), odd
+        return unfinished_sandboxes(self._services), unfinished_containers(self._services), odd
 
     async def _idle(self) -> bool:
         """Wait for a moment without operations; return False after `PATIENCE_S`."""

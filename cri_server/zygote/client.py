@@ -56,7 +56,7 @@ class JobResult:
 
 
 class Zygote:
-    """A zygote process, replaced by a new one when it is found dead. Use from one event loop."""
+    """A zygote process, replaced by a new one when it has died. Use from one event loop."""
 
     def __init__(self, preload: Sequence[str], keeper: str | None = None) -> None:
         """It is to import the modules `preload`. `keeper`: the folder of a keeper, which becomes
@@ -187,7 +187,7 @@ class Zygote:
                 raise Unavailable("the zygote is closed")
             if self._process is None or self._process.gone:
                 old, self._process = self._process, None
-                # reaped once, also when the caller that found it dead is cancelled meanwhile
+                # reaped once, also when the caller that noticed its death is cancelled meanwhile
                 if old:
                     await asyncio.shield(old.close())
                 self._process = await self._start()

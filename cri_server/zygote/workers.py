@@ -32,7 +32,7 @@ class Workers:
 
     def __init__(self, zygote: Zygote, function: str, name: str, at_work: int, idle: int) -> None:
         """`function(arguments, [socket])` answers until the socket closes; `name` is for the words
-        of errors. `at_work`: so many are asked at a time; `idle`: so many are kept."""
+        of errors. `at_work`: how many work at a time; `idle`: how many idle ones stay."""
         self._zygote = zygote
         self._function = function
         self._name = name

@@ -294,8 +294,7 @@ class StartExec(Request):
 
 
 class ExecStarted(Record):
-    """With a terminal's master, or pipes to those of stdin, stdout and stderr that were asked
-    for."""
+    """With a terminal's master, or pipes to the requested ones of stdin, stdout and stderr."""
 
     pid: int
     start_time: int = 0

@@ -385,7 +385,7 @@ class Pod:
             group.kill()
             self._remove(group)
         except (Error, OSError) as error:
-            print(f"pyrunc-shim: what a failed start left: {error}", file=sys.stderr)
+            print(f"pyrunc-shim: cleaning up after a failed start: {error}", file=sys.stderr)
 
     def _container_exited(self, container: Container) -> None:
         self._pods.keeper.drop(messages.StoredContainer.name_of(container.id))
@@ -562,16 +562,16 @@ class Pod:
         return Worker(self.loop, self._reaper, self._pods.descriptors(), work, done, failed)
 
     def _state(self, call: Call, request: messages.GetState) -> None:
-        pause = None
-        if (found := self._pause) is not None:
-            pause = messages.PauseState(
-                found.pid, found.start_time, self._pause_running, found.netns_path()
+        state, pause = None, self._pause
+        if pause is not None:
+            state = messages.PauseState(
+                pause.pid, pause.start_time, self._pause_running, pause.netns_path()
             )
         call.answer(
             messages.State(
                 protocol=messages.PROTOCOL,
                 pid=os.getpid(),
-                holder=pause,
+                holder=state,
                 netns_path=self.netns_path(),
                 containers=[container.state() for container in self._containers.values()],
                 execs=[session.id for session in self._execs.values() if not session.exited],

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyrunc.shim.loop import Loop
-    from pyrunc.shim.starter import OfPod
+    from pyrunc.shim.starter import SupervisedProcess
 
     OnExit = Callable[["Ended"], None]
 
@@ -64,7 +64,7 @@ class Reaper:
             self._noted[pid] = start_time
         self._reap_one(pid)
 
-    def expect_other(self, process: OfPod, on_exit: OnExit) -> None:
+    def expect_other(self, process: SupervisedProcess, on_exit: OnExit) -> None:
         """Call `on_exit` once when a process has ended that is no child of ours; its pidfd stays
         the caller's until then."""
         assert process.pidfd is not None
@@ -72,7 +72,7 @@ class Reaper:
             process.pidfd, READABLE, lambda events: self._other_ended(process, on_exit, LOOKS)
         )
 
-    def _other_ended(self, process: OfPod, on_exit: OnExit, looks: int) -> None:
+    def _other_ended(self, process: SupervisedProcess, on_exit: OnExit, looks: int) -> None:
         assert process.pidfd is not None
         self._loop.unwatch(process.pidfd)
         status = self._keeper.exit_status(process.pid, process.start_time, process.pidfd)

@@ -45,7 +45,7 @@ WAITING_STEPS = frozenset(("RunHooks", "SendListener", "EnterRdt", "JoinRdt", "M
 """Steps of a parent that wait for other processes, or may take long."""
 
 
-class OfPod:
+class SupervisedProcess:
     """A process that the shim waits for: its child, whose pid is not reused before it is reaped;
     or, with a `pidfd`, a process whose shim was lost."""
 
@@ -87,7 +87,7 @@ class StartedProcess(Record):
     parts: Sequence[Any]
 
 
-class Process(OfPod):
+class Process(SupervisedProcess):
     """A process that was started. `console_fd`, a pty's master, belongs to the owner of this
     object. `parts`: the parts of the start's time."""
 
@@ -135,7 +135,7 @@ class Process(OfPod):
         return process
 
 
-class PauseProcess(OfPod):
+class PauseProcess(SupervisedProcess):
     """The pod's pause process and what the shim pins for the pod: the network namespace and
     detached mounts, by name."""
 

@@ -72,8 +72,8 @@ class Stop:
     def _give_up(self) -> None:
         """Answer the calls with an error; SIGKILL is still repeated."""
         waiting, self._waiting = self._waiting, []
-        fact = tree.stat(self._container.pid)
-        state = fact.state if fact else "gone"
+        status = tree.stat(self._container.pid)
+        state = status.state if status else "gone"
         process = f"process {self._container.pid} (state {state})"
         words = f"container {self._container.id}: {process} survives SIGKILL"
         for call in waiting:

@@ -36,11 +36,11 @@ def kill_session(leader: int, reaped: bool, processes: Callable[[], Iterable[int
     for _ in range(MOST_ROUNDS):
         killed = 0
         members = _members(leader, processes(), set(done))
-        if reaped and stat(leader):  # asked after the list was made
+        if reaped and stat(leader):  # looked up after the list was made
             return len(done)
-        for pid, fact in sorted(members.items(), key=lambda member: member[0] != leader):
-            if done.get(pid) != fact.start_time and _kill(pid, fact.start_time):
-                done[pid] = fact.start_time
+        for pid, status in sorted(members.items(), key=lambda member: member[0] != leader):
+            if done.get(pid) != status.start_time and _kill(pid, status.start_time):
+                done[pid] = status.start_time
                 killed += 1
         if not killed:
             return len(done)
@@ -54,12 +54,18 @@ def orphaned_sessions(first: int, processes: Iterable[int]) -> list[int]:
     own = _pid_namespace(os.getpid())
     if _pid_namespace(first) in (own, ""):
         return []
-    facts = {pid: found for pid in processes if pid != first and (found := stat(pid))}
+    parents = {pid: status.parent for pid, status in _statuses(processes).items() if pid != first}
     return [
         pid
-        for pid, fact in facts.items()
-        if fact.parent not in (0, os.getpid()) and _pid_namespace(fact.parent) == own
+        for pid, parent in parents.items()
+        if parent not in (0, os.getpid()) and _pid_namespace(parent) == own
     ]
+
+
+def _statuses(pids: Iterable[int]) -> dict[int, Stat]:
+    """Read /proc/PID/stat of those that exist."""
+    statuses = {pid: stat(pid) for pid in pids}
+    return {pid: status for pid, status in statuses.items() if status is not None}
 
 
 def _pid_namespace(pid: int) -> str:
@@ -76,14 +82,14 @@ def _members(leader: int, pids: Iterable[int], killed: set[int]) -> dict[int, St
     The killed count as members: a child that they made in their last moment has another parent by
     now.
     """
-    facts = {pid: found for pid in pids if (found := stat(pid))}
+    statuses = _statuses(pids)
     members = {leader} | killed
     while (
-        more := {p for p, f in facts.items() if f.parent in members or f.session in members}
+        more := {p for p, f in statuses.items() if f.parent in members or f.session in members}
         - members
     ):
         members |= more
-    return {pid: facts[pid] for pid in members if pid in facts and facts[pid].alive}
+    return {pid: statuses[pid] for pid in members if pid in statuses and statuses[pid].alive}
 
 
 def _kill(pid: int, start_time: int) -> bool:
@@ -92,8 +98,8 @@ def _kill(pid: int, start_time: int) -> bool:
     except OSError:
         return False
     try:
-        fact = stat(pid)
-        if fact is None or fact.start_time != start_time:
+        status = stat(pid)
+        if status is None or status.start_time != start_time:
             return False
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         return True

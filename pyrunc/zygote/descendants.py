@@ -1,7 +1,7 @@
-"""Killing a job means killing what it started, also what left its process group.
+"""Kills a job with all its descendants, also those that have left its process group.
 
 a job is a child subreaper, so whatever its children leave behind stays below it while it lives:
-the tree is read from /proc, stopped from the top, and read again until nothing new is found.
+the tree is read from /proc, stopped from the top, and read again until no new process appears.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _stop_new(pid: int, pidfds: dict[int, int]) -> bool:
 
 def open_descendant(pid: int, family: set[int]) -> int | None:
     """A pidfd of a process whose parent is one of `family`; None when it is not (any more): its
-    number may have been given away since it was listed, so the parent is looked at after the pidfd
+    number may have been reused since it was listed, so the parent is looked at after the pidfd
     was opened."""
     try:
         process = os.pidfd_open(pid)

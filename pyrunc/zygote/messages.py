@@ -77,6 +77,6 @@ class Outcome(Record):
 
 class FromWorker(Record):
     """In the answer of a job that stays (`workers`). `last`: it has grown by the question and
-    is not to be asked again."""
+    must get no further request."""
 
     last: bool = False
