@@ -3,16 +3,19 @@ kubelet of its own, a unit of the guest's systemd."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
+import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from cri_server.config import Network, Server
 from tests.kube_e2e import images
+from tests.kube_e2e_node import suite as kube_e2e_node
 from tests.support import ginkgo, guest_disk, guest_node, toolchain
-from tests.support.cluster_node import POD_SUBNETS, bridge_network
+from tests.support.cluster_node import bridge_network
 from tests.support.guest import Guest
 
 DISK, FOLDER = "/opt/suite", "/root/suite"
@@ -22,23 +25,11 @@ PYTHON = "/opt/venv/bin/python"
 # A name that the specs of MemoryQoS have in their text.
 OLDER_BUSYBOX = f"{images.E2E}/busybox:1.36.1-1"
 KUBELET = {
-    "kind": "KubeletConfiguration",
-    "apiVersion": "kubelet.config.k8s.io/v1beta1",
-    "failSwapOn": False,
+    **kube_e2e_node.KUBELET,
+    "failCgroupV1": True,
     "cgroupsPerQOS": True,
     "enforceNodeAllocatable": ["pods"],
     "cgroupDriver": "systemd",
-    "makeIPTablesUtilChains": False,
-    "podCIDR": POD_SUBNETS[0],
-    "serializeImagePulls": False,
-    "volumeStatsAggPeriod": "10s",
-    "fileCheckFrequency": "10s",
-    "evictionPressureTransitionPeriod": "30s",
-    "evictionHard": {
-        "imagefs.available": "1%",
-        "nodefs.available": "1%",
-        "memory.available": "50Mi",
-    },
 }
 # The handler is that of RuntimeClasses which specs make.
 SETTINGS = """[cgroup]
@@ -61,7 +52,7 @@ cat >{Network().conf_dir}/10-pods.conflist
 printf '#!/bin/sh\\nexec "$@"\\n' >/usr/local/bin/sudo && chmod +x /usr/local/bin/sudo
 ln -s {DISK}/e2e_node.test {FOLDER}/e2e_node.test
 """
-# The command's log is read by its caller, who may end it early.
+# The suite's own output goes to a file: it is megabytes.
 RUN = f"""cd {FOLDER} && rm -rf reports && mkdir reports
 printf %s "$(systemctl show --property=MainPID --value {UNIT})" >server.pid
 cat >kubelet.yaml
@@ -114,8 +105,11 @@ class NodeSuite:
         ]  # fmt: skip
         script = RUN.replace("COMMAND", shlex.join(command))
         settings = json.dumps(KUBELET).encode()
-        self.guest.ssh(script, check=False, stdin=settings, timeout_s=timeout_s + 300)
+        report = self.folder / "report.json"
+        report.unlink(missing_ok=True)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.guest.ssh(script, check=False, stdin=settings, timeout_s=timeout_s + 300)
         for name in ("ginkgo.log", "reports/report.json", "reports/kubelet.log"):
-            content = self.guest.ssh(f"cat {FOLDER}/{name}", check=False).stdout
-            (self.folder / Path(name).name).write_bytes(content)
-        return ginkgo.specs(self.folder / "report.json")
+            if content := self.guest.ssh(f"cat {FOLDER}/{name}", check=False).stdout:
+                (self.folder / Path(name).name).write_bytes(content)
+        return ginkgo.specs(report)
