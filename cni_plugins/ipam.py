@@ -13,7 +13,7 @@ from typing import Any
 
 from cni_plugins.host_local import plugin as host_local
 from cni_plugins.protocol.builtin import HEAD_BYTES, is_builtin_script
-from cni_plugins.protocol.call import Call
+from cni_plugins.protocol.call import CniCall
 from cni_plugins.protocol.config import PluginConfig, decode_object
 from cni_plugins.protocol.errors import (
     DECODING_FAILURE,
@@ -40,7 +40,7 @@ def plugin_of(config: PluginConfig) -> str:
     return kind
 
 
-def allocate(call: Call, config: PluginConfig, *, link: str) -> Result:
+def allocate(call: CniCall, config: PluginConfig, *, link: str) -> Result:
     """Run ADD of the address plugin; an empty result if there is none. `link`: the host's interface
     of the attachment."""
     kind = plugin_of(config)
@@ -53,24 +53,24 @@ def allocate(call: Call, config: PluginConfig, *, link: str) -> Result:
     return host_local.allocate(call, config, link=link)
 
 
-def release(call: Call, config: PluginConfig) -> None:
+def release(call: CniCall, config: PluginConfig) -> None:
     """Run DEL of the address plugin."""
     _delegate("DEL", call, config)
 
 
-def check(call: Call, config: PluginConfig) -> None:
+def check(call: CniCall, config: PluginConfig) -> None:
     _delegate("CHECK", call, config)
 
 
-def status(call: Call, config: PluginConfig) -> None:
+def status(call: CniCall, config: PluginConfig) -> None:
     _delegate("STATUS", call, config)
 
 
-def collect(call: Call, config: PluginConfig) -> None:
+def collect(call: CniCall, config: PluginConfig) -> None:
     _delegate("GC", call, config)
 
 
-def _delegate(command: str, call: Call, config: PluginConfig) -> None:
+def _delegate(command: str, call: CniCall, config: PluginConfig) -> None:
     kind = plugin_of(config)
     if not kind:
         return
@@ -86,7 +86,7 @@ def _delegate(command: str, call: Call, config: PluginConfig) -> None:
     verbs[command](call, config)
 
 
-def _program(kind: str, call: Call) -> str:
+def _program(kind: str, call: CniCall) -> str:
     """The executable to run; empty for the built-in host-local. Raises CniError 5 if there is
     neither."""
     for folder in call.path:
@@ -108,7 +108,7 @@ def _head(path: str) -> bytes:
         return file.read(HEAD_BYTES) or b""
 
 
-def _run(program: str, call: Call, config: PluginConfig) -> dict[str, Any]:
+def _run(program: str, call: CniCall, config: PluginConfig) -> dict[str, Any]:
     """Execute a foreign address plugin with the same request. Raises its error."""
     import subprocess  # takes 3 ms, and the built-in host-local does not need it
 

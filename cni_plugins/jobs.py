@@ -32,11 +32,18 @@ from cni_plugins.portmap.plugin import PLUGIN as PORTMAP
 from cni_plugins.portmap.plugin import derive as derive_ports
 from cni_plugins.protocol import version
 from cni_plugins.protocol.addresses import Network
-from cni_plugins.protocol.call import Call
+from cni_plugins.protocol.call import CniCall
 from cni_plugins.protocol.config import PluginConfig
 from cni_plugins.protocol.errors import INTERNAL
 from cni_plugins.protocol.result import Result
-from cni_plugins.protocol.worker import Answer, Chain, Execute, Install, PluginError, Restore
+from cni_plugins.protocol.worker import (
+    Answer,
+    Chain,
+    ExecutePlugin,
+    InstallPlugins,
+    PluginError,
+    Restore,
+)
 from cni_plugins.skel import perform, to_cni_error
 from pyrunc import ipc
 from pyrunc.errors import Error, InvalidArgument
@@ -77,8 +84,8 @@ def serve(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
 
 
 def execute(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
-    """Execute the program of an `Execute`, with exactly its environment."""
-    request = Execute.of(arguments)
+    """Execute the program of an `ExecutePlugin`, with exactly its environment."""
+    request = ExecutePlugin.of(arguments)
     os.chdir("/")
     program = request.program
     try:
@@ -89,11 +96,11 @@ def execute(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
 
 
 def install(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
-    """Write pyrunc's plugins into the folder of an `Install`."""
+    """Write pyrunc's plugins into the folder of an `InstallPlugins`."""
     from cni_plugins.install import install as write
 
     try:
-        write(Install.of(arguments).folder)
+        write(InstallPlugins.of(arguments).folder)
     except OSError as error:
         print(error, file=sys.stderr)
         return 1
@@ -121,7 +128,7 @@ def _run(verb: Callable[[WorkerRequest], Answer], request: WorkerRequest) -> Ans
 def chain(request: Chain) -> Answer:
     """Run plugins in order, each with the result of the one before; returns the last result of an
     ADD."""
-    call = Call.from_environment(request.environment)
+    call = CniCall.from_environment(request.environment)
     if call.command != "ADD":
         return _run_plugins(call, request.inputs, None)
     with shared_pod(call.netns) as pod:
@@ -133,7 +140,7 @@ def chain(request: Chain) -> Answer:
 
 
 def _run_plugins(
-    call: Call, inputs: Sequence[dict[str, Any]], previous: dict[str, Any] | None
+    call: CniCall, inputs: Sequence[dict[str, Any]], previous: dict[str, Any] | None
 ) -> Answer:
     """Run one plugin after another; results are passed on as objects, not as JSON."""
     result: Result | None = None
@@ -158,7 +165,7 @@ def restore(request: Restore) -> Answer:
     expected: dict[tuple[str, bytes], nfnetlink.Element] = {}
     subnets: set[Network] = set()
     for attachment in request.attachments:
-        call = Call.from_environment(attachment.environment)
+        call = CniCall.from_environment(attachment.environment)
         for value in attachment.inputs:
             attachment_elements, attachment_subnets = _host_rules_of(
                 call, PluginConfig.from_object(value)
@@ -169,7 +176,7 @@ def restore(request: Restore) -> Answer:
 
 
 def _host_rules_of(
-    call: Call, config: PluginConfig
+    call: CniCall, config: PluginConfig
 ) -> tuple[list[nfnetlink.Element], set[Network]]:
     previous = config.previous_result() or Result()
     if config.kind == "portmap":

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from cni_plugins.protocol import version
-from cni_plugins.protocol.call import Call
+from cni_plugins.protocol.call import CniCall
 from cni_plugins.protocol.config import LIMIT_BYTES, PluginConfig
 from cni_plugins.protocol.errors import (
     DECODING_FAILURE,
@@ -29,26 +29,26 @@ from cni_plugins.protocol.errors import (
 from cni_plugins.protocol.result import Result
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument
 
-Verb = Callable[[Call, PluginConfig], None]
+Verb = Callable[[CniCall, PluginConfig], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plugin:
+class CniPlugin:
     """A plugin: its name, and a function per command."""
 
     name: str
-    add: Callable[[Call, PluginConfig], Result]
+    add: Callable[[CniCall, PluginConfig], Result]
     delete: Verb
     check: Verb
     status: Verb
     gc: Verb
 
 
-def answer(plugin: Plugin, environment: Mapping[str, str], content: bytes) -> tuple[int, bytes]:
+def answer(plugin: CniPlugin, environment: Mapping[str, str], content: bytes) -> tuple[int, bytes]:
     """Run a request; returns exit code and stdout."""
     cni_version = version.LATEST
     try:
-        call = Call.from_environment(environment)
+        call = CniCall.from_environment(environment)
         if call.command == "VERSION":
             return 0, _encode(version.announcement())
         config = PluginConfig.parse(content)
@@ -61,7 +61,7 @@ def answer(plugin: Plugin, environment: Mapping[str, str], content: bytes) -> tu
         return 1, _encode(to_cni_error(plugin.name, error).to_json(cni_version))
 
 
-def perform(plugin: Plugin, call: Call, config: PluginConfig) -> Result | None:
+def perform(plugin: CniPlugin, call: CniCall, config: PluginConfig) -> Result | None:
     """Run one command other than VERSION. Raises CniError and what the plugin raises."""
     version.require_supported(config.cni_version)
     _check_command_version(call.command, config.cni_version)
@@ -90,7 +90,7 @@ def to_cni_error(name: str, error: Exception) -> CniError:
     return CniError(INTERNAL, f"{name}: {type(error).__name__}: {error}")
 
 
-def serve(plugin: Plugin) -> NoReturn:
+def serve(plugin: CniPlugin) -> NoReturn:
     """Run the plugin in this process: its environment, stdin, stdout and exit code."""
     content = b""
     if os.environ.get("CNI_COMMAND") != "VERSION":

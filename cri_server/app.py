@@ -22,7 +22,7 @@ from cri_server.containers.rotate_logs import rotating
 from cri_server.containers.sessions import Sessions
 from cri_server.images.service import ImageService as Images
 from cri_server.images.store import layer_maker
-from cri_server.network.service import Network
+from cri_server.network.service import NetworkService
 from cri_server.node import host
 from cri_server.observability import debug, events, meters
 from cri_server.observability.events import Events
@@ -215,8 +215,8 @@ def _open_images(
 
 def _open_network(
     config: Config, paths: Paths, jobs: Zygote, stack: contextlib.AsyncExitStack
-) -> Network:
-    network = Network(
+) -> NetworkService:
+    network = NetworkService(
         config.network.conf_dir,
         config.network.bin_dir,
         str(paths.root / "network"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from cri_server.config import Config
 from cri_server.images.service import ImageService
-from cri_server.network.service import Network
+from cri_server.network.service import NetworkService
 from cri_server.node.host import Node
 from cri_server.node.oci_features import OciFeatures
 from cri_server.observability.events import Events
@@ -19,7 +19,7 @@ from cri_server.pod.keeper import KeeperWatch
 from cri_server.pod.pod import Pod
 from cri_server.pod.shims import Shims
 from cri_server.security.apparmor import DefaultProfile
-from cri_server.security.selinux.levels import Levels
+from cri_server.security.selinux.levels import SelinuxLevels
 from cri_server.store.index import Index
 from cri_server.store.model import Container, Sandbox
 from cri_server.store.paths import Paths
@@ -36,7 +36,7 @@ class Services:
     paths: Paths
     index: Index
     images: ImageService
-    network: Network
+    network: NetworkService
     shims: Shims
     jobs: Zygote
     events: Events
@@ -47,13 +47,13 @@ class Services:
     default_apparmor: DefaultProfile = field(default_factory=DefaultProfile)
     oci_features: OciFeatures = field(init=False)
     running: SingleFlight = field(default_factory=SingleFlight)
-    selinux_levels: Levels = field(init=False)
+    selinux_levels: SelinuxLevels = field(init=False)
     trash: Trash = field(init=False)
     observer: LifecycleObserver = field(default_factory=LifecycleObserver)
     pending: set[str] = field(default_factory=set)  # ids of sandboxes that are being created
 
     def __post_init__(self) -> None:
-        self.selinux_levels = Levels(self.config.selinux.category_range)
+        self.selinux_levels = SelinuxLevels(self.config.selinux.category_range)
         self.oci_features = OciFeatures(self.jobs)
         self.trash = Trash(self.paths.trash)
         self.timeline = Ring(self.paths.root / "timeline")

@@ -8,13 +8,13 @@ from cni_plugins.bridge.addressing import installed_routes
 from cni_plugins.bridge.settings import BridgeSettings, host_link_name, parse
 from cni_plugins.net import host_rules, netns
 from cni_plugins.net.inventory import LinkState, addresses, link_named, routes
-from cni_plugins.protocol.call import Call
+from cni_plugins.protocol.call import CniCall
 from cni_plugins.protocol.config import PluginConfig
 from cni_plugins.protocol.errors import DAMAGED, INVALID_CONFIG, CniError
 from cni_plugins.protocol.result import AssignedAddress, Result
 
 
-def check(call: Call, config: PluginConfig) -> None:
+def check(call: CniCall, config: PluginConfig) -> None:
     """Run CHECK. Raises CniError 120 for the first damage, 7 without `prevResult`."""
     settings = parse(config, call)
     previous = config.previous_result()
@@ -53,7 +53,7 @@ def _check_host(settings: BridgeSettings, name: str) -> None:
     )
 
 
-def _check_pod(call: Call, previous: Result, settings: BridgeSettings) -> None:
+def _check_pod(call: CniCall, previous: Result, settings: BridgeSettings) -> None:
     with netns.open_for(call.netns) as pod, netns.entered(pod):
         link = link_named(call.ifname)
         _require(link is not None, f"the pod's {call.ifname} is gone")
@@ -72,7 +72,7 @@ def _check_pod(call: Call, previous: Result, settings: BridgeSettings) -> None:
 
 
 def _check_pod_link(
-    link: LinkState, call: Call, previous: Result, settings: BridgeSettings
+    link: LinkState, call: CniCall, previous: Result, settings: BridgeSettings
 ) -> None:
     _require(link.kind == "veth", f"the pod's {link.name} is not a veth")
     _require(link.up or settings.container_interface_down, f"the pod's {link.name} is down")
@@ -101,7 +101,7 @@ def _check_gateway(settings: BridgeSettings, ips: tuple[AssignedAddress, ...]) -
             )
 
 
-def _check_masquerade(call: Call, config: PluginConfig, previous: Result) -> None:
+def _check_masquerade(call: CniCall, config: PluginConfig, previous: Result) -> None:
     _require(host_rules.is_intact(), "rules of the nftables table are gone")
     tag = host_rules.owner_tag(config.name, call.container_id, call.ifname, config.scope())
     addresses_of_pod = previous.addresses_of(call.ifname, call.netns)

@@ -11,8 +11,8 @@ from cni_plugins.bridge.addressing import Addressing
 from cni_plugins.bridge.settings import BridgeSettings
 from cni_plugins.net import netns
 from cni_plugins.net.neighbours import advertise, open_advertiser
-from cni_plugins.net.netlink import NetlinkSocket, Request
-from cni_plugins.net.pod import Pod
+from cni_plugins.net.netlink import NetlinkRequest, NetlinkSocket
+from cni_plugins.net.pod import PodNamespace
 from cni_plugins.net.rtnetlink import (
     IFA_F_DADFAILED,
     IFA_F_TENTATIVE,
@@ -66,7 +66,7 @@ def ensure_bridge(host: NetlinkSocket, settings: BridgeSettings) -> Link:
 
 def attach_veth(
     host: NetlinkSocket,
-    pod: Pod,
+    pod: PodNamespace,
     bridge: Link,
     settings: BridgeSettings,
     *,
@@ -97,7 +97,9 @@ def attach_veth(
             raise outcome
 
 
-def configure_pod(pod: Pod, ifname: str, addressing: Addressing, settings: BridgeSettings) -> Link:
+def configure_pod(
+    pod: PodNamespace, ifname: str, addressing: Addressing, settings: BridgeSettings
+) -> Link:
     """Set the addresses and routes of the pod's end in one send; returns the link. The only visit
     to the namespace."""
     with pod.entered() as inner:
@@ -163,7 +165,7 @@ def wait_for_forwarding(host: NetlinkSocket, name: str, settings: BridgeSettings
 
 
 def announce(
-    host: NetlinkSocket, pod: Pod, bridge: Link, inner: Link, addressing: Addressing
+    host: NetlinkSocket, pod: PodNamespace, bridge: Link, inner: Link, addressing: Addressing
 ) -> None:
     """Announce the pod's addresses to neighbours that may know them by the previous owner's
     hardware address: the host, and IPv6 neighbours.
@@ -232,7 +234,7 @@ def _collides(existing: LinkAddress, gateway: AddressInNetwork, addressing: Addr
     return existing.scope != _SCOPE_LINK and existing.address.network.overlaps(gateway.network)
 
 
-def _tolerate(host: NetlinkSocket, request: Request, number: int) -> None:
+def _tolerate(host: NetlinkSocket, request: NetlinkRequest, number: int) -> None:
     (outcome,) = host.attempt(request)
     if isinstance(outcome, KernelError) and outcome.errno != number:
         raise outcome

@@ -19,11 +19,11 @@ from cni_plugins.bridge.settings import BridgeSettings, host_link_name, parse
 from cni_plugins.net import host_rules
 from cni_plugins.net.pod import open_pod
 from cni_plugins.net.rtnetlink import host_socket
-from cni_plugins.protocol.call import Call
+from cni_plugins.protocol.call import CniCall
 from cni_plugins.protocol.config import PluginConfig
 from cni_plugins.protocol.errors import CniError
 from cni_plugins.protocol.result import Interface, Result, dns_from_json
-from cni_plugins.skel import Plugin, serve
+from cni_plugins.skel import CniPlugin, serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class _Names:
     tag: str
 
 
-def add(call: Call, config: PluginConfig) -> Result:
+def add(call: CniCall, config: PluginConfig) -> Result:
     """Run ADD. Raises CniError, KernelError."""
     settings = parse(config, call)
     names = _names(call, config)
@@ -69,7 +69,7 @@ def add(call: Call, config: PluginConfig) -> Result:
     return _result(answer, addressing, config).with_interfaces(interfaces, 2)
 
 
-def delete(call: Call, config: PluginConfig) -> None:
+def delete(call: CniCall, config: PluginConfig) -> None:
     """Run DEL: each step runs even if an earlier one fails; raises the first error at the end."""
     settings = parse(config, call)
     names = _names(call, config)
@@ -81,20 +81,20 @@ def delete(call: Call, config: PluginConfig) -> None:
         raise failures[0]
 
 
-def check(call: Call, config: PluginConfig) -> None:
+def check(call: CniCall, config: PluginConfig) -> None:
     """Run CHECK."""
     from cni_plugins.bridge.check import check as check_state
 
     check_state(call, config)
 
 
-def status(call: Call, config: PluginConfig) -> None:
+def status(call: CniCall, config: PluginConfig) -> None:
     """Run STATUS: check the configuration and the address plugin."""
     parse(config, call)
     ipam.status(call, config)
 
 
-def collect(call: Call, config: PluginConfig) -> None:
+def collect(call: CniCall, config: PluginConfig) -> None:
     """Run GC: remove links, masquerades and addresses of this network's attachments that are no
     longer valid."""
     from cni_plugins.net.inventory import links as all_links
@@ -135,7 +135,7 @@ def _result(answer: Result, addressing: Addressing, config: PluginConfig) -> Res
     return Result(ips=addressing.ips, routes=addressing.reported, dns=dns)
 
 
-def _retract_masquerade(call: Call, config: PluginConfig, tag: str) -> None:
+def _retract_masquerade(call: CniCall, config: PluginConfig, tag: str) -> None:
     """Remove the attachment's masquerades, by the addresses in prevResult, else by searching all
     elements for its tag."""
     try:
@@ -150,7 +150,7 @@ def _retract_masquerade(call: Call, config: PluginConfig, tag: str) -> None:
     host_rules.remove_elements(existing or host_rules.elements_of(host_rules.MASQUERADE_SETS, tag))
 
 
-def _take_down(call: Call, settings: BridgeSettings, link: str) -> None:
+def _take_down(call: CniCall, settings: BridgeSettings, link: str) -> None:
     with host_socket() as host:
         removed = (
             links.quiesce(host, link)
@@ -168,14 +168,14 @@ def _attempt(failures: list[Exception], function: Callable[..., None], *argument
         failures.append(error)
 
 
-def _names(call: Call, config: PluginConfig) -> _Names:
+def _names(call: CniCall, config: PluginConfig) -> _Names:
     return _Names(
         link=host_link_name(call.container_id, call.ifname),
         tag=host_rules.owner_tag(config.name, call.container_id, call.ifname, config.scope()),
     )
 
 
-PLUGIN = Plugin("bridge", add=add, delete=delete, check=check, status=status, gc=collect)
+PLUGIN = CniPlugin("bridge", add=add, delete=delete, check=check, status=status, gc=collect)
 
 
 def main() -> None:

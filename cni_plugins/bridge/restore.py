@@ -6,13 +6,13 @@ from cni_plugins.bridge.settings import parse
 from cni_plugins.net import host_rules
 from cni_plugins.net.nfnetlink import Element
 from cni_plugins.protocol.addresses import Network
-from cni_plugins.protocol.call import Call
+from cni_plugins.protocol.call import CniCall
 from cni_plugins.protocol.config import PluginConfig
 from cni_plugins.protocol.result import Result
 
 
 def elements(
-    call: Call, config: PluginConfig, previous: Result
+    call: CniCall, config: PluginConfig, previous: Result
 ) -> tuple[list[Element], set[Network]]:
     """The elements, and the subnets whose chains they jump into; empty without ipMasq."""
     if not parse(config, call).ip_masq:

@@ -7,7 +7,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-from cni_plugins.protocol.call import Call, check_interface_name
+from cni_plugins.protocol.call import CniCall, check_interface_name
 from cni_plugins.protocol.config import PluginConfig
 from cni_plugins.protocol.errors import (
     INVALID_CONFIG,
@@ -40,7 +40,7 @@ class BridgeSettings:
     background_teardown: bool
 
 
-def parse(config: PluginConfig, call: Call) -> BridgeSettings:
+def parse(config: PluginConfig, call: CniCall) -> BridgeSettings:
     """Parse the options. Raises CniError 2, 4 or 7."""
     raw = config.raw
     for key in _UNSUPPORTED:
@@ -89,7 +89,7 @@ def _mtu(value: object) -> int:
     return value
 
 
-def _mac(config: PluginConfig, call: Call) -> str:
+def _mac(config: PluginConfig, call: CniCall) -> str:
     """The requested hardware address: of the capability, else of `args.cni`, else of CNI_ARGS."""
     for value, where in (
         (config.capability("mac"), "runtimeConfig.mac"),

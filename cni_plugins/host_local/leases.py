@@ -78,7 +78,7 @@ class LeavingRecord(Record):
     link: str = ""
 
 
-class Leases:
+class NetworkLeases:
     """The leases of one network; obtained from `open_leases`, which holds the lock."""
 
     def __init__(self, folder: str, boot: str, link_exists: Callable[[str], bool]) -> None:
@@ -339,7 +339,7 @@ class Leases:
 @contextlib.contextmanager
 def open_leases(
     folder: str, link_exists: Callable[[str], bool], *, boot: str | None = None
-) -> Iterator[Leases]:
+) -> Iterator[NetworkLeases]:
     """The leases below `folder` for a block, with the lock held. Raises CniError 5."""
     try:
         try:
@@ -347,7 +347,7 @@ def open_leases(
         except FileNotFoundError:
             os.makedirs(folder, mode=0o755, exist_ok=True)
             lock = _open_lock(folder)
-        leases = Leases(folder, boot if boot is not None else boot_id(), link_exists)
+        leases = NetworkLeases(folder, boot if boot is not None else boot_id(), link_exists)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield leases

@@ -10,14 +10,14 @@ import os
 import socket
 
 from cni_plugins.host_local import leases, settings
-from cni_plugins.protocol.call import Call
+from cni_plugins.protocol.call import CniCall
 from cni_plugins.protocol.config import PluginConfig
 from cni_plugins.protocol.errors import DAMAGED, CniError
 from cni_plugins.protocol.result import AssignedAddress, Result
-from cni_plugins.skel import Plugin, serve
+from cni_plugins.skel import CniPlugin, serve
 
 
-def allocate(call: Call, config: PluginConfig, *, link: str = "") -> Result:
+def allocate(call: CniCall, config: PluginConfig, *, link: str = "") -> Result:
     """Run ADD. `link`: the host's interface of the attachment, if the caller knows it. Raises
     CniError."""
     options = settings.parse(config, call)
@@ -33,7 +33,7 @@ def allocate(call: Call, config: PluginConfig, *, link: str = "") -> Result:
     return Result(ips=ips, routes=options.routes, dns=options.dns)
 
 
-def release(call: Call, config: PluginConfig) -> None:
+def release(call: CniCall, config: PluginConfig) -> None:
     """Run DEL; does nothing for an attachment without leases."""
     folder = settings.folder_of(config)
     if os.path.isdir(folder):
@@ -41,7 +41,7 @@ def release(call: Call, config: PluginConfig) -> None:
             store.release(leases.owner_name(call.container_id, call.ifname))
 
 
-def check(call: Call, config: PluginConfig) -> None:
+def check(call: CniCall, config: PluginConfig) -> None:
     """Run CHECK: the attachment has its leases. Raises CniError 120."""
     owner = leases.owner_name(call.container_id, call.ifname)
     with leases.open_leases(settings.folder_of(config), link_exists) as store:
@@ -53,7 +53,7 @@ def check(call: Call, config: PluginConfig) -> None:
                 raise CniError(DAMAGED, f"the lease of {address} is not {owner}'s")
 
 
-def collect(call: Call, config: PluginConfig) -> None:
+def collect(call: CniCall, config: PluginConfig) -> None:
     """Run GC: release the addresses of attachments that are no longer valid."""
     valid = {leases.owner_name(*pair) for pair in config.valid_attachments()}
     folder = settings.folder_of(config)
@@ -62,7 +62,7 @@ def collect(call: Call, config: PluginConfig) -> None:
             store.collect(valid.__contains__, scope=config.scope())
 
 
-def status(call: Call, config: PluginConfig) -> None:
+def status(call: CniCall, config: PluginConfig) -> None:
     """Run STATUS: the configuration is valid. Raises CniError."""
     settings.parse(config, call)
 
@@ -75,7 +75,9 @@ def link_exists(name: str) -> bool:
         return False
 
 
-PLUGIN = Plugin("host-local", add=allocate, delete=release, check=check, status=status, gc=collect)
+PLUGIN = CniPlugin(
+    "host-local", add=allocate, delete=release, check=check, status=status, gc=collect
+)
 
 
 def main() -> None:

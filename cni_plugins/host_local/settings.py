@@ -15,7 +15,7 @@ from typing import Any
 
 from cni_plugins.host_local.ranges import RangeSet, check_disjoint
 from cni_plugins.protocol.addresses import Address
-from cni_plugins.protocol.call import Call
+from cni_plugins.protocol.call import CniCall
 from cni_plugins.protocol.config import PluginConfig
 from cni_plugins.protocol.errors import INVALID_CONFIG, INVALID_ENVIRONMENT, CniError
 from cni_plugins.protocol.result import Dns, Route, dns_from_json, route_from_json
@@ -35,7 +35,7 @@ class HostLocalSettings:
     requested: tuple[Address, ...]
 
 
-def parse(config: PluginConfig, call: Call) -> HostLocalSettings:
+def parse(config: PluginConfig, call: CniCall) -> HostLocalSettings:
     """Parse the options. Raises CniError 4 or 7."""
     ipam = config.raw.get("ipam")
     if not isinstance(ipam, dict):
@@ -99,7 +99,7 @@ def _range_sets(ipam: dict[str, Any], capability_ranges: Any) -> tuple[RangeSet,
     return tuple(sets)
 
 
-def _requested(config: PluginConfig, call: Call) -> tuple[Address, ...]:
+def _requested(config: PluginConfig, call: CniCall) -> tuple[Address, ...]:
     requests: list[tuple[object, str]] = []
     for value, where in (
         (config.capability("ips"), "runtimeConfig.ips"),

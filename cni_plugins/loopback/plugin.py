@@ -5,16 +5,16 @@ from __future__ import annotations
 from cni_plugins.net import netns
 from cni_plugins.net.pod import open_pod
 from cni_plugins.net.rtnetlink import IFF_UP, addresses, find_link, open_route_socket, set_link
-from cni_plugins.protocol.call import Call
+from cni_plugins.protocol.call import CniCall
 from cni_plugins.protocol.config import PluginConfig
 from cni_plugins.protocol.errors import DAMAGED, CniError
 from cni_plugins.protocol.result import AssignedAddress, Interface, Result
-from cni_plugins.skel import Plugin, serve
+from cni_plugins.skel import CniPlugin, serve
 
 _NAME, _MAC = "lo", "00:00:00:00:00:00"
 
 
-def add(call: Call, config: PluginConfig) -> Result:
+def add(call: CniCall, config: PluginConfig) -> Result:
     """Run ADD. Returns the result of an earlier plugin unchanged, like the reference plugin."""
     with open_pod(call.netns) as pod:
         pod.bring_loopback_up()
@@ -29,14 +29,14 @@ def add(call: Call, config: PluginConfig) -> Result:
     )
 
 
-def delete(call: Call, config: PluginConfig) -> None:
+def delete(call: CniCall, config: PluginConfig) -> None:
     """Run DEL: set `lo` down while its namespace exists, like the reference plugin."""
     if call.netns and netns.exists(call.netns):
         with netns.open_for(call.netns) as pod, netns.entered(pod), open_route_socket() as route:
             route.call(set_link(index=1, change=IFF_UP))
 
 
-def check(call: Call, config: PluginConfig) -> None:
+def check(call: CniCall, config: PluginConfig) -> None:
     """Run CHECK: `lo` is up. Raises CniError 120."""
     with netns.open_for(call.netns) as pod, netns.entered(pod), open_route_socket() as route:
         link = find_link(route, index=1)
@@ -44,11 +44,11 @@ def check(call: Call, config: PluginConfig) -> None:
             raise CniError(DAMAGED, "lo is not up")
 
 
-def nothing(call: Call, config: PluginConfig) -> None:
+def nothing(call: CniCall, config: PluginConfig) -> None:
     """STATUS and GC: nothing to do, because the plugin changes nothing outside the pod."""
 
 
-PLUGIN = Plugin("loopback", add=add, delete=delete, check=check, status=nothing, gc=nothing)
+PLUGIN = CniPlugin("loopback", add=add, delete=delete, check=check, status=nothing, gc=nothing)
 
 
 def main() -> None:

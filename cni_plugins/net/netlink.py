@@ -32,7 +32,7 @@ _DUMP_ATTEMPTS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class NetlinkRequest:
     """One message without its header. `name` and `subject` are for the error text only.
 
     Without NLM_F_ACK and NLM_F_DUMP it is a query with a single answer."""
@@ -103,7 +103,7 @@ class NetlinkSocket:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def call(self, *requests: Request) -> list[list[bytes]]:
+    def call(self, *requests: NetlinkRequest) -> list[list[bytes]]:
         """Send all requests at once; returns the answers' bodies per request. Reads all answers,
         then raises the first KernelError."""
         outcomes = self.attempt(*requests)
@@ -112,7 +112,7 @@ class NetlinkSocket:
                 raise outcome
         return [outcome for outcome in outcomes if not isinstance(outcome, KernelError)]
 
-    def attempt(self, *requests: Request) -> list[list[bytes] | KernelError]:
+    def attempt(self, *requests: NetlinkRequest) -> list[list[bytes] | KernelError]:
         """Send all requests at once; returns the answers or the error of each. The kernel continues
         after a failed request."""
         first = self._sequence + 1
@@ -143,10 +143,10 @@ class NetlinkSocket:
                 )
         return [errors.get(i) or answers[i] for i in range(len(requests))]
 
-    def dump(self, request: Request) -> list[bytes]:
+    def dump(self, request: NetlinkRequest) -> list[bytes]:
         """All objects of a kind; repeats the request while they change during the listing
         (NLM_F_DUMP_INTR)."""
-        dump_request = Request(
+        dump_request = NetlinkRequest(
             request.kind,
             request.body,
             request.name,
@@ -163,7 +163,7 @@ class NetlinkSocket:
         )
 
     def send_batch(
-        self, begin: bytes, requests: tuple[Request, ...], end: bytes
+        self, begin: bytes, requests: tuple[NetlinkRequest, ...], end: bytes
     ) -> list[KernelError | None]:
         """Send an nfnetlink transaction: requests between two frames that are not answered. The
         first error aborts all."""
@@ -187,11 +187,11 @@ class NetlinkSocket:
                     raise failure
         return [outcomes[i] for i in range(len(requests))]
 
-    def _send(self, frames: bytes, request: Request) -> None:
+    def _send(self, frames: bytes, request: NetlinkRequest) -> None:
         with kernel_errors(request.name, request.subject):
             self._socket.send(frames)
 
-    def _receive(self, request: Request) -> Iterator[tuple[int, int, int, bytes]]:
+    def _receive(self, request: NetlinkRequest) -> Iterator[tuple[int, int, int, bytes]]:
         try:
             packet = self._socket.recv(_RECEIVE_BYTES)
         except BlockingIOError:
@@ -207,14 +207,14 @@ class NetlinkSocket:
             offset += (length + 3) & ~3
 
 
-def _encode(request: Request, sequence: int, flags: int) -> bytes:
+def _encode(request: NetlinkRequest, sequence: int, flags: int) -> bytes:
     return (
         _HEADER.pack(16 + len(request.body), request.kind, flags | NLM_F_REQUEST, sequence, 0)
         + request.body
     )
 
 
-def _error(request: Request, flags: int, body: bytes) -> KernelError | None:
+def _error(request: NetlinkRequest, flags: int, body: bytes) -> KernelError | None:
     """The error in an answer, None for an acknowledgement. The kernel's explanation follows the
     echoed header."""
     number = -struct.unpack_from("i", body)[0] if len(body) >= 4 else 0

@@ -17,8 +17,8 @@ from cni_plugins.net.netlink import (
     NLM_F_ACK,
     NLM_F_CREATE,
     NLM_F_EXCL,
+    NetlinkRequest,
     NetlinkSocket,
-    Request,
     attribute,
     attributes,
     each_attribute,
@@ -106,7 +106,7 @@ def elements(
     A set is a hash table that grows in the background. Between two packets of a listing that moves
     elements past the reader without NLM_F_DUMP_INTR (rhashtable_walk_next() starts over, nf_tables
     skips by count). So a listing of several packets is valid only if the next one equals it."""
-    request = Request(_GETSETELEM, _address(table, set_name), "NFT_MSG_GETSETELEM", set_name)
+    request = NetlinkRequest(_GETSETELEM, _address(table, set_name), "NFT_MSG_GETSETELEM", set_name)
     previous: set[Element] | None = None
     for _ in range(_AGREE_ATTEMPTS):
         try:
@@ -128,7 +128,9 @@ def find_element(netfilter: NetlinkSocket, table: str, set_name: str, key: bytes
     body = _address(table, set_name) + nested(
         _LIST_ELEMENTS, nested(_LIST_ELEMENT, nested(_KEY, attribute(_VALUE, key)))
     )
-    (outcome,) = netfilter.attempt(Request(_GETSETELEM, body, "NFT_MSG_GETSETELEM", set_name))
+    (outcome,) = netfilter.attempt(
+        NetlinkRequest(_GETSETELEM, body, "NFT_MSG_GETSETELEM", set_name)
+    )
     if isinstance(outcome, KernelError):
         if outcome.errno == errno.ENOENT:
             return None
@@ -141,7 +143,7 @@ def count_rules(netfilter: NetlinkSocket, table: str) -> dict[str, int]:
     """The number of rules per chain of the table; empty if there is no table."""
     body = struct.pack(">BBH", _INET, 0, 0) + attribute(_RULE_TABLE, table)
     try:
-        answers = netfilter.dump(Request(_GETRULE, body, "NFT_MSG_GETRULE", table))
+        answers = netfilter.dump(NetlinkRequest(_GETRULE, body, "NFT_MSG_GETRULE", table))
     except KernelError as error:
         if error.errno == errno.ENOENT:
             return {}
@@ -157,7 +159,7 @@ def count_rules(netfilter: NetlinkSocket, table: str) -> dict[str, int]:
 
 def _requests(
     kind: int, table: str, members_to_send: tuple[Element, ...], flags: int
-) -> list[Request]:
+) -> list[NetlinkRequest]:
     """Encode one request per set and hundred elements: a nested list is at most 64 KiB, and many
     answers would overflow the socket's buffer."""
     by_set: dict[str, list[Element]] = {}
@@ -172,7 +174,7 @@ def _requests(
                 _LIST_ELEMENTS, *(_encode(e, with_data=kind == _NEWSETELEM) for e in part)
             )
             requests.append(
-                Request(
+                NetlinkRequest(
                     kind,
                     _address(table, set_name) + listed,
                     name,

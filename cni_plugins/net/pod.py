@@ -2,8 +2,8 @@
 opened in it.
 
 A socket belongs to the namespace that it was opened in, wherever it is used. Plugins of one request
-get the same `Pod` (`shared_pod`), so that a chain of pyrunc's plugins enters the namespace a single
-time.
+get the same `PodNamespace` (`shared_pod`), so that a chain of pyrunc's plugins enters the namespace
+a single time.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import socket
 from collections.abc import Iterator
 
 from cni_plugins.net import netns
-from cni_plugins.net.netlink import NetlinkSocket, Request
+from cni_plugins.net.netlink import NetlinkRequest, NetlinkSocket
 from cni_plugins.net.rtnetlink import IFF_UP, open_route_socket, set_link
 
 _LOOPBACK = 1  # the index of `lo` in every network namespace
-_shared: dict[str, Pod] = {}
+_shared: dict[str, PodNamespace] = {}
 
 
-class Pod:
+class PodNamespace:
     """The namespace of descriptor `fd`, which `close` closes."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self._route: NetlinkSocket | None = None
-        self.pending: list[Request] = []
+        self.pending: list[NetlinkRequest] = []
         """Requests to send with the next ones."""
         self.advertiser: socket.socket | None = None
         """A socket for neighbour advertisements, once a plugin has opened one
@@ -68,12 +68,12 @@ class Pod:
 
 
 @contextlib.contextmanager
-def open_pod(path: str) -> Iterator[Pod]:
+def open_pod(path: str) -> Iterator[PodNamespace]:
     """Open the namespace at `path` for a block. Raises CniError 3 if there is none."""
     if path in _shared:
         yield _shared[path]
         return
-    pod = Pod(netns.open_netns(path))
+    pod = PodNamespace(netns.open_netns(path))
     try:
         yield pod
     finally:
@@ -81,7 +81,7 @@ def open_pod(path: str) -> Iterator[Pod]:
 
 
 @contextlib.contextmanager
-def shared_pod(path: str) -> Iterator[Pod]:
+def shared_pod(path: str) -> Iterator[PodNamespace]:
     """Open the namespace for a block like `open_pod`; `open_pod` of the same path in the block
     yields the same one."""
     with open_pod(path) as pod:

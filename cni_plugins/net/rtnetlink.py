@@ -22,8 +22,8 @@ from cni_plugins.net.netlink import (
     NLM_F_CREATE,
     NLM_F_EXCL,
     NLM_F_REPLACE,
+    NetlinkRequest,
     NetlinkSocket,
-    Request,
     attribute,
     attributes,
     nested,
@@ -119,7 +119,7 @@ def new_veth(
     master: int = 0,
     mtu: int = 0,
     peer_mac: str = "",
-) -> Request:
+) -> NetlinkRequest:
     """Create both ends of a veth: the host's end up and enslaved to `master`, the peer in the
     namespace of descriptor `peer_netns`."""
     queues = attribute(_IFLA_TXQ, 1) + attribute(_IFLA_RXQ, 1)
@@ -145,7 +145,7 @@ def new_veth(
     )
     if master:
         body += attribute(_IFLA_MASTER, master)
-    return Request(
+    return NetlinkRequest(
         _NEWLINK,
         body + info,
         "RTM_NEWLINK",
@@ -154,13 +154,13 @@ def new_veth(
     )
 
 
-def new_bridge(name: str, *, mac: str, mtu: int = 0) -> Request:
+def new_bridge(name: str, *, mac: str, mtu: int = 0) -> NetlinkRequest:
     """Create a bridge that is up. With a `mac` of its own it does not take a port's, which would
     change with the ports."""
     body = _link_header(flags=IFF_UP, change=IFF_UP) + attribute(_IFLA_IFNAME, name)
     body += attribute(_IFLA_ADDRESS, pack_mac(mac)) + (attribute(_IFLA_MTU, mtu) if mtu else b"")
     body += attribute(_IFLA_LINKINFO, attribute(_INFO_KIND, b"bridge"))
-    return Request(
+    return NetlinkRequest(
         _NEWLINK, body, "RTM_NEWLINK", f"bridge {name}", NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
     )
 
@@ -174,7 +174,7 @@ def set_link(
     alias: str = "",
     hairpin: bool | None = None,
     isolated: bool | None = None,
-) -> Request:
+) -> NetlinkRequest:
     """Change a link by index or name; `hairpin` and `isolated` are for a bridge's port."""
     body = _link_header(index=index, flags=flags, change=change)
     body += attribute(_IFLA_IFNAME, name) if name and not index else b""
@@ -186,17 +186,17 @@ def set_link(
             _IFLA_LINKINFO,
             attribute(_INFO_SLAVE_KIND, b"bridge") + attribute(_INFO_SLAVE_DATA, port),
         )
-    return Request(_NEWLINK, body, "RTM_NEWLINK", f"link {name or index}")
+    return NetlinkRequest(_NEWLINK, body, "RTM_NEWLINK", f"link {name or index}")
 
 
-def delete_link(name: str) -> Request:
+def delete_link(name: str) -> NetlinkRequest:
     """Delete a link; removing one end of a veth removes both. The kernel answers after a grace
     period, 16 to 24 ms."""
     body = _link_header() + attribute(_IFLA_IFNAME, name)
-    return Request(_DELLINK, body, "RTM_DELLINK", f"link {name}")
+    return NetlinkRequest(_DELLINK, body, "RTM_DELLINK", f"link {name}")
 
 
-def new_address(index: int, address: AddressInNetwork, *, skip_dad: bool = True) -> Request:
+def new_address(index: int, address: AddressInNetwork, *, skip_dad: bool = True) -> NetlinkRequest:
     """Add an address to a link. With `skip_dad` an IPv6 address is usable at once: no other host
     has it."""
     packed = address.ip.packed
@@ -209,14 +209,14 @@ def new_address(index: int, address: AddressInNetwork, *, skip_dad: bool = True)
         body += attribute(_IFA_FLAGS, IFA_F_NODAD) if skip_dad else b""
     elif address.network.prefixlen < 31:
         body += attribute(_IFA_BROADCAST, address.network.broadcast_address.packed)
-    return Request(
+    return NetlinkRequest(
         _NEWADDR, body, "RTM_NEWADDR", str(address), NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
     )
 
 
-def delete_address(index: int, address: AddressInNetwork) -> Request:
+def delete_address(index: int, address: AddressInNetwork) -> NetlinkRequest:
     body = _address_header(address, index) + attribute(_IFA_LOCAL, address.ip.packed)
-    return Request(_DELADDR, body, "RTM_DELADDR", str(address))
+    return NetlinkRequest(_DELADDR, body, "RTM_DELADDR", str(address))
 
 
 def new_route(
@@ -225,7 +225,7 @@ def new_route(
     oif: int,
     gateway: Address | None = None,
     numbers: Iterable[tuple[str, int]] = (),
-) -> Request:
+) -> NetlinkRequest:
     """Add a unicast route out of link `oif`. `numbers`: mtu, advmss, priority, table and scope as
     in CNI."""
     options = dict(numbers)
@@ -256,16 +256,18 @@ def new_route(
     )
     body += nested(_RTA_METRICS, metrics) if metrics else b""
     subject = f"{destination}" + (f" via {gateway}" if gateway else "")
-    return Request(_NEWROUTE, body, "RTM_NEWROUTE", subject, NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL)
+    return NetlinkRequest(
+        _NEWROUTE, body, "RTM_NEWROUTE", subject, NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
+    )
 
 
-def new_neighbour(index: int, address: Address, mac: str) -> Request:
+def new_neighbour(index: int, address: Address, mac: str) -> NetlinkRequest:
     """Set a neighbour entry, replacing an existing one; the kernel confirms it when it is used
     (NUD_STALE)."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     body = struct.pack("BxxxiHBB", family, index, _NUD_STALE, 0, 0)
     body += attribute(_NDA_DST, address.packed) + attribute(_NDA_LLADDR, pack_mac(mac))
-    return Request(
+    return NetlinkRequest(
         _NEWNEIGH, body, "RTM_NEWNEIGH", str(address), NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE
     )
 
@@ -274,7 +276,9 @@ def find_link(route: NetlinkSocket, *, name: str = "", index: int = 0) -> Link |
     """The link with this name or index, or None."""
     body = _link_header(index=index) + (attribute(_IFLA_IFNAME, name) if name else b"")
     body += attribute(_IFLA_EXT_MASK, _SKIP_STATISTICS)
-    (outcome,) = route.attempt(Request(_GETLINK, body, "RTM_GETLINK", name or str(index), flags=0))
+    (outcome,) = route.attempt(
+        NetlinkRequest(_GETLINK, body, "RTM_GETLINK", name or str(index), flags=0)
+    )
     if isinstance(outcome, KernelError):
         if outcome.errno in (errno.ENODEV, errno.ENOENT):
             return None
@@ -284,7 +288,9 @@ def find_link(route: NetlinkSocket, *, name: str = "", index: int = 0) -> Link |
 
 def addresses(route: NetlinkSocket, index: int) -> list[LinkAddress]:
     """The addresses of one link, both families."""
-    request = Request(_GETADDR, struct.pack("BBBBI", 0, 0, 0, 0, index), "RTM_GETADDR", str(index))
+    request = NetlinkRequest(
+        _GETADDR, struct.pack("BBBBI", 0, 0, 0, 0, index), "RTM_GETADDR", str(index)
+    )
     return [
         address
         for answer in route.dump(request)
@@ -310,7 +316,9 @@ def _lookup(route: NetlinkSocket, destination: Address) -> bytes:
     body = struct.pack("BBBBBBBBI", family, bits, 0, 0, 0, 0, 0, 0, 0) + attribute(
         _RTA_DST, destination.packed
     )
-    (outcome,) = route.attempt(Request(_GETROUTE, body, "RTM_GETROUTE", str(destination), flags=0))
+    (outcome,) = route.attempt(
+        NetlinkRequest(_GETROUTE, body, "RTM_GETROUTE", str(destination), flags=0)
+    )
     if isinstance(outcome, KernelError):
         if outcome.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ESRCH):
             return b""

@@ -16,11 +16,11 @@ from cni_plugins.net.nfnetlink import Element
 from cni_plugins.net.rtnetlink import host_socket, route_to
 from cni_plugins.portmap import settings
 from cni_plugins.protocol.addresses import Network
-from cni_plugins.protocol.call import Call
+from cni_plugins.protocol.call import CniCall
 from cni_plugins.protocol.config import PluginConfig
 from cni_plugins.protocol.errors import DAMAGED, INVALID_CONFIG, NOT_AVAILABLE, CniError
 from cni_plugins.protocol.result import AssignedAddress, Result
-from cni_plugins.skel import Plugin, serve
+from cni_plugins.skel import CniPlugin, serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Rules:
     from_loopback: tuple[IPv4Address, ...]
 
 
-def add(call: Call, config: PluginConfig) -> Result:
+def add(call: CniCall, config: PluginConfig) -> Result:
     """Run ADD: open the ports and return the previous result. Raises CniError, AlreadyExists for a
     port that is taken."""
     previous = _previous(config)
@@ -45,7 +45,7 @@ def add(call: Call, config: PluginConfig) -> Result:
     return previous
 
 
-def delete(call: Call, config: PluginConfig) -> None:
+def delete(call: CniCall, config: PluginConfig) -> None:
     """Run DEL: remove the elements with the attachment's tag; the configuration may have changed or
     be incomplete.
 
@@ -58,7 +58,7 @@ def delete(call: Call, config: PluginConfig) -> None:
     _drop_udp_flows(owned)
 
 
-def check(call: Call, config: PluginConfig) -> None:
+def check(call: CniCall, config: PluginConfig) -> None:
     """Run CHECK. Raises CniError 120."""
     rules = derive(call, config, _previous(config))
     if not rules.elements:
@@ -70,14 +70,14 @@ def check(call: Call, config: PluginConfig) -> None:
             raise CniError(DAMAGED, f"{host_rules.describe(expected)} is not forwarded to the pod")
 
 
-def status(call: Call, config: PluginConfig) -> None:
+def status(call: CniCall, config: PluginConfig) -> None:
     """Run STATUS: nft exists, and the configuration is valid."""
     settings.parse(config)
     if not host_rules.nft_program():
         raise CniError(NOT_AVAILABLE, "the program nft does not exist")
 
 
-def collect(call: Call, config: PluginConfig) -> None:
+def collect(call: CniCall, config: PluginConfig) -> None:
     """Run GC: remove the ports of this network's attachments that are no longer valid."""
     valid = {
         host_rules.owner_tag(config.name, *pair, config.scope())
@@ -92,7 +92,7 @@ def collect(call: Call, config: PluginConfig) -> None:
     _drop_udp_flows(stale)
 
 
-def derive(call: Call, config: PluginConfig, previous: Result) -> Rules:
+def derive(call: CniCall, config: PluginConfig, previous: Result) -> Rules:
     """The elements that ADD creates; pure. Raises CniError."""
     options = settings.parse(config)
     pods = _pod_addresses(call, previous) if options.mappings else {}
@@ -138,7 +138,7 @@ def _previous(config: PluginConfig) -> Result:
     return previous
 
 
-def _pod_addresses(call: Call, previous: Result) -> dict[int, AssignedAddress]:
+def _pod_addresses(call: CniCall, previous: Result) -> dict[int, AssignedAddress]:
     """The pod's first address of each family. Raises CniError 7 if it has none."""
     addresses: dict[int, AssignedAddress] = {}
     for assigned in previous.addresses_of(call.ifname, call.netns):
@@ -168,11 +168,11 @@ def _drop_udp_flows(elements: Iterable[Element]) -> None:
         drop_udp_flows(ports)
 
 
-def _tag(call: Call, config: PluginConfig) -> str:
+def _tag(call: CniCall, config: PluginConfig) -> str:
     return host_rules.owner_tag(config.name, call.container_id, call.ifname, config.scope())
 
 
-PLUGIN = Plugin("portmap", add=add, delete=delete, check=check, status=status, gc=collect)
+PLUGIN = CniPlugin("portmap", add=add, delete=delete, check=check, status=status, gc=collect)
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ _ARGUMENT_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CniCall:
     """One request to a plugin. `netns` is empty when the namespace is gone (DEL) or not used."""
 
     command: str
@@ -38,7 +38,7 @@ class Call:
     path: tuple[str, ...] = ()
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> Call:
+    def from_environment(cls, environment: Mapping[str, str]) -> CniCall:
         """The request in a plugin's environment. Raises CniError 4."""
         command = environment.get("CNI_COMMAND", "")
         if command not in COMMANDS:

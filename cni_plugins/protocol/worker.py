@@ -61,14 +61,14 @@ class Answer(Record):
     last: bool = False
 
 
-class Execute(Record):
+class ExecutePlugin(Record):
     """The arguments of `jobs.execute`: a foreign plugin, and its whole environment."""
 
     program: AbsolutePath
     environment: dict[str, str]
 
 
-class Install(Record):
+class InstallPlugins(Record):
     """The arguments of `jobs.install`."""
 
     folder: AbsolutePath

@@ -49,7 +49,7 @@ from cri_server.spec import (
 from cri_server.spec.host_binds import HostBind
 from cri_server.spec.open_sources import OpenSources
 from cri_server.spec.security import DEFAULT, apparmor_profile
-from cri_server.spec.sources import Device
+from cri_server.spec.sources import HostDevice
 from cri_server.spec.user import Accounts
 from cri_server.status import sandbox as status
 from cri_server.store import disk
@@ -92,12 +92,12 @@ class CreateContext:
     open_sources: OpenSources = field(default_factory=OpenSources)
     binds: list[HostBind] = field(default_factory=list)
     mounted_images: dict[str, Rootfs] = field(default_factory=dict)
-    devices: list[Device] = field(default_factory=list)
-    edits: list[cdi.Edits] = field(default_factory=list)
-    hooks: list[hooks.Hook] = field(default_factory=list)
+    devices: list[HostDevice] = field(default_factory=list)
+    edits: list[cdi.CdiEdits] = field(default_factory=list)
+    hooks: list[hooks.ConfiguredHook] = field(default_factory=list)
     volumes: list[mounts.MountRequest] = field(default_factory=list)
     placeholders: list[mounts.MountRequest] = field(default_factory=list)
-    labels: labels.Labels = labels.NONE
+    labels: labels.SelinuxLabels = labels.NONE
     built: build.Built | None = None
     container: Container | None = None
 

@@ -38,13 +38,13 @@ READ_BYTES = 1 << 16
 MEMORY_BYTES = 1 << 15
 
 
-class Output:
+class ExecOutput:
     """Reads a pipe as data arrives, stores as much as `budget` allows and drops the rest, so that
     the writer never blocks.
 
     Output beyond `MEMORY_BYTES` goes to an unnamed file in `folder`."""
 
-    def __init__(self, descriptor: int, budget: Budget, folder: Path) -> None:
+    def __init__(self, descriptor: int, budget: OutputBudget, folder: Path) -> None:
         self.size = 0  # bytes stored
         self.ended = asyncio.Event()
         self._content = bytearray()
@@ -158,12 +158,12 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ExecOutcome:
     """The end of a command: its exit code, 128 + n after signal n, and its output, which the caller
     discards."""
 
-    stdout: Output
-    stderr: Output
+    stdout: ExecOutput
+    stderr: ExecOutput
     exit_code: int
 
     def discard(self) -> None:
@@ -172,7 +172,7 @@ class Outcome:
         self.stderr.discard()
 
 
-class Budget:
+class OutputBudget:
     """A number of bytes that several outputs share."""
 
     def __init__(self, left: int) -> None:
@@ -215,7 +215,7 @@ def oci_process(
 
 async def sync(
     services: Services, reference: str, command: Sequence[str], timeout_s: int
-) -> Outcome:
+) -> ExecOutcome:
     """Run a command to its end. `timeout_s` 0: no limit.
 
     Raises NotFound, WrongState, DeadlineExceeded (the process and its descendants have been
@@ -223,9 +223,9 @@ async def sync(
     container, pod = running(services, reference)
     session = await begin(services, container, command, stdout=True, stderr=True)
     assert session.stdout_fd is not None and session.stderr_fd is not None
-    budget = Budget(OUTPUT_LIMIT_BYTES)
+    budget = OutputBudget(OUTPUT_LIMIT_BYTES)
     stdout, stderr = (
-        Output(fd, budget, services.paths.root) for fd in (session.stdout_fd, session.stderr_fd)
+        ExecOutput(fd, budget, services.paths.root) for fd in (session.stdout_fd, session.stderr_fd)
     )
     try:
         with span("command"):
@@ -237,7 +237,7 @@ async def sync(
         stdout.discard()
         stderr.discard()
         raise
-    return Outcome(stdout, stderr, code)
+    return ExecOutcome(stdout, stderr, code)
 
 
 async def begin(

@@ -21,7 +21,7 @@ ROTATED = re.compile(r"\.\d{8}-\d{6}")
 LEAST_FILES = 2  # the current one and a rotated one
 
 
-class Limits(NamedTuple):
+class RotationLimits(NamedTuple):
     """`max_bytes`: a longer file is rotated. `max_files`: the number of files to keep, the current
     one included. The defaults are kubelet's (containerLogMaxSize, containerLogMaxFiles)."""
 
@@ -32,12 +32,12 @@ class Limits(NamedTuple):
         return f"{self.max_bytes} {self.max_files}"
 
 
-def limits(annotations: Mapping[str, str]) -> Limits | None:
+def limits(annotations: Mapping[str, str]) -> RotationLimits | None:
     """A container's limits; None without the annotation, and if it is malformed."""
     match = re.fullmatch(r"(\d{1,18}) (\d{1,6})", annotations.get(ANNOTATION, ""))
     if match is None or int(match[2]) < LEAST_FILES:
         return None
-    return Limits(int(match[1]), int(match[2]))
+    return RotationLimits(int(match[1]), int(match[2]))
 
 
 def rotated(path: str) -> list[str]:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncIterator
 
 from cri_server.containers import log_rotation, reopen_log
-from cri_server.containers.log_rotation import Limits
+from cri_server.containers.log_rotation import RotationLimits
 from cri_server.operations.tasks import shield_until_done
 from cri_server.services import Services
 from cri_server.store.model import Container
@@ -54,7 +54,7 @@ async def _rotate_for_ever(services: Services) -> None:
         await asyncio.sleep(INTERVAL_S)
 
 
-async def rotate(services: Services, container: Container, limits: Limits) -> None:
+async def rotate(services: Services, container: Container, limits: RotationLimits) -> None:
     """Rotate the container's log if it exceeds its limit. Raises OSError, Error; the log then has
     its old name again."""
     path = container.log_path

@@ -21,7 +21,7 @@ from typing import Any
 
 from cni_plugins.protocol import version
 from cni_plugins.protocol.builtin import HEAD_BYTES, MODULES, is_builtin_script
-from cni_plugins.protocol.call import Call
+from cni_plugins.protocol.call import CniCall
 from cni_plugins.protocol.config import LIMIT_BYTES, NetworkList, decode_object, plugin_input
 from cni_plugins.protocol.errors import (
     IMPOSSIBLE,
@@ -32,7 +32,14 @@ from cni_plugins.protocol.errors import (
     from_json,
 )
 from cni_plugins.protocol.result import Result
-from cni_plugins.protocol.worker import Answer, Chain, Execute, Install, Restore, RestoredAttachment
+from cni_plugins.protocol.worker import (
+    Answer,
+    Chain,
+    ExecutePlugin,
+    InstallPlugins,
+    Restore,
+    RestoredAttachment,
+)
 from cri_server.network.attachments import Attachment
 from cri_server.network.workers import CniWorkers
 from cri_server.observability.timeline.trace import span
@@ -66,7 +73,7 @@ class _PluginStep:
 
 
 @dataclass(slots=True)
-class Progress:
+class AddProgress:
     """The progress of an ADD: the number of plugins of the network that it has begun."""
 
     begun: int = 0
@@ -123,7 +130,7 @@ class PluginRunner:
         }
         return all(map(self.is_builtin, kinds))
 
-    async def add(self, attachment: Attachment, progress: Progress) -> Result:
+    async def add(self, attachment: Attachment, progress: AddProgress) -> Result:
         """Set loopback up and run ADD of every plugin. Raises PeerError, ResourceExhausted,
         DeadlineExceeded."""
         call = self._call("ADD", attachment, attachment.netns_path)
@@ -233,7 +240,7 @@ class PluginRunner:
         timeout_s: float,
         capabilities: Mapping[str, Any] | None = None,
     ) -> None:
-        call = Call(command=command, path=self._path)
+        call = CniCall(command=command, path=self._path)
         newest = version.at_least(network.cni_version, "1.1.0")
         for plugin in network.plugins:
             value = plugin_input(
@@ -248,8 +255,8 @@ class PluginRunner:
             elif newest:
                 await self._run_foreign(call, step, timeout_s)
 
-    def _call(self, command: str, attachment: Attachment, netns_path: str) -> Call:
-        return Call(
+    def _call(self, command: str, attachment: Attachment, netns_path: str) -> CniCall:
+        return CniCall(
             command=command,
             container_id=attachment.sandbox_id,
             netns=netns_path,
@@ -284,7 +291,7 @@ class PluginRunner:
 
     async def _run_builtin(
         self,
-        call: Call,
+        call: CniCall,
         steps: list[_PluginStep],
         previous: Result | None,
         network: NetworkList,
@@ -324,7 +331,7 @@ class PluginRunner:
         return reply
 
     async def _add_foreign(
-        self, call: Call, step: _PluginStep, previous: Result | None, network: NetworkList
+        self, call: CniCall, step: _PluginStep, previous: Result | None, network: NetworkList
     ) -> Result:
         value = dict(step.input)
         if previous is not None:
@@ -336,7 +343,7 @@ class PluginRunner:
         return _parse_result(reply, step.kind, network)
 
     async def _run_foreign(
-        self, call: Call, step: _PluginStep, timeout_s: float | None = None
+        self, call: CniCall, step: _PluginStep, timeout_s: float | None = None
     ) -> JobResult:
         """Run an executable. Raises its error. Commands other than ADD may print nothing."""
         if not step.program:
@@ -346,7 +353,7 @@ class PluginRunner:
         with span(f"plugin {step.kind}"):
             result = await self._jobs.run(
                 "cni_plugins.jobs:execute",
-                Execute(step.program, environment),
+                ExecutePlugin(step.program, environment),
                 timeout_s=self._timeout_s if timeout_s is None else timeout_s,
                 stdin=json.dumps(step.input).encode(),
                 output_limit_bytes=_OUTPUT_LIMIT_BYTES,
@@ -376,7 +383,7 @@ class PluginRunner:
                 return
             result = await self._jobs.run(
                 "cni_plugins.jobs:install",
-                Install(self._own_dir),
+                InstallPlugins(self._own_dir),
                 timeout_s=_HOUSEKEEPING_TIMEOUT_S,
             )
             if result.exit_code != 0:
@@ -414,7 +421,7 @@ def _previous_of_delete(attachment: Attachment) -> Result | None:
     return attachment.result if version.at_least(attachment.network.cni_version, "0.4.0") else None
 
 
-def _environment(call: Call) -> dict[str, str]:
+def _environment(call: CniCall) -> dict[str, str]:
     try:
         return call.environment()
     except CniError as error:

@@ -19,7 +19,7 @@ HOST_LOCAL, DEFAULT_FOLDER = "host-local", "/var/lib/cni/networks"
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class LeaseUsage:
     """Leased addresses of one network and one IP version: `taken` of `size`."""
 
     network: str
@@ -28,7 +28,7 @@ class Usage:
     size: int
 
 
-def usage(network: NetworkList) -> list[Usage]:
+def usage(network: NetworkList) -> list[LeaseUsage]:
     """Count the leases; empty for a network whose addresses another plugin manages. Reads the disk.
     Raises OSError."""
     usages = []
@@ -41,7 +41,8 @@ def usage(network: NetworkList) -> list[Usage]:
             for version, size in _ranges(ipam):
                 sizes[version] = sizes.get(version, 0) + size
             usages += [
-                Usage(network.name, v, leased.count(v), size) for v, size in sorted(sizes.items())
+                LeaseUsage(network.name, v, leased.count(v), size)
+                for v, size in sorted(sizes.items())
             ]
     return usages
 

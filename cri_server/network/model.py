@@ -18,7 +18,7 @@ class PortMapping:
 
 
 @dataclass(frozen=True, slots=True)
-class Dns:
+class PodDns:
     """The pod's resolver configuration as kubelet sent it."""
 
     servers: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class PodNetwork:
     uid: str
     netns_path: str
     port_mappings: tuple[PortMapping, ...] = ()
-    dns: Dns | None = None
+    dns: PodDns | None = None
     bandwidth: Bandwidth | None = None
     annotations: dict[str, str] = field(default_factory=dict)
     cgroup_path: str = ""

@@ -28,9 +28,9 @@ from cni_plugins.protocol.errors import CniError
 from cni_plugins.protocol.result import Result
 from cri_server.network.attachments import Attachment, Attachments
 from cri_server.network.capabilities import capability_arguments, cni_arguments, node_capabilities
-from cri_server.network.chain import IFNAME, PluginRunner, Progress
+from cri_server.network.chain import IFNAME, AddProgress, PluginRunner
 from cri_server.network.configuration import Configuration, ConfiguredNetwork
-from cri_server.network.leases import Usage, usage
+from cri_server.network.leases import LeaseUsage, usage
 from cri_server.network.model import NetworkResult, PodNetwork, Readiness
 from cri_server.network.names import NamespaceNames, is_name
 from cri_server.network.names import remove as remove_name
@@ -50,7 +50,7 @@ _UNREADY_TTL_S = 2.0
 _STATUS_TIMEOUT_S = 3.0
 
 
-class Network:
+class NetworkService:
     """The network of the node's pods: the first configuration of a folder, or the built-in one.
 
     conf_dir: folder of *.conflist, *.conf, *.json; bin_dir: folders of CNI executables separated by
@@ -133,7 +133,7 @@ class Network:
         attachments, _ = await asyncio.to_thread(self._attachments.all)
         return [attachment.sandbox_id for attachment in attachments]
 
-    async def leases(self) -> list[Usage]:
+    async def leases(self) -> list[LeaseUsage]:
         """The leased addresses of the current network. Raises OSError."""
         network = self._read_configuration().network
         return [] if network is None else await asyncio.to_thread(usage, network)
@@ -158,7 +158,7 @@ class Network:
             if self._attachments.has(pod.sandbox_id):
                 raise AlreadyExists(f"sandbox {pod.sandbox_id} is attached to the network already")
             self._names.make(pod.sandbox_id, pod.netns_path)
-            progress = Progress()
+            progress = AddProgress()
             try:
                 result = await self._add(attachment, progress)
                 answer = _result(attachment.with_result(result))
@@ -334,7 +334,7 @@ class Network:
             capabilities=capability_arguments(pod, self._pod_ranges.subnets),
         )
 
-    async def _add(self, attachment: Attachment, progress: Progress) -> Result:
+    async def _add(self, attachment: Attachment, progress: AddProgress) -> Result:
         """Store the attachment, then run ADD; in parallel if only pyrunc's own plugins run, see
         `Attachments`.
 

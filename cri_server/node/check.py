@@ -29,7 +29,7 @@ def problems(config: Config) -> Iterator[InvalidSpec]:
     containers = config.containers
     yield from _problem("containers.rlimits", lambda: host.limits(containers.rlimits))
     if containers.seccomp_profile:
-        profile = security.Profile(security.LOCALHOST, containers.seccomp_profile)
+        profile = security.ProfileChoice(security.LOCALHOST, containers.seccomp_profile)
         yield from _problem(
             "containers.seccomp_profile", lambda: security.seccomp_object(profile, [])
         )
@@ -57,7 +57,7 @@ def _runtime_problems(table: str, runtime: Runtime) -> Iterator[InvalidSpec]:
     """Problems of a runtime handler, except a missing binary, which `doctor` reports: a package may
     install it later, and other handlers work without it."""
     if runtime.seccomp_profile:
-        profile = security.Profile(security.LOCALHOST, runtime.seccomp_profile)
+        profile = security.ProfileChoice(security.LOCALHOST, runtime.seccomp_profile)
         yield from _problem(
             f"{table}.seccomp_profile", lambda: security.seccomp_object(profile, [])
         )

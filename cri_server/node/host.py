@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cri_server.config import Config
 from cri_server.security.selinux import policy
-from cri_server.security.selinux.policy import Policy
+from cri_server.security.selinux.policy import SelinuxPolicy
 from cri_server.store.facts import boot_id
 from pyrunc.abi.process import RLIMITS
 from pyrunc.errors import InvalidSpec
@@ -59,7 +59,7 @@ class Node:
     cgroup_driver: str
     systemd: bool
     apparmor: bool
-    selinux: Policy | None
+    selinux: SelinuxPolicy | None
     oom_score_adj_floor: int | None
     limits: Limits
 

@@ -341,7 +341,7 @@ class RuntimeService:
         )
 
 
-def exec_response(outcome: execution.Outcome) -> StreamedReply:
+def exec_response(outcome: execution.ExecOutcome) -> StreamedReply:
     """An ExecSyncResponse in wire form whose stdout and stderr are read from their files while they
     are sent."""
     fields = api.ExecSyncResponse.DESCRIPTOR.fields_by_name

@@ -15,7 +15,7 @@ from ipaddress import ip_address as parse_address
 from cri_server.api import api_pb2 as api
 from cri_server.config import handlers
 from cri_server.config.model import Containers
-from cri_server.network.model import Dns, PodNetwork, PortMapping
+from cri_server.network.model import PodDns, PodNetwork, PortMapping
 from cri_server.observability import events
 from cri_server.operations.steps import Parallel, Step, Steps
 from cri_server.operations.tasks import gather
@@ -318,7 +318,7 @@ def pod_network(sandbox: Sandbox, namespace: str) -> PodNetwork:
         uid=config.metadata.uid,
         netns_path=namespace,
         port_mappings=_port_mappings(config),
-        dns=Dns(tuple(dns.servers), tuple(dns.searches), tuple(dns.options))
+        dns=PodDns(tuple(dns.servers), tuple(dns.searches), tuple(dns.options))
         if config.HasField("dns_config")
         else None,
         annotations=dict(config.annotations),

@@ -43,7 +43,7 @@ _RATES = {
 }
 
 
-class Entry(msgspec.Struct, forbid_unknown_fields=True):
+class BlockIoEntry(msgspec.Struct, forbid_unknown_fields=True):
     """The limits of some devices; `devices` are patterns as of glob(7)."""
 
     devices: list[str] = msgspec.field(default_factory=list, name="Devices")
@@ -54,8 +54,8 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True):
     write_iops: str | int = msgspec.field(default="", name="ThrottleWriteIOPS")
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
-    classes: dict[str, list[Entry]] = msgspec.field(default_factory=dict, name="Classes")
+class _BlockIoFile(msgspec.Struct, forbid_unknown_fields=True):
+    classes: dict[str, list[BlockIoEntry]] = msgspec.field(default_factory=dict, name="Classes")
 
 
 def class_of(name: str, pod: Mapping[str, str], container: Mapping[str, str]) -> str:
@@ -63,7 +63,7 @@ def class_of(name: str, pod: Mapping[str, str], container: Mapping[str, str]) ->
     return resource_classes.find(KIND, name, pod, container)
 
 
-def read(path: str) -> dict[str, list[Entry]]:
+def read(path: str) -> dict[str, list[BlockIoEntry]]:
     """The classes of a file. Raises WrongState."""
     import yaml  # takes 20 ms to import, and few servers need it
 
@@ -72,7 +72,7 @@ def read(path: str) -> dict[str, list[Entry]]:
             content = file.read(SIZE_LIMIT_BYTES + 1)
         if len(content) > SIZE_LIMIT_BYTES:
             raise ValueError(f"larger than {SIZE_LIMIT_BYTES} bytes")
-        return typed.convert(yaml.safe_load(content) or {}, _File).classes
+        return typed.convert(yaml.safe_load(content) or {}, _BlockIoFile).classes
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise WrongState(f"block I/O classes in {path}: {' '.join(str(error).split())}") from None
 
@@ -98,16 +98,16 @@ def check(path: str) -> None:
         _class_to_oci(path, name, entries)
 
 
-def _class_to_oci(path: str, name: str, entries: list[Entry]) -> dict[str, Any]:
+def _class_to_oci(path: str, name: str, entries: list[BlockIoEntry]) -> dict[str, Any]:
     try:
         return _limits(entries)
     except ValueError as error:
         raise WrongState(f"block I/O class {name!r} in {path}: {error}") from None
 
 
-def _limits(entries: list[Entry]) -> dict[str, Any]:
+def _limits(entries: list[BlockIoEntry]) -> dict[str, Any]:
     limits: dict[str, Any] = {}
-    devices: dict[tuple[int, int], Entry] = {}
+    devices: dict[tuple[int, int], BlockIoEntry] = {}
     for entry in entries:
         if entry.devices:
             for device in _devices(entry.devices):

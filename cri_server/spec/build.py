@@ -12,7 +12,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.config.model import Containers
 from cri_server.node.host import Node, loaded_apparmor_profiles
 from cri_server.security.selinux.labels import NONE as NO_LABELS
-from cri_server.security.selinux.labels import Labels
+from cri_server.security.selinux.labels import SelinuxLabels
 from cri_server.spec import (
     block_io,
     capabilities,
@@ -28,7 +28,7 @@ from cri_server.spec import (
     security,
     user,
 )
-from cri_server.spec.sources import Device
+from cri_server.spec.sources import HostDevice
 from cri_server.store.model import User
 from pyrunc.errors import InvalidArgument
 
@@ -59,7 +59,7 @@ class Inputs:
     image: ImageFacts
     accounts: user.Accounts
     requested_mounts: list[mounts.MountRequest]
-    devices: list[Device]
+    devices: list[HostDevice]
     files: mounts.PodFiles
     hostname: str
     pause_pid: int
@@ -69,10 +69,10 @@ class Inputs:
     available_capabilities: int
     kubernetes: dict[str, str]
     default_apparmor: str = ""
-    edits: list[cdi.Edits] = field(default_factory=list)
+    edits: list[cdi.CdiEdits] = field(default_factory=list)
     settings: Containers = field(default_factory=Containers)
-    hooks: list[hooks.Hook] = field(default_factory=list)
-    labels: Labels = NO_LABELS
+    hooks: list[hooks.ConfiguredHook] = field(default_factory=list)
+    labels: SelinuxLabels = NO_LABELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,7 @@ def _devices(inputs: Inputs) -> list[dict[str, Any]]:
     ]
 
 
-def _device_rules(devices: list[Device], privileged: bool) -> list[dict[str, Any]]:
+def _device_rules(devices: list[HostDevice], privileged: bool) -> list[dict[str, Any]]:
     if privileged:
         return [ALLOW_ALL]
     return [DENY_ALL] + [

@@ -32,11 +32,11 @@ NAME = re.compile(r"([A-Za-z][\w.-]*/[A-Za-z][\w-]*)=([A-Za-z0-9][\w.:-]*)")
 HOOKS = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 
 
-class Object(msgspec.Struct, rename="camel", kw_only=True):
+class CdiObject(msgspec.Struct, rename="camel", kw_only=True):
     """A JSON object of a CDI file; unknown keys are ignored, as the specification requires."""
 
 
-class DeviceNode(Object):
+class CdiDeviceNode(CdiObject):
     path: str
     host_path: str = ""
     type: str = ""
@@ -48,14 +48,14 @@ class DeviceNode(Object):
     gid: int | None = None
 
 
-class Mount(Object):
+class CdiMount(CdiObject):
     host_path: str
     container_path: str
     options: list[str] = []
     type: str = ""
 
 
-class Hook(Object):
+class CdiHook(CdiObject):
     hook_name: str
     path: str
     args: list[str] = []
@@ -63,24 +63,24 @@ class Hook(Object):
     timeout: int | None = None
 
 
-class Edits(Object):
+class CdiEdits(CdiObject):
     env: list[str] = []
-    device_nodes: list[DeviceNode] = []
-    mounts: list[Mount] = []
-    hooks: list[Hook] = []
+    device_nodes: list[CdiDeviceNode] = []
+    mounts: list[CdiMount] = []
+    hooks: list[CdiHook] = []
     additional_gids: list[int] = msgspec.field(default_factory=list, name="additionalGids")
 
 
-class Device(Object):
+class CdiDevice(CdiObject):
     name: str
-    container_edits: Edits = msgspec.field(default_factory=Edits)
+    container_edits: CdiEdits = msgspec.field(default_factory=CdiEdits)
 
 
-class Specification(Object):
+class Specification(CdiObject):
     cdi_version: str
     kind: str
-    devices: list[Device]
-    container_edits: Edits = msgspec.field(default_factory=Edits)
+    devices: list[CdiDevice]
+    container_edits: CdiEdits = msgspec.field(default_factory=CdiEdits)
 
 
 def names(devices: Iterable[str], annotations: Mapping[str, str]) -> list[str]:
@@ -96,13 +96,13 @@ def names(devices: Iterable[str], annotations: Mapping[str, str]) -> list[str]:
     return list(dict.fromkeys(requested))
 
 
-def resolve(requested: Sequence[str], folders: Sequence[str]) -> list[Edits]:
+def resolve(requested: Sequence[str], folders: Sequence[str]) -> list[CdiEdits]:
     """The edits of the devices, preceded by those of their specifications. Raises InvalidArgument
     for an unknown device."""
-    devices: dict[str, tuple[Specification, Device]] = {}
+    devices: dict[str, tuple[Specification, CdiDevice]] = {}
     for folder in folders:
         devices.update(_devices(folder))
-    edits: list[Edits] = []
+    edits: list[CdiEdits] = []
     applied: set[int] = set()
     for name in requested:
         if name not in devices:
@@ -115,9 +115,9 @@ def resolve(requested: Sequence[str], folders: Sequence[str]) -> list[Edits]:
     return edits
 
 
-def _devices(folder: str) -> dict[str, tuple[Specification, Device]]:
+def _devices(folder: str) -> dict[str, tuple[Specification, CdiDevice]]:
     """The devices that the files of one folder define; a name that two files define is left out."""
-    devices: dict[str, tuple[Specification, Device]] = {}
+    devices: dict[str, tuple[Specification, CdiDevice]] = {}
     duplicates: set[str] = set()
     try:
         files = sorted(name for name in os.listdir(folder) if name.endswith((".json", ".yaml")))
@@ -186,7 +186,7 @@ def _yaml(content: bytes) -> Any:
         raise ValueError(f"not YAML: {error}") from None
 
 
-def apply(spec: dict[str, Any], edits: Sequence[Edits]) -> None:
+def apply(spec: dict[str, Any], edits: Sequence[CdiEdits]) -> None:
     """Apply the edits to an OCI spec. Raises InvalidArgument for an invalid device node or hook."""
     process, linux = spec["process"], spec["linux"]
     variables = {line.partition("=")[0]: line for line in process["env"]}
@@ -218,7 +218,7 @@ def apply(spec: dict[str, Any], edits: Sequence[Edits]) -> None:
         linux["devices"] = list(devices.values())
 
 
-def _device(node: DeviceNode) -> dict[str, Any]:
+def _device(node: CdiDeviceNode) -> dict[str, Any]:
     device: dict[str, Any] = {
         "path": node.path,
         "type": node.type,
@@ -235,12 +235,12 @@ def _device(node: DeviceNode) -> dict[str, Any]:
     return device
 
 
-def _rule(node: DeviceNode, device: dict[str, Any]) -> dict[str, Any]:
+def _rule(node: CdiDeviceNode, device: dict[str, Any]) -> dict[str, Any]:
     device_key = {key: device[key] for key in ("type", "major", "minor")}
     return {"allow": True, **device_key, "access": node.permissions or "rwm"}
 
 
-def _add_hook(spec: dict[str, Any], hook: Hook) -> None:
+def _add_hook(spec: dict[str, Any], hook: CdiHook) -> None:
     if hook.hook_name not in HOOKS or not hook.path.startswith("/"):
         raise InvalidArgument(f"CDI hook {hook.hook_name!r} with path {hook.path!r} is not valid")
     entry: dict[str, Any] = {"path": hook.path, "args": hook.args, "env": hook.env}

@@ -40,7 +40,7 @@ class _When(msgspec.Struct, forbid_unknown_fields=True):
     has_bind_mounts: bool | None = msgspec.field(default=None, name="hasBindMounts")
 
 
-class _File(msgspec.Struct):
+class _HookFile(msgspec.Struct):
     version: Literal["1.0.0"]
     hook: _Entry
     when: _When
@@ -48,7 +48,7 @@ class _File(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Hook:
+class ConfiguredHook:
     """One file: `entry` is the OCI hook; the other fields are conditions, None for no condition."""
 
     entry: dict[str, Any]
@@ -75,7 +75,7 @@ class Hook:
         return bool(results) and all(results)
 
 
-def read(folders: Sequence[str]) -> list[Hook]:
+def read(folders: Sequence[str]) -> list[ConfiguredHook]:
     """The hooks of all files, ordered by lower-case name.
 
     Raises WrongState for an invalid file: a container must not start without a hook that was meant
@@ -92,13 +92,13 @@ def read(folders: Sequence[str]) -> list[Hook]:
     return [_read(files[name]) for name in sorted(files, key=lambda name: (name.lower(), name))]
 
 
-def _read(path: Path) -> Hook:
+def _read(path: Path) -> ConfiguredHook:
     try:
         with path.open("rb") as file:
             content = file.read(SIZE_LIMIT_BYTES + 1)
         if len(content) > SIZE_LIMIT_BYTES:
             raise ValueError(f"larger than {SIZE_LIMIT_BYTES} bytes")
-        hook_file = typed.decode(content, _File)
+        hook_file = typed.decode(content, _HookFile)
         if not hook_file.hook.path.startswith("/"):
             raise ValueError(f"hook.path {hook_file.hook.path!r} is not absolute")
         return _hook(hook_file)
@@ -106,10 +106,10 @@ def _read(path: Path) -> Hook:
         raise WrongState(f"hook {path}: {error}") from None
 
 
-def _hook(file: _File) -> Hook:
+def _hook(file: _HookFile) -> ConfiguredHook:
     entry = {key: value for key, value in msgspec.to_builtins(file.hook).items() if value}
     when = file.when
-    return Hook(
+    return ConfiguredHook(
         entry=entry,
         stages=tuple(dict.fromkeys(file.stages)),
         always=when.always,
@@ -122,7 +122,10 @@ def _hook(file: _File) -> Hook:
 
 
 def apply(
-    spec: dict[str, Any], hooks: Sequence[Hook], annotations: Mapping[str, str], bind_mounts: bool
+    spec: dict[str, Any],
+    hooks: Sequence[ConfiguredHook],
+    annotations: Mapping[str, str],
+    bind_mounts: bool,
 ) -> None:
     """Append the hooks that apply to the container to those of its OCI spec."""
     command = next(iter(spec["process"]["args"]), "")

@@ -32,7 +32,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}")
 _LINE = re.compile(r"[A-Za-z0-9]+:[0-9]+=[0-9a-f]+(;[0-9]+=[0-9a-f]+)*")
 
 
-class Class(msgspec.Struct, forbid_unknown_fields=True):
+class RdtClass(msgspec.Struct, forbid_unknown_fields=True):
     """A class: lines of its group's file `schemata`, and whether each container gets a monitoring
     group."""
 
@@ -40,8 +40,8 @@ class Class(msgspec.Struct, forbid_unknown_fields=True):
     enable_monitoring: bool = msgspec.field(default=False, name="EnableMonitoring")
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
-    classes: dict[str, Class] = msgspec.field(default_factory=dict, name="Classes")
+class _RdtFile(msgspec.Struct, forbid_unknown_fields=True):
+    classes: dict[str, RdtClass] = msgspec.field(default_factory=dict, name="Classes")
 
 
 def class_of(name: str, pod: Mapping[str, str], container: Mapping[str, str]) -> str:
@@ -49,7 +49,7 @@ def class_of(name: str, pod: Mapping[str, str], container: Mapping[str, str]) ->
     return resource_classes.find(KIND, name, pod, container)
 
 
-def read(path: str) -> dict[str, Class]:
+def read(path: str) -> dict[str, RdtClass]:
     """The classes of a file. Raises WrongState."""
     import yaml  # takes 20 ms to import, and few servers need it
 
@@ -58,7 +58,7 @@ def read(path: str) -> dict[str, Class]:
             content = file.read(SIZE_LIMIT_BYTES + 1)
         if len(content) > SIZE_LIMIT_BYTES:
             raise ValueError(f"larger than {SIZE_LIMIT_BYTES} bytes")
-        classes = typed.convert(yaml.safe_load(content) or {}, _File).classes
+        classes = typed.convert(yaml.safe_load(content) or {}, _RdtFile).classes
         for name, entry in classes.items():
             _check(name, entry)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -66,7 +66,7 @@ def read(path: str) -> dict[str, Class]:
     return classes
 
 
-def _check(name: str, entry: Class) -> None:
+def _check(name: str, entry: RdtClass) -> None:
     if name != ROOT_CLASS and not _is_name(name):
         raise ValueError(f"class {name!r}: resctrl groups cannot have this name")
     for line in entry.schemata:
@@ -92,7 +92,7 @@ def to_oci(path: str, name: str) -> dict[str, Any]:
             f"RDT class {name[:80]!r}: the resctrl filesystem is not mounted on this node"
             " (mount -t resctrl resctrl /sys/fs/resctrl)"
         ) from None
-    entry = (read(path) if path else {}).get(name, Class())
+    entry = (read(path) if path else {}).get(name, RdtClass())
     group = ROOT_GROUP if name == ROOT_CLASS else name
     if name != ROOT_CLASS and not (
         _is_name(name) and (entry.schemata or os.path.isdir(f"{root}/{name}"))

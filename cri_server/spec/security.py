@@ -28,7 +28,7 @@ _TYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class ProfileChoice:
     """A profile: `kind` is default, unconfined or localhost; `reference` is a path (seccomp) or a
     name (AppArmor) for localhost."""
 
@@ -38,40 +38,40 @@ class Profile:
 
 def seccomp_profile(
     context: api.LinuxContainerSecurityContext | api.LinuxSandboxSecurityContext,
-) -> Profile:
+) -> ProfileChoice:
     """The requested profile; privileged containers and those without a request are unconfined."""
     if context.privileged:
-        return Profile(UNCONFINED)
+        return ProfileChoice(UNCONFINED)
     if context.HasField("seccomp"):
         return _profile(context.seccomp, "seccomp")
     text = context.seccomp_profile_path
     if text in ("", "unconfined"):
-        return Profile(UNCONFINED)
+        return ProfileChoice(UNCONFINED)
     if text in ("runtime/default", "docker/default"):
-        return Profile(DEFAULT)
+        return ProfileChoice(DEFAULT)
     if text.startswith("localhost/"):
-        return Profile(LOCALHOST, text.removeprefix("localhost/"))
+        return ProfileChoice(LOCALHOST, text.removeprefix("localhost/"))
     raise InvalidArgument(f"seccomp_profile_path {text!r} is not a known form")
 
 
-def apparmor_profile(context: api.LinuxContainerSecurityContext) -> Profile:
+def apparmor_profile(context: api.LinuxContainerSecurityContext) -> ProfileChoice:
     """The requested profile; without a request the runtime's default."""
     if context.privileged:
-        return Profile(UNCONFINED)
+        return ProfileChoice(UNCONFINED)
     if context.HasField("apparmor"):
         profile = _profile(context.apparmor, "apparmor")
-        return Profile(profile.kind, profile.reference.removeprefix("localhost/"))
+        return ProfileChoice(profile.kind, profile.reference.removeprefix("localhost/"))
     text = context.apparmor_profile
     if text in ("", "runtime/default"):
-        return Profile(DEFAULT)
+        return ProfileChoice(DEFAULT)
     if text == "unconfined":
-        return Profile(UNCONFINED)
+        return ProfileChoice(UNCONFINED)
     if text.startswith("localhost/"):
-        return Profile(LOCALHOST, text.removeprefix("localhost/"))
+        return ProfileChoice(LOCALHOST, text.removeprefix("localhost/"))
     raise InvalidArgument(f"apparmor_profile {text!r} is not a known form")
 
 
-def _profile(requested: api.SecurityProfile, what: str) -> Profile:
+def _profile(requested: api.SecurityProfile, what: str) -> ProfileChoice:
     kind = _TYPES.get(requested.profile_type)
     if kind is None:
         raise InvalidArgument(f"{what}: unknown profile type {requested.profile_type}")
@@ -79,11 +79,11 @@ def _profile(requested: api.SecurityProfile, what: str) -> Profile:
         raise InvalidArgument(f"{what}: profile type Localhost without localhost_ref")
     if kind != LOCALHOST and requested.localhost_ref:
         raise InvalidArgument(f"{what}: localhost_ref is only for profile type Localhost")
-    return Profile(kind, requested.localhost_ref)
+    return ProfileChoice(kind, requested.localhost_ref)
 
 
 def seccomp_object(
-    profile: Profile, capabilities: list[str], default_path: str = ""
+    profile: ProfileChoice, capabilities: list[str], default_path: str = ""
 ) -> dict[str, Any] | None:
     """The OCI object `linux.seccomp`; None when unconfined. `capabilities`: the granted `CAP_…`
     names, which permit further calls in the default profile; `default_path`: a file to use instead
@@ -122,7 +122,7 @@ def _read_profile(path: str) -> dict[str, Any]:
     return profile
 
 
-def apparmor_name(profile: Profile, *, enabled: bool, default: str, loaded: set[str]) -> str:
+def apparmor_name(profile: ProfileChoice, *, enabled: bool, default: str, loaded: set[str]) -> str:
     """The name of the profile to use, empty for none. `default` is the runtime's own, empty where
     it could not be loaded.
 

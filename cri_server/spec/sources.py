@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class HostDevice:
     """A device node of the host and its path in the container. `type` is `c` or `b`; `access`: the
     letters of `rwm` that its cgroup permits."""
 
@@ -150,7 +150,7 @@ def _check_propagation(mount: MountRequest, table: list[MountPoint]) -> None:
         raise InvalidArgument(f"path {mount.request.host_path!r} is not on a {word} mount")
 
 
-def devices(requests: list[api.Device]) -> list[Device]:
+def devices(requests: list[api.Device]) -> list[HostDevice]:
     """The devices of the request. A directory stands for every node beneath it.
 
     Raises InvalidArgument for invalid permissions, and for paths that are not devices."""
@@ -175,13 +175,13 @@ def devices(requests: list[api.Device]) -> list[Device]:
     return devices
 
 
-def all_devices() -> list[Device]:
+def all_devices() -> list[HostDevice]:
     """All nodes in the host's /dev, except terminals and those that every container has itself."""
     own = {"/dev/console", "/dev/pts", "/dev/shm", "/dev/mqueue", "/dev/fd", "/dev/lxc"}
     return [node for node in _nodes("/dev", "/dev", own) if not node.path.startswith("/dev/pts/")]
 
 
-def device_facts(path: str) -> Device:
+def device_facts(path: str) -> HostDevice:
     """The device at a path, symlinks followed. Raises InvalidArgument if it is not one."""
     nodes = _nodes(os.path.realpath(path), path)
     if len(nodes) != 1:
@@ -189,14 +189,16 @@ def device_facts(path: str) -> Device:
     return nodes[0]
 
 
-def _nodes(source: str, target: str, skip: set[str] | frozenset[str] = frozenset()) -> list[Device]:
+def _nodes(
+    source: str, target: str, skip: set[str] | frozenset[str] = frozenset()
+) -> list[HostDevice]:
     try:
         return _nodes_at(source, target, skip)
     except OSError as error:
         raise InvalidArgument(f"device {source!r}: {error.strerror}") from None
 
 
-def _nodes_at(source: str, target: str, skip: set[str] | frozenset[str]) -> list[Device]:
+def _nodes_at(source: str, target: str, skip: set[str] | frozenset[str]) -> list[HostDevice]:
     node_stat = os.lstat(source)
     if stat.S_ISDIR(node_stat.st_mode):
         nodes = []
@@ -209,7 +211,7 @@ def _nodes_at(source: str, target: str, skip: set[str] | frozenset[str]) -> list
     if not stat.S_ISCHR(node_stat.st_mode) and not stat.S_ISBLK(node_stat.st_mode):
         return []
     return [
-        Device(
+        HostDevice(
             path=target,
             type="c" if stat.S_ISCHR(node_stat.st_mode) else "b",
             major=os.major(node_stat.st_rdev),

@@ -15,7 +15,7 @@ from typing import Any
 from cri_server.api import api_pb2 as api
 from cri_server.operations.locks import Gate
 from cri_server.security.selinux.labels import NONE as NO_LABELS
-from cri_server.security.selinux.labels import Labels
+from cri_server.security.selinux.labels import SelinuxLabels
 from cri_server.store.encoded import CachedEncoding
 from cri_server.store.facts import Process
 from cri_server.store.records import ContainerRecord, SandboxRecord
@@ -57,7 +57,7 @@ class Sandbox:
     netns_path: str = ""
     pause: Process | None = None
     shim: Process | None = None
-    selinux: Labels = NO_LABELS
+    selinux: SelinuxLabels = NO_LABELS
     # Facts and coordination, not recorded.
     pause_alive: bool = False
     reachable: bool = False
@@ -111,7 +111,7 @@ class Sandbox:
     def from_record(cls, record: SandboxRecord) -> Sandbox:
         """Convert a record. Raises DamagedRecord."""
         try:
-            labels = Labels(*record.selinux)
+            labels = SelinuxLabels(*record.selinux)
         except TypeError:
             raise DamagedRecord(
                 f"sandbox record: selinux is {record.selinux!r}, not two labels"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cri_server.cli.manifest import check, pod_model
-from cri_server.containers.log_rotation import ANNOTATION, Limits, rotated
+from cri_server.containers.log_rotation import ANNOTATION, RotationLimits, rotated
 from cri_server.containers.rotate_logs import INTERVAL_S
 from pyrunc.errors import InvalidSpec
 from tests.cri.client_verbs import cli, ended, ok, started
@@ -92,6 +92,6 @@ def test_limits_that_are_none_are_refused_by_their_path(text: str) -> None:
 
 
 def test_limits_are_kubelets_unless_the_pod_says_otherwise() -> None:
-    assert check.log_limits(pod_model.Metadata(name="a")) == Limits(10 << 20, 5)
+    assert check.log_limits(pod_model.Metadata(name="a")) == RotationLimits(10 << 20, 5)
     metadata = pod_model.Metadata(name="a", annotations={ANNOTATION: "1Mi 3"})
-    assert check.log_limits(metadata) == Limits(1 << 20, 3)
+    assert check.log_limits(metadata) == RotationLimits(1 << 20, 3)

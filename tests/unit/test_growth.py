@@ -719,7 +719,7 @@ def test_cdi_edits(name: str) -> None:
     """A request names devices, a file of 4 MiB defines thousands of them."""
 
     def prepare(size: int) -> Work:
-        edits = [msgspec.convert(CDI_EDITS[name](n), cdi.Edits) for n in range(size)]
+        edits = [msgspec.convert(CDI_EDITS[name](n), cdi.CdiEdits) for n in range(size)]
         spec: dict[str, Any] = {
             "process": {"env": ["PATH=/bin"], "user": {"additionalGids": []}},
             "linux": {"resources": {"devices": []}},

@@ -19,7 +19,7 @@ from cri_server.cli.manifest.pod_model import (
     quantity,
 )
 from cri_server.containers import log_rotation
-from cri_server.containers.log_rotation import Limits
+from cri_server.containers.log_rotation import RotationLimits
 from pyrunc.errors import InvalidSpec
 
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -76,17 +76,17 @@ def _metadata(metadata: pod_model.Metadata) -> None:
     log_limits(metadata)
 
 
-def log_limits(metadata: pod_model.Metadata) -> Limits:
+def log_limits(metadata: pod_model.Metadata) -> RotationLimits:
     """Return the limits from the pod's annotation `io.pyrunc.log-rotation`, such as `10Mi 5`, or
     kubelet's defaults. Raises InvalidSpec."""
     text = metadata.annotations.get(log_rotation.ANNOTATION)
     if text is None:
-        return Limits()
+        return RotationLimits()
     path = f"metadata.annotations[{log_rotation.ANNOTATION}]"
     size, _, files = text.partition(" ")
     if not (re.fullmatch("[0-9]{1,6}", files) and int(files) >= log_rotation.LEAST_FILES):
         raise InvalidSpec(path, f"{text!r} is not a size and a number of files from 2 on: 10Mi 5")
-    return Limits(int(quantity(size, path)), int(files))
+    return RotationLimits(int(quantity(size, path)), int(files))
 
 
 def _key(key: str, path: str) -> None:

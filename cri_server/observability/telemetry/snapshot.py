@@ -15,7 +15,7 @@ from typing import Literal
 
 import pyrunc
 from cri_server.api import api_pb2 as api
-from cri_server.network.leases import Usage
+from cri_server.network.leases import LeaseUsage
 from cri_server.observability import meters
 from cri_server.rpc.server import Server
 from cri_server.services import Services
@@ -145,7 +145,7 @@ class Source:
             problems.append(f"no space left below {self.services.paths.root}")
         return problems
 
-    async def _leases(self) -> list[Usage]:
+    async def _leases(self) -> list[LeaseUsage]:
         try:
             return await self.services.network.leases()
         except (Error, OSError):
@@ -251,5 +251,5 @@ def _labelled(values: Mapping[str, float]) -> dict[Labels, float]:
     return {(key,): value for key, value in values.items()}
 
 
-def _network(usage: Usage) -> Labels:
+def _network(usage: LeaseUsage) -> Labels:
     return usage.network, f"ipv{usage.version}"

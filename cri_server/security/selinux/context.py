@@ -20,7 +20,7 @@ BASE_LEVEL = "s0"
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class SelinuxContext:
     """An SELinux context in its four parts."""
 
     user: str
@@ -32,17 +32,17 @@ class Context:
         level = f":{self.level}" if self.level else ""
         return f"{self.user}:{self.role}:{self.type}{level}"
 
-    def with_level(self, level: str) -> Context:
+    def with_level(self, level: str) -> SelinuxContext:
         """A copy with another level."""
         return replace(self, level=level)
 
 
-def parse(text: str) -> Context | None:
+def parse(text: str) -> SelinuxContext | None:
     """Parse a context; None for an invalid one."""
     parts = text.strip().split(":", 3)
     if len(parts) < 3 or not all(NAME.fullmatch(part) for part in parts[:3]):
         return None
-    return Context(parts[0], parts[1], parts[2], parts[3] if len(parts) == 4 else "")
+    return SelinuxContext(parts[0], parts[1], parts[2], parts[3] if len(parts) == 4 else "")
 
 
 def check(options: api.SELinuxOption, where: str = "selinux_options") -> None:

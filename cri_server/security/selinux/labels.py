@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cri_server.api import api_pb2 as api
-from cri_server.security.selinux.context import Context, check, is_set, parse
-from cri_server.security.selinux.policy import Policy
+from cri_server.security.selinux.context import SelinuxContext, check, is_set, parse
+from cri_server.security.selinux.policy import SelinuxPolicy
 
 
 @dataclass(frozen=True, slots=True)
-class Labels:
+class SelinuxLabels:
     """The labels of a process and of its files; empty for none."""
 
     process: str = ""
@@ -29,10 +29,10 @@ class Labels:
         return context.level if context is not None else ""
 
 
-NONE = Labels()
+NONE = SelinuxLabels()
 
 
-def of_sandbox(policy: Policy, options: api.SELinuxOption, level: str) -> Labels:
+def of_sandbox(policy: SelinuxPolicy, options: api.SELinuxOption, level: str) -> SelinuxLabels:
     """The labels of a pod; its pause process is confined even if the pod is privileged. `level`:
     used unless the pod requests one.
 
@@ -41,30 +41,34 @@ def of_sandbox(policy: Policy, options: api.SELinuxOption, level: str) -> Labels
     return _build(policy, options, level)
 
 
-def of_container(policy: Policy, context: api.LinuxContainerSecurityContext, pod: Labels) -> Labels:
+def of_container(
+    policy: SelinuxPolicy, context: api.LinuxContainerSecurityContext, pod: SelinuxLabels
+) -> SelinuxLabels:
     """The labels of a container: the pod's, or its own, at the pod's level unless it requests one.
     A privileged container is not confined; its files have the pod's label. Raises
     InvalidArgument."""
     options = context.selinux_options
     check(options)
     if context.privileged:
-        return Labels(str(policy.privileged) if policy.privileged is not None else "", pod.mount)
+        return SelinuxLabels(
+            str(policy.privileged) if policy.privileged is not None else "", pod.mount
+        )
     return _build(policy, options, pod.level) if is_set(options) else pod
 
 
-def _build(policy: Policy, options: api.SELinuxOption, level: str) -> Labels:
+def _build(policy: SelinuxPolicy, options: api.SELinuxOption, level: str) -> SelinuxLabels:
     """Build the labels: user and level apply to process and files, role and type to the process."""
     level = (options.level or level) if policy.has_levels else ""
     process, file = policy.process, policy.file
     user = options.user
-    return Labels(
+    return SelinuxLabels(
         str(
-            Context(
+            SelinuxContext(
                 user or process.user,
                 options.role or process.role,
                 options.type or process.type,
                 level,
             )
         ),
-        str(Context(user or file.user, file.role, file.type, level)),
+        str(SelinuxContext(user or file.user, file.role, file.type, level)),
     )

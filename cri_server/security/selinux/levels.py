@@ -15,7 +15,7 @@ from pyrunc.errors import ResourceExhausted
 TRIES = 10_000
 
 
-class Levels:
+class SelinuxLevels:
     """The levels of pods that are being created, in addition to those of existing pods.
     `categories`: the number of categories in the policy (c0 … cN-1)."""
 

@@ -8,29 +8,29 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from cri_server.security.selinux.context import BASE_LEVEL, Context, parse
+from cri_server.security.selinux.context import BASE_LEVEL, SelinuxContext, parse
 
 CONFIG, FOLDER, FILES = "/etc/selinux/config", "/etc/selinux", "contexts/lxc_contexts"
 KERNEL = "/sys/fs/selinux"
-PROCESS = Context("system_u", "system_r", "container_t")
-FILE = Context("system_u", "object_r", "container_file_t")
+PROCESS = SelinuxContext("system_u", "system_r", "container_t")
+FILE = SelinuxContext("system_u", "object_r", "container_file_t")
 PRIVILEGED = "spc_t"
 """The type of privileged containers: unconfined, as in container-selinux."""
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class SelinuxPolicy:
     """The policy. `process` and `file` are contexts at the lowest level; `privileged`: the context
     of a privileged container's process, None if the policy has no type for it: the process then
     stays in the server's domain, or follows the policy's transitions."""
 
-    process: Context
-    file: Context
-    privileged: Context | None
+    process: SelinuxContext
+    file: SelinuxContext
+    privileged: SelinuxContext | None
     has_levels: bool = True
 
 
-def probe(root: Path = Path("/")) -> Policy | None:
+def probe(root: Path = Path("/")) -> SelinuxPolicy | None:
     """The policy of the running kernel; None without SELinux."""
     kernel = root / KERNEL.lstrip("/")
     if not (kernel / "enforce").exists():
@@ -40,11 +40,13 @@ def probe(root: Path = Path("/")) -> Policy | None:
     level = BASE_LEVEL if has_levels else ""
     process = (parse(contexts.get("process", "")) or PROCESS).with_level(level)
     file = (parse(contexts.get("file", "")) or FILE).with_level(level)
-    privileged = Context(process.user, process.role, PRIVILEGED, level)
-    return Policy(process, file, privileged if is_known(privileged, kernel) else None, has_levels)
+    privileged = SelinuxContext(process.user, process.role, PRIVILEGED, level)
+    return SelinuxPolicy(
+        process, file, privileged if is_known(privileged, kernel) else None, has_levels
+    )
 
 
-def is_known(context: Context, kernel: Path = Path(KERNEL)) -> bool:
+def is_known(context: SelinuxContext, kernel: Path = Path(KERNEL)) -> bool:
     """Whether the loaded policy has the context: the kernel accepts it in selinuxfs' file
     `context`, or refuses it."""
     try:

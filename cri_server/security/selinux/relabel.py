@@ -92,7 +92,7 @@ def _reopen(folder: int, path: str) -> int:
         return os.open(".", FOLDER, dir_fd=folder)
 
 
-class _Folder:
+class _TreeFolder:
     """A folder on the way down: its name, its identity, and its folders still to label."""
 
     __slots__ = ("identity", "name", "unlabelled")
@@ -107,7 +107,7 @@ def _relabel_below(current: int, label: bytes, path: str) -> None:
     """Label everything in the open folder, and close it. One descriptor and no recursion: a tree
     that a container has made may be deeper than either allows. Raises KernelError."""
     try:
-        stack = [_Folder(path, current, _label_entries(current, label, path))]
+        stack = [_TreeFolder(path, current, _label_entries(current, label, path))]
         while stack:
             if stack[-1].unlabelled:
                 name = stack[-1].unlabelled.pop()
@@ -121,7 +121,7 @@ def _relabel_below(current: int, label: bytes, path: str) -> None:
                 current = below
                 shown_path = "/".join(level.name for level in stack[:PATH_PARTS])
                 unlabelled = _label_entries(current, label, f"{shown_path}/{name}")
-                stack.append(_Folder(name, current, unlabelled))
+                stack.append(_TreeFolder(name, current, unlabelled))
                 continue
             stack.pop()
             if stack:

@@ -16,7 +16,7 @@ import pytest_asyncio
 from cri_server.network.configuration import builtin_network
 from cri_server.network.model import NetworkResult, PodNetwork
 from cri_server.network.names import remove as remove_name
-from cri_server.network.service import Network
+from cri_server.network.service import NetworkService
 from cri_server.zygote.client import Zygote
 from tests.kernel.cni.harness import Host, Pod, all_elements, link_names, new_host
 
@@ -32,15 +32,15 @@ class Node:
     host: Host
     zygote: Zygote
     timeout_s: float = 20.0
-    network: Network = field(init=False)
+    network: NetworkService = field(init=False)
 
     def __post_init__(self) -> None:
         for name in ("conf", "bin"):
             (self.folder / name).mkdir()
         self.network = self._new()
 
-    def _new(self) -> Network:
-        return Network(
+    def _new(self) -> NetworkService:
+        return NetworkService(
             str(self.folder / "conf"),
             str(self.folder / "bin"),
             str(self.folder / "state"),

@@ -12,7 +12,7 @@ import pytest
 
 from cri_server.network.model import PortMapping
 from cri_server.network.names import remove as remove_name
-from cri_server.network.service import Network
+from cri_server.network.service import NetworkService
 from pyrunc.errors import Error
 from tests.cri.network.conftest import Node, until
 from tests.kernel.cni.harness import Host, Pod, all_elements, link_names, nft
@@ -107,7 +107,7 @@ async def test_a_second_server_on_the_same_network_keeps_its_pods(node: Node, ho
     first_state = node.folder / "state"
     first_state.rename(node.folder / "kept")
     node.network.close()
-    node.network = Network(
+    node.network = NetworkService(
         str(node.folder / "conf"),
         str(node.folder / "bin"),
         str(node.folder / "other"),

@@ -24,7 +24,7 @@ from cni_plugins.host_local.plugin import PLUGIN as HOST_LOCAL  # noqa: F401
 from cni_plugins.loopback.plugin import PLUGIN as LOOPBACK  # noqa: F401
 from cni_plugins.net import host_rules, netns
 from cni_plugins.portmap.plugin import PLUGIN as PORTMAP  # noqa: F401
-from cni_plugins.skel import Plugin, answer
+from cni_plugins.skel import CniPlugin, answer
 from pyrunc.kernel.call import syscall
 
 CLONE_NEWNET = 0x40000000
@@ -156,7 +156,7 @@ class Refused(Exception):
 
 
 def call(
-    plugin: Plugin,
+    plugin: CniPlugin,
     command: str,
     pod: Pod,
     config: dict[str, Any],

@@ -18,7 +18,7 @@ import pytest
 from cni_plugins.bridge.plugin import PLUGIN as BRIDGE
 from cni_plugins.net import host_rules
 from cni_plugins.portmap.plugin import PLUGIN as PORTMAP
-from cni_plugins.skel import Plugin, answer
+from cni_plugins.skel import CniPlugin, answer
 from tests.kernel.cni.harness import (
     Host,
     Pod,
@@ -45,7 +45,7 @@ def requests_of(pod: Pod) -> dict[str, str]:
 
 @contextmanager
 def child(
-    plugin: Plugin, pod: Pod, config: dict[str, Any], output: Path | None = None
+    plugin: CniPlugin, pod: Pod, config: dict[str, Any], output: Path | None = None
 ) -> Iterator[int]:
     """Run the plugin's ADD in a forked child."""
     pid = os.fork()

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from cni_plugins.host_local import leases, settings
 from cni_plugins.host_local.ranges import Range, RangeSet
-from cni_plugins.protocol.call import Call
+from cni_plugins.protocol.call import CniCall
 from cni_plugins.protocol.config import PluginConfig
 from cni_plugins.protocol.errors import CniError
 
@@ -31,7 +31,7 @@ def sets_of(*subnets: str) -> tuple[RangeSet, ...]:
 @contextmanager
 def store(
     folder: Path, links: set[str] | None = None, boot: str = "this"
-) -> Iterator[leases.Leases]:
+) -> Iterator[leases.NetworkLeases]:
     with leases.open_leases(
         str(folder / "net"), (links or set()).__contains__, boot=boot
     ) as opened:
@@ -265,7 +265,7 @@ def test_a_kill_while_taking_or_releasing_leaves_nothing_that_release_cannot_fin
     class Killed(BaseException):
         pass
 
-    class Dying(leases.Leases):
+    class Dying(leases.NetworkLeases):
         budget = cut
 
         def _spend(self) -> None:
@@ -402,7 +402,7 @@ def parse(ipam: Any, *, cni_args: str = "", **changes: Any) -> settings.HostLoca
         "CNI_ARGS": cni_args,
     }
     return settings.parse(
-        PluginConfig.parse(json.dumps(config).encode()), Call.from_environment(environment)
+        PluginConfig.parse(json.dumps(config).encode()), CniCall.from_environment(environment)
     )
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cni_plugins.protocol import version
-from cni_plugins.protocol.call import Call, format_arguments, parse_arguments
+from cni_plugins.protocol.call import CniCall, format_arguments, parse_arguments
 from cni_plugins.protocol.config import (
     NetworkList,
     PluginConfig,
@@ -353,7 +353,7 @@ ENVIRONMENT = {
 
 
 def test_a_request_goes_there_and_back() -> None:
-    call = Call.from_environment(ENVIRONMENT)
+    call = CniCall.from_environment(ENVIRONMENT)
     assert call.path == ("/opt/cni/bin", "/usr/lib/cni") and call.argument("K8S_POD_NAME") == "a"
     assert call.environment() == ENVIRONMENT
 
@@ -374,10 +374,10 @@ def test_what_a_command_needs(command: str, needed: set[str]) -> None:
         given_ = {k: v for k, v in ENVIRONMENT.items() if k != name} | {"CNI_COMMAND": command}
         if name in needed:
             with pytest.raises(CniError, match=name) as refused:
-                Call.from_environment(given_)
+                CniCall.from_environment(given_)
             assert refused.value.code == 4
         else:
-            assert Call.from_environment(given_).command == command
+            assert CniCall.from_environment(given_).command == command
 
 
 @pytest.mark.parametrize(
@@ -399,7 +399,7 @@ def test_what_a_command_needs(command: str, needed: set[str]) -> None:
 )
 def test_an_invalid_request(name: str, value: str) -> None:
     with pytest.raises(CniError) as refused:
-        Call.from_environment({**ENVIRONMENT, name: value})
+        CniCall.from_environment({**ENVIRONMENT, name: value})
     assert refused.value.code == 4
 
 

@@ -18,7 +18,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.network.attachments import Attachment, Attachments
 from cri_server.network.capabilities import bandwidth_of, capability_arguments, cni_arguments
 from cri_server.network.configuration import Configuration, builtin_network
-from cri_server.network.model import Bandwidth, Dns, PodNetwork, PortMapping
+from cri_server.network.model import Bandwidth, PodDns, PodNetwork, PortMapping
 from cri_server.sandboxes.run import pod_network
 from cri_server.store.model import Sandbox
 from pyrunc.atomic_file import DamagedRecord
@@ -207,7 +207,7 @@ def test_unrequested_capabilities_are_left_out() -> None:
 def test_every_capability() -> None:
     network = pod(
         port_mappings=(PortMapping(8080, 80), PortMapping(0, 81)),
-        dns=Dns(("10.0.0.1",), ("a.b",), ("ndots:5",)),
+        dns=PodDns(("10.0.0.1",), ("a.b",), ("ndots:5",)),
         bandwidth=Bandwidth(1, 2, 3, 4),
         annotations={"a": "b"},
         cgroup_path="/kubepods/x",
@@ -280,7 +280,7 @@ def test_a_pods_configuration_as_its_network() -> None:
     )
     assert pod_network(sandbox, "/x") == pod(
         port_mappings=(PortMapping(80, 8080, "sctp", "192.0.2.1"),),
-        dns=Dns(("10.0.0.1",), (), ("ndots:5",)),
+        dns=PodDns(("10.0.0.1",), (), ("ndots:5",)),
         annotations={"kubernetes.io/egress-bandwidth": "1M"},
         cgroup_path="kubepods-podx.slice",
     )

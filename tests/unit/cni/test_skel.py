@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from cni_plugins.protocol.call import Call
+from cni_plugins.protocol.call import CniCall
 from cni_plugins.protocol.config import PluginConfig
 from cni_plugins.protocol.errors import CniError
 from cni_plugins.protocol.result import AssignedAddress, Result, parse_interface
-from cni_plugins.skel import Plugin, answer
+from cni_plugins.skel import CniPlugin, answer
 from pyrunc.errors import InvalidArgument, KernelError
 
 ENVIRONMENT = {
@@ -28,25 +28,25 @@ class Recorder:
     def __init__(self, failure: Exception | None = None) -> None:
         self.calls: list[str] = []
         self.failure = failure
-        self.plugin = Plugin(
+        self.plugin = CniPlugin(
             "test", self.add, *(self.verb(n) for n in ("DEL", "CHECK", "STATUS", "GC"))
         )
 
-    def add(self, call: Call, config: PluginConfig) -> Result:
+    def add(self, call: CniCall, config: PluginConfig) -> Result:
         self.calls.append("ADD")
         if self.failure:
             raise self.failure
         return Result(ips=(AssignedAddress(parse_interface("10.0.0.2/8")),))
 
     def verb(self, name: str) -> Any:
-        def run(call: Call, config: PluginConfig) -> None:
+        def run(call: CniCall, config: PluginConfig) -> None:
             self.calls.append(name)
 
         return run
 
 
 def ask(
-    plugin: Plugin, command: str, cni_version: str = "1.1.0", content: bytes | None = None
+    plugin: CniPlugin, command: str, cni_version: str = "1.1.0", content: bytes | None = None
 ) -> tuple[int, Any]:
     config = {"cniVersion": cni_version, "name": "net", "type": "test"}
     code, output = answer(

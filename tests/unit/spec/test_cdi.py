@@ -111,9 +111,9 @@ def test_untrusted_files_are_ignored(tmp_path: Path) -> None:
 
 def test_hooks_and_nodes_are_checked() -> None:
     for edits in (
-        cdi.Edits(hooks=[cdi.Hook(hook_name="never", path="/x")]),
-        cdi.Edits(hooks=[cdi.Hook(hook_name="poststop", path="relative")]),
-        cdi.Edits(device_nodes=[cdi.DeviceNode(path="/etc/passwd")]),
+        cdi.CdiEdits(hooks=[cdi.CdiHook(hook_name="never", path="/x")]),
+        cdi.CdiEdits(hooks=[cdi.CdiHook(hook_name="poststop", path="relative")]),
+        cdi.CdiEdits(device_nodes=[cdi.CdiDeviceNode(path="/etc/passwd")]),
     ):
         with pytest.raises(InvalidArgument):
             cdi.apply(spec(), [edits])

@@ -27,7 +27,7 @@ def write(
 
 
 def applied(
-    hook_list: list[hooks.Hook], *args: str, bind_mounts: bool = False, **annotations: str
+    hook_list: list[hooks.ConfiguredHook], *args: str, bind_mounts: bool = False, **annotations: str
 ) -> dict[str, Any]:
     spec: dict[str, Any] = {"process": {"args": list(args or ["/bin/sh"])}}
     hooks.apply(spec, hook_list, annotations, bind_mounts)

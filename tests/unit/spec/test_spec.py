@@ -112,9 +112,11 @@ def test_a_sysctl_is_one_of_the_pods_own_namespaces(
 def test_a_configured_profile_is_the_runtimes_default(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text('{"defaultAction": "SCMP_ACT_LOG"}')
-    default = security.Profile(security.DEFAULT)
+    default = security.ProfileChoice(security.DEFAULT)
     assert security.seccomp_object(default, [], str(path)) == {"defaultAction": "SCMP_ACT_LOG"}
-    assert security.seccomp_object(security.Profile(security.UNCONFINED), [], str(path)) is None
+    assert (
+        security.seccomp_object(security.ProfileChoice(security.UNCONFINED), [], str(path)) is None
+    )
 
 
 def test_privileged_has_what_the_server_has() -> None:
@@ -573,10 +575,10 @@ def test_localhost_profiles(tmp_path: Path) -> None:
     for content in ("not json", "[]", "{}"):
         profile.write_text(content)
         with pytest.raises(InvalidArgument):
-            security.seccomp_object(security.Profile("localhost", str(profile)), [])
+            security.seccomp_object(security.ProfileChoice("localhost", str(profile)), [])
     for path in (str(tmp_path / "absent"), "relative", "/dev/zero", str(tmp_path)):
         with pytest.raises(InvalidArgument):
-            security.seccomp_object(security.Profile("localhost", path), [])
+            security.seccomp_object(security.ProfileChoice("localhost", path), [])
 
 
 @pytest.mark.requirement("8.9")
@@ -585,7 +587,7 @@ def test_apparmor() -> None:
         profile_type=api.SecurityProfile.Localhost, localhost_ref="localhost/mine"
     )
     profile = security.apparmor_profile(security_context(apparmor=localhost))
-    assert profile == security.Profile("localhost", "mine")
+    assert profile == security.ProfileChoice("localhost", "mine")
     with pytest.raises(Unsupported):
         security.apparmor_name(profile, enabled=False, default="", loaded=set())
     with pytest.raises(InvalidArgument):

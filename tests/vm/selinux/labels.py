@@ -7,21 +7,21 @@ import os
 from pathlib import Path
 
 from cri_server.api import api_pb2 as api
-from cri_server.security.selinux.context import Context, parse
+from cri_server.security.selinux.context import SelinuxContext, parse
 from tests.cri.server_harness import Server
 
 
-def read(text: bytes) -> Context:
+def read(text: bytes) -> SelinuxContext:
     label = parse(text.decode().rstrip("\0\n"))
     assert label is not None, text
     return label
 
 
-def label(pid: int) -> Context:
+def label(pid: int) -> SelinuxContext:
     return read(Path(f"/proc/{pid}/attr/current").read_bytes())
 
 
-def file_label(pid: int, path: str) -> Context:
+def file_label(pid: int, path: str) -> SelinuxContext:
     """Of a file as the process sees it."""
     return read(os.getxattr(f"/proc/{pid}/root{path}", "security.selinux", follow_symlinks=False))
 

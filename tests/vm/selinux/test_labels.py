@@ -10,7 +10,7 @@ import pytest
 
 from cri_server.api import api_pb2 as api
 from cri_server.security.selinux import policy
-from cri_server.security.selinux.context import Context
+from cri_server.security.selinux.context import SelinuxContext
 from tests.cri.server_harness import Server
 from tests.vm.selinux.labels import file_label, label, pids, read
 
@@ -18,7 +18,7 @@ PROCESS = ("system_u", "system_r", "container_t")
 FILE = ("system_u", "object_r", "container_file_t")
 
 
-def parts(context: Context) -> tuple[str, str, str]:
+def parts(context: SelinuxContext) -> tuple[str, str, str]:
     return context.user, context.role, context.type
 
 

@@ -12,12 +12,12 @@ import pytest
 from cri_server.api import api_pb2 as api
 from cri_server.containers.create import CreateContext, label_volumes
 from cri_server.security.selinux import relabel
-from cri_server.security.selinux.labels import Labels
+from cri_server.security.selinux.labels import SelinuxLabels
 from cri_server.zygote.client import Zygote
 from pyrunc.errors import PeerError
 from tests.unit.security.selinux.test_labels import POLICY
 
-LABELS = Labels(
+LABELS = SelinuxLabels(
     "system_u:system_r:container_t:s0:c1,c2", "system_u:object_r:container_file_t:s0:c1,c2"
 )
 

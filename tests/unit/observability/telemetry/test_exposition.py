@@ -8,7 +8,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from cni_plugins.protocol.config import parse_list_object
-from cri_server.network.leases import Usage, usage
+from cri_server.network.leases import LeaseUsage, usage
 from cri_server.observability.meters import BOUNDS_S, Meters
 from cri_server.observability.telemetry.exposition import write
 from cri_server.observability.telemetry.snapshot import Family, Histogram
@@ -56,8 +56,8 @@ def test_leases(tmp_path: Path) -> None:
     network = parse_list_object(
         json.loads(json.dumps({"cniVersion": "1.0.0", "name": "n", "plugins": plugins}))
     )
-    assert usage(network) == [Usage("n", 4, 0, 264), Usage("n", 6, 0, 254)]
+    assert usage(network) == [LeaseUsage("n", 4, 0, 264), LeaseUsage("n", 6, 0, 254)]
     (tmp_path / "n" / "owners").mkdir(parents=True)
     for name in ("10.1.0.2", "10.2.0.11", "fd00::3", "lock", "last_reserved_ip.0"):
         (tmp_path / "n" / name).touch()
-    assert usage(network) == [Usage("n", 4, 2, 264), Usage("n", 6, 1, 254)]
+    assert usage(network) == [LeaseUsage("n", 4, 2, 264), LeaseUsage("n", 6, 1, 254)]

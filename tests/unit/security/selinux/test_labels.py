@@ -9,16 +9,16 @@ import pytest
 
 from cri_server.api import api_pb2 as api
 from cri_server.security.selinux import context, labels, policy
-from cri_server.security.selinux.context import Context
-from cri_server.security.selinux.labels import Labels
-from cri_server.security.selinux.levels import Levels, pair
-from cri_server.security.selinux.policy import Policy
+from cri_server.security.selinux.context import SelinuxContext
+from cri_server.security.selinux.labels import SelinuxLabels
+from cri_server.security.selinux.levels import SelinuxLevels, pair
+from cri_server.security.selinux.policy import SelinuxPolicy
 from pyrunc.errors import InvalidArgument, ResourceExhausted
 
-PROCESS = Context("system_u", "system_r", "container_t")
-FILE = Context("system_u", "object_r", "container_file_t")
-POLICY = Policy(PROCESS, FILE, Context("system_u", "system_r", "spc_t"))
-POD = Labels(
+PROCESS = SelinuxContext("system_u", "system_r", "container_t")
+FILE = SelinuxContext("system_u", "object_r", "container_file_t")
+POLICY = SelinuxPolicy(PROCESS, FILE, SelinuxContext("system_u", "system_r", "spc_t"))
+POD = SelinuxLabels(
     "system_u:system_r:container_t:s0:c1,c2", "system_u:object_r:container_file_t:s0:c1,c2"
 )
 
@@ -47,10 +47,10 @@ def test_a_requested_label_is_merged_with_the_default(
     options: dict[str, str], process: str, mount: str
 ) -> None:
     """For a pod with its own level, and for a container at its pod's."""
-    assert labels.of_sandbox(POLICY, api.SELinuxOption(**options), "s0:c1,c2") == Labels(
+    assert labels.of_sandbox(POLICY, api.SELinuxOption(**options), "s0:c1,c2") == SelinuxLabels(
         process, mount
     )
-    assert labels.of_container(POLICY, security(**options), POD) == Labels(process, mount)
+    assert labels.of_container(POLICY, security(**options), POD) == SelinuxLabels(process, mount)
 
 
 def test_a_containers_options_take_the_place_of_its_pods() -> None:
@@ -61,17 +61,21 @@ def test_a_containers_options_take_the_place_of_its_pods() -> None:
 
 
 def test_a_privileged_container_is_not_confined_and_shares_its_pods_files() -> None:
-    assert labels.of_container(POLICY, security(privileged=True, type="x_t"), POD) == Labels(
+    assert labels.of_container(POLICY, security(privileged=True, type="x_t"), POD) == SelinuxLabels(
         "system_u:system_r:spc_t:s0", POD.mount
     )
-    without = Policy(PROCESS, FILE, None)
-    assert labels.of_container(without, security(privileged=True), POD) == Labels("", POD.mount)
+    without = SelinuxPolicy(PROCESS, FILE, None)
+    assert labels.of_container(without, security(privileged=True), POD) == SelinuxLabels(
+        "", POD.mount
+    )
 
 
 def test_a_policy_without_levels() -> None:
-    plain = Policy(PROCESS.with_level(""), FILE.with_level(""), None, has_levels=False)
+    plain = SelinuxPolicy(PROCESS.with_level(""), FILE.with_level(""), None, has_levels=False)
     label = labels.of_sandbox(plain, api.SELinuxOption(level="s0:c3,c4"), "s0:c1,c2")
-    assert label == Labels("system_u:system_r:container_t", "system_u:object_r:container_file_t")
+    assert label == SelinuxLabels(
+        "system_u:system_r:container_t", "system_u:object_r:container_file_t"
+    )
     assert label.level == "" and labels.of_container(
         plain, security(type="x_t"), label
     ).process == ("system_u:system_r:x_t")
@@ -102,7 +106,7 @@ def test_what_is_no_part_of_a_context_is_named(options: dict[str, str], field: s
 
 
 def test_levels_are_each_a_pods_own_until_it_is_gone() -> None:
-    levels = Levels(4)
+    levels = SelinuxLevels(4)
     taken = set()
     for _ in range(6):
         with levels.reserved(taken) as level:
@@ -151,6 +155,6 @@ def test_the_policy_of_a_machine(tmp_path: Path) -> None:
     os.unlink(kernel / "context")
     (kernel / "mls").write_text("0")
     (folder / "lxc_contexts").write_text("process = broken\n")
-    assert policy.probe(tmp_path) == Policy(
+    assert policy.probe(tmp_path) == SelinuxPolicy(
         PROCESS.with_level(""), FILE.with_level(""), None, has_levels=False
     )

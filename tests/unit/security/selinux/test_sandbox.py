@@ -10,7 +10,7 @@ import pytest
 from cri_server.api import api_pb2 as api
 from cri_server.sandboxes.run import labelled
 from cri_server.security.selinux.labels import NONE
-from cri_server.security.selinux.levels import Levels
+from cri_server.security.selinux.levels import SelinuxLevels
 from cri_server.services import Services
 from cri_server.store.model import Sandbox
 from cri_server.store.records import SandboxRecord
@@ -25,7 +25,7 @@ def sandbox(**options: str) -> Sandbox:
 
 
 def services(policy: Any = POLICY, categories: int = 2) -> Services:
-    parts = SimpleNamespace(node=SimpleNamespace(selinux=policy), index=SimpleNamespace(sandboxes=[]), selinux_levels=Levels(categories))  # fmt: skip
+    parts = SimpleNamespace(node=SimpleNamespace(selinux=policy), index=SimpleNamespace(sandboxes=[]), selinux_levels=SelinuxLevels(categories))  # fmt: skip
     return cast(Services, parts)
 
 
