@@ -106,7 +106,7 @@ INSTEAD = {
     ),
     "restore": "run POD.YAML with `image: /PATH` of an archive that checkpoint has written",
     "rename": "names come from the manifest; tag renames an image",
-    "export": "cp CONTAINER:/ - writes the files of a container as an archive",
+    "export": "cp CONTAINER:PATH - writes files of a container to stdout as an archive",
     "apply": "run POD.YAML",
     "delete": "rm",
     "describe": "inspect",

@@ -23,6 +23,7 @@ UNIT_FOLDERS = (
 )
 DEFAULT_ENDPOINT = "unix:///run/containerd/containerd.sock"
 ENDPOINT, DRIVER = "container-runtime-endpoint", "cgroup-driver"
+# k3s, rke2 and k0s run kubelet within their own process
 NAMES = ("kubelet", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s")
 
 

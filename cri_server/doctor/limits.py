@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from cri_server.doctor.model import Finding, Host, Level, fine
 from cri_server.security.selinux import policy
 
-DESCRIPTORS = 65_536
+DESCRIPTORS = 65_536  # for some hundred pods
 # sysctl -> the minimum for a node with 110 pods, the effect of a lower value
 SYSCTLS = {
     "fs.inotify.max_user_instances": (

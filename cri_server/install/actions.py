@@ -84,6 +84,7 @@ class Link:
 
     def do(self, root: Path) -> None:
         link = beneath(root, self.path)
+        # symlink(2) cannot replace a file, rename(2) can
         temporary = link.with_name(f".{link.name}.{os.getpid()}")
         temporary.symlink_to(self.target)
         temporary.rename(link)

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from cri_server.cli.connection.client import Client
 
     Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
-TIMEOUT_S = 2.0
+TIMEOUT_S = 2.0  # the shell's prompt waits for the candidates
 PROGRAM = "pyrunc-cri"
-SHORT = 12
+SHORT = 12  # as output.show, whose import takes longer
 
 
 def containers(

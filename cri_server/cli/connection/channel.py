@@ -343,6 +343,7 @@ class _Connection:
         left_s = min(limits) - time.monotonic()
         if left_s <= 0 and self.deadline is not None and time.monotonic() >= self.deadline:
             raise TimeoutError
+        # 0 would make the socket non-blocking
         self._socket.settimeout(max(left_s, 0.001))
 
     def _broken(self, why: str) -> CallError:

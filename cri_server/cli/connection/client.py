@@ -19,7 +19,7 @@ from pyrunc.records import Record, Request
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer", bound=Record)
-TIMEOUT_S = 120.0
+TIMEOUT_S = 120.0  # the default of kubelet's runtimeRequestTimeout
 SOCKET_PATH_LIMIT = 107  # sun_path, unix(7), without its final NUL
 UNKNOWN_CALL = "unknown (service|method)|method not found|there is no call"
 DEADLINE = "deadline exceeded"  # gRPC's own text, if the server sent none

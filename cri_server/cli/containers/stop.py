@@ -341,4 +341,5 @@ def stop_container(client: Client, container: api.Container, grace_s: int | None
     """Stop a container; for the grace period see `grace`."""
     seconds = grace(container, grace_s)
     request = api.StopContainerRequest(container_id=container.id, timeout=seconds)
+    # the additional time is for processes that take long to die after SIGKILL
     client.runtime("StopContainer", request, seconds + 30.0)

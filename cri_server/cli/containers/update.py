@@ -13,7 +13,7 @@ from cri_server.cli.output.complaint import complain, for_each
 from pyrunc.errors import InvalidArgument, InvalidSpec
 
 DOCKER_UNITS = {"b": "", "k": "Ki", "m": "Mi", "g": "Gi", "kb": "Ki", "mb": "Mi", "gb": "Gi"}
-PERIOD_US = 100_000
+PERIOD_US = 100_000  # kubelet's
 # field of CRI -> the cgroup v2 controller that it needs
 CONTROLLERS = {
     **dict.fromkeys(("cpu_period", "cpu_quota", "cpu_shares"), "cpu"),

@@ -28,7 +28,7 @@ from cri_server.images.formats.reference import Reference
 from cri_server.rpc import private
 from pyrunc.errors import Error, InvalidArgument, NotFound
 
-CHUNK_BYTES = 1 << 16
+CHUNK_BYTES = 1 << 16  # the capacity of a pipe: pipe(7)
 WAIT_S = 0.1
 
 authfile = click.option(

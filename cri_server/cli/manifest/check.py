@@ -30,10 +30,10 @@ PORT_NAME = re.compile(r"(?=.*[a-z])(?!.*--)[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 VARIABLE = re.compile(r"[ -<>-~]+")
 SYSCTL = re.compile(r"([a-z0-9]([-_a-z0-9]*[a-z0-9])?[./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?")
 LABEL_LIMIT, SUBDOMAIN_LIMIT, PORT_NAME_LIMIT = 63, 253, 15
-ID_LIMIT = (1 << 31) - 1
+ID_LIMIT = (1 << 31) - 1  # Kubernetes' limit of user and group ids
 CPUS_LIMIT = 1 << 20
 ANNOTATIONS_LIMIT_BYTES = 256 << 10
-NAMESERVERS_LIMIT, SEARCHES_LIMIT = 3, 32
+NAMESERVERS_LIMIT, SEARCHES_LIMIT = 3, 32  # a resolver uses three: resolv.conf(5)
 
 
 def pod(pod: Pod) -> None:

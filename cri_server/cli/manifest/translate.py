@@ -16,7 +16,7 @@ from pyrunc.errors import InvalidSpec
 
 HOSTNAME_LIMIT = 63
 LOCALHOST_PROFILES = Path("/var/lib/kubelet/seccomp")
-CPU_PERIOD_US = 100_000
+CPU_PERIOD_US = 100_000  # kubelet's
 # kubelet's paths for the proc mount type Default (pkg/securitycontext); runc's own list is shorter
 MASKED = [
     "/proc/asound",
@@ -197,6 +197,7 @@ def _resources(target: api.LinuxContainerResources, resources: pod_model.Resourc
     path = "resources"
     request = resources.requests.cpu if resources.requests.cpu is not None else resources.limits.cpu
     if request is not None:
+        # the kernel's minima: 2 shares (cpu.weight 1), and a quota of 1 ms
         target.cpu_shares = max(2, int(pod_model.quantity(request, path) * 1024))
     if resources.limits.cpu is not None:
         target.cpu_period = CPU_PERIOD_US

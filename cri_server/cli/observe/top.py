@@ -17,7 +17,7 @@ from cri_server.cli.output import formats, show
 from cri_server.cli.output.formats import Column, Listing, Output
 from pyrunc.errors import WrongState
 
-TICKS = os.sysconf("SC_CLK_TCK")
+TICKS = os.sysconf("SC_CLK_TCK")  # per second, the unit of CPU times in proc_pid_stat(5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +129,7 @@ def _read(label: str, pid: int) -> Process | None:
     except OSError:
         return None
     name, _, rest = stat.partition("(")[2].rpartition(")")
+    # proc_pid_stat(5) from its third field on; the second, the command, may contain spaces
     fields = rest.split()
     return Process(
         container=label,

@@ -28,7 +28,7 @@ Item = TypeVar("Item")
 FORMATS = ("table", "wide", "json", "yaml", "name")
 TEMPLATES = ("go-template=", "template=", "table ")
 WATCH_S = 2.0
-CLEAR = "\x1b[H\x1b[2J\x1b[3J"
+CLEAR = "\x1b[H\x1b[2J\x1b[3J"  # cursor home, clear the screen, clear its history
 COLOURS = {
     "running": "green",
     "ready": "green",

@@ -13,7 +13,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.cli.connection.client import Client
 from pyrunc.errors import VISIBLE
 
-SHORT = 12
+SHORT = 12  # characters of an id in tables, as in docker
 NAMESPACES = ("net", "ipc", "uts", "pid", "mnt", "cgroup", "user")
 PAUSED = "paused"
 POD_STATES = {api.SANDBOX_READY: "ready", api.SANDBOX_NOTREADY: "not ready"}
@@ -104,7 +104,7 @@ def cgroup(pid: int) -> str:
     """Return the cgroup v2 path of a process."""
     try:
         for line in _read(f"/proc/{pid}/cgroup").decode().splitlines():
-            if line.startswith("0::"):
+            if line.startswith("0::"):  # the v2 hierarchy: cgroups(7)
                 return line[3:]
     except OSError:
         pass

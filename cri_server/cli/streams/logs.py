@@ -19,6 +19,7 @@ from cri_server.cli.connection.client import Client
 from cri_server.cli.streams.log_lines import Entry, Filter, Log, moment
 from pyrunc.errors import InvalidArgument, NotFound
 
+# polled, because CRI does not report new log lines, and not every server sends events of exits
 POLL_S = 0.1
 EXIT_POLL_S = 0.02
 container_option = click.option(
