@@ -66,7 +66,8 @@ async def recover(services: Services) -> None:
 
 
 def live_networks(services: Services) -> list[str]:
-    """Ids of the sandboxes that hold an attachment, and of those that are being made."""
+    """Return the ids of sandboxes that have a network attachment, and of those that are being
+    made."""
     attached = [s.id for s in services.index.sandboxes if s.network == "attached"]
     return attached + list(services.pending)
 

@@ -25,14 +25,14 @@ TRIES, TRY_AGAIN_S = 5, 0.2  # while the keeper is stopped or being replaced
 
 
 class StoredPods:
-    """What shims have put into the keeper of `folder`, by the ids of sandboxes (their pause
-    processes) and of containers."""
+    """The entries that shims have put into the keeper of `folder`, by the ids of sandboxes (their
+    pause processes) and of containers."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     async def ids(self, tries: int = TRIES) -> set[str]:
-        """All of them; none when there is no keeper after so many tries."""
+        """Return the ids of all entries; none when there is no keeper after so many tries."""
         return await asyncio.to_thread(self._ids, tries)
 
     async def drop(self, *ids: str) -> None:

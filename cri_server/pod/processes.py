@@ -31,7 +31,7 @@ RESTART_S = 1.0  # between two attempts to replace a shim
 
 
 def default_count() -> int:
-    """As many as processors: a shim is one thread."""
+    """Return the number of processors, at most `MOST`: a shim is one thread."""
     return min(os.cpu_count() or 1, MOST)
 
 
@@ -44,7 +44,7 @@ class ShimProcess:
         self.silent, self.taking = False, 0
 
     async def await_answer(self) -> None:
-        """Returns when it answers again, or is dead."""
+        """Return when it answers again, or is dead."""
         try:
             await self.client.shim()
         except Error:
@@ -71,13 +71,13 @@ class ShimProcesses:
             self._started = self._in_background(self._start())
 
     async def ready(self) -> None:
-        """Wait until there are as many as there should be. Raises Error."""
+        """Wait until all shims run. Raises Error."""
         self.begin()
         assert self._started is not None
         await asyncio.shield(self._started)
 
     def of_this_version(self) -> set[Process]:
-        """The living shims that get pods."""
+        """Return the living shims that get pods."""
         return {shim.process for shim in self._shims}
 
     async def remove_outdated(self, process: Process) -> None:
@@ -100,7 +100,7 @@ class ShimProcesses:
                 shim.client.close()
 
     def close(self) -> None:
-        """Hang up. Shims without pods end."""
+        """Close the connections. Shims without pods end."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -150,7 +150,7 @@ class ShimProcesses:
                 await self._fork()
 
     async def _use_again(self, folder: Path) -> None:
-        """A shim of an earlier server, if it is of this version."""
+        """Use a shim of an earlier server again, if it is of this version."""
         try:
             client = await ShimClient.connect(folder)
         except NotFound:

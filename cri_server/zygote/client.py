@@ -59,7 +59,7 @@ class Zygote:
     """A zygote process, replaced by a new one when it has died. Use from one event loop."""
 
     def __init__(self, preload: Sequence[str], keeper: str | None = None) -> None:
-        """It is to import the modules `preload`. `keeper`: the folder of a keeper, which becomes
+        """`preload`: the modules that it imports. `keeper`: the folder of a keeper, which becomes
         the ancestor of all that is forked, and is started if it does not live; where it cannot be,
         the server itself is the ancestor."""
         self._preload = list(preload)
@@ -102,7 +102,7 @@ class Zygote:
 
     @property
     def lost(self) -> bool:
-        """Whether there is none any more."""
+        """Whether the zygote has died and was not replaced yet."""
         return self.pid is None and self._first is not None and self._first.done()
 
     async def fork(
@@ -286,8 +286,8 @@ class _Process:
         return process
 
     async def close(self, *, kill: bool = False) -> None:
-        """Hang up and wait until the process is reaped; `kill`: it is importing, and would see that
-        only afterwards."""
+        """Close the connection and wait until the process is reaped. `kill`: send SIGTERM as well,
+        as a zygote that imports would notice the close only afterwards."""
         self.peer.close("the zygote was closed")
         if kill:
             self._spawned.send_signal(signal.SIGTERM)
@@ -302,7 +302,7 @@ class _Process:
 
 
 class _JobPipes:
-    """The pipes around one job: what it writes is read here until it ends."""
+    """The pipes of one job, whose output is read until it ends."""
 
     def __init__(self, limit_bytes: int, fds_limit: int) -> None:
         self._limit_bytes, self._fds_limit = limit_bytes, fds_limit
@@ -312,8 +312,8 @@ class _JobPipes:
         self._result.setblocking(False)
 
     def open_ends(self, stdin: bytes) -> _Ends:
-        """What the child gets: stdin, stdout, stderr, result socket; closed here at the end of the
-        with block."""
+        """Return the child's stdin, stdout, stderr and result socket, which are closed at the end
+        of the with block."""
         ends = _Ends([self._their_result.detach()])
         try:
             for place in (0, 1):
@@ -367,8 +367,8 @@ class _Ends:
 
 
 class _Output:
-    """One pipe that is read as data comes, so that the job never waits; beyond the limit it is
-    thrown away."""
+    """A pipe that is read as data arrives, so that the job never waits; data beyond the limit is
+    dropped."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, limit_bytes: int) -> None:
         self.content = bytearray()
@@ -437,8 +437,8 @@ def _abandon(starting: asyncio.Future[_Spawned]) -> None:
 
 
 def _start_below(folder: str, fd: int, preload: Sequence[str]) -> _Spawned:
-    """In a thread: the keeper, if it is not there, and a zygote below it. Owns `fd`. Raises
-    Error."""
+    """Start the keeper, if it does not live, and a zygote below it. Runs in a thread. Owns `fd`.
+    Raises Error."""
     try:
         keeper = ensure(folder)
         try:
@@ -451,7 +451,7 @@ def _start_below(folder: str, fd: int, preload: Sequence[str]) -> _Spawned:
 
 
 def _command(preload: Sequence[str]) -> list[str]:
-    """The interpreter without site packages but with our own search path."""
+    """Return the command of an interpreter without site packages but with our own search path."""
     path = ":".join([_OUR_PARENT, *(os.path.abspath(p) for p in sys.path if p)])
     return [sys.executable, "-I", "-S", "-c", _BOOT, str(_ZYGOTE_FD), path, *preload]
 

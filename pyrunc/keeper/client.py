@@ -94,7 +94,7 @@ class Exit:
 
 
 class _Answer:
-    """Of a call; its descriptors are the caller's."""
+    """The answer to a call; its descriptors are the caller's."""
 
     __slots__ = ("count", "data", "fds", "pid", "status", "time_ns")
 

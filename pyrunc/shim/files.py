@@ -1,6 +1,5 @@
-"""What a server writes for its shims, and reads again itself: `launch.json` beside a container's
-config.json, `pause.json` in a sandbox's folder. A later version reads them too.
-"""
+"""The files that a server writes for its shims, and reads again itself: `launch.json` beside a
+container's config.json, `pause.json` in a sandbox's folder. A later version reads them too."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ AGAIN_S, LONGEST_AGAIN_S = 0.01, 30.0
 
 
 class KeeperLink:
-    """Of the keeper in `folder`, if there is one."""
+    """The connection to the keeper in `folder`, if there is one."""
 
     def __init__(self, loop: Loop, folder: str | None) -> None:
         self._loop = loop

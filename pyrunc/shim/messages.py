@@ -57,10 +57,10 @@ OOM_KILLED = "OOMKilled"
 
 
 class Arguments(Record):
-    """Of a new shim, with its listening socket, which is bound in `folder`. `version`: the
-    server's, which `ShimInfo` repeats; `oom_score_adj`: of processes whose configuration has none.
-    `starter` (`module:class`) replaces the runtime library. `keeper`: the folder of the keeper
-    (`pyrunc.keeper.client`)."""
+    """The arguments of a new shim, which gets its listening socket, which is bound in `folder`.
+    `version`: the server's, which `ShimInfo` repeats; `oom_score_adj`: of processes whose
+    configuration has none. `starter` (`module:class`) replaces the runtime library. `keeper`: the
+    folder of the keeper (`pyrunc.keeper.client`)."""
 
     folder: AbsolutePath
     version: str = ""

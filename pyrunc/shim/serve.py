@@ -31,7 +31,7 @@ _UCRED = struct.Struct("iII")
 
 
 def handler(kind: type[Asked], function: Callable[[Call, Asked], None]) -> Handler:
-    """Of requests of this kind: `function` answers the call, at once or later, or raises."""
+    """Return the entry of a call: `function` answers its requests, at once or later, or raises."""
     return kind.call, lambda call: function(call, kind.of(call.message))
 
 

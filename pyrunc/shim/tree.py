@@ -48,9 +48,9 @@ def kill_session(leader: int, reaped: bool, processes: Callable[[], Iterable[int
 
 
 def orphaned_sessions(first: int, processes: Iterable[int]) -> list[int]:
-    """Leaders of exec sessions whose shim was lost, in a container with a pid namespace of its own:
-    those of its `processes` whose parent is outside, and not this shim. None in the host's pid
-    namespace, where an orphan of the container has such a parent as well."""
+    """Return the leaders of exec sessions whose shim was lost, in a container with a pid namespace
+    of its own: those of its `processes` whose parent is outside, and not this shim. None in the
+    host's pid namespace, where an orphan of the container has such a parent as well."""
     own = _pid_namespace(os.getpid())
     if _pid_namespace(first) in (own, ""):
         return []
@@ -76,8 +76,8 @@ def _pid_namespace(pid: int) -> str:
 
 
 def _members(leader: int, pids: Iterable[int], killed: set[int]) -> dict[int, Stat]:
-    """Those of `pids` that are in the session, below a member or in a member's own session, without
-    the dead.
+    """Return those of `pids` that are in the session, below a member or in a member's own session,
+    without the dead.
 
     The killed count as members: a child that they made in their last moment has another parent by
     now.

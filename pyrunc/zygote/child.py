@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyrunc.zygote.messages import Run
 
     Function = Callable[[Message, list[int]], Any]
-    """Of the request's arguments and descriptors."""
+    """A function of a request's arguments and descriptors."""
 
 TEXT_LIMIT = 1000  # characters of each of an error's texts; JSON makes up to 6 bytes of one
 _FIRST_FD = 3
